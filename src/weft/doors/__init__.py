@@ -1,1 +1,1 @@
-"""Doors to other stacks: plans written in their words, and their files read in weft's."""
+"""Doors to other stacks: plans in their words, and their files in weft's words."""

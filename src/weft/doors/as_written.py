@@ -1,4 +1,4 @@
-"""A plan in another stack's file, with the prediction of that file like any other."""
+"""The prediction of a plan in the words of another stack: the emitted file counts like any other."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from weft.planning.planned import PlannedJob
 
 
 def as_written(planned: PlannedJob, name: str, emitted: Emitted) -> PredictedPlan | None:
-    """Return the plan that an emitted file amounts to, with its prediction; None where nothing is lost,
-    weft's own runtime executes the plan itself, or what is left of it cannot run.
+    """Return the plan that an emitted file amounts to, with its prediction. Return None where nothing is
+    lost, weft's own runtime executes the plan itself, or the remaining plan cannot run.
 
-    What the file leaves to the program (recomputation, the samples of a micro-batch) is as planned.
+    Choices that the file leaves to the program (recomputation, the samples of a micro-batch) are as planned.
     """
     if name in OWN_RUNS or not emitted.losses:
         return None

@@ -1,4 +1,4 @@
-"""`Configuration`: what a file of another stack says of a run, in weft's words."""
+"""`Configuration`: the contents of another stack's file on a run, in weft's words."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from weft.errors import InputError, Violation
 
 # More entries than any configuration has; nested aliases of YAML can stand for any number.
 _MOST_ENTRIES = 20_000
-# As in weft's own run files: products of some of them stay 64-bit integers.
+# The limit of weft's own run files: products of a few counts stay 64-bit integers.
 _LARGEST_COUNT = 10**9
-# What Hugging Face's integration fills in from the program's own arguments.
+# A value that Hugging Face's integration replaces with the program's own arguments.
 AUTO = "auto"
 
 
@@ -25,14 +25,14 @@ class Configuration:
     """A run as a file describes it; None where the file does not say.
 
     Attributes:
-        stack: whose file it is, by the name that `weft explain` prints.
-        given: what the file says, by dotted key as the file spells it.
-        keys: which key of the file each value comes from, by the name it has here or in the layout.
-        layout: decisions of the layout, `options` those of its schedule.
+        stack: the stack of the file, by the name that `weft explain` prints.
+        given: the file's values, by dotted key as the file spells it.
+        keys: the file's key of each value, by the name it has here or in the layout.
+        layout: decisions of the layout; `options` are those of its schedule.
         devices: ranks of the job.
         micro_batches: per step and replica. `global_batch`: samples per step.
         model: sizes, or the name of a preset or of a model elsewhere.
-        unpredicted: what the file asks for and weft does not predict, one line each.
+        unpredicted: requests of the file that weft does not predict, one line each.
     """
 
     stack: str
@@ -57,7 +57,7 @@ class Configuration:
 
     @property
     def replicas(self) -> int | None:
-        """The data-parallel degree: given, or what devices or batch sizes leave; None where it is open."""
+        """The data-parallel degree: given, or from devices or batch sizes; None where it is open."""
         if self.layout.dp is not None:
             return self.layout.dp
         if self.devices is not None:
@@ -88,17 +88,17 @@ class Configuration:
         return self.replicas * self.layout.micro_batch_size * self.micro_batches
 
     def key(self, name: str) -> str:
-        """Return the file's key that a value comes from, or its own name."""
+        """Return the file's key of a value, or its own name."""
         return self.keys.get(name, name)
 
 
 def counts(given: Mapping[str, Any], table: Names, file: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Attributes that are counts, all of them integers, and the keys they come from.
+    """Return attributes that are integer counts, and their keys.
 
-    `auto` and null are not given, and neither is -1, which stands for what is left over.
+    `auto` and null do not count as given. Neither does -1, which stands for the remaining ranks.
 
     Raises:
-        InputError: naming every key whose value is no count.
+        InputError: with every key without a count as its value.
     """
     values: dict[str, Any] = {}
     found: dict[str, str] = {}
@@ -125,7 +125,7 @@ def counts(given: Mapping[str, Any], table: Names, file: str) -> tuple[dict[str,
 
 
 def whole(value: Any) -> Any:
-    """Return a number that a file writes as text or as 8e0, as an integer; everything else as it is."""
+    """Return a number written as text or as 8e0 as an integer; return everything else unchanged."""
     if isinstance(value, str) and value.strip().lstrip("-").isdecimal():
         return int(value) if len(value) < 19 else value
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
@@ -134,7 +134,7 @@ def whole(value: Any) -> Any:
 
 
 def flat(record: Mapping[Any, Any], file: str = "") -> dict[str, Any]:
-    """Nested tables as one, with dotted keys; lists stay values.
+    """Return nested tables as one with dotted keys; lists stay values.
 
     Raises:
         InputError: when there are more entries than any configuration has.
@@ -151,7 +151,7 @@ def _entries(record: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]
     for key, value in record.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            # The table itself is an entry, so that one that is empty is seen, too.
+            # The table itself is an entry, so an empty one is seen too.
             yield name, {}
             yield from _entries(value, f"{name}.")
         else:
@@ -159,5 +159,5 @@ def _entries(record: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]
 
 
 def truth(value: Any) -> bool:
-    """Return whether an option is on; files write it as true, "true", "yes" or 1."""
+    """Return True if an option is on; files write it as true, "true", "yes" or 1."""
     return value is True or value == 1 or (isinstance(value, str) and value.lower() in ("true", "yes", "1"))

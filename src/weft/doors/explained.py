@@ -1,4 +1,4 @@
-"""`explain_text`: a file of another stack, what is wrong with it, what weft predicts and would do instead."""
+"""`explain_text`: another stack's file, its faults, weft's prediction and weft's own plan."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Explanation:
     """The meaning of a configuration.
 
     Attributes:
-        missing: the facts that a prediction lacks, one line each, with the option to give.
-        implied, plan: the layout of the file, and its plan with a prediction; None if facts are missing or
-            the layout cannot run.
-        best: weft's plan for the same cluster, batch, precision and model; None without a prediction, or
-            if nothing fits.
+        missing: missing facts for a prediction, one line each, with the option to give.
+        implied, plan: the file's layout, and its plan with a prediction; None where facts are missing or the
+            layout cannot run.
+        best: weft's own plan on the same cluster with the same batch, precision and model; None where nothing
+            is predicted or nothing fits.
     """
 
     configuration: Configuration
@@ -52,21 +52,21 @@ class Explanation:
 
     @property
     def overfull_bytes(self) -> int:
-        """Bytes of the fullest device over what it has; negative where all fits, 0 where nothing is known."""
+        """The fullest device's excess over its memory in bytes: negative if all fits, 0 if unknown."""
         if self.implied is None or self.plan is None:
             return 0
         return self.plan.overfull_bytes(self.implied.problem.job.cluster)
 
     @property
     def gain_s(self) -> float | None:
-        """Seconds per step by which weft's plan is predicted to be faster; None without both predictions, or
-        where what the file asks for does not fit."""
+        """Seconds per step that weft's plan saves by prediction. None without both predictions, or where the
+        file's layout does not fit."""
         if self.plan is None or self.best is None or self.overfull_bytes > 0:
             return None
         return self.plan.prediction.step_s - self.best.step_s
 
     def record(self) -> dict[str, Any]:
-        """Return the JSON answer; seconds, bytes and counts, None where something is not known."""
+        """Return the JSON answer; seconds, bytes and counts, None for unknown values."""
         configuration, needed, best = self.configuration, self.implied, self.best
         return {
             "stack": configuration.stack,
@@ -95,8 +95,7 @@ def explain_text(text: str, name: str, answers: Answers, *, search: bool = True)
     """Explain the text of a configuration; `name` is the file's. Without `search` weft plans nothing itself.
 
     Raises:
-        InputError: when no stack's reader recognises it, a degree in it is no count, or an answer is
-            refused.
+        InputError: when no stack's reader recognises it, a degree in it is no count, or an answer is refused.
     """
     configuration = known_model(with_answers(read_configuration(text, name), answers), answers)
     found = findings(configuration)
@@ -119,7 +118,7 @@ def explain_text(text: str, name: str, answers: Answers, *, search: bool = True)
 
 
 def layout_record(configuration: Configuration) -> dict[str, Any]:
-    """Return the layout of the file in weft's words."""
+    """Return the file's layout in weft's words."""
     model = configuration.model
     return {
         "devices": configuration.ranks,
@@ -146,7 +145,7 @@ def _record(layout: str, prediction: Prediction) -> dict[str, Any]:
 
 
 def _memory_to_spare(needed: Implied, plan: PredictedPlan) -> Iterator[Finding]:
-    """Return the keys that save memory and cost time, if the same layout fits without them."""
+    """Yield choices that save memory and cost time, where the same layout fits without them."""
     problem, layout = needed.problem, needed.layout
     for one in neighbours(problem, layout, Purpose.LARGER, Bounds(problem).layer_seconds):
         try:
@@ -165,10 +164,8 @@ def _memory_to_spare(needed: Implied, plan: PredictedPlan) -> Iterator[Finding]:
 
 
 def _best(needed: Implied) -> Candidate | None:
-    """Return the fastest plan that fits: of the planner's own search, and without a pipeline layer by layer.
-
-    The planner offers the latter where it is pinned; sharded weights are what many other stacks start from.
-    """
+    """Return the fastest fitting plan of the planner, in its own search or layer by layer without a pipeline.
+    The planner tries the latter when pinned. Many other stacks start from sharded weights."""
     problem, planner = needed.problem, get_planner(DEFAULT_PLANNER)
     layers = len(problem.job.graph.layers)
     alone = [

@@ -1,5 +1,4 @@
-"""Consequences of a configuration: a problem that weft can plan, the file's layout, and both
-predictions."""
+"""Implications of a configuration: a problem that weft can plan, the file's layout, and both predictions."""
 
 from __future__ import annotations
 
@@ -26,11 +25,11 @@ from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import Problem, problem_of_model
 from weft.program.schedules import get_schedule
 
-# A step that is simulated layer by layer has at most so many passes, and then several layers to a stage.
+# A simulation layer by layer has at most this many passes; with more, a stage has several layers.
 _MOST_PASSES = 4096
 _LEAST_LOOPS = 8
 _MOST_SIMULATED = 200_000
-# Models elsewhere whose sizes are a preset's, by what their names begin with, in small letters.
+# Models elsewhere with the sizes of a preset, by the beginning of their names in small letters.
 _SIZES_OF: Mapping[str, str] = {
     "llama-3-8b": "llama-3-8b",
     "llama-3.1-8b": "llama-3-8b",
@@ -44,13 +43,13 @@ _SIZES_OF: Mapping[str, str] = {
     "gpt2": "gpt2",
 }
 
-# What may follow without changing them.
+# Endings of names that do not change the sizes.
 _SAME_SIZES = re.compile(r"(-(hf|chat|instruct|base|v[\d.]+))*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """The user's answers; they override the file."""
+    """The user's own values for a run; they override the file's."""
 
     model: str | None = None
     on: str | None = None
@@ -62,7 +61,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Implied:
-    """The problem that a configuration poses, its layout, and what was filled in (a line each)."""
+    """The problem that a configuration poses, its layout, and the assumptions (a line each)."""
 
     problem: Problem
     layout: Layout
@@ -71,24 +70,24 @@ class Implied:
 
 @dataclass(frozen=True, slots=True)
 class PredictedPlan:
-    """The plan of a layout with its prediction, whether it fits the devices or not."""
+    """The plan of a layout with its prediction, for fitting and too big layouts."""
 
     plan: Plan
     prediction: Prediction
 
     def overfull_bytes(self, cluster: Cluster) -> int:
-        """Return bytes of the fullest device over what it has; negative where all fits."""
+        """Return the fullest device's excess over its memory in bytes; negative where all fits."""
         peaks = enumerate(self.prediction.peak_bytes)
         return max(held - cluster.device_of(rank).usable_bytes for rank, held in peaks)
 
 
 def with_answers(configuration: Configuration, answers: Answers) -> Configuration:
-    """Return the configuration with what the user says in the place of what the file says."""
-    # Where the answers have model and cluster, they are looked up.
+    """Return the configuration with the user's answers in place of the file's values."""
+    # Answers on model and cluster are looked up elsewhere.
     given = {name: value for name, value in asdict(answers).items() if name not in ("model", "on")}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if answers.global_batch is not None or answers.micro_batch_size is not None:
-        # How many micro-batches there are follows.
+        # The number of micro-batches follows.
         changes["micro_batches"] = None
     return configuration.saying(changes)
 
@@ -97,7 +96,7 @@ def implied(configuration: Configuration, answers: Answers) -> Implied:
     """Return everything that a prediction needs, from a configuration completed by the answers.
 
     Raises:
-        InputError: naming the option for every fact that is missing, and what does not go together.
+        InputError: with the option for every missing fact, and for conflicting facts.
     """
     cluster = _cluster(configuration, answers)
     configuration, assumed = _on_all(configuration, answers, cluster)
@@ -133,10 +132,7 @@ def implied(configuration: Configuration, answers: Answers) -> Implied:
 def _on_all(
     configuration: Configuration, answers: Answers, cluster: Cluster
 ) -> tuple[Configuration, list[str]]:
-    """Return the configuration on all devices of the given cluster, if the file launches fewer.
-
-    Scripts for many nodes often say 1.
-    """
+    """Use all devices of `--on` if the file starts fewer: scripts for many nodes often say 1."""
     devices = configuration.devices
     if answers.on is None or devices is None or devices >= cluster.ranks or configuration.layout.dp:
         return configuration, []
@@ -145,7 +141,7 @@ def _on_all(
 
 
 def _replicas(configuration: Configuration, cluster: Cluster) -> int | Violation:
-    """Return the data-parallel degree, on all of the cluster where the file does not say it."""
+    """Return the data-parallel degree; without one in the file, for the whole cluster."""
     if configuration.replicas is not None:
         return configuration.replicas
     ranks, each = configuration.ranks or cluster.ranks, configuration.layout.replica_ranks
@@ -157,7 +153,7 @@ def _replicas(configuration: Configuration, cluster: Cluster) -> int | Violation
 
 
 def _assumed(configuration: Configuration, batch: int) -> list[str]:
-    """Return the defaults of facts that neither the file nor the user gives."""
+    """Return the assumed values that neither the file nor the user gives."""
     found = []
     if configuration.samples_per_step is None and configuration.micro_batches is None:
         found.append(f"global batch {batch}: one micro-batch per replica; --global-batch says otherwise")
@@ -175,8 +171,8 @@ def carried_out(
 ) -> Layout:
     """Return the layout as the stack carries it out.
 
-    Without a pipeline, sharded weights and gradients are gathered and reduced layer by layer. Micro-batches
-    follow each other: this is weft's hybrid order with one round per micro-batch.
+    Without a pipeline, sharded weights and gradients come and go layer by layer. The micro-batches follow
+    each other: this is weft's hybrid order with a round for each micro-batch.
     """
     said = configuration.layout
     plain = Layout(pp=1, dp=1, loops=1, micro_batch_size=1, schedule="1f1b", options=configuration.options)
@@ -202,7 +198,7 @@ def planned_layout(problem: Problem, layout: Layout) -> PredictedPlan:
     if passes > _MOST_SIMULATED:
         text = f"{passes} micro-batches of stages are too many to simulate; at most {_MOST_SIMULATED}"
         raise InputError(Violation(str(layout), text, "a smaller global batch"))
-    # Refused before anything is priced, which may not be possible then.
+    # Refuse a layout before anything is priced: prices may be impossible for it.
     plan = build_plan(job, layout, [1.0] * len(job.graph.layers))
     plan = build_plan(job, layout, Bounds(problem).layer_seconds(layout))
     return PredictedPlan(plan, predict_long(problem.cost_model, plan).prediction)
@@ -220,9 +216,9 @@ def _cluster(configuration: Configuration, answers: Answers) -> Cluster:
 
 
 def known_model(configuration: Configuration, answers: Answers) -> Configuration:
-    """Return the configuration with the sizes of its model, out of the answers or known by its name.
+    """Return the configuration with the sizes of its model, from the answers or from its name.
 
-    A name that the file gives is looked up and never imported.
+    A name in the file is looked up and never imported.
 
     Raises:
         InputError: when the model of the answers is refused.
@@ -239,7 +235,7 @@ def known_model(configuration: Configuration, answers: Answers) -> Configuration
 
 
 def _missing_model(model: ModelConfig | str | None, where: str) -> Violation | None:
-    """Return the option to give if the model's sizes are missing."""
+    """Return the request for a model where the sizes are missing."""
     if isinstance(model, ModelConfig):
         return None
     if model is None:
@@ -248,7 +244,7 @@ def _missing_model(model: ModelConfig | str | None, where: str) -> Violation | N
 
 
 def preset_of(name: str) -> str:
-    """Return the preset with the sizes of a model elsewhere (``meta-llama/Llama-3.1-8B``), or the name."""
+    """Return the preset with the sizes of a model (``meta-llama/Llama-3.1-8B``), or the name itself."""
     if name in PRESETS:
         return name
     word = re.sub(r"^(meta-)+", "", name.lower().rsplit("/", 1)[-1])

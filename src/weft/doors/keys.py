@@ -1,7 +1,7 @@
-"""Each stack's names for the counts of a run: one table, to read, write and check its files.
+"""The keys of each stack for the counts of a run: one table to read, write and check its files.
 
-Each stack has a block, each count a row. Sharding, recomputation and the order of micro-batches are no
-counts: the stack's modules in `explain` and `emit` handle them.
+A stack has a block, and a count a row. Its modules in `explain` and `emit` handle the rest: sharding,
+recomputation, the order of micro-batches.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-# Names are those of a layout's decisions and a configuration's values, and two of stacks alone: replicas are
-# `replicate` groups of `shard` that share states out, and `local_batch` is what a replica takes.
+# The names are a layout's decisions and a configuration's values, and two names for stacks alone: replicas
+# are `replicate` groups of `shard` ranks that share states, and `local_batch` is the batch of a replica.
 Ranks = Literal["devices", "pp", "tp", "cp", "replicate", "shard"]
 Samples = Literal["micro_batch_size", "micro_batches", "local_batch", "global_batch", "sequence"]
 Name = Ranks | Samples
@@ -20,12 +20,12 @@ Names = Mapping[Name, Sequence[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """The keys of one stack, dotted; of several for one count the first that is given is read.
+    """The keys of one stack, dotted; of several keys for one count the first given one is read.
 
     Attributes:
-        counts: what is read as it stands, in the order in which mistakes are listed.
-        parts: what the stack's own code reads, since its meaning depends on other keys.
-        written: what emitters write of both, by first key, in the order of the files; the rest is only read.
+        counts: plain counts, in the order in which mistakes are listed.
+        parts: counts that the stack's own code reads, since their meaning depends on other keys.
+        written: counts that emitters write, by first key, in the order of the files; others are only read.
         in_words: decisions that emitters write otherwise than as a count.
     """
 
@@ -39,22 +39,22 @@ class Keys:
         return {name: self.counts.get(name) or self.parts[name] for name in names}
 
     def key(self, name: Name, section: str = "") -> str:
-        """Return the first key of a count, of those in a section of the file."""
+        """Return the first key of a count in a section of the file."""
         return next(key for key in self.only(name)[name] if key.startswith(section))
 
     def written_in(self, section: str = "") -> dict[Name, str]:
-        """Return the keys that are written in a section, by count."""
+        """Return the keys to write in a section, by count."""
         rows = self.only(*self.written).items()
         found = {name: [key for key in row if key.startswith(section)] for name, row in rows}
         return {name: keys[0] for name, keys in found.items() if keys}
 
     def values(self, values: Mapping[str, Any], section: str = "") -> dict[str, Any]:
-        """Return the values to write in a section, by the rest of the key; None is left out."""
+        """Return these values in a section's form, by the rest of the key; None is left out."""
         keys = self.written_in(section).items()
         return {key.removeprefix(section): values[name] for name, key in keys if values.get(name) is not None}
 
     def expressed(self, section: str = "") -> frozenset[str]:
-        """Decisions that a file can say, or one with this section; groups of replicas are islands."""
+        """Return the decisions that a file or its section can express; groups of replicas are islands."""
         written = {*self.written_in(section)}
         return self.in_words | written | ({"island"} if "replicate" in written else set())
 
@@ -74,7 +74,7 @@ DEEPSPEED = Keys(
     in_words=frozenset({"sharding", "recompute"}),
 )
 
-# Sections of Accelerate's YAML, with what their keys begin with.
+# Sections of Accelerate's YAML, with the beginning of their keys.
 IN_SIZES = "parallelism_config.parallelism_config_"
 IN_MEGATRON = "megatron_lm_config.megatron_lm_"
 IN_DEEPSPEED = "deepspeed_config."
@@ -90,7 +90,7 @@ ACCELERATE = Keys(
     written=("devices", "replicate", "shard", "tp", "pp", "micro_batches", "cp"),
     in_words=frozenset({"sharding", "recompute"}),
 )
-# Its other way to divide a sample.
+# The other way to divide a sample.
 ULYSSES = f"{IN_SIZES}sp_size"
 ACCELERATE_ULYSSES = replace(ACCELERATE, counts={**ACCELERATE.counts, "cp": (ULYSSES,)})
 
@@ -125,7 +125,7 @@ TORCHTITAN = Keys(
     ),
     in_words=frozenset({"sharding", "recompute"}),
 )
-# Its degrees that cannot be -1, which stands for what is left over.
+# Degrees that cannot be -1, which stands for the remaining ranks.
 NOT_LEFT_OVER: tuple[Name, ...] = ("tp", "pp", "cp", "replicate")
 
 MEGATRON_LM = Keys(

@@ -1,6 +1,6 @@
-"""Replicas in the counts of other stacks: `replicate` groups, in each of which `shard` share states out.
+"""Replicas in the counts of other stacks: `replicate` groups of `shard` ranks that share states.
 
-Weft's decisions are `dp`, all replicas, and `island`, those of a group where there are several.
+Weft's decisions are `dp`, all replicas, and `island`, the replicas of a group where there are several.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def replica_counts(layout: Layout) -> dict[str, int]:
 
 
 def group_counts(layout: Layout) -> dict[str, int]:
-    """Return the same for a layout with islands, else nothing."""
+    """Return both counts of a layout with islands; nothing for others."""
     return {} if layout.island is None else replica_counts(layout)
 
 
 def replicas_of(found: Mapping[str, int]) -> dict[str, int]:
-    """Return the decisions that both counts make; none where nobody is said to share."""
+    """Return the decisions that both counts make; none without `shard`."""
     shard, replicate = found.get("shard"), found.get("replicate", 1)
     if shard is None:
         return {}
@@ -35,19 +35,19 @@ def replicas_of(found: Mapping[str, int]) -> dict[str, int]:
 
 
 def on_devices(devices: int) -> dict[str, int | None]:
-    """Return the configuration of replicas for another number of devices: without the size of groups."""
+    """Return the values for replicas on `devices` devices, without the group size for other devices."""
     return {"devices": devices, "island": None}
 
 
 def groups_of_accelerate(given: Mapping[str, Any], sharding: Sharding | None, file: str) -> dict[str, int]:
-    """Return the island of a YAML, whose replicas follow from its processes."""
+    """Return the island of a YAML; its replicas follow from its processes."""
     found, _ = counts(given, ACCELERATE.parts, file)
     several = found.get("replicate", 1) > 1 and found.get("shard", 1) > 1
     return {"island": found["shard"]} if several and sharding != "zero-0" else {}
 
 
 def groups_of_deepspeed(given: Mapping[str, Any], stage: Any) -> dict[str, int]:
-    """Return the island that a JSON gives, which is read with stage 3 only (MiCS)."""
+    """Return the island of a JSON, which counts with stage 3 only (MiCS)."""
     size = whole(given.get(DEEPSPEED.key("shard")))
     return {"island": size} if stage == 3 and isinstance(size, int) and size > 1 else {}
 
@@ -55,7 +55,7 @@ def groups_of_deepspeed(given: Mapping[str, Any], stage: Any) -> dict[str, int]:
 def groups_of_megatron_lm(
     given: Mapping[str, Any], values: Mapping[str, int], sharding: Sharding, devices: int | None
 ) -> dict[str, int]:
-    """Return the island that instances of the optimizer make, where all devices are known."""
+    """Return the island from the optimizer's instances, where all devices are known."""
     instances = whole(given.get(MEGATRON_LM.key("replicate")))
     if not isinstance(instances, int) or instances < 2 or devices is None or sharding == "zero-0":
         return {}

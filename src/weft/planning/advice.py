@@ -1,4 +1,4 @@
-"""Advice on the shown candidates, besides the planner's own reasons."""
+"""Advice on the shown candidates, in addition to the planner's own words."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ MOST_MAPPED = 3000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advised:
-    """A candidate, how it stands against the best one, and what would make it fit.
-
-    `smallest_change` is None where it fits, or no notch is enough.
-    """
+    """A candidate, its standing against the best one, and the change that would make it fit.
+    `smallest_change` is None where it fits, or no notch is enough."""
 
     candidate: Candidate
     standing: Standing
@@ -26,7 +24,7 @@ class Advised:
 
 
 def advised(ranking: Ranking, top: int) -> tuple[Advised, ...]:
-    """Return the first `top` candidates of a ranking with advice; it takes seconds, because it simulates."""
+    """Return the first `top` candidates of a ranking with advice. This simulates, so it takes seconds."""
     changes = SmallestChanges(ranking.problem, ranking.candidates)
     return tuple(
         Advised(
@@ -40,8 +38,8 @@ def advised(ranking: Ranking, top: int) -> tuple[Advised, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """Return a candidate, the peak of its fullest device and its step. Without a simulation these are lower
-    bounds, or the planner's estimate of the step."""
+    """A candidate, the peak of its fullest device and its step. Without a simulation these are lower bounds,
+    or the planner's estimate of the step."""
 
     candidate: Candidate
     peak_bytes: int
@@ -53,10 +51,8 @@ class Mapped:
 
 
 def mapped(ranking: Ranking, most: int = MOST_MAPPED) -> tuple[Mapped, ...]:
-    """All candidates that were simulated, then those with the shortest bounds or estimates, `most` in all.
-
-    A layout that was refused has neither step nor peak.
-    """
+    """Return all simulated candidates, then those with the shortest bounds or estimates, `most` in all. A
+    refused layout has neither step nor peak."""
     found = [
         Mapped(one, one.peak_bytes, one.prediction.step_s)
         for one in ranking.candidates

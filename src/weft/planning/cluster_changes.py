@@ -1,7 +1,7 @@
 """Changes of a cluster in a few words: ``inter 25 Gbit/s``, ``+1 node a100-80gb``, ``memory 40 GB``.
 
-A change leaves everything else as it is. A new device stays in the old nodes. Added nodes have the devices
-and links of the present ones.
+A change keeps everything else. A new device stays in the old nodes; new nodes have the devices and links of
+the old ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def changed_cluster(cluster: Cluster, text: str) -> Cluster:
     """Return the cluster after one change.
 
     Raises:
-        InputError: when the words are none of `EXAMPLES`, or the cluster has not what they change.
+        InputError: when the words are none of `EXAMPLES`, or the cluster lacks the part to change.
     """
     nodes = _NODES.fullmatch(text.strip())
     if nodes is not None:
@@ -74,7 +74,7 @@ def _inter(cluster: Cluster, quantity: str, text: str) -> Cluster:
 
 
 def _between_nodes(cluster: Cluster, pair: tuple[str, str]) -> bool:
-    """Return whether messages travel there: a group of one node may carry a link that joins no two nodes."""
+    """Return True if messages travel there: a group of one node may have a link that joins no two nodes."""
     counts = {group.name: group.count for group in cluster.groups}
     return pair[0] != pair[1] or counts.get(pair[0], 0) > 1
 
@@ -109,7 +109,7 @@ def _each_group(cluster: Cluster, change: Callable[[NodeGroup], NodeGroup]) -> C
 
 
 def _with_nodes(cluster: Cluster, count: int, name: str, text: str) -> Cluster:
-    """More nodes of a group, or a new group of a device's usual nodes."""
+    """Add nodes to a group, or a new group of a device's usual nodes."""
     if not count:
         raise _refused(text, "adds nothing", f"+1 node {name}")
     group = _group(cluster, name)
@@ -161,14 +161,14 @@ def _without_nodes(cluster: Cluster, count: int, name: str, text: str) -> Cluste
 
 
 def _group(cluster: Cluster, name: str) -> NodeGroup | None:
-    """Return the group of that name, else the first one of that device."""
+    """Return the group with this name, else the first one with this device."""
     by_name = (group for group in cluster.groups if group.name == name)
     by_device = (group for group in cluster.groups if group.device.name == canonical_name(name))
     return next(by_name, None) or next(by_device, None)
 
 
 def _network(cluster: Cluster, groups: tuple[NodeGroup, ...], name: str, text: str) -> Link:
-    """Return the link of a group's node to the outside: as described, else the usual or the slowest known."""
+    """Return the outside link of a group's nodes: as described, else the usual, else the slowest known."""
     own = cluster.links.get((name, name))
     if own is not None:
         return own

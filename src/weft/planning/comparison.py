@@ -19,14 +19,14 @@ class Answer:
     Attributes:
         planner: its name.
         search_s: seconds of its search.
-        candidate: its best candidate that fits, else its best simulated one, else its first. None if it
-            refused the problem or knows no layout.
-        considered: the number of its layouts.
-        passed_over: the number of layouts before this candidate, which do not fit.
-        reason: the reason for the candidate's place, or for having none.
-        behind: the added time of its step over the shortest fitting one of all planners, as a fraction;
-            None if its candidate does not fit.
-        candidates: all its layouts, in its order.
+        candidate: its best candidate that fits; where none does, its best simulated one, else its first. None
+            where it refused the problem or knows no layout.
+        considered: the number of layouts that it judged.
+        passed_over: the number of candidates before this one that do not fit.
+        reason: the reason for the candidate's place, or for the lack of one.
+        behind: the extra time of its step over the shortest fitting one of all planners, as a fraction; None
+            where its candidate does not fit.
+        candidates: all its candidates, in its order.
     """
 
     planner: str
@@ -44,12 +44,12 @@ class Answer:
 
     @property
     def prediction(self) -> Prediction | None:
-        """The simulator's prediction of the candidate; None without a simulation."""
+        """The simulator's prediction for the candidate, None where it was not simulated."""
         return self.candidate.prediction if self.candidate is not None else None
 
     @property
     def step_s(self) -> float | None:
-        """Simulated seconds of the step, None where nothing was simulated."""
+        """Simulated seconds of the step, None without a simulation."""
         return self.prediction.step_s if self.prediction is not None else None
 
 

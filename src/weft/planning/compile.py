@@ -30,7 +30,7 @@ def compile_plan(
     """Return the training program of a plan.
 
     `only_replica` keeps the instructions of one pipeline replica; planners use it, because equal replicas
-    take equal times. `micro_batches` is how many each replica runs in a step in place of the plan's own.
+    take equal times. `micro_batches` replaces the plan's micro-batches per replica and step.
 
     Raises:
         InputError: when the plan's replicas do not form equal pipelines, or its schedule refuses them.
@@ -42,7 +42,7 @@ def compile_part(plan: Plan, graph: LayerGraph, rank: int) -> RankProgram:
     """Return one rank's part of the training program of a plan, without the rest.
 
     Raises:
-        InputError: as `compile_plan` does, and when the plan has no such rank.
+        InputError: see `compile_plan`; also when the plan has no such rank.
     """
     return assemble_part(_lowered(plan, graph, pipeline_layout(plan, graph)), rank)
 
@@ -62,14 +62,15 @@ def _layout(plan: Plan, graph: LayerGraph, micro_batches: int | None) -> Pipelin
 def compile_folded(
     plan: Plan, graph: LayerGraph, cluster: Cluster, *, micro_batches: int | None = None
 ) -> Program:
-    """Return the training program with one pipeline for all equal ones, and one lane for equal lanes.
+    """Return the training program with one pipeline for all equal ones, and one lane where lanes are equal.
 
-    All pipelines stay if shares of the batch are unequal, or if none is slowest in all its stages. Lanes are
-    equal if each replica's ranks are equally fast devices of one node. Then they do the same at the same time
-    over the same links. Prices are the slowest pipeline's. `micro_batches` is as for `compile_plan`.
+    All pipelines stay where shares of the batch are unequal, or where none is slowest in all of its stages.
+    Lanes are equal when each replica's ranks are equally fast devices of one node. Then they do the same at
+    the same time over the same links. Prices are those of the slowest. `micro_batches` is as for
+    `compile_plan`.
 
     Raises:
-        InputError: as `compile_plan` does.
+        InputError: see `compile_plan`.
     """
     layout = _layout(plan, graph, micro_batches)
     layout.require_valid()
@@ -81,10 +82,8 @@ def compile_folded(
 
 
 def _one_is_slowest(plan: Plan, places: ClusterPlaces, ranks: Ints) -> bool:
-    """Return True if one pipeline has the slowest devices in each of its stages.
-
-    `ranks` are by (stage, replica, lane).
-    """
+    """Return True if the devices of some pipeline are the slowest in each of its stages. `ranks` has shape
+    (stage, replica, lane)."""
     if len(places.paces) == 1:
         return True
     peaks = [group.device.flops_per_s.get(plan.precision, 0.0) for group in places.cluster.groups]
@@ -109,10 +108,10 @@ def compile_evaluation_part(plan: Plan, graph: LayerGraph, rank: int) -> RankPro
 
 
 def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
-    """Return the places of stages, and their messages in bytes.
+    """Return the places of stages and their messages to each other, in bytes.
 
     Raises:
-        InputError: when stages have different numbers or shares of replicas.
+        InputError: when the stages' replicas have different numbers or shares.
     """
     shares = [tuple(copy.micro_batches for copy in stage.replicas) for stage in plan.stages]
     if len(set(shares)) != 1:
@@ -141,10 +140,8 @@ def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
 
 
 def _message_bytes(plan: Plan, graph: LayerGraph) -> dict[tuple[int, int], int]:
-    """Return bytes of a message on every stage edge: what the producer's layers send across it, each once.
-
-    It has the samples of a micro-batch of the stage that splits more.
-    """
+    """Return the bytes of a message on every stage edge: each tensor that crosses it, once. It has the
+    samples of a micro-batch of the stage that splits more."""
     stage_of = [0] * len(graph.layers)
     for index, stage in enumerate(plan.stages):
         for layer in stage.layers:

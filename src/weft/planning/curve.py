@@ -1,4 +1,4 @@
-"""The best fitting layout of each method, over samples per device.
+"""Comparison of methods by the batch per device: the best fitting layout of each, over samples per device.
 
 Large clusters need small batches per device (`weft.predict.trade_off`). There orders of micro-batches differ
 most: Lamy-Poirier, Breadth-First Pipeline Parallelism, arXiv 2211.05953.
@@ -28,10 +28,8 @@ _ALL = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """The best layout of a method at a batch per device; `candidate` is None where none fits.
-
-    `reason` says why the layout stands here, or why none fits.
-    """
+    """The best layout of a method at a batch per device; `candidate` is None where none fits. `reason`
+    explains the place of the layout, or why none fits."""
 
     method: Method
     samples_per_device: float
@@ -61,7 +59,7 @@ class Curve:
         return tuple(sorted({point.samples_per_device for point in self.points}))
 
     def point(self, method: str, samples_per_device: float) -> CurvePoint:
-        """Return the point of the method of that name."""
+        """Return the point of the method with this name."""
         return next(
             point
             for point in self.points
@@ -69,7 +67,7 @@ class Curve:
         )
 
     def utilisation(self, method: str) -> Mapping[float, float]:
-        """U(beta) of a method, where something fits."""
+        """Return U(beta) of a method, where something fits."""
         return {
             point.samples_per_device: point.utilisation
             for point in self.points
@@ -77,7 +75,7 @@ class Curve:
         }
 
     def trade_offs(self, method: str, devices: Sequence[int], critical_batch: float) -> tuple[TradeOff, ...]:
-        """Time against cost on larger clusters: the data-parallel degree grows, all else stays.
+        """Return time against cost on larger clusters: the data-parallel degree grows, all else stays.
 
         Raises:
             InputError: when no layout of the method fits.
@@ -87,13 +85,13 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """The gain of breadth-first over a rival as shipped, as fractions of throughput.
+    """The lead of breadth-first over a rival as shipped, as fractions of throughput.
 
     Attributes:
-        rival: the other method.
+        rival: the method in comparison.
         samples_per_device: beta.
-        schedule: the gain over the rival with overlapped communication and as much sharding as helps.
-        implementation: the gain of that rival over the rival as shipped.
+        schedule: the lead over the rival with communication overlapped and states sharded as far as it helps.
+        implementation: the lead of that improved rival over the rival as shipped.
     """
 
     rival: Method
@@ -103,12 +101,12 @@ class Gain:
 
     @property
     def total(self) -> float:
-        """Over the rival as shipped."""
+        """The lead over the rival as shipped."""
         return (1.0 + self.schedule) * (1.0 + self.implementation) - 1.0
 
 
 def gains(answer: Curve) -> tuple[Gain, ...]:
-    """Return breadth-first's gain over each rival where all three fit; needs a curve of all `METHODS`."""
+    """Return the gains of breadth-first over each rival where all three fit; needs all `METHODS`."""
     found: list[Gain] = []
     for rival, shipped in RIVALS.items():
         ours, overlapped, blocking = (
@@ -133,7 +131,8 @@ def curve(
     samples_per_device: Sequence[float] | None = None,
     methods: Sequence[Method] = METHODS,
 ) -> Curve:
-    """Find the best fitting layout of each method at each batch per device; ignore the problem's own batch.
+    """Return the best fitting layout of each method at each batch per device; the problem's batch does not
+    count.
 
     Args:
         problem: the job and the user's pins, which hold for every method.
@@ -152,7 +151,7 @@ def curve(
 
 
 def default_samples_per_device(job: Job) -> tuple[float, ...]:
-    """Powers of two from one sample for each node, the fewest that tensor parallelism can share, up to 4."""
+    """Return powers of two up to 4, from one sample per node, the fewest that tensor ranks can share."""
     share = 1.0 / max(group.devices for group in job.cluster.groups)
     shares = []
     while share <= MOST_SAMPLES_PER_DEVICE:
@@ -163,20 +162,18 @@ def default_samples_per_device(job: Job) -> tuple[float, ...]:
 
 
 def default_cluster_sizes(job: Job) -> tuple[int, ...]:
-    """Numbers of devices to extrapolate to: the cluster's own, and 2, 4, ... times that up to 1024 times."""
+    """Return the numbers of devices to extrapolate to: the cluster's own, times 1, 2, 4, ... 1024."""
     return tuple(job.cluster.ranks << doublings for doublings in range(MOST_DOUBLINGS + 1))
 
 
 def default_critical_batch(job: Job) -> float:
-    """B_crit in samples, by the model's size: see `critical_batch_tokens`."""
+    """Return B_crit in samples, by the model's size: see `critical_batch_tokens`."""
     return critical_batch_tokens(job.graph.parameters()) / job.sequence
 
 
 def model_flops_utilisation(job: Job, step_s: float) -> float:
-    """Floating-point operations of the model per second over the peak of all devices, in [0, 1].
-
-    What a layout computes twice counts once (Chowdhery et al., PaLM, arXiv 2204.02311).
-    """
+    """Return the model's floating-point operations per second over the peak of all devices, in [0, 1].
+    Recomputation counts once (Chowdhery et al., PaLM, arXiv 2204.02311)."""
     shape = Shape(job.global_batch, job.sequence)
     flops = sum(layer.flops(shape) for layer in job.graph.layers)
     peak = sum(
@@ -211,8 +208,8 @@ class _MethodPlanner(HomogeneousPlanner):
 def least_memory(problem: Problem, method: Method, samples_per_device: float) -> CurvePoint:
     """Return the fitting layout of a method with the lowest peak.
 
-    It has micro-batches of one sample and full recomputation, unless these are pinned. Replicas shard states
-    as far as the method or a pin allows.
+    It uses micro-batches of one sample and full recomputation, unless pinned otherwise. With replicas it
+    shards states as far as the method or a pin allows. The lowest peak must be there.
     """
     pins = problem.pins.replaced(
         micro_batch_size=problem.pins.micro_batch_size or 1,
@@ -229,7 +226,7 @@ def least_memory(problem: Problem, method: Method, samples_per_device: float) ->
 
 
 def _least_states(method: Method, pins: PartialLayout) -> tuple[Sharding, ...]:
-    """Return the furthest sharding that is allowed; none at all, too, for layouts without replicas."""
+    """Return the furthest allowed sharding, and no sharding for layouts without replicas."""
     pinned = method.sharding or pins.sharding
     return ("zero-3", "zero-0") if pinned is None else (pinned,)
 

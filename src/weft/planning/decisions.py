@@ -1,7 +1,7 @@
-"""Decisions that methods take from the predicted step of a plan, and keep in the plan.
+"""Decisions of methods from the predicted step of a plan, kept in the plan.
 
-A program is a pure function of its plan. A pass that fills idle time must know its place. So its method looks
-at a predicted step once, when the plan is made, and writes decisions into its options.
+A program is a pure function of its plan. A pass that fills idle time must know the place of that time. So its
+method sees a predicted step once, when the plan is made, and writes its decisions among its options.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Goals that problems minimise, for plans and for estimated steps, and prices of steps."""
+"""The minimised quantity of a problem, for plans and for estimated steps, and the cost of steps."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ STEPS_PRICED = 1000
 
 
 def price_per_hour(cluster: Cluster, ranks: int | None = None) -> float | None:
-    """Of the nodes of the first `ranks` devices, or of all; None where a device has no price.
-
-    A node that is used in part is paid for as a whole.
-    """
+    """Return the price of the nodes of the first `ranks` devices, or of all; None where a device has none. A
+    partly used node is paid for as a whole."""
     left = cluster.ranks if ranks is None else ranks
     total = 0.0
     for group in cluster.groups:
@@ -28,10 +26,10 @@ def price_per_hour(cluster: Cluster, ranks: int | None = None) -> float | None:
 
 
 def require_prices(cluster: Cluster) -> None:
-    """Refuse a cluster whose devices have no prices.
+    """Refuse a cluster with devices without prices.
 
     Raises:
-        InputError: naming the devices.
+        InputError: with the name of a device.
     """
     missing = [group.device.name for group in cluster.groups if group.device.price_per_hour is None]
     if missing:
@@ -40,19 +38,19 @@ def require_prices(cluster: Cluster) -> None:
 
 
 def cost_of(cluster: Cluster, step_s: float, ranks: int) -> float:
-    """Of a step on the first `ranks` devices; 0 where devices have no price."""
+    """Return the cost of a step on the first `ranks` devices; 0 where devices have no price."""
     return (price_per_hour(cluster, ranks) or 0.0) * step_s / 3600.0
 
 
 def goal_value(problem: Problem, prediction: Prediction, ranks: int) -> float:
-    """Return a predicted plan's value of the minimised goal: seconds, bytes, or the price of a step."""
+    """Return the minimised quantity of a predicted plan: seconds, bytes, or the price of a step."""
     if problem.minimise == "memory":
         return float(max(prediction.peak_bytes))
     return goal_of_step(problem, prediction.step_s, ranks)
 
 
 def goal_words(problem: Problem, prediction: Prediction, ranks: int) -> str:
-    """Return the same as text."""
+    """Return the value of `goal_value` in words."""
     value = goal_value(problem, prediction, ranks)
     if problem.minimise == "memory":
         return format_bytes(round(value))
@@ -62,5 +60,5 @@ def goal_words(problem: Problem, prediction: Prediction, ranks: int) -> str:
 
 
 def goal_of_step(problem: Problem, step_s: float, ranks: int) -> float:
-    """Return a step's value of the minimised goal on a number of devices: its price, or seconds."""
+    """Return the minimised quantity of a step on `ranks` devices: its price, or seconds."""
     return cost_of(problem.job.cluster, step_s, ranks) if problem.minimise == "cost" else step_s

@@ -1,8 +1,9 @@
 """Prediction of steps of very many micro-batches from two shorter ones.
 
-Once a pipeline is full, each further round of micro-batches adds the same time and the same bytes. Two
-shorter plans give the step and the peaks of a plan of many rounds by a straight line. Tests compare it with
-whole simulations. Searches use it for thousands of plans. A plan that is run is always simulated whole.
+In a full pipeline each further round of micro-batches takes equally long and leaves equally many bytes. So
+the step and the peaks of many rounds lie on a straight line through those of two shorter plans. Tests compare
+it with whole simulations. It serves planners with thousands of predictions. A plan to run is always simulated
+whole.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ SHORT = 16
 class LongStep:
     """The prediction of a plan's step.
 
-    `resident_bytes` are the bytes that each simulated rank always holds. `waiting` is the share of the step
-    for which devices wait.
+    `resident_bytes` are the bytes that each simulated rank holds all the time. `waiting` is the share of the
+    step in which devices wait.
     """
 
     prediction: Prediction
@@ -45,7 +46,7 @@ def predict_long(model: CostModel, plan: Plan) -> LongStep:
     """Predict a step of a plan; exact where it is short.
 
     Raises:
-        InputError: as `predict` does.
+        InputError: see `predict`.
     """
     shorter = _shorter(plan)
     programs = [
@@ -81,10 +82,8 @@ def predict_long(model: CostModel, plan: Plan) -> LongStep:
 
 
 def _shorter(plan: Plan) -> tuple[tuple[Plan, int], tuple[Plan, int]] | None:
-    """Return two shorter plans, each with its micro-batches per replica, or None for a short plan.
-
-    Return None also for an order that is not weft's own and may not go in rounds.
-    """
+    """Return two shorter plans with their micro-batches per replica, in place of the plan. Return None if it
+    is short, or its order, which is not weft's own, may not go in rounds."""
     shares = {copy.micro_batches for stage in plan.stages for copy in stage.replicas}
     share, devices = shares.pop(), plan.mesh.get("pp", 1)
     if shares or plan.schedule.name not in SCHEDULES:
@@ -96,7 +95,7 @@ def _shorter(plan: Plan) -> tuple[tuple[Plan, int], tuple[Plan, int]] | None:
 
 
 def _lengths(share: int, devices: int) -> tuple[int, int] | None:
-    # What is left over of the last round stays left over.
+    # The rest of the last round stays the same.
     whole = max(devices, SHORT // devices * devices)
     rest = share % whole
     first = rest + FIRST_ROUNDS * whole
@@ -105,7 +104,7 @@ def _lengths(share: int, devices: int) -> tuple[int, int] | None:
 
 
 def _fewer_rounds(plan: Plan, share: int, devices: int) -> tuple[tuple[Plan, int], tuple[Plan, int]] | None:
-    """With fewer rounds of as many micro-batches each, or with as few shorter ones."""
+    """Return plans with fewer rounds of equally many micro-batches, or with equally many shorter rounds."""
     depth = depth_of(Pipeline(devices, len(plan.stages), share), plan.schedule.options)
     breadth = share // depth
     least = max(FIRST_ROUNDS, -(-SHORT // breadth))

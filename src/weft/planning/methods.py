@@ -1,4 +1,4 @@
-"""The methods that `weft.planning.curve` compares: orders of micro-batches, and how they are carried out."""
+"""The methods that `weft.planning.curve` compares: orders of micro-batches, and their execution."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from weft.moves.job import Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """One line of the curve: an order of micro-batches, and how it is carried out.
+    """One line of the curve: an order of micro-batches, and its execution.
 
     Attributes:
-        name: how tables call it.
+        name: the name in tables.
         schedule: its schedule.
         looped: with several stages per device, or with one.
         pipelined: over several devices, or layer by layer on one.
-        blocking: communication that is not overlapped with computation.
-        sharding: what it is restricted to; None leaves it to the planner.
+        blocking: communication that does not overlap computation.
+        sharding: the only sharding; None leaves it to the planner.
     """
 
     name: str
@@ -30,16 +30,14 @@ class Method:
     sharding: Sharding | None = None
 
     def admits(self, layout: Layout) -> bool:
-        """Return whether a layout of the schedule is one of the method."""
+        """Return True if a layout of the schedule is one of the method."""
         if not self.pipelined:
             return layout.pp == 1
         return layout.pp > 1 and (layout.loops > 1) == self.looped
 
     def loops(self, job: Job) -> tuple[int | None, ...]:
-        """Return the pin of stages per device; None leaves it to the planner.
-
-        Without a pipeline, sharded weights are gathered by stages, of one layer or more.
-        """
+        """Return the numbers of stages per device to pin; None leaves them to the planner. Without a pipeline
+        the stages are the units that sharded weights are gathered by, up to one layer each."""
         if self.pipelined:
             return (None if self.looped else 1,)
         layers = len(job.graph.layers)
@@ -60,9 +58,9 @@ BREADTH_FIRST = Method(name="breadth-first", schedule="breadth-first", looped=Tr
 DEPTH_FIRST = Method(name="depth-first", schedule="depth-first", looped=True)
 ONE_FORWARD_ONE_BACKWARD = Method(name="1f1b", schedule="1f1b")
 GPIPE = Method(name="gpipe", schedule="gpipe")
-# Each layer runs all its micro-batches before the next one does, so that it is gathered once in a pass.
+# Each layer runs all its micro-batches before the next one does, so it is gathered once in a pass.
 NO_PIPELINE = Method(name="no pipeline", schedule="breadth-first", pipelined=False)
-# What breadth-first is compared with: each rival with its communication overlapped, and as it was shipped.
+# The rivals of breadth-first: each with its communication overlapped, and as it was shipped.
 RIVALS = {
     DEPTH_FIRST: _as_shipped(DEPTH_FIRST),
     ONE_FORWARD_ONE_BACKWARD: _as_shipped(ONE_FORWARD_ONE_BACKWARD),

@@ -1,7 +1,7 @@
 """Neighbours of a layout: the results of moves, for one of the purposes of planners.
 
-The planner's improvement asks for faster ones, and the smallest change that fits for smaller ones. Advice on
-free memory asks for larger ones.
+The planner's improvement needs faster ones, the smallest change that fits smaller ones. Advice on free memory
+needs larger ones.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from weft.moves.move import Context, Move, Purpose
 from weft.moves.registry import moves_for
 from weft.planning.problem import Problem
 
-# Times of all layers, one weight each, with which a layout is balanced.
+# Times of all layers, one weight each, for balancing the stages of a layout.
 LayerSeconds = Callable[[Layout], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
-    """The result of a move on a layout, with words; it may be illegal.
+    """The layout after a move, in words; it may be illegal.
 
-    `unsaid`: the reason why no layout expresses it, if the move edits plans alone; then `layout` is the old.
+    `unsaid`: the reason why no layout can express it, for a move on plans; `layout` is then the old one.
     """
 
     move: Move
@@ -38,7 +38,7 @@ class Neighbour:
 def neighbours(
     problem: Problem, layout: Layout, purpose: Purpose, layer_seconds: LayerSeconds
 ) -> Iterator[Neighbour]:
-    """Yield the results of moves within the goal's contract on a legal layout; ignore pins."""
+    """Yield the results of moves within the goal's contract on a legal layout; pins do not count."""
     for move in moves_for(purpose, problem.contract):
         if move.edits is None:
             yield from _of_plan(problem, layout, move, layer_seconds)
@@ -65,7 +65,7 @@ def _of_plan(
 
 
 def _said(problem: Problem, plan: Plan, layer_seconds: LayerSeconds) -> Layout:
-    """Return the layout that says all of a plan.
+    """Return the layout that expresses all of a plan.
 
     Raises:
         InputError: when there is none, or times of its layers are not known.

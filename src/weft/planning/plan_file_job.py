@@ -14,7 +14,7 @@ from weft.planning.planned import PlannedJob, given_plan
 def plan_file_job(path: Path) -> PlannedJob:
     """Return the job of a plan file.
 
-    A run file in its folder gives model and cluster if they fit the plan, else the plan does.
+    Model and cluster come from a matching run file next to it, else from the names in the plan.
 
     Raises:
         InputError: when they cannot be found, or the plan is not for them.

@@ -1,4 +1,4 @@
-"""`PlannedJob`: a run file, the problem it poses and the plan that was chosen for it."""
+"""`PlannedJob`: a run file, the problem it poses and the chosen plan."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ REASONS_SHOWN = 3
 
 
 class Later(NamedTuple):
-    """A planned job that takes over when so many steps are done."""
+    """A planned job that takes over after `at_step` steps."""
 
     at_step: int
     job: PlannedJob
@@ -49,10 +49,10 @@ class Later(NamedTuple):
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """A job that can run. `ranking` is None when the plan was given and not searched for.
+    """A job that can run. `ranking` is None for a given plan, without a search.
 
-    `chosen_for` is the prediction that the plan was chosen for, None where nobody has predicted it. The
-    program is compiled and verified, and the step predicted on every rank, when first asked for.
+    `chosen_for` is the prediction that decided the choice of the plan, None without one. The program is
+    compiled and verified, and the step predicted on every rank, at first use.
     """
 
     run: RunFile
@@ -73,12 +73,12 @@ class PlannedJob:
 
     @property
     def last_step(self) -> int:
-        """The number of finished steps at this plan's end."""
+        """The number of finished steps when this plan ends."""
         return self.run.train.steps if self.later is None else self.later.at_step
 
     @property
     def all(self) -> tuple[PlannedJob, ...]:
-        """This job and those that take over from it, one after the other."""
+        """This job and the jobs that take over from it, one after the other."""
         return (self,) if self.later is None else (self, *self.later.job.all)
 
     @cached_property
@@ -110,17 +110,17 @@ class PlannedJob:
 
     @property
     def prediction(self) -> Prediction:
-        """The prediction that the plan was chosen for, else a new one."""
+        """The prediction that decided the choice of the plan, else the prediction of it now."""
         return self.chosen_for or self.predicted.prediction
 
     @property
     def file(self) -> PlanFile:
-        """The plan and its prediction, to be written."""
+        """The plan and its prediction, for a file."""
         return PlanFile(self.plan, self.prediction)
 
     @property
     def uncounted(self) -> list[Violation]:
-        """One line where the run's optimizer keeps more of every parameter than its plan counts."""
+        """One line where the run's optimizer keeps more bytes of every parameter than its plan counts."""
         kept = self.problem.job.optimizer.kept_bytes(STEPPED_BYTES[self.plan.precision])
         counted = self.plan.optimizer.kept_bytes(STEPPED_BYTES[self.plan.precision])
         if kept <= counted:
@@ -131,7 +131,7 @@ class PlannedJob:
 
     @property
     def misplaced(self) -> list[Violation]:
-        """One line for each reason why the plan that takes over cannot."""
+        """One line for each reason why the later plan cannot take over."""
         if self.later is None:
             return []
         at_step, steps, found = self.later.at_step, self.run.train.steps, []
@@ -146,19 +146,19 @@ class PlannedJob:
 
     @cached_property
     def step_breakdown(self) -> dict[str, float]:
-        """Predicted seconds of a mean rank by cause; they add up to the step."""
+        """Predicted seconds of a mean rank by cause; their sum is the step."""
         simulation = self.predicted.simulation
         peer, cycle = self.program.columns.peer, self.program.steps_per_cycle
         return step_breakdown(simulation.timeline, peer, simulation.step_s, cycle=cycle)
 
 
 def plan_run(run: RunFile, *, problem: Problem | None = None, planner: Planner | None = None) -> PlannedJob:
-    """Search the best plan for a run file, with its planner or the one that is given.
+    """Search the best plan for a run file, with its planner or the given one.
 
     Raises:
-        InputError: when the run file poses no legal problem, no layout fits (the message then names those
-            that came closest, and the one notch that makes them fit), the best one misses the deadline, or
-            the plan that is to take over cannot.
+        InputError: when the run file poses no legal problem, no layout fits (the message names the closest
+            ones, and the one notch that makes them fit), the best one misses the deadline, or the later plan
+            cannot take over.
     """
     if run.train.precision == ANY_PRECISION:
         return _in_the_best_precision(run, planner)
@@ -186,7 +186,7 @@ def _searched(run: RunFile, problem: Problem, planner: Planner | None) -> Planne
 
 
 def _searched_later(run: RunFile, problem: Problem, planner: Planner | None) -> Later | None:
-    """Return the best plan of those that may take over, where the run file asks for one."""
+    """Return the best plan that may take over, where the run file has one."""
     then = run.plan.then
     if then is None:
         return None
@@ -221,10 +221,10 @@ def _value(job: PlannedJob) -> float:
 def given_plan(run: RunFile, plan: Plan, prediction: Prediction | None = None) -> PlannedJob:
     """Take a plan as it is, after checking it against the run file's model and cluster.
 
-    Where no prediction is given the plan is predicted when first asked for it.
+    Without a given prediction the plan is predicted at first use.
 
     Raises:
-        InputError: listing everything that is wrong with the plan.
+        InputError: with every fault of the plan.
     """
     if run.train.precision == ANY_PRECISION:
         run = in_precision(run, plan.precision)
@@ -235,7 +235,7 @@ def taking_over(job: PlannedJob, at_step: int, plan: Plan, prediction: Predictio
     """Return the job with a plan, checked like its own, that takes over from it at a step.
 
     Raises:
-        InputError: listing everything that is wrong with that plan.
+        InputError: with every fault of that plan.
     """
     return replace(job, later=Later(at_step, _checked(job.run, job.problem, plan, prediction)))
 
@@ -250,7 +250,7 @@ def _checked(run: RunFile, problem: Problem, plan: Plan, prediction: Prediction 
 
 
 def _require_deadline(job: PlannedJob) -> None:
-    """Refuse a searched job whose plans together take longer than the goal allows."""
+    """Refuse a searched job with plans that together take longer than the goal allows."""
     deadline, steps, seconds = job.run.goal.deadline_hours, 0, 0.0
     if deadline is None:
         return
@@ -285,7 +285,7 @@ def _pinned(value: object) -> str:
 
 
 def _remedy(candidate: Candidate, changes: SmallestChanges) -> str:
-    """Return the one notch that makes it fit against the user's pins, if any does."""
+    """Return the one notch that would make it fit against the user's pins, if there is one, in words."""
     change = changes.of_candidate(candidate)
     return "" if change is None else f"; fits with {change.words}: a step of {format_seconds(change.step_s)}"
 

@@ -1,7 +1,7 @@
-"""`precision = "any"`: the plan of the precision that serves the goal best.
+"""`precision = "any"`: the plan in the precision that serves the goal best.
 
-Precision is part of a problem, because measurements and speeds depend on it. So each one is a search of its
-own, and their best plans are compared.
+Precision is part of a problem, because measurements and speeds depend on it. So each one needs its own
+search, and the best plans are compared.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from weft.describe.run_file import RunFile
 from weft.describe.run_tables.training import ANY_PRECISION
 from weft.errors import InputError, Violation
 
-# What the runtime trains in for its speed. fp64 is never faster, and fp16 would need its loss scaled.
+# The fast precisions of the runtime. fp64 is never faster, and fp16 would need a scaled loss.
 SEARCHED = ("bf16", "fp32")
 
 Found = TypeVar("Found")
 
 
 def precisions_of(run: RunFile) -> tuple[str, ...]:
-    """Return the precisions to search: one, or several that all devices compute.
+    """Return the precisions that a run file leaves to the search, all known to its devices, or the given one.
 
     Raises:
         InputError: when the devices have none of the searched precisions.
@@ -43,10 +43,10 @@ def in_precision(run: RunFile, precision: str) -> RunFile:
 
 
 def searched_in_each(run: RunFile, search: Callable[[RunFile], Found]) -> Mapping[str, Found]:
-    """Return the results of a search, for each precision with any.
+    """Return the result of a search in each precision that has one.
 
     Raises:
-        InputError: from the last search, if none finds anything.
+        InputError: the error of the last search, when none has a result.
     """
     found: dict[str, Found] = {}
     refused: InputError | None = None

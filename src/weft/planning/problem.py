@@ -41,11 +41,11 @@ DEFAULT_SAMPLES_PER_DEVICE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A job, the user's pins, and measurements of the devices.
+    """A job, the user's pins, and the measurements of the devices.
 
-    `pins` are the user's decisions on the layout, and `sync` the synchronisation of replicas, if decided.
-    `contract` is the least that plans must keep of the training. `correction` comes from measured steps.
-    `assumed` names the decisions that the user left open, and that were taken before planning.
+    `pins` are the user's decisions on a layout; `sync` is the user's rule to synchronise replicas, if any.
+    Plans must keep at least `contract` of the training. `correction` comes from measured steps and corrects
+    predictions from all this. `assumed` lists assumptions in words, made where the user left choices open.
     """
 
     job: Job
@@ -63,14 +63,14 @@ class Problem:
         return one_line(self, f"{self.job}, least {self.minimise}")
 
     def admits(self, layout: Layout) -> bool:
-        """Return whether a layout has all that the user has decided."""
+        """Return True if a layout has all of the user's decisions."""
         return self.pins.admit(layout) and self.sync in (None, layout.sync)
 
     def choosing(self, choices: tuple[LayerChoice, ...]) -> Problem:
-        """Return the same problem with these choices for single layers, and no others.
+        """Return the problem with these choices for single layers, and no others.
 
         Raises:
-            InputError: with all mistakes in them.
+            InputError: with every fault of the choices.
         """
         if choices == self.job.layer_choices:
             return self
@@ -79,7 +79,7 @@ class Problem:
 
     @cached_property
     def cost_model(self) -> CostModel:
-        """The cost model for the plans of every search."""
+        """The prices for the plans of every search."""
         return CostModel(
             graph=self.job.graph,
             cluster=self.job.cluster,
@@ -92,9 +92,9 @@ class Problem:
 class ProblemOptions(TypedDict, total=False):
     """Options of a problem, as in `Problem`; an option that is left out or None is assumed.
 
-    `sync`: how replicas agree, with its options. `sequence`: tokens per sample. `methods`: those that the job
-    asks for by name. `optimizer`: what it keeps and moves (default: AdamW's). `home`: where measurements are
-    kept (default: `weft_home()`).
+    `sync`: the rule to synchronise replicas, with its options. `sequence`: tokens per sample.
+    `methods`: the job's methods by name. `optimizer`: the bytes that it keeps and moves (default: AdamW's).
+    `home`: the folder of measurements (default: `weft_home()`).
     """
 
     global_batch: int | None
@@ -120,9 +120,9 @@ def problem_of(*, model: str, on: str, **options: Unpack[ProblemOptions]) -> Pro
 
 
 def problem_of_model(config: ModelConfig, cluster: Cluster, **options: Unpack[ProblemOptions]) -> Problem:
-    """Return the problem of a model of known sizes on a described cluster; otherwise as `problem_of`.
+    """Return the problem of a model of known sizes on a described cluster; see `problem_of`.
 
-    The sequence that counts is the model's.
+    The sequence is the model's.
 
     Raises:
         InputError: when a device does not compute the precision.
@@ -168,8 +168,8 @@ def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
     """Return the problem that a run file poses.
 
     Raises:
-        InputError: as `problem_of`, when the task cannot train the model, when a pin keeps less than the
-            goal's contract, and when the precision is left to a search.
+        InputError: see `problem_of`; also when the task cannot train the model, when a pin keeps less than
+            the goal's contract, and when the precision is left to a search.
     """
     if run.train.precision == ANY_PRECISION:
         problem = f"{ANY_PRECISION!r} is for a search of one best plan; say which one"
@@ -202,13 +202,13 @@ def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
 
 
 def _layer_choices(run: RunFile, graph: LayerGraph) -> tuple[LayerChoice, ...]:
-    """Return the choices of a run file's tables for the layers of a model."""
+    """Return the choices for single layers in a run file's tables."""
     tables = run_tables()
     return tuple(one for name, table in run.methods.items() for one in tables[name].choices(table, graph))
 
 
 def method_choices(run: RunFile) -> tuple[Choice, ...]:
-    """Return the methods that a run file's tables ask for, each with its options."""
+    """Return the methods in a run file's tables, each with its options."""
     tables = run_tables()
     found = {name: tables[name].options(table) for name, table in run.methods.items()}
     return tuple(
@@ -217,7 +217,7 @@ def method_choices(run: RunFile) -> tuple[Choice, ...]:
 
 
 def default_precision(cluster: Cluster) -> str:
-    """bf16 where every device has it and computes apart from its host, else fp32."""
+    """Return bf16 where every device has it and computes apart from its host, else fp32."""
     capable = all("bf16" in group.device.flops_per_s for group in cluster.groups)
     synchronous = any(group.device.synchronous for group in cluster.groups)
     return "bf16" if capable and not synchronous else "fp32"
@@ -228,8 +228,8 @@ def measurements_for(
 ) -> tuple[MachineMeasurement | None, LayerProfile | None]:
     """Return the measurements of the cluster's kinds of devices.
 
-    These are layer times of all kinds. For one kind there are a machine's speeds, too: devices of a mixed
-    cluster are not one machine's.
+    Layer times are of all kinds. Speeds of a machine need one kind: devices of a mixed cluster are several
+    machines.
     """
     names = list(dict.fromkeys(group.device.name for group in cluster.groups))
     machine = load_machine(names[0], home) if len(names) == 1 else None
@@ -239,7 +239,7 @@ def measurements_for(
 def sources_of(
     cluster: Cluster, precision: str, machine: MachineMeasurement | None, profile: LayerProfile | None
 ) -> dict[str, str]:
-    """For each kind of device of the cluster, what times of its computations come from."""
+    """Return the source of compute times for each kind of device of the cluster."""
     compute = ComputeModel(machine=machine, profile=profile)
     devices = [group.device for group in cluster.groups]
     return {device.name: compute.source_of(device, precision) for device in devices}
@@ -256,7 +256,7 @@ def correction_for(
     """Return the correction from measured steps of the model on this cluster, for the same sources.
 
     Raises:
-        InputError: when their file is broken or belongs to something else.
+        InputError: when their file is broken, or is of something else.
     """
     residuals = load_residuals(graph, precision, cluster, home)
     return fit(residuals.of(sources_of(cluster, precision, machine, profile)))

@@ -1,4 +1,4 @@
-"""Sections that methods add to the report of a run: plain rows, and perhaps a chart."""
+"""Sections of methods in the report of a run: plain rows, with a chart where they have one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from weft.bundles import parts
 from weft.planning.planned import PlannedJob
 
-# What, and the figure or words.
+# A label, and the figure or words.
 Rows = Sequence[tuple[str, str]]
 
 
@@ -21,14 +21,14 @@ class ChartLine(NamedTuple):
 
 
 class SectionChart(NamedTuple):
-    """Lines over one axis, which `x_name` names."""
+    """Lines over one axis with the name `x_name`."""
 
     curves: Sequence[ChartLine]
     x_name: str
 
 
 class Section(NamedTuple):
-    """A section as it is shown."""
+    """A section in its shown form."""
 
     name: str
     title: str
@@ -41,10 +41,10 @@ class ReportSection:
     """A section of the report; a method contributes it.
 
     Attributes:
-        name: of the section in the page, one word.
+        name: the section's name in the page, one word.
         title: its heading.
-        rows: what it shows of a job and the metrics of its steps; without any the section is left out.
-        chart: what it draws of them above its rows.
+        rows: the rows of a job and the metrics of its steps; a section without rows is left out.
+        chart: the chart above its rows.
     """
 
     name: str
@@ -56,7 +56,7 @@ class ReportSection:
 
 
 def sections_of(planned: PlannedJob, metrics: Sequence[Mapping[str, Any]]) -> list[Section]:
-    """Return every section that has something to show."""
+    """Return every section with something to show."""
     found = (
         Section(one.name, one.title, one.rows(planned, metrics), one.chart(planned, metrics))
         for one in parts(ReportSection)

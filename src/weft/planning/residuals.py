@@ -1,6 +1,6 @@
-"""From a run that was measured to what it says of predictions, and into the file that remembers it.
+"""From a measured run to a lesson for predictions, and into the file that keeps it.
 
-Files of measured steps are read again as lessons: what they say of predictions from each source.
+Files of measured steps become lessons again: one on predictions from each combination of sources.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from weft.timeline.figures import prediction_error
 from weft.timeline.medians import from_step, instructions
 from weft.timeline.timeline import Timeline
 
-# A part is made this much slower to see how much of the step it makes.
+# A part is slowed by this fraction to measure its share of the step.
 _NUDGE = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson:
-    """The lesson of a file of measured steps on predictions from one combination of sources.
+    """The lesson of a file of measured steps for predictions from one combination of sources.
 
     Attributes:
-        path: the file. residuals: its content.
-        observations: those whose predictions rest on these sources.
-        correction: the fit to them.
+        path: the file. residuals: its contents.
+        observations: those with predictions from these sources.
+        correction: the correction fitted to them.
     """
 
     path: Path
@@ -65,22 +65,22 @@ class Lesson:
 
     @cached_property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """Every plan as all others predict it."""
+        """Every plan as predicted from all others."""
         return left_out(self.observations)
 
 
 def observe(
     job: PlannedJob, measured: Timeline, *, step_s: float, warm_up: int, time_s: float
 ) -> Observation:
-    """Return the residuals of a job's measured steps against its prediction without correction.
+    """Compare a job's measured steps with its prediction without any correction.
 
     Args:
         measured: instructions of the run; its first `warm_up` steps do not count.
         step_s: seconds of a step.
-        time_s: the time of the measurement, in seconds since 1970.
+        time_s: the time of measurement, in seconds since 1970.
 
     Raises:
-        InputError: as `predict` does.
+        InputError: see `predict`.
     """
     problem = job.problem
     bare = _predicted(job, None)
@@ -132,7 +132,7 @@ def _predicted(job: PlannedJob, correction: Correction | None) -> PredictedStep:
 
 
 def _shares(job: PlannedJob, bare: PredictedStep, keys: Sequence[Key]) -> dict[Key, float]:
-    """Return the part of the predicted step that each kind of instruction makes; together at most 1."""
+    """Return the share of each kind of instruction in the predicted step; together at most 1."""
     grown = {}
     for key in keys:
         slower = _predicted(job, Correction(factors={key: 1.0 + _NUDGE})).prediction.step_s
@@ -143,13 +143,13 @@ def _shares(job: PlannedJob, bare: PredictedStep, keys: Sequence[Key]) -> dict[K
 
 
 def _ratios(job: PlannedJob, bare: PredictedStep, measured: Timeline) -> dict[Key, float | None]:
-    """Measured over predicted time of each kind of instruction that the program has."""
+    """Return measured over predicted time of each kind of instruction in the program."""
     program, cluster = job.program, job.problem.job.cluster
     found: dict[Key, float | None] = {}
     expected, happened = instructions(bare.simulation.timeline), instructions(measured)
     _, left, right = np.intersect1d(expected.id, happened.id, assume_unique=True, return_indices=True)
     expected, took_s = expected.take(left), happened.duration_s[right]
-    # Exchanges of tensor and context ranks are inside computations, and not measured by themselves.
+    # Computations contain the exchanges of tensor and context ranks, which have no measurements of their own.
     alone = all(len(copy.ranks) == 1 for stage in job.plan.stages for copy in stage.replicas)
     computes = is_compute(expected.kind)
     names = np.array([cluster.device_of(rank).name for rank in range(program.ranks)])
@@ -170,7 +170,7 @@ def _ratio(predicted_s: Floats, measured_s: Floats) -> float | None:
 
 
 def _message_ratio(program: Program, bare: PredictedStep, measured: Timeline) -> float | None:
-    """Of the messages that a rank waited for: only these are measured from their start to their arrival."""
+    """Return the ratio of messages that a rank waited for: others are not measured from start to arrival."""
     receives = [receive for _, receive in MESSAGES]
     edges, kind = program.edges, program.columns.kind
     joins = is_send(kind[edges.source]) & np.isin(kind[edges.target], receives)

@@ -44,7 +44,7 @@ def _named(planned: PlannedJob, position: int) -> str | None:
 
 
 def with_ranks(problem: Problem, ranks: int) -> Problem:
-    """Return the same problem on a cluster of `ranks` devices of the same single kind.
+    """Return the problem on a cluster of `ranks` devices of the same one kind.
 
     Raises:
         InputError: when the cluster is mixed or the count does not fill nodes.
@@ -58,7 +58,7 @@ def with_ranks(problem: Problem, ranks: int) -> Problem:
 
 
 def resized(cluster: Cluster, ranks: int) -> Cluster:
-    """Return a cluster of equal nodes with as many devices as asked for."""
+    """Return a cluster of equal nodes with `ranks` devices."""
     group = cluster.groups[0]
     if ranks < 1 or (ranks > group.devices and ranks % group.devices):
         near = max(group.devices, group.devices * round(ranks / group.devices))

@@ -1,8 +1,9 @@
-"""The one notch that makes a rejected layout fit, and its cost.
+"""The one notch that makes a layout fit: a rejected layout's lack, and the cost of the change.
 
-A notch is one move for less memory (`Purpose.SMALLER`). It halves the micro-batch, or doubles tensor or
-pipeline ranks at the cost of replicas. It recomputes more, in all stages or the first ones, or shards more.
-Packages may add moves. The smallest change is the fitting notch with the shortest predicted step.
+A notch is one move for less memory (`Purpose.SMALLER`). It halves the micro-batch, or doubles the tensor or
+pipeline ranks at the cost of replicas. Or it adds recomputation, of all stages or of the first ones, or
+sharding. Other packages may add moves. The smallest change is the fitting one with the shortest predicted
+step.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ class SmallestChange:
 
     @property
     def step_s(self) -> float:
-        """The predicted step of the changed layout."""
+        """The predicted step of the changed layout, in seconds."""
         return self.candidate.step_s
 
 
 class SmallestChanges:
-    """Finds smallest changes in one problem; `known` are candidates that need not be simulated again."""
+    """Finds smallest changes in one problem; `known` are candidates without need of another simulation."""
 
     def __init__(self, problem: Problem, known: Iterable[Candidate] = ()) -> None:
         self._problem = problem
@@ -43,7 +44,7 @@ class SmallestChanges:
         self._judged = {one.words: one for one in known if one.plan is not None}
 
     def of_candidate(self, candidate: Candidate) -> SmallestChange | None:
-        """Return the smallest change of a candidate; None where it is not too big, or no layout says it."""
+        """Return the smallest change of a too big candidate; None for others, or without a layout."""
         too_big = candidate.verdict is Verdict.TOO_BIG and candidate.layout is not None
         return self.of(candidate.chain) if too_big else None
 
@@ -59,7 +60,7 @@ class SmallestChanges:
         return best
 
     def _possible(self, layout: Layout) -> Iterator[tuple[float, str, Layout]]:
-        """Legal notches that the bounds of memory let pass, with the lower bounds of their steps."""
+        """Yield legal notches that the bounds of memory let pass, with the lower bounds of their steps."""
         for one in neighbours(self._problem, layout, Purpose.SMALLER, self._bounds.layer_seconds):
             if one.unsaid is not None or refuse(self._problem.job, one.layout) is not None:
                 continue

@@ -1,15 +1,16 @@
-"""Comparison of two predicted steps, and the published rules for steps too close to tell apart.
+"""The surely shorter one of two predicted steps, and the published rules for pairs without one.
 
-Predictions of one model on one machine share most of their error. A slow device is slow in every plan. So the
-ratio of measured to predicted steps is taken as log-normal. Its spread comes from the plans' 90 % intervals.
-The correlation of two plans is the shared part of the variance (`Prediction.shared`). It is fitted to
-residuals of measured plans (`weft.predict.corrections`), else it is the assumption `SHARED`. This leaves to a
-plan alone sqrt(1 - 0.9) = 32 % of the whole spread.
+Errors of predictions for one model on one machine are mostly shared. For example, a device slower than its
+data sheet is slower in every plan. So measured over predicted steps count as log-normal. The spread makes the
+plans' 90 % intervals. The correlation of two plans is the shared part of the variance (`Prediction.shared`).
+It is fitted to residuals where plans of the model were measured on the cluster (`weft.predict.corrections`).
+Otherwise it is an assumption, `SHARED`, which leaves to a plan alone sqrt(1 - 0.9) = 32 % of the spread.
 
-The rules come from Hagemann et al. (arXiv 2311.05610), for large transformers on accelerators. Prefer
-micro-batch size 1, then tensor or pipeline ranks to recomputation. Take larger micro-batches only if less of
-both is impossible. Prefer pipeline to tensor ranks at an equal product. If anything is recomputed, avoid
-whole layers. Their rule to divide the tokens is no choice here: weft's tensor ranks always do.
+The rules come from Hagemann et al. (arXiv 2311.05610), for large transformers on accelerators. Micro-batch
+size 1 comes first. Tensor or pipeline ranks come before recomputation. Larger micro-batches come only when
+less of both is impossible. Pipeline ranks come before tensor ranks at an equal product. Recomputation of
+parts of layers comes before whole layers. Their rule to divide the tokens is no choice here: weft's tensor
+ranks always do.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A candidate's standing against the first one of its ranking.
+    """The standing of a candidate against the first one of its ranking.
 
-    `probability_faster` is the probability, from 0 to 1, that the first one's step is shorter. It is None for
-    the first one itself, and without a simulation. `text` says it in words.
+    `probability_faster`: the probability that the first one's step is shorter, from 0 to 1. It is None for
+    the first one itself and for candidates without a simulation. `text` is the standing in words.
     """
 
     probability_faster: float | None
@@ -45,7 +46,7 @@ class Standing:
 
 
 def probability_faster(one: Prediction, other: Prediction) -> float:
-    """Return the probability that a step of `one` is shorter than one of `other`, as the module describes."""
+    """Return the probability that a step of `one` is shorter than one of `other`; see the module."""
     first, second = _spread(one), _spread(other)
     shared = math.sqrt(one.shared * other.shared)
     variance = first**2 + second**2 - 2.0 * shared * first * second
@@ -61,7 +62,7 @@ def _spread(prediction: Prediction) -> float:
 
 
 def rules_hold(problem: Problem) -> bool:
-    """Return whether the rules speak of such a problem: transformers on accelerators, planned for time."""
+    """Return True if the rules cover the problem: transformers on accelerators, planned for time."""
     accelerators = not any(group.device.synchronous for group in problem.job.cluster.groups)
     return accelerators and problem.minimise == "time" and problem.model.convolutions is None
 
@@ -89,22 +90,22 @@ def rule_for(problem: Problem, one: Layout, other: Layout) -> str | None:
 
 
 def _rule(problem: Problem, one: Candidate, other: Candidate) -> str | None:
-    """Return the same for candidates; None if one of them has no layout."""
+    """Return `rule_for` of two candidates; None where no layout expresses one of them."""
     if one.layout is None or other.layout is None:
         return None
     return rule_for(problem, one.layout, other.layout)
 
 
 def _ways(layout: Layout) -> int:
-    """Into how many parts the model is divided."""
+    """Return the number of parts of the model."""
     return layout.tp * layout.pp
 
 
 def break_ties(ranking: Ranking) -> Ranking:
-    """Return the ranking with its close candidates at the head ordered by the rules.
+    """Return the ranking with its tied head in the order of the rules.
 
-    The fastest beats a close candidate with a probability below `EVEN`. All others keep their places. So do
-    candidates of planners with their own model, and those without a rule.
+    The head are the fitting candidates that the fastest beats with a probability below `EVEN`. All others
+    keep their places. So do all of a planner with its own model, and all that the rules do not cover.
     """
     fitting = ranking.fitting
     head = [one for one in fitting if _chance(fitting[0], one) < EVEN]
@@ -119,7 +120,7 @@ def break_ties(ranking: Ranking) -> Ranking:
 
 
 def _key(problem: Problem, candidate: Candidate, head: list[Candidate]) -> tuple[float, ...]:
-    """By the rules one after the other; between them by the shortest step of those that a rule compares."""
+    """Return a sort key: by the rules one after the other, then by the shortest step that a rule compares."""
     alike = [one for one in head if _choices(problem, one) == _choices(problem, candidate)]
     steps = [one.step_s for one in alike]
     size, recompute, ways = _choices(problem, candidate)
@@ -134,7 +135,7 @@ def _choices(problem: Problem, candidate: Candidate) -> tuple[int, int, int]:
 
 
 def standing(ranking: Ranking, candidate: Candidate) -> Standing:
-    """Return a candidate's standing against the best fitting one, and the rule for one of the two."""
+    """Return the standing of a candidate against the best fitting one, with the rule that prefers either."""
     fitting = ranking.fitting
     if not fitting or candidate not in fitting:
         return Standing(None, "")
@@ -158,7 +159,7 @@ def standing(ranking: Ranking, candidate: Candidate) -> Standing:
 
 
 def _why_first(ranking: Ranking) -> str:
-    """Return the rule that put the first one before a faster one, if any did."""
+    """Return the rule that put the first one before a faster one, if any, in words."""
     fitting = ranking.fitting
     fastest = min(fitting, key=lambda one: one.step_s)
     if fastest.estimate_s is not None or fastest is fitting[0] or ranking.problem.minimise != "time":

@@ -1,7 +1,7 @@
-"""Forecasts of other clusters for a job: the same search again, on the cluster after a change.
+"""Forecasts of a job on another cluster: the same search again, on the cluster after a change.
 
-The job stays as it is, with its global batch. Each change is made to the given cluster alone. Several changes
-are also made together at the end, in their order.
+The job stays the same, with its global batch. Each change applies to the given cluster alone. Where there are
+several, the last forecast applies all together, in the order given.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Forecast:
 
     Attributes:
         change: in the words of the user; empty for the cluster as it is.
-        cluster: after the change.
-        best: the best plan of it, None where none fits.
-        reason: the reason for having none, else empty.
+        cluster: the cluster after the change.
+        best: its best plan, None where none fits.
+        reason: the reason why there is none, else empty.
         unchanged: the best plan of the cluster as it is, run on this one; it may not fit.
         tokens_per_s: of the best plan; samples for models of images.
         cost_per_million_tokens: in the currency of the devices' prices, all devices of the cluster paid for
@@ -59,14 +59,14 @@ class Forecast:
 def what_if(
     planned: PlannedJob, planner: str, changes: Sequence[str], *, home: Path | None = None
 ) -> tuple[Forecast, ...]:
-    """Return the forecasts of the cluster as it is, of each change, and of several together.
+    """Return the forecasts of the cluster as it is, of each change, and of all together if several.
 
     Args:
-        planned: a job with a plan found by `planner`.
+        planned: a job with a plan searched by `planner`.
         home: the folder of measurements (default: `weft_home()`).
 
     Raises:
-        InputError: for all invalid changes at once.
+        InputError: for words that are no change, with all of them at once.
     """
     problem, ranking = planned.problem, planned.ranking
     assert ranking is not None, "the plan was searched for"
@@ -82,7 +82,7 @@ def what_if(
 
 
 def _clusters(cluster: Cluster, changes: Sequence[str]) -> dict[str, Cluster]:
-    """By change; all changes are read before anything is searched."""
+    """Return the clusters by change; all changes are read before any search."""
     found: dict[str, Cluster] = {}
     problems: list[Violation] = []
     for change in changes:
@@ -98,10 +98,10 @@ def _clusters(cluster: Cluster, changes: Sequence[str]) -> dict[str, Cluster]:
 
 
 def on_cluster(problem: Problem, cluster: Cluster, home: Path) -> Problem:
-    """Return the same problem on another cluster, with the measurements of its devices.
+    """Return the problem on another cluster, with the measurements of its devices.
 
-    Measured links no longer count if the description of links inside nodes has changed. A correction stays if
-    the kinds of devices stay, and their measurements too.
+    Measured links do not count where the description of links inside nodes has changed. A correction stays
+    where the devices are of the same kinds, with the same sources of their times.
     """
     job = problem.job
     machine, profile = measurements_for(cluster, job.graph.fingerprint, job.sequence, job.precision, home)
@@ -122,7 +122,7 @@ def on_cluster(problem: Problem, cluster: Cluster, home: Path) -> Problem:
 
 
 def _searched(planner: Planner, problem: Problem) -> tuple[Candidate | None, str]:
-    """Return the best candidate, or why there is none."""
+    """Return the best candidate, or the reason why there is none."""
     job = problem.job
     unable = [
         group.device.name for group in job.cluster.groups if job.precision not in group.device.flops_per_s
@@ -142,7 +142,7 @@ def _searched(planner: Planner, problem: Problem) -> tuple[Candidate | None, str
 
 
 def _unchanged(problem: Problem, base: Candidate) -> Candidate:
-    """Return the plan as it is on another cluster, with the stages that it has."""
+    """Return the unchanged plan on another cluster, with its own stages."""
     assert base.plan is not None, "a fitting candidate was simulated"
     if base.layout is None:
         return Candidate(verdict=Verdict.REFUSED, reason="no layout says it, so that it stays where it is")

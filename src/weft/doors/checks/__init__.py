@@ -1,4 +1,4 @@
-"""Mistakes in a configuration: one small function per rule, for one stack or for all."""
+"""Faults of a configuration: one small function per rule, for its stack and for all."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ RULES: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
 
 
 def findings(configuration: Configuration) -> list[Finding]:
-    """Return everything that the rules find, in their order, each once."""
+    """Return all findings of the rules, in their order, each once."""
     rules = (*common.RULES, *RULES.get(configuration.stack, ()))
     return list(dict.fromkeys(found for rule in rules for found in rule(configuration)))

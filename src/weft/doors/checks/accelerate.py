@@ -18,7 +18,7 @@ _SECTIONS = {
     "DEEPSPEED": "deepspeed_config",
     "MEGATRON_LM": "megatron_lm_config",
 }
-# What FSDP2 replaced or does not read.
+# Keys that FSDP2 replaced or does not read.
 _ONLY_FIRST = (
     "sharding_strategy",
     "backward_prefetch",
@@ -29,7 +29,7 @@ _ONLY_FIRST = (
 
 
 def processes_fill_machines(configuration: Configuration) -> Iterator[Finding]:
-    """Yield every machine starts as many processes."""
+    """Check that every machine starts equally many processes."""
     machines = number(configuration.given, "num_machines", 1) or 1
     devices = configuration.devices
     if devices is not None and devices % machines:
@@ -53,7 +53,7 @@ def sizes_make_processes(configuration: Configuration) -> Iterator[Finding]:
 
 
 def sections_of_other_plugins(configuration: Configuration) -> Iterator[Finding]:
-    """Only the section of the plugin in use is read."""
+    """Find sections of plugins that are not in use; nothing reads them."""
     kind = plugin(configuration.given)
     for name, section in _SECTIONS.items():
         used = any(key.startswith(f"{section}.") for key in configuration.given)
@@ -62,7 +62,7 @@ def sections_of_other_plugins(configuration: Configuration) -> Iterator[Finding]
 
 
 def keys_of_the_version(configuration: Configuration) -> Iterator[Finding]:
-    """FSDP2 has one way to shard; FSDP1 has no resharding and no further axes."""
+    """Check keys by version: FSDP2 has one way to shard; FSDP1 has no resharding and no further axes."""
     given = configuration.given
     if plugin(given) != "FSDP":
         return
@@ -81,7 +81,7 @@ def keys_of_the_version(configuration: Configuration) -> Iterator[Finding]:
 
 
 def recomputation_by_default(configuration: Configuration) -> Iterator[Finding]:
-    """Since Accelerate 1.13 Megatron-LM's plugin recomputes everything where nothing is said."""
+    """Find full recomputation by default, in Megatron-LM's plugin since Accelerate 1.13."""
     key = f"{IN_MEGATRON}recompute_granularity"
     if plugin(configuration.given) == "MEGATRON_LM" and key not in configuration.given:
         problem = "not given; Accelerate 1.13 and later then recompute everything"
@@ -89,7 +89,7 @@ def recomputation_by_default(configuration: Configuration) -> Iterator[Finding]:
 
 
 def one_source_for_deepspeed(configuration: Configuration) -> Iterator[Finding]:
-    """Keys that the named DeepSpeed file holds must not be given again."""
+    """Find keys that repeat keys of the named DeepSpeed file; this is not allowed."""
     section = IN_DEEPSPEED
     if f"{section}deepspeed_config_file" not in configuration.given:
         return
@@ -100,7 +100,7 @@ def one_source_for_deepspeed(configuration: Configuration) -> Iterator[Finding]:
 
 
 def products_in_low_precision(configuration: Configuration) -> Iterator[Finding]:
-    """Devices multiply in fp32 at a fraction of what they do in bf16."""
+    """Find products in fp32: devices multiply at a fraction of their bf16 speed."""
     precise = configuration.given.get("mixed_precision", "no") in ("no", False)
     if precise and not on(configuration.given, "use_cpu") and (configuration.devices or 1) > 1:
         yield slow("mixed_precision", "no: products in fp32", "bf16, where the devices have it")

@@ -11,21 +11,21 @@ from weft.doors.keys import AXOLOTL
 
 
 def one_precision(configuration: Configuration) -> Iterator[Finding]:
-    """bf16 and fp16 exclude each other."""
+    """Check that bf16 and fp16 are not both on."""
     given = configuration.given
     if on(given, "bf16") and on(given, "fp16"):
         yield wrong("fp16", "true beside bf16: true; one is allowed", "false")
 
 
 def one_way_to_shard(configuration: Configuration) -> Iterator[Finding]:
-    """DeepSpeed and FSDP exclude each other."""
+    """Check that DeepSpeed and FSDP are not both in use."""
     given = configuration.given
     if given.get("deepspeed") and (given.get("fsdp") or "fsdp_config" in given):
         yield wrong("deepspeed", "given beside fsdp; one is allowed", "leave one out")
 
 
 def one_batch(configuration: Configuration) -> Iterator[Finding]:
-    """Accumulation follows from a batch, or a batch from accumulation."""
+    """Check that batch and accumulation are not both given: one follows from the other."""
     given = configuration.given
     key = AXOLOTL.key("micro_batches")
     if given.get("batch_size") and given.get(key):
@@ -34,7 +34,7 @@ def one_batch(configuration: Configuration) -> Iterator[Finding]:
 
 
 def adapters_and_bits(configuration: Configuration) -> Iterator[Finding]:
-    """qlora trains on four bits, lora on eight at least, and whole weights on neither."""
+    """Check bits: qlora trains on four, lora on at least eight, weights without adapter on neither."""
     given = configuration.given
     adapter, eight, four = given.get("adapter"), on(given, "load_in_8bit"), on(given, "load_in_4bit")
     if eight and four:
@@ -53,9 +53,9 @@ def adapters_and_bits(configuration: Configuration) -> Iterator[Finding]:
 
 
 def packing_needs_masks(configuration: Configuration) -> Iterator[Finding]:
-    """Packed samples must not see each other, which the attention has to know.
+    """Check for attention that masks packed samples from each other.
 
-    It is named by `attn_implementation`, or in older files by a key of its own.
+    `attn_implementation` names the attention; older files have a key of its own for each.
     """
     given = configuration.given
     named = str(given.get("attn_implementation") or "")
@@ -67,7 +67,7 @@ def packing_needs_masks(configuration: Configuration) -> Iterator[Finding]:
 
 
 def samples_are_filled(configuration: Configuration) -> Iterator[Finding]:
-    """Find samples padded to the longest, which compute on padding."""
+    """Find samples padded to the longest: they compute on padding."""
     given = configuration.given
     if on(given, "pad_to_sequence_len") and not on(given, "sample_packing"):
         problem = "true without sample_packing: every sample is padded to sequence_len"
@@ -75,7 +75,7 @@ def samples_are_filled(configuration: Configuration) -> Iterator[Finding]:
 
 
 def tensor_ranks_need_fsdp2(configuration: Configuration) -> Iterator[Finding]:
-    """Further axes are torch's, with FSDP2."""
+    """Check that further axes, which are torch's, go with FSDP2."""
     version = number(
         configuration.given, "fsdp_version", number(configuration.given, "fsdp_config.fsdp_version")
     )

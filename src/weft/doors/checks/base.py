@@ -1,4 +1,4 @@
-"""Parts that rules share: a finding, and the arithmetic of answers."""
+"""The common parts of rules: a finding, and the arithmetic of their answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong with a configuration: where, what is given, what is allowed, the nearest."""
+    """One fault of a configuration: the place, the given value, the allowed values, the nearest one."""
 
     severity: Severity
     violation: Violation
@@ -53,7 +53,7 @@ def number(given: Mapping[str, Any], key: str, default: int | None = None) -> in
 
 
 def on(given: Mapping[str, Any], key: str) -> bool:
-    """Return whether an option is given and not switched off; `auto` is not."""
+    """Return True if an option is given and not switched off; `auto` does not count."""
     return given.get(key) != AUTO and truth(given.get(key))
 
 

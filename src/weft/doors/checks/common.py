@@ -11,7 +11,7 @@ from weft.doors.configuration import Configuration
 
 
 def devices_hold_replicas(configuration: Configuration) -> Iterator[Finding]:
-    """Devices are whole replicas."""
+    """Check that the devices form whole replicas."""
     devices, each = configuration.devices, configuration.layout.replica_ranks
     if devices is not None and devices % each:
         problem = f"{devices} devices are no multiple of the {each} that pp x tp x cp take"
@@ -42,7 +42,7 @@ def batch_is_product(configuration: Configuration) -> Iterator[Finding]:
 
 
 def pipeline_is_filled(configuration: Configuration) -> Iterator[Finding]:
-    """Fewer micro-batches than devices leave some of them idle most of a step."""
+    """Find pipelines with fewer micro-batches than devices: some devices idle most of a step."""
     devices, count = configuration.layout.pp or 1, _micro_batches(configuration)
     if devices > 1 and count is not None and count < devices:
         problem = f"{count} micro-batches cannot fill a pipeline of {devices} devices"
@@ -50,7 +50,7 @@ def pipeline_is_filled(configuration: Configuration) -> Iterator[Finding]:
 
 
 def _micro_batches(configuration: Configuration) -> int | None:
-    """Micro-batches per replica, where the file says enough."""
+    """Return the micro-batches per replica, where the file says enough."""
     batch, size, replicas = (
         configuration.global_batch,
         configuration.layout.micro_batch_size,
@@ -62,7 +62,7 @@ def _micro_batches(configuration: Configuration) -> int | None:
 
 
 def axes_divide_the_model(configuration: Configuration) -> Iterator[Finding]:
-    """Tensor ranks divide heads and columns, context ranks divide tokens, stages need a layer each."""
+    """Check that tensor ranks divide heads and columns, context ranks tokens, and stages have layers."""
     model = configuration.model
     if not isinstance(model, ModelConfig):
         return

@@ -11,7 +11,7 @@ from weft.doors.keys import ACCELERATE, IN_MEGATRON, IN_SIZES, TORCHTITAN
 
 
 def tokens_are_divided(configuration: Configuration) -> Iterator[Finding]:
-    """torchtitan's tensor and context ranks divide the tokens of a sample."""
+    """Check that torchtitan's tensor and context ranks divide the tokens of a sample."""
     tokens, unit = configuration.sequence, 2 * configuration.layout.width
     if tokens is not None and unit > 2 and tokens % unit:
         problem = f"{tokens} tokens are no multiple of tp x 2 cp = {unit}"
@@ -19,7 +19,7 @@ def tokens_are_divided(configuration: Configuration) -> Iterator[Finding]:
 
 
 def flash_attention_is_used(configuration: Configuration) -> Iterator[Finding]:
-    """Axolotl's context ranks need flash attention, named by either of its keys."""
+    """Check that Axolotl's context ranks have flash attention, named by either of its keys."""
     given = configuration.given
     flash = on(given, "flash_attention") or "flash" in str(given.get("attn_implementation") or "")
     if (configuration.layout.cp or 1) > 1 and not flash:
@@ -28,7 +28,7 @@ def flash_attention_is_used(configuration: Configuration) -> Iterator[Finding]:
 
 
 def replicas_of_groups_share(configuration: Configuration) -> Iterator[Finding]:
-    """Accelerate refuses whole replicas of tensor or context groups."""
+    """Find whole replicas of tensor or context groups, which Accelerate refuses."""
     keys = {name: ACCELERATE.key(name, IN_SIZES) for name in ("replicate", "shard", "tp", "cp")}
     sizes = {name: number(configuration.given, key, 1) or 1 for name, key in keys.items()}
     divided, replicas = sizes["tp"] > 1 or sizes["cp"] > 1, sizes["replicate"]
@@ -38,7 +38,7 @@ def replicas_of_groups_share(configuration: Configuration) -> Iterator[Finding]:
 
 
 def ranks_by_default(configuration: Configuration) -> Iterator[Finding]:
-    """Since Accelerate 1.13 Megatron-LM's plugin has two context ranks where nothing is said."""
+    """Find two context ranks by default, in Megatron-LM's plugin since Accelerate 1.13."""
     key = ACCELERATE.key("cp", IN_MEGATRON)
     if plugin(configuration.given) == "MEGATRON_LM" and key not in configuration.given:
         yield slow(key, "not given; Accelerate 1.13 and later then take 2 context ranks", f"{key}: 1")

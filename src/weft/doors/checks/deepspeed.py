@@ -13,7 +13,7 @@ from weft.doors.keys import DEEPSPEED
 
 _ZERO = "zero_optimization."
 _STAGE = f"{_ZERO}stage"
-# What DeepSpeed 0.19.8 refuses to start with.
+# Keys that DeepSpeed 0.19.8 refuses to start with.
 _REMOVED = (
     "amp",
     "compression_training",
@@ -37,7 +37,7 @@ def _stage(configuration: Configuration) -> int:
 
 
 def one_precision(configuration: Configuration) -> Iterator[Finding]:
-    """fp16, bf16 and amp exclude each other."""
+    """Check that only one of fp16, bf16 and amp is on."""
     names = [
         name for name in ("bf16", "bfloat16", "fp16", "amp") if on(configuration.given, f"{name}.enabled")
     ]
@@ -47,21 +47,21 @@ def one_precision(configuration: Configuration) -> Iterator[Finding]:
 
 
 def batch_is_given(configuration: Configuration) -> Iterator[Finding]:
-    """Of the three batch sizes at least one is needed that is no accumulation."""
+    """Check that one of the three batch sizes, other than accumulation, is given."""
     batch, size = DEEPSPEED.key("global_batch"), DEEPSPEED.key("micro_batch_size")
     if not {batch, size} & set(configuration.given):
         yield wrong(batch, f"neither {batch} nor {size} is given", size)
 
 
 def stage_is_known(configuration: Configuration) -> Iterator[Finding]:
-    """ZeRO has stages 0 to 3."""
+    """Check that ZeRO's stage is 0 to 3."""
     given = configuration.given.get(_STAGE, 0)
     if given not in (0, 1, 2, 3):
         yield wrong(_STAGE, f"{given!r}: 0, 1, 2 or 3", "3")
 
 
 def pipeline_shares_states_only(configuration: Configuration) -> Iterator[Finding]:
-    """Yield the pipeline's engine asserts a stage below 2."""
+    """Check that the stage is below 2 with a pipeline, as its engine asserts."""
     stages, stage = configuration.layout.pp or 1, _stage(configuration)
     if stages > 1 and stage > 1:
         problem = f"stage {stage} with a pipeline of {stages}; its engine takes 0 and 1"
@@ -69,13 +69,13 @@ def pipeline_shares_states_only(configuration: Configuration) -> Iterator[Findin
 
 
 def tensor_ranks_hold_weights(configuration: Configuration) -> Iterator[Finding]:
-    """Automatic tensor parallelism goes up to stage 2."""
+    """Check that automatic tensor parallelism has stage 2 at most."""
     if (configuration.layout.tp or 1) > 1 and _stage(configuration) > 2:
         yield wrong(_STAGE, "stage 3 with tensor ranks (autotp_size); up to 2 is allowed", "2")
 
 
 def offload_needs_a_stage(configuration: Configuration) -> Iterator[Finding]:
-    """Weights can be offloaded with stage 3, optimizer states with any stage but 0."""
+    """Check the stage for offloading: weights need stage 3, optimizer states any stage but 0."""
     stage = _stage(configuration)
     for part, least in (("param", 3), ("optimizer", 1)):
         key = f"{_ZERO}offload_{part}.device"
@@ -88,7 +88,7 @@ def offload_needs_a_stage(configuration: Configuration) -> Iterator[Finding]:
 
 
 def offload_costs_time(configuration: Configuration) -> Iterator[Finding]:
-    """States on the host cross the bus in every step."""
+    """Find states on the host: they cross the bus in every step."""
     for part in ("param", "optimizer"):
         key = f"{_ZERO}offload_{part}.device"
         if configuration.given.get(key) in ("cpu", "nvme"):
@@ -97,7 +97,7 @@ def offload_costs_time(configuration: Configuration) -> Iterator[Finding]:
 
 
 def keys_of_stage_3(configuration: Configuration) -> Iterator[Finding]:
-    """Check keys that only ZeRO-3 reads."""
+    """Find keys for stage 3 with a lower stage; these have no effect."""
     stage = _stage(configuration)
     if stage >= 3:
         return
@@ -108,14 +108,14 @@ def keys_of_stage_3(configuration: Configuration) -> Iterator[Finding]:
 
 
 def removed_keys(configuration: Configuration) -> Iterator[Finding]:
-    """Features that are gone, and whose keys are refused even where they switch the feature off."""
+    """Find keys of removed features; they are refused even where they switch the feature off."""
     for key in _REMOVED:
         if any(given == key or given.startswith(f"{key}.") for given in configuration.given):
             yield wrong(key, "removed; DeepSpeed 0.19.8 and later refuse it", "leave it out")
 
 
 def reductions_overlap(configuration: Configuration) -> Iterator[Finding]:
-    """Reductions that wait for the whole backward pass, by choice or because all fits one bucket."""
+    """Find reductions that wait for the whole backward pass, by choice or because all fits one bucket."""
     stage, given = _stage(configuration), configuration.given
     key = f"{_ZERO}overlap_comm"
     if stage in (1, 2, 3) and given.get(key) is False:
@@ -132,7 +132,7 @@ def reductions_overlap(configuration: Configuration) -> Iterator[Finding]:
 
 
 def scaling_is_for_fp16(configuration: Configuration) -> Iterator[Finding]:
-    """Losses are scaled in fp16 only."""
+    """Find loss scaling without fp16."""
     for key in configuration.given:
         if key.startswith("bf16.") and "loss_scale" in key:
             yield idle(key, "losses are scaled in fp16 only", "leave it out")

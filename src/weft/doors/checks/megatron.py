@@ -1,4 +1,4 @@
-"""Rules for Megatron-LM's options, as its own validation has them, and what it does not warn of."""
+"""Rules for Megatron-LM's options: those of its own validation, and faults without its warning."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _UNEVEN = (
 
 
 def one_precision(configuration: Configuration) -> Iterator[Finding]:
-    """--fp16 and --bf16 exclude each other."""
+    """Check that --fp16 and --bf16 are not both given."""
     if "--fp16" in configuration.given and "--bf16" in configuration.given:
         yield wrong("--fp16", "given with --bf16; one is allowed", "--bf16")
 
 
 def layers_fill_stages(configuration: Configuration) -> Iterator[Finding]:
-    """Stages have equally many layers unless a layout says otherwise."""
+    """Check that stages have equally many layers, unless a layout says otherwise."""
     given, stages = configuration.given, configuration.layout.pp or 1
     splits = [key for key in _SPLITS if key in given]
     if len(splits) > 1:
@@ -61,12 +61,12 @@ def layers_fill_stages(configuration: Configuration) -> Iterator[Finding]:
 
 
 def loops_need_a_pipeline(configuration: Configuration) -> Iterator[Finding]:
-    """Several stages per device need at least two devices, and three where messages do not overlap."""
+    """Check that several stages per device have two devices, or three where messages do not overlap."""
     given, stages = configuration.given, configuration.layout.pp or 1
     split = next((key for key in _SPLITS[:2] if key in given), None)
     if split is None:
         return
-    # A part of a command line leaves the sizes of the model and the pipeline to another.
+    # A part of a command line leaves the sizes of the model and the pipeline to another part.
     whole = _PIPELINE in given or "--num-attention-heads" in given
     if stages == 1 and whole:
         yield wrong(split, "needs a pipeline; its size is 1", f"{_PIPELINE} 2")
@@ -76,7 +76,7 @@ def loops_need_a_pipeline(configuration: Configuration) -> Iterator[Finding]:
 
 
 def groups_fill_loops(configuration: Configuration) -> Iterator[Finding]:
-    """Check the group of micro-batches: at least pp, at most all; a rest is no smaller than pp."""
+    """Check that groups of micro-batches are from pp to all, and a rest is no smaller than pp."""
     given, stages = configuration.given, configuration.layout.pp or 1
     batch, size, replicas = (
         configuration.global_batch,
@@ -105,7 +105,7 @@ def groups_fill_loops(configuration: Configuration) -> Iterator[Finding]:
 
 
 def overlap_needs_owners(configuration: Configuration) -> Iterator[Finding]:
-    """Gathers overlap where states are shared out and reductions overlap."""
+    """Check that overlapped gathers have sharded states and overlapped reductions."""
     given, key = configuration.given, "--overlap-param-gather"
     if key not in given:
         return
@@ -116,7 +116,7 @@ def overlap_needs_owners(configuration: Configuration) -> Iterator[Finding]:
 
 
 def reductions_overlap(configuration: Configuration) -> Iterator[Finding]:
-    """Reductions that wait for the whole backward pass, or buckets too large to begin before its end."""
+    """Find reductions that wait for the whole backward pass, by choice or by too large buckets."""
     given, replicas = configuration.given, configuration.replicas or 1
     if replicas > 1 and "reductions" in (configuration.layout.blocking or ()):
         problem = f"not given: {replicas} replicas reduce gradients while nothing is computed"
@@ -131,7 +131,7 @@ def reductions_overlap(configuration: Configuration) -> Iterator[Finding]:
 
 
 def recomputation_is_whole(configuration: Configuration) -> Iterator[Finding]:
-    """Full recomputation needs a method, selective takes none."""
+    """Check that full recomputation has a method, and selective none."""
     given = configuration.given
     granularity, method = given.get("--recompute-granularity"), given.get("--recompute-method")
     if granularity == "full" and method is None:
@@ -149,7 +149,7 @@ def recomputation_is_whole(configuration: Configuration) -> Iterator[Finding]:
 
 
 def sequence_goes_with_tensor(configuration: Configuration) -> Iterator[Finding]:
-    """Tensor ranks that divide norms hold less and send as much."""
+    """Find tensor ranks that do not divide norms: dividing holds less and sends equally much."""
     tensor, given = configuration.layout.tp or 1, configuration.given
     if tensor > 1 and "--sequence-parallel" not in given:
         problem = f"not given: each of {tensor} tensor ranks keeps all tokens of norms and residuals"
@@ -159,14 +159,14 @@ def sequence_goes_with_tensor(configuration: Configuration) -> Iterator[Finding]
 
 
 def groups_of_queries(configuration: Configuration) -> Iterator[Finding]:
-    """Query groups are read when they are switched on."""
+    """Check that query groups are switched on, else they have no effect."""
     given = configuration.given
     if "--num-query-groups" in given and "--group-query-attention" not in given:
         yield idle("--num-query-groups", "read with --group-query-attention only", "--group-query-attention")
 
 
 def sharded_checkpoints(configuration: Configuration) -> Iterator[Finding]:
-    """Megatron FSDP has a format of its own, and shares nothing unless a strategy is named."""
+    """Check that Megatron FSDP has its checkpoint format and a strategy; without one it shards nothing."""
     given = configuration.given
     if "--use-megatron-fsdp" not in given:
         return

@@ -25,7 +25,7 @@ _V_SHAPED = ("zbvzerobubble", "dualpipev")
 
 
 def local_batch_is_split(configuration: Configuration) -> Iterator[Finding]:
-    """Check that the local batch of a pipeline is whole micro-batches."""
+    """Check that the local batch of a pipeline is a whole number of micro-batches."""
     if (configuration.layout.pp or 1) == 1:
         return
     keys = TORCHTITAN.only("local_batch")["local_batch"]
@@ -38,7 +38,7 @@ def local_batch_is_split(configuration: Configuration) -> Iterator[Finding]:
 
 
 def schedule_is_known(configuration: Configuration) -> Iterator[Finding]:
-    """Schedules and the stages they run."""
+    """Check that the schedule is known, and has the stages that it runs."""
     if (configuration.layout.pp or 1) == 1:
         if SCHEDULE in configuration.given:
             yield idle(SCHEDULE, "read with a pipeline only; its degree is 1", "leave it out")
@@ -55,7 +55,7 @@ def schedule_is_known(configuration: Configuration) -> Iterator[Finding]:
 
 
 def overlap_is_compiled(configuration: Configuration) -> Iterator[Finding]:
-    """Asynchronous tensor parallelism is made by the compiler."""
+    """Check that asynchronous tensor parallelism has the compiler, which makes it."""
     key = "parallelism.enable_async_tensor_parallel"
     if not on(configuration.given, key):
         return
@@ -66,14 +66,14 @@ def overlap_is_compiled(configuration: Configuration) -> Iterator[Finding]:
 
 
 def one_degree_is_left_over(configuration: Configuration) -> Iterator[Finding]:
-    """Only the sharding degree can be what is left over."""
+    """Check that only the sharding degree is -1, the remaining ranks."""
     for key in map(TORCHTITAN.key, NOT_LEFT_OVER):
         if number(configuration.given, key) == -1:
             yield wrong(key, "-1; only data_parallel_shard_degree can be what is left over", "1")
 
 
 def batch_is_accumulated(configuration: Configuration) -> Iterator[Finding]:
-    """Accumulation with weights that are gathered for every micro-batch."""
+    """Find accumulation with weights that are gathered for every micro-batch."""
     batch, size, replicas = (
         configuration.global_batch,
         configuration.layout.micro_batch_size,

@@ -34,7 +34,7 @@ EMITTERS: Mapping[str, Callable[[PlannedJob], Emitted]] = MappingProxyType(
         )
     }
 )
-# Those that start weft's own runtime, which must be able to execute the plan.
+# Stacks that start weft's own runtime, which must be able to execute the plan.
 OWN_RUNS = frozenset({slurm.NAME, skypilot.NAME, kubernetes.NAME})
 
 

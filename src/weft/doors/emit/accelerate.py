@@ -1,8 +1,8 @@
 """Accelerate: the YAML of `accelerate launch --config_file`, with the plugin that the plan needs.
 
 Replicas alone need no plugin, or DeepSpeed's for zero-1. Sharded gradients and weights need FSDP2. Pipelines
-need Megatron-LM's plugin, as do tensor ranks without sharded weights. The file has no key for micro-batches:
-the launch line names them as `transformers.TrainingArguments` does.
+need Megatron-LM's, and so do tensor ranks with unsharded replicas. Micro-batches are no key of the file. They
+stand in the launch line with the names of `transformers.TrainingArguments`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def _launch(decided: Decided, file: str) -> str:
         f"--per_device_train_batch_size {decided.plan.micro_batch_size} "
         f"--gradient_accumulation_steps {decided.micro_batches}"
     )
-    # Several processes on processors join each other only where the environment says that there is no device.
+    # Several processes on processors join each other only where the environment declares that there is no
+    # device.
     told = "ACCELERATE_USE_CPU=true " if decided.on_processors and decided.layout.ranks > 1 else ""
     return f"{told}accelerate launch --config_file {file}{where} train.py {batch}"
 
@@ -74,7 +75,7 @@ def _megatron(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
     require_family(decided, f"{STACK}'s Megatron-LM plugin", ("gpt", "llama", "bert"))
     layout, losses = decided.layout, []
     values: dict[str, Any] = {
-        # Where degrees of 1 are left out, the plugin of Accelerate 1.13 and later takes two context ranks.
+        # Without degrees of 1 in the file, the plugin of Accelerate 1.13 and later takes two context ranks.
         **ACCELERATE.values(decided.decisions | decided.batch, IN_MEGATRON),
         "sequence_parallelism": layout.tp > 1,
         "recompute_activations": layout.recompute == "selective",
@@ -106,7 +107,7 @@ def _megatron(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
 
 
 def _recomputed(recompute: Recompute) -> Loss:
-    """Return the loss: the plugin of Accelerate 1.13 and later recomputes everything by default."""
+    """Return the loss of recomputation: the plugin of Accelerate 1.13 and later recomputes all by default."""
     granularity = "'selective'" if recompute == "selective" else "None"
     words = f"'recompute_granularity': {granularity}, 'recompute_method': None, 'recompute_num_layers': None"
     what = f"recompute {recompute}, where the plugin's default is full and no key of the YAML takes it back"

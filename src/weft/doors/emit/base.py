@@ -1,4 +1,4 @@
-"""Parts that emitters share: a plan's decisions for other stacks, and an emitter's answer."""
+"""The common parts of emitters: a plan's decisions in the form of other stacks, and an emitter's result."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from weft.moves.layout_of_plan import usual_layout_of
 from weft.planning.planned import PlannedJob
 from weft.program.schedules.depth_first import DepthFirst
 
-# What a stack prints where the address of the first node belongs.
+# The address of the first node in a stack's launch line.
 MASTER = '--node-rank "${NODE_RANK:-0}" --master-addr "${MASTER_ADDR:-localhost}" --master-port 29500'
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A decision that a stack cannot express, and the nearest that it can."""
+    """A part of a plan that a stack cannot express, and the nearest that it can do."""
 
     what: str
     nearest: str
@@ -41,7 +41,7 @@ class Emitted:
     """A plan in the words of another stack.
 
     `text` is the file and `file` a usual name for it. `launch` is the command that starts the run with it.
-    `losses` are the decisions that the stack cannot express.
+    `losses` are the parts of the plan that the stack cannot express.
     """
 
     file: str
@@ -50,7 +50,7 @@ class Emitted:
     losses: tuple[Loss, ...] = ()
 
     def launch_from(self, out: Path) -> str:
-        """Return the command for a file written to `out`; it names a Python module without its folder."""
+        """Return the command for a file in `out`; it names a module of Python without its folder."""
         if not self.file.endswith(".py"):
             return self.launch.replace(self.file, str(out))
         line = self.launch.replace("PYTHONPATH=. ", f"PYTHONPATH={shlex.quote(str(out.parent))} ")
@@ -61,7 +61,8 @@ class Emitted:
 class Decided:
     """The decisions of a planned job, for stacks that know one degree of each axis for all stages.
 
-    Where stages or replicas differ, the values are the nearest that are equal, and `inequalities` says so.
+    Where stages or replicas differ, the values are the nearest equal ones, and `inequalities` lists the
+    losses.
     """
 
     job: PlannedJob
@@ -85,17 +86,17 @@ class Decided:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches per step of one pipeline, where all have equally many."""
+        """Micro-batches per step of one pipeline, if all have equally many."""
         return max(1, round(self.plan.micro_batches / self.layout.dp))
 
     @property
     def global_batch(self) -> int:
-        """Samples per step where all pipelines have equally many micro-batches."""
+        """Samples per step, if all pipelines have equally many micro-batches."""
         return self.micro_batches * self.layout.dp * self.plan.micro_batch_size
 
     @property
     def decisions(self) -> dict[str, Any]:
-        """The layout's, by name, but for the samples of a micro-batch, which go with the batch."""
+        """The layout's decisions by name, without the samples of a micro-batch, which belong to the batch."""
         return {name: value for name, value in self.layout.record().items() if name not in self.batch}
 
     @property
@@ -110,7 +111,7 @@ class Decided:
 
     @property
     def blocks(self) -> list[int]:
-        """Return the number of blocks of each stage, without embedding and head."""
+        """The number of blocks, without embedding and head, of each stage."""
         layers = self.job.problem.job.graph.layers
         return [sum(layers[index].kind == "block" for index in stage.layers) for stage in self.plan.stages]
 
@@ -136,7 +137,7 @@ class Decided:
 
     @property
     def on_processors(self) -> bool:
-        """Return True if no device of the cluster is an accelerator."""
+        """True if no device of the cluster is an accelerator."""
         return all(group.device.synchronous for group in self.job.problem.job.cluster.groups)
 
     def torchrun(self, program: str) -> str:
@@ -147,14 +148,14 @@ class Decided:
         return f"torchrun {sizes} {MASTER} {program}"
 
     def _ranks_here(self) -> str:
-        """Return ranks of a node, as shell: a number, or where nodes differ what picks it by the node's."""
+        """Return the ranks of a node, as shell: a number, or a choice by node where nodes differ."""
         if len(set(self.node_sizes)) == 1:
             return str(self.devices_per_node)
         sizes = " ".join(map(str, self.node_sizes))
         return f'"$(set -- {sizes}; shift "${{NODE_RANK:-0}}"; echo "$1")"'
 
     def summary(self) -> list[str]:
-        """Return two lines: which plan this is and what it does."""
+        """Return two lines: the name of the plan, and its decisions."""
         job = self.job.problem.job
         return [
             f"weft plan {self.plan.plan_id}: {job.graph.name} on {job.cluster.name}",
@@ -174,13 +175,13 @@ class Decided:
 
     @property
     def _at_a_time(self) -> int:
-        """Micro-batches that a stage of a device on its own runs before the next stage does."""
+        """Micro-batches that a stage on a single device runs before the next stage does."""
         if self.layout.schedule == DepthFirst.name:
             return int(self.layout.options.get("group_size", 1))
         return self.micro_batches
 
     def inequalities(self, stack: str) -> list[Loss]:
-        """Return the losses if all stages and replicas must be alike and have the model's own layers only."""
+        """Return the losses where all stages and replicas must be alike, with the model's own layers only."""
         plan, layout = self.plan, self.layout
         losses = [
             Loss(
@@ -223,7 +224,7 @@ class Decided:
 
 
 def unexpressed(layout: Layout, stack: str, expressed: Collection[str]) -> list[Loss]:
-    """Return a line for each unusual decision without a word of the stack; `expressed` are the others."""
+    """Return a line for each unusual decision that a stack has no word for, that is, not in `expressed`."""
     return [
         Loss(
             f"{decision_text(name, getattr(layout, name))}, which {stack} does not have",
@@ -240,10 +241,10 @@ def _listed(values: Sequence[object]) -> str:
 
 
 def require_family(decided: Decided, stack: str, families: Sequence[str]) -> None:
-    """Refuse a model that a stack has no counterpart of.
+    """Refuse a model without a counterpart in a stack.
 
     Raises:
-        InputError: naming what it has.
+        InputError: with the families that the stack has.
     """
     if decided.model.family not in families:
         problem = f"{stack} trains models of {', '.join(families)}, not of family {decided.model.family}"
@@ -251,10 +252,10 @@ def require_family(decided: Decided, stack: str, families: Sequence[str]) -> Non
 
 
 def commented(lines: Sequence[str]) -> str:
-    """Lines as comments of shell, TOML and YAML."""
+    """Return lines as comments of shell, TOML and YAML."""
     return "".join(f"# {line}\n" for line in lines)
 
 
 def header(decided: Decided, launch: str, losses: Sequence[Loss]) -> str:
-    """Return the comment at the top of a file: which plan, how to start it, what is lost."""
+    """Return the comment at the top of a file: the plan, the launch command, and the losses."""
     return commented([*decided.summary(), f"start: {launch}", *(str(loss) for loss in losses)])

@@ -1,8 +1,8 @@
 """DeepSpeed: the JSON that `deepspeed.initialize` takes.
 
-A file has no comments, so what it cannot hold stands beside it: the launch line, and what is lost.
-`pipeline`, `tensor_parallel` and `sequence_parallel_size` are read by the engine; the model's code makes the
-`PipelineModule` with as many stages.
+A file has no comments, so the launch line and the losses stand outside it. The engine reads `pipeline`,
+`tensor_parallel` and `sequence_parallel_size`. The model's code makes the `PipelineModule` with equally many
+stages.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def emit(planned: PlannedJob) -> Emitted:
 
 
 def _degrees(decided: Decided) -> dict[str, Any]:
-    """Degrees of several ranks, in their tables; a pipeline's table says what is recomputed, too."""
+    """Return degrees of several ranks, in their tables; a pipeline's table has the recomputation too."""
     record: dict[str, Any] = {}
     for key, degree in DEEPSPEED.values(decided.decisions).items():
         table, _, name = key.rpartition(".")
@@ -54,14 +54,14 @@ def _degrees(decided: Decided) -> dict[str, Any]:
 def _launch(decided: Decided, file: str) -> str:
     sizes = f"--num_gpus {decided.devices_per_node}"
     if decided.nodes > 1:
-        # The slots of the host file say how many ranks a node has, where they are unlike each other.
+        # The slots of the host file hold the ranks of each node, where nodes differ.
         alike = f" {sizes}" if len(set(decided.node_sizes)) == 1 else ""
         sizes = f"--hostfile hostfile --num_nodes {decided.nodes}{alike}"
     return f"deepspeed {sizes} train.py --deepspeed --deepspeed_config {file}"
 
 
 def _zero_stage(decided: Decided) -> tuple[int, list[Loss]]:
-    """Return the nearest stage that goes with the plan's other axes."""
+    """Return the nearest stage that goes with the plan's other axes, and the losses."""
     layout = decided.layout
     stage, losses = int(layout.sharding[-1]), []
     if layout.pp > 1 and stage > 1:

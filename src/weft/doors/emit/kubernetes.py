@@ -1,8 +1,7 @@
 """Kubernetes: indexed Jobs that train the plan with weft's own runtime, one pod per node.
 
-No operator is needed: a headless Service gives the pods names, and a pod's index is its node's number. Nodes
-of several kinds become several Jobs. The pods need an image with weft and torch in it, and a volume that all
-of them share.
+No operator is needed: a headless Service names the pods, and a pod's index is its node's number. Nodes of
+several kinds become several Jobs. The pods need an image with weft and torch, and a common volume.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from weft.doors.emit.own_run import PORT, Nodes, files, losses_of, nodes_of, run
 from weft.planning.planned import PlannedJob
 
 NAME = "k8s"
-# A ConfigMap holds no more.
+# The limit of a ConfigMap.
 _MOST_BYTES = 2**20
 _VOLUME = "weft-runs"
 

@@ -1,7 +1,7 @@
 """Megatron-LM: a shell script with one `torchrun` command line.
 
-Option names are those of `megatron/training/arguments.py`. Ranks are ordered alike: tensor ranks innermost,
-then context ranks, replicas, and pipeline devices outermost.
+Option names come from `megatron/training/arguments.py`. The order of ranks is the same: tensor ranks
+innermost, then context ranks, replicas, and pipeline devices outermost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weft.planning.planned import PlannedJob
 NAME = "megatron"
 STACK = "Megatron-LM"
 _PROGRAM = "pretrain_gpt.py"
-# One option per entry, with its values, as typed.
+# One option per entry, with its values, in typed form.
 Options = list[tuple[str, ...]]
 
 
@@ -43,7 +43,7 @@ def emit(planned: PlannedJob) -> Emitted:
     losses = (*decided.inequalities(STACK), *order_losses, *_losses(decided))
     lines = [decided.torchrun(_PROGRAM)]
     lines += [" ".join((option[0], *map(shlex.quote, option[1:]))) for option in options]
-    # Synthetic data unless the environment names some.
+    # Synthetic data unless the environment names other data.
     lines.append("${DATA_ARGUMENTS:---mock-data}")
     command = " \\\n  ".join(lines)
     launch = f"bash {NAME}.sh" + (", on every node with its NODE_RANK" if decided.nodes > 1 else "")
@@ -53,7 +53,7 @@ def emit(planned: PlannedJob) -> Emitted:
 
 
 def _environment(decided: Decided) -> str:
-    """Tensor and context ranks need one hardware queue, Megatron FSDP needs several."""
+    """Return the environment: tensor and context ranks need one hardware queue, Megatron FSDP several."""
     layout = decided.layout
     if layout.width == 1 or layout.sharding in _STRATEGIES:
         return ""
@@ -72,7 +72,7 @@ def _degrees(decided: Decided) -> Options:
 
 
 def _order(decided: Decided) -> tuple[Options, list[Loss]]:
-    """Stages and the order of micro-batches, and what is lost of them."""
+    """Return the options of stages and the order of micro-batches, and the losses."""
     layout, blocks = decided.layout, decided.blocks
     options: Options = []
     losses: list[Loss] = []
@@ -83,7 +83,7 @@ def _order(decided: Decided) -> tuple[Options, list[Loss]]:
     elif layout.loops > 1:
         options.append(("--num-layers-per-virtual-pipeline-stage", str(blocks[0])))
     name = layout.schedule
-    # Without loops it waits for messages always, in loops on two devices never.
+    # Without loops it always waits for messages, in loops on two devices never.
     if layout.loops > 1 and layout.pp > 2 and "messages" in layout.blocking:
         options.append(("--no-overlap-p2p-communication",))
     if layout.loops == 1:
@@ -97,10 +97,8 @@ def _order(decided: Decided) -> tuple[Options, list[Loss]]:
 
 
 def _group(decided: Decided) -> tuple[int, list[Loss]]:
-    """Return the micro-batches that run through a stage before the next one, and the loss.
-
-    In Megatron-LM they are at least pp and at most all, and a rest is no smaller than pp.
-    """
+    """Return the number of micro-batches that a stage runs before the next one does, and the losses.
+    Megatron-LM's groups have from pp to all micro-batches, and a rest is no smaller than pp."""
     devices, count, name = decided.layout.pp, decided.micro_batches, decided.layout.schedule
     rounds = int(decided.layout.options.get("depth", max(1, count // devices)))
     own = int(decided.layout.options.get("group_size", devices))
@@ -123,7 +121,7 @@ def _group(decided: Decided) -> tuple[int, list[Loss]]:
 
 
 def pipeline_text(decided: Decided) -> str:
-    """Stages in the words of --pipeline-model-parallel-layout: E embedding, t blocks, L head."""
+    """Return stages in the words of --pipeline-model-parallel-layout: E embedding, t blocks, L head."""
     layers = decided.job.problem.job.graph.layers
     stages = []
     for stage, count in zip(decided.plan.stages, decided.blocks, strict=True):
@@ -145,7 +143,7 @@ _STRATEGIES = {"zero-2": "optim_grads", "zero-3": "optim_grads_params"}
 
 
 def _states(decided: Decided) -> Options:
-    """Return the options for sharding, and for reductions that overlap with backward passes."""
+    """Return the options for sharded states, and for the overlap of reductions with backward passes."""
     layout = decided.layout
     options: Options = []
     overlapped = "reductions" not in layout.blocking
@@ -156,7 +154,7 @@ def _states(decided: Decided) -> Options:
         return options
     options.append(("--use-distributed-optimizer",))
     if overlapped:
-        # Needs reductions that overlap.
+        # It needs overlapped reductions.
         options.append(("--overlap-param-gather",))
     if layout.sharding in _STRATEGIES:
         options += [

@@ -1,7 +1,7 @@
-"""Parts that launchers of weft's own runs share: the run directory's files, and one command per node.
+"""The common parts of launchers of weft's own runs: the run directory's files, and one command per node.
 
-A run directory needs `run.toml` and `plan.json`; `weft train DIRECTORY --prepare-only` makes the rest of it,
-and `torchrun -m weft.training.worker DIRECTORY` on every node joins the ranks. All nodes must see it.
+A run directory needs `run.toml` and `plan.json`; `weft train DIRECTORY --prepare-only` makes the rest of it.
+`torchrun -m weft.training.worker DIRECTORY` on every node joins the ranks. All nodes must see the directory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Nodes:
 
 
 def nodes_of(decided: Decided) -> list[Nodes]:
-    """Return the nodes of the plan's ranks, in the order of ranks; a part of a node counts by itself."""
+    """Return the nodes of the plan's ranks, in the order of the ranks; a partly used node is separate."""
     found: list[Nodes] = []
     left, first = decided.plan.ranks, 0
     for group in decided.job.problem.job.cluster.groups:
@@ -53,7 +53,7 @@ def nodes_of(decided: Decided) -> list[Nodes]:
 
 
 def pinned(decided: Decided) -> RunFile:
-    """Return the run file with what the plan has decided of batch, sequence and precision written out."""
+    """Return the run file with the plan's decisions on batch, sequence and precision."""
     run, plan = decided.run, decided.plan
     return run.model_copy(
         update={
@@ -66,13 +66,13 @@ def pinned(decided: Decided) -> RunFile:
 
 
 def files(decided: Decided) -> dict[str, str]:
-    """`run.toml` and `plan.json`, from which a run directory is made."""
+    """Return `run.toml` and `plan.json`, the sources of a run directory."""
     # The plan is predicted where the run is prepared.
     return {"run.toml": pinned(decided).to_toml(), "plan.json": PlanFile(decided.plan).to_json()}
 
 
 def here_documents(decided: Decided, folder: str) -> str:
-    """Shell that writes the files into `folder` unless a run has begun there."""
+    """Return shell code that writes the files into `folder`, unless a run has begun there."""
     writes = "".join(
         f"cat > {folder}/{name} <<'END_OF_{name.partition('.')[0].upper()}'\n{text.rstrip()}\n"
         f"END_OF_{name.partition('.')[0].upper()}\n"
@@ -90,13 +90,13 @@ def worker(nodes: int, devices: int | str, rank: str, master: str, folder: str) 
 
 
 def run_name(decided: Decided) -> str:
-    """Return a name of small letters, digits and dashes, as clusters want them."""
+    """Return a name of small letters, digits and dashes, as clusters require."""
     word = re.sub(r"[^a-z0-9]+", "-", decided.plan.model.lower()).strip("-") or "model"
     return f"weft-{word[:30]}-{decided.plan.plan_id[:8]}"
 
 
 def losses_of(decided: Decided) -> list[Loss]:
-    """Return the needs of the run that a launcher does not bring along."""
+    """Return the needs of the run that a launcher does not meet."""
     losses, run = [], decided.run
     if run.cluster.use == "this-machine":
         what = "a plan for this machine, which another machine refuses"

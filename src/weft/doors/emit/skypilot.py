@@ -10,7 +10,7 @@ from weft.errors import InputError, Violation
 from weft.planning.planned import PlannedJob
 
 NAME = "skypilot"
-# Names that are not the catalogue's in capitals.
+# Names other than the catalogue's in capitals.
 _ACCELERATORS = {
     "p100-16gb": "P100",
     "v100-16gb": "V100",
@@ -29,7 +29,7 @@ def emit(planned: PlannedJob) -> Emitted:
     """Return the task's YAML.
 
     Raises:
-        InputError: when nodes are of several kinds, for all nodes of a task are alike.
+        InputError: when nodes are of several kinds, since all nodes of a task are alike.
     """
     decided = Decided(planned)
     nodes, losses = nodes_of(decided), losses_of(decided)

@@ -39,17 +39,17 @@ def emit(planned: PlannedJob) -> Emitted:
 
 
 def _requests(nodes: Nodes) -> str:
-    """Return one task per node, which has the node's processors for all of its ranks."""
+    """Return the request of one task per node with the node's processors for all of its ranks."""
     lines = f"#SBATCH --nodes={nodes.count}\n#SBATCH --ntasks-per-node=1\n"
     if nodes.device.synchronous:
         return f"{lines}#SBATCH --cpus-per-task={nodes.devices}\n"
-    # A task has one processor unless more are asked for.
+    # By default a task has one processor.
     processors = "--exclusive" if nodes.whole else f"--cpus-per-task={nodes.devices}"
     return f"{lines}#SBATCH --gpus-per-node={nodes.devices}\n#SBATCH {processors}\n"
 
 
 def _start(nodes: list[Nodes]) -> str:
-    """Return one task per node, which starts the node's ranks; tasks are numbered as the plan's nodes are."""
+    """Return the start of one task per node for its ranks; tasks have the plan's node numbers."""
     count = sum(one.count for one in nodes)
     several = len(nodes) > 1
     hosts = "$SLURM_JOB_NODELIST_HET_GROUP_0" if several else "$SLURM_JOB_NODELIST"
@@ -62,7 +62,7 @@ def _start(nodes: list[Nodes]) -> str:
         steps.append(f"{group}{processors}bash -c '{command}'")
     return (
         f'HOSTS="$(scontrol show hostnames "{hosts}")"\n'
-        # Not by a pipe into head, which may end before what writes to it, and so end the script.
+        # A pipe into head could end before its writer does, and so end the script.
         "export MASTER_ADDR=\"${HOSTS%%$'\\n'*}\"\n"
         f"srun {' : '.join(steps)}\n"
     )

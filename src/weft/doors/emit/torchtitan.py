@@ -1,4 +1,4 @@
-"""torchtitan from 0.3 on: a configuration in Python, as `torchrun -m torchtitan.train --module ...` reads it.
+"""torchtitan from 0.3 on: a configuration in Python for `torchrun -m torchtitan.train --module ...`.
 
 The module has one function, which builds a `Trainer.Config`; options of the command line override it.
 """

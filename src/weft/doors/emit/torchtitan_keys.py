@@ -1,7 +1,7 @@
-"""Parts that torchtitan's TOML and its configuration in Python share: equal keys, and losses.
+"""The common parts of torchtitan's TOML and its configuration in Python: keys of the same names, and losses.
 
-Weights sharded, but not resharded after forward passes, are gathered once per step. This is nearest to zero-1
-and zero-2.
+Sharded weights without resharding after forward passes are gathered once per step. This is the nearest to
+zero-1 and zero-2.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ SCHEDULES = {
     "zb-v": "ZBVZeroBubble",
 }
 _NEAREST = {"hybrid": "Interleaved1F1B"}
-# Presets that are sizes of torchtitan's own.
+# Presets with sizes of torchtitan's own.
 FLAVORS = {"llama-3-8b": "8B", "llama-3-70b": "70B"}
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-# A norm that no gradient has.
+# A norm larger than any gradient's.
 _UNBOUNDED = 1e9
-# A table's keys.
+# The keys of a table.
 Table = dict[str, int | float | str | bool]
 
 
 def decide(planned: PlannedJob) -> tuple[Decided, Table, tuple[Loss, ...]]:
-    """Return the decisions, the keys of the schedule, and all losses.
+    """Return the decisions, the keys of their schedule, and all losses.
 
     Raises:
         InputError: when the model is no Llama.
@@ -44,12 +44,13 @@ def decide(planned: PlannedJob) -> tuple[Decided, Table, tuple[Loss, ...]]:
 
 
 def flavor(decided: Decided) -> str:
-    """torchtitan's name of the model's sizes, or the model's own, which the user registers."""
+    """Return torchtitan's name of the model's sizes, or the model's own, which the user registers."""
     return FLAVORS.get(decided.model.name, decided.model.name)
 
 
 def training(decided: Decided) -> Table:
-    """Without a pipeline the local batch is a micro-batch, with one it is all of a replica's."""
+    """Return the training keys. The local batch is a micro-batch, or with a pipeline all of a replica's
+    batch."""
     layout, run = decided.layout, decided.run
     local_batch = layout.micro_batch_size * (decided.micro_batches if layout.pp > 1 else 1)
     values: Table = {
@@ -57,13 +58,13 @@ def training(decided: Decided) -> Table:
         "steps": run.train.steps,
         "mixed_precision_param": DTYPES.get(decided.plan.precision, "float32"),
     }
-    # torchtitan clips to 1 where nothing is said, and has no word for never.
+    # By default torchtitan clips to 1, and it has no word for never.
     values["max_norm"] = _UNBOUNDED if run.optimizer.clip_norm is None else run.optimizer.clip_norm
     return values
 
 
 def degrees(decided: Decided) -> Table:
-    """Degrees of all axes, and whether weights are given up after each forward pass."""
+    """Return the degrees of all axes, and the resharding of weights after each forward pass."""
     layout = decided.layout
     values: Table = TORCHTITAN.values(decided.decisions | replica_counts(layout), "parallelism.")
     if layout.sharding != "zero-0":
@@ -72,7 +73,7 @@ def degrees(decided: Decided) -> Table:
 
 
 def schedule(decided: Decided) -> tuple[Table, list[Loss]]:
-    """Return the order of micro-batches, and what is lost of it; nothing without a pipeline."""
+    """Return the order of micro-batches, and its losses; nothing without a pipeline."""
     layout = decided.layout
     if layout.pp == 1:
         return {}, []
@@ -86,9 +87,9 @@ def schedule(decided: Decided) -> tuple[Table, list[Loss]]:
 
 
 def parts(decided: Decided, modules: Mapping[str, list[str]]) -> list[list[str]]:
-    """Return the modules of every stage, which need not have equally many layers; none without a pipeline.
+    """Return the modules of every stage, which may have unequal numbers of layers; none without a pipeline.
 
-    `modules` are those of the embedding and the head, whose names are not the same in all versions.
+    `modules` are those of the embedding and the head; versions differ in their names.
     """
     if decided.layout.pp == 1:
         return []
@@ -103,7 +104,7 @@ def parts(decided: Decided, modules: Mapping[str, list[str]]) -> list[list[str]]
 
 
 def losses(decided: Decided) -> list[Loss]:
-    """Return the losses of both, without the order of micro-batches."""
+    """Return the losses in both forms, without those of the order of micro-batches."""
     layout, found = decided.layout, decided.optimizer_losses()
     found += unexpressed(layout, STACK, TORCHTITAN.expressed())
     if layout.sharding in ("zero-1", "zero-2"):

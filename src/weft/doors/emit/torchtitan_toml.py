@@ -1,6 +1,6 @@
-"""torchtitan up to 0.2: a job's TOML, as `run_train.sh` and `torchrun -m torchtitan.train` read it.
+"""torchtitan up to 0.2: a job's TOML for `run_train.sh` and `torchrun -m torchtitan.train`.
 
-Keys are those of `torchtitan/config/job_config.py`. Later versions are configured in Python.
+The keys come from `torchtitan/config/job_config.py`. Later versions have configurations in Python.
 """
 
 from __future__ import annotations

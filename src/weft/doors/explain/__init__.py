@@ -1,4 +1,4 @@
-"""Files of other stacks, recognised by what is in them."""
+"""Files of other stacks, recognised by their contents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.errors import InputError, Violation
 
 
 class Reader(NamedTuple):
-    """Recognition and reading of one stack's files; both take the text and the file's name."""
+    """Functions that recognise and read one stack's files; both get the text and the file's name."""
 
     recognises: Callable[[str, str], bool]
     read: Callable[[str, str], Configuration]
@@ -36,7 +36,7 @@ def read_configuration(text: str, name: str) -> Configuration:
     """Return the configuration in a text.
 
     Raises:
-        InputError: when no stack's reader recognises it, listing what can be read.
+        InputError: when no stack's reader recognises it, with the list of readable files.
     """
     for reader in READERS.values():
         if reader.recognises(text, name):

@@ -1,4 +1,4 @@
-"""Accelerate: the YAML of `accelerate launch --config_file`, with whichever plugin it configures."""
+"""Accelerate: the YAML of `accelerate launch --config_file`, with any plugin that it configures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STRATEGIES: Mapping[str, Sharding] = {
 
 
 def recognises(text: str, name: str) -> bool:
-    """Return whether it is YAML that says how Accelerate distributes."""
+    """Return True for YAML that configures Accelerate's distribution."""
     record = yaml_mapping(text)
     return record is not None and any(mark in record for mark in _MARKS)
 
@@ -42,7 +42,7 @@ def read(text: str, name: str) -> Configuration:
         InputError: when a degree is no count.
     """
     given = flat(yaml_mapping(text) or {}, name)
-    # Accelerate has two ways to divide a sample; a file that uses one says 1 of the other.
+    # Accelerate has two ways to divide a sample; a file with one of them sets the other to 1.
     table = ACCELERATE if whole(given.get(ULYSSES)) in (None, 1) else ACCELERATE_ULYSSES
     values, keys = counts(given, table.counts, name)
     kind = plugin(given)
@@ -67,7 +67,7 @@ def read(text: str, name: str) -> Configuration:
 
 
 def plugin(given: Mapping[str, Any]) -> str:
-    """Return the library that distributes, in capital letters."""
+    """Return the name of the distributing plugin, in capital letters."""
     return str(given.get("distributed_type", "NO")).upper()
 
 
@@ -87,7 +87,7 @@ def _sharding(given: Mapping[str, Any], kind: str) -> Sharding | None:
 
 
 def _recompute(given: Mapping[str, Any], kind: str) -> Recompute | None:
-    """None where the program decides."""
+    """Return the recomputation; None where the program decides."""
     if kind == "MEGATRON_LM":
         granularity = given.get(f"{IN_MEGATRON}recompute_granularity")
         if granularity in ("full", "selective"):

@@ -17,7 +17,7 @@ _MARKS = ("datasets", "micro_batch_size", "sequence_len", "pretraining_dataset",
 
 
 def recognises(text: str, name: str) -> bool:
-    """Return whether it is YAML that trains a base model."""
+    """Return True for YAML that trains a base model."""
     record = yaml_mapping(text)
     return record is not None and "base_model" in record and any(mark in record for mark in _MARKS)
 
@@ -67,7 +67,7 @@ def _recompute(given: Mapping[str, Any]) -> Recompute:
 
 
 def _precision(given: Mapping[str, Any]) -> str | None:
-    """`bf16: auto` takes what the device has."""
+    """Return the precision; `bf16: auto` takes the device's."""
     if truth(given.get("bf16")) or truth(given.get("bfloat16")) or given.get("bf16") in ("full", "auto"):
         return "bf16"
     if truth(given.get("fp16")) or truth(given.get("float16")):

@@ -17,7 +17,7 @@ SHARDINGS: Mapping[int, Sharding] = {0: "zero-0", 1: "zero-1", 2: "zero-2", 3: "
 
 
 def recognises(text: str, name: str) -> bool:
-    """Return whether it is JSON with DeepSpeed's batch sizes or its ZeRO section."""
+    """Return True for JSON with DeepSpeed's batch sizes or its ZeRO section."""
     record = json_mapping(text)
     return record is not None and any(mark in record for mark in _MARKS)
 
@@ -32,7 +32,7 @@ def read(text: str, name: str) -> Configuration:
     values, keys = counts(given, DEEPSPEED.counts, name)
     stage = whole(given.get("zero_optimization.stage", 0))
     if "global_batch" not in values:
-        # The engine accumulates nothing unless it is told to.
+        # By default the engine accumulates nothing.
         values.setdefault("micro_batches", 1)
     said = {
         "sharding": SHARDINGS.get(stage) if isinstance(stage, int) else None,
@@ -53,7 +53,7 @@ def read(text: str, name: str) -> Configuration:
 
 
 def _precision(given: Mapping[str, Any]) -> str | None:
-    """Return the section that is switched on; None where the program decides."""
+    """Return the precision of the enabled section; None where the program decides."""
     for name in ("bf16", "bfloat16", "fp16"):
         if truth(given.get(f"{name}.enabled")):
             return "fp16" if name == "fp16" else "bf16"
@@ -75,7 +75,7 @@ def _blocking(given: Mapping[str, Any], stage: Any, pipeline: int) -> tuple[Bloc
 
 
 def unpredicted(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the features of DeepSpeed that weft does not predict."""
+    """Return the features of DeepSpeed in the file that weft does not predict."""
     lines = []
     for part in ("optimizer", "param"):
         key = f"zero_optimization.offload_{part}.device"

@@ -1,7 +1,7 @@
 """Megatron-LM: the options of a command line, alone or in the script that assembles it.
 
-Scripts keep options in variables and arrays. So all words of the text are read, with the values of variables
-that the text sets.
+Scripts keep options in variables and arrays. So the reader looks at all words of the text, and replaces
+variables that the text itself sets.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STRATEGIES: Mapping[str, Sharding] = {
 
 
 def recognises(text: str, name: str) -> bool:
-    """Return whether the text has options that only Megatron-LM has."""
+    """Return True for text with options that only Megatron-LM has."""
     return any(mark in text.replace("_", "-") for mark in _MARKS)
 
 
@@ -48,7 +48,7 @@ def read(text: str, name: str) -> Configuration:
     given = options_of(text)
     values, keys = counts(given, MEGATRON_LM.counts, name)
     if "global_batch" not in values and "micro_batch_size" in values:
-        # One micro-batch per replica, if nothing else is said.
+        # By default one micro-batch per replica.
         values["micro_batches"] = 1
     loops, loops_key = _loops(given, values)
     group = whole(given.get("--microbatch-group-size-per-virtual-pipeline-stage"))
@@ -88,7 +88,7 @@ _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?[-=]([^}]*))?\}|([A-Za-z_]\w*
 def options_of(text: str) -> dict[str, Any]:
     """Return all options of a text, with their first values; True for an option without one.
 
-    Dashes and underlines in names are alike. Later options win, as they do for Megatron-LM's parser.
+    Dashes and underlines in names are alike. Later options win, as in Megatron-LM's parser.
     """
     text = _substituted(re.sub(r"\\\r?\n", " ", text))
     found: dict[str, Any] = {}
@@ -106,14 +106,14 @@ def options_of(text: str) -> dict[str, Any]:
 
 
 def _words(line: str) -> list[str]:
-    """Words of a line, those inside quotations and arrays, too; without its comment."""
+    """Return the words of a line, also inside quotations and arrays, without its comment."""
     line = re.sub(r"(^|\s)#.*", "", line).replace('"', " ").replace("'", " ")
     words = re.sub(r"\w+=\(", " ", line).split()
     return [word if "(" in word else word.rstrip(")") for word in words if word not in ("(", ")")]
 
 
 def _substituted(text: str) -> str:
-    """Return the text with the variables it sets put in their places, and sums and products worked out."""
+    """Return the text with its own variables replaced, and sums and products computed."""
     known: dict[str, str] = {}
 
     def value_of(match: re.Match[str]) -> str:
@@ -159,7 +159,7 @@ def _evaluated(node: ast.expr) -> int:
 
 
 def _devices(given: Mapping[str, Any]) -> int | None:
-    """Return ranks that torchrun's options start."""
+    """Return the number of ranks that torchrun's options start."""
     per_node, nodes = whole(given.get("--nproc-per-node")), whole(given.get("--nnodes", 1))
     return per_node * nodes if isinstance(per_node, int) and isinstance(nodes, int) else None
 
@@ -180,7 +180,7 @@ def _loops(given: Mapping[str, Any], values: Mapping[str, int]) -> tuple[int, st
 
 
 def stages_of(layout: str) -> int:
-    """Return the stages in a --pipeline-model-parallel-layout such as ``E|(t|)*3,m|m||L``."""
+    """Return the number of stages in a --pipeline-model-parallel-layout, such as ``E|(t|)*3,m|m||L``."""
     repeated = re.compile(r"\(([^()]*)\)(?:\*(\d{1,5}))?")
     while (match := repeated.search(layout)) is not None:
         layout = layout[: match.start()] + match[1] * int(match[2] or 1) + layout[match.end() :]
@@ -203,7 +203,7 @@ def _recompute(given: Mapping[str, Any]) -> Recompute:
 
 
 def _blocking(given: Mapping[str, Any], *, looped: bool, pipeline: int) -> tuple[Blocking, ...]:
-    """Messages overlap on looped pipelines only, reductions when told to."""
+    """Return the waits: messages overlap on looped pipelines only, reductions by option."""
     found: list[Blocking] = []
     if pipeline > 1 and (not looped or "--no-overlap-p2p-communication" in given):
         found.append("messages")
@@ -218,7 +218,7 @@ _MOST_LAYERS = 4096
 
 
 def _model(given: Mapping[str, Any]) -> ModelConfig | None:
-    """Sizes, where the options say all of them; `--vocab-size` may be left to the tokenizer."""
+    """Return the sizes, where the options have all of them; `--vocab-size` may be left to the tokenizer."""
     names = ("--num-layers", "--hidden-size", "--num-attention-heads", MEGATRON_LM.key("sequence"))
     sizes = [whole(given.get(name)) for name in names]
     if not all(isinstance(size, int) and 0 < size <= _LARGEST_SIZE for size in sizes):

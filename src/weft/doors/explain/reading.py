@@ -1,4 +1,4 @@
-"""Reading the texts of other stacks: mappings of JSON, YAML and TOML, or None where it is none."""
+"""Readers for the texts of other stacks: mappings of JSON, YAML and TOML, or None for other texts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def yaml_mapping(text: str) -> Mapping[str, Any] | None:
 
 
 def broken(text: str) -> str | None:
-    """Return the mistake in a text that begins as JSON and is none; None for JSON and other texts."""
+    """Return the error of a text that begins like JSON and is invalid; None for others."""
     if len(text) > _MOST_CHARACTERS or not text.lstrip().startswith("{"):
         return None
     try:

@@ -23,14 +23,14 @@ _SCHEDULES = {
     "dualpipev": "zb-v",
 }
 SCHEDULE = "parallelism.pipeline_parallel_schedule"
-# Schedules of several stages per device, which torchtitan gives two if nothing else is said.
+# Schedules of several stages per device; by default torchtitan gives them two.
 LOOPED = ("interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev")
 _FLAVORS = {"8B": "llama-3-8b", "70B": "llama-3-70b"}
 _PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
 
 
 def recognises(text: str, name: str) -> bool:
-    """Return whether it is TOML with torchtitan's tables, or Python that builds its configuration."""
+    """Return True for TOML with torchtitan's tables, or Python that builds its configuration."""
     if configured(text):
         return True
     record = toml_mapping(text)
@@ -63,7 +63,7 @@ def read(text: str, name: str) -> Configuration:
         given=given,
         keys=keys | batch_keys,
         precision=_PRECISIONS.get(str(given.get("training.mixed_precision_param", "bfloat16"))),
-        # torchtitan clips to a norm of 1 unless told otherwise.
+        # By default torchtitan clips to a norm of 1.
         clips=given.get("training.max_norm", 1.0) != 0,
         model=_model(given),
         unpredicted=tuple(_unpredicted(given)),
@@ -74,7 +74,7 @@ def read(text: str, name: str) -> Configuration:
 def _batch(
     given: Mapping[str, Any], values: Mapping[str, int], file: str
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the sizes of batches: with a pipeline the local batch is all that a replica runs in a step."""
+    """Return the sizes of batches: with a pipeline the local batch is all of a replica's step."""
     local, keys = counts(given, TORCHTITAN.only("local_batch"), file)
     size, key = local.get("local_batch", 8), keys.get("local_batch", TORCHTITAN.key("local_batch"))
     if values.get("pp", 1) == 1:
@@ -91,9 +91,9 @@ def _batch(
 
 
 def _replicas(given: Mapping[str, Any], file: str) -> tuple[Sharding, dict[str, Any]]:
-    """Return the sharding, and the number of replicas if the file names it."""
+    """Return the sharding, and the number of replicas where the file gives it."""
     degrees, _ = counts(given, TORCHTITAN.only("replicate", "shard"), file)
-    # What is left over is shared out unless another degree is given.
+    # The remaining ranks shard unless another degree is given.
     if degrees.get("shard") == 1:
         return "zero-0", {"dp": degrees.get("replicate", 1)}
     resharded = given.get("parallelism.fsdp_reshard_after_forward", "default")
@@ -103,7 +103,7 @@ def _replicas(given: Mapping[str, Any], file: str) -> tuple[Sharding, dict[str, 
 
 
 def schedule_name(given: Mapping[str, Any]) -> str:
-    """Return the schedule in small letters, as torchtitan compares it."""
+    """Return the schedule in small letters, which torchtitan compares."""
     return str(given.get(SCHEDULE, "1F1B")).lower().removeprefix("schedule")
 
 
@@ -112,7 +112,7 @@ def _schedule(given: Mapping[str, Any], pipeline: int) -> str | None:
 
 
 def _loops(given: Mapping[str, Any], pipeline: int) -> int:
-    """From the stages that are listed, or what the schedule is given without a list."""
+    """Return the loops of the listed stages, or the schedule's default without a list."""
     if pipeline == 1:
         return 1
     parts = given.get("parallelism.module_fqns_per_model_part")
@@ -125,7 +125,7 @@ def _loops(given: Mapping[str, Any], pipeline: int) -> int:
 
 
 def _recompute(given: Mapping[str, Any]) -> Recompute:
-    """torchtitan's own default is selective."""
+    """Return the recomputation; torchtitan's own default is selective."""
     mode = given.get("activation_checkpoint.mode", "selective")
     return "full" if mode == "full" else "none" if mode == "none" else "selective"
 

@@ -24,12 +24,12 @@ _RECOMPUTES = {
 
 
 def configured(text: str) -> bool:
-    """Return whether a text is Python that builds a configuration of torchtitan."""
+    """Return True for Python that builds a configuration of torchtitan."""
     return f"{_CALL}(" in text and bool(_functions(text))
 
 
 def python_tables(text: str, name: str) -> Mapping[str, Any]:
-    """Return the tables of the only configuration in a text, with those of their values that are literals.
+    """Return the tables of the only configuration in a text, with their literal values.
 
     Raises:
         InputError: when the text has several, which only an argument of torchtitan's tells apart.
@@ -52,7 +52,7 @@ def python_tables(text: str, name: str) -> Mapping[str, Any]:
 
 
 def _functions(text: str) -> list[ast.FunctionDef]:
-    """Functions that build one configuration each."""
+    """Return the functions that build one configuration each."""
     if len(text) > _MOST_CHARACTERS:
         return []
     try:
@@ -68,7 +68,7 @@ def _calls(function: ast.FunctionDef) -> list[ast.Call]:
 
 
 def _literals(call: ast.Call) -> dict[str, Any]:
-    """Keywords whose values are literals, or products of two numbers."""
+    """Return the keywords with literals, or products of two numbers, as values."""
     found = {keyword.arg: _value(keyword.value) for keyword in call.keywords if keyword.arg is not None}
     return {key: value for key, value in found.items() if value is not None}
 

@@ -1,1 +1,1 @@
-"""Traces of torch.profiler (Kineto) and others in Chrome's format: where the time of a step went."""
+"""Traces of torch.profiler (Kineto) and others in Chrome's format: the parts of a step's time."""

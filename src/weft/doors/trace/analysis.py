@@ -1,4 +1,4 @@
-"""The time of a trace by cause: busy and idle time, classes of kernels, exposed communication, gaps."""
+"""The parts of a trace's time: busy and idle time, classes of kernels, exposed communication, gaps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROUNDING_S = 0.5e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """A time in which no stream of any device did anything."""
+    """A time in which no stream of any device is busy."""
 
     start_s: float
     length_s: float
@@ -34,10 +34,10 @@ class Analysis:
 
     Attributes:
         span_s: from the first event that counts to the end of the last; whole steps where there are any.
-        busy_s: time in which at least one stream worked. `idle_s`: the rest.
+        busy_s: time in which at least one stream is busy. `idle_s`: the rest.
         stream_busy_s: by stream. `class_s`: summed over streams, by class; they may overlap.
-        exposed_s: time in which only collectives ran. `collective_s`: in which any ran.
-        largest: (name, class, count, seconds) of the kernels that took most.
+        exposed_s: time in which only collectives run. `collective_s`: time in which any run.
+        largest: (name, class, count, seconds) of the kernels with the most time.
         gaps: the longest.
         step_s: of every step. `kernel_median_s`: of all kernels.
     """
@@ -90,7 +90,7 @@ class Analysis:
 
 
 def analyse(trace: Trace) -> Analysis:
-    """Return the figures of a trace, over its whole steps where it marks any that events lie in."""
+    """Return the figures of a trace, over its whole steps if it marks any with events in them."""
     begin, end = _window(trace)
     inside = (trace.end_s > begin) & (trace.start_s < end)
     start, stop = np.clip(trace.start_s[inside], begin, end), np.clip(trace.end_s[inside], begin, end)
@@ -119,7 +119,7 @@ def analyse(trace: Trace) -> Analysis:
 
 
 def _window(trace: Trace) -> tuple[float, float]:
-    """From the first step's start to the end of the last, or of what it started; else all events."""
+    """Return the begin and end of the steps, with kernels that outlast them; else of all events."""
     last = float(trace.end_s.max())
     if not trace.steps:
         return float(trace.start_s.min()), last
@@ -127,12 +127,12 @@ def _window(trace: Trace) -> tuple[float, float]:
     end = max(stop for _, _, stop in trace.steps)
     if not ((trace.end_s > begin) & (trace.start_s < end)).any():
         return float(trace.start_s.min()), last
-    # A device finishes after its host has.
+    # A device finishes later than its host.
     return begin, max(end, last) if trace.on_device else end
 
 
 def union(start: Floats, end: Floats) -> Floats:
-    """Disjoint intervals that cover the same time, rising, shape (intervals, 2)."""
+    """Return disjoint intervals that cover the same time, rising, shape (intervals, 2)."""
     if len(start) == 0:
         return np.empty((0, 2))
     order = np.argsort(start, kind="stable")
@@ -149,7 +149,7 @@ def _covered(intervals: Floats) -> float:
 def _largest(
     trace: Trace, name: Ints, kind: Ints, counts: Ints, length: Floats
 ) -> tuple[tuple[str, str, int, float], ...]:
-    """Kernels that differ in their template's arguments only count together."""
+    """Return the largest kernels; those that differ only in their template's arguments count together."""
     totals: dict[tuple[str, str], list[float]] = {}
     seconds = np.bincount(name, weights=length, minlength=len(trace.names))
     count = np.bincount(name, weights=counts, minlength=len(trace.names))
@@ -183,21 +183,21 @@ def _step_at(trace: Trace, time_s: float) -> int | None:
 
 
 def _host_at(trace: Trace, begin: float, end: float) -> str:
-    """Return the call that the host spent most of the gap in, if any."""
+    """Return the host's call with the largest share of the gap, if any."""
     overlap = np.minimum(trace.host_end_s, end) - np.maximum(trace.host_start_s, begin)
     if len(overlap) == 0 or overlap.max() <= 0:
         return ""
     return shown_name(trace.host_name[int(overlap.argmax())])
 
 
-# Shares of the time from which a remark is worth a line.
+# Shares of the time above which a remark is worth a line.
 _IDLE, _EXPOSED, _COPIES, _OTHER = 0.1, 0.05, 0.1, 0.35
-# Kernels shorter than a host takes to launch one.
+# Kernels shorter than a host's launch of one.
 _LAUNCH_S = 10e-6
 
 
 def says(analysis: Analysis) -> list[str]:
-    """Explain the figures, one line each."""
+    """Return remarks on the figures, one line each."""
     span = analysis.span_s or 1.0
     lines = []
     if analysis.idle_s / span >= _IDLE:

@@ -1,4 +1,4 @@
-"""Classes of kernels and operators by their names, and the shown forms of names."""
+"""Classes of kernels and operators by name, and the shown form of their names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.program.kinds import all_kinds
 CLASSES = ("matmul", "attention", "collective", "memory copy", "other")
 MATMUL, ATTENTION, COLLECTIVE, COPY, OTHER = range(len(CLASSES))
 
-# In this order: a fused attention kernel may be named after the product it begins with.
+# The order counts: a fused attention kernel may have the name of its first product.
 _PATTERNS: tuple[tuple[int, re.Pattern[str]], ...] = (
     (
         COLLECTIVE,
@@ -41,13 +41,13 @@ _PATTERNS: tuple[tuple[int, re.Pattern[str]], ...] = (
 
 @cache
 def _categories() -> Mapping[str, int]:
-    """weft's own traces name the kind of an instruction; what a device sends and receives is collective."""
+    """Return classes by category: weft's traces name an instruction's kind; messages are collective."""
     found = {kind.name: MATMUL if kind.stream == "compute" else COLLECTIVE for kind in all_kinds()}
     return {**found, "free": OTHER, "step": OTHER, "gpu_memcpy": COPY, "gpu_memset": COPY}
 
 
 def class_of(event: Mapping[str, Any]) -> int:
-    """Return the class of an event: by its category where that says it, else by its name."""
+    """Return the class of an event: by its category if that decides it, else by its name."""
     known = _categories().get(str(event.get("cat")))
     return classified(event["name"]) if known is None else known
 

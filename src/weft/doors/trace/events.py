@@ -1,4 +1,4 @@
-"""Reading a trace: the events that took time, as columns, and what the trace says of its job."""
+"""Events of a trace: those with a duration, as columns, and the trace's facts about its job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.errors import InputError, Violation
 from weft.program.arrays import Floats, Ints
 
 _GZIP = b"\x1f\x8b"
-# What a device does; everything else that Kineto records is the host's.
+# Events of a device; everything else that Kineto records is the host's.
 _DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "concurrent_kernel"})
 _HOST = frozenset(
     {"cpu_op", "cuda_runtime", "cuda_driver", "python_function", "user_annotation", "privateuse1_op"}
@@ -29,7 +29,7 @@ _STEP = re.compile(r"ProfilerStep#(\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceGroup:
-    """A process group of the trace: its number of ranks, what it is for, and which collectives it ran."""
+    """A process group of the trace: its number of ranks, its purpose, and its collectives."""
 
     name: str
     purpose: str
@@ -38,16 +38,16 @@ class TraceGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Columns of the events that took time, sorted by start; seconds from the first event's start.
+    """Columns of the events with a duration, sorted by start; seconds from the first event's start.
 
     Attributes:
         start_s, end_s, stream, kind: of the events on streams of devices, or on threads where a trace has no
             device; `kind` counts in `CLASSES`, `stream` in `streams`. `name` counts in `names`.
-        count: 1, and 0 for what is a further piece of an event.
+        count: 1, and 0 for a further piece of an event.
         streams: a name for each stream.
-        host_start_s, host_end_s, host_name: what the host did meanwhile, the outermost calls.
+        host_start_s, host_end_s, host_name: the host's calls at the same time, the outermost ones.
         steps: (number, start_s, end_s) of every ProfilerStep#.
-        on_device: whether events are those of devices.
+        on_device: True if events are those of devices.
         rank, world_size, backend, groups: of distributedInfo; None and empty where there is none.
     """
 
@@ -72,7 +72,7 @@ class Trace:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the bytes of a file, unpacked where it is gzip.
+    """Return the bytes of a file, unpacked if it is gzip.
 
     Raises:
         InputError: when it cannot be read or unpacked.
@@ -91,7 +91,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def is_trace(data: bytes) -> bool:
-    """Return whether it is JSON with Chrome's trace events."""
+    """Return True for JSON with Chrome's trace events."""
     head = data[:200].lstrip()
     return (head.startswith(b"{") and b'"traceEvents"' in data) or (head.startswith(b"[") and b'"ph"' in data)
 
@@ -100,7 +100,7 @@ def read_trace(data: bytes, name: str) -> Trace:
     """Return the events of a trace.
 
     Raises:
-        InputError: when it is no JSON, or has no event that took time.
+        InputError: when it is no JSON, or has no event with a duration.
     """
     try:
         record = json.loads(data)
@@ -141,10 +141,8 @@ def _steps(spans: Iterable[Mapping[str, Any]]) -> set[tuple[int, float, float]]:
 
 
 def _flattened(spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Flatten nested events of threads: each time belongs to its innermost event.
-
-    An event of a known class, such as a product, keeps the times of the calls inside it.
-    """
+    """Return nested events of threads as a sequence. Each time belongs to the outermost event of a
+    known class, such as a product with the calls inside it. Without one it belongs to the innermost event."""
     threads: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for event in spans:
         if not _STEP.match(event["name"]):
@@ -153,7 +151,7 @@ def _flattened(spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _pieces(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the pieces of one thread; all but an event's first one count for nothing."""
+    """Yield the pieces of one thread; all but an event's first one count 0."""
     stack: list[dict[str, Any]] = []
     counted: set[int] = set()
     now = 0.0
@@ -227,7 +225,7 @@ def _columns(
 
 
 def _outermost(host: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the calls that lie in no other call of their thread, by start."""
+    """Return the calls outside all other calls of their thread, by start."""
     found: list[dict[str, Any]] = []
     ends: dict[tuple[str, str], float] = {}
     for event in sorted(host, key=lambda event: (event["ts"], -event["dur"])):
@@ -239,7 +237,7 @@ def _outermost(host: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _labels(events: Sequence[Any]) -> dict[tuple[str, str], str]:
-    """Return names that the trace gives to its threads, and to its processes, under an empty thread."""
+    """Return the trace's names of threads, and of processes under an empty thread."""
     found = {}
     for event in events:
         if isinstance(event, dict) and event.get("ph") == "M":
@@ -254,7 +252,7 @@ def _labels(events: Sequence[Any]) -> dict[tuple[str, str], str]:
 
 
 def _stream(event: Mapping[str, Any], labels: Mapping[tuple[str, str], str], on_device: bool) -> str:
-    """Return a device's stream, or a thread, by the names that people know them by."""
+    """Return the common name of a device's stream, or of a thread."""
     arguments = event.get("args")
     if on_device and isinstance(arguments, Mapping) and "stream" in arguments:
         return f"device {arguments.get('device', event.get('pid'))} stream {arguments['stream']}"

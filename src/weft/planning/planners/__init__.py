@@ -30,10 +30,10 @@ PLANNERS: Mapping[str, Planner] = {planner.name: planner for planner in _ALL}
 
 
 def get_planner(name: str) -> Planner:
-    """Return the planner of that name.
+    """Return the planner of this name.
 
     Raises:
-        InputError: when there is none.
+        InputError: when no planner has it.
     """
     require_choice("planner", name, PLANNERS)
     return PLANNERS[name]

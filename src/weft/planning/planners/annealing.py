@@ -1,8 +1,8 @@
-"""The `annealing` planner: AMP's closed form, minimised over degrees and places by simulated annealing.
+"""The `annealing` planner: simulated annealing of AMP's closed form over degrees and places.
 
-Code published with AMP (Li et al., arXiv 2210.07297) anneals over tilings of the device grid. Here a state
-has degrees, an order of the nodes, and the neighbours: a stage's replicas or a pipeline's stages. A move
-changes one degree, the micro-batch size, the places of two nodes, or the neighbours.
+The code published with AMP (Li et al., arXiv 2210.07297) anneals over tilings of the device grid. Here a
+state is the degrees, the order of the nodes, and the neighbours, which are replicas or stages. A move changes
+one degree, the micro-batch size, the places of two nodes, or the axes.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from weft.planning.planners.simulated import empty_stage, estimated, rank_by_est
 from weft.planning.planners.space import degree_layouts, require_closed_form, with_layers
 from weft.planning.problem import Problem
 
-# A step that is longer by this fraction is accepted with probability 1/e at the start.
+# At the start, a step longer by this fraction is accepted with probability 1/e.
 FIRST_TEMPERATURE = 0.1
-# Most draws of a move in search of an unseen state.
+# Most draws of a move until its state is new.
 _DRAWS = 16
 
 
 class _State(NamedTuple):
-    """The number of a layout among those that can run, and the group of each node in turn. The stages of a
-    pipeline are neighbours if `stages_neighbour`, otherwise the replicas of a stage."""
+    """The number of a runnable layout, and the group of each node in turn. The neighbouring ranks are the
+    replicas of a stage, or the stages of a pipeline."""
 
     number: int
     groups: tuple[int, ...]
@@ -71,7 +71,7 @@ class AnnealingPlanner:
     def _anneal(self, walk: _Walk, current: _State, chain: int) -> None:
         now_s = walk.seconds(current)
         for trial in range(self.trials):
-            # Every trial has a stream of its own: (seed, chain, trial).
+            # Every trial has its own stream: (seed, chain, trial).
             random = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, chain, trial]))
             following = walk.neighbour(current, random)
             if following is None:
@@ -121,7 +121,7 @@ class _Walk:
         return [_State(number, self._in_order) for number in (most_tensor, most_replicas)]
 
     def seconds(self, state: _State) -> float:
-        """Return AMP's estimate of the step."""
+        """Return AMP's estimate."""
         if state not in self._found:
             layout = self._layouts[state.number]
             inputs = self._inputs[layout.tp]
@@ -148,7 +148,7 @@ class _Walk:
         return tuple(used.tolist())
 
     def neighbour(self, state: _State, random: np.random.Generator) -> _State | None:
-        """Return an unseen state one move away; None if none was drawn."""
+        """Return a new state one move away; None when no draw gives one."""
         for _ in range(_DRAWS):
             # Where some devices stay unused, the ranks are the first devices.
             moves = (
@@ -163,7 +163,7 @@ class _Walk:
         return self._layouts[state.number].ranks == self._problem.job.cluster.ranks
 
     def candidates(self) -> list[Candidate]:
-        """Return all states with an estimate, each place once, then the degrees that were refused."""
+        """Return all states with an estimate, each place once, then the refused degrees."""
         placed = {(state.number, self._order(state)): one for state, one in self._found.items()}
         return [*(self._candidate(*place, one) for place, one in placed.items()), *self._refused]
 
@@ -173,7 +173,7 @@ class _Walk:
 
 
 def _other_degrees(layouts: list[Layout], state: _State, random: np.random.Generator) -> _State:
-    """Return a state with one change of tensor degree, data degree or micro-batch size; stages follow."""
+    """Change the tensor degree, the data degree or the micro-batch size, and the number of stages with it."""
 
     def degrees(layout: Layout) -> tuple[int, int, int]:
         return layout.tp, layout.dp, layout.micro_batch_size
@@ -188,7 +188,7 @@ def _other_degrees(layouts: list[Layout], state: _State, random: np.random.Gener
 
 
 def _other_nodes(layouts: list[Layout], state: _State, random: np.random.Generator) -> _State:
-    """Return a state with two nodes in each other's place."""
+    """Exchange two nodes."""
     one, other = random.integers(len(state.groups), size=2).tolist()
     groups = list(state.groups)
     groups[one], groups[other] = groups[other], groups[one]
@@ -196,5 +196,5 @@ def _other_nodes(layouts: list[Layout], state: _State, random: np.random.Generat
 
 
 def _other_axes(layouts: list[Layout], state: _State, random: np.random.Generator) -> _State:
-    """Return a state with stages as neighbours in place of replicas, or the other way round."""
+    """Make stages neighbours in place of replicas, or the other way round."""
     return state._replace(stages_neighbour=not state.stages_neighbour)

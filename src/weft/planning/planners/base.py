@@ -1,4 +1,4 @@
-"""The shared parts of planners: candidates, rankings and the protocol of a planner."""
+"""The common parts of planners: candidates, rankings and the protocol of a planner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.planning.problem import Problem
 
 
 class Verdict(StrEnum):
-    """The result of judging a candidate."""
+    """The result for a candidate."""
 
     FITS = "fits"
     TOO_BIG = "too big"
@@ -26,12 +26,15 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One plan a planner looked at.
+    """One plan that a planner considered.
 
-    `layout` is its short form; None if only `plan` expresses it. `plan` and `prediction` are the simulator's
-    input and output, None if it did not run. `bound_s` is a lower bound of the step time, 0 if none was
-    computed. `peak_bytes` is the largest rank's peak, 0 if unknown. `estimate_s` is the step time by the
-    planner's own model, None if that model is the simulator. `reason` gives the verdict's reason in words.
+    Attributes:
+        layout: the plan in short; None where no layout can express it.
+        reason: the reason for the verdict, in words.
+        bound_s: a lower bound of the step time (0 when none was computed).
+        peak_bytes: the largest rank's peak (0 when unknown).
+        estimate_s: the step by the planner's own model, None where that is the simulator.
+        plan, prediction: the simulated plan and its prediction, None without a simulation.
     """
 
     layout: Layout | None = None
@@ -51,7 +54,7 @@ class Candidate:
 
     @property
     def words(self) -> str:
-        """The candidate's text, for tables and messages."""
+        """The candidate in words, for tables and messages."""
         if self.layout is not None:
             return str(self.layout)
         return "no layout" if self.plan is None else self.plan.words
@@ -71,7 +74,7 @@ class Candidate:
 class Ranking:
     """All candidates of one search, best first; simulated ones come before the others.
 
-    The planner decides the order: by `estimate_s` if candidates have one, else by the simulator's prediction.
+    The planner decides the order: by a candidate's `estimate_s` if it has one, else by its predicted step.
     """
 
     problem: Problem
@@ -87,14 +90,14 @@ class Ranking:
 
 
 class Planner(Protocol):
-    """A search over layouts; users type its `name`."""
+    """A search over layouts. Users type its `name`."""
 
     name: ClassVar[str]
 
     def space(self, problem: Problem) -> Iterator[Layout]:
-        """Return every layout that the planner considers, legal or not."""
+        """Return every layout that the planner would consider, legal or not."""
         ...
 
     def search(self, problem: Problem) -> Ranking:
-        """Judge the layouts of the space and rank them."""
+        """Judge the space and rank it."""
         ...

@@ -1,6 +1,6 @@
 """Lower bounds of the step time and the memory of layouts, without simulating them.
 
-Orders are made once per pipeline. Exchanges of context ranks are left out.
+The order of each pipeline is made once. Exchanges between context ranks are left out.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from weft.program.buffers import SHARDED_BUFFERS
 from weft.program.schedules import SCHEDULES, get_schedule
 from weft.program.schedules.base import ComputeOrder, Pipeline, placements
 
-# Shape of a micro-batch, number of stages, and layers per stage: together they decide the cuts.
+# Shape of a micro-batch, number of stages, layers per stage: together they decide where the layers are cut.
 _CutKey = tuple[Shape, int, tuple[int, ...] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """A lower bound of a device's bytes at its peak: its resident states and buffers, and its activations."""
+    """The least that the fullest device of a layout holds at its peak, in bytes."""
 
     resident: int
     activations: int
@@ -51,9 +51,12 @@ class Holding:
 
 
 class LayerBytes(NamedTuple):
-    """Bytes of every layer on a rank, each of shape (layers,). A micro-batch keeps `left` until its backward
-    pass. A rank needs `buffers`, with arriving gradients, for its largest stage. It needs `made`, the
-    recomputed tensors, for its largest layer."""
+    """Bytes of every layer on a rank, each of shape (layers,).
+
+    `states` are the layer's states. `left` is what a micro-batch leaves in it until its backward pass.
+    `buffers` is room for buffers and arriving gradients; a rank needs it for its largest stage. `made` is
+    room for recomputed activations; a rank needs it for its largest layer.
+    """
 
     states: Floats
     left: Floats
@@ -61,7 +64,7 @@ class LayerBytes(NamedTuple):
     made: Floats
 
     def of_each(self, stages: int) -> LayerBytes:
-        """Return a stage's bytes, with its part of the room that `stages` of a device use in turn."""
+        """Divide the room that a device's `stages` use in turn equally among them."""
         return self._replace(buffers=self.buffers / stages, made=self.made / stages)
 
 
@@ -81,29 +84,30 @@ class Bounds:
         return max(group.device.usable_bytes for group in self._problem.job.cluster.groups)
 
     def layer_seconds(self, layout: Layout) -> list[float]:
-        """Return the weights of the layers for balancing stages: their forward and backward seconds."""
+        """Return the weights of the layers for balancing stages."""
         layers = self._costs.of(layout)
         return list((layers.forward_s + layers.backward_s).tolist())
 
     def stage_seconds(self, layout: Layout) -> list[float]:
-        """Return each stage's seconds of one micro-batch, forward and backward, on the fastest device.
+        """Return the seconds of one micro-batch forward and backward in each stage, on the fastest device.
 
         Raises:
-            InputError: as `step_s` does.
+            InputError: see `step_s`.
         """
         return list((self._both_s(layout) / self._problem.job.cluster.highest_speed).tolist())
 
     def step_s(self, layout: Layout) -> float:
-        """Return a lower bound of the seconds of the step, valid for every order.
+        """Return a lower bound of the step in seconds, valid for every order.
 
-        Some device waits for earlier stages to fill, runs all its micro-batches, and waits for the drain.
-        With backwards in two parts, leftover weight parts may hide the drain and the next step's fill.
+        Some device waits while the stages before its first one fill. It runs all its micro-batches, then
+        waits while these stages drain. Where backwards run in two parts, left-over weight parts may hide the
+        drain and the next fill.
 
         Raises:
             InputError: when a profile was not measured at this micro-batch size or tensor degree.
         """
         both = self._both_s(layout)
-        # A stage hands on the first of its own micro-batches before it comes to the next.
+        # A stage hands on the first part of a split micro-batch before it begins the next part.
         waits = both * (not self._splits_backward(layout)) / (layout.splits or 1.0)
         pipeline, placement = pipeline_of(self._problem.job, layout), self.placement(layout)
         share = pipeline.micro_batches // len(placement)
@@ -114,7 +118,7 @@ class Bounds:
         return float((work + filled).max()) / self._problem.job.cluster.highest_speed
 
     def _before(self, layout: Layout, waits: Floats) -> Floats:
-        """Return the seconds until a micro-batch reaches each stage; each stage delays it by `waits`."""
+        """Return the seconds before each stage gets its first micro-batch; stage i takes `waits[i]`."""
         graph = self._problem.job.graph
         if graph.is_chain:
             sums: Floats = np.cumsum(waits) - waits
@@ -127,7 +131,7 @@ class Bounds:
         return before
 
     def resident_bytes(self, layout: Layout) -> int:
-        """Return the bytes of states, buffers and a recomputed layer on the layout's fullest device."""
+        """Return the bytes of states and buffers that the fullest device of the layout holds all the time."""
         return int(self._resident(layout).max())
 
     def holding(self, layout: Layout) -> Holding:
@@ -135,7 +139,7 @@ class Bounds:
         return max(self.holdings(layout), key=lambda holding: holding.total)
 
     def holdings(self, layout: Layout) -> list[Holding]:
-        """Return each pipeline device's holding: its states, and the most activations of its order."""
+        """Return the bytes of states and activations that each device of a pipeline holds at once."""
         layers = self._costs.of(layout)
         whole = with_slack(self._by_stage(layout, layers.kept).astype(np.int64))
         left = with_slack(self._as_recomputed(layout, layers.left).astype(np.int64))
@@ -145,12 +149,12 @@ class Bounds:
         ]
 
     def most_in_flight(self, layout: Layout) -> Ints:
-        """Return the most micro-batches that each device of a pipeline keeps, shape (devices,)."""
+        """Return the most micro-batches that each device of a pipeline keeps at once, shape (devices,)."""
         one = np.ones(layout.stages, dtype=np.int64)
         return np.array([kept.most(one, one) for kept in self._kept_of(layout)])
 
     def layer_bytes(self, layout: Layout) -> LayerBytes:
-        """Return the bytes of each layer on a rank of the layout, allocator's slack included."""
+        """Return the bytes that each layer holds on a rank of the layout, allocator slack included."""
         layers, states = self._costs.of(layout), self._state_bytes
         sharers, level = sharers_of(layout), SHARDINGS.index(layout.sharding)
         each = sum(size / (sharers if turn < level else 1) for turn, size in enumerate(states.in_turn))
@@ -165,12 +169,13 @@ class Bounds:
         )
 
     def exchanged_bytes(self, layout: Layout) -> tuple[Floats, Floats]:
-        """Return the bytes of gradients and weights of each layer on a rank, each of shape (layers,)."""
+        """Return the bytes of gradients and of weights of each layer on a rank, each of shape (layers,)."""
         parameters, states = self._costs.of(layout).parameters, self._state_bytes
         return states.gradients * parameters, states.weights * parameters
 
     def _splits_backward(self, layout: Layout) -> bool:
-        """Return True if backwards have two parts; short pipelines, quick to make, show it for own orders."""
+        """Return True if the order runs backwards in two parts. Short pipelines, which are quick to make,
+        show it for weft's own orders, but not for others."""
         if layout.schedule in SCHEDULES:
             return splits_backward(layout.schedule, layout.pp)
         return any(kept.whole.any() for kept in self._kept_of(layout))
@@ -183,7 +188,7 @@ class Bounds:
         return seconds
 
     def _resident(self, layout: Layout) -> Ints:
-        """Return each device's bytes of states, buffers and the one layer being recomputed, with slack."""
+        """Return bytes per device of a pipeline: states, buffers and the largest recomputed layer."""
         placement, held = self.placement(layout), self._states(layout)
         largest = self._as_recomputed(layout, self._costs.of(layout).made, np.maximum).astype(np.int64)
         room = np.zeros_like(held)
@@ -191,7 +196,7 @@ class Bounds:
         return with_slack(held + room)
 
     def _states(self, layout: Layout) -> Ints:
-        """Return each device's bytes of states and buffers, for any recomputation."""
+        """Return bytes of states and buffers per device of a pipeline, recomputation and slack aside."""
         sharers = sharers_of(layout)
         key = (self._cut_key(layout), layout.schedule, layout.loops, layout.sharding, sharers)
         if key not in self._resident_states:
@@ -223,7 +228,7 @@ class Bounds:
     def _as_recomputed(
         self, layout: Layout, of: Callable[[Recompute], Floats], join: np.ufunc = np.add
     ) -> Floats:
-        """Return the joined values of each stage's layers, under its own recomputation, shape (stages,)."""
+        """Reduce layer values to stages with `join`, each stage by its own recomputation; shape (stages,)."""
         cuts, words = self._cuts(layout)[:-1], layout.recomputes
         joined = {word: join.reduceat(of(word), cuts) for word in set(words)}
         return np.array([joined[word][stage] for stage, word in enumerate(words)])
@@ -232,7 +237,7 @@ class Bounds:
         return layout.shape(self._problem.job.sequence), layout.stages, layout.layers_per_stage
 
     def _cuts(self, layout: Layout) -> Ints:
-        """Return the first layer of every stage, then the number of layers; `build_plan` cuts alike."""
+        """Return the first layer of every stage, then the number of layers, as `build_plan` cuts them."""
         key = self._cut_key(layout)
         if key not in self._partitions:
             parts = parts_of(layout, self.layer_seconds(layout))
@@ -246,15 +251,15 @@ class Bounds:
 
 
 class _Kept(NamedTuple):
-    """Combinations of micro-batches that an order keeps at once, of shape (combinations, stages of the
-    device). In `left` the forward has run, in `whole` the weight part is to run."""
+    """Every combination of micro-batches that an order keeps at once. `left` counts those after their forward
+    pass, `whole` those before their weight part. Both have shape (combinations, stages of the device)."""
 
     stages: Ints
     left: Ints
     whole: Ints
 
     def most(self, left: Ints, whole: Ints) -> int:
-        """Return the most bytes at once; `left` and `whole` are a micro-batch's bytes in each stage."""
+        """Return the most bytes at once, from bytes per micro-batch of each stage, of either kind."""
         return int((self.left @ left[self.stages] + self.whole @ whole[self.stages]).max(initial=0))
 
 
@@ -270,7 +275,7 @@ def _kept(order: ComputeOrder) -> _Kept:
 
 def _by_local_stage(placement: Ints, parameters: Ints, replicas: int) -> Iterator[tuple[Ints, Ints, int]]:
     """Yield the first stages of all devices, then the second ones and so on, for `resident_bytes`."""
-    # Stage by stage, so that a device's stages rise.
+    # Sorted by stage, so that a device's stages rise.
     devices, sizes = placement.T.ravel(), np.repeat(parameters, len(placement))
     order = np.argsort(devices, kind="stable")
     first = np.searchsorted(devices[order], devices[order])

@@ -1,13 +1,13 @@
 """The `homogeneous` planner: layouts of equal replicas, each a pipeline of equal tensor groups.
 
-Layouts are sorted by a closed-form lower bound of the minimised time or memory. They are simulated best
-first, until no unsimulated layout can be among the best `finalists`. Every layout gets a verdict. The verdict
-gives the excess memory and its cause, the bound that pruned it, or the reason to refuse it.
+A closed form bounds the time or the memory of each layout from below. The search simulates layouts in the
+order of this bound, until no other layout can be among the best `finalists`. Every layout gets an answer. It
+fits, is too big (by how much, and with what), is pruned (by which bound) or is refused (why).
 
-If time is minimised, a layout that fits dominates its variants that cannot be faster. More sharding gathers
-and reduces at least as many bytes at least as often; recomputing adds a pass. This does not hold from zero-0
-to zero-1. Gathered weights may be smaller than the gradients that they replace, and replicas step only their
-share. Nor does it hold between different groups of sharers.
+When time is minimised, a fitting layout dominates variants that cannot be faster. A variant with more
+sharding gathers and reduces at least as many bytes at least as often. Recomputing adds a pass. This does not
+hold from zero-0 to zero-1. There, weights may be smaller than the gradients that they replace in the
+exchange, and replicas step only their share. Nor does it hold between some kinds of sharding groups.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from weft.planning.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class HomogeneousPlanner:
-    """Search over homogeneous layouts; `finalists` is the least number of fitting layouts to simulate."""
+    """A search over homogeneous layouts; `finalists` is the least number of fitting layouts to simulate."""
 
     name: ClassVar[str] = "homogeneous"
     finalists: int = 8
@@ -63,7 +63,7 @@ class HomogeneousPlanner:
         variants: dict[tuple[str, tuple[int, ...] | None], list[Layout]] = defaultdict(list)
         for least, candidate in waiting:
             plain = replace(candidate.chain, sharding="zero-0").recomputing("none")
-            # A layout's text may cut its order of devices short.
+            # The words for an order of devices may be cut.
             family = str(plain), plain.rank_order
             worst = sorted(reached)[self.finalists - 1] if len(reached) >= self.finalists else inf
             reason = _cannot_win(problem, candidate, least, worst, variants[family])
@@ -95,7 +95,7 @@ def _reached(problem: Problem, candidate: Candidate) -> float:
 def _cannot_win(
     problem: Problem, candidate: Candidate, least: float, worst: float, fitting: list[Layout]
 ) -> str | None:
-    """Return the reason why a candidate cannot be among the best, or None; `fitting` are its variants."""
+    """Return the reason why a candidate cannot be among the best; `fitting` are variants of its layout."""
     if least > worst and problem.minimise == "memory":
         return f"cannot hold less than {format_bytes(round(worst))}: at least {format_bytes(round(least))}"
     if least > worst:
@@ -118,20 +118,20 @@ def _dominates(layout: Layout, variant: Layout) -> bool:
 
 
 def _preference(entry: tuple[float, Candidate]) -> tuple[float, float, str, str]:
-    """Return a sort key: the least bound first, then the shortest step, then the least sharding."""
+    """Order by the least bound, then the shortest step, then the least sharding."""
     least, candidate = entry
     return (least, candidate.bound_s, candidate.chain.sharding, str(candidate.chain))
 
 
 def _first_look(problem: Problem, layout: Layout, bounds: Bounds) -> Candidate:
-    """Return a candidate: refused, too big by its states alone, or worth simulating (`PRUNED` until then)."""
+    """Refuse a layout, find its states too big, or keep it for simulation (`PRUNED` until then)."""
     reason = refuse(problem.job, layout)
     if reason is not None:
         return Candidate(layout=layout, verdict=Verdict.REFUSED, reason=reason)
     try:
         bound_s = bounds.step_s(layout)
     except InputError as error:
-        # A profile that was not measured at this micro-batch size refuses to guess.
+        # A profile without this micro-batch size refuses to guess.
         return Candidate(layout=layout, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
     over = bounds.resident_bytes(layout) - bounds.largest_memory_bytes
     if over > 0:
@@ -141,7 +141,7 @@ def _first_look(problem: Problem, layout: Layout, bounds: Bounds) -> Candidate:
 
 
 def rank_key(problem: Problem) -> Callable[[Candidate], tuple[float, ...]]:
-    """Return a sort key: by verdict, then by the minimised quantity."""
+    """Return a sort key: by verdict, then by the quantity that the problem minimises."""
     order = {Verdict.FITS: 0, Verdict.TOO_BIG: 1, Verdict.PRUNED: 2, Verdict.REFUSED: 3}
 
     def key(candidate: Candidate) -> tuple[float, ...]:

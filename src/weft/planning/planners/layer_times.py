@@ -1,4 +1,4 @@
-"""Seconds and bytes of one micro-batch in every layer of a problem, by kind of device and at the least.
+"""Costs of one micro-batch in every layer of a problem: on each kind of device, and at the least.
 
 Exchanges between tensor ranks are included. Each kind of layer is evaluated once per device and shape.
 """
@@ -21,8 +21,8 @@ from weft.program.arrays import Floats
 
 
 class PassSeconds(NamedTuple):
-    """Seconds of one micro-batch in each layer, all of shape (layers,). `without_products_s` is the time of
-    selective recomputation, 0 if it is not known."""
+    """Seconds of one micro-batch in each layer, all of shape (layers,). `without_products_s` is the part that
+    selective recomputation runs again (0 where it is not known)."""
 
     forward_s: Floats
     backward_s: Floats
@@ -34,15 +34,16 @@ class PassSeconds(NamedTuple):
         return both
 
     def again_s(self, recompute: Recompute) -> Floats:
-        """Return each layer's seconds of recomputation in the backward pass."""
+        """Return the seconds that backward passes recompute."""
         return keeping_of(recompute).again_s(self)
 
 
 class LayerCosts(NamedTuple):
-    """Costs of one micro-batch in every layer, all of shape (layers,): seconds, bytes, parameters of a rank.
+    """The costs of one micro-batch in every layer, all of shape (layers,).
 
-    Seconds are as in `PassSeconds`. The backward pass needs `kept`, or recomputes it from `inputs`. If only
-    non-products are recomputed, `products` are kept too.
+    Seconds are the same as in `PassSeconds`. `kept` is the bytes that backward passes need, `inputs` the
+    bytes from which they can recompute these. `products` is kept too where all but products is recomputed.
+    `parameters` are those of a rank.
     """
 
     forward_s: Floats
@@ -54,15 +55,15 @@ class LayerCosts(NamedTuple):
     parameters: Floats
 
     def again_s(self, recompute: Recompute) -> Floats:
-        """Return each layer's seconds of recomputation in the backward pass."""
+        """Return the seconds that backward passes recompute."""
         return keeping_of(recompute).again_s(self)
 
     def left(self, recompute: Recompute) -> Floats:
-        """Return the bytes that a micro-batch leaves in each layer between its passes."""
+        """Return the bytes that a micro-batch leaves between its passes."""
         return keeping_of(recompute).left(self)
 
     def made(self, recompute: Recompute) -> Floats:
-        """Return the bytes that a backward pass recomputes in each layer."""
+        """Return the bytes that a backward pass recomputes for its current layer."""
         return np.maximum(keeping_of(recompute).made(self), 0.0)
 
 
@@ -80,7 +81,7 @@ class _ProblemLayers:
         return np.array([known[index] for index in alike], dtype=np.float64).T
 
     def _passes_s(self, index: int, shape: Shape, device: Device, reduced_s: float) -> tuple[float, ...]:
-        """Return a layer's `PassSeconds`, with `reduced_s` seconds of exchanges in each pass."""
+        """Return a layer's `PassSeconds` with exchanges of `reduced_s` seconds in each pass."""
         job, one = self._job, (index,)
         times = self._compute.stage_times(job.graph, one, shape, job.precision, device)
         again_s = 0.0
@@ -106,7 +107,7 @@ class ProblemLayerTimes(_ProblemLayers):
         self._known: dict[tuple[int, Shape], PassSeconds] = {}
 
     def of_group(self, group: int, micro_batch_size: int, tensor_parallel: int) -> PassSeconds:
-        """Return the layer times on the devices of a group of nodes, at the speed of the group's `device`.
+        """Return the times on the devices of a group of nodes, at the speed of its `device`.
 
         Raises:
             InputError: when a profile was not measured at this micro-batch size or tensor degree.
@@ -122,7 +123,7 @@ class ProblemLayerTimes(_ProblemLayers):
         return self._known[group, shape]
 
     def _exchanged_s(self, index: int, group: int, shape: Shape) -> float:
-        """Return a layer's seconds of all-reduces over tensor ranks on one node; 0 if times contain them."""
+        """Return the seconds of a layer's all-reduces on a node; 0 where times contain them."""
         job, layer = self._job, self._job.graph.layers[index]
         each = layer.tensor_reduced(shape) * PRECISION_BYTES[job.precision] / layer.tensor_exchanges
         contained = self._compute.contains_exchanges(job.cluster.groups[group].device, shape)
@@ -132,7 +133,7 @@ class ProblemLayerTimes(_ProblemLayers):
 
 
 class LeastCosts(_ProblemLayers):
-    """Costs on the fastest kind of device, for lower bounds."""
+    """Costs on the fastest kind of device: the material of lower bounds."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -165,8 +166,8 @@ class LeastCosts(_ProblemLayers):
         )
 
     def _exchanged_s(self, index: int, shape: Shape) -> float:
-        """Return the least seconds of a layer's all-reduce over neighbouring ranks. Return 0 if these may sit
-        on several nodes, or if its times contain the all-reduce."""
+        """Return the seconds of a layer's all-reduce over neighbouring ranks. Return 0 where these may sit on
+        several nodes, or where times contain them."""
         groups, degree = self._job.cluster.groups, shape.tensor_parallel
         elements = self._job.graph.layers[index].tensor_reduced(shape)
         apart = any(group.devices % degree for group in groups)

@@ -1,8 +1,8 @@
 """The `megatron` planner: the rules of thumb of Megatron-LM (Narayanan et al., arXiv 2104.04473, section 3).
 
-Model parallelism is as little as memory allows: tensor ranks first, up to a node, then stages. All other
-devices are replicas. Layers are shared out by count. The formula (b' / b + p - 1) (t_f(b) + t_b(b)) ranks the
-micro-batch sizes b. A replica has b' samples and p stages.
+It uses only as much model parallelism as memory requires: tensor ranks first, up to a node, then stages. All
+other devices are replicas. Each stage gets an equal number of layers. The micro-batch size is swept with (b'
+/ b + p - 1) (t_f(b) + t_b(b)). A replica has b' samples and p stages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MegatronPlanner:
     name: ClassVar[str] = "megatron"
 
     def space(self, problem: Problem) -> Iterator[Layout]:
-        """Return all degrees with layers shared out by count, in the order in which the rules try them."""
+        """Return all degrees with layers divided by count, in the order in which the rules try them."""
         every = [by_count(problem, layout) for layout in degree_layouts(problem)]
         fewest = min((layout.pp for layout in every), default=1)
 
@@ -66,7 +66,7 @@ def _model_parallelism(layout: Layout) -> tuple[int, int]:
 
 
 def _judged(problem: Problem, bounds: Bounds, layout: Layout, *, found: bool) -> Candidate:
-    """Return a candidate, with an estimate if it fits; `found`: degrees with less model parallelism fit."""
+    """Estimate a candidate if its degrees are tried and it fits; `found`: smaller degrees fit already."""
     candidate = Candidate(layout=layout, verdict=Verdict.REFUSED, reason="")
     reason = refuse(problem.job, layout)
     if reason is not None:

@@ -1,10 +1,10 @@
-"""The `metis-form` planner: the closed form of Metis, with the devices of each stage and replica.
+"""The `metis-form` planner: the closed form of Metis, with stages and replicas that know their devices.
 
     (micro-batches - 1) x longest stage + sum of stages + sum of sends + longest all-reduce of a stage
 
-(Um et al., Metis, USENIX ATC 2024). Groups of nodes are taken in every order. Layers are balanced by the
-capacity of each stage's devices. Replicas on unlike devices share the batch by speed. Here all stages have
-the same degrees; Metis also gives them unequal numbers of devices.
+(Um et al., Metis, USENIX ATC 2024). Groups of nodes are tried in every order. Layers are balanced by the
+capacity of each stage's devices, and replicas on unlike devices share the batch by their speed. All stages
+have the same degrees here; Metis also gives them unequal numbers of devices.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class MetisForm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MetisFormPlanner:
-    """Search by Metis's closed form. `finalists` is the least number of fitting layouts to simulate, `orders`
-    the most orders of the groups of nodes."""
+    """The search by the closed form. At least `finalists` fitting layouts are simulated. Up to `orders`
+    orders of the groups of nodes are tried."""
 
     name: ClassVar[str] = "metis-form"
     finalists: int = 8
@@ -55,7 +55,7 @@ class MetisFormPlanner:
         """Yield every layout of `degree_layouts` with the groups of nodes in every order."""
         for layout in degree_layouts(problem):
             if layout.pp == 1 or layout.ranks < problem.job.cluster.ranks:
-                # One stage is everywhere, and the ranks of a plan are the first devices.
+                # One stage is everywhere, and the ranks of a plan are those of the first devices.
                 yield layout
                 continue
             for order in islice(permutations(range(len(problem.job.cluster.groups))), self.orders):
@@ -63,7 +63,7 @@ class MetisFormPlanner:
                 yield replace(layout, rank_order=rank_order_of(devices.tolist()))
 
     def search(self, problem: Problem) -> Ranking:
-        """Give every layout its stages and shares, and simulate those with the lowest estimates.
+        """Give every layout its stages and shares, and simulate the layouts with the lowest estimates.
 
         Raises:
             InputError: for pins that the closed form does not know.
@@ -82,14 +82,14 @@ class MetisFormPlanner:
 
 
 def devices_in_turn(cluster: Cluster, order: Sequence[int]) -> Ints:
-    """Return the devices of all groups of nodes in that order, shape (ranks,)."""
+    """Return the devices of all groups of nodes in this order, shape (ranks,)."""
     firsts = list(accumulate((group.count * group.devices for group in cluster.groups), initial=0))
     return np.concatenate([np.arange(firsts[group], firsts[group + 1]) for group in order])
 
 
 class _Tables(NamedTuple):
-    """Arrays for a layout's devices: `work_s` is a micro-batch's seconds by (stages, replicas, layers).
-    `cut_s` is the seconds of the cut behind each layer, (stages - 1, layers). `grid` has the node of each
+    """The numbers of a layout's devices. `work_s` is seconds of a micro-batch in each layer, (stages,
+    replicas, layers); `cut_s` of the cut behind each layer, (stages - 1, layers). `grid` is the node of each
     (stage, replica, lane)."""
 
     work_s: Floats
@@ -98,7 +98,7 @@ class _Tables(NamedTuple):
 
 
 def _tables(problem: Problem, layout: Layout, inputs: AmpInputs, times: ProblemLayerTimes) -> _Tables:
-    """Return the arrays; raise InputError if a profile lacks the layout's micro-batch size."""
+    """Return the tables of a layout. Raise InputError where no profile has its micro-batch size."""
     order = np.arange(layout.ranks) if layout.rank_order is None else np.array(layout.rank_order)
     ranks = order.reshape(layout.pp, layout.dp, layout.width)
     work_s = _work_s(problem.job.cluster, layout, ranks, times)
@@ -112,7 +112,7 @@ def _estimated(problem: Problem, layout: Layout, inputs: AmpInputs, times: Probl
     try:
         work_s, cut_s, grid = _tables(problem, layout, inputs, times)
     except InputError as error:
-        # A profile that was not measured at this micro-batch size refuses to guess.
+        # A profile without this micro-batch size refuses to guess.
         return Candidate(layout=layout, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
     if layout.pp > np.count_nonzero(work_s[0, 0]):
         return empty_stage(layout)
@@ -124,7 +124,7 @@ def _estimated(problem: Problem, layout: Layout, inputs: AmpInputs, times: Probl
 
 
 def metis_form_s(problem: Problem, layout: Layout) -> float:
-    """Return the closed form's seconds of a step, for a layout with its number of layers per stage.
+    """Return the closed form's seconds of a step of a layout with given layers per stage.
 
     Raises:
         InputError: when the profile does not cover the layout.
@@ -146,10 +146,10 @@ def metis_form(work_s: Floats, cut_s: Floats, micro_batches: int) -> MetisForm:
         work_s: seconds of a micro-batch in each layer on the devices of each stage of each replica, shape
             (stages, replicas, layers).
         cut_s: seconds of the cut behind each layer between two stages, shape (stages - 1, layers).
-        micro_batches: number over all replicas.
+        micro_batches: the micro-batches of all replicas together.
     """
     replicas = work_s.shape[1]
-    # Together replicas are as fast as the sum of their speeds.
+    # The replicas together are as fast as the sum of their speeds.
     together_s = replicas / np.sum(1.0 / np.maximum(work_s, np.finfo(float).tiny), axis=1)
     counts = pipeline_partition(together_s, cut_s, max(1, micro_batches // replicas)).layers_per_stage
     stage_s = _stage_s(work_s, counts)
@@ -158,10 +158,10 @@ def metis_form(work_s: Floats, cut_s: Floats, micro_batches: int) -> MetisForm:
 
 
 def _stage_s(work_s: Floats, counts: Sequence[int]) -> Floats:
-    """Return the seconds of a micro-batch in each stage of each replica, shape (stages, replicas)."""
+    """Return the seconds of a micro-batch in each stage of each replica, with `counts` layers per stage."""
     ends: Ints = np.cumsum(np.array(counts))
     by_stage = np.add.reduceat(work_s, ends - np.array(counts), axis=2)
-    # Keep each stage's own layers.
+    # The layers of each stage itself.
     return np.diagonal(by_stage, axis1=0, axis2=2).T
 
 
@@ -173,8 +173,8 @@ def _pipeline_s(stage_s: Floats, cut_s: Floats, counts: Sequence[int], shares: S
 
 
 def _work_s(cluster: Cluster, layout: Layout, ranks: Ints, times: ProblemLayerTimes) -> Floats:
-    """Return each layer's seconds of a micro-batch, forward and backward, on the devices of each replica of a
-    stage. The shape is (stages, replicas, layers)."""
+    """Return the seconds of a micro-batch, forward and backward, in each layer: (stages, replicas,
+    layers)."""
     size, degree = layout.micro_batch_size, layout.tp
 
     @cache
@@ -195,7 +195,7 @@ def _work_s(cluster: Cluster, layout: Layout, ranks: Ints, times: ProblemLayerTi
 def shared_by_speed(speeds: Floats, micro_batches: int) -> tuple[int, ...]:
     """Return the micro-batches of each replica in proportion to its speed, at least one each.
 
-    The rest after rounding down goes to the replicas that end first with one more.
+    Each remaining one goes to the replica that would end first with one more.
     """
     shares = np.maximum(1, np.floor(micro_batches * speeds / speeds.sum()).astype(np.int64))
     while shares.sum() > micro_batches:

@@ -21,7 +21,7 @@ from weft.planning.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class ExhaustivePlanner:
-    """A search that simulates every layout, and refuses spaces of more than `limit` layouts."""
+    """The search that simulates every layout, `limit` of them at most."""
 
     name: ClassVar[str] = "exhaustive"
     limit: int = 2000
@@ -45,7 +45,7 @@ class ExhaustivePlanner:
 
 @dataclass(frozen=True, slots=True)
 class RandomPlanner:
-    """A search that simulates `trials` layouts that can run the job, drawn by `seed` without replacement."""
+    """The search that simulates `trials` runnable layouts, drawn by `seed` without replacement."""
 
     name: ClassVar[str] = "random"
     seed: int = 0
@@ -62,11 +62,11 @@ class RandomPlanner:
             InputError: when a pin names an unknown schedule.
         """
         every = list(self.space(problem))
-        # Layout k has the k-th number of the seed's stream, wherever the drawing starts.
+        # Layout k has the k-th number of the seed's stream, independent of the start of the draw.
         numbers = np.random.Generator(np.random.Philox(key=self.seed)).random(len(every))
         drawn = [every[place] for place in np.argsort(numbers)]
         legal = [layout for layout in drawn if refuse(problem.job, layout) is None]
-        # Where nothing can run the job, the reasons are the answer.
+        # Where no layout can run the job, the reasons are the answer.
         return _ranked(problem, (legal or drawn)[: self.trials])
 
 
@@ -83,6 +83,6 @@ def _judged(problem: Problem, layout: Layout, bounds: Bounds) -> Candidate:
     try:
         layer_seconds = bounds.layer_seconds(layout)
     except InputError as error:
-        # A profile that was not measured at this micro-batch size refuses to guess.
+        # A profile without this micro-batch size refuses to guess.
         return Candidate(layout=layout, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
     return simulated(problem, candidate, layer_seconds)

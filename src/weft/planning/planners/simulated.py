@@ -1,4 +1,4 @@
-"""Simulation of a planner's candidates: their plans, predicted steps and peaks, and verdicts."""
+"""From a planner's candidate to its plan, priced by the simulator and judged by the memory model."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ COMPILED_FROM_DEVICES = 256
 
 
 def prepare(problem: Problem) -> None:
-    """Load the compiled engine if the cluster is large: many long plans are simulated."""
+    """Load the compiled engine before simulating many long plans."""
     if problem.job.cluster.ranks >= COMPILED_FROM_DEVICES:
         load_compiled_engine()
 
 
 def simulated(problem: Problem, candidate: Candidate, layer_seconds: Sequence[float]) -> Candidate:
-    """Return the candidate with its plan, the step and the peaks that the simulator predicts, and a verdict.
+    """Return the candidate with its plan, the predicted step and peaks, and a verdict.
 
-    `layer_seconds` balance the stages of a layout without layers per stage.
+    `layer_seconds` balance the stages of a layout without given cuts.
     """
     job = problem.job
     plan = build_plan(job, candidate.chain, layer_seconds)
     try:
         step = predict_long(problem.cost_model, plan)
     except InputError as error:
-        # Communication that blocks can make an order wait for itself, which only the program shows.
+        # Blocking communication can make an order wait for itself; only the program shows this.
         return replace(candidate, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
     peak_bytes = step.prediction.peak_bytes
     over = np.array(peak_bytes) - problem.cost_model.network.places.usable_bytes[: len(peak_bytes)]
@@ -60,7 +60,7 @@ def simulated(problem: Problem, candidate: Candidate, layer_seconds: Sequence[fl
 
 
 def filled(holding: Holding) -> str:
-    """Return a text with the bytes that fill a device's memory."""
+    """Return the contents of a device's memory, in words."""
     return (
         f"{format_bytes(holding.activations)} of activations beside {format_bytes(holding.resident)} of "
         "states and buffers"
@@ -78,19 +78,19 @@ def _why(problem: Problem, layout: Layout, waiting: float) -> str:
 
 
 def estimated(layout: Layout, estimate_s: float) -> Candidate:
-    """Return the candidate of a layout with the planner's own estimate; `PRUNED` until it is simulated."""
+    """Return a layout with the estimate of a planner's own formula; `PRUNED` until it is simulated."""
     reason = f"estimated {format_seconds(estimate_s)}, others less"
     return Candidate(layout=layout, verdict=Verdict.PRUNED, reason=reason, estimate_s=estimate_s)
 
 
 def empty_stage(layout: Layout) -> Candidate:
-    """Return the refused candidate of a layout with more stages than layers that compute."""
+    """Refuse a layout with more stages than layers that compute."""
     reason = f"pp {layout.pp} leaves a stage without layers that compute"
     return Candidate(layout=layout, verdict=Verdict.REFUSED, reason=reason)
 
 
 def too_big(candidate: Candidate, bounds: Bounds) -> Candidate | None:
-    """Return the candidate as too big if its states and kept activations exceed every device; else None."""
+    """Return the candidate as too big by its states and kept activations; None if it fits."""
     holding = bounds.holding(candidate.chain)
     over = holding.total - bounds.largest_memory_bytes
     if over <= 0:
@@ -102,10 +102,10 @@ def too_big(candidate: Candidate, bounds: Bounds) -> Candidate | None:
 def rank_by_estimate(
     problem: Problem, candidates: Sequence[Candidate], bounds: Bounds, finalists: int
 ) -> Ranking:
-    """Simulate candidates, the least `estimate_s` first, until `finalists` fit; return all, ranked.
+    """Simulate candidates, least `estimate_s` first, until `finalists` of them fit.
 
-    All keep the order of their estimates, whatever the simulator says; equal ones keep the given order.
-    `PRUNED` candidates come after the simulated ones, refused ones last.
+    All keep the order of their estimates, and equal ones the given order; the simulator does not change it.
+    Candidates that stay `PRUNED` come after the simulated ones, refused ones last.
     """
     estimated = [one for one in candidates if one.estimate_s is not None]
     refused = [one for one in candidates if one.estimate_s is None]

@@ -23,22 +23,23 @@ from weft.program.schedules import SCHEDULES, get_schedule
 from weft.program.schedules.base import Options, Pipeline, Schedule, searched_options
 from weft.program.schedules.ring import divisors
 
-# With one device in line and one stage all orders compute the same things; 1f1b keeps the least.
+# With one device in line and one stage all orders compute the same; 1f1b keeps the least.
 SINGLE_DEVICE_SCHEDULE = "1f1b"
-# With several stages, each micro-batch goes through all of them, or all micro-batches through each.
-# A stage's exchanges then overlap with the computations of others. weft's other orders do no better.
+# With several stages each micro-batch runs through all of them, or all micro-batches through each. The
+# exchanges of replicas for a stage then overlap the computations of others. Weft's other orders do the same
+# or worse.
 SINGLE_DEVICE = (SINGLE_DEVICE_SCHEDULE, "depth-first", "breadth-first")
 MAX_LOOPS = 8
-# Choices that are searched if they are left open, besides `sharings`; all others are as pinned.
+# Choices to try one after the other where they are open, like `sharings`; all others are as pinned.
 _SEARCHED = {"schedule", "loops", "pp", "dp", "tp", "micro_batch_size", "recompute"}
 
 
 def layouts(problem: Problem) -> Iterator[Layout]:
     """Yield every layout to consider, restricted by the user's pins; variants of a layout follow each other.
 
-    Context ranks are considered only when pinned. On synchronous devices, such as CPUs, the same holds for
-    tensor ranks, sharding, recomputation and backwards in two parts. Tensor ranks meet often, such machines
-    rarely lack memory, and no profile measures backwards in two parts.
+    Context ranks are considered when they are pinned. On a cluster of synchronous devices, such as CPUs, some
+    choices are considered only when pinned. Tensor ranks meet often. Sharded states and recomputation save
+    memory that such a machine rarely lacks. No profile measures backwards in two parts.
     """
     job, pins = problem.job, problem.pins
     opened = overlaps(job.cluster)
@@ -63,12 +64,12 @@ def layouts(problem: Problem) -> Iterator[Layout]:
 
 
 def overlaps(cluster: Cluster) -> bool:
-    """Return True if any device computes beside its host and its messages, as accelerators do."""
+    """Return True if any device overlaps computation with its host and messages, as accelerators do."""
     return any(not group.device.synchronous for group in cluster.groups)
 
 
 def _variants(problem: Problem, layout: Layout, *, opened: bool) -> Iterator[Layout]:
-    """Yield the layout with each sharding among replicas and each recomputation that the model knows."""
+    """Yield the layout with every sharding of replicas and every recomputation that the model knows."""
     job, pins = problem.job, problem.pins
     if layout.splits and len(layout.splits) != layout.stages:
         return
@@ -103,7 +104,7 @@ def _tensor_degrees(cluster: Cluster, pins: PartialLayout, *, opened: bool) -> I
 def meshes(ranks: int, width: int, pins: PartialLayout) -> Iterator[tuple[int, int]]:
     """Yield (pp, dp) with pp x dp x `width` = ranks, rising in pp; fewer ranks only if both are pinned.
 
-    The width is the number of ranks of one replica of a stage.
+    The width is the number of ranks in a replica of a stage.
     """
     if pins.pp is not None and pins.dp is not None:
         yield pins.pp, pins.dp
@@ -120,8 +121,8 @@ def meshes(ranks: int, width: int, pins: PartialLayout) -> Iterator[tuple[int, i
 
 
 def _micro_batch_sizes(job: Job, dp: int, pins: PartialLayout) -> Iterator[int]:
-    """Yield the pinned size, or the sizes that divide a replica's share of the batch. They are powers of two,
-    times the least common multiple of the splits."""
+    """Yield the pinned size, or the sizes that divide a replica's share of the batch. These are powers of two
+    times the splits of stages."""
     if pins.micro_batch_size is not None:
         yield pins.micro_batch_size
         return
@@ -135,11 +136,11 @@ def _micro_batch_sizes(job: Job, dp: int, pins: PartialLayout) -> Iterator[int]:
 def _orders(problem: Problem, mesh: tuple[int, int], *, opened: bool) -> Iterator[tuple[str, Options, int]]:
     """Yield schedules, their options and the number of stages per device, for pp x dp."""
     pins, (pp, dp) = problem.pins, mesh
-    # A device without a peer gains nothing from several stages.
+    # A device without partners for exchange gains nothing from several stages.
     turns = pp > 1 or (opened and dp > 1)
     alone = pp == 1 and pins.schedule is None
     for schedule in _schedules(problem, pp, opened=opened):
-        # With one stage per device these orders equal another schedule.
+        # With one stage they do the same as another schedule.
         least = 2 if alone and schedule.name != SINGLE_DEVICE_SCHEDULE else 1
         for options in searched_options(schedule):
             if pins.loops is not None:
@@ -166,7 +167,7 @@ def _schedules(problem: Problem, pp: int, *, opened: bool) -> Iterator[Schedule]
 
 @cache
 def splits_backward(name: str, pp: int) -> bool:
-    """Return True if a schedule computes backwards in two parts, as far as short pipelines show."""
+    """Return True if a schedule computes backwards in two parts, in short pipelines."""
     schedule = get_schedule(name)
     probes = (Pipeline(pp, loops * pp, pp) for loops in (1, 2))
     return any(
@@ -194,7 +195,7 @@ def degree_layouts(problem: Problem) -> Iterator[Layout]:
     """Yield every (tp, dp, pp, micro-batch size) over all devices, in rising order, restricted by the pins.
 
     Tensor ranks divide the devices of every node, micro-batches the samples of a replica. With pp and dp both
-    pinned, fewer devices may be used. Other choices are as pinned, else the plainest: 1f1b, no sharding, no
+    pinned, fewer devices may be used. Other choices are as pinned, else the simplest: 1f1b, no sharding, no
     recomputation.
     """
     pins, batch = problem.pins, problem.job.global_batch
@@ -221,7 +222,7 @@ def require_closed_form(problem: Problem, planner: str) -> None:
     """Refuse pins and goals that a planner with a closed form of the step time does not know.
 
     Raises:
-        InputError: one line for each pin that it cannot honour, and when memory is to be minimised.
+        InputError: one line for each pin that it cannot honour, and for a goal other than time.
     """
     pins = problem.pins
     problems = []
@@ -249,9 +250,9 @@ def require_closed_form(problem: Problem, planner: str) -> None:
 
 
 def beside_blocks(problem: Problem) -> tuple[int, int]:
-    """Return the numbers of layers before the first block and after the last.
+    """Return the numbers of layers before the first and after the last block.
 
-    Blocks are the layers of the kind that more than half have; without such a kind all layers are blocks.
+    Blocks are the layers of the majority's kind. Without a majority, all layers count as blocks.
     """
     kinds = [layer.kind for layer in problem.job.graph.layers]
     (block, count), *_ = Counter(kinds).most_common(1)
@@ -259,9 +260,9 @@ def beside_blocks(problem: Problem) -> tuple[int, int]:
 
 
 def by_count(problem: Problem, layout: Layout) -> Layout:
-    """Return the layout with its blocks shared out by count; layers before and after them stay at the ends.
+    """Divide the blocks among stages by count; layers before and after them stay at the ends.
 
-    If a stage would have no layer, all layers are shared out by count.
+    Where a stage would have no layer, all layers are divided by count.
     """
     layers = len(problem.job.graph.layers)
     if layout.stages > layers:
@@ -273,5 +274,5 @@ def by_count(problem: Problem, layout: Layout) -> Layout:
 
 
 def with_layers(layout: Layout, layers_per_stage: tuple[int, ...]) -> Layout:
-    """Return the layout with these layers per stage; one stage has all layers anyway."""
+    """Return the layout with these stages; one stage has all layers anyway."""
     return layout if layout.stages == 1 else replace(layout, layers_per_stage=layers_per_stage)

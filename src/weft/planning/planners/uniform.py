@@ -1,4 +1,4 @@
-"""The `uniform` planner: all degrees, layers shared out by count, best by simulated time."""
+"""The `uniform` planner: all degrees, layers divided by count, best by simulated time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class UniformPlanner(HomogeneousPlanner):
         return (by_count(problem, layout) for layout in degree_layouts(problem))
 
     def search(self, problem: Problem) -> Ranking:
-        """Simulate the layouts that cannot be ruled out.
+        """Simulate all layouts that no bound rules out.
 
         Raises:
             InputError: for pins that it does not know.

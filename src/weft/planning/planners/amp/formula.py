@@ -1,7 +1,7 @@
 """AMP's estimate of a strategy, and its search (Li et al., arXiv 2210.07297).
 
-The backward pass takes twice as long as the forward pass; both are linear in the micro-batch size. Every cut
-is crossed once per step. A ring reduces gradients after everything else. Memory does not count.
+The backward pass takes twice the forward pass; both are linear in the size of the micro-batch. Every cut is
+crossed once per step. A ring reduces gradients after everything else. Memory does not count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.program.arrays import Floats, Ints
 class AmpStrategy:
     """One strategy with the stages that AMP gives it.
 
-    `pipeline_s` estimates the pipeline, `reduction_s` the gradients' all-reduce.
+    `pipeline_s` is its estimate of the pipeline, `reduction_s` the estimate of the gradients' all-reduce.
     """
 
     degrees: Degrees
@@ -36,11 +36,11 @@ class AmpStrategy:
 
 
 def amp_search(inputs: AmpInputs, degrees: Iterable[Degrees] | None = None) -> list[AmpStrategy]:
-    """Return every strategy that can run, best first; equal ones stay in the order of `degrees`.
+    """Return every runnable strategy, best first; equal ones stay in the order of `degrees`.
 
     Args:
         inputs: the layers and the cluster.
-        degrees: strategies to consider; default: all of `degrees_of`.
+        degrees: the strategies to consider; default: all of `degrees_of`.
     """
     considered = degrees_of(inputs) if degrees is None else degrees
     found = (amp_strategy(inputs, one) for one in considered)
@@ -53,11 +53,11 @@ def amp_strategy(
     node_of_rank: Ints | None = None,
     layers_per_stage: tuple[int, ...] | None = None,
 ) -> AmpStrategy | None:
-    """Return the strategy with the best stages; None if some stage would have nothing to compute.
+    """Return the strategy with the best stages; None when some stage would have nothing to compute.
 
     Args:
         inputs: the layers and the cluster.
-        degrees: degrees of the strategy.
+        degrees: the degrees of the strategy.
         node_of_rank: node of every rank, shape (ranks,); tensor ranks count fastest, then replicas, then
             stages. Default: ranks number the devices node by node.
         layers_per_stage: stages to estimate in place of the best.
@@ -97,7 +97,7 @@ def _pipeline_s(layer_s: Floats, cut_s: Floats, counts: tuple[int, ...], micro_b
 
 
 def _per_byte_s(inputs: AmpInputs, grid: Ints) -> Floats:
-    """Return the seconds per byte between consecutive stages: slowest lane, averaged over the replicas."""
+    """Return the seconds of a byte from each stage to the next: the slowest lane, averaged over replicas."""
     slowest = inputs.bandwidth[grid[:-1], grid[1:]].min(axis=2)
     averages: Floats = (1.0 / slowest).mean(axis=1)
     return averages

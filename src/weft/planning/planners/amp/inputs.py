@@ -1,4 +1,4 @@
-"""Inputs of AMP: plain numbers, from weft's own models or from any profiles."""
+"""The inputs of AMP: plain numbers, from weft's own models or from any profiles."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from weft.program.schedules.ring import divisors
 
 
 class Degrees(NamedTuple):
-    """The degrees of one strategy; `micro_batches` is the number per replica."""
+    """The degrees of one strategy; `micro_batches` counts one replica."""
 
     tensor_parallel: int
     data_parallel: int
@@ -34,23 +34,25 @@ class Degrees(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AmpInputs:
-    """A chain of layers on a cluster, as AMP sees them.
+    """A chain of layers on a cluster, in AMP's view.
 
-    Tables have the profiled tensor-parallel degrees as keys; other degrees are not considered.
+    The keys of tables are the profiled tensor-parallel degrees; others are not considered.
 
     Attributes:
-        devices: number of devices of each node.
-        bandwidth: bytes/s between devices of two nodes, and on the diagonal of one node; shape (nodes,
-            nodes). Between nodes, AMP itself takes the slower of both nodes' networks: `slower_of_both`.
+        devices: the devices of each node.
+        bandwidth: bytes/s between a device of one node and one of another, and on the diagonal between two of
+            one node; shape (nodes, nodes). Between nodes AMP itself takes the slower of both nodes' networks:
+            `slower_of_both`.
         global_batch: samples per step.
         forward_s: seconds of the forward pass of each layer with a micro-batch of one sample, tensor
             collectives included; one profile for all devices.
-        sent_bytes: bytes that each layer sends on per sample.
+        sent_bytes: the bytes of one sample that each layer sends on.
         gradient_bytes: bytes of the gradients of each layer that replicas reduce.
-        shared_layers: layers with further, shared parameters (tied embeddings); a stage with any of these
-            layers holds the parameters once.
-        shared_bytes: bytes of the shared parameters' gradients.
-        leading, trailing: number of layers at the ends that are no blocks, for sharing layers out by count.
+        shared_layers: layers with common further parameters, held once per stage that has any: tied
+            embeddings.
+        shared_bytes: bytes of the gradients of these parameters.
+        leading, trailing: the layers at the ends that are not blocks; they count where layers are divided by
+            count.
     """
 
     devices: tuple[int, ...]
@@ -102,15 +104,14 @@ class AmpInputs:
 
 
 def slower_of_both(inside: Floats, between: Floats) -> Floats:
-    """Return the bandwidths of all pairs of nodes, from bandwidths `inside` and out of each node; any
-    unit."""
+    """Return the bandwidths of all pairs of nodes from those inside and out of each node; any unit."""
     table: Floats = np.minimum.outer(between, between)
     np.fill_diagonal(table, inside)
     return table
 
 
 def degrees_of(inputs: AmpInputs) -> Iterator[Degrees]:
-    """Yield every strategy. Tensor ranks divide every node's devices, replicas the remaining ranks, and
+    """Yield every strategy. Tensor ranks divide the devices of every node, replicas the remaining ones, and
     micro-batches the samples of a replica."""
     ranks = sum(inputs.devices)
     for tensor_parallel in divisors(gcd(*inputs.devices)):
@@ -130,10 +131,10 @@ def _listed(table: Mapping[int, object]) -> str:
 
 
 def amp_inputs(problem: Problem, tensor_degrees: Iterable[int]) -> AmpInputs:
-    """Return AMP's inputs for a problem, at the given tensor-parallel degrees.
+    """Return AMP's inputs for a problem, at these tensor-parallel degrees.
 
     Kinds of devices are averaged into one profile, each by its share of the nodes. Latencies do not count.
-    Gradients are all of a layer's; `shared_bytes` has those of embeddings that a head uses too.
+    Gradients are all gradients of a layer, except for tied embeddings: these are `shared_bytes`.
 
     Raises:
         InputError: when a profile was not measured at one of the degrees.
@@ -171,7 +172,7 @@ def amp_inputs(problem: Problem, tensor_degrees: Iterable[int]) -> AmpInputs:
 
 
 def _averaged(problem: Problem, times: ProblemLayerTimes, tensor_parallel: int) -> Floats:
-    """Return each layer's forward seconds of one sample, averaged over kinds of devices by nodes."""
+    """Return the seconds of the forward pass of one sample in each layer, averaged over nodes."""
     cluster = problem.job.cluster
     nodes = sum(group.count for group in cluster.groups)
     seconds = np.zeros(len(problem.job.graph.layers))
@@ -182,7 +183,7 @@ def _averaged(problem: Problem, times: ProblemLayerTimes, tensor_parallel: int) 
 
 
 def node_bandwidths(cluster: Cluster) -> Floats:
-    """Return the bytes/s between devices of all pairs of nodes, and of each node; shape (nodes, nodes)."""
+    """Return bytes/s between devices of all pairs of nodes, and inside each node; shape (nodes, nodes)."""
     counts = [group.count for group in cluster.groups]
     table = np.array(
         [

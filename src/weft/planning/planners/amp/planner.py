@@ -23,14 +23,14 @@ from weft.planning.problem import Problem
 class AmpPlanner:
     """Search by AMP's closed form; `finalists` is the least number of fitting strategies to simulate.
 
-    The order is AMP's. AMP has no model of memory: its best may not fit, and the verdict is weft's.
+    The order is AMP's. AMP has no model of memory, so its best may not fit: the verdict is weft's.
     """
 
     name: ClassVar[str] = "amp"
     finalists: int = 8
 
     def space(self, problem: Problem) -> Iterator[Layout]:
-        """Return the layouts of `degree_layouts`; each gets its stages when it is judged."""
+        """See `degree_layouts`; a layout gets its stages when it is judged."""
         return degree_layouts(problem)
 
     def search(self, problem: Problem) -> Ranking:
@@ -54,7 +54,7 @@ def profiled(problem: Problem, tp: int) -> AmpInputs | str:
     try:
         return amp_inputs(problem, [tp])
     except InputError as error:
-        # A profile that was not measured at this degree refuses to guess.
+        # A profile without this degree refuses to guess.
         return str(error.violations[0])
 
 

@@ -1,9 +1,9 @@
-"""Estimates of the step time on unlike devices, for the order of simulation, and a lower bound of them.
+"""Estimates of steps on unlike devices, which decide the order of simulation, and their lower bounds.
 
-The bound holds for all places, cuts and shares: devices wait only for pipelines to fill. Device k takes
-t_k(l) seconds for a micro-batch in layer l. The best takes t(l) = min_k t_k(l), and W = sum_l t(l) for all
-layers. Device k is worth v_k = max_l t(l) / t_k(l) of the best. Places with V = sum v_k do M micro-batches in
-M W / V. Each of R pipelines with v loops fills and drains while others hold a micro-batch:
+In the least step of a layout nobody waits except for a pipeline to fill. Device k takes t_k(l) seconds for a
+micro-batch in layer l. The best device takes W = sum_l t(l), where t(l) = min_k t_k(l). Device k is worth
+v_k = max_l t(l) / t_k(l) of the best. Places with V = sum v_k do M micro-batches in M W / V. Each of R
+pipelines with v loops fills and drains while the other devices hold a micro-batch:
 
     step >= W ((M - R / v) / V + 1 / v)
 """
@@ -25,11 +25,11 @@ from weft.program.buffers import SHARDED_BUFFERS
 
 
 def ideal_step_s(layout: Layout, micro_batches: int, times_s: Sequence[Floats], pace_of_rank: Ints) -> float:
-    """Return a lower bound of `weft.planning.planners.weft.stages.deal`'s seconds at any placement.
+    """Return a lower bound, in seconds, of `weft.planning.planners.weft.stages.deal` for any placement.
 
     Args:
-        layout: gives the degrees and the number of loops.
-        micro_batches: number over all replicas.
+        layout: its degrees and loops count.
+        micro_batches: the micro-batches of all replicas together.
         times_s: by pace the seconds of one micro-batch, forward and backward, in each layer.
         pace_of_rank: index into `times_s` of each rank of the cluster.
     """
@@ -45,27 +45,30 @@ def ideal_step_s(layout: Layout, micro_batches: int, times_s: Sequence[Floats], 
     return float(fastest.sum() * (computing + filling))
 
 
-# Shardings with full states on every rank, or with little communication for sharded states.
+# States that every rank holds, or shards with little to exchange for it.
 LIGHT = ("zero-0", "zero-1")
-# Weight gathers per gradient reduction of a stage, where several stages share a buffer.
+# Gathers of a stage's weights per reduction of its gradients, where several stages share a buffer.
 _GATHERS_PER_REDUCTION = 3
 
 
 class StepEstimates:
-    """Estimates of the step time for the layouts of one problem."""
+    """Estimates for the layouts of one problem."""
 
     def __init__(self, problem: Problem, bounds: Bounds) -> None:
         self._job, self._bounds = problem.job, bounds
         self._network = problem.cost_model.network
 
     def step_s(self, layout: Layout, devices: Ints, found: Dealt) -> float:
-        """Return seconds: the longer of pipeline and exchanges, the last reduction, and a micro-batch's hops.
-        The hops go through all stages and back.
+        """Return the estimated seconds of a step.
+
+        It is the slowest pipeline, or the exchanges of replicas if these take longer. The last reduction and
+        one micro-batch's hops through all stages and back are added.
 
         Args:
-            layout: gives the degrees and choices.
-            devices: device of every rank, shape (stages in line, replicas, ranks of a replica of a stage).
-            found: stages and shares of the layout.
+            layout: its degrees and choices.
+            devices: the device of every rank, shape (stages in line, replicas, ranks of a replica of a
+                stage).
+            found: its stages and shares.
         """
         reduced_s, all_s = self._exchanged_s(layout, devices, found)
         shape, layers = layout.shape(self._job.sequence), self._job.graph.layers
@@ -85,7 +88,7 @@ class StepEstimates:
         if layout.sharding in LIGHT:
             reduced_s = self._network.all_reduce_s(ranks, round(float(reduced[largest])))
             return reduced_s, layout.loops * reduced_s
-        # Stages with buffers of their own exchange once per step; other stages exchange on every visit.
+        # Stages with their own buffers exchange once in a step, others each time that they run.
         own = layout.loops <= SHARDED_BUFFERS
         rounds = 1 if own else -(-max(found.micro_batches) // layout.pp)
         together = ranks[: sharers_of(layout)]

@@ -1,4 +1,4 @@
-"""The findings of a `weft` search so far: judged candidates, the best one, and the left-out ones."""
+"""Findings of a search of `weft`: the judged candidates, the best, and the layouts left out."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from weft.planning.planners.homogeneous import rank_key
 from weft.planning.planners.weft.placement import unlike_devices
 from weft.planning.problem import Problem
 
-# Largest ratio to the best at which small changes of a layout are worth trying.
+# Small changes of a layout are worth trying up to this multiple of the best step.
 NEAR = 1.1
 _Key = tuple[str, tuple[int, ...] | None]
 
 
 class Findings:
-    """The candidates of one problem. `tell` receives each better one, in words.
+    """Candidates of one problem. `tell` gets each better one, in words.
 
-    On unlike devices, estimates and bounds are compared only among layouts of one `kind`. A kind has one
-    stage per device, or several.
+    Layouts are of two kinds on unlike devices: with one stage per device, or with several. Estimates and
+    bounds are compared within a kind only.
     """
 
     def __init__(self, problem: Problem, tell: Callable[[str], None]) -> None:
@@ -30,7 +30,7 @@ class Findings:
         self._judged: dict[_Key, Candidate] = {}
         self._unlike = unlike_devices(problem.job.cluster)
         self.left_out: list[Candidate] = []
-        # By name, moves with a result that no layout expresses.
+        # By name, moves with a result that no layout can express.
         self.unsaid: dict[str, Candidate] = {}
         self.best: Candidate | None = None
 
@@ -43,15 +43,15 @@ class Findings:
         return (False, True) if self._unlike else (False,)
 
     def kind(self, layout: Layout) -> bool:
-        """Return True for the kind with several stages per device; equal devices have only the kind False."""
+        """Return the kind of a layout: True with several stages per device, on unlike devices."""
         return self._unlike and layout.loops > 1
 
     def of(self, layout: Layout) -> Candidate | None:
-        """Return the judged candidate of a layout; None if it was not judged."""
+        """Return the candidate of a layout, if it was judged."""
         return self._judged.get(_key(layout))
 
     def take(self, judged: Candidate) -> Candidate:
-        """Keep and return a judged candidate, with its price if cost is minimised."""
+        """Keep a judged candidate, with its price where cost is minimised."""
         if self._problem.minimise == "cost" and judged.verdict is Verdict.FITS:
             assert judged.plan is not None, "a fitting candidate was simulated"
             cost = STEPS_PRICED * cost_of(self._problem.job.cluster, judged.step_s, judged.plan.ranks)
@@ -63,7 +63,7 @@ class Findings:
         return judged
 
     def better(self, one: Candidate, other: Candidate) -> bool:
-        """Return True if the first of two fitting candidates takes less of the minimised quantity."""
+        """Return True if the first of two fitting candidates has less of the minimised quantity."""
         return self._minimised(one) < self._minimised(other)
 
     def may_win(self, step_s: float, layout: Layout) -> bool:
@@ -73,11 +73,11 @@ class Findings:
         return goal_of_step(self._problem, step_s, layout.ranks) < self._minimised(self.best)
 
     def leaders(self) -> list[Candidate]:
-        """Return the best fitting candidate of each kind that is near the overall best."""
+        """Return the fastest of each kind near the best, among all that fit."""
         return self.near(one for one in self._judged.values() if one.verdict is Verdict.FITS)
 
     def near(self, fitting: Iterable[Candidate]) -> list[Candidate]:
-        """Return the best candidate of each kind that is near the overall best, the best first."""
+        """Return the fastest candidate of each kind that is near the best, the best first."""
         fastest: dict[bool, Candidate] = {}
         for one in fitting:
             kind = self.kind(one.chain)
@@ -89,8 +89,7 @@ class Findings:
         return sorted((one for one in fastest.values() if self._minimised(one) <= most), key=self._minimised)
 
     def ranking(self) -> Ranking:
-        """Return the ranking of judged candidates, left-out ones that were not judged later, and refused
-        moves."""
+        """Return all judged candidates, and the left-out ones that were not judged later."""
         others = (one for one in self.left_out if self.of(one.chain) is None)
         every = [*self._judged.values(), *others, *self.unsaid.values()]
         candidates = sorted(every, key=rank_key(self._problem))
@@ -101,5 +100,5 @@ class Findings:
 
 
 def _key(layout: Layout) -> _Key:
-    """Return the identity of a layout; its text cuts long orders of devices short."""
+    """Return the key of a layout; its words cut long orders of devices short."""
     return str(layout), layout.rank_order

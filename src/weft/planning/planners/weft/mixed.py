@@ -1,9 +1,9 @@
-"""Layouts with recomputation by stage: each recomputes as little as the memory of its devices allows.
+"""Layouts with different recomputation per stage: each stage recomputes as little as memory allows.
 
-Under most orders early stages keep more micro-batches than late ones, and the last stage keeps the logits.
-One stage may have to recompute tensors that another can keep. With one stage per device, the lightest word
-that fits each stage is exact. Fewer layers suit stages that recompute. With one stage per device,
-`weft.planning.planners.weft.stages.deal` finds cuts and words together.
+Under most orders early stages keep more micro-batches than late ones, and the last stage keeps the logits. So
+one stage may have to recompute tensors that another can keep. With one stage per device, the bytes of a
+device depend on its own stage alone. The lightest choice that fits, stage by stage, is then exact. Fewer
+layers suit stages that recompute: `weft.planning.planners.weft.stages.deal` finds cuts and choices together.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from weft.program.schedules.base import paths_of
 
 
 def choices(problem: Problem) -> tuple[Recompute, ...]:
-    """Return the recomputations open to stages, the lightest first; empty if there is no choice."""
+    """Return the recomputation choices of a stage, the lightest first; empty where there is no choice."""
     if problem.pins.recompute is not None or problem.minimise == "memory":
         return ()
     if not overlaps(problem.job.cluster):
@@ -39,7 +39,7 @@ def choices(problem: Problem) -> tuple[Recompute, ...]:
 
 
 class MixedSpace:
-    """The layouts of one problem with recomputation by stage; the problem leaves recomputation open."""
+    """Recomputation per stage for the layouts of one problem that leaves recomputation open."""
 
     def __init__(self, problem: Problem, bounds: Bounds) -> None:
         self._words = choices(problem)
@@ -51,10 +51,10 @@ class MixedSpace:
         self._room_of_rank: Floats = np.array(rooms, dtype=np.float64)
 
     def on_equal_devices(self, may_win: Callable[[Layout], bool]) -> Iterator[Layout]:
-        """Yield layouts of every degree, order and sharding, the least lower bound of the step first. Stop at
-        the first layout that cannot win.
+        """Yield layouts of every degree, order and sharding, least lower bound of the step first.
 
-        A layout is suited when its turn comes; its step then takes longer than without recomputation.
+        Stop at the first layout that cannot win. Suit a layout when its turn comes: recomputation lengthens
+        its step.
         """
         possible = (one for one in self._possible(layouts(self._problem)) if may_win(one))
         waiting = [(self._bounds.step_s(one), place, one, False) for place, one in enumerate(possible)]
@@ -69,8 +69,11 @@ class MixedSpace:
                 heappush(waiting, (self._bounds.step_s(mixed), number, mixed, True))
 
     def on_unlike_devices(self, may_win: Callable[[float, Layout], bool], kept: int) -> list[Suited]:
-        """Return layouts of every degree that suit their devices and may win, the least estimate first. They
-        include the `kept` best with one stage per device, and the `kept` best with several."""
+        """Return layouts of every degree with stages that suit their devices, least estimate first.
+
+        They may win at their ideal step. The `kept` best, with one stage per device and with several, are
+        among them.
+        """
         placements = list(placements_of(self._problem.job.cluster, 1))
         every: list[Suited] = []
         for looped in (False, True):
@@ -86,13 +89,13 @@ class MixedSpace:
         return sorted(every, key=lambda one: one.estimate_s)
 
     def lightest(self, layout: Layout, spare_bytes: Floats | None = None) -> Layout | None:
-        """Return the same stages, each with the least recomputation that fits; None if nothing fits.
+        """Return the layout with the least recomputation in each stage that fits; None where nothing does.
 
-        With several stages per device, all stages of a device first recompute alike. Then each stage, the
-        largest gain first, takes the lightest word that still fits.
+        With several stages per device, all stages of a device first recompute alike. Then each stage, largest
+        gain first, takes the lightest choice that still fits.
 
         Args:
-            layout: any layout.
+            layout: any.
             spare_bytes: memory to leave empty on each device of the pipeline, shape (devices,).
         """
         room = self._room(layout)
@@ -100,7 +103,7 @@ class MixedSpace:
             room = room - spare_bytes
         held = np.array([self._held(layout.recomputing(word)) for word in self._words])
         placement = self._bounds.placement(layout)
-        # True where a word fits on all devices of a stage, shape (words, stages).
+        # True where a choice fits on all devices of a stage: (choices, stages).
         fits = (held <= room)[:, placement].all(axis=1)
         if not fits.any(axis=0).all():
             return None
@@ -113,8 +116,10 @@ class MixedSpace:
         return bool((self._held(layout) <= self._room(layout)).all())
 
     def with_more(self, judged: Candidate) -> Layout | None:
-        """Return a simulated, too big layout with more recomputation on its overfull devices. Other stages
-        stay as they are. Return None if that is not enough."""
+        """Return a layout that the simulator found too big with more recomputation on the overfull devices.
+
+        Stages of the other devices keep their recomputation. Return None where that is not enough.
+        """
         assert judged.prediction is not None, "what is too big was simulated"
         layout, peaks = judged.chain, np.array(judged.prediction.peak_bytes)
         over = self._by_place(layout, peaks - self._room_of_rank[: len(peaks)]).max(axis=1)
@@ -133,8 +138,7 @@ class MixedSpace:
             yield layout
 
     def _best_of(self, layout: Layout) -> Layout | None:
-        """Return the better of balanced stages and stages cut for recomputation, by lower bound; None if too
-        big."""
+        """Return the lightest with balanced stages, or with stages that suit it, by the least lower bound."""
         if self._bounds.resident_bytes(layout) > self._bounds.largest_memory_bytes:
             return None
         tried = [layout]
@@ -145,7 +149,7 @@ class MixedSpace:
         return min(found, key=self._bounds.step_s, default=None)
 
     def _with_counts(self, layout: Layout) -> Layout:
-        """Return the layout with layers per stage, or without if stages are balanced and recompute alike."""
+        """State the layers per stage where stages are not balanced or recompute differently."""
         balanced = replace(layout, layers_per_stage=None)
         counts = tuple(len(part) for part in parts_of(balanced, self._bounds.layer_seconds(layout)))
         if layout.recompute_per_stage is not None:
@@ -153,7 +157,7 @@ class MixedSpace:
         return balanced if layout.layers_per_stage == counts else layout
 
     def _relaxed(self, layout: Layout, room: Floats) -> Layout:
-        """Return the layout with the lightest word that fits in each stage, the largest gain first."""
+        """Give the stages, largest gain first, the lightest choice that fits."""
         words = list(layout.recomputes)
         lightest_s = self._bounds.stage_seconds(layout.recomputing(self._words[0]))
         gains_s = np.array(self._bounds.stage_seconds(layout)) - np.array(lightest_s)
@@ -166,7 +170,7 @@ class MixedSpace:
         return layout.recomputing(words)
 
     def _held(self, layout: Layout) -> Floats:
-        """Return the bytes of each device of a pipeline, messages left out, shape (devices,)."""
+        """Return the bytes held by each device of a pipeline, messages left out, shape (devices,)."""
         return np.array([one.total for one in self._bounds.holdings(layout)], dtype=np.float64)
 
     def _room(self, layout: Layout) -> Floats:
@@ -175,7 +179,7 @@ class MixedSpace:
         return room
 
     def _by_place(self, layout: Layout, of_rank: Floats) -> Floats:
-        """Return values of ranks by place in the pipeline, shape (devices, ranks of each)."""
+        """Return the values of ranks by place in the pipeline, shape (devices, ranks of each)."""
         ranks = np.arange(layout.ranks) if layout.rank_order is None else np.array(layout.rank_order)
         by_place: Floats = of_rank[ranks].reshape(layout.pp, -1)
         return by_place

@@ -1,4 +1,4 @@
-"""Placements of a mesh's ranks on a cluster of unlike nodes, and the nodes left out."""
+"""Placements of the ranks of a mesh on a cluster of unlike nodes, and the nodes that they leave out."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from weft.program.arrays import Ints
 class Placement(NamedTuple):
     """An order of the groups of nodes, and the axis that runs over neighbouring devices.
 
-    With `stages_neighbour`, a replica's pipeline sits on neighbouring devices, and replicas may be unlike.
-    Otherwise the replicas of a stage are neighbours, and stages may be unlike.
+    With `stages_neighbour` a replica's whole pipeline sits on neighbouring devices, so replicas may be
+    unlike. Otherwise the replicas of a stage do, so stages may be unlike.
     """
 
     groups: tuple[int, ...]
@@ -28,7 +28,7 @@ class Placement(NamedTuple):
 
 
 def placements_of(cluster: Cluster, most_orders: int) -> Iterator[Placement]:
-    """Yield up to `most_orders` orders of the groups, most memory first, each with both axes.
+    """Yield up to `most_orders` orders of the groups, each with both axes; groups with the most memory first.
 
     Early stages keep the activations of most micro-batches.
     """
@@ -40,10 +40,9 @@ def placements_of(cluster: Cluster, most_orders: int) -> Iterator[Placement]:
 
 
 def beginnings_of(cluster: Cluster) -> Iterator[Cluster]:
-    """Yield the cluster, then the cluster without its last group of nodes, without the last two, and so on.
+    """Yield the cluster, then the cluster without its last group of nodes, without the last two and so on.
 
-    Slow devices may delay the others. The ranks of a plan are the first devices: only the last groups can be
-    left out.
+    Slow devices may delay the others. A plan's ranks are the first devices, so only the last can be left out.
     """
     for count in range(len(cluster.groups), 0, -1):
         groups = cluster.groups[:count]
@@ -62,16 +61,16 @@ def fewer_nodes_of(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def unlike_devices(cluster: Cluster) -> bool:
-    """Return True if devices differ in kind or speed, or nodes in links, however the nodes are grouped."""
+    """Return True if devices differ in kind or speed, or nodes in their links, in any grouping."""
     speeds = {speed for group in cluster.groups for speed in group.speeds or (1.0,)}
     first, *others = (replace(group, name="", count=1, speeds=()) for group in cluster.groups)
     return len(speeds) > 1 or any(one != first for one in others) or len(set(cluster.links.values())) > 1
 
 
 def problems_of(problem: Problem) -> Iterator[Problem]:
-    """Yield the problem, and the same on the first groups of nodes alone, unless `pp` and `dp` are pinned.
+    """Yield the problem, and the problem on the first groups of nodes alone, unless pins fix the degrees.
 
-    If cost is minimised, also yield it with fewer nodes of the last of these groups.
+    Where cost is minimised, also yield fewer nodes of the last of these groups.
     """
     pins, job = problem.pins, problem.job
     yield problem
@@ -87,7 +86,7 @@ def devices_of(cluster: Cluster, layout: Layout, placement: Placement) -> Ints:
     """Return the device of every rank, shape (stages, replicas, ranks of a replica of a stage)."""
     devices = devices_in_turn(cluster, placement.groups)
     if layout.ranks < cluster.ranks:
-        # The ranks of a plan are the first devices.
+        # The ranks of a plan are those of the first devices.
         devices = np.arange(layout.ranks)
     stages, replicas = layout.pp, layout.dp
     if placement.stages_neighbour:

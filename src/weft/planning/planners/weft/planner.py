@@ -1,9 +1,9 @@
 """The `weft` planner: the best layout that weft can find, on equal and on unlike devices.
 
-On equal devices it begins with the search of `homogeneous`. On unlike devices every degree gets stages,
-shares and places that suit its devices and fit in memory. The layouts with the least estimates are simulated.
-The best plans of the baselines are added. Small changes to the fastest follow, while they help. The simulator
-decides: no plan of a searched baseline has a shorter predicted step.
+On equal devices it begins with the search of `homogeneous`. On unlike ones it gives every degree stages,
+shares and places that suit the devices and fit. It simulates the layouts with the least estimates, and adds
+the best plans of the baselines. Then it changes the fastest little by little while that helps. The simulator
+decides: no baseline in the search has a plan with a shorter predicted step.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from weft.planning.problem import Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeftPlanner:
-    """The planner's settings; see the module.
+    """The default planner; see the module.
 
     Attributes:
-        finalists: least number of fitting layouts to simulate by estimate, on unlike devices; one number for
-            one stage per device, and the same for several.
+        finalists: layouts on unlike devices to simulate because of their estimates, until this many fit with
+            one stage per device, and with several.
         orders: orders of the groups of nodes to try for the best degrees.
-        trials: most small changes to simulate from one start.
-        mixed: most layouts with recomputation by stage to simulate; on unlike devices, with one stage per
-            device and with several.
+        trials: most small changes to simulate.
+        mixed: most layouts with different recomputation per stage to simulate, on unlike devices with one
+            stage per device, and with several.
         seeded_to: most devices for which the baselines run too; on more they take minutes.
-        budget_s: seconds after which the best so far is the answer; None: no limit.
+        budget_s: seconds until the best so far is the answer; None: no limit.
         tell: receives the best so far, in words.
     """
 
@@ -85,16 +85,16 @@ class WeftPlanner:
         return search.found.ranking()
 
 
-# Plans of the first devices that are alike to simulate again.
+# Plans of the first devices that are alike, to simulate again on the problem.
 _ALIKE_TAKEN = 3
-# Most simulations of a layout, each with more recomputation.
+# Rounds of more recomputation for a layout that the simulator finds too big.
 _FITTINGS = 3
-# Ratio of layouts given recomputation by stage to layouts simulated.
+# Layouts to give different recomputation per stage, as a multiple of those to simulate.
 _SUITED = 3
 
 
 class _Search:
-    """One search: its findings so far, and its end time."""
+    """One search: its findings so far, and the time left."""
 
     def __init__(self, planner: WeftPlanner, problem: Problem) -> None:
         self._planner, self._problem = planner, problem
@@ -105,7 +105,7 @@ class _Search:
         self._end_s = time.monotonic() + planner.budget_s if planner.budget_s is not None else float("inf")
 
     def estimate(self) -> None:
-        """Simulate the layouts with the least estimates; until one fits, go on even without time left."""
+        """Simulate the layouts with the least estimates; the first of them even without time left."""
         suited: list[Suited] = []
         for problem in problems_of(self._problem):
             bounds = self._bounds if problem is self._problem else Bounds(problem)
@@ -124,7 +124,7 @@ class _Search:
             fitting[kind] += self._try(one.candidate()).verdict is Verdict.FITS
 
     def seed(self) -> None:
-        """Take the plans of the baselines, and plans on the first devices if these are alike."""
+        """Take over the plans of the baselines, and plans of the first devices that are alike."""
         if self._unlike or self._problem.minimise == "cost":
             self._seed_alike()
         if self._problem.job.cluster.ranks > self._planner.seeded_to:
@@ -141,7 +141,7 @@ class _Search:
                     self.found.take(replace(candidate, estimate_s=None))
 
     def take_all(self, ranking: Ranking) -> None:
-        """Take all candidates of another search."""
+        """Take over all candidates of another search."""
         for candidate in ranking.candidates:
             if candidate.plan is not None:
                 self.found.take(candidate)
@@ -149,7 +149,7 @@ class _Search:
                 self.found.left_out.append(candidate)
 
     def _seed_alike(self) -> None:
-        """Search the first devices that are alike, also over orders with several stages per device."""
+        """Search orders with several stages per device where devices are alike, and take over the best."""
         for problem in problems_of(self._problem):
             if self._late():
                 return
@@ -158,7 +158,7 @@ class _Search:
                     self._try(Candidate(layout=candidate.layout, verdict=Verdict.PRUNED, reason=""))
 
     def improve(self, start: Candidate) -> None:
-        """Change a layout in small steps, as long as this helps and time is left."""
+        """Change a layout little by little, while that helps and time is left."""
         current: Candidate | None = start
         trials = self._planner.trials
         while current is not None:
@@ -176,10 +176,8 @@ class _Search:
             current = faster
 
     def _neighbours(self, current: Candidate) -> Iterator[Layout]:
-        """Yield small changes of a candidate that keep the pins.
-
-        If stages recompute unlike each other, a moved layer changes the recomputation that they need.
-        """
+        """Yield small changes of a candidate; pinned choices stay. Where stages recompute differently, a
+        moved layer can change the recomputation that they need."""
         layout = current.chain
         for one in neighbours(self._problem, layout, Purpose.FASTER, self._bounds.layer_seconds):
             if one.unsaid is not None:
@@ -193,8 +191,7 @@ class _Search:
                         yield again
 
     def mix(self) -> list[Candidate]:
-        """Try recomputation by stage where it may win; return the best of each kind that is near the overall
-        best."""
+        """Let stages recompute differently where that may win; return the fastest per kind near the best."""
         if not self._planner.mixed or not choices(self._problem) or not self._goes_on():
             return []
         fitting: list[Candidate] = []
@@ -215,7 +212,7 @@ class _Search:
         return self.found.best is None or not self._late()
 
     def _mixed(self) -> Iterator[Layout]:
-        """Yield layouts with recomputation by stage, the most promising first."""
+        """Yield layouts with different recomputation per stage, the most promising first."""
         if not self._unlike:
             yield from self._space.on_equal_devices(lambda one: self._goes_on() and self._may_win(one))
             return
@@ -230,11 +227,11 @@ class _Search:
         yield from (one.layout for one in found)
 
     def _may_win(self, layout: Layout) -> bool:
-        """Return True if a layout would be the best with the lower bound of its step."""
+        """Return True if the lower bound of a layout's step is below the best one."""
         return self.found.may_win(self._bounds.step_s(layout), layout)
 
     def _worth_trying(self, layout: Layout) -> bool:
-        """Return True if a layout is legal, and may win and fit by the bounds of time and memory."""
+        """Return True if a layout is legal and may win and fit by its bounds."""
         if refuse(self._problem.job, layout) is not None:
             return False
         try:
@@ -243,11 +240,8 @@ class _Search:
             return True  # a profile was not measured there; the simulator says so
 
     def _fitted(self, layout: Layout) -> Candidate | None:
-        """Simulate a layout, with more recomputation where it is too big; return None if it still does not
-        fit.
-
-        Balanced stages that recompute alike were judged before, or cannot win.
-        """
+        """Simulate a layout, with more recomputation where it is too big; return None where none fits. Alike
+        and balanced stages were judged before, or cannot win."""
         alike = layout.recompute_per_stage is None and layout.layers_per_stage is None
         if alike and self.found.of(layout) is None:
             return None

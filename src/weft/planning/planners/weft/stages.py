@@ -1,4 +1,4 @@
-"""Stages and shares for unlike devices: layers and a way to run by stage, micro-batches by replica."""
+"""Stages and shares for unlike devices: layers and a way to run for stages, micro-batches for replicas."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from weft.planning.planners.bounds import LayerBytes
 from weft.planning.planners.metis_form import shared_by_speed
 from weft.program.arrays import Floats, Ints
 
-# Bisections of the interval of the longest stage's seconds.
+# Halvings of the interval that contains the longest stage.
 _HALVINGS = 26
 
 
 class Way(NamedTuple):
-    """A way to run a stage. `times_s` has by pace each layer's seconds of one micro-batch, forward and
-    backward. `memory` has the bytes of the layers."""
+    """A way to run a stage.
+
+    `times_s` are by pace the seconds of one micro-batch, forward and backward, in each layer; `memory` is the
+    bytes of the layers.
+    """
 
     times_s: Sequence[Floats]
     memory: LayerBytes
@@ -27,9 +30,9 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealt:
-    """The stages and shares of a layout on unlike devices, and the seconds of its slowest pipeline.
+    """Stages and shares of a layout on unlike devices, and the seconds of its slowest pipeline.
 
-    `ways` has the index of each stage's way among its choices.
+    `ways` is the index of each stage's way among its choices.
     """
 
     layers_per_stage: tuple[int, ...]
@@ -48,23 +51,23 @@ def deal(
     *,
     uneven: bool,
 ) -> Dealt | None:
-    """Return the fitting stages with the shortest longest stage, and shares of the batch; None if nothing
-    fits.
+    """Return the fitting stages with the shortest longest stage, and shares of the batch; None where none
+    fit.
 
-    Each stage takes the most layers that a limit and its memory admit in any way. This leaves the least to
-    others. Bisection finds the least feasible limit. The result is exact for layers that are alike. Otherwise
-    a slower stage's first layer may be too long for it, and the found limit is longer. Each stage then runs
-    in the fastest way that fits.
+    A stage takes as many layers as a limit and its memory admit, in any way. This leaves the least to the
+    others, so halving finds the least feasible limit. That is exact for equal layers. Otherwise the first
+    layer left to a slower stage may be too long for it, and the limit rises. Each stage then runs in the
+    fastest way that fits.
 
     Args:
-        ways: choices of every stage.
+        ways: the choices of every stage.
         pace: index into a way's `times_s` of each device of each replica, shape (devices, replicas).
-        place: device of the pipeline that has each stage, shape (stages,); all devices have equally many
-            stages, with equal parts of their memory.
+        place: the device of the pipeline that has each stage, shape (stages,); each has equally many stages,
+            which share its memory equally.
         room_bytes: memory of the smallest device at each place of the pipeline, shape (devices,).
-        in_flight: most micro-batches that each stage keeps, shape (stages,).
-        micro_batches: number over all replicas.
-        uneven: True if replicas share the batch by speed; otherwise they share it equally.
+        in_flight: the most micro-batches that each stage keeps, shape (stages,).
+        micro_batches: the micro-batches of all replicas together.
+        uneven: True if replicas share the batch by their speed, else equally.
     """
     loops = len(place) // len(pace)
     memories = [way.memory.of_each(loops) for way in ways]
@@ -113,13 +116,13 @@ def dealt(
     *,
     uneven: bool,
 ) -> Dealt:
-    """Return the shares and seconds of given stages in the `chosen` ways; see `deal`.
+    """Return shares and seconds of given stages that run in the `chosen` ways; see `deal`.
 
     A device runs a micro-batch through all its stages. At first it waits for one loop of the other devices.
     """
     stages = np.arange(len(counts))
     by_pace = np.array([[_stage_sums(times, counts) for times in way.times_s] for way in ways])
-    # Seconds of each stage's own layers in its own way at its own pace, shape (stages, replicas).
+    # The layers of each stage in its own way at its own pace: (stages, replicas).
     stage_s = by_pace[np.array(chosen)[:, None], pace[place], stages[:, None]]
     device_s = np.zeros(pace.shape)
     np.add.at(device_s, place, stage_s)
@@ -134,8 +137,9 @@ def dealt(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """All layers on a stage's devices in one way: `seconds` and `held` (bytes) are sums before each layer.
-    `made[i][j]` is the most recomputed bytes of layers i to i + j; None: nothing. `room` is in bytes."""
+    """All layers on a stage's devices in one way. `seconds` and `held` are sums before each layer.
+    `made[start]` is by length the bytes that the largest layer from `start` on recomputes (None: nothing).
+    `room` is the memory of the stage."""
 
     seconds: list[float]
     held: list[float]
@@ -143,12 +147,12 @@ class _Line:
     room: float
 
     def needed(self, start: int, end: int) -> float:
-        """Return the bytes of a stage with layers `start` to `end - 1`."""
+        """Return the bytes of a stage with these layers."""
         made = 0.0 if self.made is None else self.made[start][end - start - 1]
         return self.held[end] - self.held[start] + made
 
     def furthest(self, start: int, last: int, limit_s: float) -> int:
-        """Return the end of the most layers from `start` on that are within the limit and fit."""
+        """Return the end of the longest run of layers from `start` that is within the limit and fits."""
         end = bisect_right(self.seconds, self.seconds[start] + limit_s, start, last + 1) - 1
         end = min(end, bisect_right(self.held, self.held[start] + self.room, start, last + 1) - 1)
         if self.made is None or end <= start:
@@ -158,20 +162,20 @@ class _Line:
 
 
 def _largest(values: Floats) -> list[list[float]] | None:
-    """Return the running maxima from each layer on, one row per layer; None if all values are 0."""
+    """Return the running maximum from each layer on, row by row; None where all are zero."""
     if not values.any():
         return None
     return [np.maximum.accumulate(values[start:]).tolist() for start in range(len(values))]
 
 
 def _together(times_s: Sequence[Floats], row: tuple[int, ...], *, uneven: bool) -> Floats:
-    """Return each layer's seconds for one micro-batch on every replica of a stage."""
+    """Return the seconds per layer in which a stage's replicas finish one micro-batch each."""
     kinds = sorted(set(row))
     rows = np.array([times_s[kind] for kind in kinds])
     if not uneven or len(rows) == 1:
         slowest: Floats = rows.max(axis=0)
         return slowest
-    # Together replicas are as fast as the sum of their speeds.
+    # The replicas together are as fast as the sum of their speeds.
     tiny = np.finfo(float).tiny
     counts = np.array([row.count(kind) for kind in kinds])
     mean: Floats = len(row) / (counts[:, None] / np.maximum(rows, tiny)).sum(axis=0)
@@ -189,7 +193,7 @@ def _stage_sums(values: Floats, counts: tuple[int, ...]) -> Floats:
 
 
 def _greedy(lines: Sequence[Sequence[_Line]], limit_s: float) -> list[int] | None:
-    """Return the most layers per stage within limit and memory, at least one each; None if that fails."""
+    """Give each stage as many layers as the limit and its memory admit; leave one for each later stage."""
     layers, stages, start = len(lines[0][0].seconds) - 1, len(lines), 0
     counts = []
     for stage, choice in enumerate(lines):
@@ -203,7 +207,7 @@ def _greedy(lines: Sequence[Sequence[_Line]], limit_s: float) -> list[int] | Non
 
 
 def _fastest(lines: Sequence[Sequence[_Line]], counts: Sequence[int]) -> tuple[int, ...]:
-    """Return the index of the fastest way that fits, for each stage."""
+    """Return for each stage the fastest way that fits."""
     chosen, start = [], 0
     for choice, count in zip(lines, counts, strict=True):
         end = start + count

@@ -27,16 +27,16 @@ from weft.planning.planners.weft.stages import Way, deal
 from weft.planning.problem import Problem
 from weft.program.arrays import Floats, Ints
 
-# The searched orders, with one stage per device and with several; others are tried on the results.
+# The searched orders, with one stage per device and with several; others are tried on the found layouts.
 SCHEDULE, LOOPED = "1f1b", "depth-first"
-# Least ratio of suited to simulated layouts: some turn out to be too big.
+# Layouts to suit, as a multiple of those to simulate: some turn out to be too big.
 _SPARE = 2
 _NOTHING_FITS = "no cut of the layers fits its devices"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suited:
-    """A layout with stages, shares and places that suit its devices, and an estimate of its step."""
+    """A layout with stages, shares and places that suit its devices, and the estimate of its step."""
 
     layout: Layout
     placement: Placement
@@ -68,11 +68,11 @@ class UnevenSpace:
         )
 
     def search(self, most_orders: int, kept: int) -> tuple[list[Suited], list[Candidate]]:
-        """Return the suited layouts, the least estimate first, and the other candidates with reasons.
+        """Return layouts with the least estimates first, and those that cannot be suited, with the reasons.
 
-        All degrees that may be among the best are tried with two placements. The `kept` best of them are
-        tried with `most_orders` orders of nodes. Estimates are not equally good with one stage per device and
-        with several. The best of both kinds are therefore kept.
+        All degrees that may be among the best are tried with two placements. The `kept` best are then tried
+        with `most_orders` orders of nodes. Estimates are not equally good with one stage per device and with
+        several. So the best of either kind are kept.
         """
         suited: list[Suited] = []
         left: list[Candidate] = []
@@ -110,7 +110,7 @@ class UnevenSpace:
         return [*suited, *more], left
 
     def ideal_s(self, layout: Layout) -> float:
-        """Return a lower bound of the layout's estimate at any placement; 0 if times are not known."""
+        """Return a lower bound of the layout's estimate at any placement; 0 where times are not known."""
         try:
             times_s = self._seconds(layout)
         except InputError:
@@ -119,7 +119,7 @@ class UnevenSpace:
         return ideal_step_s(layout, batch, times_s, self._pace_of_rank)
 
     def layouts(self, *, looped: bool) -> Iterator[Layout]:
-        """Yield all degrees with each sharding and recomputation; one order, unless another is pinned.
+        """Yield all degrees with their shardings and recomputations, in one order unless another is pinned.
 
         With one stage per device, sharding more than optimizer states frees no memory. The device needs room
         for all of its weights and gradients at once.
@@ -135,8 +135,9 @@ class UnevenSpace:
     def _lightest_that_fit(
         self, variants: list[Layout], placements: list[Placement]
     ) -> tuple[list[Suited], list[Candidate]]:
-        """Return the variants of one layout that may be fast, and the refused ones. Light shardings give
-        their first that fits. Each heavier one gives its first that fits with less recomputation."""
+        """Return the variants of one layout that may be fast, and the refused ones. First comes the first
+        fitting variant with light sharding. If that recomputes, add the first fitting variant of each heavier
+        sharding that recomputes less."""
         light = [one for one in variants if one.sharding in LIGHT]
         suited, refused = self._first_that_fit(light, placements)
         least = min((RECOMPUTES.index(one.layout.recompute) for one in suited), default=len(RECOMPUTES))
@@ -153,7 +154,7 @@ class UnevenSpace:
     def _first_that_fit(
         self, variants: list[Layout], placements: list[Placement]
     ) -> tuple[list[Suited], list[Candidate]]:
-        """Return the first of the variants, from most memory to least, that fits, and the refused ones."""
+        """Return the first fitting one of variants that hold less and less and take longer and longer."""
         refused: list[Candidate] = []
         for layout in sorted(variants, key=lambda one: (RECOMPUTES.index(one.recompute), one.sharding)):
             reason = refuse(self._problem.job, layout)
@@ -181,9 +182,9 @@ class UnevenSpace:
         """Yield the layout with stages that suit its devices, with equal shares and with shares by speed.
 
         Args:
-            layout: any layout.
-            placement: places of its ranks.
-            recomputes: choices of each stage, the least first; empty: the layout's own recomputation.
+            layout: any.
+            placement: the places of its ranks.
+            recomputes: the choices of each stage, the least first; empty: the recomputation of the layout.
 
         Raises:
             InputError: when a profile was not measured at this micro-batch size or tensor degree.
@@ -218,11 +219,11 @@ class UnevenSpace:
         return slowest
 
     def _way(self, layout: Layout) -> Way:
-        """Return the way in which a stage of the layout runs."""
+        """Return the times and the memory of a stage that runs like the layout."""
         return Way(self._seconds(layout), self._bounds.layer_bytes(layout))
 
     def _seconds(self, layout: Layout) -> Sequence[Floats]:
-        """Return each layer's seconds of one micro-batch at each pace, recomputed passes included."""
+        """Return the seconds of one micro-batch in each layer, at each pace, recomputed passes included."""
         size, degree, recompute = layout.micro_batch_size, layout.tp, layout.recompute
         key = (size, degree, recompute)
         if key not in self._seconds_of:
@@ -231,11 +232,9 @@ class UnevenSpace:
         return self._seconds_of[key]
 
     def _in_flight(self, layout: Layout) -> Floats:
-        """Return the most micro-batches that each stage keeps; a device's number is split equally over its
-        stages.
-
-        Orders of very many micro-batches take long to make: the searched orders have a closed form.
-        """
+        """Return the most micro-batches that each stage keeps; stages of a device share its micro-batches
+        equally. Orders of very many micro-batches take long to make, so closed forms count for the searched
+        ones."""
         devices, loops = layout.pp, layout.loops
         share = max(1, self._problem.job.global_batch // (layout.micro_batch_size * layout.dp))
         after = devices - 1 - np.arange(devices)
@@ -250,7 +249,7 @@ class UnevenSpace:
 
 
 def worst_of(suited: Sequence[Suited], count: int) -> float:
-    """Return the longest of the `count` least estimates; infinity if there are fewer."""
+    """Return the longest of the `count` least estimates; infinite where there are fewer."""
     least = nsmallest(count, map(_estimate_s, suited))
     return least[-1] if len(least) == count else inf
 
@@ -264,5 +263,5 @@ def _first(entry: tuple[float, list[Layout]]) -> float:
 
 
 def _without_memory(layout: Layout) -> Layout:
-    """Return the layout without sharding and recomputation, the same for all its memory variants."""
+    """Return the layout without sharding and recomputation, equal for variants that differ in memory."""
     return unshared(layout).recomputing("none")
