@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def export(run: Path, out: Path, /, *, checkpoint: int | None = None, json: Json = False) -> None:
-    """Write a run's weights as a folder that transformers loads.
+    """Write the weights of a run as a folder that transformers loads.
 
     Example: weft export runs/demo gpt-demo
 
