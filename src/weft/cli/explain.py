@@ -33,7 +33,7 @@ def explain(
 ) -> None:
     """Explain a file of another stack: its layout and mistakes, weft's prediction and plan.
 
-    The content decides which stack it is. Formats: DeepSpeed (JSON), Accelerate and Axolotl (YAML). Also
+    The content determines the stack. Formats: DeepSpeed (JSON), Accelerate and Axolotl (YAML). Also
     torchtitan (TOML, or configuration in Python), and Megatron-LM (a command line or the script around it).
     A trace of torch.profiler (JSON, also .gz) can be read too.
 

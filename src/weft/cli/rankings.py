@@ -62,7 +62,7 @@ def budgeted(run: RunFile, budget_s: float) -> Planner:
 
 
 def show_comparison(problem: Problem, names: str, *, out: Path | None, json: bool) -> None:
-    """Run planners (`names`, separated by commas) and show their answers; write the best plan to `out`.
+    """Run the planners in `names` (with commas), show their answers, write the best plan to `out`, if given.
 
     Raises:
         InputError: if there is no name or an unknown one, or no planner's plan fits.

@@ -56,11 +56,11 @@ def schedule(
     weight_share
         Part of the backward that computes the weight gradient, for schedules that split it.
     group_size
-        With depth-first: micro-batches that pass a stage before the device starts its next stage.
+        With depth-first: micro-batches that go through a stage before the device starts its next stage.
     depth
         With hybrid: rounds of breadth-first.
     frozen_stages
-        The number of first stages that are not trained: they have no backward.
+        The number of untrained stages at the beginning: they have no backward.
     stage_times
         A CSV file with the heading forward,backward and the times of every stage; default: uniform times.
     dump

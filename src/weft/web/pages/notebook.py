@@ -13,7 +13,7 @@ from weft.timeline.timeline import Timeline
 from weft.web.charts.timeline import timeline_svg
 from weft.web.rows.plan import STAGE_HEAD, stage_rows
 
-# Of more stages the first and last halves of this number are shown.
+# With more stages, half of this number are shown from each end.
 MAXIMUM_STAGES = 24
 _CELL = 'style="text-align:left;padding:2px 12px 2px 0"'
 
