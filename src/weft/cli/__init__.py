@@ -1,1 +1,1 @@
-"""The command line: faces only, no logic."""
+"""The command line: presentation only, no logic."""

@@ -41,12 +41,12 @@ def show_plan(
 ) -> None:
     """Show the best `top` candidates, forecasts of changed clusters, and trials of the best `measure` plans.
 
-    Trials correct later predictions. `out` takes the best plan: the fastest measured one, if any was
-    measured. `report` takes a page of all candidates.
+    Trials correct later predictions. `out` receives the best plan: the fastest measured plan, if there are
+    trials. `report` receives a page of all candidates.
 
     Raises:
-        InputError: for an invalid change.
-        RunError: when none of the plans to measure ran.
+        InputError: if a change is invalid.
+        RunError: if none of the plans to measure ran.
     """
     ranking = planned.ranking
     assert ranking is not None, "a searched plan has a ranking"
@@ -95,7 +95,7 @@ def show_plan(
 
 
 def _then_record(planned: PlannedJob) -> dict[str, Any] | None:
-    """Return the plan that takes over, where there is one; seconds."""
+    """Return the record of the later plan, with its step in seconds; None without a later plan."""
     if planned.later is None:
         return None
     at_step, job = planned.later

@@ -1,4 +1,4 @@
-"""`weft corrections`: what measured steps say of predictions, to see, to add to and to draw."""
+"""`weft corrections`: corrections of predictions by measured steps, to show, extend and draw."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.web.pages.calibration import lessons_page
 def corrections(*runs: Path, report: Path | None = None, json: Json = False) -> None:
     """Show how measured steps correct later predictions of their model on this machine.
 
-    `weft plan --measure` adds to them, and so does every finished run that is named here.
+    `weft plan --measure` and every finished run named here add measured steps.
 
     Example: weft corrections
 
@@ -25,9 +25,9 @@ def corrections(*runs: Path, report: Path | None = None, json: Json = False) -> 
     Parameters
     ----------
     runs
-        Directories of finished runs, whose steps are added first.
+        Directories of finished runs; their steps are added first.
     report
-        Write a page that shows every prediction beside its measurement.
+        Write a page that shows every prediction next to its measurement.
     """
     home = weft_home()
     for run in runs:

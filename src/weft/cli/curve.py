@@ -1,4 +1,4 @@
-"""`weft plan --curve`: utilisation over the batch per device, and what it means for time and cost."""
+"""`weft plan --curve`: utilisation over the batch per device, with the resulting time and cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.planning.curve import curve, default_cluster_sizes, default_critical_b
 from weft.planning.problem import Problem
 from weft.web.charts.curve import curve_svg
 
-# Every third of the cluster sizes goes into a table of 80 columns.
+# A table of 80 columns has room for every third cluster size.
 SHOWN_EVERY = 3
 
 
@@ -20,7 +20,7 @@ def show_curve(problem: Problem, *, critical_batch: float | None, svg: Path | No
     """Search the best layouts of all methods, and print or draw them.
 
     Raises:
-        InputError: when the critical batch is not positive, no layout fits, or as `curve` does.
+        InputError: if the critical batch is not positive, no layout fits, or `curve` raises it.
     """
     if critical_batch is not None and not critical_batch > 0:
         raise InputError(Violation("--critical-batch", f"{critical_batch:g} samples; more than 0 is needed"))
@@ -58,10 +58,10 @@ def show_curve(problem: Problem, *, critical_batch: float | None, svg: Path | No
 
 
 def refuse_options(names: Sequence[str], problem: str) -> None:
-    """Refuse options that make no sense beside the others.
+    """Refuse options that make no sense with the others.
 
     Raises:
-        InputError: naming each of `names`.
+        InputError: if there are names; it names each of them.
     """
     if names:
         raise InputError([Violation(name, problem) for name in names])

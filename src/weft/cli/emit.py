@@ -1,4 +1,4 @@
-"""`weft plan --emit`: the best plan in the words of another stack."""
+"""`weft plan --emit`: the best plan as a file of another stack."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from weft.run.supported import unsupported
 
 
 def write_emitted(planned: PlannedJob, name: str, out: Path | None, *, json: bool) -> None:
-    """Write the file to `out` or standard output; what is lost and how to start it goes to standard error.
+    """Write the file to `out` or standard output, and the losses and start command to standard error.
 
     Raises:
-        InputError: when there is no such stack, it cannot express the plan, or weft's own runtime, which it
-            would start, cannot execute it.
+        InputError: if the stack is unknown or cannot express the plan, or if it starts weft's own runtime
+            and that cannot execute the plan.
     """
     emitted = emit(planned, name)
     if name in OWN_RUNS and (problems := unsupported(planned.plan)):
@@ -56,7 +56,7 @@ def write_emitted(planned: PlannedJob, name: str, out: Path | None, *, json: boo
 
 
 def _compared(planned: PlannedJob, nearest: PredictedPlan) -> str:
-    """Return one line: the step of the plan and of what is written, and whether that fits."""
+    """Return one line: the steps of the written file and the plan, and the missing memory of the file."""
     written_s, planned_s = nearest.prediction.step_s, planned.prediction.step_s
     line = f"as written, a step is predicted to take {format_seconds(written_s)}"
     over = nearest.overfull_bytes(planned.problem.job.cluster)

@@ -1,4 +1,4 @@
-"""The command about other stacks' files: `explain`."""
+"""The command about files of other stacks: `explain`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def explain(
 ) -> None:
     """Explain a file of another stack: its layout and mistakes, weft's prediction and plan.
 
-    The content decides which stack it is. Formats: DeepSpeed (JSON), Accelerate and Axolotl (YAML). Also
+    The content determines the stack. Formats: DeepSpeed (JSON), Accelerate and Axolotl (YAML). Also
     torchtitan (TOML, or configuration in Python), and Megatron-LM (a command line or the script around it).
     A trace of torch.profiler (JSON, also .gz) can be read too.
 
@@ -48,7 +48,7 @@ def explain(
     file
         The file.
     model
-        A preset or a folder with a config.json, where the file does not say the model's sizes.
+        A preset or a folder with a config.json, if the file does not state the model's sizes.
     on
         this-machine, an expression such as 64xa100-80gb, or a CLUSTER.toml; default: this machine.
     global_batch
@@ -60,7 +60,7 @@ def explain(
     recompute
         none, selective or full, instead of the file's.
     search
-        Search what weft would plan instead, which takes as long as `weft plan`.
+        Search weft's own best plan, too; this takes as long as `weft plan`.
     """
     data = read_bytes(file)
     told = Answers(
@@ -136,7 +136,7 @@ def _print_predictions(explanation: Explanation, *, searched: bool) -> None:
 
 
 def _verdict(explanation: Explanation) -> str:
-    """Return one line: what weft's plan is worth against the file's."""
+    """Return one line that compares weft's plan with the layout of the file."""
     over, gain_s = explanation.overfull_bytes, explanation.gain_s
     if explanation.best is None:
         return "no layout fits this cluster with this batch"

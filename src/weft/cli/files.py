@@ -29,7 +29,7 @@ def init(path: Path = Path("run.toml"), /) -> None:
     Parameters
     ----------
     path
-        Where to write it; an existing file is never overwritten.
+        The file to write; an existing file is never overwritten.
     """
     if path.exists():
         raise InputError(Violation(str(path), "exists already; give another path"))
@@ -47,21 +47,21 @@ def schema(kind: Literal["run", "cluster", "plan", "summary"], /) -> None:
     Parameters
     ----------
     kind
-        Which file: run, cluster, plan or summary.
+        The kind of file: run, cluster, plan or summary.
     """
     print(json.dumps(json_schema(kind), indent=1, sort_keys=True))
 
 
 def check(*files: Path, json: Json = False) -> int:
-    """Verify run files, cluster files, plans and run directories; say everything that is wrong at once.
+    """Verify run files, cluster files, plans and run directories; list all errors at once.
 
     Example: weft check run.toml cluster.toml runs/demo
 
     Parameters
     ----------
     files
-        RUN.toml (with the weights it starts from), CLUSTER.toml, PLAN.json files or run directories (whose
-        program is verified, too).
+        RUN.toml (with its initial weights), CLUSTER.toml, PLAN.json files, or run directories (with their
+        programs).
     """
     if not files:
         raise InputError("check: no file given")
@@ -96,7 +96,7 @@ def _check_one(path: Path) -> None:
 
 
 def _check_run(run: RunFile) -> None:
-    """Refuse initial weights that training would refuse; without torch, files that it would not even open."""
+    """Refuse initial weights that training would refuse; without torch, check that their files exist."""
     if not run.model.weights:
         return
     path = Path(run.model.hf or "")
@@ -111,7 +111,7 @@ def _check_run(run: RunFile) -> None:
 
 
 def _is_cluster(path: Path) -> bool:
-    """Tell cluster files, which name nodes, from run files."""
+    """Return True for a cluster file: it names nodes."""
     try:
         return "[[node]]" in path.read_text(errors="replace")
     except OSError as error:

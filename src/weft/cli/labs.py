@@ -23,9 +23,9 @@ def lab(
     *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
     per_node: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Emulate a cluster of unequal devices and links on this Linux machine while a command runs; needs root.
+    """Emulate a cluster of unequal devices and links on this Linux machine during a command; needs root.
 
-    The ranks that `weft train` and `weft measure` start inside it run on the cluster's nodes.
+    The ranks of `weft train` and `weft measure` inside it run on the cluster's nodes.
 
     Example: weft lab cluster.toml -- weft train run.toml
 
@@ -36,9 +36,9 @@ def lab(
     cluster
         A CLUSTER.toml, or an expression such as 1xa100-40gb+1xv100-32gb.
     command
-        What to run, after --.
+        The command to run, after --.
     per_node
-        Run the command on every node, with the variables that torchrun's users know, instead of once.
+        Run the command on every node instead of once, with the environment variables of torchrun.
     """
     if not command:
         raise InputError(Violation("lab", "no command given: weft lab CLUSTER.toml -- COMMAND"))
@@ -49,7 +49,7 @@ def lab(
 
 
 def _say(cluster: Cluster, scheme: Scheme) -> None:
-    """To the standard error: the standard output is the command's."""
+    """Print the shares of cores and links to standard error; standard output belongs to the command."""
     used = len({rank.core for rank in scheme.ranks})
     lines = [f"a device of relative speed 1 has {scheme.share:.1%} of a core; cores used: {used}"]
     for index, node in enumerate(scheme.nodes):

@@ -11,7 +11,7 @@ from weft.describe.layout import PartialLayout
 
 _SCHEMAS = {name: schema["anyOf"] for name, schema in PartialLayout.model_json_schema()["properties"].items()}
 _KINDS = {name: {kind.get("type", "string") for kind in kinds} for name, kinds in _SCHEMAS.items()}
-# Those that are lists of numbers.
+# Fields that are lists of integers.
 _COUNTS = {
     name
     for name, kinds in _SCHEMAS.items()
@@ -29,13 +29,13 @@ LayoutOptions = make_dataclass(
     "LayoutOptions",
     map(_option, PartialLayout.model_fields),
     kw_only=True,
-    # cyclopts takes a class of a module of the standard library for a plain value.
+    # cyclopts treats a class of the standard library as a plain value.
     namespace={"__module__": __name__},
 )
 
 
 def decided(options: object | None) -> dict[str, Any]:
-    """Return the keys of `[plan]` for `LayoutOptions`; lists are words with commas between them."""
+    """Return the keys of `[plan]` from `LayoutOptions`; words separated by commas become tuples."""
     if options is None:
         return {}
     given: dict[str, Any] = asdict(options)  # type: ignore[call-overload]  # its class is made at run time
@@ -47,6 +47,6 @@ def _value(name: str, value: Any) -> Any:
         return value
     words = tuple(value.split(","))
     if name in _COUNTS:
-        # What is no number is refused with all other mistakes.
+        # Other words pass: the check of the run file refuses them with all its other errors.
         return tuple(int(word) if word.isdecimal() else word for word in words)
     return words if len(words) > 1 else value

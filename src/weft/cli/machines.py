@@ -22,7 +22,7 @@ from weft.predict.profile import LayerProfile
 
 
 def doctor(*, json: Json = False) -> int:
-    """Say what this machine has and can do, and the remedy for every missing part.
+    """List this machine's parts and abilities, with a remedy for every missing part.
 
     Example: weft doctor
     """
@@ -55,24 +55,24 @@ def measure(
     micro_batches: str | None = None,
     json: Json = False,
 ) -> None:
-    """Measure this machine's devices and links, and the layers of a model on it; later commands use it.
+    """Measure this machine's devices and links, and a model's layers on it, for later commands.
 
-    Inside `weft lab`: the links between the lab's nodes, and the layers on each of its kinds of devices.
+    Inside `weft lab`, measure the links between the lab's nodes, and the layers on each kind of its devices.
 
     Example: weft measure gpt-1m
 
     Parameters
     ----------
     model
-        A preset, a folder with a config.json, or such a file; without one only the machine is measured.
+        A preset, a folder with a config.json, or such a file; default: measure the machine alone.
     sequence
-        Tokens per sample; default: the model's longest.
+        Tokens per sample; default: the longest sequence of the model.
     precision
-        fp32, bf16 or fp64; default: what the planner would choose on this machine.
+        fp32, bf16 or fp64; default: the planner's choice on this machine.
     tensor_parallel
-        Degrees at which layers are measured, such as 1,2; default: 1. Rows of other degrees are kept.
+        Degrees of tensor parallelism to measure, such as 1,2; default: 1. Rows of other degrees are kept.
     micro_batches
-        Sizes at which layers are measured, such as 1,2,4,8,16; default: 1,2,4,8.
+        Sizes of micro-batches to measure, such as 1,2,4,8,16; default: 1,2,4,8.
     """
     config = resolve_model(model, sequence=sequence) if model is not None else None
     degrees = _counts(DEGREES_OPTION, tensor_parallel, (1,), config)

@@ -1,6 +1,6 @@
-"""`weft`: the command line. Commands live beside this file, one module per kind of question.
+"""`weft`: the command line. Its commands are in this folder, one module per kind of question.
 
-Exit codes: 0 done, 1 the run failed, 2 the input was refused, 130 interrupted.
+Exit codes: 0 success, 1 the run failed, 2 the input was refused, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ app.register_install_completion_command()
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command and exit; users' mistakes end in one line each, never in a traceback."""
-    # As under `python -m`: tasks and models of one's own are found in the working folder.
+    """Run one command and exit; each input error prints one line, never a traceback."""
+    # As with `python -m`: the user's own tasks and models are imported from the working folder.
     sys.path.insert(0, os.getcwd())
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command and return the exit code."""
+    """Run one command and return its exit code; print errors to standard error."""
     try:
         result = app(arguments)
     except CycloptsError as error:
@@ -67,7 +67,7 @@ def run(arguments: list[str]) -> int:
         print("weft: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of a pipe (head, less) has gone; nothing is left to say to it.
+        # The reader of the pipe (head, less) has closed it.
         sys.stderr.close()
         return 0
     return result if isinstance(result, int) else 0

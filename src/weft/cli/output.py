@@ -1,4 +1,4 @@
-"""One way to answer: JSON on standard output, or text and pictures for people."""
+"""Output of all commands: JSON on standard output, or text and pictures for people."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def console() -> Console:
 
 
 def print_timeline(timeline: Timeline, svg: Path | None, title: str) -> None:
-    """Draw a timeline, and write it as a picture to `svg` if there is such a path."""
+    """Draw a timeline, and write it as a picture to `svg`, if given."""
     console().print(TimelinePicture(timeline))
     if svg is not None:
         svg.write_text(timeline_svg(timeline, title=title))

@@ -1,4 +1,4 @@
-"""The command that searches: `plan`."""
+"""The command of the search: `plan`."""
 
 from __future__ import annotations
 
@@ -64,24 +64,24 @@ def plan(
     source
         A RUN.toml, a preset, or a folder with a config.json.
     on
-        this-machine, an expression such as 64xa100-80gb, or a CLUSTER.toml; replaces the run file's.
+        this-machine, an expression such as 64xa100-80gb, or a CLUSTER.toml; replaces the run file's cluster.
     global_batch
         Samples per optimizer step.
     sequence
         Tokens per sample.
     precision
-        fp32, bf16, fp16 or fp64; any: bf16 or fp32, whichever plan is better.
+        fp32, bf16, fp16 or fp64; any: bf16 or fp32, with the better plan.
     planner
-        Which planner searches: homogeneous, uniform, megatron, amp, annealing, metis-form, random or
+        The planner of the search: homogeneous, uniform, megatron, amp, annealing, metis-form, random or
         exhaustive.
     budget_seconds
         Seconds after which the best plan so far is the answer (planner weft).
     compare
-        Planners, with commas between them: show the best plan of each, judged by one simulator.
+        Planners, separated by commas: show the best plan of each, predicted by one simulator.
     top
-        How many candidates to show.
+        The number of candidates to show.
     what_if
-        What the job would take on a changed cluster: "inter 25 Gbit/s", "intra 100 GB/s",
+        Forecast the job on a changed cluster: "inter 25 Gbit/s", "intra 100 GB/s",
         "memory 40 GB", "device h100-80gb", "+1 node a100-80gb", "-1 node fast". May be given several times.
     out
         Write the best plan to this file.
@@ -150,7 +150,7 @@ def asked_run(
     precision: str | None,
     pins: dict[str, Any],
 ) -> RunFile:
-    """Make the run file of a preset or a folder, or read a given one; options replace its keys."""
+    """Make the run file of a preset or a folder, or read a RUN.toml; options replace its keys."""
     if not source.endswith(".toml"):
         return run_of_keywords(
             model=source,

@@ -1,6 +1,6 @@
-"""Progress of a run in the terminal: one line per report, predicted beside measured.
+"""Progress of a run in the terminal: one line per report, predicted next to measured.
 
-The launcher owns the terminal; workers write metrics, this reads them.
+The launcher owns the terminal: it reads the metrics that the workers write.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SECONDS_BETWEEN_LINES = 2.0
 
 
 class Progress:
-    """Prints the newest metrics every few seconds; `quiet` prints nothing."""
+    """A printer of the newest metrics every two seconds; with `quiet`, only of warnings at the end."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
@@ -29,7 +29,7 @@ class Progress:
         self._warned = 0
 
     def update(self, directory: RunDirectory) -> None:
-        """Show news of a run; callers call this several times a second while the workers run."""
+        """Print news of a run; the launcher calls this several times a second while the workers run."""
         if self._directory is None:
             self._directory = directory
             self._say(f"run directory: {directory.path}")
@@ -40,7 +40,7 @@ class Progress:
             self._print_warnings()
 
     def finish(self) -> None:
-        """Print the last step when it has not been printed, and what went wrong beside the training."""
+        """Print the last step if it was not printed, all new warnings, and the problems of loggers."""
         if self._directory is None:
             return
         if not self._quiet:
@@ -50,7 +50,7 @@ class Progress:
             print(f"warning: {problem}", file=sys.stderr)
 
     def resume_hint(self) -> None:
-        """Say how the run is continued."""
+        """Print the command that resumes the run."""
         if self._directory is not None:
             path = shlex.quote(str(self._directory.path))
             print(f"resume with: weft train {path}", file=sys.stderr)
@@ -62,7 +62,7 @@ class Progress:
             return
         row = rows[-1]
         self._printed_step, self._printed_time = row["step"], time.monotonic()
-        # Of the plan that trains now: another one may have taken over.
+        # The prediction of the current plan: a later plan may have taken over.
         predicted_s = self._directory.prediction().step_s
         self._say(
             f"step {row['step']:>5}  loss {row['loss']:.4f}  predicted {format_seconds(predicted_s)} | "

@@ -1,4 +1,4 @@
-"""Answers of planners on the terminal: one planner's ranking, or the best plans of several."""
+"""Answers of planners on the terminal: one planner's ranking, or the best plans of several planners."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def print_ranking(planned: PlannedJob, ranking: Ranking, shown: Sequence[Advised
 
 
 def budgeted(run: RunFile, budget_s: float) -> Planner:
-    """Return the planner of a run file, which answers after so many seconds and tells of its best so far.
+    """Return the planner of a run file with a budget; it prints its best plan so far to standard error.
 
-    Searches in several precisions share them.
+    Searches in several precisions share the budget equally.
 
     Raises:
-        InputError: when there is no time, or the planner knows no budget.
+        InputError: if the budget is not positive and finite, or the planner accepts none.
     """
     if not 0.0 < budget_s < inf:
         problem = f"{budget_s:g}: a search needs some seconds"
@@ -62,10 +62,10 @@ def budgeted(run: RunFile, budget_s: float) -> Planner:
 
 
 def show_comparison(problem: Problem, names: str, *, out: Path | None, json: bool) -> None:
-    """Ask planners named with commas between them; the best plan is written to `out`, if given.
+    """Run the planners in `names` (with commas), show their answers, write the best plan to `out`, if given.
 
     Raises:
-        InputError: for no name or one that no planner has, and when no planner's plan fits.
+        InputError: if there is no name or an unknown one, or no planner's plan fits.
     """
     answers = compared(problem, named_planners(names), out)
     if json:
@@ -77,10 +77,10 @@ def show_comparison(problem: Problem, names: str, *, out: Path | None, json: boo
 
 
 def named_planners(names: str) -> list[Planner]:
-    """Return the planners named with commas between them, each once.
+    """Return the planners of names separated by commas, each once.
 
     Raises:
-        InputError: for no name, or one that no planner has.
+        InputError: if there is no name or an unknown one.
     """
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if not wanted:
@@ -89,10 +89,10 @@ def named_planners(names: str) -> list[Planner]:
 
 
 def compared(problem: Problem, planners: Sequence[Planner], out: Path | None) -> tuple[Answer, ...]:
-    """Ask planners; the best plan is written to `out`, if given.
+    """Run planners and return their answers, best first; write the best plan to `out`, if given.
 
     Raises:
-        InputError: when no planner's plan fits.
+        InputError: if no planner's plan fits.
     """
     answers = compare_planners(problem, planners)
     if not any(answer.fits for answer in answers):
@@ -104,7 +104,7 @@ def compared(problem: Problem, planners: Sequence[Planner], out: Path | None) ->
 
 
 def comparison_record(problem: Problem, answers: Sequence[Answer]) -> dict[str, Any]:
-    """Return the problem and the answer of each planner as JSON."""
+    """Return the assumptions of a problem and the answer of each planner as a record for JSON."""
     return {
         "assumed": dict(problem.assumed),
         "kept_out": kept_out_record(problem),

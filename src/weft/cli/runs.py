@@ -1,4 +1,4 @@
-"""Commands about runs: `train`, `compare`."""
+"""Commands about runs: `train`, `eval`, `compare`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.timeline.figures import error_text, prediction_error
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.session import WORKER_MODULE
 
-# What an evaluation says about itself; all else are figures.
+# The entries of an evaluation that are not figures of the model.
 NO_FIGURES = ("step", "samples", "held_out_samples")
 
 
@@ -35,7 +35,7 @@ def train(
 ) -> None:
     """Plan a run file and train it on this machine, or resume a run directory.
 
-    Every stop, wanted or not, prints the command that resumes the run.
+    Every stop prints the command that resumes the run.
 
     Example: weft train run.toml
 
@@ -52,11 +52,11 @@ def train(
     data
         Train on this instead of the run file's data.
     directory
-        Where to write the run; default: a fresh folder under runs/.
+        The folder for the run; default: a new folder under runs/.
     resume
-        Go on with this run directory as RUN.toml says: another plan, the same model, data and seed.
+        Resume this run directory with RUN.toml: another plan, but the same model, data and seed.
     prepare_only
-        Write the run directory and stop, for torchrun or another launcher to start its workers.
+        Write the run directory and stop; torchrun or another launcher then starts its workers.
     """
     if not source.exists():
         raise InputError(Violation(str(source), "no such run file or run directory"))
@@ -93,7 +93,7 @@ def train(
 def eval_(directory: Path, /, *, json: Json = False) -> None:
     """Evaluate a run's newest checkpoint on held-out data, on the ranks of its plan.
 
-    Language models are told the perplexity, models of images the accuracy.
+    Language models get a perplexity, image models an accuracy.
 
     Example: weft eval runs/demo
 
@@ -125,7 +125,7 @@ def compare(first: Path, second: Path | None = None, /, *, json: Json = False) -
     first
         A run directory.
     second
-        Another one: its measurement is compared with the first one's.
+        Another run directory: its measurement is compared with the first run's.
     """
     run = RunDirectory(finished(first).directory)
     comparison = run.compare(None if second is None else RunDirectory(finished(second).directory))

@@ -1,4 +1,4 @@
-"""Orders on abstract stages: `schedule`."""
+"""The command about schedules on abstract stages: `schedule`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def schedule(
     json: Json = False,
     svg: Path | None = None,
 ) -> None:
-    """Draw a schedule on abstract stages and give its figures.
+    """Draw a schedule on abstract stages and print its figures.
 
     Example: weft schedule breadth-first --ranks 4 --loops 2 --micro-batches 8
     Example: weft schedule depth-first --ranks 4 --loops 2 --micro-batches 8 --group-size 8
@@ -44,25 +44,25 @@ def schedule(
     ranks
         Pipeline devices.
     loops
-        Stages per device; 1 when not given.
+        Stages per device; default: 1.
     micro_batches
         Micro-batches per step.
     forward
-        Time of one micro-batch's forward through all local stages of a device; 1 when not given.
+        Time of one micro-batch's forward through all local stages of a device; default: 1.
     backward
-        Time of its backward; 2 when not given.
+        Time of its backward; default: 2.
     hop
-        Time of one stage crossing.
+        Latency of one message from stage to stage.
     weight_share
         Part of the backward that computes the weight gradient, for schedules that split it.
     group_size
-        With depth-first: micro-batches that go through a stage before the device turns to its next one.
+        With depth-first: micro-batches that go through a stage before the device starts its next stage.
     depth
         With hybrid: rounds of breadth-first.
     frozen_stages
-        So many stages from the first on are not trained: they have no backward.
+        The number of untrained stages at the beginning: they have no backward.
     stage_times
-        A CSV file with the heading forward,backward and the times of every stage, instead of uniform ones.
+        A CSV file with the heading forward,backward and the times of every stage; default: uniform times.
     dump
         List every instruction: a table, or with --json the list in place of the count.
     svg

@@ -1,4 +1,4 @@
-"""`weft score`: how good the cost model is against measurements, and how honest it was on this machine."""
+"""`weft score`: the errors of the cost model on measured steps, and of its predictions on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weft.web.pages.calibration import ledger_page
 from weft.web.pages.score import score_page
 from weft.web.rows.score import SCORE_HEAD, score_rows
 
-# Columns that 80 characters have no room for.
+# Columns left out of a table of 80 characters.
 _WIDE_ONLY = ("median", "worst", "kendall", "interval")
 
 
@@ -46,15 +46,15 @@ def score(
     file
         A CSV file, one measured training step per row; docs/score.md lists the columns.
     cluster
-        An expression or CLUSTER.toml that takes the place of every row's devices.
+        An expression or CLUSTER.toml that replaces the devices of every row.
     profile
-        A layer profile that takes the place of every row's.
+        A layer profile that replaces the profile of every row.
     output
-        Write the file again with predicted_step_s, low, high, peak_bytes and fits.
+        Write a copy of the file with predicted_step_s, low, high, peak_bytes and fits.
     report
-        Write a page that shows every prediction beside its measurement.
+        Write a page that shows every prediction next to its measurement.
     ledger
-        Score what weft has predicted on this machine and measured since.
+        Score the measured predictions of this machine.
     """
     if ledger == (file is not None):
         raise InputError(Violation("score", "give either a CSV file or --ledger"))

@@ -1,4 +1,4 @@
-"""Commands that look at one plan: `show`, `simulate`."""
+"""Commands about one plan: `show`, `simulate`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def show(
     svg: Path | None = None,
     report: Path | None = None,
 ) -> None:
-    """Show a plan: cluster, stages, memory and timeline. Or `schedule NAME`: the timeline alone.
+    """Show a plan: cluster, stages, memory and timeline. With `schedule NAME`: the timeline alone.
 
     Example: weft show runs/demo
 
@@ -47,7 +47,7 @@ def show(
     source
         A run directory, a PLAN.json, a RUN.toml, or the word schedule.
     name
-        With schedule: which one.
+        With schedule: its name.
     ranks
         With schedule: pipeline devices.
     loops
@@ -55,11 +55,11 @@ def show(
     micro_batches
         With schedule: micro-batches.
     program
-        Print the program's table instead of a picture.
+        Print the table of the program instead.
     svg
-        Write the timeline to this file, too.
+        Write the timeline to this file as a picture.
     report
-        Write everything as a page to this file, too.
+        Write everything to this file as a page.
     """
     if source == "schedule":
         if name is None:
@@ -108,11 +108,11 @@ def simulate(
     Parameters
     ----------
     source
-        A RUN.toml, a run directory, or a PLAN.json of a preset on a cluster that can be named.
+        A RUN.toml, a run directory, or a PLAN.json next to its run.toml or for a preset on a named cluster.
     ranks
-        Plan a RUN.toml as if its cluster had this many devices of the same kind; costs no hardware.
+        Plan a RUN.toml as if its cluster had this many devices of the same kind; needs no hardware.
     svg
-        Write the predicted step as a picture.
+        Write the predicted step to this file as a picture.
     """
     planned = _job_of(Path(source), ranks)
     record = simulation_record(planned, planned.predicted)

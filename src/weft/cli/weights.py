@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def export(run: Path, out: Path, /, *, checkpoint: int | None = None, json: Json = False) -> None:
-    """Write a run's weights as a folder that transformers loads.
+    """Write the weights of a run as a folder that transformers loads.
 
     Example: weft export runs/demo gpt-demo
 
@@ -27,7 +27,7 @@ def export(run: Path, out: Path, /, *, checkpoint: int | None = None, json: Json
     out
         The folder to write; it must not exist.
     checkpoint
-        Take the checkpoint of this step; default: the newest whole one.
+        The step of the checkpoint; default: the newest complete checkpoint.
     """
     require_torch()
     from weft.training.interchange.export import export as write_export
@@ -39,7 +39,7 @@ def export(run: Path, out: Path, /, *, checkpoint: int | None = None, json: Json
 
 
 def import_(source: Path, out: Path, /, *, model: str, json: Json = False) -> None:
-    """Make a folder that a run can start from, and transformers loads, of another trainer's checkpoint.
+    """Convert another trainer's checkpoint to a folder that a run can start from and transformers loads.
 
     A checkpoint in torch's own format contains a pickle, which may name any function. Only names of the
     format itself are admitted, and none is called.
@@ -55,7 +55,7 @@ def import_(source: Path, out: Path, /, *, model: str, json: Json = False) -> No
     out
         The folder to write; it must not exist.
     model
-        The model whose weights these are: a preset, a folder with a config.json, or such a file.
+        The model of these weights: a preset, a folder with a config.json, or such a file.
     """
     require_torch()
     from weft.training.interchange.imports import import_weights

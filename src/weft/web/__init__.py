@@ -1,1 +1,1 @@
-"""Pages: faces only, no logic."""
+"""Pages and pictures: presentation only, no logic."""

@@ -17,9 +17,9 @@ from weft.web.rows.search import change_text
 
 
 def candidate_record(candidate: Candidate) -> dict[str, Any]:
-    """Return one candidate as plain figures; seconds and bytes, None where the layout was not simulated.
+    """Return one candidate as plain figures in seconds and bytes, None if the layout was not simulated.
 
-    `estimate_s` is what the planner's own model says, None where that is the simulator.
+    `estimate_s` is the estimate of the planner's own model; None if the planner uses the simulator.
     """
     prediction = candidate.prediction
     return {
@@ -38,7 +38,7 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
 
 
 def advised_record(advised: Advised) -> dict[str, Any]:
-    """As `candidate_record`, with `probability_faster`, `standing` and `smallest_change`."""
+    """Return `candidate_record` with `probability_faster`, `standing` and `smallest_change`."""
     change = advised.smallest_change
     return {
         **candidate_record(advised.candidate),
@@ -51,7 +51,7 @@ def advised_record(advised: Advised) -> dict[str, Any]:
 
 
 def plans_table(shown: Sequence[Advised], cluster: Cluster) -> Table:
-    """Ranked plans, best first; memory is that of the fullest device that a plan uses."""
+    """Return a table of ranked plans, best first, with the peak memory of the fullest device."""
     figures = ("", "step", "90 % interval", "peak memory")
     table = ranked_table(figures, "plan, and why it stands here")
     for place, advised in enumerate(shown, start=1):
@@ -69,7 +69,7 @@ def plans_table(shown: Sequence[Advised], cluster: Cluster) -> Table:
 
 
 def _peak_text(candidate: Candidate, cluster: Cluster) -> str:
-    """Peak of the device that is filled most; without a plan the smallest one is taken for it."""
+    """Return the peak of the fullest device and its share; without a prediction, of the smallest device."""
     peak_bytes, prediction = candidate.peak_bytes, candidate.prediction
     memory_bytes = min(group.device.memory_bytes for group in cluster.groups)
     if prediction is not None:
@@ -80,7 +80,7 @@ def _peak_text(candidate: Candidate, cluster: Cluster) -> str:
 
 
 def _reason(advised: Advised) -> str:
-    """Why it stands here, what the planner's own model says of a simulated step, and what is advised."""
+    """Return the reason for the rank, the estimate of the planner's own model, and the advised change."""
     candidate = advised.candidate
     reason = candidate.reason
     if candidate.estimate_s is not None and candidate.plan is not None:

@@ -16,7 +16,7 @@ from weft.planning.comparison import Answer
 
 
 def answer_record(answer: Answer) -> dict[str, Any]:
-    """Return one planner's answer; its `best` is as `candidate_record` says, None where it has none."""
+    """Return one planner's answer; `best` is its `candidate_record`, or None without a candidate."""
     return {
         "planner": answer.planner,
         "search_s": answer.search_s,
@@ -30,8 +30,8 @@ def answer_record(answer: Answer) -> dict[str, Any]:
 
 
 def answers_table(answers: Sequence[Answer]) -> Group:
-    """Figures of one planner to a row in the order given, then the best plan of each."""
-    # Plans are long: beside the figures they would not fit into 80 columns.
+    """Return a table of figures, one row per planner in the given order, and the best plan of each."""
+    # Plans are long: next to the figures they would not fit into 80 columns.
     figures = plain_table()
     figures.add_column("planner", no_wrap=True)
     for name in ("step", "behind", "90 % interval", "estimate", "peak", "search"):

@@ -16,7 +16,7 @@ from weft.web.charts.curve import fitting_methods, relative_time, share_text
 
 
 def curve_record(curve: Curve, devices: Sequence[int], critical_batch: float) -> dict[str, Any]:
-    """Plain figures; None where no layout fits. Times and costs are relative, as in `trade_off_table`."""
+    """Return plain figures, None if no layout fits; times and costs are relative as in `trade_off_table`."""
     return {
         "critical_batch": critical_batch,
         "points": [_point_record(point) for point in curve.points],
@@ -36,7 +36,7 @@ def curve_record(curve: Curve, devices: Sequence[int], critical_batch: float) ->
 
 
 def utilisation_table(curve: Curve) -> Table:
-    """Utilisation of each method by samples per device, the best in bold."""
+    """Return a table of the utilisation of each method by samples per device, the best in bold."""
     table = _table("method", [share_text(share) for share in curve.samples_per_device])
     best = {
         share: max(curve.point(method.name, share).utilisation for method in curve.methods)
@@ -55,7 +55,7 @@ def utilisation_table(curve: Curve) -> Table:
 
 
 def layouts_table(curve: Curve) -> Table:
-    """Return the layout that each utilisation stands for, or why there is none."""
+    """Return a table of the layout behind each utilisation, or the reason if no layout fits."""
     table = ranked_table(("samples", "step", "peak memory"), "best layout, and why it stands here")
     for share in curve.samples_per_device:
         for method in curve.methods:
@@ -71,7 +71,7 @@ def layouts_table(curve: Curve) -> Table:
 
 
 def trade_off_table(curve: Curve, devices: Sequence[int], critical_batch: float) -> Table:
-    """Cost of training on larger clusters, with the cheapest batch of each method.
+    """Return a table of the cost of training on larger clusters, with the cheapest batch of each method.
 
     Cost 1 is the cost of the least samples at full utilisation. Time 1 is their time on the described
     cluster.

@@ -1,4 +1,4 @@
-"""Tables for terminals by their layout: all are plain, and fit 80 columns."""
+"""Layouts of tables for terminals: all are plain and fit 80 columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def plain_table() -> Table:
 
 
 def folded_table(names: Iterable[str]) -> Table:
-    """Return a table of words, each of which may take several lines."""
+    """Return a table of text columns; a cell may take several lines."""
     table = plain_table()
     for name in names:
         table.add_column(name, overflow="fold")
@@ -20,7 +20,7 @@ def folded_table(names: Iterable[str]) -> Table:
 
 
 def ranked_table(figures: Iterable[str], words: str) -> Table:
-    """Return a table of narrow figures first and words last, so that 80 columns cut nothing off."""
+    """Return a table of narrow figures and a last column of words, to fit 80 columns uncut."""
     table = plain_table()
     for name in figures:
         table.add_column(name, justify="right", no_wrap=True)
@@ -29,7 +29,7 @@ def ranked_table(figures: Iterable[str], words: str) -> Table:
 
 
 def named_table(names: Sequence[str]) -> Table:
-    """Return a table of a name and its figures."""
+    """Return a table with names in the first column and figures in the others."""
     table = plain_table()
     for place, name in enumerate(names):
         table.add_column(name, justify="right" if place else "left", no_wrap=bool(place), overflow="fold")

@@ -1,4 +1,4 @@
-"""Lessons that measured steps give on predictions, as lines and as records."""
+"""Lessons from measured steps about predictions, as lines and as records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.timeline.figures import error_text
 
 
 def lesson_text(lesson: Lesson) -> str:
-    """Return a lesson in a few lines for a terminal."""
+    """Return a lesson as four lines for a terminal."""
     low, high = _interval(lesson)
     count, inside = len(lesson.observations), sum(one.inside for one in lesson.left_out)
     return "\n".join(
@@ -56,7 +56,7 @@ def lesson_record(lesson: Lesson) -> dict[str, Any]:
 
 
 def _interval(lesson: Lesson) -> tuple[float, float]:
-    """Return the corrected one, from the declared intervals of the plans that were measured."""
+    """Return the corrected interval, from the median declared interval of the measured plans."""
     half = median(one.half_width for one in lesson.observations)
     return lesson.correction.interval(1.0 - half, 1.0 + half)
 

@@ -1,4 +1,4 @@
-"""One plan on a terminal: its cluster, its stages, their memory and where a step goes."""
+"""One plan on a terminal: its cluster, its stages, their memory and the parts of a step."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from weft.web.rows.plan import (
 )
 
 _BAR = 32
-# What takes less of the step is left out of a line.
+# Causes with a smaller share of the step are left out of the line.
 _LEAST = 0.001
 
 
 def cluster_table(cluster: Cluster, plan: Plan) -> Table:
-    """Return a line for each group of nodes with the stages on it, and one for each link between groups."""
+    """Return a row for each group of nodes with its stages, and one for each link between nodes."""
     held = stages_by_rank(plan)
     table = folded_table(("group", "nodes", "link", "ranks", "stages"))
     first = 0
@@ -56,7 +56,7 @@ def stages_table(planned: PlannedJob) -> Table:
 
 
 def memory_bars(peak_bytes: Sequence[int], memory_bytes: Sequence[int]) -> Table:
-    """Predicted peak of each rank against its memory; neighbours with equal figures share a line."""
+    """Return bars of the predicted peak of each rank against its memory; equal neighbours share a bar."""
     table = Table.grid(padding=(0, 2))
     for _ in range(3):
         table.add_column(no_wrap=True)
@@ -68,7 +68,7 @@ def memory_bars(peak_bytes: Sequence[int], memory_bytes: Sequence[int]) -> Table
 
 
 def breakdown_text(causes: Mapping[str, float]) -> str:
-    """Return one line: the causes that take a thousandth of the step or more, in shares of it."""
+    """Return the causes with at least a thousandth of the step on one line, as shares of the step."""
     rows = breakdown_rows(causes)
     step_s = sum(causes.values())
     shown = [row for row, seconds in zip(rows, causes.values(), strict=True) if seconds >= _LEAST * step_s]

@@ -1,4 +1,4 @@
-"""Other answers of a search than its candidates, as tables and records: other clusters, measured plans."""
+"""Forecasts on other clusters and measured plans of a search, as tables and records."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from weft.web.rows.search import (
 
 
 def kept_out_record(problem: Problem) -> dict[str, str]:
-    """Return the moves that the goal's contract keeps out of a search, each with its own contract."""
+    """Return the moves that the contract of the goal excludes from a search, each with its own contract."""
     return {move.name: move.contract.word for move in kept_out(problem.contract)}
 
 
 def forecast_record(forecast: Forecast) -> dict[str, Any]:
-    """Return one cluster's forecast as plain figures; None where nothing fits or nothing has a price."""
+    """Return one cluster's forecast as plain figures; None if no layout fits or no device has a price."""
     unchanged = forecast.unchanged
     return {
         "change": forecast.change,
@@ -49,7 +49,7 @@ def forecast_record(forecast: Forecast) -> dict[str, Any]:
 
 
 def forecasts_table(forecasts: Sequence[Forecast]) -> Group:
-    """Figures of one cluster to a row, then the best plan of each."""
+    """Return a table of figures, one row per cluster, and the best plan of each."""
     priced = any(one.cost_per_million_tokens is not None for one in forecasts)
     shown = [place for place, name in enumerate(FORECAST_HEAD) if priced or not name.startswith("cost")]
     figures = named_table([FORECAST_HEAD[place] for place in shown])
@@ -74,9 +74,9 @@ def _words(forecast: Forecast) -> Text:
 
 
 def trial_record(trial: Trial, lesson: Lesson | None = None) -> dict[str, Any]:
-    """Return one trial as plain figures; None where the plan did not run.
+    """Return one trial as plain figures; None if the plan did not run.
 
-    `corrected_step_s` is what all other measured plans of the lesson make of its prediction.
+    `corrected_step_s` is the prediction, corrected by all other measured plans of the lesson.
     """
     candidate = trial.candidate
     return {
@@ -94,7 +94,7 @@ def trial_record(trial: Trial, lesson: Lesson | None = None) -> dict[str, Any]:
 
 
 def trials_table(trials: Sequence[Trial], lesson: Lesson | None = None) -> Table:
-    """Return one trial to a row, the fastest first."""
+    """Return a table with a row for each trial, in the order given."""
     table = ranked_table(TRIAL_HEAD[:-1], TRIAL_HEAD[-1])
     for one, row in zip(trials, trial_rows(trials, lesson), strict=True):
         words = Text(row[-1], style="bold" if one.seconds else "")

@@ -1,4 +1,4 @@
-"""A timeline on a terminal, which fits the width it is given and stays readable without colours."""
+"""A timeline on a terminal that fits its width and is readable without colours."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _NARROWEST = 20
 
 @dataclass(frozen=True)
 class TimelinePicture:
-    """One lane per rank: what its compute stream did, a character per slice of time.
+    """One lane per rank: the work of its compute stream, one character per slice of time.
 
-    Coloured blocks with micro-batch digits; without colours, digits above kinds.
+    Blocks are coloured and show micro-batch numbers; without colours, numbers stand above symbols of kinds.
     """
 
     timeline: Timeline
@@ -64,7 +64,7 @@ class TimelinePicture:
 
 
 def _lane(timeline: Timeline, rows: npt.NDArray[np.intp], origin: int, span: int, width: int) -> list[int]:
-    """Return the row that runs in the middle of each cell, -1 where the rank is idle."""
+    """Return the row that runs in the middle of each cell, -1 if the rank is idle; `width` values."""
     rows = rows[np.argsort(timeline.start_ns[rows], kind="stable")]
     middle = origin + (np.arange(width) + 0.5) * (span / width)
     at = np.searchsorted(timeline.start_ns[rows], middle, side="right") - 1
@@ -77,7 +77,7 @@ def _coloured_block(timeline: Timeline, row: int, cells: int, shades: npt.NDArra
     if row < 0:
         return Text(" " * cells)
     number = _number(timeline, row)
-    # The last cell of a wide block stays empty, so that neighbours of one colour are told apart.
+    # The last cell of a wide block stays empty, to separate neighbours of one colour.
     text = number if len(number) < cells or cells == 1 == len(number) else ""
     colour = shaded(kind_colour(KINDS[int(timeline.kind[row])].name), float(shades[row]))
     return Text(text.rjust((cells + len(text)) // 2).ljust(cells), style=f"#ffffff on {colour}")

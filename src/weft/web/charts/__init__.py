@@ -1,1 +1,1 @@
-"""SVG pictures: timelines, charts of lines and dots, clusters, memory."""
+"""SVG pictures: timelines, charts of lines and dots, clusters and memory."""

@@ -1,4 +1,4 @@
-"""Axes: from values to pixels, and the round numbers along the way."""
+"""Axes: scales from values to pixels, and round numbers as ticks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNITS = (("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """An axis; `ticks` are (value, text), by default round numbers."""
+    """An axis. `text` formats a value. `ticks` are (value, text) pairs; default: round numbers."""
 
     label: str
     logarithmic: bool = False
@@ -23,7 +23,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """From values of an axis to pixels."""
+    """A map from values of an axis (`low` to `high`) to pixels (`start` to `end`)."""
 
     axis: Axis
     low: float
@@ -43,7 +43,7 @@ class Scale:
 
 
 def scale_of(axis: Axis, values: list[float], start: float, end: float) -> Scale:
-    """Room of a twentieth at the ends, so that no point lies on the frame."""
+    """Build a scale from pixel `start` to `end` with room at its ends; a linear scale begins at 0."""
     low, high = min(values), max(values)
     if not axis.logarithmic:
         return Scale(axis, 0.0, 1.1 * high, start, end)
@@ -69,7 +69,7 @@ def grid_svg(across: Scale, up: Scale) -> str:
 
 
 def time_ticks(span_ns: int, most: int) -> list[tuple[int, str]]:
-    """(nanoseconds, label) of at most `most` round times from 0 to `span_ns`, all in one unit."""
+    """Return (nanoseconds, label) of at most `most` round times from 0 to `span_ns`, all in one unit."""
     if span_ns <= 0 or most < 2:
         return [(0, "0")]
     step = max(1, round(_round_step(span_ns / (most - 1))))
@@ -78,7 +78,7 @@ def time_ticks(span_ns: int, most: int) -> list[tuple[int, str]]:
 
 
 def _round_step(least: float) -> float:
-    """Return the smallest of ..., 0.2, 0.5, 1, 2, 5, 10, ... that is at least `least`, but for rounding."""
+    """Return the smallest of ..., 0.2, 0.5, 1, 2, 5, 10, ... that reaches `least`, within 0.1 %."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(factor * power for factor in (*_ROUND, 10) if factor * power >= least * 0.999)
 
@@ -89,7 +89,7 @@ def _linear_ticks(high: float, low: float = 0.0) -> list[float]:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, with twice and five times them where there are few; else equal steps."""
+    """Return powers of ten, also times 2 and 5 below three decades; equal steps if fewer than two fit."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     factors = _ROUND if math.log10(high / low) < 3 else (1,)
     values = [factor * 10.0**decade for decade in decades for factor in factors]

@@ -1,4 +1,4 @@
-"""Charts of lines or of dots as one small SVG; a dot under the pointer shows its text."""
+"""Charts of lines or dots as one small SVG; a dot under the pointer shows its text."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _RADIUS = 3.6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line: points (x, y) in order of drawing; `marks` are words beside some of them, by position.
+    """One line: points (x, y) in drawing order; `marks` are (index of a point, text next to it).
 
-    Lines of several charts that share a name are told apart by none and share one entry of the legend.
+    Lines with the same name in several charts share one entry of the legend.
     """
 
     name: str
@@ -50,10 +50,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dot:
-    """A point, the words that it shows when pointed at, and an interval of `y` where there is one.
-
-    One that is not `filled` is drawn as a ring.
-    """
+    """A point, its tooltip (`words`) and an interval of `y` or None; drawn as a ring if not `filled`."""
 
     x: float
     y: float
@@ -64,7 +61,7 @@ class Dot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cloud:
-    """Dots of one kind, in one colour and with one entry in the legend."""
+    """Dots of one kind, with one colour and one entry in the legend."""
 
     name: str
     dots: tuple[Dot, ...]
@@ -93,7 +90,7 @@ class Cloud:
 
 
 def coloured(dots: Sequence[tuple[str, Sequence[Dot]]]) -> tuple[Cloud, ...]:
-    """Clouds of these names, with one colour after the other; colours come again after the last."""
+    """Return a cloud for each (name, dots); colours repeat after the eighth cloud."""
     return tuple(
         Cloud(name=name, dots=tuple(some), colour=_COLOURS[place % len(_COLOURS)])
         for place, (name, some) in enumerate(dots)
@@ -104,8 +101,8 @@ def coloured(dots: Sequence[tuple[str, Sequence[Dot]]]) -> tuple[Cloud, ...]:
 class Chart:
     """Lines or clouds over two axes. Linear axes begin at 0.
 
-    `diagonal` draws where both axes are equal; `limits` are values of `across` and their names, each drawn
-    as a dashed line from the bottom to the top.
+    `diagonal` draws the line of equal values on both axes. `limits` are (value of `across`, name), each
+    drawn as a dashed vertical line.
     """
 
     across: Axis
@@ -118,7 +115,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """The differences between charts of lines and of dots; `order` is the drawing order."""
+    """The differences between charts of lines and dots; `order` is the drawing order (1 or -1)."""
 
     height: int
     label_x: int
@@ -126,21 +123,21 @@ class _Frame:
     order: int
 
 
-# The first line is drawn last, so that it stays visible where another one runs along it.
+# The first line is drawn last: it stays visible where another line overlaps it.
 _LINES = _Frame(400, 16, "nothing fits", -1)
 _DOTS = _Frame(560, 12, "nothing to show", 1)
 
 
 def lines_svg(charts: Sequence[Chart], *, title: str) -> str:
-    """Charts of lines side by side under one title, with one legend for all of them.
+    """Draw charts of lines side by side under one title, with one common legend.
 
-    Colours follow the page's light or dark scheme; a chart without points says so.
+    Colours follow the page's light or dark scheme. A chart without points says "nothing fits".
     """
     return _picture(charts, _LINES, title)
 
 
 def dots_svg(chart: Chart, *, title: str) -> str:
-    """Return a chart of clouds with its legend, as `lines_svg`; the last cloud lies on top."""
+    """Draw a chart of clouds with its legend, in the style of `lines_svg`; the last cloud lies on top."""
     return _picture([chart], _DOTS, title)
 
 

@@ -1,4 +1,4 @@
-"""A picture of a cluster and of what a plan puts on its devices."""
+"""A picture of a cluster and the stages of a plan on its devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.web.charts.colours import shaded
 from weft.web.charts.picture import WIDTH, picture_svg
 from weft.web.rows.plan import inside_text, link_rows, nodes_text, spans, stages_by_rank
 
-# Of more nodes of a group the first are drawn.
+# The most nodes drawn of one group: the first ones.
 MAXIMUM_NODES = 16
 _STAGE_COLOUR = "#2b6cd4"
 _DEVICE, _STEP, _PADDING, _GAP = 30, 34, 6, 8
@@ -22,7 +22,7 @@ _INDENT = 12
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A drawn node: its first rank, and where its box begins inside the picture of its group."""
+    """A drawn node: its first rank, and the left and top of its box in the picture, in pixels."""
 
     first_rank: int
     x: int
@@ -30,9 +30,9 @@ class _Node:
 
 
 def cluster_svg(cluster: Cluster, plan: Plan, *, title: str) -> str:
-    """Nodes as boxes of devices, each with the stages that it holds; later stages are darker.
+    """Draw nodes as boxes of devices, each device with its stages; later stages are darker.
 
-    Devices that the plan leaves out are grey. Of many nodes of a group the first are drawn.
+    Unused devices are grey. Of a larger group the first `MAXIMUM_NODES` nodes are drawn.
     """
     held = stages_by_rank(plan)
     parts, top, first = [], _TOP, 0
@@ -57,7 +57,7 @@ def cluster_svg(cluster: Cluster, plan: Plan, *, title: str) -> str:
 
 
 def _placed(group: NodeGroup, first_rank: int, top: int) -> list[_Node]:
-    """Boxes side by side, in as many lines as they need."""
+    """Place the boxes of a group side by side, in several lines if necessary."""
     width = group.devices * _STEP - (_STEP - _DEVICE) + 2 * _PADDING
     each = max(1, (WIDTH - 2 * _INDENT + _GAP) // (width + _GAP))
     height = _DEVICE + 2 * _PADDING + _GAP

@@ -25,7 +25,7 @@ _KNOWN = {
     "norm": "#6d4a8a",
     "step": "#7a4fc0",
 }
-# Kinds that third parties register take one of these, chosen by their name.
+# Kinds registered by third parties take one of these colours, chosen by a hash of their name.
 _OTHERS = ("#a85a14", "#8c6d1f", "#a0468f", "#4a6fa5", "#7d5a4f", "#3f7d8c")
 
 _DARKEST = 0.34
@@ -37,6 +37,6 @@ def kind_colour(kind: str) -> str:
 
 
 def shaded(colour: str, shade: float) -> str:
-    """`colour` mixed with black; `shade` from 0 (as it is) to 1 (the darkest that is still told apart)."""
+    """Return `colour` mixed with black; `shade` goes from 0 (unchanged) to 1 (34 % black)."""
     channels = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
     return "#" + "".join(f"{round(channel * (1 - _DARKEST * shade)):02x}" for channel in channels)

@@ -1,4 +1,4 @@
-"""The curve of `weft.planning.curve` as two charts, and how its figures are said."""
+"""The curve of `weft.planning.curve` as two charts, and the text of its figures."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from weft.predict.trade_off import TradeOff
 from weft.web.charts.axes import Axis
 from weft.web.charts.chart import Chart, Line, lines_svg
 
-# One colour for each method; a rival as shipped has the colour of the rival and is dashed.
+# One colour for each method; the shipped form of a rival is dashed, in the colour of the rival.
 _COLOURS = ("#2b6cd4", "#d4622b", "#1a7f55", "#7a4fc0", "#8a8f98")
 _SHIPPED_OF = {shipped: rival for rival, shipped in RIVALS.items()}
 _MARKED_DEVICES = 3
 
 
 def share_text(samples_per_device: float) -> str:
-    """Return samples per device as a fraction: 1/8."""
+    """Return samples per device as text of a fraction, such as 1/8."""
     return str(Fraction(samples_per_device).limit_denominator(4096))
 
 
 def relative_time(curve: Curve, choice: TradeOff) -> float:
-    """Time over that of the described cluster at full utilisation with the least samples."""
+    """Return the time relative to the described cluster at full utilisation with the least samples."""
     return choice.time * curve.problem.job.cluster.ranks
 
 
 def fitting_methods(curve: Curve) -> list[Method]:
-    """Return the methods that have a layout which fits."""
+    """Return the methods with a fitting layout."""
     return [method for method in curve.methods if curve.utilisation(method.name)]
 
 
 def curve_svg(curve: Curve, devices: Sequence[int], critical_batch: float) -> str:
-    """Utilisation over samples per device, and cost over time, side by side."""
+    """Draw utilisation over samples per device, and cost over time, side by side."""
     job = curve.problem.job
     shares = tuple((share, share_text(share)) for share in curve.samples_per_device)
     utilisation = Chart(

@@ -1,4 +1,4 @@
-"""Lanes: which rows of a Timeline are drawn next to each other, for every picture of one."""
+"""Lanes: the rows of a Timeline grouped by rank and stream, for all its pictures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Lane:
 
 
 def lane_table(timelines: Iterable[Timeline]) -> tuple[Lane, ...]:
-    """Return all lanes that any of the timelines needs, by rank and stream."""
+    """Return the lanes of all the timelines together, sorted by rank and stream."""
     names = stream_names()
     position = {name: order for order, name in enumerate(names)}
     found: set[tuple[int, int]] = set()
@@ -35,7 +35,7 @@ def lane_table(timelines: Iterable[Timeline]) -> tuple[Lane, ...]:
 
 
 def lane_of_rows(timeline: Timeline, lanes: tuple[Lane, ...]) -> Ints:
-    """Index of each row's lane in `lanes`, -1 for rows that have none there."""
+    """Return the index in `lanes` of each row's lane, -1 for rows without one; shape (rows,)."""
     names = stream_names()
     order_of_kind = np.array([names.index(kind.stream) for kind in KINDS], dtype=np.int64)
     key = timeline.rank * len(names) + order_of_kind[timeline.kind]
@@ -45,7 +45,7 @@ def lane_of_rows(timeline: Timeline, lanes: tuple[Lane, ...]) -> Ints:
 
 
 def shade_of_rows(timeline: Timeline) -> npt.NDArray[np.float64]:
-    """Return the darkness of each row, 0 to 1: a rank's later stages are darker, so that loops show."""
+    """Return the darkness of each row, 0 to 1; later stages of a rank are darker, to show loops."""
     shades = np.zeros(len(timeline))
     compute = is_compute(timeline.kind)
     for rank in np.unique(timeline.rank):

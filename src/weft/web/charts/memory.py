@@ -1,4 +1,4 @@
-"""A picture of the peak memory of ranks against what their devices have."""
+"""A picture of the peak memory of ranks against the memory of their devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COLOURS = {"green": "#1a7f55", "yellow": "#a85a14", "red": "#b8473d"}
 
 
 def memory_svg(peak_bytes: Sequence[int], memory_bytes: Sequence[int], *, title: str) -> str:
-    """Predicted peak of each rank against its memory; neighbours with equal figures share a bar."""
+    """Draw the predicted peak of each rank against its memory; neighbours with equal figures share a bar."""
     lines = equal_ranks(peak_bytes, memory_bytes)
     height = _TOP + _LINE * len(lines) + 12
     parts = []

@@ -7,7 +7,7 @@ from html import escape
 
 WIDTH = 960
 
-# Class names start with the project's name, because a notebook puts several pictures into one page.
+# Class names start with the project's name: a notebook page holds pictures of other packages, too.
 STYLE = (
     ".weft-picture{font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;"
     "--weft-ink:#1c1f24;--weft-soft:#5c6470;--weft-lane:#f1f2f4;--weft-page:#fff}"
@@ -22,9 +22,9 @@ STYLE = (
 
 
 def picture_svg(parts: Iterable[str], height: int, *, title: str, description: str | None = None) -> str:
-    """Return the parts as one picture of `WIDTH` x `height` with its title, in a light or dark scheme.
+    """Return the parts as one picture of `WIDTH` x `height` pixels with a title, light or dark as the page.
 
-    `description` is for readers who do not see it; default: the title.
+    `description` is for screen readers; default: the title.
     """
     head = (
         f'<svg class="weft-picture" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '

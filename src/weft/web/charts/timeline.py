@@ -29,8 +29,8 @@ _LETTER = 6.6
 def timeline_svg(timeline: Timeline, *, title: str) -> str:
     """Draw computation and collectives of each rank as coloured blocks on a common time axis.
 
-    Blocks carry their micro-batch where it fits; a rank's later stages are darker. Times count from the first
-    start. Of more than 64 ranks the first 64 are drawn, and the picture says so.
+    Blocks show their micro-batch if there is room; later stages of a rank are darker. Times count from the
+    first start. With more than 64 ranks the first 64 are drawn, and the picture says so.
     """
     lanes = tuple(
         lane for lane in _lanes_in_use(timeline) if lane.stream in _STREAMS and lane.rank < MAXIMUM_RANKS
@@ -54,7 +54,7 @@ def timeline_svg(timeline: Timeline, *, title: str) -> str:
 
 
 def _lanes_in_use(timeline: Timeline) -> tuple[Lane, ...]:
-    """Return all lanes but those on which nothing takes time; every rank keeps the one it computes on."""
+    """Return the lanes with an instruction that takes time, and every rank's compute lane."""
     lanes = lane_table([timeline])
     timed = np.unique(lane_of_rows(timeline, lanes)[timeline.end_ns > timeline.start_ns])
     return tuple(lane for index, lane in enumerate(lanes) if index in timed or lane.stream == "compute")
@@ -65,7 +65,7 @@ def _lane_height(lane: Lane) -> int:
 
 
 def _lane_tops(lanes: tuple[Lane, ...]) -> list[int]:
-    """Return the top of each lane, and the bottom of the last one."""
+    """Return the top of each lane and the bottom of the last one, in pixels."""
     tops, top = [], _TOP
     for index, lane in enumerate(lanes):
         if index and lanes[index - 1].rank != lane.rank:
@@ -108,7 +108,7 @@ def _blocks(
     origin: int,
     scale: float,
 ) -> str:
-    """Blocks narrower than half a pixel that begin inside a drawn one are left out."""
+    """Draw the blocks; omit those below half a pixel that begin inside a drawn block."""
     shades = shade_of_rows(timeline)
     drawn_to = [0.0] * len(lanes)
     parts = []
@@ -134,7 +134,7 @@ def _blocks(
 
 
 def _fitting(kind: int, stage: int, micro_batch: int, width: float) -> str:
-    """Return the micro-batch, or the whole name of an instruction without one, where there is room for it."""
+    """Return the micro-batch, or the label of an instruction without one; empty without room for it."""
     text = str(micro_batch) if micro_batch >= 0 else label(kind, stage, micro_batch)
     return text if len(text) * _LETTER + 3 <= width else ""
 

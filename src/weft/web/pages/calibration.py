@@ -1,4 +1,4 @@
-"""Calibration: predicted steps against measured ones with their intervals, before and after a correction."""
+"""Calibration: predicted steps with intervals against measured steps, before and after a correction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DECLARED, _LEFT_OUT = "as declared", "corrected by the other plans"
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A prediction with its 90 % interval and what was measured, in seconds."""
+    """A prediction with its 90 % interval and its measurement, in seconds."""
 
     words: str
     predicted_s: float
@@ -51,9 +51,9 @@ Clouds = Sequence[tuple[str, Sequence[Answered]]]
 
 
 def calibration_sections(clouds: Clouds, of: str = "", number: int = 1) -> Iterator[str]:
-    """Yield a picture of all predictions that were answered, and how true each cloud of them was.
+    """Yield a picture of all measured predictions, and a table of the errors and coverage of each cloud.
 
-    `of` says of what, `number` tells several on one page apart.
+    `of` is their subject. `number` distinguishes several pictures on one page.
     """
     across, up = (
         Axis(label=label, logarithmic=True, text=format_seconds)
@@ -71,7 +71,7 @@ def calibration_sections(clouds: Clouds, of: str = "", number: int = 1) -> Itera
 
 
 def clouds_of_lesson(lesson: Lesson) -> Clouds:
-    """Every measured plan as it is predicted without a correction, and as all other plans correct it."""
+    """Return each measured plan twice: predicted as declared, and corrected by all other plans."""
     declared, corrected = [], []
     for one in lesson.left_out:
         seen, words = one.observation, f"plan {one.observation.plan_id}"
@@ -83,7 +83,7 @@ def clouds_of_lesson(lesson: Lesson) -> Clouds:
 
 
 def lessons_page(lessons: Sequence[Lesson]) -> str:
-    """Return a self-contained page of all that was learned on this machine."""
+    """Return a self-contained page of all lessons of this machine."""
     sections = [
         section
         for number, one in enumerate(lessons, start=1)
@@ -94,12 +94,12 @@ def lessons_page(lessons: Sequence[Lesson]) -> str:
 
 
 def ledger_page(entries: Sequence[Entry]) -> str:
-    """Return a self-contained page of all predicted steps that were measured, by what they rest on."""
+    """Return a self-contained page of all measured predictions of steps, grouped by their source."""
     clouds: dict[str, list[Answered]] = {}
     for one in entries:
         words = f"plan {one.subject}, {one.source}"
         answered = Answered(words, one.predicted, one.low, one.high, one.measured)
-        # However many plans stood behind a correction.
+        # One group for corrections by any number of plans.
         rests_on, corrected, _ = one.source.partition(", corrected")
         clouds.setdefault(rests_on + corrected, []).append(answered)
     sections = list(calibration_sections(sorted(clouds.items())))

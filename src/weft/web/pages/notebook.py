@@ -1,4 +1,4 @@
-"""A plan as a notebook shows it: what it is, its stages with their memory, and one predicted step."""
+"""A plan in a notebook: its figures, its stages with their memory, and one predicted step."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from weft.timeline.timeline import Timeline
 from weft.web.charts.timeline import timeline_svg
 from weft.web.rows.plan import STAGE_HEAD, stage_rows
 
-# Of more stages the first and the last are shown.
+# With more stages, half of this number are shown from each end.
 MAXIMUM_STAGES = 24
 _CELL = 'style="text-align:left;padding:2px 12px 2px 0"'
 
 
 def plan_html(plan: Plan, prediction: Prediction, cluster: Cluster, timeline: Timeline, *, title: str) -> str:
-    """Return a self-contained piece of HTML.
+    """Return a plan as a self-contained piece of HTML.
 
     Args:
         timeline: one step of the plan, predicted.

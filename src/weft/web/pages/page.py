@@ -1,4 +1,4 @@
-"""A self-contained page of pictures and tables, in the style of `report.html`; it has no scripts."""
+"""A self-contained page of pictures and tables, in the style of `report.html`, without scripts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from weft.web.charts.picture import STYLE
 
 
 def page_html(title: str, subtitle: str, sections: Sequence[str]) -> str:
-    """Return the page as text; `sections` are markup without scripts, and with styles of pictures only."""
+    """Return the page as text; `sections` are markup without scripts, and pictures hold its only styles."""
     css = static_text("report.css")
     policy = " ".join(f"'{policy_hash(style)}'" for style in (css, STYLE))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        # Pictures set their own width; that is an attribute, which no hash admits.
+        # Pictures set their width in a style attribute, which no hash can admit.
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         f"style-src-elem {policy}; style-src-attr 'unsafe-inline'\">"
         f"<title>{escape(title)} - weft</title><style>{css}</style></head>"
@@ -38,7 +38,7 @@ def table_section(
     *,
     words: Collection[str] = (),
 ) -> str:
-    """Return a table below its title; the first column heads each row, all others but `words` are numbers."""
+    """Return a table below its title; columns except the first and those in `words` are numbers."""
     numbers = [text not in words for text in head]
     columns = "".join(
         f'<th scope="col"{" class=number" if place and numbers[place] else ""}>{escape(text)}</th>'
@@ -63,16 +63,16 @@ def picture_section(name: str, title: str, svg: str) -> str:
 
 
 def section_html(name: str, title: str, inside: str) -> str:
-    """Markup below its title, which is markup, too."""
+    """Return markup below its title, which is markup, too."""
     heading = f'<h2 id="{name}-title">{title}</h2>'
     return f'<section id="{name}" aria-labelledby="{name}-title">{heading}{inside}</section>'
 
 
 def static_text(name: str) -> str:
-    """Return a file of `static/`."""
+    """Return the text of a file of `static/`."""
     return files("weft.web.pages").joinpath("static", name).read_text(encoding="utf-8")
 
 
 def policy_hash(text: str) -> str:
-    """Return the word by which a page's content security policy admits a style or a script of its own."""
+    """Return the hash with which a page's content security policy admits this style or script."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,7 +1,7 @@
-"""The bounded record of a report that travels inside its page.
+"""The record of a report inside its page, of bounded size.
 
-A run of any length gives a page of bounded size. The page embeds a few of the measured steps, and the first
-ranks of very wide timelines. Thinned curves keep their peaks. The page names its omissions.
+A run of any length gives a page of bounded size. The page embeds a few measured steps, and the first ranks
+of very wide timelines. Thinned curves keep their peaks. The page names its omissions.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def page_record(report: ReportData) -> Record:
 
 
 def _live_curves(memory: Sequence[RankMemory]) -> list[RankMemory]:
-    """Return the ranks with the highest predicted peaks, in order of rank."""
+    """Return the `MAXIMUM_LIVE_CURVES` ranks with the highest predicted peaks, in order of rank."""
     curves = [one for one in memory if one.live]
     curves.sort(key=lambda one: (-max(bytes_ for _, bytes_ in one.live), one.rank))
     return sorted(curves[:MAXIMUM_LIVE_CURVES], key=lambda one: one.rank)
 
 
 def timeline_record(report: ReportData) -> Record:
-    """Lanes, instructions and times of the predicted step and of the chosen measured steps."""
+    """Return lanes, instructions and times of the predicted step and the chosen measured steps."""
     chosen = chosen_steps(report.measured) if report.measured is not None else {}
     steps = {step: take_step(report.measured, step) for step in chosen} if report.measured is not None else {}
     shown = [
@@ -107,7 +107,7 @@ def _stream_symbol(lane: Lane) -> str:
 
 
 def _ranks_within(shown: Sequence[Timeline], ranks: int) -> int:
-    """Return the number of ranks that fit into the bound on embedded rows, at least one."""
+    """Return the number of first ranks with at most `MAXIMUM_ROWS` rows together, at least one."""
     rows = sum(np.bincount(timeline.rank, minlength=ranks) for timeline in shown)
     return max(1, int(np.searchsorted(np.cumsum(rows), MAXIMUM_ROWS, side="right")))
 
@@ -164,7 +164,7 @@ def _occurrences(timeline: Timeline, ids: Ids, tick_ns: int) -> Record:
 
 
 def thin(points: Points, maximum: int = MAXIMUM_POINTS) -> list[tuple[float, float | None]]:
-    """At most about `maximum` of the points: the lowest and the highest of each of equal buckets.
+    """Return at most about `maximum` points: the lowest and the highest of each of equal buckets.
 
     Values that are not finite become None.
     """

@@ -1,4 +1,4 @@
-"""`weft show --report`: a plan as one page: its cluster, its stages, their memory, one predicted step."""
+"""The page of `weft show --report`: a plan's cluster, stages, memory and one predicted step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.web.rows.plan import BREAKDOWN_HEAD, STAGE_HEAD, breakdown_rows, stage
 
 
 def show_page(planned: PlannedJob) -> str:
-    """Return a self-contained page of a plan and what is predicted of it."""
+    """Return a self-contained page of a plan and its prediction."""
     plan, cluster = planned.plan, planned.problem.job.cluster
     prediction = planned.prediction
     memory = [cluster.device_of(rank).memory_bytes for rank in range(plan.ranks)]

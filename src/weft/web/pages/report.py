@@ -1,8 +1,8 @@
-"""`write_report`: a run as one self-contained HTML file that needs no network and no other file.
+"""A run as one self-contained HTML file that needs no network and no other file.
 
-Template, styles and scripts are files in `static/`, put into the page when it is written. Names of runs and
-models are data. Markup escapes them, and scripts get them as JSON that cannot end its element. A content
-security policy admits the page's own scripts only.
+`write_report` embeds template, styles and scripts from `static/`. Names of runs and models are data. Markup
+escapes them, and scripts get them as JSON that cannot end its element. A content security policy admits only
+the page's own scripts.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _MARKER = re.compile(r"\{\{(\w+)\}\}")
 
 
 def write_report(path: Path, report: ReportData) -> None:
-    """Write the page; a file that is already there is replaced in one piece.
+    """Write the report as a page; an existing file is replaced atomically.
 
     Raises:
-        OSError: when the file cannot be written.
+        OSError: if the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, report_html(report))
 
 
 def report_html(report: ReportData) -> str:
-    """Return the page as text."""
+    """Return the page of a report as text."""
     style = static_text("report.css")
     script = "\n".join(static_text(name) for name in _SCRIPTS)
     parts = {
@@ -55,12 +55,12 @@ def report_html(report: ReportData) -> str:
         "style_hash": policy_hash(style),
         "script_hash": policy_hash(script),
     }
-    # One pass, so that a name which looks like a marker is never filled in.
+    # One pass: a name that looks like a marker is never replaced.
     return _MARKER.sub(lambda match: parts[match[1]], static_text("report.html"))
 
 
 def json_for_script(record: object) -> str:
-    """JSON that stays inside its script element whatever strings it holds."""
+    """Return JSON without <, > and &: no string in it can end its script element."""
     text = json.dumps(record, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -33,7 +33,7 @@ class StepInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Memory of one rank in bytes; None where nothing is known.
+    """Memory of one rank in bytes; None if unknown.
 
     `live` is the predicted curve over one step: (seconds since the start of the step, live bytes).
     """
@@ -47,19 +47,22 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportData:
-    """Everything a report is made of; empty parts are left out of the page.
+    """The contents of a report; the page omits empty parts.
 
     Attributes:
-        run, model, cluster: names, shown as they are.
-        plan: the plan in words, as rows (what, decision).
+        run, model, cluster: names, shown unchanged.
+        plan: the decisions of the plan, as rows (name, decision).
         predicted: a timeline of one steady step.
-        measured: a timeline of as many steps as were recorded.
+        measured: a timeline of all recorded steps.
         interval: the predicted step time.
         step_times: (step, seconds) of every step of the run.
         losses, held_out: (step, nats per token); a value that is not finite is drawn as a gap.
         memory: one entry per rank.
-        summary: what `summary.json` holds, shown as a table.
-        sections: what methods show.
+        summary: the contents of `summary.json`, shown as a table.
+        sections: the sections of the plan's methods.
+
+    Raises:
+        InputError: if the timelines belong to two plans.
     """
 
     run: str
@@ -85,9 +88,9 @@ class ReportData:
 
     @property
     def measured_step_s(self) -> float | None:
-        """Median seconds of a step after the warm-up; of all steps where the run is shorter than that.
+        """Median seconds of a step after the warm-up, or of all steps of a shorter run; None without steps.
 
-        Where steps differ, the mean of the medians of each.
+        If steps differ in a cycle, the mean of the medians at each place of the cycle.
         """
         times = [(int(step), seconds) for step, seconds in self.step_times if math.isfinite(seconds)]
         cycle = 1 if self.predicted is None else cycle_of(self.predicted)
@@ -100,7 +103,7 @@ class ReportData:
 def chosen_steps(measured: Timeline) -> dict[int, list[str]]:
     """Return the measured steps that a page embeds, in order, each with the reasons.
 
-    The first, the one of median length and the slowest after the warm-up, and the last few.
+    These are the first step, the median and the slowest step after the warm-up, and the last few.
     """
     steps = np.unique(measured.step)
     if not len(steps):
@@ -133,7 +136,7 @@ class KindRow:
 
 
 def kind_rows(report: ReportData) -> list[KindRow]:
-    """Busy time per kind in one step: predicted, and the median over the measured steps after the warm-up."""
+    """Return busy time per kind in one step: predicted, and the measured median after the warm-up."""
     predicted, measured = report.predicted, report.measured
     if predicted is not None and measured is not None and len(predicted) and len(measured):
         return [

@@ -1,4 +1,4 @@
-"""`report.html` of a run directory: from files and plan to the page's data."""
+"""The `report.html` of a run directory, built from its files and plan."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from weft.web.pages.report_data import RankMemory, ReportData, StepInterval
 
 
 def write_run_report(directory: RunDirectory, planned: PlannedJob) -> Path:
-    """Write `report.html` beside the files it shows and return its path."""
+    """Write `report.html` into the run directory and return its path."""
     path = directory.path / "report.html"
     write_report(path, run_report_data(directory, planned))
     return path
 
 
 def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
-    """Return everything the page shows of one finished run."""
+    """Return the contents of the page of one finished run."""
     metrics = directory.metrics()
     summary = directory.summary()
     prediction = planned.prediction
@@ -49,12 +49,12 @@ def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
 
 
 def _of(plan: Plan, timeline: Timeline) -> Timeline:
-    """Return a timeline of the run, with the plan's id of today where an earlier version wrote it."""
+    """Return a timeline with the plan's current id, even if an earlier version of weft wrote it."""
     return replace(timeline, plan_id=current_id(timeline.plan_id, plan))
 
 
 def plan_in_words(planned: PlannedJob) -> list[tuple[str, str]]:
-    """Return the plan's decisions as (what, decision) rows."""
+    """Return the plan's decisions as (name, decision) rows."""
     plan = planned.plan
     layers = planned.problem.job.graph.layers
     stages = [

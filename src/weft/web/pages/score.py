@@ -1,4 +1,4 @@
-"""`weft score --report`: every prediction of a score beside its measurement."""
+"""The page of `weft score --report`: every prediction of a score next to its measurement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.web.rows.score import SCORE_HEAD, score_rows
 
 
 def score_page(scores: Scores) -> str:
-    """Return a self-contained page: predicted over measured steps of all rows, and the tables."""
+    """Return a self-contained page: a picture of predicted over measured steps of all rows, and tables."""
     numbers = {id(row): number for number, row in scores.rows.items()}
     groups = [
         (name, [_dot(numbers[id(row)], row) for row in rows if row.row.status == "ok"])

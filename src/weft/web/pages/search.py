@@ -1,4 +1,4 @@
-"""`weft plan --report`: every layout that was looked at as one page, step against peak memory."""
+"""The page of `weft plan --report`: the step of every considered layout against its peak memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.web.pages.calibration import calibration_sections, clouds_of_lesson
 from weft.web.pages.page import page_html, picture_section, table_section
 from weft.web.rows.search import FORECAST_HEAD, TRIAL_HEAD, change_text, forecast_rows, trial_rows
 
-# A device with more times what any layout needs would push all dots into a corner.
+# A device with more than this times the largest peak is omitted: it would push all dots into a corner.
 _IN_SIGHT = 4
 _FITS, _TOO_BIG, _LEFT = "fits", "too big", "not simulated"
 _COLOURS = {_FITS: "#2b6cd4", _TOO_BIG: "#d4622b", _LEFT: "#8a8f98"}
@@ -34,7 +34,7 @@ def plan_page(
 ) -> str:
     """Return a self-contained page: a dot for each layout, the shown rows, and forecasts, trials and lessons.
 
-    A layout without a simulation is a ring, at the lower bounds of its step and its memory.
+    A layout without a simulation is a ring, at the lower bounds of its step and memory.
     """
     ranking, job = planned.ranking, planned.problem.job
     assert ranking is not None, "a searched plan has a ranking"
@@ -68,7 +68,7 @@ def plan_page(
 
 
 def _map(ranking: Ranking, points: Sequence[Mapped]) -> str:
-    # What is drawn last lies on top: the best one.
+    # Draw the best layout last, on top of the others.
     by_kind = {
         kind: tuple(_dot(one) for one in reversed(points) if _kind(one) == kind)
         for kind in reversed(_COLOURS)

@@ -1,1 +1,1 @@
-"""Rows of words and figures that pages and terminals both show."""
+"""Rows of text and figures for both pages and terminals."""

@@ -1,4 +1,4 @@
-"""One plan in words: its cluster, its stages, how full devices are and where a step goes."""
+"""One plan as text: its cluster, its stages, the memory of its devices and the parts of a step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TIGHT = 0.9
 
 
 def stage_rows(plan: Plan, prediction: Prediction, cluster: Cluster) -> list[tuple[str, ...]]:
-    """Return a row of `STAGE_HEAD` for each stage; memory is all of its fullest rank's."""
+    """Return a row of `STAGE_HEAD` for each stage; memory is the total of its fullest rank."""
     return [_row(index, stage, prediction.peak_bytes, cluster) for index, stage in enumerate(plan.stages)]
 
 
@@ -33,7 +33,7 @@ def _row(index: int, stage: Stage, peaks: Sequence[int], cluster: Cluster) -> tu
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Return numbers that rise, neighbours joined: 0-3, 6."""
+    """Return ascending numbers as text, with neighbours joined: 0-3, 6."""
     found: list[list[int]] = []
     for number in numbers:
         if found and number == found[-1][1] + 1:
@@ -44,7 +44,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def stages_by_rank(plan: Plan) -> dict[int, tuple[int, ...]]:
-    """Return the stages on each rank that the plan uses, rising."""
+    """Return the stages on each rank that the plan uses, ascending."""
     held: dict[int, list[int]] = defaultdict(list)
     for index, stage in enumerate(plan.stages):
         for rank in sorted({rank for replica in stage.replicas for rank in replica.ranks}):
@@ -66,7 +66,7 @@ def inside_text(group: NodeGroup) -> str:
 
 
 def link_rows(cluster: Cluster) -> Iterator[tuple[str, str, str]]:
-    """Yield the links between nodes that a cluster has: name, where, how fast."""
+    """Yield the links between nodes of a cluster: name, place, bandwidth and latency."""
     counts = {group.name: group.count for group in cluster.groups}
     for (one, other), link in sorted(cluster.links.items()):
         if one != other or counts.get(one, 0) > 1:
@@ -76,7 +76,7 @@ def link_rows(cluster: Cluster) -> Iterator[tuple[str, str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class EqualRanks:
-    """Neighbours with equal peaks and equal memories."""
+    """Neighbouring ranks with equal peaks and equal memories."""
 
     first: int
     count: int
@@ -102,7 +102,7 @@ class EqualRanks:
 
 
 def equal_ranks(peak_bytes: Sequence[int], memory_bytes: Sequence[int]) -> list[EqualRanks]:
-    """Return the peak of each rank beside its memory, neighbours with equal figures joined."""
+    """Return the peak and memory of each rank, with equal neighbours joined."""
     joined: list[EqualRanks] = []
     first = 0
     for (peak, memory), equal in groupby(zip(peak_bytes, memory_bytes, strict=True)):
@@ -113,7 +113,7 @@ def equal_ranks(peak_bytes: Sequence[int], memory_bytes: Sequence[int]) -> list[
 
 
 def breakdown_rows(causes: Mapping[str, float]) -> list[tuple[str, str, str]]:
-    """Return a row of `BREAKDOWN_HEAD` for each cause."""
+    """Return a row of `BREAKDOWN_HEAD` for each cause; `causes` are in seconds."""
     step_s = sum(causes.values())
     return [
         (

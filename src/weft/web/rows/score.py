@@ -1,4 +1,4 @@
-"""Scores of the cost model in words: a row for each group, and for all of them."""
+"""Scores of the cost model as text: a row for each group, and one for all groups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCORE_HEAD = (
 
 
 def score_rows(scores: Scores) -> Iterator[tuple[str, ...]]:
-    """Yield the groups, all of them pooled, and the baseline, as texts under `SCORE_HEAD`."""
+    """Yield rows under `SCORE_HEAD`: each group, all groups pooled if there are several, and the baseline."""
     for name, figures in scores.figures.items():
         yield _row(name, figures)
     if len(scores.figures) > 1:

@@ -1,4 +1,4 @@
-"""Results of a search in words: changes that make plans fit, other clusters, measured plans."""
+"""Results of a search as text: changes that make plans fit, other clusters, measured plans."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TRIAL_HEAD = ("", "predicted", "corrected", "measured", "spread", "error", "plan
 
 
 def change_text(change: SmallestChange | None) -> str:
-    """Return the change that makes a layout fit, in words; empty if none is known."""
+    """Return the change that makes a layout fit, as text; empty if none is known."""
     return "" if change is None else f"fits with {change.words}: a step of {format_seconds(change.step_s)}"
 
 
 def forecast_rows(forecasts: Sequence[Forecast]) -> list[tuple[str, ...]]:
-    """Return the forecasts as texts under `FORECAST_HEAD`; the cost is left out where nothing has a price."""
+    """Return the forecasts as rows under `FORECAST_HEAD`; an unknown step or cost is "-"."""
     return [
         (
             one.change or "as it is",
@@ -37,14 +37,14 @@ def forecast_rows(forecasts: Sequence[Forecast]) -> list[tuple[str, ...]]:
 
 
 def _unchanged_text(candidate: Candidate) -> str:
-    """Return whether the plan of the cluster as it is can run on another one, and how fast."""
+    """Return the step of the current plan on another cluster, or its verdict."""
     if candidate.verdict is Verdict.FITS:
         return format_seconds(candidate.step_s)
     return "too big" if candidate.verdict is Verdict.TOO_BIG else "cannot run"
 
 
 def trial_rows(trials: Sequence[Trial], lesson: Lesson | None = None) -> list[tuple[str, ...]]:
-    """Return the trials as texts under `TRIAL_HEAD`, in their order; `error` is the prediction's."""
+    """Return the trials as rows under `TRIAL_HEAD`, in their order; `error` is the prediction's error."""
     return [
         (
             str(place),
@@ -60,9 +60,9 @@ def trial_rows(trials: Sequence[Trial], lesson: Lesson | None = None) -> list[tu
 
 
 def corrected_s(trial: Trial, lesson: Lesson | None) -> float | None:
-    """Return the step that all other measured plans of the lesson make of the trial's prediction.
+    """Return the trial's predicted step in seconds, corrected by all other measured plans of the lesson.
 
-    None where the plan was not measured to the end, or it is the only one that ever was.
+    None if the plan was not measured to the end, or is the only measured plan.
     """
     if lesson is None or len({one.plan_id for one in lesson.observations}) < 2:
         return None
