@@ -5,6 +5,7 @@ import copyreg
 import io
 import os
 import pickle
+import resource
 import struct
 import subprocess
 import sys
@@ -338,6 +339,15 @@ def test_random_bytes_are_refused(tmp_path_factory: pytest.TempPathFactory, cont
     (path / METADATA).write_bytes(b"\x80\x04" + content)
     with pytest.raises(InputError):
         DcpFolder(path)
+
+
+def test_a_number_beyond_the_file_is_refused_without_memory(folder: Path) -> None:
+    # An empty list, stored as object number 2^32 - 1: the unpickler would reserve a table of 64 GiB.
+    (folder / METADATA).write_bytes(b"\x80\x02]r\xff\xff\xff\xff.")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InputError, match="number 4294967295"):
+        DcpFolder(folder)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 
 
 def test_a_length_beyond_the_file_is_refused(folder: Path) -> None:

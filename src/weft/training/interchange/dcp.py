@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -170,6 +171,7 @@ def _load_metadata(path: Path) -> _PickledCall:
     except OSError as error:
         raise InputError(Violation(str(path), error.strerror or str(error))) from None
     try:
+        _refuse_far_memos(content)
         record = _MetadataUnpickler(io.BytesIO(content)).load()
     except _RefusedName as error:
         raise InputError(Violation(str(path), f"refused: {error}")) from None
@@ -178,6 +180,16 @@ def _load_metadata(path: Path) -> _PickledCall:
     if not isinstance(record, _PickledCall):
         raise _broken(path, "not the metadata of a checkpoint")
     return record
+
+
+def _refuse_far_memos(content: bytes) -> None:
+    """Refuse a pickle that stores an object under a number larger than itself.
+
+    The unpickler reserves a table up to that number: five bytes could claim 64 GiB of memory.
+    """
+    for opcode, argument, _ in pickletools.genops(content):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument) > len(content):
+            raise _RefusedName(f"it stores an object under number {argument}")
 
 
 def _state(record: Any, name: str) -> dict[str, Any]:
