@@ -12,6 +12,7 @@ def main() -> None:
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import subprocess
 import sys
@@ -157,3 +158,14 @@ def timed(call: Callable[[], object], repeats: int = 5, target_s: float | None =
         call()
         seconds.append(time.perf_counter() - start)
     return Value(statistics.median(seconds), "s", target_s, low=min(seconds), high=max(seconds))
+
+
+def peak_bytes(process: int | None = None) -> int:
+    """The most memory that a process has held, by default this one; 0 if it has ended."""
+    try:
+        status = Path(f"/proc/{process or 'self'}/status").read_text()
+    except OSError:
+        return 0
+    # `getrusage` would count the parent's memory, too.
+    found = re.search(r"VmHWM:\s*(\d+) kB", status)
+    return 1024 * int(found[1]) if found is not None else 0

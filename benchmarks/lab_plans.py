@@ -13,10 +13,8 @@ import argparse
 import json
 import math
 import os
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,13 +29,13 @@ from weft.describe.families import layer_graph
 from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
-from weft.describe.plan_file import PlanFile, load_plan
+from weft.describe.plan_file import PlanFile
 from weft.errors import InputError
 from weft.lab.lab import open_lab
 from weft.lab.place import VARIABLE
 from weft.moves.job import Job
 from weft.moves.layout import build_plan, flops_per_layer
-from weft.planning.compile import compile_part, compile_plan
+from weft.planning.compile import compile_plan
 from weft.planning.planners.amp.formula import amp_strategy
 from weft.planning.planners.amp.inputs import Degrees, amp_inputs
 from weft.planning.planners.metis_form import metis_form_s
@@ -203,65 +201,10 @@ def measured_on(cluster: Cluster, home: Path) -> tuple[list[Mapping[str, Point]]
                 plan = build_plan(problem.job, layout, flops_per_layer(problem.job))
                 (folder / f"plan-{index:02d}.json").write_text(PlanFile(plan).to_json())
             predicted = [predictions_of(problem, layout) for layout in layouts()]
-            launch_workers(folder, cluster.ranks, "lab_plans")
+            launch_workers(folder, cluster.ranks, "lab_plans_worker")
             return predicted, json.loads((folder / "measured.json").read_text())
         finally:
             del os.environ[VARIABLE]
-
-
-def worker(folder: Path) -> None:
-    """One rank: trains every plan in turn; rank 0 writes the median step of each."""
-    import torch.distributed as dist
-
-    from weft.run.launch.worker_start import start_worker
-
-    context = start_worker()
-    paths = sorted(folder.glob("plan-*.json"))
-    seconds: list[list[float]] = [[] for _ in paths]
-    for turn in range(TURNS):
-        for number, path in enumerate(paths):
-            seconds[number] += trained_s(path, turn * len(paths) + number)
-    medians = [statistics.median(one) for one in seconds]
-    if dist.get_rank() == 0:
-        (folder / "measured.json").write_text(json.dumps(medians))
-    context.close()
-
-
-def trained_s(path: Path, generation: int) -> list[float]:
-    """Seconds between the ends of steps, each that of the last rank."""
-    import torch
-    import torch.distributed as dist
-    from torch.nn.functional import cross_entropy
-
-    from weft.run.runtime import RankRuntime
-    from weft.run.stage.build import build_stage
-
-    config, plan = model(), load_plan(path)
-    stages = {
-        index: build_stage(config, stage.layers, 0, torch.float32)
-        for index, stage in enumerate(plan.stages)
-        if any(dist.get_rank() in replica.ranks for replica in stage.replicas)
-    }
-    runtime = RankRuntime(
-        plan,
-        compile_part(plan, layer_graph(config), dist.get_rank()),
-        stages,
-        lambda logits, targets: cross_entropy(logits.flatten(0, 1), targets.flatten()),
-        lambda stage: torch.optim.AdamW(stage.parameters(), lr=1e-6),
-        device="cpu",
-        seed=0,
-        generation=generation,
-    )
-    tokens = torch.zeros(plan.micro_batch_size, SEQUENCE, dtype=torch.long)
-    ends = torch.zeros(WARM_UP_STEPS + STEPS, dtype=torch.float64)
-    for step in range(len(ends)):
-        _ = runtime.step(step, lambda number: (tokens, tokens)).loss
-        ends[step] = time.monotonic()
-    runtime.close()
-    # The clock is the host's, the same for all nodes of the lab.
-    dist.all_reduce(ends, op=dist.ReduceOp.MAX)
-    seconds: list[float] = ends.diff()[WARM_UP_STEPS - 1 :].tolist()
-    return seconds
 
 
 def report_cluster(
@@ -333,6 +276,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # The launcher starts the same file as the module of its workers, with a folder.
-    started = len(sys.argv) > 1 and Path(sys.argv[1]).is_dir()
-    sys.exit(worker(Path(sys.argv[1])) if started else main())
+    sys.exit(main())

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import subprocess
 import sys
@@ -22,7 +21,7 @@ import time
 from pathlib import Path
 
 from figures import Value
-from harness import Report, parser, timed
+from harness import Report, parser, peak_bytes, timed
 
 RANKS = (8, 64, 512, 4096)
 REPEATS = 5
@@ -179,13 +178,6 @@ def write_plan(path: Path, ranks: int) -> None:
         sharding="zero-1",
     )
     path.write_text(PlanFile(build_plan(job, layout, flops_per_layer(job))).to_json())
-
-
-def peak_bytes() -> int:
-    """Most memory that this process has had; `getrusage` would tell that of its parent, too."""
-    found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None, "Linux says it"
-    return int(found[1]) * 1024
 
 
 if __name__ == "__main__":

@@ -36,9 +36,10 @@ from pathlib import Path
 from typing import Any
 
 from figures import Value
-from harness import Report, parser
+from harness import Report, parser, peak_bytes
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedConfig, set_seed
 
+from weft.describe.toml_table import table_text
 from weft.training.evaluation.held_out import HELD_OUT_SAMPLES
 
 RANKS, SEQUENCE, MICRO_BATCH_SIZE, MICRO_BATCHES = 2, 256, 4, 2
@@ -119,7 +120,7 @@ class Contender:
 
     def _weft(self, model: Path, text: Path, out: Path) -> Trained:
         assert self.plan is not None
-        tables = {
+        tables: dict[str, dict[str, Any]] = {
             "model": {"hf": str(model), "weights": True},
             "task": {"kind": "causal-lm", "data": str(text), "sequence": SEQUENCE},
             "train": {
@@ -138,12 +139,7 @@ class Contender:
             "plan": {"micro_batch_size": MICRO_BATCH_SIZE, **self.plan},
         }
         run = out / "run.toml"
-        # Values of TOML and JSON look alike where they are numbers, words, booleans and lists of these.
-        lines = (
-            [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
-            for name, table in tables.items()
-        )
-        run.write_text("\n".join(line for table in lines for line in table) + "\n")
+        run.write_text("\n".join(table_text(f"[{name}]", table) for name, table in tables.items()))
         command = ["-m", "weft.cli.main", "train", str(run), "--directory", str(out / "run")]
         began_s, peak_bytes = watched(command, out)
         rows = rows_of(out / "run" / "metrics.jsonl")
@@ -215,7 +211,7 @@ def peaks_of(root: int) -> Iterator[dict[int, int]]:
     def look() -> None:
         while not over.wait(POLL_S):
             for process in tree(root):
-                peaks[process] = max(peaks.get(process, 0), high_water_bytes(process))
+                peaks[process] = max(peaks.get(process, 0), peak_bytes(process))
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -233,15 +229,6 @@ def tree(root: int) -> list[int]:
     except OSError:
         return []
     return [root, *(one for child in words for one in tree(int(child)))]
-
-
-def high_water_bytes(process: int) -> int:
-    try:
-        status = Path(f"/proc/{process}/status").read_text()
-    except OSError:
-        return 0
-    kilobytes = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
-    return 1024 * int(kilobytes[0]) if kilobytes else 0
 
 
 def write_text(path: Path) -> None:

@@ -16,7 +16,7 @@ from harness import Report, parser, timed, words_for_workers
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # No benchmarks by themselves: what they share, and what reads their figures.
-SHARED = {"figures", "harness", "tables", "compare", "beside", "sleeping", "namespaces"}
+SHARED = {"figures", "harness", "tables", "compare", "beside", "sleeping", "namespaces", "lab_plans_worker"}
 # Waits for its package.
 OWN = {"peers"}
 SCRIPTS = [
