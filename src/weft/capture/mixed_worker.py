@@ -1,13 +1,12 @@
 """The worker that measures a cluster of several kinds of devices: each rank for itself, all at once.
 
-Started as `python -m weft.capture.mixed_worker DIRECTORY`; `DIRECTORY/measure.json` is the request.
+The agent calls `main` on every rank; `DIRECTORY/measure.json` is the request.
 Every rank writes `layers-RANK.json`, rank 0 the links between the nodes to `links.json`.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -69,7 +68,3 @@ def _messages(rank: int, peer: int) -> list[tuple[int, float]]:
     table = [(size, message_seconds(channels, size, host, (rank, peer))) for size in MESSAGE_BYTES]
     channels.close()
     return table
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -1,12 +1,11 @@
 """The worker of `weft measure`: every local rank measures at once, rank 0 writes the results.
 
-Started as `python -m weft.capture.worker DIRECTORY`; `DIRECTORY/measure.json` is the request.
+The agent calls `main` on every rank; `DIRECTORY/measure.json` is the request.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -43,7 +42,3 @@ def main(directory: Path) -> None:
     if context.rank == 0:
         (directory / "measured.json").write_text(json.dumps(answer))
     context.close()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

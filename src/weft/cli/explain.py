@@ -63,7 +63,7 @@ def explain(
         Search weft's own best plan, too; this takes as long as `weft plan`.
     """
     data = read_bytes(file)
-    told = Answers(
+    answers = Answers(
         model=model,
         on=on,
         global_batch=global_batch,
@@ -72,7 +72,7 @@ def explain(
         recompute=recompute,
     )
     if is_trace(data):
-        if told != Answers():
+        if answers != Answers():
             raise InputError(Violation(str(file), "a trace is measured and needs no options; leave them out"))
         analysis = analyse(read_trace(data, str(file)))
         print_json(analysis.record()) if json else _print_analysis(analysis)
@@ -81,7 +81,7 @@ def explain(
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(Violation(str(file), f"not UTF-8 text (byte {error.start})")) from None
-    explanation = explain_text(text, str(file), told, search=search)
+    explanation = explain_text(text, str(file), answers, search=search)
     print_json(explanation.record()) if json else _print_explanation(explanation, searched=search)
 
 

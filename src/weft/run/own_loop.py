@@ -43,7 +43,7 @@ StageBuilder = Callable[[Sequence[int]], nn.Module]
 
 def adamw(stage: nn.Module) -> torch.optim.Optimizer:
     """Return the default optimizer of a stage."""
-    return torch.optim.AdamW(stage.parameters(), lr=1e-3, foreach=True)
+    return torch.optim.AdamW(stage.parameters(), lr=1e-3)
 
 
 class Runtime:

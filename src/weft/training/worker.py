@@ -17,6 +17,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weft.describe.models import resolve_model
+from weft.describe.reading import read_toml
 from weft.errors import InputError, RunError
 from weft.run.launch.worker_main import AGENT_PID
 from weft.training.directory.run_lock import only_run
@@ -47,19 +49,18 @@ def main(run_dir: Path) -> int:
 
 
 def load(run_dir: Path) -> None:
-    """Import what every rank of the run needs.
+    """Import what every rank of the run needs; nothing of the user's, which might start threads.
 
     Raises:
-        InputError: as `join`.
+        InputError: when the directory has no run file, or there is no such model.
     """
-    for module in ("weft.run.launch.worker_start", "weft.training.loop"):
+    for module in ("weft.training.loop", "weft.training.session"):
         import_module(module)
-    from weft.run.stage.families import STAGE_FAMILIES, stage_family
-    from weft.training.session import reopen
+    from weft.run.stage.families import stage_family
 
-    family = reopen(run_dir).problem.model.family
-    if family in STAGE_FAMILIES:
-        stage_family(family)
+    model = read_toml(run_dir / "run.toml")["model"]
+    if "build" not in model:
+        stage_family(resolve_model(model.get("preset") or model["hf"]).family)
 
 
 def join(run_dir: Path) -> tuple[PlannedJob, WorkerContext]:

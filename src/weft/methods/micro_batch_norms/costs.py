@@ -14,13 +14,13 @@ from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import Held, ResidentBytes
 
 
-def _asked(pricing: Pricing) -> bool:
+def _chosen(pricing: Pricing) -> bool:
     return bool(options(pricing.plan, pricing.model.graph))
 
 
 def _seen(pricing: Pricing, stage: int, times: StageTimes, exchanges: Exchanges) -> float:
     """Return the seconds to read a stage's whole gradient, after ranks with parts of it add them up."""
-    if not _asked(pricing):
+    if not _chosen(pricing):
         return 0.0
     return times.read_gradients_s * pricing.plan.sharers(stage) + exchanges.gradient_s
 
@@ -28,7 +28,7 @@ def _seen(pricing: Pricing, stage: int, times: StageTimes, exchanges: Exchanges)
 def _parts(pricing: Pricing) -> Held:
     """Return the bytes of one micro-batch's gradient, on ranks that add up their tokens' parts of it."""
     held, plan = np.zeros(pricing.program.ranks, dtype=np.int64), pricing.plan
-    if not _asked(pricing):
+    if not _chosen(pricing):
         return Held(held)
     for index, stage in enumerate(plan.stages):
         if plan.grid(index).context > 1:

@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+import traceback
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -145,5 +146,10 @@ def _environment(world_size: int, address: str, port: int) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    # Not `sys.exit`, which would wait for a store that has not started yet.
-    os._exit(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])))
+    try:
+        exit_code = main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    except Exception:
+        traceback.print_exc()
+        exit_code = 1
+    # A normal exit would wait for the ranks, which may wait for the store.
+    os._exit(exit_code)

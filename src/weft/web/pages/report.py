@@ -8,6 +8,7 @@ the page's own scripts.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
@@ -28,14 +29,15 @@ _MEMORY_HEAD = ("rank", "predicted peak", "measured peak", "capacity")
 _MARKER = re.compile(r"\{\{(\w+)\}\}")
 
 
-def write_report(path: Path, report: ReportData) -> None:
+def write_report(path: str | os.PathLike[str], report: ReportData) -> None:
     """Write the report as a page; an existing file is replaced atomically.
 
     Raises:
         OSError: if the file cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, report_html(report))
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(target, report_html(report))
 
 
 def report_html(report: ReportData) -> str:
