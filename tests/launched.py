@@ -14,6 +14,11 @@ from weft.errors import InputError, RunError, Violation
 from weft.files import naming
 
 
+def load(run_dir: Path) -> None:
+    with open(run_dir / "loaded", "a") as file:
+        file.write(f"{os.getpid()}\n")
+
+
 def main(run_dir: Path) -> None:
     behaviour = (run_dir / "behaviour").read_text()
     rank = int(os.environ["RANK"])

@@ -71,6 +71,16 @@ def test_workers_meet_and_their_words_are_kept(run_dir: Path) -> None:
     assert polls
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="ranks are copies of the agent on Linux only")
+def test_the_agent_loads_modules_once_for_all_ranks(run_dir: Path) -> None:
+    behave(run_dir, "meet")
+    launch_workers(run_dir, 2, "launched")
+    (agent,) = (run_dir / "loaded").read_text().split()
+    ranks = {(run_dir / f"pid-{rank}").read_text() for rank in range(2)}
+    assert len(ranks) == 2
+    assert agent not in ranks
+
+
 def test_a_refusal_lists_every_violation(run_dir: Path) -> None:
     behave(run_dir, "refuse")
     with pytest.raises(InputError) as caught:

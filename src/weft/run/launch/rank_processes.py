@@ -18,7 +18,8 @@ POLL_S = 0.05
 class RankProcesses:
     """One process per rank, each in its own process group, so that a kill also reaches its child processes.
 
-    On Linux the processes are copies of this one, with its imported modules. So it must have no threads.
+    On Linux the processes are copies of this one, with its imported modules. So it must have no threads
+    but those of libraries that handle forks, as BLAS and Arrow do.
 
     Args:
         main: takes a rank and the pipe for the report of a failure. Outside of Linux it must be picklable.
