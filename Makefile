@@ -12,7 +12,7 @@ CONSTRAINTS := $(if $(shell command -v nvidia-smi 2>/dev/null),,-c constraints.t
 # The documentation tool prints a note on its own future into every build.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: install demo test test-pure examples mutants check bench docs pictures clean
+.PHONY: install demo test test-pure quick examples mutants check bench docs pictures clean
 
 install: $(VENV)/.installed
 
@@ -39,6 +39,10 @@ $(PURE)/.installed: pyproject.toml constraints.txt
 	$(PURE)/bin/python -m pip install --quiet $(CONSTRAINTS) -e ".[test]"
 	touch $@
 
+# The tests of the pure half that a change touches. The first call runs them all and notes what each one executes.
+quick: install
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m pure --testmon --testmon-forceselect
+
 examples: install
 	$(BIN)/python -m pytest -m examples
 
@@ -64,4 +68,4 @@ pictures: install
 	$(BIN)/python docs/make_pictures.py
 
 clean:
-	rm -rf $(VENV) $(PURE) site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PURE) site runs .testmondata* .pytest_cache .mypy_cache .ruff_cache .hypothesis
