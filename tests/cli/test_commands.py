@@ -1,6 +1,7 @@
 """Commands answer in text and in JSON; users' mistakes end in one line each and exit code 2."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 from weft.cli.main import app, run
 from weft.describe.plan_file import load_plan
 from weft.describe.schema import json_schema
+from weft.planning.planners import PLANNERS
 
 RUN = """
 [model]
@@ -346,6 +348,13 @@ def test_every_command_has_help_with_an_example(capsys):
         assert "Usage" in text
         if name in {"init", "doctor", "measure", "plan", "show", "simulate", "schedule", "check", "train"}:
             assert "Example" in text
+
+
+def test_the_help_of_plan_names_every_planner(capsys):
+    assert run(["plan", "--help"]) == 0
+    words = re.findall(r"[\w()-]+", capsys.readouterr().out)
+    assert "(default)" in words
+    assert not set(PLANNERS) - set(words)
 
 
 def test_importing_weft_is_light():

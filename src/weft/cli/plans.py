@@ -72,8 +72,8 @@ def plan(
     precision
         fp32, bf16, fp16 or fp64; any: bf16 or fp32, with the better plan.
     planner
-        The planner of the search: homogeneous, uniform, megatron, amp, annealing, metis-form, random or
-        exhaustive.
+        The planner of the search: weft (default), homogeneous, uniform, megatron, amp, annealing,
+        metis-form, random or exhaustive.
     budget_seconds
         Seconds after which the best plan so far is the answer (planner weft).
     compare
