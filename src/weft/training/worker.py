@@ -17,8 +17,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.describe.models import resolve_model
-from weft.describe.reading import read_toml
 from weft.errors import InputError, RunError
 from weft.run.launch.worker_main import AGENT_PID
 from weft.training.directory.run_lock import only_run
@@ -56,6 +54,8 @@ def load(run_dir: Path) -> None:
     """
     for module in ("weft.training.loop", "weft.training.session"):
         import_module(module)
+    from weft.describe.models import resolve_model
+    from weft.describe.reading import read_toml
     from weft.run.stage.families import stage_family
 
     model = read_toml(run_dir / "run.toml")["model"]
