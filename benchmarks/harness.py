@@ -161,11 +161,13 @@ def timed(call: Callable[[], object], repeats: int = 5, target_s: float | None =
 
 
 def peak_bytes(process: int | None = None) -> int:
-    """The most memory that a process has held, by default this one; 0 if it has ended."""
-    try:
-        status = Path(f"/proc/{process or 'self'}/status").read_text()
-    except OSError:
-        return 0
+    """The most memory that a process has held, by default this one.
+
+    Raises:
+        OSError: if the process has ended, or the system has no `/proc`.
+    """
     # `getrusage` would count the parent's memory, too.
-    found = re.search(r"VmHWM:\s*(\d+) kB", status)
-    return 1024 * int(found[1]) if found is not None else 0
+    found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{process or 'self'}/status").read_text())
+    if found is None:
+        raise ProcessLookupError(f"process {process} has ended")
+    return 1024 * int(found[1])

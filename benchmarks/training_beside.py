@@ -28,7 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
@@ -211,7 +211,8 @@ def peaks_of(root: int) -> Iterator[dict[int, int]]:
     def look() -> None:
         while not over.wait(POLL_S):
             for process in tree(root):
-                peaks[process] = max(peaks.get(process, 0), peak_bytes(process))
+                with suppress(OSError):  # it has ended
+                    peaks[process] = max(peaks.get(process, 0), peak_bytes(process))
 
     thread = threading.Thread(target=look)
     thread.start()
