@@ -187,9 +187,9 @@ def _refuse_far_memos(content: bytes) -> None:
 
     The unpickler reserves a table up to that number: five bytes could claim 64 GiB of memory.
     """
-    for opcode, argument, _ in pickletools.genops(content):
-        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(content):
-            raise _RefusedName(f"it stores an object under number {argument}")
+    for opcode, number, _ in pickletools.genops(content):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and number is not None and number > len(content):
+            raise _RefusedName(f"it stores an object under number {number}")
 
 
 def _state(record: Any, name: str) -> dict[str, Any]:
