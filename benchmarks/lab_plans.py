@@ -26,6 +26,7 @@ from weft.capture.mixed import measure_mixed
 from weft.describe.cluster import Cluster, Link, NodeGroup
 from weft.describe.device import Device
 from weft.describe.families import layer_graph
+from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
@@ -33,14 +34,14 @@ from weft.describe.plan_file import PlanFile
 from weft.errors import InputError
 from weft.lab.lab import open_lab
 from weft.lab.place import VARIABLE
-from weft.moves.job import Job
 from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
 from weft.planning.planners.amp.formula import amp_strategy
 from weft.planning.planners.amp.inputs import Degrees, amp_inputs
 from weft.planning.planners.metis_form import metis_form_s
-from weft.planning.problem import Problem, measurements_for
+from weft.planning.problem import Problem
 from weft.predict.cost.cost_model import CostModel
+from weft.predict.measurements import load_devices
 from weft.predict.predict import predict
 from weft.run.launch.workers import launch_workers
 from weft.scoring.metrics import Point, figures_of
@@ -146,8 +147,7 @@ def problem_on(cluster: Cluster, config: ModelConfig, home: Path) -> Problem:
     """With what was measured inside the lab."""
     graph = layer_graph(config)
     job = Job(graph=graph, cluster=cluster, global_batch=GLOBAL_BATCH, sequence=SEQUENCE, precision="fp32")
-    machine, profile = measurements_for(cluster, graph.fingerprint, SEQUENCE, "fp32", home)
-    return Problem(job=job, model=config, machine=machine, profile=profile)
+    return Problem(job=job, model=config, measurements=load_devices(job, home))
 
 
 def amp_s(problem: Problem, layout: Layout) -> float:
@@ -166,7 +166,7 @@ def predictions_of(problem: Problem, layout: Layout) -> Mapping[str, Point]:
     job = problem.job
     plan = build_plan(job, layout, flops_per_layer(job))
     found = predict(
-        CostModel(graph=job.graph, cluster=job.cluster, profile=problem.profile),
+        CostModel(graph=job.graph, cluster=job.cluster, profile=problem.measurements.profile),
         plan,
         compile_plan(plan, job.graph),
     )

@@ -17,12 +17,12 @@ from transformers import AutoModelForCausalLM, AutoModelForImageClassification, 
 from weft.describe.catalogue import catalogue
 from weft.describe.cluster import Cluster, Link, NodeGroup
 from weft.describe.families import layer_graph
+from weft.describe.job import Job
 from weft.describe.model import ModelConfig, image_tokens
 from weft.describe.models import CONFIG_FILE, resolve_model
 from weft.describe.plan import Plan
 from weft.describe.plan_file import PlanFile
 from weft.describe.run_file import load_run, parse_run
-from weft.moves.job import Job
 from weft.planning.planned import PlannedJob
 from weft.planning.problem import Problem
 from weft.run.launch.worker_start import WorkerContext

@@ -141,8 +141,8 @@ def prepare(arguments: argparse.Namespace) -> tuple[Problem, Plan, Program, Pred
         CostModel(
             graph=problem.job.graph,
             cluster=problem.job.cluster,
-            machine=problem.machine,
-            profile=problem.profile,
+            machine=problem.measurements.machine,
+            profile=problem.measurements.profile,
         ),
         plan,
         program,

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from claims import say
 
+from weft.describe.job import Job
 from weft.describe.layout import Layout
-from weft.moves.job import Job
 from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
 from weft.planning.curve import model_flops_utilisation

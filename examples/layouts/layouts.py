@@ -17,13 +17,13 @@ from itertools import product
 
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
+from weft.describe.job import Job
 from weft.describe.kernels import Accumulation, Attention, Kernels, Norm, with_kernels
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.plan import Plan, Recompute
-from weft.moves.job import Job
 from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.planning.cluster_changes import changed_cluster
 from weft.planning.long_steps import predict_long

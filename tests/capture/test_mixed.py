@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 from lab.clusters import device, group, mixed
+from predict.cost.machines import MODEL
 
 from weft.capture.mixed import by_kind, link_of, measure_mixed, with_links
 from weft.capture.mixed_worker import pairs_of_groups
 from weft.describe.cluster import Cluster, Link
 from weft.describe.cluster_file import load_cluster, parse_cluster
+from weft.describe.families import layer_graph
+from weft.describe.job import Job
 from weft.errors import InputError
-from weft.planning.problem import measurements_for
 from weft.predict.cost.calibration import load_profiles, save_cluster, save_profile
+from weft.predict.measurements import UNMEASURED, Measurements, load_devices
 from weft.predict.profile import LayerProfile, LayerTiming
 
 
@@ -72,16 +75,17 @@ def test_measured_links_are_kept_as_a_cluster_that_can_be_planned_for(tmp_path: 
 
 
 def test_a_mixed_cluster_is_planned_with_the_profiles_of_its_kinds(tmp_path: Path) -> None:
-    cluster = mixed()
-    assert measurements_for(cluster, "m", 4, "fp32", tmp_path) == (None, None)
-    save_profile(profile("d1", 2.0, 0.2), tmp_path)
-    assert measurements_for(cluster, "m", 4, "fp32", tmp_path) == (None, profile("d1", 2.0, 0.2))
-    save_profile(profile("d0", 1.0), tmp_path)
-    machine, found = measurements_for(cluster, "m", 4, "fp32", tmp_path)
-    assert machine is None
-    timings = profile("d0", 1.0).timings + profile("d1", 2.0).timings
-    assert found == replace(profile("d0", 1.0, 0.2), timings=timings)
-    assert load_profiles("m", ["d0"], 5, "fp32", tmp_path) is None
+    graph = layer_graph(MODEL)
+    job = Job(graph=graph, cluster=mixed(), global_batch=8, sequence=4)
+    rows = (profile("d1", 2.0, 0.2), profile("d0", 1.0))
+    old, new = (replace(one, model_fingerprint=graph.fingerprint) for one in rows)
+    assert load_devices(job, tmp_path) == UNMEASURED
+    save_profile(old, tmp_path)
+    assert load_devices(job, tmp_path) == Measurements(profile=old)
+    save_profile(new, tmp_path)
+    both = replace(new, spread=0.2, timings=new.timings + old.timings)
+    assert load_devices(job, tmp_path) == Measurements(profile=both)
+    assert load_devices(replace(job, sequence=5), tmp_path) == UNMEASURED
 
 
 @pytest.mark.parametrize("kind", ["d0", "d1"])

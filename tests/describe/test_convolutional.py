@@ -14,12 +14,12 @@ from transformers import ResNetConfig, ResNetForImageClassification
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
 from weft.describe.families.transformer import LOSS_BYTES_PER_LOGIT, TOKEN_BYTES
+from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import Layout
 from weft.describe.model import model_from
 from weft.describe.models import PRESETS, resolve_model
 from weft.errors import InputError
-from weft.moves.job import Job
 from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.planning.problem import parse_cluster
 from weft.run.stage.batch_norm import StepBatchNorm

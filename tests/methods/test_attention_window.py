@@ -22,7 +22,7 @@ from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.planning.compile import compile_plan
 from weft.planning.planned import given_plan, plan_run
 from weft.planning.problem import Problem, problem_of
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.measurements import Measurements
 from weft.predict.predict import predict
 from weft.predict.profile import LayerProfile, LayerTiming
 
@@ -43,9 +43,7 @@ def plan_of(problem: Problem, layout: Layout = LAYOUT) -> Plan:
 def step_s(problem: Problem, layout: Layout = LAYOUT) -> float:
     job, plan = problem.job, plan_of(problem, layout)
     program = compile_plan(plan, job.graph)
-    return predict(
-        CostModel(graph=job.graph, cluster=job.cluster, profile=problem.profile), plan, program
-    ).prediction.step_s
+    return predict(problem.cost_model, plan, program).prediction.step_s
 
 
 @settings(max_examples=40, deadline=None)
@@ -110,7 +108,7 @@ def test_a_measured_block_takes_as_much_less_as_it_does_by_the_speeds() -> None:
         timings=timings,
         spread=0.0,
     )
-    measured = replace(PROBLEM, profile=profile)
+    measured = replace(PROBLEM, measurements=Measurements(profile=profile))
     wide, narrow = (step_s(measured.choosing(windows(tokens))) for tokens in (SEQUENCE, SEQUENCE // 8))
     assert wide == step_s(measured)
     assert narrow != wide

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from moves.contexts import context
 
-from weft.moves.job import job_of
 from weft.moves.layout import build_plan, flops_per_layer
 from weft.moves.layout_of_plan import layout_of
 from weft.moves.move import Context
@@ -37,7 +36,7 @@ def test_what_is_recomputed_selectively_can_be_recomputed_fully_and_not_back():
 def test_a_model_that_does_not_know_its_products_keeps_or_recomputes_fully():
     known = context()
     layers = tuple(replace(layer, products=None) for layer in known.graph.layers)
-    job = replace(job_of(known), graph=replace(known.graph, layers=layers))
+    job = replace(known.job, graph=replace(known.graph, layers=layers))
     plan = build_plan(job, layout_of(known.plan), flops_per_layer(job))
     before = Context(plan=plan, graph=job.graph, cluster=known.cluster)
     reason = all_moves()["recompute selectively"].applies(before)

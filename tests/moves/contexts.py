@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
+from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.describe.models import resolve_model
-from weft.moves.job import Job
 from weft.moves.layout import build_plan, flops_per_layer
 from weft.moves.move import Context
 

@@ -8,11 +8,11 @@ from moves.contexts import context
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.contract import Contract
 from weft.describe.families import layer_graph
+from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.describe.models import resolve_model
 from weft.describe.plan_file import check_plan
 from weft.errors import InputError
-from weft.moves.job import Job, job_of
 from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.moves.layout_of_plan import layout_of
 from weft.moves.move import Context
@@ -87,7 +87,7 @@ def test_more_and_less_context_parallelism_undo_each_other():
 
 def test_a_layout_reads_back_from_its_plan():
     before = context(schedule="breadth-first", loops=2)
-    assert layout_of(before.plan, flops_per_layer(job_of(before))) == Layout(
+    assert layout_of(before.plan, flops_per_layer(before.job)) == Layout(
         pp=2, dp=2, loops=2, micro_batch_size=2, schedule="breadth-first"
     )
 
@@ -138,14 +138,14 @@ def uneven(**changes):
             **changes,
         }
     )
-    job = job_of(before)
+    job = before.job
     plan = build_plan(job, layout, flops_per_layer(job))
     return Context(plan=plan, graph=before.graph, cluster=before.cluster)
 
 
 def after(name, before):
     assert MOVES[name].applies(before) is None
-    return layout_of(MOVES[name].apply(before), flops_per_layer(job_of(before)))
+    return layout_of(MOVES[name].apply(before), flops_per_layer(before.job))
 
 
 def test_another_schedule_leaves_layers_shares_and_devices_as_they_are():

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
+from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.describe.models import resolve_model
 from weft.describe.plan import RECOMPUTES
 from weft.describe.plan_file import check_plan, parse_plan
 from weft.errors import InputError
-from weft.moves.job import Job
 from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.moves.layout_of_plan import layout_of
 from weft.planning.compile import compile_folded, compile_plan

@@ -15,6 +15,7 @@ from weft.planning.compile import compile_folded, compile_plan
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import problem_of
 from weft.predict.cost.cost_model import CostModel
+from weft.predict.measurements import Measurements
 from weft.predict.predict import predict
 from weft.predict.profile import LayerProfile, LayerTiming
 from weft.program.fold import fold_lanes
@@ -152,7 +153,7 @@ def test_what_tensor_ranks_exchange_is_counted_once_where_a_profile_contains_it(
         for kind in ("embedding", "block", "head")
     )
     profile = LayerProfile(model_fingerprint="", sequence=0, precision="", timings=timings, spread=0.0)
-    problem = replace(PROBLEM, profile=profile)
+    problem = replace(PROBLEM, measurements=Measurements(profile=profile))
     job, bounds = problem.job, Bounds(problem)
     layout = Layout(
         pp=1,

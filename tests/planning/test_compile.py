@@ -4,11 +4,11 @@ import pytest
 
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
+from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.describe.models import resolve_model
 from weft.describe.plan import Plan
 from weft.methods.sharding.kinds import REDUCE
-from weft.moves.job import Job
 from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import (
     compile_evaluation,

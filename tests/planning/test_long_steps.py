@@ -6,9 +6,9 @@ import pytest
 
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
+from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.describe.models import resolve_model
-from weft.moves.job import Job
 from weft.moves.layout import build_plan
 from weft.planning.compile import compile_folded
 from weft.planning.long_steps import predict_long

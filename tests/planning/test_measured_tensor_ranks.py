@@ -6,11 +6,12 @@ import pytest
 from predict.cost.machines import CPU, MODEL, cluster, profile_of
 
 from weft.describe.families import layer_graph
+from weft.describe.job import Job
 from weft.describe.layout import PartialLayout
-from weft.moves.job import Job
 from weft.planning.planners import get_planner
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import Problem
+from weft.predict.measurements import Measurements
 from weft.predict.profile import LayerProfile
 
 GRAPH = layer_graph(MODEL)
@@ -33,7 +34,7 @@ def posed(profile: LayerProfile, tp: int | None = None) -> Problem:
         sharding="zero-0",
         recompute="none",
     )
-    return Problem(job=job, model=MODEL, pins=pins, profile=profile)
+    return Problem(job=job, model=MODEL, pins=pins, measurements=Measurements(profile=profile))
 
 
 @pytest.mark.parametrize("name", ["homogeneous", "weft"])

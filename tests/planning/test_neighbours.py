@@ -12,7 +12,6 @@ from moves.contexts import context
 
 from weft.describe.contract import Contract
 from weft.describe.layout import Layout
-from weft.moves.job import job_of
 from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.moves.layout_of_plan import layout_of
 from weft.moves.move import Purpose
@@ -82,7 +81,7 @@ def test_a_card_makes_of_a_plan_the_first_legal_layout_that_it_makes_of_its_layo
     move = all_moves()[name]
     assert move.edits is not None
     before = context(schedule="breadth-first", loops=2)
-    job = job_of(before)
+    job = before.job
     legal = [
         edit.layout for edit in move.edits(job, layout_of(before.plan)) if refuse(job, edit.layout) is None
     ]

@@ -12,10 +12,11 @@ from predict.cost.machines import CPU, GPU, MODEL, cluster, profile_of
 from weft.describe.cluster import Cluster
 from weft.describe.layout import PartialLayout
 from weft.describe.prediction import SHARED
+from weft.describe.request import request_of
 from weft.describe.run_keywords import run_of_keywords
 from weft.planning.planned import PlannedJob
 from weft.planning.planners import Verdict, get_planner
-from weft.planning.problem import Problem, problem_of_model
+from weft.planning.problem import Problem, measured_problem
 from weft.planning.residuals import learn, lessons_in, observe
 from weft.planning.what_if import on_cluster
 from weft.predict.corrections import Correction, Observation
@@ -40,14 +41,9 @@ def mixed() -> Cluster:
 
 
 def problem(home: Path, where: Cluster = HERE, **pins: int | str) -> Problem:
-    return problem_of_model(
-        MODEL,
-        where,
-        global_batch=8,
-        precision="fp32",
-        pins=PartialLayout(micro_batch_size=2, **pins),  # type: ignore[arg-type]
-        home=home,
-    )
+    pinned = PartialLayout(micro_batch_size=2, **pins)  # type: ignore[arg-type]
+    request = request_of(MODEL, where, global_batch=8, precision="fp32", pins=pinned)
+    return measured_problem(request, home=home)
 
 
 def job(home: Path, where: Cluster = HERE, **pins: int | str) -> PlannedJob:
@@ -59,7 +55,7 @@ def job(home: Path, where: Cluster = HERE, **pins: int | str) -> PlannedJob:
 
 
 def step_s(one: PlannedJob, correction: Correction | None) -> float:
-    return replace(one, problem=replace(one.problem, correction=correction)).predicted.prediction.step_s
+    return replace(one, problem=one.problem.corrected(correction)).predicted.prediction.step_s
 
 
 def measured(one: PlannedJob, correction: Correction, steps: int = 3) -> tuple[Timeline, float]:
@@ -116,15 +112,14 @@ def test_each_kind_of_device_is_seen_by_itself(tmp_path: Path) -> None:
     lesson = learn(one, again, tmp_path)
     assert lesson.subject == "small in fp32 on 1x1xcpu+1x1xold, data sheet"
     after = job(tmp_path, mixed(), pp=2, schedule="1f1b")
-    assert after.problem.correction is not None
-    assert after.problem.correction.computations("old") / after.problem.correction.computations(
-        "cpu"
-    ) == pytest.approx(2.5, rel=0.05)
+    learned = after.problem.measurements.correction
+    assert learned is not None
+    assert learned.computations("old") / learned.computations("cpu") == pytest.approx(2.5, rel=0.05)
 
 
 def test_what_is_observed_does_not_depend_on_the_correction_in_force(tmp_path: Path) -> None:
     one = job(tmp_path, pp=2)
-    corrected = replace(one, problem=replace(one.problem, correction=Correction(step=1.7)))
+    corrected = replace(one, problem=one.problem.corrected(Correction(step=1.7)))
     assert observation(corrected, SLOW) == observation(one, SLOW)
 
 
@@ -150,7 +145,7 @@ def test_a_factor_of_everything_is_one_of_the_step(
 
 @pytest.mark.parametrize("factor", [0.3, 3.0])
 def test_bounds_stay_below_corrected_steps(tmp_path: Path, factor: float) -> None:
-    posed = replace(problem(tmp_path), correction=Correction(factors=SLOW.factors, step=factor))
+    posed = problem(tmp_path).corrected(Correction(factors=SLOW.factors, step=factor))
     candidates = get_planner("weft").search(posed).candidates
     simulated = [one for one in candidates if one.verdict is Verdict.FITS]
     assert len(simulated) > 2
@@ -182,16 +177,17 @@ def test_what_was_learned_is_used_by_the_next_plan_of_the_same_problem(tmp_path:
 def test_measurements_of_the_layers_make_it_another_prediction(tmp_path: Path) -> None:
     one = job(tmp_path, pp=1)
     learn(one, [observation(one, SLOW)], tmp_path)
-    assert problem(tmp_path).correction is not None
+    assert problem(tmp_path).measurements.correction is not None
     save_profile(profile_of(one.problem.job.graph), tmp_path)
-    assert problem(tmp_path).correction is None
-    wider = problem_of_model(replace(MODEL, hidden=128), HERE, precision="fp32", home=tmp_path)
-    assert wider.correction is None
+    assert problem(tmp_path).measurements.correction is None
+    wider = measured_problem(request_of(replace(MODEL, hidden=128), HERE, precision="fp32"), home=tmp_path)
+    assert wider.measurements.correction is None
 
 
 def test_a_changed_cluster_keeps_it_while_its_devices_are_the_same(tmp_path: Path) -> None:
     one = job(tmp_path, pp=1)
     learn(one, [observation(one, SLOW)], tmp_path)
     posed = problem(tmp_path)
-    assert on_cluster(posed, cluster(nodes=2, devices=2, device=CPU), tmp_path).correction is not None
-    assert on_cluster(posed, cluster(nodes=1, devices=2, device=GPU), tmp_path).correction is None
+    wider, other = cluster(nodes=2, devices=2, device=CPU), cluster(nodes=1, devices=2, device=GPU)
+    assert on_cluster(posed, wider, tmp_path).measurements.correction is not None
+    assert on_cluster(posed, other, tmp_path).measurements.correction is None

@@ -15,6 +15,7 @@ from weft.planning.planned import PlannedJob, plan_run
 from weft.planning.planners import Verdict
 from weft.planning.problem import problem_of_run
 from weft.planning.what_if import TOGETHER, Forecast, on_cluster, what_if
+from weft.predict.measurements import Measurements
 from weft.predict.profile import MachineMeasurement
 
 UNIFORM = "uniform"
@@ -133,11 +134,11 @@ def test_measured_links_count_no_more_when_described_ones_change(tmp_path: Path,
         all_reduce=((1.0, 1e-3),),
         spread=0.1,
     )
-    monkeypatch.setattr("weft.planning.what_if.measurements_for", lambda *given: (machine, None))
+    monkeypatch.setattr("weft.planning.what_if.load_devices", lambda *given: Measurements(machine=machine))
     problem = planned().problem
     faster = parse_cluster("16xa100-80gb")
     group = faster.groups[0]
     slower = replace(faster, groups=(replace(group, link=replace(group.link, bytes_per_s=1e9)),))
-    assert on_cluster(problem, faster, tmp_path).machine == machine
-    changed = on_cluster(problem, slower, tmp_path).machine
+    assert on_cluster(problem, faster, tmp_path).measurements.machine == machine
+    changed = on_cluster(problem, slower, tmp_path).measurements.machine
     assert changed == replace(machine, message=(), all_reduce=())

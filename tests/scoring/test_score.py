@@ -15,11 +15,11 @@ from scoring.rows import ROW
 from weft.cli.main import run
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
+from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.describe.models import resolve_model
 from weft.describe.plan_file import PlanFile
 from weft.errors import InputError
-from weft.moves.job import Job
 from weft.moves.layout import build_plan
 from weft.predict.ledger import Ledger
 from weft.scoring.measurements import read_measurements

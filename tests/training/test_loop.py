@@ -22,11 +22,11 @@ from small_plans import make_plan, tiny
 from weft.describe.catalogue import catalogue
 from weft.describe.cluster import Cluster, Link, NodeGroup
 from weft.describe.families import layer_graph
+from weft.describe.job import Job
 from weft.describe.plan import Plan
 from weft.describe.plan_versions import former_ids
 from weft.describe.run_file import parse_run
 from weft.errors import RunError
-from weft.moves.job import Job
 from weft.planning.compile import compile_plan
 from weft.planning.planned import PlannedJob
 from weft.planning.problem import Problem

@@ -28,12 +28,12 @@ from weft.capture.rounds import IN_FLIGHT, one_round, stage_inputs
 from weft.capture.timing import Timing, slowest, summarise
 from weft.describe.cluster import Cluster
 from weft.describe.families import layer_graph
+from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.plan import Plan
-from weft.moves.job import Job
 from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import compile_part
 from weft.program.kinds import is_compute

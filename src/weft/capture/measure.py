@@ -13,8 +13,8 @@ from weft.capture.options import MICRO_BATCH_SIZES, require_degrees
 from weft.describe.cluster import Cluster
 from weft.describe.home import weft_home
 from weft.describe.model import ModelConfig
+from weft.describe.request import default_precision
 from weft.describe.this_machine import this_machine
-from weft.planning.problem import default_precision
 from weft.predict.cost.calibration import add_profile, profile_from_record, save_machine
 from weft.predict.profile import LayerProfile, MachineMeasurement
 from weft.run.launch.workers import launch_workers

@@ -15,8 +15,8 @@ from weft.describe.cluster import Cluster, Link
 from weft.describe.cluster_tables import to_toml
 from weft.describe.home import weft_home
 from weft.describe.model import ModelConfig
+from weft.describe.request import default_precision
 from weft.errors import InputError, Violation
-from weft.planning.problem import default_precision
 from weft.predict.cost.calibration import add_profile, profile_from_record, save_cluster
 from weft.predict.profile import LayerProfile, LayerTiming
 from weft.run.launch.workers import launch_workers

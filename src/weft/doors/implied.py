@@ -14,6 +14,7 @@ from weft.describe.model import ModelConfig
 from weft.describe.models import PRESETS, resolve_model
 from weft.describe.plan import GRADIENT_NORM, Choice, Plan, Recompute
 from weft.describe.prediction import Prediction
+from weft.describe.request import request_of
 from weft.describe.units import shown
 from weft.doors.configuration import Configuration
 from weft.doors.replicas import on_devices
@@ -22,7 +23,7 @@ from weft.moves.layout import build_plan
 from weft.moves.sharers import among_replicas
 from weft.planning.long_steps import predict_long
 from weft.planning.planners.bounds import Bounds
-from weft.planning.problem import Problem, problem_of_model
+from weft.planning.problem import Problem, measured_problem
 from weft.program.schedules import get_schedule
 
 # A simulation layer by layer has at most this many passes; with more, a stage has several layers.
@@ -114,7 +115,7 @@ def implied(configuration: Configuration, answers: Answers) -> Implied:
     assert isinstance(replicas, int)
     assert size is not None
     batch = configuration.samples_per_step or replicas * size * (configuration.micro_batches or 1)
-    problem = problem_of_model(
+    request = request_of(
         model,
         cluster,
         global_batch=batch,
@@ -122,6 +123,7 @@ def implied(configuration: Configuration, answers: Answers) -> Implied:
         precision=configuration.precision,
         methods=(Choice(name=GRADIENT_NORM),) if configuration.clips else (),
     )
+    problem = measured_problem(request)
     assumed += _assumed(configuration, batch)
     assumed += [f"{key}: {text}" for key, text in problem.assumed.items()]
     return Implied(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from weft.bundles import parts
 
 if TYPE_CHECKING:
+    from weft.describe.job import Job
     from weft.describe.layout import Layout
-    from weft.moves.job import Job
 
 
 @dataclass(frozen=True, kw_only=True)

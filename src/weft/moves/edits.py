@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from weft.describe.contract import Contract
+from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.describe.plan import Plan
 from weft.errors import InputError
-from weft.moves.job import Job, job_of
 from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.moves.layout_of_plan import layout_of
 from weft.moves.move import Context, Edit, Move, Purpose
@@ -34,7 +34,7 @@ def layout_move(
 
     def made(context: Context) -> Edit | str:
         """Return the first legal edit, or the reason why there is none."""
-        job = job_of(context)
+        job = context.job
         try:
             layout = layout_of(context.plan)
         except InputError as error:
@@ -54,7 +54,7 @@ def layout_move(
         return edit if isinstance(edit, str) else None
 
     def apply(context: Context) -> Plan:
-        edit, job = made(context), job_of(context)
+        edit, job = made(context), context.job
         assert isinstance(edit, Edit), f"{name} was applied although it does not apply: {edit}"
         return build_plan(job, edit.layout, flops_per_layer(job))
 

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from weft.describe.amount import Shape
+from weft.describe.job import Job
 from weft.describe.layout import AXES, KEPT_IN_PLANS, Layout
 from weft.describe.plan import Choice, Plan, Replica, Stage
 from weft.errors import InputError, Violation
 from weft.moves import uneven
 from weft.moves.composition import refuse_composition
-from weft.moves.job import Job
 from weft.moves.partition import balanced_partition
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Pipeline, placements

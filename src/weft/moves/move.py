@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from weft.describe.cluster import Cluster
 from weft.describe.contract import Contract
+from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 
 if TYPE_CHECKING:
     from weft.describe.layout import Layout
-    from weft.moves.job import Job
 
 
 class Purpose(StrEnum):
@@ -43,6 +43,22 @@ class Context:
     plan: Plan
     graph: LayerGraph
     cluster: Cluster
+
+    @property
+    def job(self) -> Job:
+        """The job of the plan."""
+        plan = self.plan
+        return Job(
+            graph=self.graph,
+            cluster=self.cluster,
+            global_batch=plan.global_batch,
+            sequence=plan.sequence,
+            precision=plan.precision,
+            methods=plan.methods,
+            optimizer=plan.optimizer,
+            sync_options=plan.sync.options,
+            layer_choices=plan.layer_choices,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

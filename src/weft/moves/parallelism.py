@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.moves.edits import Edits, layout_move
-from weft.moves.job import Job
 from weft.moves.layout import shares_of
 from weft.moves.move import Edit, Move, Purpose
 from weft.moves.sharers import among_replicas

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from weft.describe.contract import Contract
+from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.moves.edits import layout_move
-from weft.moves.job import Job
 from weft.moves.move import Edit, Move, Purpose
 from weft.program.schedules import all_schedules
 from weft.program.schedules.base import Schedule, contract_of, searched_options

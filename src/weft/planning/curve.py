@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft.describe.amount import Shape
+from weft.describe.job import Job
 from weft.describe.layout import Layout, PartialLayout
 from weft.describe.plan import Sharding
 from weft.errors import InputError, Violation
-from weft.moves.job import Job
 from weft.planning.methods import BREADTH_FIRST, METHODS, RIVALS, Method
 from weft.planning.planners import Candidate, Verdict
 from weft.planning.planners.homogeneous import HomogeneousPlanner

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.describe.plan import Blocking, Sharding
-from weft.moves.job import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

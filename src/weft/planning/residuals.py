@@ -6,7 +6,7 @@ Files of measured steps become lessons again: one on predictions from each combi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -14,7 +14,6 @@ from statistics import median
 import numpy as np
 
 from weft.planning.planned import PlannedJob
-from weft.planning.problem import sources_of
 from weft.predict.corrections import Correction, Key, LeftOut, Observation, Part, fit, left_out
 from weft.predict.corrections_file import (
     Residuals,
@@ -90,7 +89,7 @@ def observe(
     return Observation(
         plan_id=job.plan.plan_id,
         time_s=time_s,
-        sources=sources_of(problem.job.cluster, problem.job.precision, problem.machine, problem.profile),
+        sources=problem.measurements.sources(problem.job.cluster, problem.job.precision),
         half_width=(high - low) / (high + low),
         predicted_step_s=bare.prediction.step_s,
         measured_step_s=step_s,
@@ -128,7 +127,7 @@ def _lesson(path: Path, residuals: Residuals, observations: tuple[Observation, .
 
 
 def _predicted(job: PlannedJob, correction: Correction | None) -> PredictedStep:
-    return predict(replace(job.problem, correction=correction).cost_model, job.plan, job.program)
+    return predict(job.problem.corrected(correction).cost_model, job.plan, job.program)
 
 
 def _shares(job: PlannedJob, bare: PredictedStep, keys: Sequence[Key]) -> dict[Key, float]:

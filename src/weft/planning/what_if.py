@@ -20,8 +20,9 @@ from weft.planning.goals import price_per_hour
 from weft.planning.planned import PlannedJob
 from weft.planning.planners import Candidate, Planner, Verdict, get_planner
 from weft.planning.planners.simulated import simulated
-from weft.planning.problem import Problem, measurements_for, sources_of
+from weft.planning.problem import Problem
 from weft.planning.ties import break_ties
+from weft.predict.measurements import load_devices
 
 TOGETHER = "all together"
 
@@ -103,22 +104,15 @@ def on_cluster(problem: Problem, cluster: Cluster, home: Path) -> Problem:
     Measured links do not count where the description of links inside nodes has changed. A correction stays
     where the devices are of the same kinds, with the same sources of their times.
     """
-    job = problem.job
-    machine, profile = measurements_for(cluster, job.graph.fingerprint, job.sequence, job.precision, home)
-    described = {group.link for group in job.cluster.groups}
-    if machine is not None and not {group.link for group in cluster.groups} <= described:
-        machine = replace(machine, message=(), all_reduce=())
-    correction = problem.correction
-    sources = sources_of(cluster, job.precision, machine, profile)
-    if correction is not None and not correction.covers(sources):
-        correction = None
-    return replace(
-        problem,
-        job=replace(job, cluster=cluster),
-        machine=machine,
-        profile=profile,
-        correction=correction,
-    )
+    job = replace(problem.job, cluster=cluster)
+    measured = load_devices(job, home)
+    described = {group.link for group in problem.job.cluster.groups}
+    if measured.machine is not None and not {group.link for group in cluster.groups} <= described:
+        measured = replace(measured, machine=replace(measured.machine, message=(), all_reduce=()))
+    correction = problem.measurements.correction
+    if correction is not None and correction.covers(measured.sources(cluster, job.precision)):
+        measured = replace(measured, correction=correction)
+    return replace(problem, job=job, measurements=measured)
 
 
 def _searched(planner: Planner, problem: Problem) -> tuple[Candidate | None, str]:

@@ -17,6 +17,7 @@ from weft.describe.catalogue import find_device
 from weft.describe.cluster import Cluster, Link, NodeGroup
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
+from weft.describe.job import Job
 from weft.describe.kernels import Kernels, with_kernels
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import AXES, Layout
@@ -25,7 +26,6 @@ from weft.describe.plan import Plan
 from weft.describe.plan_file import check_plan, load_plan
 from weft.describe.reading import read_text
 from weft.errors import InputError, Violation
-from weft.moves.job import Job
 from weft.moves.layout import build_plan
 from weft.moves.partition import uniform_partition
 from weft.moves.sharers import among_replicas

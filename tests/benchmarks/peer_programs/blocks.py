@@ -12,10 +12,10 @@ from benchmarks.peer_programs.calculon import Question
 from weft.describe.cluster import Link
 from weft.describe.device import Device
 from weft.describe.families import layer_graph
+from weft.describe.job import Job
 from weft.describe.layer_graph import chain_edges
 from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
-from weft.moves.job import Job
 from weft.moves.layout import build_plan
 
 DEVICES = 8

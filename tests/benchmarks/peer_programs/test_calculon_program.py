@@ -14,7 +14,7 @@ from predict.cost.steps import machine
 from benchmarks.peer_programs.calculon import Calculon
 from benchmarks.peer_programs.calculon_files import system
 from weft.describe.cluster import Link
-from weft.moves.job import Job
+from weft.describe.job import Job
 from weft.moves.layout import build_plan
 from weft.planning.compile import compile_plan
 from weft.planning.problem import problem_of

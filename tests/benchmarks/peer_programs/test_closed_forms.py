@@ -16,10 +16,10 @@ from weft.describe.amount import Shape
 from weft.describe.cluster import Link
 from weft.describe.device import Device
 from weft.describe.families import layer_graph
+from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph, chain_edges
 from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
-from weft.moves.job import Job
 from weft.moves.layout import build_plan
 from weft.planning.compile import compile_plan
 from weft.planning.planners.metis_form import metis_form_s

@@ -11,9 +11,10 @@ from small_plans import divisible, tiny
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.layout import Layout, PartialLayout
 from weft.describe.plan import RECOMPUTES, Plan
+from weft.describe.request import request_of
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.weft import WeftPlanner
-from weft.planning.problem import problem_of_model
+from weft.planning.problem import measured_problem
 
 
 def by_planner(row: Row) -> Plan:
@@ -22,7 +23,8 @@ def by_planner(row: Row) -> Plan:
     pins = PartialLayout(tp=1, sharding="zero-0", **sizes)
     cluster = parse_cluster(f"{row.pp * row.dp}xv100-16gb")
     batch = row.dp * row.micro_batches * row.micro_batch_size
-    problem = problem_of_model(row.model, cluster, global_batch=batch, precision=row.precision, pins=pins)
+    request = request_of(row.model, cluster, global_batch=batch, precision=row.precision, pins=pins)
+    problem = measured_problem(request)
     [group] = cluster.groups
     taken = group.device.memory_bytes - group.device.usable_bytes
     memory = round(0.75 * Bounds(problem).holding(Layout(loops=1, **sizes)).total) + taken

@@ -11,9 +11,9 @@ from small_plans import tiny
 
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
+from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.describe.plan import Plan
-from weft.moves.job import Job
 from weft.moves.layout import build_plan, flops_per_layer
 
 

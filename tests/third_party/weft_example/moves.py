@@ -7,10 +7,10 @@ from dataclasses import replace
 from fractions import Fraction
 
 from weft.describe.contract import Contract
+from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.describe.plan import Choice
 from weft.moves.edits import layout_move
-from weft.moves.job import Job
 from weft.moves.move import Edit, Move, Purpose
 
 

@@ -18,9 +18,9 @@ from small_plans import make_plan, tiny
 from weft.describe.catalogue import catalogue
 from weft.describe.cluster import Cluster, Link, NodeGroup
 from weft.describe.families import layer_graph
+from weft.describe.job import Job
 from weft.describe.run_file import parse_run
 from weft.errors import InputError
-from weft.moves.job import Job
 from weft.planning.planned import PlannedJob
 from weft.planning.problem import Problem
 from weft.run.launch.worker_start import WorkerContext

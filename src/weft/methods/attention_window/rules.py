@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import Layout
 from weft.describe.plan import LayerChoice, Plan
@@ -11,7 +12,6 @@ from weft.describe.plan_file import PlanRule
 from weft.errors import Violation
 from weft.methods.attention_window.options import NAME
 from weft.moves.composition import Composition
-from weft.moves.job import Job
 
 REASON = "context ranks attend to the keys of all tokens, and windows leave most of them out"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import Layout
 from weft.describe.plan import Plan
@@ -13,7 +14,6 @@ from weft.methods.auxiliary_head.layers import head_places
 from weft.methods.auxiliary_head.options import NAME, options_of
 from weft.methods.auxiliary_head.program import DIVIDED
 from weft.moves.composition import Composition
-from weft.moves.job import Job
 
 
 def _divided(job: Job, layout: Layout) -> str | None:

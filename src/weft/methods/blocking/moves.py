@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.moves.composition import Composition
-from weft.moves.job import Job
 
 # These levels reduce during the step, because they have no room for every gradient.
 FEW_GRADIENTS = ("zero-2", "zero-3")

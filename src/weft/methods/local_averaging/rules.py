@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import Layout
 from weft.describe.plan import GRADIENT_NORM, Plan
@@ -12,7 +13,6 @@ from weft.errors import InputError, Violation
 from weft.methods.local_averaging.options import NAME, options_of
 from weft.methods.local_averaging.program import CLIPS, NOBODY
 from weft.moves.composition import Composition
-from weft.moves.job import Job
 from weft.moves.sharers import replicas_of
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from weft.describe.contract import Contract
+from weft.describe.job import Job
 from weft.describe.layout import DENSE, Layout
 from weft.describe.plan import Choice, Plan
 from weft.describe.synchronisation import keeps_gradients_local
 from weft.methods.micro_batch_norms.program import NAME
 from weft.moves.composition import Composition
-from weft.moves.job import Job
 from weft.moves.move import Context, Move
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.describe.plan import RECOMPUTES, Recompute
 from weft.moves.composition import Composition
 from weft.moves.edits import layout_move
-from weft.moves.job import Job
 from weft.moves.move import Edit, Move, Purpose
 
 # The most counts of first stages to try.

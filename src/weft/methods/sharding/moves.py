@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.describe.plan import Sharding
 from weft.moves.edits import Edits, layout_move
-from weft.moves.job import Job
 from weft.moves.move import Edit, Move, Purpose
 from weft.moves.sharers import island_on_nodes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import Layout
 from weft.describe.plan import Choice, Plan
@@ -13,7 +14,6 @@ from weft.describe.synchronisation import keeps_gradients_local
 from weft.errors import Violation
 from weft.methods.sharding.program import STEPS_APART
 from weft.moves.composition import Composition
-from weft.moves.job import Job
 from weft.moves.sharers import replicas_of
 
 

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from pydantic import Field
 
+from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.describe.plan_file import PlanRule
 from weft.describe.run_tables.methods import RunTable
 from weft.describe.toml_table import TomlTable
 from weft.methods.tensor_collectives.program import AGAIN, NAME, TOKENS, Way, problems_of
 from weft.moves.composition import Composition
-from weft.moves.job import Job
 
 
 class TensorCollectivesTable(TomlTable):

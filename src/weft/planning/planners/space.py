@@ -10,10 +10,10 @@ from itertools import product
 from math import gcd, lcm
 
 from weft.describe.cluster import Cluster
+from weft.describe.job import Job
 from weft.describe.layout import DENSE, Layout, PartialLayout
 from weft.describe.plan import RECOMPUTES, Recompute
 from weft.errors import InputError, Violation
-from weft.moves.job import Job
 from weft.moves.partition import uniform_partition
 from weft.moves.schedules import schedules_within
 from weft.moves.sharers import sharings

@@ -1,16 +1,16 @@
-"""`Job`: the input of planners."""
+"""`Job`: a training job without its layout."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from weft.describe.cluster import Cluster
+from weft.describe.layer_choices import with_choices
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.describe.plan import Choice, LayerChoice
-from weft.moves.move import Context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,25 +32,19 @@ class Job:
     sync_options: Mapping[str, int | float | str | bool] = field(default_factory=dict)
     layer_choices: tuple[LayerChoice, ...] = ()
 
+    def choosing(self, choices: tuple[LayerChoice, ...]) -> Job:
+        """Return the job with these choices for single layers, and no others.
+
+        Raises:
+            InputError: with every fault of the choices.
+        """
+        if choices == self.layer_choices:
+            return self
+        return replace(self, graph=with_choices(self.graph, choices), layer_choices=choices)
+
     def __repr__(self) -> str:
         return one_line(self, str(self))
 
     def __str__(self) -> str:
         asked = f"global batch {self.global_batch}, sequence {self.sequence}, {self.precision}"
         return f"{self.graph.name} on {self.cluster.name}: {asked}"
-
-
-def job_of(context: Context) -> Job:
-    """Return the job of the context's plan."""
-    plan = context.plan
-    return Job(
-        graph=context.graph,
-        cluster=context.cluster,
-        global_batch=plan.global_batch,
-        sequence=plan.sequence,
-        precision=plan.precision,
-        methods=plan.methods,
-        optimizer=plan.optimizer,
-        sync_options=plan.sync.options,
-        layer_choices=plan.layer_choices,
-    )

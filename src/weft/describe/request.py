@@ -1,0 +1,184 @@
+"""`Request`: a job and the user's decisions about its plan, from a run file or from a few words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypedDict, Unpack
+
+from weft.describe.added_layers import trained_graph
+from weft.describe.cluster import Cluster
+from weft.describe.cluster_file import parse_cluster
+from weft.describe.contract import Contract
+from weft.describe.job import Job
+from weft.describe.layout import OPEN, Layout, PartialLayout
+from weft.describe.model import ModelConfig
+from weft.describe.models import resolve_model
+from weft.describe.one_line import one_line
+from weft.describe.optimizers import ADAMW, OptimizerWork, counted_work
+from weft.describe.plan import Choice
+from weft.describe.run_file import RunFile
+from weft.describe.run_tables.methods import run_tables
+from weft.describe.run_tables.training import ANY_PRECISION
+from weft.describe.tasks import task_problems
+from weft.errors import InputError, Violation
+
+# Samples per device and step when the user gives no global batch.
+DEFAULT_SAMPLES_PER_DEVICE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A job with its names resolved, and the user's decisions about its plan.
+
+    `pins` are the user's decisions on a layout; `sync` is the user's rule to synchronise replicas, if any.
+    Plans must keep at least `contract` of the training. `assumed` lists assumptions in words, made where the
+    user left choices open.
+    """
+
+    job: Job
+    model: ModelConfig
+    pins: PartialLayout = OPEN
+    sync: str | None = None
+    minimise: str = "time"
+    contract: Contract = Contract.EXACT
+    assumed: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return one_line(self, f"{self.job}, least {self.minimise}")
+
+    def admits(self, layout: Layout) -> bool:
+        """Return True if a layout has all of the user's decisions."""
+        return self.pins.admit(layout) and self.sync in (None, layout.sync)
+
+
+class RequestOptions(TypedDict, total=False):
+    """Options of a request, as in `Request`; an option that is left out or None is assumed.
+
+    `sync`: the rule to synchronise replicas, with its options. `sequence`: tokens per sample.
+    `methods`: the job's methods by name. `optimizer`: the bytes that it keeps and moves (default: AdamW's).
+    """
+
+    global_batch: int | None
+    sequence: int | None
+    precision: str | None
+    pins: PartialLayout | None
+    sync: Choice | None
+    minimise: str
+    contract: Contract
+    methods: tuple[Choice, ...]
+    optimizer: OptimizerWork
+
+
+def request_of(config: ModelConfig, cluster: Cluster, **options: Unpack[RequestOptions]) -> Request:
+    """Return the request to train a model of known sizes on a described cluster.
+
+    The sequence is the model's.
+
+    Raises:
+        InputError: when a device does not compute the precision.
+    """
+    global_batch, precision = options.get("global_batch"), options.get("precision")
+    assumed: dict[str, str] = {}
+    if global_batch is None:
+        global_batch = DEFAULT_SAMPLES_PER_DEVICE * cluster.ranks
+        assumed["global_batch"] = f"{global_batch} samples, {DEFAULT_SAMPLES_PER_DEVICE} per device"
+    if precision is None:
+        precision = default_precision(cluster)
+        assumed["precision"] = precision
+    if options.get("sequence") is None and config.convolutions is None:
+        assumed["sequence"] = f"{config.sequence} tokens, the model's longest"
+    _require_precision(cluster, precision)
+    methods, sync = options.get("methods", ()), options.get("sync")
+    return Request(
+        job=Job(
+            graph=trained_graph(config, methods),
+            cluster=cluster,
+            global_batch=global_batch,
+            sequence=config.sequence,
+            precision=precision,
+            methods=methods,
+            optimizer=options.get("optimizer", ADAMW),
+            sync_options={} if sync is None else sync.options,
+        ),
+        model=config,
+        pins=options.get("pins") or OPEN,
+        sync=None if sync is None else sync.name,
+        minimise=options.get("minimise", "time"),
+        contract=options.get("contract", Contract.EXACT),
+        assumed=assumed,
+    )
+
+
+def request_of_names(*, model: str, on: str, **options: Unpack[RequestOptions]) -> Request:
+    """Resolve the names of a model and a cluster; see `request_of`.
+
+    Raises:
+        InputError: for an unknown model, cluster, device or precision.
+    """
+    config = resolve_model(model, sequence=options.get("sequence"))
+    return request_of(config, parse_cluster(on), **options)
+
+
+def request_of_run(run: RunFile) -> Request:
+    """Return the request in a run file.
+
+    Raises:
+        InputError: see `request_of_names`; also when the task cannot train the model, and when the precision
+            is left to a search.
+    """
+    if run.train.precision == ANY_PRECISION:
+        problem = f"{ANY_PRECISION!r} is for a search of one best plan; say which one"
+        raise InputError(Violation("train.precision", problem, "bf16"))
+    table = run.optimizer
+    counted = counted_work(table.name, momentum=table.momentum, state_bytes=table.state_bytes)
+    found = request_of_names(
+        model=run.model.preset or run.model.hf or run.model.build or "",
+        on=run.cluster.use,
+        global_batch=run.train.global_batch,
+        sequence=run.task.sequence,
+        precision=run.train.precision,
+        pins=run.plan,
+        sync=run.sync.choice,
+        minimise=run.goal.minimise,
+        contract=Contract.of(run.goal.contract),
+        methods=(*table.methods, *run.report.methods, *_methods(run)),
+        optimizer=counted.work,
+    )
+    found = replace(found, job=_with_layer_choices(found.job, run))
+    if counted.assumed:
+        found = replace(found, assumed={**found.assumed, "optimizer": counted.assumed})
+    if problems := task_problems(run.task.kind, found.model):
+        raise InputError(problems)
+    return found
+
+
+def _methods(run: RunFile) -> tuple[Choice, ...]:
+    """Return the methods in a run file's tables, each with its options."""
+    tables = run_tables()
+    found = {name: tables[name].options(table) for name, table in run.methods.items()}
+    return tuple(
+        Choice(name=name, options=dict(options)) for name, options in found.items() if options is not None
+    )
+
+
+def _with_layer_choices(job: Job, run: RunFile) -> Job:
+    """Return the job with the choices for single layers in a run file's tables."""
+    tables, graph = run_tables(), job.graph
+    choices = [one for name, table in run.methods.items() for one in tables[name].choices(table, graph)]
+    return job.choosing(tuple(choices))
+
+
+def default_precision(cluster: Cluster) -> str:
+    """Return bf16 where every device has it and computes apart from its host, else fp32."""
+    capable = all("bf16" in group.device.flops_per_s for group in cluster.groups)
+    synchronous = any(group.device.synchronous for group in cluster.groups)
+    return "bf16" if capable and not synchronous else "fp32"
+
+
+def _require_precision(cluster: Cluster, precision: str) -> None:
+    for group in cluster.groups:
+        if precision not in group.device.flops_per_s:
+            able = ", ".join(group.device.flops_per_s)
+            problem = f"{precision!r} is not supported by {group.device.name}; it has {able}"
+            raise InputError(Violation("precision", problem))
