@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pool import WorkerPool
+from pooled_runs import trained
 from safetensors.torch import load_file
-
-from weft.cli.main import run
 
 TEXT_RUN = """
 [model]
@@ -33,19 +33,21 @@ def text_run(folder: Path, more: str = "", *, steps: int = 4) -> str:
     return TEXT_RUN.format(folder=folder, steps=steps) + more
 
 
-def through_and_stopped(folder: Path, run_file: str, *, steps: int, stop: int) -> tuple[Path, Path]:
+def through_and_stopped(
+    pool: WorkerPool, folder: Path, run_file: str, *, steps: int, stop: int
+) -> tuple[Path, Path]:
     """The directories of a run trained in one go, and of the same stopped after step `stop` and resumed.
 
     Raises:
-        AssertionError: when a command fails, or they do not end with the same bits.
+        AssertionError: when a rank fails, or they do not end with the same bits.
     """
     directories = folder / "through", folder / "stopped"
     source = folder / "run.toml"
     source.write_text(run_file)
-    for directory, stops in zip(directories, ((steps,), (stop, steps)), strict=True):
-        for number, last in enumerate(stops):
-            place = "--resume" if number else "--directory"
-            assert run(["train", str(source), place, str(directory), "--steps", str(last)]) == 0
+    through, stopped = directories
+    trained(pool, source, directory=through, steps=steps)
+    trained(pool, source, directory=stopped, steps=stop)
+    trained(pool, source, resume=stopped, steps=steps)
     expected, found = map(saved, directories)
     assert expected.keys() == found.keys()
     assert all(torch.equal(value, found[name]) for name, value in expected.items())

@@ -102,6 +102,6 @@ tokens = 5
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("own_home")
-def test_a_run_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
-    through, _ = through_and_stopped(tmp_path, text_run(tmp_path, RUN), steps=4, stop=2)
+def test_a_run_is_resumed_to_the_same_bits(tmp_path: Path, worker_pool: WorkerPool) -> None:
+    through, _ = through_and_stopped(worker_pool, tmp_path, text_run(tmp_path, RUN), steps=4, stop=2)
     assert '"attention-window"' in (through / "plan.json").read_text()

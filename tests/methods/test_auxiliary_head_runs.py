@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from asked_methods import with_head
+from pool import WorkerPool
 from safetensors.torch import load_file
 from stopped_runs import saved, text_run, through_and_stopped
 
@@ -33,8 +34,12 @@ def losses(directory: Path) -> list[tuple[float, float]]:
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("own_home")
-def test_a_head_moves_with_the_plan_resumes_to_the_same_bits_and_is_not_exported(tmp_path: Path) -> None:
-    whole, parts = through_and_stopped(tmp_path, text_run(tmp_path, RUN, steps=3), steps=3, stop=2)
+def test_a_head_moves_with_the_plan_resumes_to_the_same_bits_and_is_not_exported(
+    tmp_path: Path, worker_pool: WorkerPool
+) -> None:
+    whole, parts = through_and_stopped(
+        worker_pool, tmp_path, text_run(tmp_path, RUN, steps=3), steps=3, stop=2
+    )
     assert losses(parts) == losses(whole)
     assert len({other for _, other in losses(whole)}) == 3
     kept = saved(whole)

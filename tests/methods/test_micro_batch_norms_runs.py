@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from pool import WorkerPool
 from stopped_runs import text_run, through_and_stopped
 
 from weft.cli.main import run
@@ -27,9 +28,9 @@ def norms(directory: Path) -> list[list[float]]:
 @pytest.mark.processes
 @pytest.mark.usefixtures("own_home")
 def test_a_resumed_run_tells_the_same_and_ends_with_the_same_bits(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], worker_pool: WorkerPool
 ) -> None:
-    whole, parts = through_and_stopped(tmp_path, text_run(tmp_path, RUN), steps=4, stop=2)
+    whole, parts = through_and_stopped(worker_pool, tmp_path, text_run(tmp_path, RUN), steps=4, stop=2)
     assert [len(row) for row in norms(whole)] == [4] * 4
     assert norms(parts) == norms(whole)
     assert '<section id="micro-batch-norms"' in (parts / "report.html").read_text()

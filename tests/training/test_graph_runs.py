@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from pool import WorkerPool
 from stopped_runs import through_and_stopped
 
 from weft.cli.main import run
@@ -31,10 +32,9 @@ splits = [1, 2, 4, 1]
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], worker_pool: WorkerPool
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent), prepend=":")
-    through, _ = through_and_stopped(tmp_path, RUN, steps=4, stop=2)
+    through, _ = through_and_stopped(worker_pool, tmp_path, RUN, steps=4, stop=2)
     stages = json.loads((through / "plan.json").read_text())["stages"]
     assert [stage.get("splits", 1) for stage in stages] == [1, 2, 4, 1]
     capsys.readouterr()

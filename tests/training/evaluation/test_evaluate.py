@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from pool import RankError, WorkerPool
+from pooled_runs import trained
 
 import weft
 from weft.api import prepared
@@ -44,7 +45,9 @@ micro_batch_size = 16
 """
 
 
-def trained(folder: Path, steps: int, pp: int, kind: str = "image-classification") -> Path:
+def small_run(
+    pool: WorkerPool, folder: Path, steps: int, pp: int, kind: str = "image-classification"
+) -> Path:
     images = kind == "image-classification"
     (folder / "text.txt").write_text("the weft goes under and over the warp\n" * 200)
     run_file = folder / "run.toml"
@@ -60,8 +63,7 @@ def trained(folder: Path, steps: int, pp: int, kind: str = "image-classification
             pp=pp,
         )
     )
-    weft.train(run_file, directory=folder / "run")
-    return folder / "run"
+    return trained(pool, run_file, directory=folder / "run")
 
 
 @pytest.fixture(autouse=True)
@@ -70,8 +72,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def test_digits_are_learned_and_evaluated(tmp_path: Path) -> None:
-    run_dir = trained(tmp_path, steps=60, pp=2)
+def test_digits_are_learned_and_evaluated(tmp_path: Path, worker_pool: WorkerPool) -> None:
+    run_dir = small_run(worker_pool, tmp_path, steps=60, pp=2)
     summary = json.loads((run_dir / "summary.json").read_text())
     Summary.model_validate(summary)
     assert summary["final_loss"] < 0.8 * summary["first_loss"]
@@ -119,8 +121,10 @@ def alone(run_dir: Path, samples: range) -> tuple[float, float]:
     return task.loss(logits, labels).item(), task.metrics(logits, labels)["accuracy"]  # type: ignore[attr-defined]
 
 
-def test_a_language_model_is_told_its_perplexity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_dir = trained(tmp_path, steps=2, pp=1, kind="causal-lm")
+def test_a_language_model_is_told_its_perplexity(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], worker_pool: WorkerPool
+) -> None:
+    run_dir = small_run(worker_pool, tmp_path, steps=2, pp=1, kind="causal-lm")
     assert command(["eval", str(run_dir)]) == 0
     result = json.loads((run_dir / "evaluation.json").read_text())
     assert f"perplexity {result['perplexity']:.4g}" in " ".join(capsys.readouterr().out.split())
@@ -132,7 +136,7 @@ def test_a_language_model_is_told_its_perplexity(tmp_path: Path, capsys: pytest.
 
 
 def test_a_masked_language_model_is_told_its_accuracy_too(tmp_path: Path, worker_pool: WorkerPool) -> None:
-    run_dir = trained(tmp_path, steps=2, pp=1, kind="masked-lm")
+    run_dir = small_run(worker_pool, tmp_path, steps=2, pp=1, kind="masked-lm")
     results = worker_pool.run(evaluated, run_dir, ranks=reopen(run_dir).plan.ranks)
     assert results == [json.loads((run_dir / "evaluation.json").read_text())] * len(results)
     assert results[0]["perplexity"] == math.exp(results[0]["loss"])
