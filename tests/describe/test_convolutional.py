@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import ResNetConfig, ResNetForImageClassification
 
 from weft.describe.amount import Shape
+from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
 from weft.describe.families.transformer import LOSS_BYTES_PER_LOGIT, TOKEN_BYTES
 from weft.describe.job import Job
@@ -21,7 +22,6 @@ from weft.describe.model import model_from
 from weft.describe.models import PRESETS, resolve_model
 from weft.errors import InputError
 from weft.moves.layout import build_plan, flops_per_layer, refuse
-from weft.planning.problem import parse_cluster
 from weft.run.stage.batch_norm import StepBatchNorm
 from weft.run.stage.build import build_stage
 from weft.run.stage.families.resnet import resnet_config

@@ -18,7 +18,7 @@ from weft.predict.cost.cost_model import CostModel
 from weft.predict.measurements import UNMEASURED, Measurements, load_measurements
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Problem(Request):
     """A request, and the measurements that its plans are priced with."""
 

@@ -27,6 +27,7 @@ from weft.planning.problem import problem_of
 from weft.predict.abstract import simulate_schedule
 from weft.predict.cost.cost_model import CostModel
 from weft.predict.predict import predict
+from weft.predict.measurements import Measurements
 from weft.predict.profile import LayerProfile, LayerTiming, MachineMeasurement
 from weft.predict.stage_times import PassTimes
 
@@ -179,7 +180,7 @@ def test_metis_form_is_metis_closed_form_on_equal_devices(
         schedule="1f1b",
         layers_per_stage=counts,
     )
-    found = metis_form_s(replace(PROBLEM, profile=profile), layout)
+    found = metis_form_s(replace(PROBLEM, measurements=Measurements(profile=profile)), layout)
     h, tokens = PROBLEM.model.hidden, job.sequence * size
     held = [layer.parameters(Shape(1, job.sequence, tp)) for layer in graph.layers]
     expected = metis.step_s(
