@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -181,3 +183,16 @@ def _one_line(show: Callable[[object], str], thing: object) -> str:
     text = show(thing)
     assert "\n" not in text
     return text
+
+
+def test_public_functions_state_arguments_results_and_errors() -> None:
+    faces = [getattr(weft, name) for name in weft.__all__ if name[0].islower()]
+    assert len(faces) == 4
+    for face in [*faces, weft.Runtime.step]:
+        said = inspect.getdoc(face) or ""
+        sections = [line for line in said.splitlines() if line in ("Args:", "Returns:", "Raises:")]
+        assert sections[0] == "Args:", face
+        assert sections[-1] == "Raises:", face
+        arguments = said.split("Args:\n")[1].split("\n\n")[0]
+        stated = ", ".join(re.findall(r"^    ([a-z_, ]+): ", arguments, re.MULTILINE)).split(", ")
+        assert stated == [name for name in inspect.signature(face).parameters if name != "self"]

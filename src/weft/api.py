@@ -112,8 +112,13 @@ def plan(
         source: path of a RUN.toml; it replaces all other arguments.
         model: a preset, a folder with a `config.json`, or the path of a `config.json`.
         on: `this-machine`, an expression such as `64xa100-80gb`, or the path of a CLUSTER.toml.
-        global_batch: samples per optimizer step. sequence: tokens per sample.
+        global_batch: samples per optimizer step.
+        sequence: tokens per sample.
+        precision: of the computations, such as `bf16`, or `any`.
         pins: keys of the run file's [plan] table: decisions of the layout, such as `pp`, and `planner`.
+
+    Returns:
+        The best plan, its prediction and all candidates.
 
     Raises:
         weft.errors.InputError: when the input is invalid or no plan fits.
@@ -163,6 +168,9 @@ def train(
         resume: a run directory to continue, under the plan of `source` for the same job.
         on_poll: called several times a second while the workers run.
 
+    Returns:
+        The run, with its directory, its summary and its comparison with the prediction.
+
     Raises:
         weft.errors.InputError: when the input is invalid; no worker has started then.
         weft.errors.RunError: when the run failed.
@@ -179,6 +187,9 @@ def evaluate(directory: str | Path) -> Mapping[str, Any]:
     """Evaluate a run's newest checkpoint on held-out data, on local ranks and with the run's plan.
 
     Held-out samples that fill whole global batches count once each; the rest is left out.
+
+    Args:
+        directory: a run directory.
 
     Returns:
         `step` of the checkpoint, `samples`, `loss` in nats per target, `perplexity` of a language model, and

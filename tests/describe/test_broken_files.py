@@ -13,7 +13,7 @@ from weft.describe.cluster_tables import to_toml
 from weft.describe.families import layer_graph
 from weft.describe.models import PRESETS, resolve_model
 from weft.describe.plan import Choice, Plan, Replica, Stage
-from weft.describe.plan_file import PlanFile, check_plan, load_plan, parse_plan
+from weft.describe.plan_file import PlanFile, check_plan, load_plan, parse_plan_file
 from weft.describe.run_file import commented_run_file, load_run, parse_run
 from weft.errors import InputError
 
@@ -120,10 +120,10 @@ def test_mutated_cluster_tables(record):
 @given(mutated(json.loads(TEXTS["plan"])))
 @settings(max_examples=300)
 def test_mutated_plans(record):
-    plan = refused_or_accepted(parse_plan, record, "file")
+    plan = refused_or_accepted(parse_plan_file, record, "file")
     if plan is not None:
         assert all("\n" not in str(violation) for violation in check_plan(plan, GRAPH, CLUSTER))
-        assert parse_plan(json.loads(PlanFile(plan).to_json())) == plan
+        assert parse_plan_file(json.loads(PlanFile(plan).to_json())).plan == plan
 
 
 @given(mutated(CONFIG))

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from small_plans import make_plan, tiny
 
 from weft.describe.plan import Plan, Replica, Stage
-from weft.describe.plan_file import parse_plan
+from weft.describe.plan_file import parse_plan_file
 from weft.errors import InputError
 
 PLAN = make_plan(tiny(), pp=2, dp=2)
@@ -29,7 +29,7 @@ def test_an_edit_that_makes_no_plan_is_refused_as_a_file_is(changes, refusal):
     (key,) = changes
     if isinstance(changes[key], str | int):
         with pytest.raises(InputError) as read:
-            parse_plan({**PLAN.model_dump(mode="json"), **changes})
+            parse_plan_file({**PLAN.model_dump(mode="json"), **changes})
         # Files have one more key, which is no decision.
         assert str(read.value).replace("sync, prediction", "sync") == str(edited.value)
 

@@ -12,7 +12,7 @@ from weft.describe.layer import Layer
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.models import PRESETS
 from weft.describe.plan import Choice, Plan, Replica, Stage
-from weft.describe.plan_file import PlanFile, check_plan, load_plan, load_plan_file, parse_plan
+from weft.describe.plan_file import PlanFile, check_plan, load_plan, load_plan_file, parse_plan_file
 from weft.describe.prediction import Prediction
 from weft.errors import InputError
 
@@ -80,7 +80,7 @@ def test_a_prediction_stands_beside_the_decisions(tmp_path):
     assert record["plan_id"] == plan().plan_id
     record["prediction"]["step_s"] = -1.0
     with pytest.raises(InputError) as caught:
-        parse_plan(record, "plan.json")
+        parse_plan_file(record, "plan.json")
     (line,) = map(str, caught.value.violations)
     assert line.startswith("plan.json: prediction.step_s: -1.0: must be greater than 0")
 
@@ -159,7 +159,7 @@ def test_every_violation_of_a_file_is_listed():
     record["sharding"] = "zero-4"
     record["sync"]["options"] = {"bits": [1]}
     with pytest.raises(InputError) as refused:
-        parse_plan(record, "plan.json")
+        parse_plan_file(record, "plan.json")
     lines = str(refused.value).splitlines()
     for key in (
         "shedule: unknown key",

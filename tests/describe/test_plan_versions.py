@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from weft.describe.plan import GRADIENT_NORM, Choice, Plan
-from weft.describe.plan_file import parse_plan
+from weft.describe.plan_file import parse_plan_file
 from weft.describe.plan_versions import current_id, former_ids, in_this_version
 from weft.errors import InputError
 
@@ -30,20 +30,20 @@ RECORD: dict[str, Any] = {
 
 def problems(**changes: Any) -> list[str]:
     with pytest.raises(InputError) as caught:
-        parse_plan({**RECORD, **changes}, "plan.json")
+        parse_plan_file({**RECORD, **changes}, "plan.json")
     return [str(violation) for violation in caught.value.violations]
 
 
 def test_what_version_1_said_is_said_as_today() -> None:
-    plan = parse_plan({**RECORD, "gradient_norm": True})
+    plan = parse_plan_file({**RECORD, "gradient_norm": True}).plan
     assert plan.version == 2
     assert (plan.cp, plan.methods) == (2, (Choice(name=GRADIENT_NORM),))
-    assert parse_plan({**RECORD, "gradient_norm": False}) == parse_plan(RECORD)
-    assert parse_plan(RECORD).methods == ()
+    assert parse_plan_file({**RECORD, "gradient_norm": False}).plan == parse_plan_file(RECORD).plan
+    assert parse_plan_file(RECORD).plan.methods == ()
 
 
 def test_files_of_this_version_are_taken_as_they_are() -> None:
-    record = parse_plan(RECORD).record()
+    record = parse_plan_file(RECORD).plan.record()
     assert in_this_version(record, "plan.json") is record
     found = problems(version=2)
     assert len(found) == 1
@@ -53,7 +53,7 @@ def test_files_of_this_version_are_taken_as_they_are() -> None:
 def test_other_versions_are_refused() -> None:
     without = {key: value for key, value in RECORD.items() if key != "context_parallel"}
     with pytest.raises(InputError, match=r"plan\.json: version: 3: must be 2"):
-        parse_plan({**without, "version": 3}, "plan.json")
+        parse_plan_file({**without, "version": 3}, "plan.json")
 
 
 def test_a_degree_that_is_said_twice_must_be_the_same() -> None:
@@ -82,7 +82,7 @@ def test_values_that_version_1_had_not_are_refused(changes: dict[str, Any], begi
 
 
 def test_a_plan_that_version_1_could_not_say_had_no_id() -> None:
-    plan = parse_plan(RECORD)
+    plan = parse_plan_file(RECORD).plan
     (former,) = former_ids(plan)
     assert current_id(former, plan) == plan.plan_id != former
     assert current_id("another", plan) == "another"

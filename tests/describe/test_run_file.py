@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.describe.reading import parse_toml
 from weft.describe.run_file import (
     RunFile,
     commented_run_file,
     load_run,
     parse_run,
-    parse_run_text,
 )
 from weft.errors import InputError
 
@@ -45,18 +45,18 @@ runs = st.fixed_dictionaries(
 @given(runs)
 def test_a_run_reads_back_from_its_file(record):
     run = parse_run(record)
-    assert parse_run_text(run.to_toml()) == run
+    assert parse_run(parse_toml(run.to_toml(), "run")) == run
     assert parse_run(run.model_dump(exclude_none=True)) == run
 
 
 def test_the_commented_file_is_valid_and_so_is_everything_it_comments_out():
     text = commented_run_file()
-    assert parse_run_text(text).model.preset == "gpt-10m"
+    assert parse_run(parse_toml(text, "run")).model.preset == "gpt-10m"
     lines = [
         line.removeprefix("# ") if line.startswith("# ") and " = " in line else line
         for line in text.splitlines()
     ]
-    complete = parse_run_text("\n".join(lines))
+    complete = parse_run(parse_toml("\n".join(lines), "run"))
     assert set(complete.methods) == {"auxiliary-head", "attention-window"}
     # These go with another value of another key, and are named there.
     named_there = {"hf", "build", "momentum", "state_bytes", "final_learning_rate", "decay_steps"}

@@ -17,7 +17,8 @@ from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.plan import Choice, Plan
 from weft.describe.plan_file import check_plan
-from weft.describe.run_file import parse_run_text
+from weft.describe.reading import parse_toml
+from weft.describe.run_file import parse_run
 from weft.doors.emit import emit
 from weft.errors import InputError
 from weft.methods.auxiliary_head.kinds import HasHead
@@ -169,20 +170,20 @@ use = "4xa100-80gb"
 )
 def test_a_table_that_means_nothing_is_refused(head: str, words: str) -> None:
     with pytest.raises(InputError) as refused:
-        parse_run_text(run_text(head))
+        parse_run(parse_toml(run_text(head), "run"))
     [line] = str(refused.value).splitlines()
     assert words in line
 
 
 @pytest.mark.parametrize("degree", ["tp = 2", "cp = 2"])
 def test_ranks_that_divide_the_head_are_refused(degree: str) -> None:
-    run = parse_run_text(run_text("after_block = 1\nweight = 0.3", f"dp = 1\n{degree}"))
+    run = parse_run(parse_toml(run_text("after_block = 1\nweight = 0.3", f"dp = 1\n{degree}"), "run"))
     with pytest.raises(InputError, match="its head is whole on one rank"):
         plan_run(run)
 
 
 def test_stacks_that_do_not_train_it_say_so() -> None:
-    planned = plan_run(parse_run_text(run_text("after_block = 1\nweight = 0.3")))
+    planned = plan_run(parse_run(parse_toml(run_text("after_block = 1\nweight = 0.3"), "run")))
     assert any(
         "auxiliary-head, which is no part of the model" in str(one)
         for one in emit(planned, "deepspeed").losses
@@ -199,7 +200,7 @@ def test_a_plan_for_other_heads_is_refused() -> None:
 
 
 def test_the_problem_of_a_run_has_the_head_in_its_layers() -> None:
-    run = parse_run_text(run_text("after_block = 3\nweight = 0.3"))
+    run = parse_run(parse_toml(run_text("after_block = 3\nweight = 0.3"), "run"))
     graph = problem_of_run(run).job.graph
     assert [layer.name for layer in graph.layers if "auxiliary" in layer.name] == ["block.2+auxiliary_head"]
     assert graph.fingerprint != trained_graph(resolve_model("gpt-1m"), []).fingerprint

@@ -13,7 +13,7 @@ from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.describe.models import resolve_model
 from weft.describe.plan import RECOMPUTES
-from weft.describe.plan_file import check_plan, parse_plan
+from weft.describe.plan_file import check_plan, parse_plan_file
 from weft.errors import InputError
 from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.moves.layout_of_plan import layout_of
@@ -248,6 +248,6 @@ def test_a_written_plan_keeps_every_choice():
     wanted = layout(tp=2, sharding="zero-2", island=2, blocking=("messages",))
     wanted = wanted.recomputing(("full", "selective"))
     plan = build_plan(JOB, wanted, flops_per_layer(JOB))
-    read = parse_plan(plan.model_dump(mode="json"))
+    read = parse_plan_file(plan.model_dump(mode="json")).plan
     assert read.plan_id == plan.plan_id
     assert layout_of(read, flops_per_layer(JOB)) == wanted

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.describe.run_file import RunFile, parse_run_text
+from weft.describe.reading import parse_toml
+from weft.describe.run_file import RunFile, parse_run
 from weft.errors import InputError
 from weft.planning.goals import goal_value
 from weft.planning.planned import given_plan, plan_run
@@ -20,8 +21,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_file(on: str, *, precision: str = "any", minimise: str = "time") -> RunFile:
-    return parse_run_text(
-        f"""
+    return parse_run(
+        parse_toml(
+            f"""
         [model]
         preset = "gpt-1m"
         [task]
@@ -36,7 +38,8 @@ def run_file(on: str, *, precision: str = "any", minimise: str = "time") -> RunF
         [goal]
         minimise = "{minimise}"
         """,
-        "run.toml",
+            "run.toml",
+        )
     )
 
 

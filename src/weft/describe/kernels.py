@@ -23,7 +23,6 @@ Norm = Literal["unfused", "fused"]
 Accumulation = Literal["separate", "fused"]
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 NORMS: tuple[Norm, ...] = get_args(Norm)
-ACCUMULATIONS: tuple[Accumulation, ...] = get_args(Accumulation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,15 +86,6 @@ def load_plan_file(path: Path | str) -> PlanFile:
     return parse_plan_file(read_json(path), str(path))
 
 
-def parse_plan(record: object, where: str = "plan") -> Plan:
-    """Parse the plan in the JSON value of a plan file.
-
-    Raises:
-        InputError: with all mistakes of the value.
-    """
-    return parse_plan_file(record, where).plan
-
-
 def parse_plan_file(record: object, where: str = "plan") -> PlanFile:
     """Parse the plan and the prediction in the JSON value of a plan file.
 

@@ -17,7 +17,7 @@ from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from weft.describe.one_line import one_line
-from weft.describe.reading import parse_toml, read_toml, violations_of
+from weft.describe.reading import read_toml, violations_of
 from weft.describe.run_tables.methods import split_tables
 from weft.describe.run_tables.planning import ClusterTable, GoalTable, PlanTable, SyncTable
 from weft.describe.run_tables.training import (
@@ -129,15 +129,6 @@ def parse_run(record: Mapping[str, Any], where: str = "run") -> RunFile:
         return RunFile.model_validate(dict(record))
     except ValidationError as error:
         raise InputError(violations_of(error, where, RunFile)) from None
-
-
-def parse_run_text(text: str, where: str = "run") -> RunFile:
-    """Check the text of a run file.
-
-    Raises:
-        InputError: as `load_run`.
-    """
-    return parse_run(parse_toml(text, where), where)
 
 
 def _data_beside(folder: Path, data: str) -> str:

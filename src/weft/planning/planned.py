@@ -275,8 +275,8 @@ def _nothing_fits(ranking: Ranking) -> list[Violation]:
         return [Violation("plan", f"no layout of {devices} has {words}; degrees must divide the devices")]
     changes = SmallestChanges(ranking.problem, ranking.candidates)
     return [
-        Violation(_shown(candidate), candidate.reason + _remedy(candidate, changes))
-        for candidate in ranking.candidates[:REASONS_SHOWN]
+        Violation(f"no layout fits; closest: {one.words}", one.reason + _remedy(one, changes))
+        for one in ranking.candidates[:REASONS_SHOWN]
     ]
 
 
@@ -288,7 +288,3 @@ def _remedy(candidate: Candidate, changes: SmallestChanges) -> str:
     """Return the one notch that would make it fit against the user's pins, if there is one, in words."""
     change = changes.of_candidate(candidate)
     return "" if change is None else f"; fits with {change.words}: a step of {format_seconds(change.step_s)}"
-
-
-def _shown(candidate: Candidate) -> str:
-    return f"no layout fits; closest: {candidate.words}"

@@ -26,8 +26,8 @@ from weft.planning.planners.metis_form import metis_form_s
 from weft.planning.problem import problem_of
 from weft.predict.abstract import simulate_schedule
 from weft.predict.cost.cost_model import CostModel
-from weft.predict.predict import predict
 from weft.predict.measurements import Measurements
+from weft.predict.predict import predict
 from weft.predict.profile import LayerProfile, LayerTiming, MachineMeasurement
 from weft.predict.stage_times import PassTimes
 

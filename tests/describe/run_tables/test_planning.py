@@ -2,7 +2,8 @@
 
 import pytest
 
-from weft.describe.run_file import parse_run, parse_run_text
+from weft.describe.reading import parse_toml
+from weft.describe.run_file import parse_run
 from weft.errors import InputError
 
 LEAST = {"model": {"preset": "gpt-1m"}}
@@ -12,7 +13,7 @@ LEAST = {"model": {"preset": "gpt-1m"}}
 def test_recompute_is_one_word_or_one_for_each_stage(given):
     run = parse_run({**LEAST, "plan": {"recompute": given}})
     assert run.plan.recompute == (given if isinstance(given, str) else tuple(given))
-    assert parse_run_text(run.to_toml()) == run
+    assert parse_run(parse_toml(run.to_toml(), "run")) == run
 
 
 @pytest.mark.parametrize(

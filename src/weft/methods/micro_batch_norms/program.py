@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.errors import Violation
 from weft.methods.micro_batch_norms.kinds import MICRO_BATCH_NORMS, TellsNorms
-from weft.program.kinds import MAKES_GRADIENTS, STEP, is_any_of
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
-from weft.program.passes import GroupTable, Pass
-from weft.program.passes.insert import insert
-from weft.program.program import Columns, Edges
+from weft.program.passes import Pass
+from weft.program.passes.meeting import add_meeting, meeting_groups
 
 NAME = "micro-batch-norms"
 
@@ -44,35 +40,9 @@ def refuse(layout: PipelineLayout, options: bool, others: Mapping[str, Any]) -> 
 
 
 def tell_norms(pipeline: LoweredPipeline, layout: PipelineLayout, options: bool) -> LoweredPipeline:
-    """Add one row on every device that steps, issued before its first step, which does not wait for it.
-
-    The row has the coordinates of the device's first stage to step, because ids are made of coordinates.
-    """
-    columns = pipeline.columns
-    steps = np.flatnonzero(columns.kind == STEP)
-    devices, first = np.unique(columns.rank[steps], return_index=True)
-    anchors = steps[first]
-    makers = np.flatnonzero(is_any_of(columns.kind, MAKES_GRADIENTS))
-    # A device's computations run one after the other, so its last computation stands for all.
-    last = makers[np.searchsorted(columns.rank[makers], devices, side="right") - 1]
-    added = Columns.of(
-        len(devices),
-        kind=MICRO_BATCH_NORMS,
-        stage=columns.stage[anchors],
-        replica=columns.replica[anchors],
-        rank=devices,
-        bytes=SQUARE_BYTES * sum(layout.micro_batches),
-    )
-    edges = Edges.of(last, len(columns) + np.arange(len(devices), dtype=np.int64))
-    return insert(pipeline, added, anchors, np.full(len(anchors), -1, dtype=np.int64), edges)
-
-
-def groups(layout: PipelineLayout, options: bool) -> tuple[GroupTable, ...]:
-    """Return one group: all ranks that hold a trained stage, rising."""
-    trained = layout.stages[layout.frozen_stages :]
-    ranks = tuple(sorted({rank for stage in trained for ranks in stage.replicas for rank in ranks}))
-    table = np.zeros(len(layout.stages[0].replicas[0]), dtype=np.int64)
-    return (GroupTable(kinds=(MICRO_BATCH_NORMS,), groups=(ranks,), by=(), table=table),)
+    """Add the norms to one pipeline; no step waits for them."""
+    exchanged = SQUARE_BYTES * sum(layout.micro_batches)
+    return add_meeting(pipeline, MICRO_BATCH_NORMS, exchanged, steps_wait=False)
 
 
 PASS = Pass(
@@ -81,6 +51,6 @@ PASS = Pass(
     apply=tell_norms,
     last=True,
     refuse=refuse,
-    groups=groups,
+    groups=lambda layout, options: meeting_groups(layout, MICRO_BATCH_NORMS),
     owes=lambda layout, options: TellsNorms(),
 )

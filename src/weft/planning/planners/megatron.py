@@ -50,7 +50,7 @@ class MegatronPlanner:
         bounds = Bounds(problem)
         chosen: tuple[Candidate, ...] = ()
         others: list[Candidate] = []
-        for _, sizes in groupby(self.space(problem), key=_model_parallelism):
+        for _, sizes in groupby(self.space(problem), key=lambda layout: (layout.pp, layout.tp)):
             judged = [_judged(problem, bounds, layout, found=bool(chosen)) for layout in sizes]
             ranking = rank_by_estimate(problem, judged, bounds, len(judged))
             if ranking.fitting:
@@ -59,10 +59,6 @@ class MegatronPlanner:
                 others += ranking.candidates
         others.sort(key=lambda one: one.verdict is Verdict.REFUSED)
         return Ranking(problem=problem, candidates=(*chosen, *others))
-
-
-def _model_parallelism(layout: Layout) -> tuple[int, int]:
-    return layout.pp, layout.tp
 
 
 def _judged(problem: Problem, bounds: Bounds, layout: Layout, *, found: bool) -> Candidate:

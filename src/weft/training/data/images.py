@@ -21,6 +21,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps
 
 from weft.errors import InputError, Violation, nearest
+from weft.program.arrays import Ints
 from weft.training.data.cache import cached
 from weft.training.data.sources import LIBRARY
 
@@ -35,7 +36,6 @@ _UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.D
 # Enough lines to find the problem with a folder.
 _LISTED_PROBLEMS = 20
 
-Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 

@@ -14,7 +14,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from weft.training.data.sampler import Ints, Words
+from weft.program.arrays import Ints
+from weft.training.data.sampler import Words
 
 HELD_OUT_SHARE = 50  # one part in fifty
 # The bytes of a character in UTF-8 that are not its first one, at most.

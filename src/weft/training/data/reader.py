@@ -15,10 +15,11 @@ import numpy as np
 import torch
 
 from weft.errors import RunError
+from weft.program.arrays import Ints
 from weft.program.kinds import FORWARD
 from weft.program.rank_program import RankProgram
 from weft.run.workspace import Batch
-from weft.training.data.sampler import Ints, SampleLedger
+from weft.training.data.sampler import SampleLedger
 from weft.training.tasks.base import Task
 
 Pair = tuple[torch.Tensor, torch.Tensor]

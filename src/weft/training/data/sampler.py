@@ -19,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import InputError, Violation
+from weft.program.arrays import Ints
 
 # Four rounds make a Feistel network pseudo-random for large halves; small halves need more to mix.
 ROUNDS = 8
 
-Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
 

@@ -19,8 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from weft.errors import InputError, RunError, Violation, nearest
+from weft.program.arrays import Ints
 from weft.training.data.pieces import BORDER_BYTES, Pieces, Texts, block
-from weft.training.data.sampler import Ints, Words
+from weft.training.data.sampler import Words
 from weft.training.data.tables import TABLE_SUFFIXES, FileRows, TableTexts
 
 PYTHON_STDLIB = "python-stdlib"

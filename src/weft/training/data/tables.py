@@ -17,9 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from weft.errors import InputError, RunError, Violation, nearest
+from weft.program.arrays import Ints
 from weft.training.data.cache import cached
 from weft.training.data.pieces import Pieces, block
-from weft.training.data.sampler import GOLDEN, Ints, Words, mix
+from weft.training.data.sampler import GOLDEN, Words, mix
 
 FORMAT = 1
 JSON_LINES = frozenset({".jsonl", ".ndjson"})

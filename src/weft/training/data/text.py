@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import InputError, Violation
+from weft.program.arrays import Ints
 from weft.training.data.cache import cached
 from weft.training.data.pieces import Pieces, Texts, cut, held_out, share_bytes
-from weft.training.data.sampler import Ints
 from weft.training.data.sources import open_texts
 from weft.training.data.tokenizers import Tokenizer
 

@@ -12,8 +12,8 @@ from weft.describe.tasks import KNOWN_TASKS
 from weft.errors import InputError, Violation
 from weft.files import write_whole
 from weft.planning.planned import PlannedJob
+from weft.program.arrays import Ints
 from weft.run.launch.worker_start import WorkerContext
-from weft.training.data.sampler import Ints
 from weft.training.evaluation.held_out import held_out, spread_evenly
 from weft.training.open_run import load, open_run
 from weft.training.tasks.base import Task

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from weft.program.arrays import Ints
 from weft.run.workspace import Batch
-from weft.training.data.sampler import Ints
 from weft.training.open_run import OpenRun
 from weft.training.tasks.base import Task
 

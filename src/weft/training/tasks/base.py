@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from weft.describe.run_tables.training import BYTES
+from weft.program.arrays import Ints
 from weft.run.parallel.context.divided_tokens import DividedTokens
 from weft.run.parallel.divided_logits import IGNORED, DividedLogits
 
-Ints = npt.NDArray[np.int64]
 # The outputs of a last stage: all logits, or the share of a tensor or context rank.
 Outputs = torch.Tensor | DividedLogits | DividedTokens
 

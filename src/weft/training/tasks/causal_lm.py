@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from weft.program.arrays import Ints
 from weft.training.data.text import open_corpus
 from weft.training.data.tokenizers import get_tokenizer
-from weft.training.tasks.base import Ints, Outputs, TaskSettings, cross_entropy
+from weft.training.tasks.base import Outputs, TaskSettings, cross_entropy
 from weft.training.tasks.text import about_text, require_vocabulary
 
 

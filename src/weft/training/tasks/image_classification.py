@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import torch
 
 from weft.errors import InputError, Violation
+from weft.program.arrays import Ints
 from weft.training.data.images import open_images
-from weft.training.tasks.base import Ints, Outputs, TaskSettings, cross_entropy, most_likely
+from weft.training.tasks.base import Outputs, TaskSettings, cross_entropy, most_likely
 
 
 class ImageClassification:

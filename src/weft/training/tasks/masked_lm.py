@@ -13,7 +13,8 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from weft.training.data.sampler import GOLDEN, Ints, Words, mix
+from weft.program.arrays import Ints
+from weft.training.data.sampler import GOLDEN, Words, mix
 from weft.training.data.text import open_corpus
 from weft.training.data.tokenizers import get_tokenizer
 from weft.training.tasks.base import Outputs, TaskSettings, cross_entropy, most_likely

@@ -91,7 +91,8 @@ class UnevenSpace:
         placements = list(placements_of(cluster, 1))
         groups = (list(variants) for _, variants in groupby(every, key=_without_memory))
         worst_s = inf
-        for least_s, variants in sorted(((min(map(self.ideal_s, one)), one) for one in groups), key=_first):
+        least = ((min(map(self.ideal_s, one)), one) for one in groups)
+        for least_s, variants in sorted(least, key=lambda entry: entry[0]):
             if least_s > worst_s:
                 reason = f"at least {format_seconds(least_s)}; enough others are estimated at less"
                 left += [Candidate(layout=one, verdict=Verdict.PRUNED, reason=reason) for one in variants]
@@ -256,10 +257,6 @@ def worst_of(suited: Sequence[Suited], count: int) -> float:
 
 def _estimate_s(one: Suited) -> float:
     return one.estimate_s
-
-
-def _first(entry: tuple[float, list[Layout]]) -> float:
-    return entry[0]
 
 
 def _without_memory(layout: Layout) -> Layout:

@@ -1,0 +1,63 @@
+"""A meeting: one row per step on every device that trains, before the device's first step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.program.arrays import Ints
+from weft.program.kinds import MAKES_GRADIENTS, STEP, is_any_of
+from weft.program.layout import PipelineLayout
+from weft.program.lower import LoweredPipeline
+from weft.program.passes import GroupTable
+from weft.program.passes.insert import insert
+from weft.program.program import Columns, Edges
+
+
+def add_meeting(
+    pipeline: LoweredPipeline,
+    kind: int,
+    size_bytes: int,
+    *,
+    awaits: Ints | tuple[()] = (),
+    steps_wait: bool,
+) -> LoweredPipeline:
+    """Return the pipeline with a meeting after the last backward pass of each device.
+
+    The row has the coordinates of the device's first stage to step, because ids are made of coordinates.
+
+    Args:
+        kind: the code of the meeting's kind.
+        size_bytes: the bytes that a rank exchanges.
+        awaits: rows that the meeting waits for, beside the backward passes.
+        steps_wait: True: every step of a device waits for its meeting.
+    """
+    columns = pipeline.columns
+    steps = np.flatnonzero(columns.kind == STEP)
+    devices, first = np.unique(columns.rank[steps], return_index=True)
+    anchors = steps[first]
+    meeting_of = np.full(int(columns.rank.max(initial=0)) + 1, -1, dtype=np.int64)
+    meeting_of[devices] = len(columns) + np.arange(len(devices), dtype=np.int64)
+    makers = np.flatnonzero(is_any_of(columns.kind, MAKES_GRADIENTS))
+    # A device's computations run one after the other, so its last computation stands for all.
+    last = makers[np.searchsorted(columns.rank[makers], devices, side="right") - 1]
+    awaited = np.concatenate([np.asarray(awaits, dtype=np.int64), last])
+    edges = [Edges.of(awaited, meeting_of[columns.rank[awaited]])]
+    if steps_wait:
+        edges.append(Edges.of(meeting_of[columns.rank[steps]], steps))
+    added = Columns.of(
+        len(devices),
+        kind=kind,
+        stage=columns.stage[anchors],
+        replica=columns.replica[anchors],
+        rank=devices,
+        bytes=size_bytes,
+    )
+    return insert(pipeline, added, anchors, np.full(len(anchors), -1, dtype=np.int64), Edges.join(edges))
+
+
+def meeting_groups(layout: PipelineLayout, kind: int) -> tuple[GroupTable, ...]:
+    """Return the group of a meeting: all ranks that hold a trained stage, rising."""
+    trained = layout.stages[layout.frozen_stages :]
+    ranks = tuple(sorted({rank for stage in trained for ranks in stage.replicas for rank in ranks}))
+    table = np.zeros(len(layout.stages[0].replicas[0]), dtype=np.int64)
+    return (GroupTable(kinds=(kind,), groups=(ranks,), by=(), table=table),)
