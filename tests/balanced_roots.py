@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from conftest import forget_installed
+from installing import forget_installed
 
 from weft.bundles import Bundle, bundles
 from weft.describe.layer_graph import LayerGraph

@@ -10,12 +10,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from installing import install_example
+from installing import found, install_example
 from pool import WorkerPool
-
-from weft.bundles import bundles, others, parts, runtime_parts
-from weft.installed import installed
-from weft.program.passes import ordered_passes
 
 # Other processes share the cores: how long an example takes says nothing about the code. Continuous
 # integration tries the same examples every time; everybody else tries new ones.
@@ -84,10 +80,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(TESTS))))
 
 
-def forget_installed() -> None:
-    """Have packages looked for again."""
-    for known in (installed, others, bundles, parts, runtime_parts, ordered_passes):
-        known.cache_clear()
+def pytest_runtest_setup() -> None:
+    """Compute on one thread: runners share the cores, and threads that wait for one use it up."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture
@@ -101,14 +97,9 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of installed packages, here and in the processes that a test starts (see `installing`)."""
     folder = tmp_path / "packages"
     folder.mkdir()
-    monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-    forget_installed()
-    yield folder
-    forget_installed()
-    names = {path.stem for path in folder.iterdir()}
-    for module in [one for one in sys.modules if one.partition(".")[0] in names]:
-        del sys.modules[module]
+    with found(folder):
+        yield folder
 
 
 @pytest.fixture

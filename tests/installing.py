@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
+import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+
+from weft.bundles import bundles, others, parts, runtime_parts
+from weft.installed import installed
+from weft.program.passes import ordered_passes
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "tests" / "third_party"
@@ -49,3 +56,25 @@ def register(folder: Path, name: str, groups: _EntryPoints) -> None:
         for line in (f"[{group}]", *(f"{key} = {value}" for key, value in named.items()))
     ]
     (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+@contextmanager
+def found(folder: Path) -> Iterator[None]:
+    """Have this process find the packages of a folder, and forget them in the end."""
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    forget_installed()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        forget_installed()
+        names = {path.stem for path in folder.iterdir()}
+        for module in [one for one in sys.modules if one.partition(".")[0] in names]:
+            del sys.modules[module]
+
+
+def forget_installed() -> None:
+    """Have packages looked for again."""
+    for known in (installed, others, bundles, parts, runtime_parts, ordered_passes):
+        known.cache_clear()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
+from installing import found
 from pool import WorkerPool
 
 from weft.api import finished, prepared
@@ -21,18 +23,22 @@ def trained(
     directory: Path | None = None,
     steps: int | None = None,
     resume: Path | None = None,
+    packages: Path | None = None,
 ) -> Path:
     """Train a run file like `weft.train`, which takes the same arguments, and return the run directory.
+
+    Ranks find the packages in `packages`, too.
 
     Raises:
         AssertionError: when a rank does not end well.
     """
     planned, run = prepared(source, directory=directory, steps=steps, resume=resume)
     ranks = planned.plan.ranks
-    assert pool.run(_train_rank, run.path, weft_home(), ranks=ranks) == [0] * ranks
+    assert pool.run(_train_rank, run.path, weft_home(), packages, ranks=ranks) == [0] * ranks
     return finished(run.path).directory
 
 
-def _train_rank(rank: int, ranks: int, run_dir: Path, home: Path) -> int:
+def _train_rank(rank: int, ranks: int, run_dir: Path, home: Path, packages: Path | None) -> int:
     os.environ["WEFT_HOME"] = str(home)
-    return train(reopen(run_dir), run_dir, WorkerContext(rank, ranks, rank, "cpu", 1))
+    with nullcontext() if packages is None else found(packages):
+        return train(reopen(run_dir), run_dir, WorkerContext(rank, ranks, rank, "cpu", 1))

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 from installing import ROOT, printed
+from pool import WorkerPool
+from pooled_runs import trained
 from safetensors.torch import load_file
 
 from weft.describe.run_file import load_run
@@ -87,27 +89,41 @@ def test_the_schedule_of_the_guide_is_planned_and_simulated(tmp_path: Path) -> N
     assert weft(tmp_path, "simulate", "plan.json")["plan_id"] == best["plan_id"]
 
 
-def losses(folder: Path, name: str, **changed: Any) -> list[float]:
-    words = {"contract": "exact", "pp": 2, "dp": 1, "schedule": "gpipe", "sync": "dense", **changed}
+def write_run(folder: Path, name: str, *, tables: str = "", **changed: Any) -> Path:
+    """The path of a small run's file."""
+    words = {"contract": "exact", "pp": 2, "dp": 1, "schedule": "1f1b", "sync": "dense", **changed}
     (folder / "text.txt").write_text("The sheep of the hills are counted twice. " * 200)
-    (folder / f"{name}.toml").write_text(RUN.format(**words))
-    weft(folder, "train", f"{name}.toml", "--directory", name)
-    return [json.loads(line)["loss"] for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+    path = folder / f"{name}.toml"
+    path.write_text(RUN.format(**words) + tables)
+    return path
 
 
-@pytest.mark.processes
-@pytest.mark.usefixtures("weft_example")
-def test_the_schedule_of_the_guide_is_trained(tmp_path: Path) -> None:
-    plain = losses(tmp_path, "plain")
-    assert losses(tmp_path, "newest-first", schedule=SCHEDULE) == pytest.approx(plain, rel=1e-9)
+def losses(directory: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.processes
-@pytest.mark.usefixtures("weft_example")
-def test_replicas_agree_as_a_package_says(tmp_path: Path) -> None:
-    first, *_, last = losses(
-        tmp_path, "rounded", pp=1, dp=2, schedule="1f1b", contract="empirical", sync="rounded"
+@pytest.mark.usefixtures("own_home")
+def test_the_schedule_of_the_guide_is_trained(
+    tmp_path: Path, weft_example: Path, worker_pool: WorkerPool
+) -> None:
+    plain, newest_first = (
+        trained(
+            worker_pool,
+            write_run(tmp_path, name, schedule=name),
+            directory=tmp_path / name,
+            packages=weft_example,
+        )
+        for name in ("gpipe", SCHEDULE)
     )
+    assert losses(newest_first) == pytest.approx(losses(plain), rel=1e-9)
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("weft_example")
+def test_replicas_of_a_whole_run_agree_as_a_package_says(tmp_path: Path) -> None:
+    run_file = write_run(tmp_path, "run", pp=1, dp=2, contract="empirical", sync="rounded")
+    weft(tmp_path, "train", run_file.name, "--directory", "rounded")
+    first, *_, last = losses(tmp_path / "rounded")
     assert last < first
     assert json.loads((tmp_path / "rounded" / "plan.json").read_text())["sync"]["name"] == "rounded"
 
@@ -121,31 +137,24 @@ def test_files_that_the_guide_names_exist() -> None:
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
-def averaging(folder: Path, name: str, *, steps: int, tables: str = "") -> Path:
-    """Train a small run, or go on with it; its directory."""
-    words = {"contract": "exact", "pp": 2, "dp": 1, "schedule": "1f1b", "sync": "dense"}
-    (folder / "text.txt").write_text("The sheep of the hills are counted twice. " * 200)
-    (folder / f"{name}.toml").write_text(RUN.format(**words) + tables)
-    found = (folder / name).exists()
-    source = ("--resume", name) if found else ("--directory", name)
-    weft(folder, "train", f"{name}.toml", *source, "--steps", str(steps))
-    return folder / name
-
-
 def tensors(directory: Path) -> dict[str, Any]:
     """Those of the newest checkpoint by name."""
     newest = max((directory / "checkpoints").iterdir())
     return {name: value for file in newest.glob("*.safetensors") for name, value in load_file(file).items()}
 
 
-@pytest.mark.processes
-@pytest.mark.usefixtures("weft_example")
-def test_the_method_of_the_guide_is_trained_kept_and_drawn(tmp_path: Path) -> None:
-    asked = "[gradient-average]\ndecay = 0.5\n"
-    plain = averaging(tmp_path, "plain", steps=4)
-    whole = averaging(tmp_path, "whole", steps=4, tables=asked)
-    averaging(tmp_path, "parts", steps=2, tables=asked)
-    parts = averaging(tmp_path, "parts", steps=4, tables=asked)
+@pytest.mark.usefixtures("own_home")
+def test_the_method_of_the_guide_is_trained_kept_and_drawn(
+    tmp_path: Path, weft_example: Path, worker_pool: WorkerPool
+) -> None:
+    def train(run_file: Path, **options: Any) -> Path:
+        return trained(worker_pool, run_file, packages=weft_example, **options)
+
+    averaged = write_run(tmp_path, "averaged", tables="[gradient-average]\ndecay = 0.5\n")
+    plain = train(write_run(tmp_path, "run"), directory=tmp_path / "plain", steps=4)
+    whole = train(averaged, directory=tmp_path / "whole", steps=4)
+    parts = train(averaged, directory=tmp_path / "parts", steps=2)
+    train(averaged, resume=parts, steps=4)
     weights, kept, again = (tensors(one) for one in (plain, whole, parts))
     averages = {name for name in kept if name.startswith("method/gradient-average/")}
     assert averages == kept.keys() - weights.keys()
