@@ -14,8 +14,13 @@ from installing import found, install_example
 from pool import WorkerPool
 
 # Other processes share the cores: how long an example takes says nothing about the code. Continuous
-# integration tries the same examples every time; everybody else tries new ones.
-settings.register_profile("weft", deadline=None, derandomize=os.environ.get("CI") == "true")
+# integration tries the same examples every time; everybody else tries new ones, and `make laws` many.
+settings.register_profile(
+    "weft",
+    deadline=None,
+    derandomize=os.environ.get("CI") == "true",
+    max_examples=int(os.environ.get("WEFT_EXAMPLES", "50")),
+)
 settings.load_profile("weft")
 
 
@@ -59,11 +64,13 @@ def is_pure(path: Path) -> bool:
     return place.parts[0] in PURE_ROOMS and not any(place.match(pattern) for pattern in WITH_TORCH)
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out the tests that need torch where it is not installed."""
-    if find_spec("torch") is not None or not collection_path.name.startswith("test_"):
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out tests that need torch where it is missing, and import no pure ones where none is wanted."""
+    if not collection_path.name.startswith("test_"):
         return None
-    return not is_pure(collection_path) or None
+    wanted = not config.getoption("markexpr").startswith("not pure")
+    left_out = not wanted if is_pure(collection_path) else find_spec("torch") is None
+    return left_out or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

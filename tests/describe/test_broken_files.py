@@ -120,10 +120,10 @@ def test_mutated_cluster_tables(record):
 @given(mutated(json.loads(TEXTS["plan"])))
 @settings(max_examples=300)
 def test_mutated_plans(record):
-    plan = refused_or_accepted(parse_plan_file, record, "file")
-    if plan is not None:
-        assert all("\n" not in str(violation) for violation in check_plan(plan, GRAPH, CLUSTER))
-        assert parse_plan_file(json.loads(PlanFile(plan).to_json())).plan == plan
+    found = refused_or_accepted(parse_plan_file, record, "file")
+    if found is not None:
+        assert all("\n" not in str(violation) for violation in check_plan(found.plan, GRAPH, CLUSTER))
+        assert parse_plan_file(json.loads(PlanFile(found.plan).to_json())).plan == found.plan
 
 
 @given(mutated(CONFIG))
