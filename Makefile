@@ -25,10 +25,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	PYTHON=$(BIN)/python examples/demo/demo.sh
 
-# The pure half is tested where there is no torch, the rest where there is. Three runners for two cores: the
+# The pure half is tested where there is no torch, the rest where there is. Four runners for two cores: the
 # rest waits for processes half of its time.
 test: test-pure install
-	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not pure and not examples"
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not pure and not examples"
 
 test-pure: $(PURE)/.installed
 	$(PURE)/bin/python -m pytest -n 2 --dist loadgroup -p no:cacheprovider

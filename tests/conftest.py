@@ -14,7 +14,7 @@ from installing import found, install_example
 from pool import WorkerPool
 
 # Other processes share the cores: how long an example takes says nothing about the code. Continuous
-# integration tries the same examples every time; everybody else tries new ones, and `make laws` many.
+# integration tries the same examples every time; everybody else tries new ones, as many as they ask for.
 settings.register_profile(
     "weft",
     deadline=None,
@@ -73,6 +73,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return left_out or None
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of the pure half, and keep a file's tests that start processes on one runner.
 

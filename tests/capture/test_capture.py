@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from functools import cache
 from importlib.metadata import PackageNotFoundError
 
 import convolutional_jobs as convolutional
@@ -32,6 +33,12 @@ from weft.predict.cost.calibration import (
 from weft.predict.cost.memory import stage_kept_bytes
 
 
+@pytest.fixture(scope="module")
+def profile_of(worker_pool):
+    """The profile of a preset, measured once for all tests."""
+    return cache(lambda name: worker_pool.run(profiled, name, ranks=1)[0])
+
+
 def profiled(rank: int, ranks: int, name: str):
     config = resolve_model(name, sequence=64)
     device = torch.device("cpu")
@@ -41,8 +48,8 @@ def profiled(rank: int, ranks: int, name: str):
 
 
 @pytest.mark.parametrize("name", ["gpt-1m", "llama-1m"])
-def test_a_profile_covers_every_kind_and_its_memory_is_the_predicted_one(worker_pool, name):
-    profile = worker_pool.run(profiled, name, ranks=1)[0]
+def test_a_profile_covers_every_kind_and_its_memory_is_the_predicted_one(profile_of, name):
+    profile = profile_of(name)
     graph = layer_graph(resolve_model(name, sequence=64))
     kinds = {layer.kind: index for index, layer in enumerate(graph.layers)}
     assert {(t.layer, t.micro_batch_size) for t in profile.timings} == {(k, s) for k in kinds for s in (1, 2)}
@@ -115,8 +122,14 @@ def machine(rank: int, ranks: int):
     return measure_machine(this_machine(), torch.device("cpu"), budget_s=0.005)
 
 
-def test_every_rank_returns_the_same_complete_measurement(worker_pool):
-    first, second = worker_pool.run(machine, ranks=2)
+@pytest.fixture(scope="module")
+def machines(worker_pool):
+    """The measurement of this machine by each of two ranks."""
+    return worker_pool.run(machine, ranks=2)
+
+
+def test_every_rank_returns_the_same_complete_measurement(machines):
+    first, second = machines
     assert first == second
     assert min(first.compute_slowdown, first.communication_slowdown) >= 1.0
     assert first.instruction_s > 0
@@ -136,12 +149,11 @@ def test_a_single_rank_is_slowed_by_nobody(worker_pool):
     assert found.instruction_s > 0
 
 
-def test_measurements_survive_the_worker_and_the_file(worker_pool, tmp_path):
-    profile = worker_pool.run(profiled, "gpt-1m", ranks=1)[0]
+def test_measurements_survive_the_worker_and_the_file(profile_of, machines, tmp_path):
+    profile, measured = profile_of("gpt-1m"), machines[0]
     assert profile_from_record(json.loads(json.dumps(asdict(profile)))) == profile
     save_profile(profile, tmp_path)
     assert load_profile(profile.model_fingerprint, "cpu", 64, "fp32", tmp_path) == profile
-    measured = worker_pool.run(machine, ranks=1)[0]
     assert _machine_from(json.loads(json.dumps(asdict(measured)))) == measured
     save_machine(measured, tmp_path)
     assert load_machine(measured.device, tmp_path) == measured
