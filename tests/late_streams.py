@@ -101,7 +101,7 @@ def late(seed: int) -> Iterator[Clock]:
     clock = Clock()
     watched = {name: _watched(handler, clock) for name, handler in all_handlers().items()}
     with (
-        patch("weft.run.resources.HostStreams", lambda device: LateStreams(seed, clock)),
+        patch("weft.run.resources.open_streams", lambda device: LateStreams(seed, clock)),
         patch("weft.run.executor.all_handlers", lambda: watched),
     ):
         yield clock

@@ -30,7 +30,7 @@ from weft.describe.plan import GRADIENT_NORM, Choice, Plan
 from weft.errors import RunError
 from weft.planning.compile import compile_evaluation_part
 from weft.program.verify import require_valid
-from weft.run.host_streams import HostStream
+from weft.run.rank_streams import HostStream
 from weft.run.streams import Ended, Stream, Value
 from weft.run.work_queue import WorkQueue
 
@@ -59,7 +59,7 @@ def test_work_follows_what_it_reads_and_what_came_before() -> None:
         second = other.run("second", lambda: order.append("second"), Value.of(None, first))
         third = other.run("third", lambda: order.append("third"))
         # What reads nothing of these goes on.
-        HostStream(torch.device("cpu")).run("host", lambda: order.append("host"))
+        HostStream().run("host", lambda: order.append("host"))
         assert order == ["host"]
         release.set()
         for completion in (third, second, first):
@@ -77,9 +77,7 @@ def test_the_host_computes_at_once_after_what_it_reads() -> None:
 
         first = queue.run("first", held)
         threading.Timer(0.01, release.set).start()
-        ended = HostStream(torch.device("cpu")).run(
-            "second", lambda: order.append("second"), Value.of(None, first)
-        )
+        ended = HostStream().run("second", lambda: order.append("second"), Value.of(None, first))
         assert order == ["first", "second"]
         assert first.times is not None
         assert ended.times[0] >= first.times[1]
@@ -114,7 +112,7 @@ def test_the_first_failure_reaches_all_that_follows() -> None:
                 completion.wait()
             assert completion.times is None
         with pytest.raises(RunError, match=r"^R0: first failed: gone$"):
-            HostStream(torch.device("cpu")).run("F0", lambda: ran.append("F0"), Value.of(None, behind))
+            HostStream().run("F0", lambda: ran.append("F0"), Value.of(None, behind))
     assert not ran
 
 
@@ -172,7 +170,7 @@ def test_a_stream_holds_nothing_of_work_that_has_ended() -> None:
 @pytest.fixture(params=["host", "queue"])
 def any_stream(request: pytest.FixtureRequest) -> Iterator[Stream]:
     if request.param == "host":
-        yield HostStream(torch.device("cpu"))
+        yield HostStream()
     else:
         with queues("queue") as (queue,):
             yield queue

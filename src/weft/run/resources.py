@@ -16,7 +16,6 @@ from weft.describe.plan import Plan, Recompute
 from weft.describe.synchronisation import keeps_gradients_local
 from weft.program.kinds import FORWARD, KINDS, MESSAGES
 from weft.program.rank_program import RankProgram
-from weft.run.host_streams import HostStreams
 from weft.run.methods import Making, MethodState, OwnGradient, states_of
 from weft.run.parallel.tensor_stage import (
     SummedGradients,
@@ -25,6 +24,7 @@ from weft.run.parallel.tensor_stage import (
     summed_gradients,
     tensor_ranks,
 )
+from weft.run.rank_streams import open_streams
 from weft.run.stage.borders import Borders, borders_of
 from weft.run.stage.roots import StageRoots, stage_roots
 from weft.run.stage.statistics import StageStatistics
@@ -168,7 +168,7 @@ def make_resources(
         own_gradients=_own_gradients(stages, layouts, states, methods, program, groups),
         groups=groups,
         channels=open_channels(_peers(program), timeout_s),
-        streams=HostStreams(device),
+        streams=open_streams(device),
         synchroniser=synchroniser,
         loss_function=loss_fn,
         seed=seed,

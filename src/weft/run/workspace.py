@@ -12,6 +12,7 @@ from weft.program.arrays import Ints
 from weft.program.kinds import SEND_ACTIVATION, SEND_GRADIENT
 from weft.program.program import NONE
 from weft.program.rank_program import RankProgram
+from weft.run.accelerator import to_device
 from weft.run.randomness import counter_seed
 from weft.run.resources import Resources
 from weft.run.streams import THERE, Value
@@ -28,8 +29,8 @@ class MicroBatch(NamedTuple):
 
     def samples(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         """Return the inputs on the stage's device, in its precision unless they are whole numbers."""
-        inputs = self.inputs
-        return inputs.to(device, dtype if inputs.is_floating_point() else inputs.dtype)
+        inputs = to_device(self.inputs, device)
+        return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
 
 # A rank calls it only for micro-batches with inputs or targets that its stages need.

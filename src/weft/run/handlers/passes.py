@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from weft.program.program import NONE, Instruction
+from weft.run.accelerator import to_device
 from weft.run.handlers.base import GRADIENT, SAVED, WEIGHT_PART, WEIGHTS, Issue
 from weft.run.handlers.crossing import (
     fill,
@@ -63,7 +64,7 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
                 if borders.reads_samples:
                     arrived[0] = loaded.samples(device, dtype)
                 if reads_targets:
-                    targets = loaded.targets.to(device)
+                    targets = to_device(loaded.targets, device)
             inputs = [arrived[place] for place in range(borders.inputs)]
             outputs = run_stage(inputs, targets, step)
             if training:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from weft.program.program import NONE, Instruction
+from weft.run.accelerator import to_device
 from weft.run.handlers.base import (
     BORDER_GRADIENT,
     GRADIENT,
@@ -98,7 +99,7 @@ def _forward(workspace: Workspace, instruction: Instruction, segment: int) -> Is
                 cut.begin(tape, entered)
             finish = None
             if loaded is not None and ends:
-                finish = partial(loss, targets=loaded.targets.to(device))
+                finish = partial(loss, targets=to_device(loaded.targets, device))
             made.content = cut.run(tape, segment, entered, finish)
             if completes:
                 statistics.count()

@@ -1,0 +1,80 @@
+"""The narrow interface to an accelerator: streams of kernels, and events that mark places in them.
+
+Names of vendors and of torch's device modules stand in this file only. A CPU has neither: torch raises for
+its events, and its kernels end before their call returns.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+
+class Event(Protocol):
+    """A place among the kernels of a stream."""
+
+    def record(self) -> None:
+        """Mark the place behind all kernels that the current stream has been given."""
+        ...
+
+    def wait(self) -> None:
+        """Let the current stream's further kernels wait for the event; the host goes on."""
+        ...
+
+    def synchronize(self) -> None:
+        """Block the host until the device has reached the event."""
+        ...
+
+    def query(self) -> bool:
+        """Return True if the device has reached the event."""
+        ...
+
+    def elapsed_time(self, later: Any) -> float:
+        """Return milliseconds from this event to another one, both reached."""
+        ...
+
+
+class DeviceStream(AbstractContextManager[Any], Protocol):
+    """A queue of kernels; within its context it is the thread's current stream."""
+
+    def synchronize(self) -> None:
+        """Block the host until the device has done all kernels of the stream."""
+        ...
+
+
+class Accelerator(Protocol):
+    """Makes the streams and events of one device."""
+
+    def stream(self) -> DeviceStream: ...
+
+    def event(self) -> Event: ...
+
+
+class TorchAccelerator:
+    """An accelerator that torch knows, through its device-agnostic streams and events."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def stream(self) -> DeviceStream:
+        return torch.Stream(device=self._device)
+
+    def event(self) -> Event:
+        return torch.Event(device=self._device, enable_timing=True)
+
+
+def accelerator_of(device: torch.device) -> Accelerator | None:
+    """Return the accelerator on which a device's kernels run; None for a CPU."""
+    return None if device.type == "cpu" else TorchAccelerator(device)
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return the tensor on the device; the host does not wait for the copy.
+
+    torch keeps the pinned memory until the copy has ended.
+    """
+    if device.type == "cpu" or tensor.device == device:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,154 @@
+"""Streams of a rank on an accelerator: the device computes while the host goes on.
+
+Computations are kernels of the device's default stream, where tensors are allocated. Messages and collectives
+go through host memory, so each has a thread. It copies on a stream of its own and waits for its copies.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from weft.run.accelerator import Accelerator, Event
+from weft.run.streams import Completion, Reports, Times, Value
+from weft.run.work_queue import WorkQueue, labelled
+
+# The clocks of host and device are compared again after this time.
+ANCHORED_NS = 1_000_000_000
+
+
+class Anchor(NamedTuple):
+    """An event and its time on the host's clock, `time.monotonic_ns`, with the largest error of that time."""
+
+    event: Event
+    host_ns: int
+    error_ns: int
+
+    def span(self, start: Event, end: Event) -> Times:
+        """Return the host's times of two later events that the device has reached."""
+        first_ns, last_ns = (
+            self.host_ns + round(1e6 * self.event.elapsed_time(event)) for event in (start, end)
+        )
+        return first_ns, max(first_ns, last_ns)
+
+
+class DeviceClock:
+    """Compares the clocks of host and device, again and again because they drift."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        # No kernel is ever in this stream, so the device reaches its events at once.
+        self._stream = accelerator.stream()
+        self._anchor = self._compared()
+
+    def anchor(self) -> Anchor:
+        """Return the last comparison, at most `ANCHORED_NS` old."""
+        if time.monotonic_ns() - self._anchor.host_ns > ANCHORED_NS:
+            self._anchor = self._compared()
+        return self._anchor
+
+    def _compared(self) -> Anchor:
+        event = self._accelerator.event()
+        before_ns = time.monotonic_ns()
+        with self._stream:
+            event.record()
+        event.synchronize()
+        after_ns = time.monotonic_ns()
+        return Anchor(event, (before_ns + after_ns) // 2, (after_ns - before_ns + 1) // 2)
+
+
+class DeviceWork(Reports):
+    """The end of kernels that the host has launched.
+
+    It keeps the values that other streams made: the allocator may give their memory away once the host has
+    dropped them, although kernels still read it.
+    """
+
+    def __init__(self, label: str, start: Event, end: Event, anchor: Anchor, kept: list[Value[Any]]) -> None:
+        super().__init__()
+        self.start, self.end_event = start, end
+        self._label = label
+        self._anchor = anchor
+        self._kept = kept
+        self._lock = threading.Lock()
+
+    def wait(self) -> None:
+        if self.times is None:
+            try:
+                self.end_event.synchronize()
+            except RuntimeError as error:
+                raise labelled(error, self._label, "computation") from error
+            self._notice()
+
+    def ended(self) -> bool:
+        """Return True if the device has done the work; its times are known then."""
+        if self.times is None and self.end_event.query():
+            self._notice()
+        return self.times is not None
+
+    def _notice(self) -> None:
+        with self._lock:
+            if self.times is None:
+                self._kept.clear()
+                self.end(self._anchor.span(self.start, self.end_event))
+
+
+class ComputeStream:
+    """The device's default stream: `run` launches the work's kernels and returns."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._clock = DeviceClock(accelerator)
+        self._under_way: deque[DeviceWork] = deque()
+        self._pool: list[Event] = []
+
+    def run(self, label: str, work: Callable[[], None], *reads: Value[Any]) -> Completion:
+        kept = [value for value in reads if not isinstance(value.completion, DeviceWork)]
+        for value in kept:
+            if value.completion.times is None:
+                value.completion.wait()
+        self._collect()
+        anchor, start, end = self._clock.anchor(), self._event(), self._event()
+        start.record()
+        work()
+        end.record()
+        launched = DeviceWork(label, start, end, anchor, kept)
+        self._under_way.append(launched)
+        return launched
+
+    def _collect(self) -> None:
+        """Notice the ends of earlier work, which gives back what it keeps, and its events."""
+        while self._under_way and self._under_way[0].ended():
+            done = self._under_way.popleft()
+            self._pool += (done.start, done.end_event)
+
+    def _event(self) -> Event:
+        return self._pool.pop() if self._pool else self._accelerator.event()
+
+
+class CopyQueue(WorkQueue):
+    """A thread whose copies to and from the device have a stream of their own.
+
+    They follow the kernels that the host had launched when the work was posted. So the memory that the host
+    allocated for the work is free of earlier kernels.
+    """
+
+    def __init__(self, name: str, accelerator: Accelerator) -> None:
+        super().__init__(name)
+        self._accelerator = accelerator
+        self._stream = accelerator.stream()
+
+    def run(self, label: str, work: Callable[[], None], *reads: Value[Any]) -> Completion:
+        posted = self._accelerator.event()
+        posted.record()
+
+        def copy() -> None:
+            with self._stream:
+                posted.wait()
+                work()
+            self._stream.synchronize()
+
+        return super().run(label, copy, *reads)

@@ -1,0 +1,230 @@
+"""Laws of the streams of an accelerator, on one that is late: the host goes on, nothing comes too early."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from late_accelerator import LateAccelerator
+from pool import WorkerPool
+from small_jobs import batch_of, make_runtime, parameters_of
+from small_plans import make_plan, make_program, tiny
+
+from weft.describe.plan import Plan
+from weft.errors import RunError
+from weft.program.rank_program import part_of
+from weft.run.device_streams import ComputeStream, CopyQueue
+from weft.run.record.recorder import Recorder
+from weft.run.record.slots import read_slots
+from weft.run.streams import Value
+from weft.run.work_queue import WorkQueue
+
+SEEDS = range(5)
+
+
+class Content:
+    """Something that a value holds."""
+
+
+@contextmanager
+def copies(accelerator: LateAccelerator) -> Iterator[CopyQueue]:
+    made = CopyQueue("copies", accelerator)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def held_up(accelerator: LateAccelerator) -> threading.Event:
+    """Give the current stream a kernel that ends when the event is set."""
+    release = threading.Event()
+    accelerator.launch(release.wait)
+    return release
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_host_goes_on_while_kernels_run_in_order(seed: int) -> None:
+    accelerator, order = LateAccelerator(seed), []
+    compute = ComputeStream(accelerator)
+    release = held_up(accelerator)
+    before: list[Value] = []
+    for number in range(6):
+
+        def work(number: int = number) -> None:
+            accelerator.launch(lambda: order.append(number))
+
+        before.append(Value.of(None, compute.run(str(number), work, *before)))
+    assert order == []
+    assert all(value.completion.times is None for value in before)
+    release.set()
+    before[-1].completion.wait()
+    assert order == list(range(6))
+
+
+def test_work_waits_on_the_host_for_what_a_thread_makes() -> None:
+    accelerator, order, release = LateAccelerator(), [], threading.Event()
+    compute, messages = ComputeStream(accelerator), WorkQueue("messages")
+    arrived = messages.run("R0", lambda: order.append("arrived") if release.wait(60) else None)
+    threading.Timer(0.05, release.set).start()
+    compute.run("F0", lambda: order.append("launched"), Value.of(None, arrived))
+    assert order == ["arrived", "launched"]
+    messages.close()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_copies_follow_the_kernels_that_were_launched_before(seed: int) -> None:
+    accelerator, cell, seen = LateAccelerator(seed), ["old"], []
+    compute = ComputeStream(accelerator)
+    with copies(accelerator) as queue:
+        release = held_up(accelerator)
+        compute.run("F0", lambda: accelerator.launch(lambda: seen.append(cell[0])))
+        # The allocator has given the copy the memory that kernels launched before still read.
+        copied = queue.run("R1", lambda: accelerator.launch(lambda: cell.__setitem__(0, "new")))
+        time.sleep(0.02)
+        release.set()
+        copied.wait()
+    assert (seen, cell) == (["old"], ["new"])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_copies_have_ended_when_their_completion_has(seed: int) -> None:
+    accelerator, cell = LateAccelerator(seed), [0]
+
+    def count() -> None:
+        time.sleep(0.005)
+        cell[0] += 1
+
+    with copies(accelerator) as queue:
+        for number in range(1, 5):
+            queue.run(str(number), lambda: accelerator.launch(count)).wait()
+            assert cell == [number]
+
+
+def test_copies_read_what_was_computed() -> None:
+    accelerator, cell, sent = LateAccelerator(), [0], []
+    compute = ComputeStream(accelerator)
+    with copies(accelerator) as queue:
+        release = held_up(accelerator)
+        made = Value.of(cell, compute.run("F0", lambda: accelerator.launch(lambda: cell.__setitem__(0, 7))))
+        sending = queue.run("S0", lambda: accelerator.launch(lambda: sent.append(cell[0])), made)
+        release.set()
+        sending.wait()
+    assert sent == [7]
+
+
+def test_values_of_other_streams_are_kept_while_kernels_may_read_them() -> None:
+    accelerator = LateAccelerator()
+    compute, queue = ComputeStream(accelerator), WorkQueue("messages")
+    own, other = Content(), Content()
+    gone = {name: threading.Event() for name in ("own", "other")}
+    weakref.finalize(own, gone["own"].set)
+    weakref.finalize(other, gone["other"].set)
+    arrived = queue.run("R0", lambda: None)
+    made = compute.run("F0", lambda: None)
+    release = held_up(accelerator)
+    reading = compute.run("F1", lambda: None, Value.of(own, made), Value.of(other, arrived))
+    queue.close()
+    del own, other, made
+    # Memory of the own stream is given away in the order of its kernels.
+    assert gone["own"].is_set()
+    assert not gone["other"].is_set()
+    release.set()
+    reading.wait()
+    assert gone["other"].wait(10)
+
+
+def test_what_is_kept_is_given_back_without_anybody_who_waits() -> None:
+    accelerator = LateAccelerator()
+    compute, queue, content, gone = (
+        ComputeStream(accelerator),
+        WorkQueue("messages"),
+        Content(),
+        threading.Event(),
+    )
+    weakref.finalize(content, gone.set)
+    compute.run("F0", lambda: None, Value.of(content, queue.run("R0", lambda: None)))
+    queue.close()
+    del content
+    accelerator.default.synchronize()
+    compute.run("F1", lambda: None)
+    assert gone.is_set()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_times_are_those_of_the_device_on_the_clock_of_the_host(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Clocks are compared before every computation.
+    monkeypatch.setattr("weft.run.device_streams.ANCHORED_NS", 0)
+    accelerator = LateAccelerator(seed)
+    compute, told = ComputeStream(accelerator), []
+    began_ns = time.monotonic_ns()
+    launched = [
+        compute.run(str(number), lambda: accelerator.launch(lambda: time.sleep(0.004))) for number in range(5)
+    ]
+    for completion in launched:
+        completion.report_to(lambda start_ns, end_ns: told.append((start_ns, end_ns)))
+    launched[-1].wait()
+    for completion in launched:
+        completion.wait()
+    assert sorted(told) == [completion.times for completion in launched]
+    told.sort()
+    # The host may have been held up while it compared the clocks.
+    error_ns = max(completion._anchor.error_ns for completion in launched)
+    edges = [began_ns, *(time for times in told for time in times), time.monotonic_ns()]
+    assert all(later - earlier >= -2 * error_ns for earlier, later in pairwise(edges))
+    assert all(end_ns - start_ns >= 4_000_000 for start_ns, end_ns in told)
+
+
+def test_a_kernel_that_fails_is_named_by_its_instruction() -> None:
+    accelerator = LateAccelerator()
+    compute = ComputeStream(accelerator)
+    failing = compute.run("F0.3", lambda: None)
+    accelerator.broken = True
+    with pytest.raises(RunError, match=r"^F0\.3: computation failed: an illegal memory access$"):
+        failing.wait()
+    with copies(accelerator) as queue:
+        sending = queue.run("S0.3", lambda: None, Value.of(None, failing))
+        with pytest.raises(RunError, match=r"^F0\.3: computation failed"):
+            sending.wait()
+
+
+def trained(
+    rank: int, ranks: int, plan: Plan, seed: int | None, folder: Any
+) -> tuple[list[float], list[torch.Tensor], int]:
+    """Losses and parameters of three steps, and the number of recorded instructions."""
+    config, program = tiny(tied=False), make_program(tiny(tied=False), plan)
+    accelerator = None if seed is None else LateAccelerator(seed + rank)
+    with patch("weft.run.rank_streams.accelerator_of", lambda device: accelerator):
+        recorder = Recorder(folder, program=part_of(program, rank), plan_id=plan.plan_id, steps=3)
+        runtime = make_runtime(rank, config, plan, program, recorder=recorder)
+        losses = [runtime.step(step, batch_of(config, plan, step)).loss for step in range(3)]
+        runtime.gather_weights()
+        found = list(parameters_of(runtime).values())
+        runtime.close()
+        recorder.close()
+    return losses, found, len(read_slots(recorder.path).records)
+
+
+@pytest.mark.parametrize("sharding", ["zero-0", "zero-3"])
+def test_a_plan_trains_to_the_same_bits(worker_pool: WorkerPool, tmp_path: Any, sharding: str) -> None:
+    config = tiny(tied=False)
+    plan = make_plan(config, pp=2, dp=2, loops=2, schedule="breadth-first", precision="fp32").model_copy(
+        update={"sharding": sharding}
+    )
+    expected = worker_pool.run(trained, plan, None, tmp_path, ranks=4)
+    for seed in range(2):
+        for ours, theirs in zip(
+            worker_pool.run(trained, plan, seed, tmp_path, ranks=4), expected, strict=True
+        ):
+            assert ours[0] == theirs[0]
+            assert all(torch.equal(*pair) for pair in zip(ours[1], theirs[1], strict=True))
+            assert ours[2] == theirs[2]
