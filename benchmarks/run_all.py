@@ -20,7 +20,7 @@ BENCHMARKS = (
     ("programs",),
     ("simulator",),
     ("planners",),
-    ("peers",),
+    ("peer_figures",),
     ("recorder",),
     ("prediction",),
     ("tensor_ranks",),

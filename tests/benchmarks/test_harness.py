@@ -11,18 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import run_all
 from figures import Figure, Machine, Record, Row, Value, commit_of, current
 from harness import Report, parser, timed, words_for_workers
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-# No benchmarks by themselves: what they share, and what reads their figures.
+# No benchmarks by themselves: what they share, what reads their figures, and a command for questions.
 SHARED = {"figures", "harness", "tables", "compare", "beside", "sleeping", "namespaces", "lab_plans_worker"}
-# Waits for its package.
-OWN = {"peers"}
+SHARED |= {"peers"}
 SCRIPTS = [
     path
     for path in sorted([*BENCHMARKS.glob("*.py"), *BENCHMARKS.glob("gpu/*.py")])
-    if path.stem not in SHARED | OWN
+    if path.stem not in SHARED
 ]
 
 
@@ -187,3 +187,7 @@ def test_every_benchmark_has_the_shared_options(monkeypatch: pytest.MonkeyPatch)
         told = module.options().format_help()
         assert "--json FILE" in told, path
         assert "--again" in told, path
+
+
+def test_all_that_are_run_one_after_the_other_have_the_shared_options() -> None:
+    assert {name for name, *_ in run_all.BENCHMARKS} <= {path.stem for path in SCRIPTS}

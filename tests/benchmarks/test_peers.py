@@ -24,7 +24,7 @@ from benchmarks.peer_programs.command import run
 
 pytestmark = pytest.mark.usefixtures("own_home")
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "peers.py"
+SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 CLONES = ("WEFT_CALCULON", "WEFT_METIS")
 EQUAL = ("gpt-1m", "--on", "4xa100-80gb", "--precision", "fp16", "--global-batch", "16")
 MIXED = ("gpt-1m", "--on", "4xa100-80gb+4xt4", "--precision", "fp16", "--global-batch", "16")
@@ -130,17 +130,20 @@ def test_a_mistake_or_a_failing_program_is_one_line(
     assert complaint == ["benchmarks/peers.py: " + expected.replace("CLONE", str(clone))]
 
 
-def test_the_script_takes_a_question_and_leaves_out_what_is_not_named(tmp_path: Path) -> None:
+def test_one_script_takes_a_question_and_one_leaves_out_what_is_not_named(tmp_path: Path) -> None:
     calculon(tmp_path, writing(ANSWER))
     environment = {name: value for name, value in os.environ.items() if name not in CLONES}
 
-    def ran(*words: str) -> str:
-        command = [sys.executable, str(SCRIPT), *words]
+    def ran(script: str, *words: str) -> str:
+        command = [sys.executable, str(SCRIPTS / script), *words]
         return subprocess.run(
             command, env=environment, cwd=tmp_path, check=True, capture_output=True, text=True
         ).stdout
 
-    (told,) = json.loads(ran(*EQUAL, "--compare", "megatron", "--calculon", str(tmp_path), "--json"))["peers"]
+    asked = (*EQUAL, "--compare", "megatron", "--calculon", str(tmp_path), "--json")
+    (told,) = json.loads(ran("peers.py", *asked))["peers"]
     assert told["peer"] == "calculon"
-    left_out = [line.split()[0] for line in ran().splitlines() if "is left out: git clone" in line]
+    left_out = [
+        line.split()[0] for line in ran("peer_figures.py").splitlines() if "is left out: git clone" in line
+    ]
     assert left_out == ["calculon", "metis"]
