@@ -63,8 +63,8 @@ class DeviceClock:
 class DeviceWork(Reports):
     """The end of kernels that the host has launched.
 
-    It keeps the values that other streams made: the allocator may give their memory away once the host has
-    dropped them, although kernels still read it.
+    It keeps the values that other streams made. The allocator gives their memory away once the host drops
+    them, even if kernels still read it.
     """
 
     def __init__(self, label: str, start: Event, end: Event, anchor: Anchor, kept: list[Value[Any]]) -> None:
