@@ -39,9 +39,10 @@ $(PURE)/.installed: pyproject.toml constraints.txt
 	$(PURE)/bin/python -m pip install --quiet $(CONSTRAINTS) -e ".[test]"
 	touch $@
 
-# The tests of the pure half that a change touches. The first call runs them all and notes what each one executes.
+# The tests of the pure half that a change touches, with few cases of each law. The first call runs them all and
+# notes what each one executes.
 quick: install
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m pure --testmon --testmon-forceselect
+	WEFT_EXAMPLES=10 $(BIN)/python -m pytest -n 2 --dist loadgroup -m pure --testmon --testmon-forceselect
 
 examples: install
 	$(BIN)/python -m pytest -m examples
