@@ -1,7 +1,7 @@
 """The narrow interface to an accelerator: streams of kernels, and events that mark places in them.
 
-Names of vendors and of torch's device modules stand in this file only. A CPU has neither: torch raises for
-its events, and its kernels end before their call returns.
+torch's device-agnostic classes serve every vendor. A CPU has neither streams nor events: torch raises for
+them, and its kernels end before their call returns.
 """
 
 from __future__ import annotations
