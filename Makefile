@@ -25,8 +25,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	PYTHON=$(BIN)/python examples/demo/demo.sh
 
-# The pure half is tested where there is no torch, the rest where there is. Four runners for two cores: the
-# rest waits for processes half of its time.
+# The pure half is tested where there is no torch, the rest where there is. Four runners for two cores: some
+# tests wait for processes, and the others fill their time.
 test: test-pure install
 	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not pure and not examples"
 
