@@ -39,10 +39,9 @@ $(PURE)/.installed: pyproject.toml constraints.txt
 	$(PURE)/bin/python -m pip install --quiet $(CONSTRAINTS) -e ".[test]"
 	touch $@
 
-# The tests of the pure half that a change touches, with few cases of each law. The first call runs them all and
-# notes what each one executes.
-quick: install
-	WEFT_EXAMPLES=10 $(BIN)/python -m pytest -n 2 --dist loadgroup -m pure --testmon --testmon-forceselect
+# The pure half with few cases of each law: what to run after each change.
+quick: $(PURE)/.installed
+	WEFT_EXAMPLES=10 $(PURE)/bin/python -m pytest -n 2 --dist loadgroup -p no:cacheprovider
 
 examples: install
 	$(BIN)/python -m pytest -m examples
@@ -69,4 +68,4 @@ pictures: install
 	$(BIN)/python docs/make_pictures.py
 
 clean:
-	rm -rf $(VENV) $(PURE) site runs .testmondata* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PURE) site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

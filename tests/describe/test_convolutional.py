@@ -67,7 +67,7 @@ def saved_bytes(model, inputs):
     return total, output
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(configs(), st.integers(2, 3))
 def test_every_amount_is_that_of_the_real_module(config, samples):
     graph, shape = layer_graph(config), Shape(samples, SEQUENCE)
@@ -89,7 +89,7 @@ def test_every_amount_is_that_of_the_real_module(config, samples):
     assert value.shape == logits.shape == (samples, config.vocabulary)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(configs())
 def test_backward_is_twice_forward_but_for_the_images(config):
     first, *others = layer_graph(config).layers
@@ -99,7 +99,7 @@ def test_backward_is_twice_forward_but_for_the_images(config):
     assert all(layer.flops(shape) == 3 * layer.forward.flops(shape) for layer in others)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(configs())
 def test_a_graph_is_a_chain_and_reads_back_and_layers_of_one_kind_cost_the_same(config):
     graph = layer_graph(config)

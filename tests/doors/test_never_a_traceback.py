@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from doors.files import written
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.doors.explain import READERS
@@ -124,7 +124,6 @@ KEYS = {
 
 
 @pytest.mark.parametrize("stack", KEYS)
-@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_configurations(stack: str, data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.sampled_from(KEYS[stack]), unique=True))
@@ -147,7 +146,6 @@ def as_module(flat: dict[str, Any]) -> str:
     return f"def one():\n    return Trainer.Config({calls})\n"
 
 
-@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_configurations_in_python(data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.sampled_from(KEYS["torchtitan"]), unique=True))
@@ -161,7 +159,6 @@ def test_configurations_in_python(data: st.DataObject) -> None:
     json.dumps(found.record())
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.fixed_dictionaries(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from doors.jobs import planned, run_of
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from weft.doors.checks import findings
@@ -103,7 +103,6 @@ WORDS = {
 
 
 @pytest.mark.parametrize("stack", STACKS)
-@settings(max_examples=40, deadline=None)
 @given(drawn=choices())
 def test_what_is_emitted_is_read_back_but_for_what_is_said_to_be_lost(stack: str, drawn: Choices) -> None:
     job = job_of(drawn, stack)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.describe.amount import Shape
@@ -46,7 +46,6 @@ def step_s(problem: Problem, layout: Layout = LAYOUT) -> float:
     return predict(problem.cost_model, plan, program).prediction.step_s
 
 
-@settings(max_examples=40, deadline=None)
 @given(window=st.integers(1, 4 * SEQUENCE), size=st.integers(1, 4), tensor=st.sampled_from([1, 2]))
 def test_scores_are_those_of_chunks_and_the_windows_before_them(window: int, size: int, tensor: int) -> None:
     shape = Shape(size, SEQUENCE, tensor)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from equality_table import Row, differences, train
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from methods.rows.attention_window import Windows
 from pool import WorkerPool
@@ -30,7 +30,6 @@ def seen(tokens: int, window: int) -> torch.Tensor:
     return torch.ones(tokens, tokens, dtype=torch.bool).tril().triu(1 - window)
 
 
-@settings(max_examples=40, deadline=None)
 @given(tokens=st.integers(1, 23), window=st.integers(1, 25), grouped=st.booleans(), samples=st.integers(1, 2))
 def test_chunks_give_what_a_mask_over_all_scores_gives(
     tokens: int, window: int, grouped: bool, samples: int

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from program.layouts import asked, placed_layout
 
@@ -38,7 +38,6 @@ def built(
     return build_training_program(layout, get_schedule(schedule), {}, methods=methods)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     order=st.sampled_from(ORDERS),
     devices=st.sampled_from([2, 4]),

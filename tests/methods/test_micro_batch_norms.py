@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from program.layouts import asked, schedule_layout
 
@@ -46,7 +46,6 @@ def rows_of(program: Program) -> np.ndarray:
     return np.flatnonzero(program.columns.kind == MICRO_BATCH_NORMS)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     order=st.sampled_from(ORDERS),
     devices=st.sampled_from([2, 4]),

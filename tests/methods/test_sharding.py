@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from program.layouts import COLLECTIVES, asked, pipelines, schedule_layout, sharded_program, training_program
 from program.mutations import twice, without_edge, without_row
@@ -162,7 +162,6 @@ def test_evaluation_reads_gathered_weights_too(case: Case, level: str) -> None:
     assert not kinds[STEP]
 
 
-@settings(max_examples=60)
 @given(small, st.sampled_from(LEVELS[1:]), st.data())
 def test_any_collective_or_free_that_is_missing_or_occurs_twice_is_refused(
     case: Case, level: str, data: st.DataObject
@@ -174,7 +173,6 @@ def test_any_collective_or_free_that_is_missing_or_occurs_twice_is_refused(
     assert verify(twice(program, row))
 
 
-@settings(max_examples=60)
 @given(small, st.sampled_from(LEVELS[1:]), st.data())
 def test_any_missing_edge_of_a_collective_or_free_is_refused(
     case: Case, level: str, data: st.DataObject

@@ -50,7 +50,6 @@ def four_replicas(sharding: Sharding = "zero-1") -> Program:
     return program_of(("gpipe", 1, 1, (2,) * 4, 1, 2, sharding))
 
 
-@settings(max_examples=60)
 @given(cases(), st.booleans())
 def test_every_program_of_islands_is_proved_and_runs_to_its_end(case: Case, gradient_norm: bool) -> None:
     program = program_of(case, gradient_norm=gradient_norm)
@@ -58,7 +57,6 @@ def test_every_program_of_islands_is_proved_and_runs_to_its_end(case: Case, grad
     assert not stuck_rows(program)
 
 
-@settings(max_examples=60)
 @given(cases())
 def test_each_step_follows_one_sum_over_islands_of_the_share_that_it_steps(case: Case) -> None:
     program, island = program_of(case), case[5]
@@ -95,7 +93,6 @@ def test_one_island_is_the_program_without_islands(schedule: str, sharding: Shar
     assert one.columns.group.tolist() == plain.columns.group.tolist()
 
 
-@settings(max_examples=60)
 @given(cases(), st.booleans(), st.data())
 def test_any_collective_that_is_missing_or_occurs_twice_is_refused(
     case: Case, gradient_norm: bool, data: st.DataObject
@@ -107,7 +104,6 @@ def test_any_collective_that_is_missing_or_occurs_twice_is_refused(
     assert verify(twice(program, row))
 
 
-@settings(max_examples=60)
 @given(cases(), st.data())
 def test_any_missing_edge_of_a_collective_is_refused(case: Case, data: st.DataObject) -> None:
     program = program_of(case, gradient_norm=True)

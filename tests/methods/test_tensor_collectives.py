@@ -200,7 +200,7 @@ def test_broken_programs_are_refused(broken: Callable[[Program], Program], said:
     ][:4]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.sampled_from(AS_INSTRUCTIONS), st.sampled_from([7, 8]), st.data())
 def test_any_missing_edge_or_row_is_refused(way: str, sequence: int, data: st.DataObject) -> None:
     config = divisible("llama", sequence=sequence)
@@ -210,7 +210,7 @@ def test_any_missing_edge_or_row_is_refused(way: str, sequence: int, data: st.Da
     assert verify(without_row(program, data.draw(st.integers(0, len(program) - 1))))
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(
     family=st.sampled_from(["gpt", "llama", "bert", "vit"]),
     sequence=st.sampled_from([7, 8]),

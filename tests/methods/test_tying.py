@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from program.layouts import asked, placed_layout, ring_layout
 
@@ -53,7 +53,6 @@ layouts = st.tuples(
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(choice=layouts, sharding=st.sampled_from(["zero-0", "zero-1", "zero-2", "zero-3"]))
 def test_every_device_with_a_copy_takes_part_once(
     choice: tuple[tuple[str, int], int, int, int], sharding: str

@@ -59,7 +59,6 @@ def layout(**changes):
     )
 
 
-@settings(max_examples=60, deadline=None)
 @given(layouts)
 def test_a_legal_layout_is_a_legal_plan_and_reads_back(wanted):
     assume(refuse(JOB, wanted) is None)
@@ -92,7 +91,6 @@ def uneven_layouts(draw):
     )
 
 
-@settings(max_examples=60, deadline=None)
 @given(uneven_layouts())
 def test_an_uneven_layout_is_a_legal_plan_and_reads_back(wanted):
     assume(refuse(JOB, wanted) is None)
@@ -108,7 +106,7 @@ def test_an_uneven_layout_is_a_legal_plan_and_reads_back(wanted):
     assert found == wanted
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(uneven_layouts())
 def test_programs_of_uneven_layouts_verify_and_can_be_simulated(wanted):
     # Of replicas with unequal shares that share states out, some orders come to other collectives.
@@ -123,7 +121,6 @@ def test_programs_of_uneven_layouts_verify_and_can_be_simulated(wanted):
     assert len(predicted.prediction.peak_bytes) == wanted.ranks
 
 
-@settings(max_examples=40, deadline=None)
 @given(layouts)
 def test_the_ranks_of_a_replica_are_neighbours_inside_a_node(wanted):
     assume(refuse(JOB, wanted) is None)

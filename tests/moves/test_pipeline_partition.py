@@ -6,7 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import InputError
@@ -37,7 +37,6 @@ def chains(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int]:
     return work, table(stages - 1), draw(st.integers(1, 20))
 
 
-@settings(max_examples=80, deadline=None)
 @given(chains())
 def test_no_other_cut_is_better(chain: tuple[np.ndarray, np.ndarray, int]) -> None:
     work, cuts, micro_batches = chain

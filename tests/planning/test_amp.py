@@ -88,7 +88,7 @@ def uniform_case(nodes: int = 4, devices: int = 4, batch: int = 32, layers: int 
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(cases())
 def test_every_strategy_is_found_and_costs_what_the_formulas_say(case: oracle.Case) -> None:
     found = {one.degrees[:4]: one for one in amp_search(inputs_of(case))}
@@ -105,7 +105,7 @@ def test_every_strategy_is_found_and_costs_what_the_formulas_say(case: oracle.Ca
     assert not found
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(cases(most_layers=12), st.data())
 def test_no_cut_into_stages_is_better(case: oracle.Case, data: st.DataObject) -> None:
     several = [one for one in amp_search(inputs_of(case)) if one.degrees.micro_batches > 1]
@@ -126,7 +126,7 @@ def test_sixteen_devices_have_as_many_strategies_as_in_the_paper(batch: int, cou
         assert dp * size * micro_batches == batch
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(cases())
 def test_estimates_come_best_first_and_equal_ones_stay_in_order(case: oracle.Case) -> None:
     inputs = inputs_of(case)
@@ -135,7 +135,7 @@ def test_estimates_come_best_first_and_equal_ones_stay_in_order(case: oracle.Cas
     assert keys == sorted(keys)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(cases())
 def test_a_pipeline_takes_its_layers_and_its_longest_stage(case: oracle.Case) -> None:
     for strategy in amp_search(inputs_of(case)):
@@ -161,7 +161,7 @@ def test_equal_layers_and_free_links_give_the_time_of_a_full_pipeline() -> None:
             assert set(strategy.layers_per_stage) == {16 // pp}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(cases(), st.data())
 def test_a_simulated_pipeline_is_no_longer_than_the_estimate_says(
     case: oracle.Case, data: st.DataObject
@@ -194,7 +194,7 @@ def test_one_replica_reduces_nothing_and_one_device_takes_its_profile() -> None:
     assert alone.seconds == pytest.approx(3 * 5 * 0.01)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(cases(), st.sampled_from([0.25, 2.0, 8.0]))
 def test_slower_layers_and_links_scale_every_pipeline(case: oracle.Case, factor: float) -> None:
     slower = case._replace(
@@ -207,7 +207,7 @@ def test_slower_layers_and_links_scale_every_pipeline(case: oracle.Case, factor:
         assert after[before.degrees].pipeline_s == pytest.approx(factor * before.pipeline_s, rel=1e-9)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(cases(), st.data())
 def test_a_faster_link_or_layer_never_makes_a_pipeline_slower(case: oracle.Case, data: st.DataObject) -> None:
     node = data.draw(st.integers(0, len(case.nodes) - 1))
@@ -226,7 +226,7 @@ def test_a_faster_link_or_layer_never_makes_a_pipeline_slower(case: oracle.Case,
         assert after[before.degrees].pipeline_s <= before.pipeline_s * (1 + 1e-9)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(cases(), st.data())
 def test_equal_nodes_can_change_places(case: oracle.Case, data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(len(case.nodes))))
@@ -241,7 +241,7 @@ def test_equal_nodes_can_change_places(case: oracle.Case, data: st.DataObject) -
         assert amp_strategy(inputs, degrees, firsts) == amp_strategy(inputs, degrees)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(cases())
 def test_given_stages_are_estimated_like_found_ones(case: oracle.Case) -> None:
     inputs = inputs_of(case)

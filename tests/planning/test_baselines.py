@@ -59,7 +59,6 @@ def test_the_formula_of_megatron_sweeps_the_micro_batch() -> None:
     )
 
 
-@settings(deadline=None)
 @given(st.integers(1, 30), st.integers(1, 8), st.integers(0, 2), st.integers(0, 4))
 def test_shares_by_count_differ_by_one_between_the_ends(
     blocks: int, stages: int, leading: int, trailing: int
@@ -124,7 +123,6 @@ def test_without_moves_annealing_has_its_two_starts() -> None:
     assert found == {(4, 1), (1, 4)}
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=6), st.integers(0, 60))
 def test_shares_follow_the_speeds(speeds: list[float], more: int) -> None:
     total = len(speeds) + more
@@ -169,7 +167,7 @@ def test_the_closed_form_is_that_of_the_slowest_replica() -> None:
     assert found.pipeline_s == pytest.approx(max(one_s, other_s) + 0.5)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 12))
 def test_equal_replicas_have_the_time_of_one(stages: int, replicas: int, more: int) -> None:
     layer_s = np.linspace(1.0, 2.0, 5)

@@ -69,7 +69,6 @@ def simulated(layout: Layout) -> Prediction:
     return predict(CostModel(graph=job.graph, cluster=job.cluster), plan, program).prediction
 
 
-@settings(max_examples=80, deadline=None)
 @given(layouts | mixed())
 def test_no_step_is_shorter_and_no_peak_lower_than_its_bound(layout):
     assume(refuse(PROBLEM.job, layout) is None)
@@ -79,7 +78,7 @@ def test_no_step_is_shorter_and_no_peak_lower_than_its_bound(layout):
     assert BOUNDS.resident_bytes(layout) <= holding.total <= max(prediction.peak_bytes)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(alone)
 def test_without_messages_the_memory_bound_is_the_peak(layout):
     assume(refuse(PROBLEM.job, layout) is None)
@@ -97,7 +96,7 @@ def test_recomputing_and_tensor_ranks_raise_the_time_bound_by_what_they_add():
     assert BOUNDS.step_s(halved) > BOUNDS.step_s(plain) / 2
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.filter_too_much])
 @given(mixed())
 def test_bounds_of_unlike_stages_lie_between_those_of_stages_that_are_alike(layout):
     layout = replace(layout, blocking=(), island=None)
@@ -112,7 +111,7 @@ def test_bounds_of_unlike_stages_lie_between_those_of_stages_that_are_alike(layo
         assert one.activations >= lightest.activations
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.filter_too_much])
 @given(layouts | mixed(), st.data())
 def test_bounds_hold_for_stages_and_shares_of_any_size(layout, data):
     layout = replace(layout, blocking=(), sharding="zero-0", island=None)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from weft.describe.layout import Layout, PartialLayout
@@ -40,7 +40,6 @@ def layouts(draw: st.DrawFn) -> Layout:
     )
 
 
-@settings(max_examples=40, deadline=None)
 @given(layouts())
 def test_no_step_is_shorter_than_its_bound(layout: Layout) -> None:
     job = PROBLEM.job

@@ -25,7 +25,7 @@ def small_problem(devices=4, batch=8, **pins):
     )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.sampled_from([1, 2, 3, 4, 6, 8]), st.sampled_from([1, 4, 6, 12, 24]))
 def test_every_layout_is_answered_for(devices, batch):
     problem = small_problem(devices, batch)
@@ -34,7 +34,7 @@ def test_every_layout_is_answered_for(devices, batch):
     assert all(candidate.reason for candidate in ranking.candidates)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.sampled_from([2, 4, 8]), st.sampled_from([8, 16, 32]))
 def test_no_simulated_step_beats_its_bound(devices, batch):
     simulated = [c for c in SEARCH(small_problem(devices, batch)).candidates if c.plan is not None]
@@ -150,7 +150,7 @@ def family(layout):
     return str(replace(layout, sharding="zero-0", recompute="none"))
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(st.sampled_from(["1f1b", "breadth-first", "zb-h1"]), st.sampled_from([1, 2]), st.sampled_from([1, 4]))
 def test_a_variant_skipped_for_one_that_fits_is_not_faster(schedule, tp, micro_batch_size):
     problem = small_problem(

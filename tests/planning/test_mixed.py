@@ -62,7 +62,7 @@ tight = st.floats(0.0, 1.2)
 
 
 @given(st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_it_is_never_worse_than_stages_that_are_alike(data: st.DataObject) -> None:
     problem = posed(
         data.draw(st.sampled_from(ON)),
@@ -136,7 +136,7 @@ schedules = st.sampled_from(["1f1b", "gpipe", "zb-h1", "breadth-first", "depth-f
 
 
 @given(schedules, st.sampled_from([2, 4]), st.sampled_from([1, 2]), tight)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_every_stage_has_the_lightest_word_that_its_devices_can_hold(
     schedule: str, pp: int, loops: int, room: float
 ) -> None:
@@ -166,7 +166,6 @@ def test_every_stage_has_the_lightest_word_that_its_devices_can_hold(
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
 def test_cuts_and_ways_are_as_short_as_any_of_layers_that_are_alike(data: st.DataObject) -> None:
     layers, stages = data.draw(st.integers(2, 6)), data.draw(st.integers(1, 3))
     assume(stages <= layers)

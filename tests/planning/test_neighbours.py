@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from moves.contexts import context
 
@@ -48,7 +48,6 @@ def legal_layouts(draw: st.DrawFn) -> Layout:
 
 
 @given(layout=legal_layouts(), purpose=st.sampled_from(list(Purpose)))
-@settings(max_examples=60, deadline=None)
 def test_neighbours_differ_keep_the_devices_and_have_words(layout: Layout, purpose: Purpose) -> None:
     assert refuse(PROBLEM.job, layout) is None
     for one in around(layout, purpose):
@@ -59,7 +58,6 @@ def test_neighbours_differ_keep_the_devices_and_have_words(layout: Layout, purpo
 
 
 @given(layout=legal_layouts())
-@settings(max_examples=40, deadline=None)
 def test_what_spends_memory_is_undone_by_what_saves_it(layout: Layout) -> None:
     for one in around(layout, Purpose.LARGER):
         if one.layout == replace(layout, recompute="none") or layout.recompute_per_stage is None:
@@ -67,7 +65,6 @@ def test_what_spends_memory_is_undone_by_what_saves_it(layout: Layout) -> None:
 
 
 @given(layout=legal_layouts())
-@settings(max_examples=40, deadline=None)
 def test_a_layer_that_moves_can_move_back(layout: Layout) -> None:
     moved = [one for one in around(layout, Purpose.FASTER) if one.move.name == "move a layer"]
     counts = layout.layers_per_stage

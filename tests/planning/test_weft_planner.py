@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from weft.cli.main import run
@@ -109,7 +109,6 @@ def test_more_memory_or_speed_never_make_the_best_step_longer():
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
 def test_stages_fit_and_are_as_short_as_any_of_layers_that_are_alike(data):
     layers, stages = data.draw(st.integers(2, 7)), data.draw(st.integers(1, 4))
     assume(stages <= layers)
@@ -149,7 +148,6 @@ def test_stages_fit_and_are_as_short_as_any_of_layers_that_are_alike(data):
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
 def test_no_placement_cut_or_share_beats_the_ideal_step(data):
     loops, width = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 2))
     stages, replicas = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))

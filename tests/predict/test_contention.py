@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from predict.programs import by_hand, costs_of, random_programs
 
@@ -53,7 +53,6 @@ def linked_programs(draw: st.DrawFn) -> tuple[Program, Costs]:
 
 
 @given(linked_programs())
-@settings(max_examples=60, deadline=None)
 def test_both_engines_agree_exactly_on_shared_links(linked) -> None:
     program, costs = linked
     plain, compiled = (simulate(program, costs, compiled=compiled) for compiled in (False, True))
@@ -94,7 +93,6 @@ def test_nobody_gains_time_and_no_link_carries_more_than_it_can(linked) -> None:
         max_size=6,
     )
 )
-@settings(deadline=None)
 def test_ends_are_those_of_fair_shares_computed_from_their_definition(flows) -> None:
     """Raise all rates together; a rate stops where its link is full. Time goes in steps of one event."""
     starts, alone, links = [f[0] for f in flows], [f[1] for f in flows], [f[2:] for f in flows]

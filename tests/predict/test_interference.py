@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from predict.programs import by_hand, costs_of, random_programs
 
@@ -63,7 +63,6 @@ def test_factors_of_one_change_nothing(priced) -> None:
 
 
 @given(priced_programs())
-@settings(max_examples=60, deadline=None)
 def test_both_engines_agree_and_nothing_is_faster_than_alone(priced) -> None:
     program, costs = priced
     start, end = spans(program, costs)
@@ -73,7 +72,6 @@ def test_both_engines_agree_and_nothing_is_faster_than_alone(priced) -> None:
 
 
 @given(priced_programs(linked=False))
-@settings(max_examples=60, deadline=None)
 def test_nothing_ends_later_than_if_it_were_slow_all_the_time(priced) -> None:
     program, costs = priced
     sends = program.columns.kind == SEND_ACTIVATION
@@ -101,7 +99,6 @@ def unconnected(draw: st.DrawFn) -> tuple[Program, Costs]:
 
 
 @given(unconnected(), FACTORS, FACTORS, FACTORS, FACTORS)
-@settings(max_examples=80, deadline=None)
 def test_larger_factors_never_help_where_nothing_waits_for_anything(jobs, c1, c2, m1, m2) -> None:
     """With edges they can: what is delayed may overlap with less."""
     program, occupancy = jobs
@@ -119,7 +116,6 @@ def one_of_each(compute: int, message: int, a: float, b: float) -> list[int]:
 
 
 @given(st.integers(1, 50), st.integers(1, 50), FACTORS, FACTORS)
-@settings(deadline=None)
 def test_one_transfer_beside_one_computation_is_galvatrons_formula(compute, message, a, b) -> None:
     """Both slow until one has ended, the rest at full speed."""
     overlap = min(a * compute, b * message)

@@ -58,7 +58,7 @@ def ends_of(step: PredictedStep, rank: int) -> list[int]:
 
 
 @given(shapes, st.sampled_from([1.0, 0.8]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_one_lane_predicts_what_all_equal_lanes_do(shape, speed) -> None:
     """Lanes that share their node's link divide its time instead of being counted on it, to a rounding."""
     where = with_speeds(cluster(nodes=8, devices=shape["tp"]), (speed,) * shape["tp"])
@@ -75,7 +75,7 @@ def test_one_lane_predicts_what_all_equal_lanes_do(shape, speed) -> None:
 
 
 @given(shapes.filter(lambda shape: shape["schedule"] in WHOLE_BACKWARD), st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_slow_lane_slows_its_replica_as_if_all_its_lanes_were_slow(shape, data) -> None:
     lanes = shape["tp"]
     slow = data.draw(st.integers(0, lanes - 1))
@@ -92,7 +92,7 @@ def test_a_slow_lane_slows_its_replica_as_if_all_its_lanes_were_slow(shape, data
 
 
 @given(shapes, speeds_of_four)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_unequal_lanes_become_steady_and_meet_in_every_pass(shape, speeds) -> None:
     where = with_speeds(cluster(nodes=8, devices=4), speeds)
     plan = shaped(shape, where)

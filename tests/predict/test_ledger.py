@@ -78,7 +78,7 @@ def test_an_entry_is_scored_once(tmp_path: Path) -> None:
 
 
 @given(st.binary(min_size=1, max_size=200), st.booleans())
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_file_that_is_no_ledger_is_refused_and_left_alone(
     tmp_path: Path, junk: bytes, header: bool
 ) -> None:

@@ -62,7 +62,7 @@ def test_no_duration_can_grow_and_the_step_shrink(priced, data) -> None:
 
 
 @given(priced_programs())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_both_engines_agree_exactly(priced) -> None:
     program, occupancy, latency, synchronous = priced
     costs = costs_of(program, occupancy, latency, synchronous=synchronous)

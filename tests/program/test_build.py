@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from program.layouts import pipelines, ring_layout, schedule_layout, training_program
 from program.rendezvous import stuck_rows
@@ -45,19 +45,16 @@ def count(program: Program, kind: int) -> int:
     return int((program.columns.kind == kind).sum())
 
 
-@settings(deadline=None)
 @given(pipelines())
 def test_every_built_program_is_proved(case: Case) -> None:
     assert verify(training_program(*case)) == []
 
 
-@settings(deadline=None, max_examples=40)
 @given(pipelines(max_devices=3))
 def test_every_built_program_runs_to_its_end_under_rendezvous(case: Case) -> None:
     assert stuck_rows(training_program(*case)) == set()
 
 
-@settings(deadline=None)
 @given(pipelines())
 def test_counts_of_instructions(case: Case) -> None:
     program = training_program(*case)
@@ -77,7 +74,6 @@ def test_counts_of_instructions(case: Case) -> None:
     assert len(program.groups) == (devices * lanes // paths if replicas > 1 else 0)
 
 
-@settings(deadline=None)
 @given(pipelines())
 def test_replicas_share_out_the_global_batch(case: Case) -> None:
     program = training_program(*case)
@@ -89,7 +85,6 @@ def test_replicas_share_out_the_global_batch(case: Case) -> None:
         assert (np.diff(columns.replica[mine][np.argsort(seen, kind="stable")]) >= 0).all()
 
 
-@settings(deadline=None)
 @given(pipelines(), st.data())
 def test_one_pipeline_alone_has_the_same_instructions(case: Case, data: st.DataObject) -> None:
     program = training_program(*case)
@@ -104,7 +99,6 @@ def test_one_pipeline_alone_has_the_same_instructions(case: Case, data: st.DataO
     assert verify(folded) == []
 
 
-@settings(deadline=None)
 @given(pipelines())
 def test_evaluation_runs_forward_only(case: Case) -> None:
     program = build_evaluation_program(schedule_layout(*case))

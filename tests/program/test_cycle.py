@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.program.kinds import FORWARD, STEP
@@ -20,7 +20,6 @@ def step_of(rows: int, edges: list[tuple[int, int, int]], devices: int) -> Lower
     return LoweredPipeline(columns, Edges(source=source, target=target, distance=distance))
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data(), rows=st.integers(1, 9), devices=st.integers(1, 3), steps=st.integers(1, 4))
 def test_the_unrolled_cycle_is_the_unrolled_step(
     data: st.DataObject, rows: int, devices: int, steps: int

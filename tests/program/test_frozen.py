@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from program.layouts import asked, pipelines, schedule_layout
 from program.mutations import with_value, without_row
@@ -48,7 +48,6 @@ def frozen(draw: st.DrawFn) -> tuple[Case, int]:
     return case, draw(st.integers(0, case[2] - 1))
 
 
-@settings(deadline=None)
 @given(frozen())
 def test_what_is_computed_is_the_trained_program_less_the_backwards_of_frozen_stages(
     frozen: tuple[Case, int],
@@ -63,7 +62,6 @@ def test_what_is_computed_is_the_trained_program_less_the_backwards_of_frozen_st
             assert np.array_equal(column[kept], left)
 
 
-@settings(deadline=None)
 @given(frozen(), st.sampled_from(LEVELS))
 def test_no_gradient_reaches_a_frozen_stage(frozen: tuple[Case, int], sharding: Sharding) -> None:
     (*sizes, micro_batches, lanes), count = frozen
@@ -79,7 +77,6 @@ def test_no_gradient_reaches_a_frozen_stage(frozen: tuple[Case, int], sharding: 
     assert (program.obligations.step[:, 0] >= count).all()
 
 
-@settings(deadline=None)
 @given(frozen())
 def test_a_frozen_stage_keeps_nothing_in_flight(frozen: tuple[Case, int]) -> None:
     case, count = frozen

@@ -92,7 +92,7 @@ def assert_same_owed(one: Obligations, other: Obligations) -> None:
         assert np.array_equal(getattr(one, name), getattr(other, name)), name
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(cases())
 def test_the_part_of_every_rank_is_that_of_the_whole_program(
     case: tuple[str, PipelineLayout, dict[str, Any]],
@@ -110,7 +110,6 @@ def test_the_part_of_every_rank_is_that_of_the_whole_program(
         assert part.digest == told[rank]
 
 
-@settings(deadline=None, max_examples=50)
 @given(cases())
 def test_the_part_of_an_evaluation_is_that_of_the_whole_program(
     case: tuple[str, PipelineLayout, dict[str, Any]],
@@ -123,7 +122,6 @@ def test_the_part_of_an_evaluation_is_that_of_the_whole_program(
         )
 
 
-@settings(deadline=None, max_examples=50)
 @given(cases())
 def test_a_part_lists_the_instructions_of_its_rank(case: tuple[str, PipelineLayout, dict[str, Any]]) -> None:
     name, layout, given_methods = case

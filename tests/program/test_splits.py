@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from program.layouts import asked, placed_layout
 from program.mutations import twice, without_edge
@@ -55,7 +55,6 @@ def diamond(schedule: str = "1f1b", splits: tuple[int, ...] = (1, 2, 4, 1)) -> P
     return build_training_program(layout, get_schedule(schedule), {})
 
 
-@settings(max_examples=60, deadline=None)
 @given(case=graphs())
 def test_every_graph_has_a_valid_program(case: tuple[str, PipelineLayout]) -> None:
     name, layout = case
@@ -68,7 +67,6 @@ def test_every_graph_has_a_valid_program(case: tuple[str, PipelineLayout]) -> No
         assert part.micro_batches == part_of(program, rank).micro_batches == sum(layout.micro_batches)
 
 
-@settings(max_examples=60, deadline=None)
 @given(case=graphs())
 def test_every_sample_crosses_every_edge_once(case: tuple[str, PipelineLayout]) -> None:
     name, layout = case

@@ -21,7 +21,6 @@ from weft.program.verify import require_valid, verify
 
 MESSAGE_KINDS = [kind for pair in MESSAGES for kind in pair]
 programs = pipelines(max_devices=3).map(lambda case: training_program(*case))
-refusals = settings(deadline=None, max_examples=60)
 
 
 def draw_row(data: st.DataObject, program: Program, *kinds: int) -> int:
@@ -38,13 +37,11 @@ def say(program: Program) -> str:
     return "\n".join(str(violation) for violation in verify(program))
 
 
-@refusals
 @given(programs, st.data())
 def test_any_missing_instruction_is_refused(program: Program, data: st.DataObject) -> None:
     assert verify(without_row(program, draw_row(data, program)))
 
 
-@refusals
 @given(programs, st.data())
 def test_any_missing_edge_inside_a_step_is_refused(program: Program, data: st.DataObject) -> None:
     edges = np.flatnonzero(program.edges.distance == 0)
@@ -52,13 +49,11 @@ def test_any_missing_edge_inside_a_step_is_refused(program: Program, data: st.Da
     assert verify(without_edge(program, int(data.draw(st.sampled_from(edges.tolist())))))
 
 
-@refusals
 @given(programs, st.data())
 def test_any_instruction_that_occurs_twice_is_refused(program: Program, data: st.DataObject) -> None:
     assert verify(twice(program, draw_row(data, program)))
 
 
-@refusals
 @given(programs, st.data())
 def test_two_messages_of_a_channel_in_another_order_at_one_end_are_refused(
     program: Program, data: st.DataObject
@@ -70,14 +65,12 @@ def test_two_messages_of_a_channel_in_another_order_at_one_end_are_refused(
     assert verify(swap(program, row, other))
 
 
-@refusals
 @given(programs, st.data())
 def test_changed_bytes_are_refused(program: Program, data: st.DataObject) -> None:
     row = draw_row(data, program, *MESSAGE_KINDS, REDUCE)
     assert verify(with_value(program, "bytes", row, int(program.columns.bytes[row]) + 1))
 
 
-@refusals
 @given(programs, st.data())
 def test_an_instruction_on_another_rank_is_refused(program: Program, data: st.DataObject) -> None:
     row = draw_row(data, program)
@@ -86,7 +79,6 @@ def test_an_instruction_on_another_rank_is_refused(program: Program, data: st.Da
     assert verify(with_value(program, "rank", row, rank))
 
 
-@refusals
 @given(programs, st.sampled_from(["kind", "stage", "replica", "iteration", "group"]), st.data())
 def test_a_changed_coordinate_is_refused(program: Program, column: str, data: st.DataObject) -> None:
     row = draw_row(data, program)
@@ -95,7 +87,6 @@ def test_a_changed_coordinate_is_refused(program: Program, column: str, data: st
     assert verify(with_value(program, column, row, value))
 
 
-@refusals
 @given(programs, st.sampled_from(["micro_batch", "peer", "part"]), st.data())
 def test_a_changed_message_is_refused(program: Program, column: str, data: st.DataObject) -> None:
     row = draw_row(data, program, *MESSAGE_KINDS)
@@ -104,7 +95,6 @@ def test_a_changed_message_is_refused(program: Program, column: str, data: st.Da
     assert verify(with_value(program, column, row, value))
 
 
-@refusals
 @given(programs, st.sampled_from([FORWARD, BACKWARD]), st.data())
 def test_a_changed_micro_batch_is_refused(program: Program, kind: int, data: st.DataObject) -> None:
     row = draw_row(data, program, kind)
@@ -113,7 +103,7 @@ def test_a_changed_micro_batch_is_refused(program: Program, kind: int, data: st.
     assert verify(with_value(program, "micro_batch", row, value))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(pipelines(max_devices=3), st.data())
 def test_the_proof_of_no_deadlock_agrees_with_an_execution(
     case: tuple[str, int, int, tuple[int, ...], int], data: st.DataObject

@@ -28,7 +28,7 @@ def ended_without(program: Program, stuck: int, *, eager: bool) -> npt.NDArray[n
     return ended
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(case=pipelines(), sharding=st.sampled_from(get_args(Sharding)), eager=st.booleans(), data=st.data())
 def test_any_single_stuck_instruction_is_named(
     case: tuple[str, int, int, tuple[int, ...], int], sharding: Sharding, eager: bool, data: st.DataObject
@@ -54,7 +54,6 @@ def test_any_single_stuck_instruction_is_named(
     assert set(found.at) <= left
 
 
-@settings(max_examples=60, deadline=None)
 @given(case=pipelines(), data=st.data())
 def test_a_message_that_nobody_has_read_yet_holds_nobody_up(
     case: tuple[str, int, int, tuple[int, ...], int], data: st.DataObject
@@ -74,7 +73,6 @@ def test_a_message_that_nobody_has_read_yet_holds_nobody_up(
     assert found.at[found.holding[0]] == stuck
 
 
-@settings(max_examples=60, deadline=None)
 @given(case=pipelines(), data=st.data())
 def test_a_rank_that_has_not_begun_holds_up_all_that_wait_for_it(
     case: tuple[str, int, int, tuple[int, ...], int], data: st.DataObject

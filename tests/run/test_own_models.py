@@ -30,7 +30,7 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(name=st.sampled_from(NAMES), cuts=st.sets(st.integers(1, 2)), seed=st.integers(0, 2**60))
 def test_any_cut_has_the_output_and_the_gradients_of_the_whole(name: str, cuts: set[int], seed: int) -> None:
     config = resolve_model(name)

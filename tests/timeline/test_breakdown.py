@@ -24,7 +24,7 @@ def lengthened(timeline: Timeline, peer: np.ndarray, longer_ns: int) -> Timeline
     return replace(timeline, end_ns=timeline.end_ns + np.where(rows, longer_ns, 0))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.sampled_from(["gpipe", "1f1b", "breadth-first"]),
     st.integers(1, 3),

@@ -19,7 +19,7 @@ from weft.timeline.figures import (
 )
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.sampled_from(["gpipe", "1f1b"]), st.integers(1, 4), st.integers(1, 5), st.integers(1, 3))
 def test_bubble_of_one_stage_per_device(name: str, devices: int, micro_batches: int, forward: int) -> None:
     """Makespan (M + P - 1)(f + b), so the overhead is (P - 1) / M."""
@@ -32,7 +32,7 @@ def test_bubble_of_one_stage_per_device(name: str, devices: int, micro_batches: 
     assert busy_fraction(timeline) == pytest.approx([micro_batches / steps] * devices)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.integers(2, 3), st.integers(1, 3), st.integers(0, 2))
 def test_bubble_of_a_loop(devices: int, loops: int, more: int) -> None:
     """Overhead (P - 1) / (M v) for M >= P."""

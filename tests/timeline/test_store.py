@@ -18,9 +18,7 @@ from weft.errors import InputError
 from weft.timeline.store import read_timeline, write_timeline
 from weft.timeline.timeline import TIMELINE_COLUMNS, Timeline
 
-same_folder = settings(
-    deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+same_folder = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ def test_shares_are_those_of_the_paper(text: TaskSettings) -> None:
     assert ((positions - targets_per_sample(40) / 40).abs() < spread).all()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(samples=st.lists(st.integers(0, 4000), min_size=1, max_size=8), seed=st.integers(0, 2**63 - 1))
 def test_masks_depend_on_seed_and_sample_and_not_on_the_micro_batch(
     text: TaskSettings, samples: list[int], seed: int

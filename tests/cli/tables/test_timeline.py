@@ -12,7 +12,7 @@ from web.samples import breadth_first, without_rows
 from weft.cli.tables.timeline import TimelinePicture
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     devices=st.integers(1, 6), loops=st.integers(1, 3), batches=st.integers(1, 12), width=st.integers(40, 200)
 )

@@ -62,7 +62,6 @@ def test_every_program_keeps_its_values_whole(program: Program) -> None:
     assert check_values(fold_lanes(program)) == []
 
 
-@settings(max_examples=50)
 @given(programs(max_devices=2))
 def test_the_oracle_finds_no_fault_with_any_program(program: Program) -> None:
     assume(not verify(program))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from program.layouts import ring_layout
 from program.rendezvous import stuck_rows
@@ -31,7 +31,6 @@ def built(name: str, pipeline: Pipeline, options: Mapping[str, int]) -> Program:
     return build_training_program(layout, get_schedule(name), options)
 
 
-@settings(deadline=None)
 @given(pipelines, st.integers(1, 14))
 def test_any_group_size_is_a_program_or_refused_with_one_that_is(pipeline: Pipeline, size: int) -> None:
     schedule, p, m = get_schedule("depth-first"), pipeline.devices, pipeline.micro_batches
@@ -63,7 +62,6 @@ def test_groups_set_the_micro_batches_in_flight(
         assert peak == min(micro_batches * loops, 2 * (devices - 1 - device) + (loops - 1) * size + 1)
 
 
-@settings(deadline=None)
 @given(pipelines, st.integers(1, 14))
 def test_any_depth_is_a_program_or_refused_with_one_that_is(pipeline: Pipeline, depth: int) -> None:
     reason = get_schedule("hybrid").refuse(pipeline, {"depth": depth})

@@ -74,7 +74,7 @@ def test_a_collective_begins_when_its_last_member_is_ready(tmp_path: Path, kind:
         assert set(timeline.start_ns[members].tolist()) == {100 * int(timeline.position[members].max())}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(steps=st.integers(1, 9), room=st.integers(1, 9))
 def test_a_full_ring_keeps_the_last_steps(
     tmp_path_factory: pytest.TempPathFactory, steps: int, room: int
@@ -95,7 +95,6 @@ def test_a_step_that_the_ring_begins_to_overwrite_is_left_out(tmp_path: Path, pr
     assert sorted(set(timeline.step[timeline.rank == 0].tolist())) == [3, 4, 5]
 
 
-@settings(max_examples=40, deadline=None)
 @given(row=st.integers(0, 5), written=st.integers(0, RECORD_BYTES - 1), over_older=st.booleans())
 def test_a_record_cut_off_while_it_is_written_is_dropped(
     tmp_path_factory: pytest.TempPathFactory, row: int, written: int, over_older: bool

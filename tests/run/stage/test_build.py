@@ -68,7 +68,7 @@ def test_norms_of_llama_are_fp32_in_a_model_of_float64(monkeypatch: pytest.Monke
     assert 1e-9 < off < 1e-5
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     family=st.sampled_from(FAMILIES), cuts=st.sets(st.integers(1, 7), max_size=7), seed=st.integers(0, 2**62)
 )

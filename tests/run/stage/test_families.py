@@ -74,7 +74,7 @@ def test_the_whole_model_is_the_one_of_transformers(family: str, tied: bool) -> 
     torch.testing.assert_close(model(inputs), expected(exact).logits, rtol=0, atol=0)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(family=st.sampled_from(FAMILIES), cuts=st.sets(st.integers(1, 7), max_size=7))
 def test_any_cut_has_the_output_and_the_gradients_of_the_whole(family: str, cuts: set[int]) -> None:
     config = small(family)

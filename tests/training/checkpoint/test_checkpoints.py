@@ -250,7 +250,7 @@ def test_reading_tells_of_every_tensor_and_checking_of_every_file(saved: Path) -
     assert len(told) == len(tensors) + len(list(path.iterdir())) - 1
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_flipped_byte_is_ever_loaded(saved: Path, data: st.DataObject) -> None:
     older, newer = saved / "step-00000001", saved / "step-00000002"
@@ -269,7 +269,7 @@ def test_no_flipped_byte_is_ever_loaded(saved: Path, data: st.DataObject) -> Non
     assert "\n" not in skipped[0]
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_cut_or_missing_file_is_ever_loaded(saved: Path, data: st.DataObject) -> None:
     file = data.draw(st.sampled_from(sorted((saved / "step-00000002").iterdir())))

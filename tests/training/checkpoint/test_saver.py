@@ -123,7 +123,7 @@ def train_and_save(
     return expected, [one.step for one in reported]
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     plan=st.lists(st.booleans(), min_size=1, max_size=6),
     copy_s=st.sampled_from([0.0, 0.01]),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pool import WorkerPool
 from safetensors.torch import save_file
@@ -170,7 +170,6 @@ def test_other_folders_are_refused_with_what_to_do(tmp_path: Path) -> None:
         SafetensorsFolder(tmp_path)
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_a_damaged_header_is_refused_in_one_line(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

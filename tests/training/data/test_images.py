@@ -77,7 +77,7 @@ def test_an_entry_is_built_once_and_again_when_an_image_changes(folder: Path, tm
     assert opened(folder, tmp_path / "cache").fingerprint != first.fingerprint
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     size=st.integers(1, 9),
     channels=st.sampled_from([1, 3]),

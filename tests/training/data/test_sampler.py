@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import InputError
@@ -69,7 +69,6 @@ def test_every_sample_comes_once_per_epoch_through_restarts_and_changes(
     assert seen == ledger.take(0, len(seen)).tolist()
 
 
-@settings(deadline=None)
 @given(st.integers(10**9, 2**50), st.integers(0, 2**50))
 def test_huge_data_costs_no_memory_and_any_position_is_reached_at_once(count: int, position: int) -> None:
     taken = SampleLedger(count, 1).take(position, 64)

@@ -78,7 +78,7 @@ def test_files_of_a_folder_and_of_a_glob_are_one_table(tmp_path: Path) -> None:
     assert contents(f"{folder}/*.jsonl#text", tmp_path / "cache") == expected
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     rows=st.lists(st.text(st.characters(exclude_categories=())), min_size=1, max_size=12),
     share=st.integers(1, 40),

@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from web.browser import Browser
 from web.samples import HOSTILE
@@ -71,7 +71,6 @@ def test_the_page_is_clean_and_its_tables_are_read(browser: Browser, tmp_path: P
     assert browser.run("getComputedStyle(document.querySelector('.weft-middle')).textAnchor") == "middle"
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     points=st.lists(
         st.tuples(st.floats(1e-6, 1e9), st.floats(1e-6, 1e9)), min_size=1, max_size=8, unique=True

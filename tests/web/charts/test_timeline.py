@@ -13,7 +13,7 @@ from weft.web.charts.timeline import timeline_svg
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     devices=st.integers(1, 5), loops=st.integers(1, 3), batches=st.integers(1, 10), title=st.text(max_size=30)
 )
