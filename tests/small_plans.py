@@ -29,6 +29,11 @@ def tiny(family: str = "gpt", *, layers: int = 6, tied: bool = False) -> ModelCo
     )
 
 
+def without_padding() -> ModelConfig:
+    """A model whose parameters two replicas shard without padding."""
+    return replace(tiny(), hidden=32, feed_forward=64)
+
+
 def make_plan(
     config: ModelConfig,
     *,

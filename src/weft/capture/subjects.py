@@ -129,7 +129,7 @@ def _trained(
     stage: torch.nn.Module, precision: str
 ) -> tuple[torch.optim.Optimizer, tuple[SummedGradients, ...]]:
     """Set the stage's precision; return its optimizer and its tensor ranks' summed gradients, as in a run."""
-    optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-6)
+    optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-6, fused=True)
     dtypes = {"dtype": PRECISIONS[precision], "stepped_dtype": STEPPED[precision]}
     layouts = {0: FlatLayout.of(stage)}
     states = make_states(layouts, {0: optimizer}, {}, "zero-0", **dtypes)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from weft.run.state.bucket import FlatLayout, make_buckets
+from weft.run.state.bucket import VECTOR_ELEMENTS, FlatLayout, make_buckets
 from weft.run.streams import THERE, Value
 
 SHAPES = st.lists(st.lists(st.integers(1, 5), max_size=3), max_size=6)
@@ -25,8 +25,14 @@ def layout_of(shapes: list[list[int]], shards: int = 1) -> FlatLayout:
 @given(shapes=SHAPES, shards=st.integers(1, 7))
 def test_every_element_has_one_place_and_one_owner(shapes: list[list[int]], shards: int) -> None:
     layout = layout_of(shapes, shards)
+    sizes = [parameter.numel() for parameter in layout.parameters]
     assert layout.length % shards == 0
-    assert 0 <= layout.length - sum(parameter.numel() for parameter in layout.parameters) < shards
+    if shards == 1:
+        assert layout.length == sum(sizes)
+    else:
+        assert 0 <= layout.length - sum(sizes) < VECTOR_ELEMENTS * (len(sizes) + shards)
+        assert [start % VECTOR_ELEMENTS for start in layout.starts] == [0] * len(sizes)
+        assert layout.length // shards % VECTOR_ELEMENTS == 0
     flat = torch.arange(layout.length)
     share = layout.length // shards
     assert [layout.share(place) for place in range(shards)] == [

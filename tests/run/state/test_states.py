@@ -10,7 +10,7 @@ import pytest
 import torch
 from pool import WorkerPool
 from small_jobs import batch_of, make_runtime, parameters_of
-from small_plans import make_plan, make_program, tiny
+from small_plans import make_plan, make_program, without_padding
 
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
@@ -43,7 +43,7 @@ OPTIMIZERS = (
 
 def looped(sharding: str, precision: str = "fp32", optimizer: OptimizerWork = ADAMW) -> Plan:
     """Two replicas with four stages each, on two buffers where they share out enough."""
-    plan = make_plan(tiny(), dp=2, loops=4, schedule="breadth-first", precision=precision)
+    plan = make_plan(without_padding(), dp=2, loops=4, schedule="breadth-first", precision=precision)
     return plan.model_copy(update={"sharding": sharding, "optimizer": optimizer})
 
 
@@ -94,7 +94,7 @@ def predicted(config: ModelConfig, plan: Plan) -> int:
 
 
 def test_states_take_the_predicted_bytes_on_every_level(worker_pool: WorkerPool) -> None:
-    config = tiny()
+    config = without_padding()
     plans = [looped(level, precision) for precision in ("fp32", "bf16") for level in SHARDINGS]
     expected = [predicted(config, plan) for plan in plans]
     assert worker_pool.run(held, config, plans, ranks=2) == [expected] * 2
@@ -104,7 +104,7 @@ def test_states_take_the_predicted_bytes_on_every_level(worker_pool: WorkerPool)
 def test_states_of_every_optimizer_take_the_predicted_bytes(
     worker_pool: WorkerPool, name: str, momentum: float
 ) -> None:
-    config, work = tiny(), counted_work(name, momentum=momentum).work
+    config, work = without_padding(), counted_work(name, momentum=momentum).work
     levels = [(level, precision) for precision in ("fp32", "bf16", "fp64") for level in ("zero-0", "zero-1")]
     plans = [looped(level, precision, work) for level, precision in levels]
     expected = [predicted(config, plan) for plan in plans]
@@ -156,7 +156,7 @@ def fail(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> str:
 
 def test_backward_passes_need_their_weights_back_in_the_buffer(worker_pool: WorkerPool) -> None:
     """Autograd does not notice that weights change under it, so what the Program gathers must be right."""
-    config = tiny()
+    config = without_padding()
     expected, found, wrong = (
         worker_pool.run(train, config, plan, gather, ranks=2)[0]
         for plan, gather in (
@@ -170,5 +170,5 @@ def test_backward_passes_need_their_weights_back_in_the_buffer(worker_pool: Work
 
 
 def test_weights_that_are_not_gathered_are_not_read(worker_pool: WorkerPool) -> None:
-    for text in worker_pool.run(fail, tiny(), looped("zero-3"), ranks=2):
+    for text in worker_pool.run(fail, without_padding(), looped("zero-3"), ranks=2):
         assert "weights are read between a gather and its free" in text

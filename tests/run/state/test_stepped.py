@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from weft.run.state.bucket import FlatLayout
 from weft.run.state.precision import lower_precision
 from weft.run.state.states import make_states
-from weft.run.state.stepped import SteppedWeights
+from weft.run.state.stepped import OwnRange, SteppedWeights
+from weft.training.optimizer.optimizers import OPTIMIZERS, OptimizerSettings
 
 
 def in_16_bits(
@@ -75,3 +79,36 @@ def test_frozen_parameters_are_cast_and_not_stepped() -> None:
     lower_precision(module.parameters(), torch.bfloat16)
     assert {parameter.dtype for parameter in module.parameters()} == {torch.bfloat16}
     assert [piece.parameter for piece in stepped.pieces if piece.stepped.grad is not None] == [module.weight]
+
+
+def stepped_by(
+    shards: int, sizes: list[int], make: Callable[[nn.Module], torch.optim.Optimizer]
+) -> torch.Tensor:
+    """Parameters after three steps of optimizers that have a shard each."""
+    generator = torch.Generator().manual_seed(0)
+    flats = [torch.randn(sum(sizes), generator=generator) for _ in range(4)]
+    ranges = []
+    for place in range(shards):
+        module = nn.ParameterList(nn.Parameter(part.clone()) for part in flats[0].split(sizes))
+        layout = FlatLayout.of(module, shards=shards)
+        flat, gradient, own = layout.flatten(torch.float32), torch.zeros(layout.length), layout.share(place)
+        optimizer = make(module)
+        owned = OwnRange(own.start, flat[own], flat[own], gradient[own], group=None)
+        SteppedWeights(layout, owned, optimizer)
+        for step in flats[1:]:
+            for view, part in zip(layout.views(gradient), step.split(sizes), strict=True):
+                view.copy_(part)
+            optimizer.step()
+        ranges.append(flat[own])
+    return torch.cat([view.flatten() for view in layout.views(torch.cat(ranges))])
+
+
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=4),
+    st.integers(2, 5),
+    st.sampled_from(sorted(OPTIMIZERS)),
+)
+def test_shards_are_stepped_to_the_bits_of_the_whole(sizes: list[int], shards: int, name: str) -> None:
+    settings = OptimizerSettings(name=name, learning_rate=0.1, weight_decay=0.1)
+    make = partial(OPTIMIZERS[name], settings=settings)
+    assert torch.equal(stepped_by(shards, sizes, make), stepped_by(1, sizes, make))

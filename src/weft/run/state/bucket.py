@@ -9,24 +9,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from math import lcm
 
 import torch
 from torch import nn
 
 from weft.run.streams import THERE
 
+# Kernels step the last elements of a tensor, which fill no vector, with other roundings than the rest. So
+# parameters and shards begin at multiples of the widest vector: a piece is stepped as the whole would be.
+VECTOR_ELEMENTS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class FlatLayout:
     """The places of a stage's trained parameters in a flat tensor.
 
-    A parameter that is used twice (tied weights) lies there once.
+    A parameter that is used twice (tied weights) lies there once. If there are shards, zeros pad every
+    parameter to a multiple of `VECTOR_ELEMENTS`.
 
     Attributes:
         parameters: in the order of the module.
         starts: the place of each parameter's first element.
-        length: the tensor's length, a multiple of `shards` times the `parts` given to `of`.
-        shards: the number of equal shards; padding follows the last parameter.
+        length: the tensor's length. Zeros follow the last parameter, so that shards are equal.
+        shards: the number of equal shards.
     """
 
     parameters: tuple[nn.Parameter, ...]
@@ -48,9 +54,10 @@ class FlatLayout:
             for parameter in module.parameters()
             if parameter.requires_grad and id(parameter) not in elsewhere
         )
-        *starts, end = accumulate((parameter.numel() for parameter in parameters), initial=0)
-        multiple = shards * parts
-        return cls(parameters, tuple(starts), -(-end // multiple) * multiple, shards)
+        vector = VECTOR_ELEMENTS if shards > 1 else 1
+        sizes = (_multiple(parameter.numel(), vector) for parameter in parameters)
+        *starts, end = accumulate(sizes, initial=0)
+        return cls(parameters, tuple(starts), _multiple(end, shards * lcm(parts, vector)), shards)
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Return the parts of a flat tensor of shape (length,) in the shapes of the parameters."""
@@ -155,3 +162,8 @@ def make_buckets(
         if len(turns) == 1:
             buckets[turns[0]].claim()
     return buckets
+
+
+def _multiple(count: int, of: int) -> int:
+    """Return the least multiple that is not below `count`."""
+    return -(-count // of) * of

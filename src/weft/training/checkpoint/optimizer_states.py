@@ -80,8 +80,9 @@ def optimizer_slots(
         name, _, leaf = rest.rpartition("/")
         if head == _PREFIX and name in owners:
             owner = owners[name]
-            # AdamW keeps its step count, a scalar, on the host.
-            device = owner.stepped.device if metadata.size else torch.device("cpu")
+            # AdamW keeps its step count, a scalar, on the host unless it is fused.
+            on_device = metadata.size or owner.optimizer.defaults.get("fused")
+            device = owner.stepped.device if on_device else torch.device("cpu")
             dtype = owner.stepped.dtype if metadata.size else metadata.properties.dtype
             size = metadata.size
             if size and name in divided:
