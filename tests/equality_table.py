@@ -75,6 +75,7 @@ class Row:
     evaluates: bool = False
     same_bits: bool = False
     planned_by: Callable[[Row], Plan] | None = None
+    transport: str = "host"
 
     def __str__(self) -> str:
         changed = [
@@ -178,6 +179,7 @@ def train(rank: int, ranks: int, row: Row, plan: Plan) -> Outcome:
         OPTIMIZERS[row.optimizer],
         device="cpu",
         seed=SEED,
+        transport=row.transport,
         **{name: value for method in row.methods for name, value in method.runtime_options.items()},
     )
     steps = []

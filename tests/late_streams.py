@@ -90,6 +90,12 @@ class LateStreams:
             self._streams[key] = LateStream(instruction.kind.stream, self._draw, self._clock)
         return self._streams[key]
 
+    @property
+    def reading(self) -> Stream:
+        if ("results", NONE) not in self._streams:
+            self._streams["results", NONE] = LateStream("results", self._draw, self._clock)
+        return self._streams["results", NONE]
+
     def close(self) -> None:
         for stream in self._streams.values():
             stream.queue.close()
@@ -101,7 +107,7 @@ def late(seed: int) -> Iterator[Clock]:
     clock = Clock()
     watched = {name: _watched(handler, clock) for name, handler in all_handlers().items()}
     with (
-        patch("weft.run.resources.open_streams", lambda device: LateStreams(seed, clock)),
+        patch("weft.run.resources.open_streams", lambda device, **_: LateStreams(seed, clock)),
         patch("weft.run.executor.all_handlers", lambda: watched),
     ):
         yield clock

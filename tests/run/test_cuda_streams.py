@@ -11,7 +11,7 @@ from small_plans import make_plan, make_program, tiny
 from weft.describe.plan import Plan
 from weft.program.rank_program import part_of
 from weft.run.accelerator import TorchAccelerator, to_device
-from weft.run.device_streams import ComputeStream, CopyQueue
+from weft.run.device_streams import CopyQueue, DeviceClock, KernelStream
 from weft.run.runtime import RankRuntime
 from weft.run.stage.build import build_stages
 from weft.run.state.precision import STEPPED
@@ -26,7 +26,8 @@ CONFIG = tiny(tied=False)
 def test_kernels_run_behind_the_host_and_copies_follow_them() -> None:
     device = torch.device("cuda", 0)
     accelerator = TorchAccelerator(device)
-    compute, queue = ComputeStream(accelerator), CopyQueue("copies", accelerator)
+    compute = KernelStream("computation", accelerator, DeviceClock(accelerator))
+    queue = CopyQueue("copies", accelerator)
     numbers, sent = to_device(torch.arange(1000.0), device), []
 
     def work() -> None:

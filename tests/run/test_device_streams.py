@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
@@ -21,10 +21,11 @@ from small_plans import make_plan, make_program, tiny
 from weft.describe.plan import Plan
 from weft.errors import RunError
 from weft.program.rank_program import part_of
-from weft.run.device_streams import ComputeStream, CopyQueue
+from weft.run.device_streams import CopyQueue, DeviceClock, KernelStream
 from weft.run.record.recorder import Recorder
 from weft.run.record.slots import read_slots
-from weft.run.streams import Value
+from weft.run.streams import Completion, Value
+from weft.run.transport.transports import DeviceTransport
 from weft.run.work_queue import WorkQueue
 
 SEEDS = range(5)
@@ -32,6 +33,28 @@ SEEDS = range(5)
 
 class Content:
     """Something that a value holds."""
+
+
+def computing(accelerator: LateAccelerator) -> KernelStream:
+    return KernelStream("computation", accelerator, DeviceClock(accelerator))
+
+
+def beside(accelerator: LateAccelerator) -> KernelStream:
+    return KernelStream("messages", accelerator, DeviceClock(accelerator), accelerator.stream())
+
+
+class LateKernelStream(KernelStream):
+    """A stream whose work runs as a kernel: when the device gets to it, not when the host launches it."""
+
+    def run(self, label: str, work: Callable[[], None], *reads: Value[Any]) -> Completion:
+        return super().run(label, lambda: self._accelerator.launch(work), *reads)
+
+
+def in_kernels(name: str | None, device: torch.device) -> DeviceTransport:
+    """Exchange by gloo in kernels of the late accelerator, as NCCL does in those of a GPU."""
+    transport = DeviceTransport(device.type)
+    transport.in_kernels = True
+    return transport
 
 
 @contextmanager
@@ -53,7 +76,7 @@ def held_up(accelerator: LateAccelerator) -> threading.Event:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_host_goes_on_while_kernels_run_in_order(seed: int) -> None:
     accelerator, order = LateAccelerator(seed), []
-    compute = ComputeStream(accelerator)
+    compute = computing(accelerator)
     release = held_up(accelerator)
     before: list[Value] = []
     for number in range(6):
@@ -71,7 +94,7 @@ def test_the_host_goes_on_while_kernels_run_in_order(seed: int) -> None:
 
 def test_work_waits_on_the_host_for_what_a_thread_makes() -> None:
     accelerator, order, release = LateAccelerator(), [], threading.Event()
-    compute, messages = ComputeStream(accelerator), WorkQueue("messages")
+    compute, messages = computing(accelerator), WorkQueue("messages")
     arrived = messages.run("R0", lambda: order.append("arrived") if release.wait(60) else None)
     threading.Timer(0.05, release.set).start()
     compute.run("F0", lambda: order.append("launched"), Value.of(None, arrived))
@@ -82,7 +105,7 @@ def test_work_waits_on_the_host_for_what_a_thread_makes() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_copies_follow_the_kernels_that_were_launched_before(seed: int) -> None:
     accelerator, cell, seen = LateAccelerator(seed), ["old"], []
-    compute = ComputeStream(accelerator)
+    compute = computing(accelerator)
     with copies(accelerator) as queue:
         release = held_up(accelerator)
         compute.run("F0", lambda: accelerator.launch(lambda: seen.append(cell[0])))
@@ -110,7 +133,7 @@ def test_copies_have_ended_when_their_completion_has(seed: int) -> None:
 
 def test_copies_read_what_was_computed() -> None:
     accelerator, cell, sent = LateAccelerator(), [0], []
-    compute = ComputeStream(accelerator)
+    compute = computing(accelerator)
     with copies(accelerator) as queue:
         release = held_up(accelerator)
         made = Value.of(cell, compute.run("F0", lambda: accelerator.launch(lambda: cell.__setitem__(0, 7))))
@@ -122,7 +145,7 @@ def test_copies_read_what_was_computed() -> None:
 
 def test_values_of_other_streams_are_kept_while_kernels_may_read_them() -> None:
     accelerator = LateAccelerator()
-    compute, queue = ComputeStream(accelerator), WorkQueue("messages")
+    compute, queue = computing(accelerator), WorkQueue("messages")
     own, other = Content(), Content()
     gone = {name: threading.Event() for name in ("own", "other")}
     weakref.finalize(own, gone["own"].set)
@@ -144,7 +167,7 @@ def test_values_of_other_streams_are_kept_while_kernels_may_read_them() -> None:
 def test_what_is_kept_is_given_back_without_anybody_who_waits() -> None:
     accelerator = LateAccelerator()
     compute, queue, content, gone = (
-        ComputeStream(accelerator),
+        computing(accelerator),
         WorkQueue("messages"),
         Content(),
         threading.Event(),
@@ -165,7 +188,7 @@ def test_times_are_those_of_the_device_on_the_clock_of_the_host(
     # Clocks are compared before every computation.
     monkeypatch.setattr("weft.run.device_streams.ANCHORED_NS", 0)
     accelerator = LateAccelerator(seed)
-    compute, told = ComputeStream(accelerator), []
+    compute, told = computing(accelerator), []
     began_ns = time.monotonic_ns()
     launched = [
         compute.run(str(number), lambda: accelerator.launch(lambda: time.sleep(0.004))) for number in range(5)
@@ -184,9 +207,54 @@ def test_times_are_those_of_the_device_on_the_clock_of_the_host(
     assert all(end_ns - start_ns >= 4_000_000 for start_ns, end_ns in told)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_computations_follow_the_messages_that_they_read_and_the_host_goes_on(seed: int) -> None:
+    accelerator, order = LateAccelerator(seed), []
+    compute, messages = computing(accelerator), beside(accelerator)
+    held = threading.Event()
+    arrived = messages.run(
+        "R0", lambda: accelerator.launch(lambda: order.append("arrived") if held.wait(60) else None)
+    )
+    compute.run("F0", lambda: accelerator.launch(lambda: order.append("computed")), Value.of(None, arrived))
+    time.sleep(0.02)
+    assert order == []
+    held.set()
+    compute.close()
+    assert order == ["arrived", "computed"]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_messages_follow_the_kernels_that_were_launched_before(seed: int) -> None:
+    accelerator, order = LateAccelerator(seed), []
+    compute, messages = computing(accelerator), beside(accelerator)
+    release = held_up(accelerator)
+    compute.run("F0", lambda: accelerator.launch(lambda: order.append("computed")))
+    # The allocator has given the message the memory that kernels launched before still read.
+    messages.run("R1", lambda: accelerator.launch(lambda: order.append("arrived")))
+    time.sleep(0.02)
+    release.set()
+    messages.close()
+    assert order == ["computed", "arrived"]
+
+
+def test_what_a_message_reads_is_kept_until_it_has_ended() -> None:
+    accelerator = LateAccelerator()
+    compute, messages = computing(accelerator), beside(accelerator)
+    content, gone = Content(), threading.Event()
+    weakref.finalize(content, gone.set)
+    made = compute.run("F0", lambda: None)
+    held = threading.Event()
+    sent = messages.run("S0", lambda: accelerator.launch(held.wait), Value.of(content, made))
+    del content
+    assert not gone.is_set()
+    held.set()
+    sent.wait()
+    assert gone.wait(10)
+
+
 def test_a_kernel_that_fails_is_named_by_its_instruction() -> None:
     accelerator = LateAccelerator()
-    compute = ComputeStream(accelerator)
+    compute = computing(accelerator)
     failing = compute.run("F0.3", lambda: None)
     accelerator.broken = True
     with pytest.raises(RunError, match=r"^F0\.3: computation failed: an illegal memory access$"):
@@ -198,12 +266,16 @@ def test_a_kernel_that_fails_is_named_by_its_instruction() -> None:
 
 
 def trained(
-    rank: int, ranks: int, plan: Plan, seed: int | None, folder: Any
+    rank: int, ranks: int, plan: Plan, seed: int | None, folder: Any, kernels: bool = False
 ) -> tuple[list[float], list[torch.Tensor], int]:
     """Losses and parameters of three steps, and the number of recorded instructions."""
     config, program = tiny(tied=False), make_program(tiny(tied=False), plan)
     accelerator = None if seed is None else LateAccelerator(seed + rank)
-    with patch("weft.run.rank_streams.accelerator_of", lambda device: accelerator):
+    with ExitStack() as patched:
+        patched.enter_context(patch("weft.run.rank_streams.accelerator_of", lambda device: accelerator))
+        if kernels:
+            patched.enter_context(patch("weft.run.rank_streams.KernelStream", LateKernelStream))
+            patched.enter_context(patch("weft.run.resources.transport_of", in_kernels))
         recorder = Recorder(folder, program=part_of(program, rank), plan_id=plan.plan_id, steps=3)
         runtime = make_runtime(rank, config, plan, program, recorder=recorder)
         losses = [runtime.step(step, batch_of(config, plan, step)).loss for step in range(3)]
@@ -221,10 +293,32 @@ def test_a_plan_trains_to_the_same_bits(worker_pool: WorkerPool, tmp_path: Any, 
         update={"sharding": sharding}
     )
     expected = worker_pool.run(trained, plan, None, tmp_path, ranks=4)
-    for seed in range(2):
-        for ours, theirs in zip(
-            worker_pool.run(trained, plan, seed, tmp_path, ranks=4), expected, strict=True
-        ):
+    for seed, kernels in ((0, False), (1, False), (2, True), (3, True)):
+        late = worker_pool.run(trained, plan, seed, tmp_path, kernels, ranks=4)
+        for ours, theirs in zip(late, expected, strict=True):
             assert ours[0] == theirs[0]
             assert all(torch.equal(*pair) for pair in zip(ours[1], theirs[1], strict=True))
             assert ours[2] == theirs[2]
+
+
+def run_ahead(rank: int, ranks: int, plan: Plan) -> tuple[bool, float, float]:
+    """Whether a step returns before the device has begun it, its loss then, and on the CPU."""
+    config, losses = tiny(tied=False), []
+    for accelerator in (LateAccelerator(), None):
+        with patch("weft.run.rank_streams.accelerator_of", lambda device, late=accelerator: late):
+            runtime = make_runtime(rank, config, plan, make_program(config, plan))
+            release = threading.Event() if accelerator is None else held_up(accelerator)
+            result = runtime.step(0, batch_of(config, plan, 0))
+            if accelerator is not None:
+                unread = result._read.times is None
+            release.set()
+            losses.append(result.loss)
+            runtime.close()
+    return unread, *losses
+
+
+def test_a_step_returns_before_its_loss_is_there(worker_pool: WorkerPool) -> None:
+    plan = make_plan(tiny(tied=False), loops=2, schedule="breadth-first", precision="fp32")
+    [(unread, loss, expected)] = worker_pool.run(run_ahead, plan, ranks=1)
+    assert unread
+    assert loss == expected

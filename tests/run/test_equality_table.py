@@ -18,6 +18,7 @@ import pytest
 from equality_matrix import CHOICES, cases, choices_of, covering
 from equality_table import Row, differences, together, tolerance_of, train
 from methods.rows.gradient_norm import Clips
+from methods.rows.local_averaging import Averages
 from methods.rows.sharding import ACROSS, PARTS, SAME_BITS, by_layout
 from one_process import Outcome, Training, alone
 from pool import WorkerPool
@@ -208,6 +209,29 @@ GRAPHS = (
     Row(WIDE_GPT, "zb-h1", pp=2, cp=2, recompute="full", splits=(2, 1)),
 )
 
+# Their replicas' sums have an order of their own.
+DEVICE = tuple(
+    replace(row, transport="device")
+    for row in (
+        BITS(GPT, "1f1b", pp=4),
+        BITS(GPT, "zb-v", pp=3, loops=2),
+        Row(LLAMA, "breadth-first", pp=2, dp=2, loops=2),
+        Row(GPT, "chimera", pp=4),
+        Row(GPT, dp=3, shares=(1, 4, 2)),
+        Row(WIDE_GPT, "breadth-first", dp=2, tp=2, loops=2, sharding="zero-3"),
+        Row(divisible("llama", heads=4), tp=4),
+        Row(divisible("llama", sequence=16), cp=4),
+        Row(tiny(tied=True), "zb-h1", pp=4, methods=(Clips(0.2),)),
+        TIED("breadth-first", dp=2, loops=4, sharding="zero-2"),
+        BOTH(WIDE_BERT, dp=2, sharding="zero-3", methods=(Clips(None),)),
+        SEEN(RESNET, "1f1b", pp=2, dp=2, sharding="zero-2"),
+        FORKED("zb-h1", splits=(4, 1, 2, 1)),
+        Row(GPT, "depth-first", dp=4, loops=3, micro_batches=2, sharding="zero-1", island=2),
+        Row(GPT, dp=4, micro_batches=1, optimizer="adamw", steps=3, sharding="zero-3"),
+        Row(GPT, dp=2, steps=6, methods=(Averages(2, 0.9),)),
+    )
+)
+
 MOST_RANKS = 4
 COVERING = covering(list(cases(MOST_RANKS)))
 OF_METHODS = [
@@ -215,7 +239,18 @@ OF_METHODS = [
     for path in sorted((Path(equality_table.__file__).parent / "methods" / "rows").glob("*.py"))
     for row in import_module(f"methods.rows.{path.stem}").ROWS
 ]
-GROUPS = (PIPELINES, UNEVEN, TENSOR, CONTEXT, CONTEXT_WITH_TENSOR, FAMILIES, CONVOLUTIONAL, GRAPHS, COVERING)
+GROUPS = (
+    PIPELINES,
+    UNEVEN,
+    TENSOR,
+    CONTEXT,
+    CONTEXT_WITH_TENSOR,
+    FAMILIES,
+    CONVOLUTIONAL,
+    GRAPHS,
+    DEVICE,
+    COVERING,
+)
 TABLE = list(dict.fromkeys(row for group in (*GROUPS, OF_METHODS) for row in group))
 
 

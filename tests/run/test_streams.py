@@ -295,17 +295,23 @@ def broken_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     raise ZeroDivisionError("no loss today")
 
 
-def fail(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> str:
+def fail(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> list[str]:
     with late(rank):
         runtime = make_runtime(rank, config, plan, make_program(config, plan), loss_fn=broken_loss)
+        result = runtime.step(4, batch_of(config, plan, 0))
+        with pytest.raises(RunError) as read:
+            _ = result.loss
+        # The next step ends with it, too.
         with pytest.raises(RunError) as caught:
-            runtime.step(4, batch_of(config, plan, 0))
-        runtime.close()
-    return str(caught.value)
+            runtime.step(5, batch_of(config, plan, 0))
+        with pytest.raises(RunError):
+            runtime.close()
+    return [str(read.value), str(caught.value)]
 
 
 @pytest.mark.processes
 def test_a_late_failure_is_told_with_the_instruction_that_failed(worker_pool: WorkerPool) -> None:
-    [text] = worker_pool.run(fail, WHOLE, plan_of(WHOLE, "zero-0"), ranks=1)
-    assert text.startswith("rank 0, step 4, instruction ")
+    [[read, text]] = worker_pool.run(fail, WHOLE, plan_of(WHOLE, "zero-0"), ranks=1)
+    assert read == "step 4: F0.0: compute failed: no loss today"
+    assert text.startswith("rank 0, step 5, instruction ")
     assert text.endswith(": F0.0: compute failed: no loss today")

@@ -15,9 +15,9 @@ from weft.describe.plan import Choice
 from weft.errors import InputError
 from weft.installed import installed
 from weft.run.transport.host_group import HostGroup
+from weft.run.transport.rank_order import PIECE_ELEMENTS
 from weft.sync import get_synchroniser
 from weft.sync.base import Meeting
-from weft.sync.collectives import PIECE_ELEMENTS, reduce_scatter
 from weft.sync.dense import Dense
 
 LENGTH = 4 * 3 * 5
@@ -68,7 +68,7 @@ def share_of_pieces(rank: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
     gradients = [
         torch.randn(length, generator=torch.Generator().manual_seed(member)) for member in range(ranks)
     ]
-    found = reduce_scatter(gradients[rank], HostGroup(dist.new_group()))
+    found = HostGroup(dist.new_group()).reduce_scatter(gradients[rank])
     expected = gradients[0].clone()
     for gradient in gradients[1:]:
         expected += gradient

@@ -92,6 +92,7 @@ def job_of(
         "train": {"steps": steps, "seed": 5},
         "optimizer": {"learning_rate": 0.01, "warm_up_steps": 2},
         "checkpoint": {"every": 3, "keep": 2},
+        "run": {},
     }
     for table, keys in changes.items():
         record[table] = {**record[table], **keys}
@@ -111,9 +112,17 @@ def run_training(
     return train(job, run_dir, WorkerContext(rank, ranks, rank, "cpu", 1))
 
 
-def run_signalled(rank: int, ranks: int, run_dir: Path, plan: Plan, where: str, checkpoint: str = "") -> int:
+def run_signalled(
+    rank: int,
+    ranks: int,
+    run_dir: Path,
+    plan: Plan,
+    where: str,
+    checkpoint: str = "",
+    changes: dict | None = None,
+) -> int:
     os.environ["TEST_SIGNAL"] = f"{where} {run_dir / 'checkpoints' / checkpoint if checkpoint else run_dir}"
-    return run_training(rank, ranks, run_dir, plan, STEPS, "SignalAt")
+    return run_training(rank, ranks, run_dir, plan, STEPS, "SignalAt", changes)
 
 
 def run_killed_inside(rank: int, ranks: int, run_dir: Path, plan: Plan, function: str, calls: int) -> int:
@@ -273,18 +282,18 @@ def test_a_killed_rank_costs_nothing_but_time(
     require_same(run_dir, uninterrupted)
 
 
-@pytest.mark.parametrize("sharding", ["zero-1", "zero-2"])
+@pytest.mark.parametrize(("sharding", "transport"), [("zero-1", "host"), ("zero-2", "device")])
 def test_a_killed_run_that_shares_its_states_out_ends_like_one_that_shares_nothing(
-    worker_pool: WorkerPool, tmp_path: Path, sharding: str
+    worker_pool: WorkerPool, tmp_path: Path, sharding: str, transport: str
 ) -> None:
     plan = plan_of(pp=1, dp=2, loops=2, schedule="breadth-first", micro_batches=2)
     replicated, run_dir = new_run(tmp_path), new_run(tmp_path, "killed")
     worker_pool.run(run_training, replicated, plan, STEPS, ranks=2)
-    shared = plan.model_copy(update={"sharding": sharding})
+    shared, changes = plan.model_copy(update={"sharding": sharding}), {"run": {"transport": transport}}
     where = f"1 9 {signal.SIGKILL:d}"  # a replica reads two micro-batches a step
     with pytest.raises(RankError):
-        worker_pool.run(run_signalled, run_dir, shared, where, "step-00000003", ranks=2)
-    worker_pool.run(run_training, run_dir, shared, STEPS, ranks=2)
+        worker_pool.run(run_signalled, run_dir, shared, where, "step-00000003", changes, ranks=2)
+    worker_pool.run(run_training, run_dir, shared, STEPS, "", changes, ranks=2)
     assert "resumed" in [row["event"] for row in rows(run_dir, "events.jsonl")]
     require_same(run_dir, replicated)
 

@@ -19,8 +19,8 @@ from weft.run.stage.stage_module import StageModule
 from weft.run.state.bucket import FlatLayout
 from weft.run.state.precision import PRECISIONS, STEPPED
 from weft.run.state.states import make_states
+from weft.run.transport.device_group import GLOO
 from weft.run.transport.host_group import HostGroup
-from weft.run.transport.mesh import BACKEND
 
 LAYERS_PER_KIND = 4
 
@@ -65,7 +65,7 @@ def tensor_place(tensor_parallel: int) -> Iterator[TensorPlace]:
     ranks = range(dist.get_world_size())
     # Every rank makes all groups, in the same order: torch requires it.
     groups = [
-        dist.new_group(list(ranks[first : first + tensor_parallel]), backend=BACKEND)
+        dist.new_group(list(ranks[first : first + tensor_parallel]), backend=GLOO)
         for first in ranks[::tensor_parallel]
     ]
     number, place = divmod(dist.get_rank(), tensor_parallel)

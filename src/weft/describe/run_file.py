@@ -24,6 +24,7 @@ from weft.describe.run_tables.training import (
     BYTES,
     MODEL,
     CheckpointTable,
+    ExecutionTable,
     ModelTable,
     OptimizerTable,
     ReportTable,
@@ -40,6 +41,7 @@ class RunFile(TomlTable):
     model: ModelTable
     task: TaskTable = TaskTable()
     train: TrainTable = TrainTable()
+    run: ExecutionTable = ExecutionTable()
     optimizer: OptimizerTable = OptimizerTable()
     cluster: ClusterTable = ClusterTable()
     goal: GoalTable = GoalTable()

@@ -73,6 +73,10 @@ class RankProgram:
         # The last entry is for rows of none of these stages.
         return instruction_ids(self.columns, lanes[np.minimum(self.columns.stage, len(lanes) - 1)])
 
+    def peers(self, *kinds: int) -> set[int]:
+        """Return the ranks with which the rank exchanges messages of these kinds."""
+        return set(self.columns.peer[np.isin(self.columns.kind, kinds)].tolist())
+
     @cached_property
     def stages(self) -> tuple[int, ...]:
         """The stages that the rank holds, ascending."""

@@ -6,6 +6,7 @@ them, and its kernels end before their call returns.
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -68,6 +69,16 @@ class TorchAccelerator:
 def accelerator_of(device: torch.device) -> Accelerator | None:
     """Return the accelerator on which a device's kernels run; None for a CPU."""
     return None if device.type == "cpu" else TorchAccelerator(device)
+
+
+def require_same_bits() -> None:
+    """Let torch run only kernels that give the same bits in every repetition; call it before the first one.
+
+    An operation without such a kernel then raises a RuntimeError.
+    """
+    # cuBLAS reads it when its first product makes a workspace.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

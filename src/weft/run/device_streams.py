@@ -1,7 +1,8 @@
 """Streams of a rank on an accelerator: the device computes while the host goes on.
 
-Computations are kernels of the device's default stream, where tensors are allocated. Messages and collectives
-go through host memory, so each has a thread. It copies on a stream of its own and waits for its copies.
+Computations are kernels of the device's default stream, where tensors are allocated. If messages and
+collectives are kernels, too, each has a stream of the device, which waits for events. If they go through host
+memory, each has a thread. It copies on a stream of its own and waits for its copies.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from weft.run.accelerator import Accelerator, Event
+from weft.run.accelerator import Accelerator, DeviceStream, Event
 from weft.run.streams import Completion, Reports, Times, Value
 from weft.run.work_queue import WorkQueue, labelled
 
@@ -61,18 +63,26 @@ class DeviceClock:
 
 
 class DeviceWork(Reports):
-    """The end of kernels that the host has launched.
+    """The end of kernels that the host has launched in a stream.
 
-    It keeps the values that other streams made. The allocator gives their memory away once the host drops
-    them, even if kernels still read it.
+    It keeps the values that other streams made. The allocator gives their memory away once the host
+    drops them, even if kernels still read it.
     """
 
-    def __init__(self, label: str, start: Event, end: Event, anchor: Anchor, kept: list[Value[Any]]) -> None:
+    def __init__(
+        self,
+        label: str,
+        stream: KernelStream,
+        start: Event,
+        end: Event,
+        anchor: Anchor,
+        kept: Sequence[Value[Any]],
+    ) -> None:
         super().__init__()
-        self.start, self.end_event = start, end
+        self.stream, self.start, self.end_event = stream, start, end
         self._label = label
         self._anchor = anchor
-        self._kept = kept
+        self._kept = tuple(kept)
         self._lock = threading.Lock()
 
     def wait(self) -> None:
@@ -80,7 +90,7 @@ class DeviceWork(Reports):
             try:
                 self.end_event.synchronize()
             except RuntimeError as error:
-                raise labelled(error, self._label, "computation") from error
+                raise labelled(error, self._label, self.stream.name) from error
             self._notice()
 
     def ended(self) -> bool:
@@ -92,32 +102,74 @@ class DeviceWork(Reports):
     def _notice(self) -> None:
         with self._lock:
             if self.times is None:
-                self._kept.clear()
+                self._kept = ()
                 self.end(self._anchor.span(self.start, self.end_event))
 
 
-class ComputeStream:
-    """The device's default stream: `run` launches the work's kernels and returns."""
+class KernelStream:
+    """A stream of the device: `run` launches the work's kernels and returns. One thread calls it.
 
-    def __init__(self, accelerator: Accelerator) -> None:
+    Args:
+        name: of the stream in error messages.
+        clock: shared by the streams of a rank.
+        aside: a stream beside the default one; None for the default one, where tensors are allocated. Kernels
+            beside it follow all kernels launched in it before. So memory that the host allocated for the work
+            is free of them.
+    """
+
+    def __init__(
+        self, name: str, accelerator: Accelerator, clock: DeviceClock, aside: DeviceStream | None = None
+    ) -> None:
+        self.name = name
+        self._clock = clock
         self._accelerator = accelerator
-        self._clock = DeviceClock(accelerator)
+        self._aside = aside
         self._under_way: deque[DeviceWork] = deque()
         self._pool: list[Event] = []
 
     def run(self, label: str, work: Callable[[], None], *reads: Value[Any]) -> Completion:
-        kept = [value for value in reads if not isinstance(value.completion, DeviceWork)]
-        for value in kept:
-            if value.completion.times is None:
-                value.completion.wait()
+        others = [value for value in reads if not self._made(value.completion)]
         self._collect()
         anchor, start, end = self._clock.anchor(), self._event(), self._event()
-        start.record()
-        work()
-        end.record()
-        launched = DeviceWork(label, start, end, anchor, kept)
+        with self._entered():
+            for value in others:
+                self._follow(value.completion)
+            start.record()
+            work()
+            end.record()
+        launched = DeviceWork(label, self, start, end, anchor, others)
         self._under_way.append(launched)
         return launched
+
+    def close(self) -> None:
+        """Wait until the device has done all kernels."""
+        while self._under_way:
+            self._under_way.popleft().wait()
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        if self._aside is None:
+            yield
+            return
+        posted = self._event()
+        posted.record()
+        with self._aside:
+            posted.wait()
+            # The stream waits for the place that is marked now, so the event may mark another.
+            self._pool.append(posted)
+            yield
+
+    def _made(self, completion: Completion) -> bool:
+        return isinstance(completion, DeviceWork) and completion.stream is self
+
+    def _follow(self, completion: Completion) -> None:
+        """Let further kernels run after the end of other work; the host waits for what is no kernel."""
+        if completion.times is not None:
+            return
+        if isinstance(completion, DeviceWork):
+            completion.end_event.wait()
+        else:
+            completion.wait()
 
     def _collect(self) -> None:
         """Notice the ends of earlier work, which gives back what it keeps, and its events."""

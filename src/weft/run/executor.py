@@ -21,7 +21,7 @@ from weft.program.program import Instruction
 from weft.program.rank_program import RankProgram
 from weft.run.handlers import HANDLERS
 from weft.run.handlers.base import Handler, Issue
-from weft.run.methods import HandlerOf
+from weft.run.methods import HandlerOf, Share
 from weft.run.record.recorder import Recorder
 from weft.run.streams import Completion, Value
 from weft.run.workspace import Batch, Workspace
@@ -31,12 +31,18 @@ Record = Callable[[int, int, int, int, int], None]
 
 class Outcome(NamedTuple):
     """The results of a step on this rank: its shares of the loss and of methods' sums, figures, and series.
-    Methods' numbers are by name. The work that makes a series may still run."""
+    Methods' numbers are by name. The work that makes them may still run."""
 
-    loss: float
-    shares: Mapping[str, float]
-    figures: Mapping[str, float]
+    loss: Share
+    shares: Mapping[str, Share]
+    figures: Mapping[str, Value[torch.Tensor]]
     series: Mapping[str, Value[torch.Tensor]]
+
+    @property
+    def numbers(self) -> list[Value[torch.Tensor]]:
+        """The values of the shares and the figures."""
+        shares = (self.loss, *self.shares.values())
+        return [*(value for share in shares for value in share.values), *self.figures.values()]
 
 
 class Executor:
@@ -87,7 +93,6 @@ class Executor:
                 action()
             # Sends of this step may still run. All sends of the step before have been received.
             self.drain()
-            outcome = self._outcome()
         except RunError as error:
             raise type(error)(f"{self._where(reached)}: {error}") from error
         except Exception as error:
@@ -95,7 +100,7 @@ class Executor:
             raise RunError(f"{self._where(reached)}: {reason}") from error
         self._in_flight = self._posted.copy()
         self._posted.clear()
-        return outcome
+        return self._outcome()
 
     def drain(self) -> None:
         """Wait for the unfinished work of the last step; afterwards all its times are known.
@@ -110,13 +115,11 @@ class Executor:
     def _outcome(self) -> Outcome:
         workspace = self._workspace
         methods = workspace.resources.methods.values()
-        figures = {name: value for one in methods for name, value in one.figures(workspace).items()}
-        series = {name: value for one in methods for name, value in one.series(workspace).items()}
         return Outcome(
-            workspace.read_loss(),
+            Share(tuple(workspace.losses)),
             {name: share for one in methods for name, share in one.shares(workspace).items()},
-            {name: workspace.read(value) for name, value in figures.items()},
-            series,
+            {name: value for one in methods for name, value in one.figures(workspace).items()},
+            {name: value for one in methods for name, value in one.series(workspace).items()},
         )
 
     def _where(self, instruction: Instruction | None) -> str:

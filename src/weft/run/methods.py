@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -75,6 +75,17 @@ class Making:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Share(NamedTuple):
+    """A rank's share of a number of a step: the sum of values of one element, times a weight."""
+
+    values: tuple[Value[torch.Tensor], ...]
+    weight: float = 1.0
+
+    def read(self) -> float:
+        """Return the share; call it when the values are there."""
+        return self.weight * sum((value.content.item() for value in self.values), 0.0)
+
+
 class MethodState:
     """A method's state on one rank, kept from step to step; a method overrides the functions it needs."""
 
@@ -109,10 +120,10 @@ class MethodState:
         """Return the roots of a stage's backward passes besides its output; called once, after `begin`."""
         return ()
 
-    def shares(self, workspace: Workspace) -> Mapping[str, float]:
+    def shares(self, workspace: Workspace) -> Mapping[str, Share]:
         """Return this rank's shares of numbers of the ending step, by name; all ranks' shares are added up.
 
-        Every rank of a program returns the same names, 0 if it has no share. It may wait for values.
+        Every rank of a program returns the same names; a share of no values is 0.
         """
         return {}
 

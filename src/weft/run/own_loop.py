@@ -64,6 +64,7 @@ class Runtime:
         clip_norm: the largest norm of the whole gradient to step with.
         skip_non_finite: leave out a step whose gradient is not finite. This and `clip_norm` need a plan with
             the method `gradient-norm`.
+        transport: the way of messages and sums, `host` or `device`; None chooses by the device.
 
     Raises:
         InputError: when the plan is not for this model or these ranks, or cannot be executed.
@@ -81,6 +82,7 @@ class Runtime:
         seed: int = 0,
         clip_norm: float | None = None,
         skip_non_finite: bool = False,
+        transport: str | None = None,
     ) -> None:
         self.plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))
         if isinstance(model, str):
@@ -121,6 +123,7 @@ class Runtime:
             seed=seed,
             clip_norm=clip_norm,
             skip_non_finite=skip_non_finite,
+            transport=transport,
         )
         self._rank, self._steps = rank, 0
 

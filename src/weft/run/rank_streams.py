@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from weft.errors import InputError, Violation
 from weft.program.program import NONE, Instruction
+from weft.program.rank_program import RankProgram
 from weft.run.accelerator import accelerator_of
-from weft.run.device_streams import ComputeStream, CopyQueue
+from weft.run.device_streams import CopyQueue, DeviceClock, KernelStream
 from weft.run.streams import Ended, Stream, Value
 from weft.run.work_queue import WorkQueue
 
 COMPUTE, COLLECTIVE = "compute", "collective"
+_COMPUTATION = (COMPUTE, NONE)
+# Of a CUDA device at most; see `weft.run.launch.worker_start`.
+HARDWARE_QUEUES = 32
 
 
 class HostStream:
@@ -31,39 +36,91 @@ class HostStream:
         return ended
 
 
-class RankStreams:
-    """One stream for computations; one thread for collectives, and one per peer and kind of message.
-
-    A thread starts with its first work: messages may need none.
-    """
-
-    def __init__(self, compute: Stream, queue: Callable[[str], WorkQueue]) -> None:
-        self._compute = compute
-        self._queue = queue
-        self._queues: dict[tuple[str, int], WorkQueue] = {}
-
-    def of(self, instruction: Instruction) -> Stream:
-        kind = instruction.kind
-        if kind.stream == COMPUTE:
-            return self._compute
-        peer = NONE if kind.collective else instruction.peer
-        key = (kind.stream, peer)
-        if key not in self._queues:
-            self._queues[key] = self._queue(_name(kind.stream, peer))
-        return self._queues[key]
+class ClosableStream(Stream, Protocol):
+    """A stream of a rank's messages or collectives."""
 
     def close(self) -> None:
-        for stream in self._queues.values():
+        """Finish the work under way and end what does it."""
+        ...
+
+
+class RankStreams:
+    """One stream for computations, one for collectives, and one per peer and kind of message.
+
+    Args:
+        compute: the stream of computations.
+        open_stream: makes each of the others at its first work: messages may need none.
+        reading: the stream that reads numbers to the host; None to read them on the stream of computations.
+    """
+
+    def __init__(
+        self,
+        compute: Stream,
+        open_stream: Callable[[str], ClosableStream],
+        reading: ClosableStream | None = None,
+    ) -> None:
+        self._compute = compute
+        self._reading = reading
+        self._open = open_stream
+        self._others: dict[tuple[str, int], ClosableStream] = {}
+
+    @property
+    def reading(self) -> Stream:
+        return self._compute if self._reading is None else self._reading
+
+    def of(self, instruction: Instruction) -> Stream:
+        key = _key(instruction)
+        if key == _COMPUTATION:
+            return self._compute
+        if key not in self._others:
+            self._others[key] = self._open(_name(*key))
+        return self._others[key]
+
+    def close(self) -> None:
+        for stream in self._others.values():
             stream.close()
-        self._queues.clear()
+        self._others.clear()
+        if self._reading is not None:
+            self._reading.close()
 
 
-def open_streams(device: torch.device) -> RankStreams:
-    """Return the streams of a rank that computes on this device."""
+def open_streams(device: torch.device, *, exchanges_in_kernels: bool) -> RankStreams:
+    """Return the streams of a rank that computes on this device.
+
+    `exchanges_in_kernels` states that messages and collectives are kernels of the device.
+    """
     accelerator = accelerator_of(device)
     if accelerator is None:
         return RankStreams(HostStream(), WorkQueue)
-    return RankStreams(ComputeStream(accelerator), lambda name: CopyQueue(name, accelerator))
+    clock = DeviceClock(accelerator)
+    compute = KernelStream("computation", accelerator, clock)
+    reading = CopyQueue("results", accelerator)
+    if exchanges_in_kernels:
+        return RankStreams(
+            compute, lambda name: KernelStream(name, accelerator, clock, accelerator.stream()), reading
+        )
+    return RankStreams(compute, lambda name: CopyQueue(name, accelerator), reading)
+
+
+def require_queues(program: RankProgram) -> None:
+    """Refuse a program whose messages and collectives need more streams than a device runs at once.
+
+    A kernel that waits for another rank holds up all streams of its hardware queue, also the one that the
+    other rank waits for. With a queue for each stream it waits as the verifier assumes.
+
+    Raises:
+        InputError: with the number of streams.
+    """
+    streams = {_key(one) for one in program.instructions()} - {_COMPUTATION}
+    if len(streams) >= HARDWARE_QUEUES:
+        problem = f"'device' needs {len(streams)} streams beside the computation; a device has"
+        raise InputError(Violation("run.transport", f"{problem} {HARDWARE_QUEUES} queues", "host"))
+
+
+def _key(instruction: Instruction) -> tuple[str, int]:
+    """Return the name of an instruction's stream, and the peer whose messages it carries."""
+    kind = instruction.kind
+    return (kind.stream, NONE if kind.collective or kind.stream == COMPUTE else instruction.peer)
 
 
 def _name(stream: str, peer: int) -> str:

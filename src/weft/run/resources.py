@@ -14,7 +14,7 @@ from torch import nn
 
 from weft.describe.plan import Plan, Recompute
 from weft.describe.synchronisation import keeps_gradients_local
-from weft.program.kinds import FORWARD, KINDS, MESSAGES
+from weft.program.kinds import FORWARD, KINDS
 from weft.program.rank_program import RankProgram
 from weft.run.methods import Making, MethodState, OwnGradient, states_of
 from weft.run.parallel.tensor_stage import (
@@ -24,7 +24,7 @@ from weft.run.parallel.tensor_stage import (
     summed_gradients,
     tensor_ranks,
 )
-from weft.run.rank_streams import open_streams
+from weft.run.rank_streams import open_streams, require_queues
 from weft.run.stage.borders import Borders, borders_of
 from weft.run.stage.roots import StageRoots, stage_roots
 from weft.run.stage.statistics import StageStatistics
@@ -37,8 +37,8 @@ from weft.run.state.stepped import SteppedWeights, require_elementwise
 from weft.run.state.synchroniser_state import NAME as SYNCHRONISER
 from weft.run.state.synchroniser_state import SynchroniserState
 from weft.run.streams import Streams
-from weft.run.transport.channels import Channels, open_channels
 from weft.run.transport.mesh import Groups, open_groups
+from weft.run.transport.transports import Messages, transport_of
 from weft.sync import get_synchroniser
 from weft.sync.base import Group, StatefulSynchroniser, Synchroniser
 
@@ -81,7 +81,7 @@ class Resources:
     methods: Mapping[str, MethodState]
     own_gradients: Mapping[int, OwnGradient]
     groups: Groups
-    channels: Channels
+    messages: Messages
     streams: Streams
     synchroniser: Synchroniser
     loss_function: LossFunction
@@ -101,6 +101,7 @@ def make_resources(
     device: torch.device,
     seed: int,
     settings: Mapping[str, Mapping[str, Any]],
+    transport: str | None,
     generation: int,
     timeout_s: float,
 ) -> Resources:
@@ -109,7 +110,8 @@ def make_resources(
     It opens process groups, makes replicas equal, and lays out weights and gradients for the optimizers.
 
     Raises:
-        InputError: when an optimizer, the synchroniser or a tied weight does not fit the plan.
+        InputError: when an optimizer, the synchroniser or a tied weight does not fit the plan, or the
+            transport does not fit the device.
     """
     rank = dist.get_rank()
     synchroniser = get_synchroniser(plan.sync)
@@ -121,7 +123,10 @@ def make_resources(
     require_elementwise([optimizers[stage] for stage in shared], f"sharding {plan.sharding!r}")
     require_elementwise([optimizers[stage] for stage in divided], "tensor parallelism")
     timeout = timedelta(seconds=timeout_s)
-    groups = open_groups(plan, program, generation=generation, timeout=timeout)
+    exchange = transport_of(transport, device)
+    if exchange.in_kernels:
+        require_queues(program)
+    groups = open_groups(plan, program, exchange, generation=generation, timeout=timeout)
     connect_stages(plan, rank, stages, groups.replica)
     replicas = {stage: _groups_joining(program, stage) for stage in sorted(stages)}
     for stage, over in replicas.items():
@@ -167,8 +172,8 @@ def make_resources(
         methods=methods,
         own_gradients=_own_gradients(stages, layouts, states, methods, program, groups),
         groups=groups,
-        channels=open_channels(_peers(program), timeout_s),
-        streams=open_streams(device),
+        messages=exchange.open_messages(program, groups.name, timeout),
+        streams=open_streams(device, exchanges_in_kernels=exchange.in_kernels),
         synchroniser=synchroniser,
         loss_function=loss_fn,
         seed=seed,
@@ -203,13 +208,6 @@ def _groups_joining(program: RankProgram, stage: int) -> list[int]:
     rows = np.array([kind.joins_replicas for kind in KINDS])[columns.kind] & (columns.stage == stage)
     groups: list[int] = np.unique(columns.group[rows]).tolist()
     return groups
-
-
-def _peers(program: RankProgram) -> set[int]:
-    """Return the ranks with which this rank exchanges messages."""
-    columns = program.columns
-    rows = np.isin(columns.kind, [kind for pair in MESSAGES for kind in pair])
-    return set(columns.peer[rows].tolist())
 
 
 def share_of(program: RankProgram, stage: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -25,37 +26,73 @@ from weft.run.stage.statistics import average_statistics
 from weft.run.state.bucket import GradientBucket
 from weft.run.state.shards import StageShard, gather_weights
 from weft.run.state.stepped import SteppedWeights
-from weft.run.streams import Value
+from weft.run.streams import THERE, Completion, Value
 from weft.run.supported import unsupported
 from weft.run.workspace import Batch, Route, Workspace
 
 TIMEOUT_S = 1800.0
 
 
+@dataclass
+class Numbers:
+    """The numbers of one step that the host reads.
+
+    Attributes:
+        figures: numbers that methods report, by name.
+        shares: one tensor per rank: its share of the loss, then its shares of other numbers.
+        exchange: fills the shares; None if they are there.
+    """
+
+    figures: Mapping[str, float] = field(default_factory=dict)
+    shares: Sequence[torch.Tensor] = ()
+    exchange: dist.Work | None = None
+
+    def read(self, outcome: Outcome, group: dist.ProcessGroup) -> None:
+        """Read the numbers of an outcome, which are there, and begin their exchange; all ranks call it."""
+        self.figures = {name: value.content.item() for name, value in outcome.figures.items()}
+        shares = [share.read() for share in (outcome.loss, *outcome.shares.values())]
+        own = torch.tensor(shares, dtype=torch.float64)
+        self.shares = [torch.empty_like(own) for _ in range(group.size())]
+        self.exchange = dist.all_gather(self.shares, own, group=group, async_op=True)
+
+
+@contextmanager
+def _named(step: int) -> Iterator[None]:
+    """Let errors name the step."""
+    try:
+        yield
+    except RunError as error:
+        raise type(error)(f"step {step}: {error}") from error
+
+
 class StepResult:
     """The results of one step. All ranks share the loss; reading it waits for the slowest rank.
 
-    `figures` are numbers that methods report on the step, by name.
+    On an accelerator the step may still run: whoever reads a number waits for it.
 
     Args:
-        shares: one tensor per rank: its share of the loss, then its shares of the numbers named in `shared`.
+        numbers: complete when `read` has ended.
+        shared: the names of the shares after that of the loss.
     """
 
     def __init__(
         self,
         step: int,
-        shares: list[torch.Tensor],
-        work: dist.Work | None,
-        figures: Mapping[str, float] | None = None,
+        numbers: Numbers,
+        read: Completion = THERE.completion,
         series: Mapping[str, Value[torch.Tensor]] | None = None,
         shared: Sequence[str] = (),
     ) -> None:
         self.step = step
-        self.figures = dict(figures or {})
+        self._numbers = numbers
+        self._read = read
         self._series = dict(series or {})
-        self._shares = shares
         self._shared = tuple(shared)
-        self._work = work
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Numbers that methods report on the step, by name."""
+        return dict(self._waited().figures)
 
     @property
     def gradient_norm(self) -> float | None:
@@ -85,11 +122,17 @@ class StepResult:
         return {name: self._total(place) for place, name in enumerate(self._shared, 1)}
 
     def _total(self, place: int) -> float:
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
+        numbers = self._waited()
+        if numbers.exchange is not None:
+            numbers.exchange.wait()
+            numbers.exchange = None
         # The sum goes in the order of the ranks: all ranks and all repetitions read the same bits.
-        return sum(share[place].item() for share in self._shares)
+        return sum(share[place].item() for share in numbers.shares)
+
+    def _waited(self) -> Numbers:
+        with _named(self.step):
+            self._read.wait()
+        return self._numbers
 
 
 class RankRuntime:
@@ -108,7 +151,9 @@ class RankRuntime:
         loss_fn: (output of the last stage, targets) to the mean loss of the micro-batch.
         optimizer_factory: makes the optimizer of one stage. It must not replace `.grad`. Where replicas shard
             its states, it must be one of `weft.run.state.stepped.ELEMENTWISE`.
-        device: where the stages compute; messages and sums go through host memory.
+        device: where the stages compute.
+        transport: the way of messages and sums, `host` or `device` (`weft.run.transport.transports`); None
+            chooses by the device.
         seed: keys the numbers that modules draw while they train (dropout).
         clip_norm: the largest norm of the whole gradient to step with; None steps with any.
         skip_non_finite: leave out a step whose gradient is not finite, instead of failing. This and
@@ -134,6 +179,7 @@ class RankRuntime:
         clip_norm: float | None = None,
         skip_non_finite: bool = False,
         recorder: Recorder | None = None,
+        transport: str | None = None,
         generation: int = 0,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
@@ -155,6 +201,7 @@ class RankRuntime:
             device=torch.device(device),
             seed=seed,
             settings={"gradient-norm": {"clip_norm": clip_norm, "skip_non_finite": skip_non_finite}},
+            transport=transport,
             generation=generation,
             timeout_s=timeout_s,
         )
@@ -270,7 +317,7 @@ class RankRuntime:
             self._training.drain()
         finally:
             self._held.streams.close()
-            self._held.channels.close()
+            self._held.messages.close()
             self._held.groups.close()
             disconnect_stages(self._stages)
             for taps in self._held.taps.values():
@@ -306,10 +353,11 @@ class RankRuntime:
             self._training.drain()
 
     def _share(self, step: int, outcome: Outcome) -> StepResult:
-        share = torch.tensor([outcome.loss, *outcome.shares.values()], dtype=torch.float64)
-        shares = [torch.empty_like(share) for _ in range(self.program.ranks)]
-        work = dist.all_gather(shares, share, group=self._resources.groups.losses, async_op=True)
-        return StepResult(step, shares, work, outcome.figures, outcome.series, tuple(outcome.shares))
+        numbers, group = Numbers(), self._resources.groups.losses
+        reading = self._resources.streams.reading
+        with _named(step):
+            read = reading.run("results", lambda: numbers.read(outcome, group), *outcome.numbers)
+        return StepResult(step, numbers, read, outcome.series, tuple(outcome.shares))
 
 
 def require_runnable(plan: Plan, program: RankProgram) -> None:

@@ -149,6 +149,11 @@ class Stream(Protocol):
 class Streams(Protocol):
     """The streams of one rank."""
 
+    @property
+    def reading(self) -> Stream:
+        """The stream of work that reads numbers to the host."""
+        ...
+
     def of(self, instruction: Instruction) -> Stream:
         """Return the stream of this instruction, the same in every step."""
         ...

@@ -114,19 +114,6 @@ class Workspace:
         """Return the latest value of a stage under this name."""
         return self.values.get((name, stage, NONE), THERE)
 
-    def read(self, value: Value[torch.Tensor]) -> float:
-        """Return a value's number to the host.
-
-        Raises:
-            RunError: when the work that makes the value failed.
-        """
-        value.completion.wait()
-        return value.content.item()
-
-    def read_loss(self) -> float:
-        """Return this rank's share of the loss of the step."""
-        return sum((self.read(loss) for loss in self.losses), 0.0)
-
     def reseed(self, step: int, layer: int, micro_batch: int) -> None:
         """Key torch's generators by the computation, so that neither order nor cut changes a draw."""
         torch.manual_seed(counter_seed(self.resources.seed, step, micro_batch, layer))

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 import torch
 
 from weft.sync.base import Meeting
-from weft.sync.collectives import add_up
 from weft.sync.dense import Dense
 
 
@@ -19,8 +18,8 @@ class Averaging(Dense):
     """The mean of all replicas' weights. Gradients within one replica are summed as in `Dense`."""
 
     def average(self, weights: torch.Tensor, share: float, meeting: Meeting) -> None:
-        """Replace `weights`, shape (n,), contiguous, by the mean over the group, added in rank order."""
-        add_up(weights.mul_(share), meeting.group)
+        """Replace `weights`, shape (n,), contiguous, by the mean over the group."""
+        meeting.group.add_up(weights.mul_(share))
 
 
 class OuterMomentum(Averaging):

@@ -12,8 +12,9 @@ import torch
 class Group(Protocol):
     """Ranks that exchange contiguous tensors in place, on any device.
 
-    The calls go to a stream of the Program and may block the calling thread. Later work on the stream sees
-    the result. Every rank of the group makes the same calls in the same order.
+    The calls go to a stream of the Program. They block the calling thread, or launch kernels in the current
+    stream of the device. Later work on the stream sees the result. Every rank of the group makes the same
+    calls in the same order.
 
     Attributes:
         size, place: the number of ranks, and the index of this rank among them.
@@ -24,6 +25,17 @@ class Group(Protocol):
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Replace a tensor by the sum over all ranks, added in any order."""
+        ...
+
+    def add_up(self, flat: torch.Tensor) -> None:
+        """Replace `flat`, shape (n,), by the sum over all ranks; n is a multiple of `size`.
+
+        Repetitions have the same bits. Through host memory the sum is in the order of the ranks.
+        """
+        ...
+
+    def reduce_scatter(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return this rank's share, shape (n / size,), of the sum that `add_up` makes; keep `flat` as is."""
         ...
 
     def all_gather(self, flat: torch.Tensor, share: torch.Tensor) -> None:

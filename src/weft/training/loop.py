@@ -130,7 +130,7 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
         _reader(run, state, ledger, first) as reader,
         _collecting_by_hand() as collect,
     ):
-        left_out = 0
+        left_out, former = 0, None
         for step in range(state.step, steps):
             batch = reader.step(step)
             rate = learning_rate(run.settings, step)
@@ -142,8 +142,11 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
             step_s = (time.monotonic_ns() - started_ns) / 1e9
             vote = stop.read_vote()
             consumed = first + (step + 1) * plan.global_batch
-            left_out = left_out + 1 if result.left_out else 0
-            require_progress(step, left_out)
+            # Whether this step was left out, the host would have to wait for.
+            if former is not None:
+                left_out = left_out + 1 if former.left_out else 0
+                require_progress(former.step, left_out)
+            former = result
 
             journal.step(
                 result,

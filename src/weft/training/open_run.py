@@ -13,6 +13,7 @@ from weft.describe.home import weft_home
 from weft.describe.plan_versions import current_id, former_ids
 from weft.planning.planned import PlannedJob
 from weft.program.rank_program import RankProgram
+from weft.run.accelerator import require_same_bits
 from weft.run.launch.worker_start import WorkerContext
 from weft.run.record.recorder import Recorder
 from weft.run.runtime import RankRuntime, require_runnable
@@ -109,6 +110,8 @@ def open_run(
     with together(checkpoint_ranks.group):
         saved = read_state(newest) if newest else begin
         require_same_job(begin, saved, str(newest))
+        if run.run.deterministic:
+            require_same_bits()
         stages = _stages(job, context)
         if run.model.weights and newest is None:
             # Imports every family's part of `transformers`, which takes a second.
@@ -139,6 +142,7 @@ def open_run(
         clip_norm=run.optimizer.clip_norm,
         skip_non_finite=run.optimizer.skip_non_finite,
         recorder=recorder,
+        transport=run.run.transport,
         generation=generation,
     )
     return OpenRun(

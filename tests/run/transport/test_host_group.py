@@ -1,4 +1,4 @@
-"""Groups over host memory: nothing is copied on a CPU, and tensors that lie elsewhere come back filled."""
+"""Groups: every exchange fills what it is given, through host memory or where tensors lie."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from pool import WorkerPool
 
+from weft.run.transport.device_group import DeviceGroup
 from weft.run.transport.host_group import HostGroup, bring_back, host_room
 
 
@@ -17,11 +18,12 @@ def test_on_a_cpu_the_room_is_the_tensor_itself() -> None:
     assert host_room(torch.empty(2, device="meta")).device.type == "cpu"
 
 
-def exchange(rank: int, ranks: int) -> list[list[float]]:
-    group = HostGroup(dist.new_group())
+def exchange(rank: int, ranks: int, kind: type[DeviceGroup]) -> list[list[float]]:
+    group = kind(dist.new_group())
     assert (group.place, group.size) == (rank, ranks)
     mine = torch.arange(ranks, dtype=torch.float32) + 10.0 * rank
     total, gathered, taken = mine.clone(), torch.empty(ranks * ranks), torch.empty(ranks)
+    added = mine.clone()
     # Every second element: not contiguous.
     table = torch.full((ranks, 2), float(rank))[:, 0]
     group.all_reduce(total)
@@ -34,14 +36,19 @@ def exchange(rank: int, ranks: int) -> list[list[float]]:
     if rank == 1:
         group.receive(passed, 0)
         assert passed.item() == 5.0
+    group.add_up(added)
+    share = group.reduce_scatter(mine)
     group.close()
-    return [one.tolist() for one in (total, gathered, taken, table)]
+    return [one.tolist() for one in (total, gathered, taken, table, added, share)]
 
 
 @pytest.mark.processes
-def test_every_exchange_fills_what_it_is_given(worker_pool: WorkerPool) -> None:
-    for rank, (total, gathered, taken, table) in enumerate(worker_pool.run(exchange, ranks=3)):
-        assert total == [30.0, 33.0, 36.0]
+@pytest.mark.parametrize("kind", [HostGroup, DeviceGroup])
+def test_every_exchange_fills_what_it_is_given(worker_pool: WorkerPool, kind: type[DeviceGroup]) -> None:
+    for rank, results in enumerate(worker_pool.run(exchange, kind, ranks=3)):
+        total, gathered, taken, table, added, share = results
+        assert total == added == [30.0, 33.0, 36.0]
+        assert share == [total[rank]]
         assert gathered == [10.0 * source + place for source in range(3) for place in range(3)]
         assert taken == [10.0 * source + rank for source in range(3)]
         assert table == [1.0] * 3

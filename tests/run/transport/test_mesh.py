@@ -15,6 +15,7 @@ from weft.describe.plan import Plan
 from weft.planning.compile import compile_part, compile_plan
 from weft.run.transport.host_group import HostGroup
 from weft.run.transport.mesh import open_groups, replica_groups
+from weft.run.transport.transports import HostTransport
 
 pytestmark = pytest.mark.processes
 
@@ -36,7 +37,7 @@ def exchange(rank: int, ranks: int) -> list[list[float]]:
     values = torch.randn(64, generator=torch.Generator().manual_seed(rank))
     found = []
     for generation in range(2):
-        groups = open_groups(plan, part, generation=generation, timeout=TIMEOUT)
+        groups = open_groups(plan, part, HostTransport(), generation=generation, timeout=TIMEOUT)
         assert sorted(groups.collective) == [n for n, group in enumerate(whole.groups) if rank in group]
         for number, group in groups.collective.items():
             both = []

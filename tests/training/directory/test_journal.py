@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from weft.errors import RunError
-from weft.run.runtime import StepResult
+from weft.run.runtime import Numbers, StepResult
 from weft.run.streams import Value
 from weft.training.directory.journal import Journal
 from weft.training.directory.run_directory import RunDirectory
@@ -20,7 +20,7 @@ def done(
 ) -> StepResult:
     figures = {} if gradient_norm is None else {"gradient_norm": gradient_norm}
     rows = {name: Value.of(torch.tensor(row, dtype=torch.float64)) for name, row in series.items()}
-    return StepResult(step, [torch.tensor([loss])], None, figures, rows)
+    return StepResult(step, Numbers(figures, [torch.tensor([loss])]), series=rows)
 
 
 def finished(run_dir: Path, times: list[float], *, first: int = 0, writes: bool = True) -> Journal:
@@ -65,7 +65,7 @@ def test_totals_of_methods_stand_beside_the_loss(tmp_path: Path) -> None:
     journal = Journal(tmp_path, writes=True)
     for step, other in enumerate((2.5, math.nan)):
         shares = [torch.tensor([0.5, other]), torch.tensor([1.0, 0.25])]
-        journal.step(StepResult(step, shares, None, shared=("auxiliary_loss",)), step_s=1.0)
+        journal.step(StepResult(step, Numbers(shares=shares), shared=("auxiliary_loss",)), step_s=1.0)
     journal.flush()
     found = [(row["loss"], row["auxiliary_loss"]) for row in RunDirectory(tmp_path).metrics()]
     assert found == [(1.5, 2.75), (1.5, None)]

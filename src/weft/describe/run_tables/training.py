@@ -1,5 +1,5 @@
-"""The training and its output: the tables `[model]`, `[task]`, `[train]`, `[optimizer]`, `[checkpoint]` and
-`[report]` of a RUN.toml."""
+"""The training and its output: the tables `[model]`, `[task]`, `[train]`, `[run]`, `[optimizer]`,
+`[checkpoint]` and `[report]` of a RUN.toml."""
 
 from __future__ import annotations
 
@@ -95,6 +95,21 @@ class TrainTable(TomlTable):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     compile: bool = Field(
         default=False, description="true: layers are compiled (torch.compile) before the first step"
+    )
+
+
+class ExecutionTable(TomlTable):
+    """`[run]`: the way in which ranks execute the plan."""
+
+    transport: Literal["host", "device"] | None = Field(
+        default=None,
+        description="the way of messages and sums; host: through host memory, device: by the device's own "
+        "backend (NCCL on CUDA); if absent, device wherever it is possible on an accelerator",
+    )
+    deterministic: bool = Field(
+        default=False,
+        description="true: only kernels that give the same bits in every repetition; an operation without "
+        "such a kernel fails",
     )
 
 

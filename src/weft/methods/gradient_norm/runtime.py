@@ -21,9 +21,9 @@ from weft.run.handlers.base import GRADIENT, Issue
 from weft.run.methods import HandlerOf, Making, MethodState, OwnGradient, StateOf, StepGate
 from weft.run.resources import Resources
 from weft.run.streams import Completion, Stream, Value
+from weft.run.transport.rank_order import PIECE_ELEMENTS
 from weft.run.workspace import Workspace
 from weft.sync.base import Group
-from weft.sync.collectives import PIECE_ELEMENTS
 
 # The norm of all stages, shape (1,).
 NORM = "gradient_norm"

@@ -43,7 +43,7 @@ def _send(
 ) -> Issue:
     key, label = (name, *edge, instruction.micro_batch), str(instruction)
     resources, crossed = workspace.resources, workspace.crossed
-    outbox = resources.channels.outgoing(instruction.peer, payload, prod(shape) * resources.dtype.itemsize)
+    outbox = resources.messages.outgoing(instruction.peer, payload, prod(shape) * resources.dtype.itemsize)
 
     def issue(stream: Stream) -> Completion:
         return outbox.send(stream, label, crossed.pop(key))
@@ -61,7 +61,7 @@ def _receive(
     key, label = (payload, *edge, instruction.micro_batch), str(instruction)
     resources, crossed = workspace.resources, workspace.crossed
     dtype, device = resources.dtype, resources.device
-    inbox = resources.channels.incoming(instruction.peer, payload, prod(shape) * dtype.itemsize)
+    inbox = resources.messages.incoming(instruction.peer, payload, prod(shape) * dtype.itemsize)
 
     def issue(stream: Stream) -> Completion:
         tensor = torch.empty(shape, dtype=dtype, device=device)

@@ -86,6 +86,8 @@ def _device(local_rank: int, local_ranks: int) -> str:
     if count < local_ranks:
         problem = f"{local_ranks} local ranks need a CUDA device each, this machine has {count}"
         raise InputError(Violation("worker", problem, f"{count} ranks"))
+    # Before CUDA starts; see `weft.run.rank_streams.require_queues`.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     torch.cuda.set_device(local_rank)
     return f"cuda:{local_rank}"
 

@@ -14,7 +14,6 @@ import torch
 from weft.run.launch.failures import PeerLostError
 from weft.run.work_queue import first_line
 from weft.sync.base import Group
-from weft.sync.collectives import add_up, reduce_scatter
 
 
 class ReplicaRanks:
@@ -50,7 +49,7 @@ class ReplicaRanks:
         total = flat.new_zeros(-(-len(flat) // self.size) * self.size)
         total[: len(flat)] = flat
         with self.meeting():
-            add_up(total, self.group)
+            self.group.add_up(total)
         return total[: len(flat)].view(value.shape)
 
     def gather(self, value: torch.Tensor) -> torch.Tensor:
@@ -65,7 +64,7 @@ class ReplicaRanks:
         """Return the own part (...) of the sum of all ranks' values (size, ...), in the ranks' order."""
         shares = values.detach().contiguous()
         with self.meeting():
-            own = reduce_scatter(shares.view(-1), self.group)
+            own = self.group.reduce_scatter(shares.view(-1))
         return own.view(shares.shape[1:])
 
     @contextmanager

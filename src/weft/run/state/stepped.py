@@ -129,7 +129,7 @@ class SteppedWeights:
         if piece.start > 0:
             group.send(value, piece.begins // size)
             return value
-        whole = torch.empty(length, dtype=value.dtype)
+        whole = value.new_empty(length)
         whole[: piece.end] = value
         for other in range(group.place + 1, (piece.begins + length - 1) // size + 1):
             start = other * size - piece.begins

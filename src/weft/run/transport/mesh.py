@@ -18,24 +18,25 @@ import torch.distributed as dist
 from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
 from weft.program.rank_program import RankProgram
-from weft.run.transport.host_group import HostGroup
-
-BACKEND = "gloo"
+from weft.run.transport.device_group import GLOO, DeviceGroup
+from weft.run.transport.transports import Transport
 
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
     """The process groups of one rank.
 
-    `collective` maps the group numbers of the rank's part of the Program to groups. `replica` has the groups
-    that divide layers or tokens, by their ranks.
+    `name` begins the names of all. `collective` maps the group numbers of the rank's part of the Program to
+    groups. `replica` has the groups that divide layers or tokens, by their ranks. The losses go through host
+    memory.
     """
 
+    name: str
     rank: int
     generation: int
     losses: dist.ProcessGroup
-    collective: dict[int, HostGroup]
-    replica: dict[tuple[int, ...], HostGroup]
+    collective: dict[int, DeviceGroup]
+    replica: dict[tuple[int, ...], DeviceGroup]
 
     def close(self) -> None:
         """Release the groups. All members are done with them when the last one closes."""
@@ -44,7 +45,9 @@ class Groups:
             group.close()
 
 
-def open_groups(plan: Plan, program: RankProgram, *, generation: int, timeout: timedelta) -> Groups:
+def open_groups(
+    plan: Plan, program: RankProgram, transport: Transport, *, generation: int, timeout: timedelta
+) -> Groups:
     """Open the rank's groups of a plan and its program inside the job; all ranks call it.
 
     `generation` counts the runtimes of this job: groups made after a failure never meet remains of earlier
@@ -62,19 +65,20 @@ def open_groups(plan: Plan, program: RankProgram, *, generation: int, timeout: t
                 str(program.ranks),
             )
         )
-    losses = dist.new_group(timeout=timeout, backend=BACKEND, group_desc=f"weft {generation} losses")
+    losses = dist.new_group(timeout=timeout, backend=GLOO, group_desc=f"weft {generation} losses")
     # One generation may have two runtimes in turn; torch's group numbers tell them apart.
-    prefix = f"{generation} {losses.group_name}"
+    name = f"{generation} {losses.group_name}"
     return Groups(
+        name=name,
         rank=program.rank,
         generation=generation,
         losses=losses,
         collective={
-            number: HostGroup.open(f"{prefix} collective {number}", ranks, timeout)
+            number: transport.open_group(f"{name} collective {number}", ranks, timeout)
             for number, ranks in sorted(program.groups.items())
         },
         replica={
-            ranks: HostGroup.open(f"{prefix} replica ranks {ranks}", ranks, timeout)
+            ranks: transport.open_group(f"{name} replica ranks {ranks}", ranks, timeout)
             for ranks in replica_groups(plan, program.rank)
         },
     )

@@ -1,4 +1,4 @@
-"""Collectives that need little extra memory, built from the collectives of every group."""
+"""Sums over a group in the order of its ranks, so that repetitions have the same bits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PIECE_ELEMENTS = 2**20
 
 
 def reduce_scatter(flat: torch.Tensor, group: Group) -> torch.Tensor:
-    """Return this rank's share, shape (n / ranks,), of the sum of `flat` over the group, in rank order.
+    """Return this rank's share, shape (n / ranks,), of the sum of `flat` over the group.
 
     `flat`, shape (n,), is contiguous and stays unchanged; n is a multiple of the number of ranks. The steps
     are an all-to-all and a local sum. A ring would add each piece in an order that starts at another rank.
@@ -32,7 +32,7 @@ def reduce_scatter(flat: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def add_up(flat: torch.Tensor, group: Group) -> None:
-    """Replace `flat`, as in `reduce_scatter`, by the sum over the group, in rank order."""
+    """Replace `flat`, as in `reduce_scatter`, by the sum over the group."""
     if group.size == 2:
         # The sum of two numbers does not depend on their order.
         group.all_reduce(flat)

@@ -1,0 +1,90 @@
+"""`DeviceGroup`: collectives of ranks on tensors where they lie, by the backend of their device.
+
+On an accelerator the calls launch kernels in the current stream, and the host goes on. On a CPU they block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Self
+
+import torch
+import torch.distributed as dist
+
+GLOO, NCCL = "gloo", "nccl"
+
+
+class DeviceGroup:
+    """A torch process group; a `weft.sync.base.Group`.
+
+    `ranks` are its members, by their place in it; None takes them from torch.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int] | None = None) -> None:
+        self._group = group
+        self._ranks = tuple(dist.get_process_group_ranks(group) if ranks is None else ranks)
+        self.size, self.place = group.size(), group.rank()
+
+    @classmethod
+    def open(cls, name: str, ranks: Sequence[int], timeout: timedelta, backend: str = GLOO) -> Self:
+        """Open a group of these ranks of the job; only members call it, all with the same name.
+
+        The name must be new in this job. All ranks open their groups in one order.
+        """
+        members = sorted(ranks)
+        store = dist.PrefixStore(f"weft group {name}", _job_store())
+        place = members.index(dist.get_rank())
+        opened = _OPENERS[backend](store, place, len(members), timeout)
+        # It has all the group calls used here; torch's types omit them.
+        return cls(opened, members)  # type: ignore[arg-type]
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        self._group.allreduce([tensor]).wait()
+
+    def add_up(self, flat: torch.Tensor) -> None:
+        self.all_reduce(flat)
+
+    def reduce_scatter(self, flat: torch.Tensor) -> torch.Tensor:
+        share = flat.new_empty(len(flat) // self.size)
+        self._group._reduce_scatter_base(share, flat, dist.ReduceScatterOptions()).wait()
+        return share
+
+    def all_gather(self, flat: torch.Tensor, share: torch.Tensor) -> None:
+        self._group._allgather_base(flat, share).wait()
+
+    def all_to_all(self, taken: torch.Tensor, given: torch.Tensor) -> None:
+        self._group.alltoall_base(taken, given, [], []).wait()
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        whole = tensor.contiguous()
+        self._group.broadcast(whole, self._ranks.index(source)).wait()
+        if whole is not tensor:
+            tensor.copy_(whole)
+
+    def send(self, tensor: torch.Tensor, place: int) -> None:
+        self._group.send([tensor.contiguous()], place, 0).wait()
+
+    def receive(self, tensor: torch.Tensor, place: int) -> None:
+        self._group.recv([tensor], place, 0).wait()
+
+    def close(self) -> None:
+        """Shut the group down; its threads end with the last reference to it."""
+        self._group.shutdown()
+
+
+def _open_nccl(store: dist.Store, place: int, size: int, timeout: timedelta) -> dist.Backend:
+    """Return an NCCL group; its members connect in the first call."""
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return dist.ProcessGroupNCCL(store, place, size, options)  # type: ignore[return-value]
+
+
+_OPENERS = {GLOO: dist.ProcessGroupGloo, NCCL: _open_nccl}
+
+
+def _job_store() -> dist.Store:
+    """Return the store through which the job's ranks exchange their addresses."""
+    world = dist.group.WORLD
+    assert world is not None, "the job has begun"
+    return world.get_group_store()

@@ -1,0 +1,52 @@
+"""The choice of the way of messages and sums, and its refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_plans import make_plan, make_program, tiny
+
+from weft.errors import InputError
+from weft.program.rank_program import part_of
+from weft.run.rank_streams import require_queues
+from weft.run.transport.transports import DeviceTransport, HostTransport, transport_of
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def test_a_cpu_goes_through_host_memory_unless_told_otherwise() -> None:
+    assert isinstance(transport_of(None, CPU), HostTransport)
+    assert isinstance(transport_of("device", CPU), DeviceTransport)
+    assert isinstance(transport_of("host", GPU), HostTransport)
+
+
+@pytest.mark.skipif(torch.distributed.is_nccl_available(), reason="this torch has NCCL")
+def test_a_backend_that_this_torch_lacks_is_refused_or_not_chosen() -> None:
+    assert isinstance(transport_of(None, GPU), HostTransport)
+    with pytest.raises(InputError, match="'device' needs nccl for cuda, which this torch lacks"):
+        transport_of("device", GPU)
+
+
+@pytest.mark.skipif(not torch.distributed.is_nccl_available(), reason="this torch has no NCCL")
+def test_a_gpu_exchanges_in_kernels() -> None:
+    chosen = transport_of(None, GPU)
+    assert isinstance(chosen, DeviceTransport)
+    assert chosen.in_kernels
+
+
+def test_a_device_that_weft_does_not_know_is_refused() -> None:
+    with pytest.raises(InputError, match="'device' needs a backend for meta"):
+        transport_of("device", torch.device("meta"))
+
+
+def test_a_program_of_more_streams_than_a_device_has_queues_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = tiny()
+    part = part_of(make_program(config, make_plan(config, pp=2, loops=2, schedule="breadth-first")), 0)
+    # Both payloads go to the other rank and come from it; one queue is for the computation.
+    monkeypatch.setattr("weft.run.rank_streams.HARDWARE_QUEUES", 5)
+    require_queues(part)
+    monkeypatch.setattr("weft.run.rank_streams.HARDWARE_QUEUES", 4)
+    with pytest.raises(InputError, match="'device' needs 4 streams beside the computation; a device has 4"):
+        require_queues(part)
