@@ -147,7 +147,8 @@ def test_plan_takes_islands(capsys):
 
 
 def test_a_plan_that_the_runtime_does_not_execute_starts_nothing(capsys, run_toml, tmp_path):
-    run_toml.write_text(RUN.replace("[cluster]", 'precision = "fp16"\n[cluster]'))
+    norms = 'precision = "fp16"\n[report]\nmicro_batch_norms = true\n[cluster]'
+    run_toml.write_text(RUN.replace("[cluster]", norms))
     [line] = refusal(capsys, "train", run_toml, "--directory", tmp_path / "run")
     assert "not supported by this runtime yet" in line
     assert not (tmp_path / "run").exists()

@@ -95,9 +95,13 @@ def test_an_unknown_stack_is_refused(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_plan_that_the_runtime_does_not_execute_is_not_written_for_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    [line] = lines_of_refusal(capsys, *PLAN, "--precision", "fp16", "--emit", "slurm")
-    assert "precision 'fp16'" in line
-    assert line.endswith("is not supported by this runtime yet (nearest valid: bf16)")
+    [line] = lines_of_refusal(capsys, *PLAN, "--blocking", "messages", "--emit", "slurm")
+    assert line.endswith("blocking messages is not supported by this runtime yet (nearest valid: overlapped)")
+
+
+def test_a_plan_in_fp16_waits_for_the_norm_of_the_gradient(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*PLAN, "--precision", "fp16", "--emit", "slurm"]) == 0
+    assert '"name": "gradient-norm"' in capsys.readouterr().out
 
 
 def test_a_curve_is_not_written_for_another_stack(capsys: pytest.CaptureFixture[str]) -> None:

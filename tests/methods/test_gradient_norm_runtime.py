@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
 from asked_methods import CLIPS
 from equality_table import Row, train
+from methods.rows.auxiliary_head import Head
 from methods.rows.gradient_norm import Clips
+from methods.rows.tensor_collectives import OVERLAPPED
+from one_process import Outcome
 from pool import RankError, WorkerPool
 from small_jobs import batch_of, loss_of, make_runtime, parameters_of
-from small_plans import make_plan, make_program, tiny
+from small_plans import divisible, make_plan, make_program, tiny
 
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.errors import InputError
 from weft.methods.gradient_norm.runtime import GradientNorm
 from weft.run.methods import OwnGradient
+from weft.run.state.loss_scale import INITIAL
 
 pytestmark = pytest.mark.processes
 
@@ -38,6 +43,46 @@ def test_a_norm_within_the_limit_changes_no_bit(worker_pool: WorkerPool) -> None
         assert not any("gradient_norm" in step for step in nothing)
         assert all(0.0 < step["gradient_norm"][0] < 1e6 for step in steps)
         assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+SCALED_ROWS = (
+    Row(tiny(), "1f1b", pp=2, dp=2, methods=(Clips(),), steps=STEPS),
+    Row(tiny(tied=True), "zb-h1", pp=2, methods=(Clips(0.2),), steps=STEPS),
+    Row(tiny(), "breadth-first", dp=2, loops=2, sharding="zero-2", methods=(Clips(None),), steps=STEPS),
+    Row(tiny(), "1f1b", pp=2, methods=(Clips(), Head(1)), steps=STEPS),
+    Row(divisible("llama"), tp=2, methods=(OVERLAPPED, Clips()), steps=STEPS),
+)
+
+
+def train_scaled(
+    rank: int, ranks: int, row: Row, plan: Plan, scaled: tuple[str, ...]
+) -> tuple[Outcome, list[float]]:
+    """What a rank tells and ends with, and the factors of its losses."""
+    factors, full_like = [], torch.full_like
+
+    def noted(like: torch.Tensor, weight: float) -> torch.Tensor:
+        factors.append(weight)
+        return full_like(like, weight)
+
+    with (
+        patch("weft.methods.gradient_norm.runtime.SCALED", scaled),
+        patch("torch.full_like", noted),
+    ):
+        return train(rank, ranks, row, plan), factors
+
+
+@pytest.mark.parametrize("row", SCALED_ROWS, ids=str)
+def test_a_factor_of_the_losses_changes_no_bit(worker_pool: WorkerPool, row: Row) -> None:
+    plan = row.plan
+    plain, scaled = (
+        worker_pool.run(train_scaled, row, plan, precisions, ranks=plan.ranks)
+        for precisions in ((), ("fp64",))
+    )
+    assert not any(factors for _, factors in plain)
+    assert {factor for _, factors in scaled for factor in factors} == {INITIAL}
+    for ((told, tensors), _), ((expected, others), _) in zip(scaled, plain, strict=True):
+        assert told == expected
+        assert all(torch.equal(tensors[name], others[name]) for name in others)
 
 
 def break_a_step(

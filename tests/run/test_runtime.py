@@ -253,7 +253,7 @@ def test_everything_that_cannot_run_is_listed() -> None:
         require_runnable(plan.model_copy(update={"precision": "fp16"}), unsupported)
     lines = [str(violation) for violation in caught.value.violations]
     assert len(lines) == 2
-    assert lines[0].startswith("plan: precision 'fp16', of which losses must be scaled, is not supported")
+    assert lines[0].startswith("plan: precision 'fp16' without the method gradient-norm is not supported")
     assert lines[1] == "program: a prologue is not supported by this runtime yet"
     executed = {name: handler for name, handler in HANDLERS.items() if name != "backward"}
     with pytest.raises(InputError, match="instructions of kind 'backward' are not supported"):

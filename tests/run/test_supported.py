@@ -3,6 +3,7 @@
 import pytest
 from small_plans import make_plan, make_program, tiny
 
+from weft.describe.plan import Choice
 from weft.errors import InputError
 from weft.program.rank_program import part_of
 from weft.run.runtime import require_runnable
@@ -35,12 +36,21 @@ def test_what_the_runtime_executes_is_not_refused():
         assert unsupported(PLAN.model_copy(update={"sharding": level})) == []
     for precision in ("fp32", "fp64", "bf16"):
         assert unsupported(PLAN.model_copy(update={"precision": precision})) == []
+    scaled = {"precision": "fp16", "methods": (Choice(name="gradient-norm"),)}
+    assert unsupported(PLAN.model_copy(update=scaled)) == []
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"precision": "fp16"}, "precision 'fp16', of which losses must be scaled,"),
+        ({"precision": "fp16"}, "precision 'fp16' without the method gradient-norm"),
+        (
+            {
+                "precision": "fp16",
+                "methods": (Choice(name="gradient-norm"), Choice(name="micro-batch-norms")),
+            },
+            "the method micro-batch-norms in precision 'fp16', whose losses are scaled,",
+        ),
         ({"blocking": ("messages", "reductions")}, "blocking messages and reductions"),
         ({"stages": doubled(falling=True)}, "a replica whose ranks do not rise"),
     ],
@@ -52,7 +62,7 @@ def test_everything_else_is(changes, expected):
 
 def test_the_runtime_refuses_it_before_any_process_group_starts():
     plan = make_plan(tiny(), pp=1, dp=2, precision="fp16")
-    with pytest.raises(InputError, match="precision 'fp16', of which losses must be scaled, is not"):
+    with pytest.raises(InputError, match="precision 'fp16' without the method gradient-norm is not"):
         require_runnable(plan, part_of(make_program(tiny(), plan), 0))
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from asked_methods import CLIPS
 from pool import RankError, WorkerPool
 from safetensors.torch import load_file
 from small_plans import make_plan, tiny
@@ -32,6 +33,7 @@ from weft.planning.planned import PlannedJob
 from weft.planning.problem import Problem
 from weft.run.launch.worker_start import WorkerContext
 from weft.run.record.recorder import collect_timeline
+from weft.run.state.loss_scale import INITIAL
 from weft.training.checkpoint import checkpoints
 from weft.training.checkpoint.manifest import newest_complete
 from weft.training.data.sampler import SampleLedger
@@ -257,6 +259,21 @@ def test_three_steps_and_three_resumed_ones_are_six(
     worker_pool.run(run_training, run_dir, plan_of(), 3, ranks=2)
     worker_pool.run(run_training, run_dir, plan_of(), STEPS, ranks=2)
     require_same(run_dir, uninterrupted)
+
+
+def test_a_run_in_fp16_goes_on_with_the_factor_of_its_losses(worker_pool: WorkerPool, tmp_path: Path) -> None:
+    whole, halves = new_run(tmp_path, "whole"), new_run(tmp_path, "halves")
+    plan = plan_of(precision="fp16").model_copy(update={"methods": CLIPS})
+    worker_pool.run(run_training, whole, plan, STEPS, ranks=2)
+    for steps in (3, STEPS):
+        worker_pool.run(run_training, halves, plan, steps, ranks=2)
+    expected = tensors(whole)
+    assert tensors(halves) == expected
+    factor, finite_steps = np.frombuffer(expected["method/gradient-norm/loss_scale"]).tolist()
+    left_out = [row["step"] for row in rows(whole, "events.jsonl") if row["event"] == "left out"]
+    assert factor == INITIAL / 2 ** len(left_out)
+    assert finite_steps == STEPS - (left_out[-1] + 1 if left_out else 0)
+    assert len(left_out) < STEPS
 
 
 @pytest.mark.parametrize("rank", [0, 1])

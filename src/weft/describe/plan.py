@@ -35,6 +35,8 @@ Stack = Literal["weft", "megatron-lm", "deepspeed"]
 # The method that clipping and skipping non-finite gradients request: steps wait for the norm of the whole
 # gradient.
 GRADIENT_NORM = "gradient-norm"
+# Precisions whose losses are scaled. The norm shows all ranks that the gradient overflows.
+SCALED = ("fp16",)
 # The method that a report of the norms of micro-batches requests.
 MICRO_BATCH_NORMS = "micro-batch-norms"
 

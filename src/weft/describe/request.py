@@ -16,7 +16,7 @@ from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork, counted_work
-from weft.describe.plan import Choice
+from weft.describe.plan import GRADIENT_NORM, SCALED, Choice
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.methods import run_tables
 from weft.describe.run_tables.training import ANY_PRECISION
@@ -142,7 +142,7 @@ def request_of_run(run: RunFile) -> Request:
         sync=run.sync.choice,
         minimise=run.goal.minimise,
         contract=Contract.of(run.goal.contract),
-        methods=(*table.methods, *run.report.methods, *_methods(run)),
+        methods=(*_stepping(run), *run.report.methods, *_methods(run)),
         optimizer=counted.work,
     )
     found = replace(found, job=_with_layer_choices(found.job, run))
@@ -151,6 +151,12 @@ def request_of_run(run: RunFile) -> Request:
     if problems := task_problems(run.task.kind, found.model):
         raise InputError(problems)
     return found
+
+
+def _stepping(run: RunFile) -> tuple[Choice, ...]:
+    """Return the methods that optimizer steps need: of the `[optimizer]` table, and of a scaled loss."""
+    scaled = (Choice(name=GRADIENT_NORM),) if run.train.precision in SCALED else ()
+    return run.optimizer.methods or scaled
 
 
 def _methods(run: RunFile) -> tuple[Choice, ...]:

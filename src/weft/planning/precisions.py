@@ -14,7 +14,7 @@ from weft.describe.run_file import RunFile
 from weft.describe.run_tables.training import ANY_PRECISION
 from weft.errors import InputError, Violation
 
-# The fast precisions of the runtime. fp64 is never faster, and fp16 would need a scaled loss.
+# The fast precisions of the runtime. fp64 is never faster. fp16 leaves out steps, so it is on request only.
 SEARCHED = ("bf16", "fp32")
 
 Found = TypeVar("Found")

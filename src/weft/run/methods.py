@@ -104,6 +104,13 @@ class MethodState:
         """Return the condition on the steps of a stage; None if the method has none."""
         return None
 
+    def loss_factor(self) -> float:
+        """Return the factor of all losses in the gradients of the next backward passes.
+
+        The method divides the gradient by it before the optimizer steps. Called when the passes run.
+        """
+        return 1.0
+
     def figures(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
         """Return numbers of the current step, by name, for the run's metrics."""
         return {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.describe.plan import Plan
+from weft.describe.plan import GRADIENT_NORM, MICRO_BATCH_NORMS, SCALED, Plan
 from weft.errors import Violation
 
 
@@ -11,7 +11,16 @@ def unsupported(plan: Plan) -> list[Violation]:
     falling = any(list(copy.ranks) != sorted(copy.ranks) for stage in plan.stages for copy in stage.replicas)
     missing = (
         (falling, "a replica whose ranks do not rise", "rising ranks"),
-        (plan.precision == "fp16", "precision 'fp16', of which losses must be scaled,", "bf16"),
+        (
+            plan.precision in SCALED and plan.method(GRADIENT_NORM) is None,
+            f"precision {plan.precision!r} without the method {GRADIENT_NORM}",
+            "bf16",
+        ),
+        (
+            plan.precision in SCALED and plan.method(MICRO_BATCH_NORMS) is not None,
+            f"the method {MICRO_BATCH_NORMS} in precision {plan.precision!r}, whose losses are scaled,",
+            "bf16",
+        ),
         (plan.stack != "weft", f"a plan of {plan.stack}", "weft"),
         (bool(plan.blocking), f"blocking {' and '.join(plan.blocking)}", "overlapped"),
     )

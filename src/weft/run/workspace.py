@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -101,6 +102,10 @@ class Workspace:
     def begin(self, step: int, batch: Batch) -> None:
         self.step, self.batch = step, batch
         self.losses.clear()
+
+    def loss_factor(self) -> float:
+        """Return the factor of all losses in the gradients of the pass that runs now."""
+        return prod(one.loss_factor() for one in self.resources.methods.values())
 
     def micro_batch(self, number: int, splits: int = 1) -> MicroBatch:
         """Return one of a stage's own micro-batches: the stage splits each of the batch in `splits`."""

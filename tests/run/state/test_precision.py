@@ -1,4 +1,4 @@
-"""A run in bf16 steps fp32 masters: copies, messages and what is refused.
+"""A run of 16 bits steps fp32 masters: copies, messages and what is refused.
 
 That it has the bits of one process: `tests/methods/rows/sharding.py`.
 """
@@ -10,22 +10,18 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from asked_methods import CLIPS
 from equality_table import Row, together, train
 from pool import WorkerPool
 from small_jobs import batch_of, make_runtime
 from small_plans import make_plan, make_program, tiny
-from torch import nn
 
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
-from weft.describe.plan import Plan
-from weft.errors import InputError
+from weft.describe.plan import SCALED, Plan
 from weft.planning.compile import compile_evaluation_part
 from weft.predict.cost.memory import SHARDINGS
 from weft.program.kinds import MESSAGES
-from weft.program.rank_program import part_of
-from weft.run.runtime import require_runnable
-from weft.run.state.precision import PRECISIONS, STEPPED, at_least_fp32, give, lower_precision
 from weft.run.streams import Completion, Stream, Value
 from weft.run.transport.channels import Outbox
 from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
@@ -77,50 +73,15 @@ def watch(
 
 
 @pytest.mark.processes
-def test_messages_have_the_predicted_bytes_and_the_loss_falls(worker_pool: WorkerPool) -> None:
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_messages_have_the_predicted_bytes_and_the_loss_falls(
+    worker_pool: WorkerPool, precision: str
+) -> None:
     config = tiny()
-    plan = make_plan(config, pp=2, dp=2, loops=2, schedule="breadth-first", precision="bf16")
-    plan = plan.model_copy(update={"sharding": "zero-3"})
+    plan = make_plan(config, pp=2, dp=2, loops=2, schedule="breadth-first", precision=precision)
+    plan = plan.model_copy(update={"sharding": "zero-3", "methods": CLIPS if precision in SCALED else ()})
     for sent, announced, evaluated, losses in worker_pool.run(watch, config, plan, ranks=4):
         assert sent == announced
         assert set(sent) == {2 * plan.micro_batch_size * config.sequence * config.hidden}
         assert losses[-1] < 0.8 * losses[0]
         assert evaluated < losses[-2]
-
-
-def test_16_bits_without_the_range_of_fp32_are_refused() -> None:
-    plan = make_plan(tiny(), precision="fp16")
-    with pytest.raises(InputError) as caught:
-        require_runnable(plan, part_of(make_program(tiny(), plan), 0))
-    assert str(caught.value) == (
-        "plan: precision 'fp16', of which losses must be scaled, is not supported by this runtime yet "
-        "(nearest valid: bf16)"
-    )
-
-
-def test_a_cast_parameter_keeps_its_gradient_and_adds_to_it_in_place() -> None:
-    layer = nn.Linear(3, 2)
-    flat = torch.zeros(6)
-    layer.weight.grad = flat.view(2, 3)
-    lower_precision(layer.parameters(), torch.bfloat16)
-    for _ in range(2):
-        layer(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
-    assert layer.weight.dtype == torch.bfloat16
-    assert layer.weight.grad is not None
-    assert layer.weight.grad.data_ptr() == flat.data_ptr()
-    assert (flat == 2).all()
-    # Again, with another tensor of the same precision: what it adds to stays.
-    give(layer.weight, torch.zeros(2, 3, dtype=torch.bfloat16))
-    layer(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
-    assert (flat == 3).all()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_losses_are_computed_in_fp32_or_wider(dtype: torch.dtype) -> None:
-    wide = at_least_fp32(torch.ones(2, dtype=dtype))
-    assert wide.dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)
-    assert at_least_fp32(torch.ones(2, dtype=torch.uint8)).dtype == torch.uint8
-
-
-def test_only_bf16_steps_another_precision_than_it_computes_with() -> None:
-    assert [name for name in PRECISIONS if STEPPED[name] != PRECISIONS[name]] == ["bf16"]

@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 
+from weft.describe.plan import SCALED
 from weft.errors import RunError
 from weft.methods.gradient_norm.program import NAME
 from weft.program.program import NONE, Instruction
 from weft.run.handlers.base import GRADIENT, Issue
 from weft.run.methods import HandlerOf, Making, MethodState, OwnGradient, StateOf, StepGate
 from weft.run.resources import Resources
+from weft.run.state.loss_scale import LEAST, LossScale
 from weft.run.streams import Completion, Stream, Value
 from weft.run.transport.rank_order import PIECE_ELEMENTS
 from weft.run.workspace import Workspace
@@ -38,6 +40,7 @@ class GradientNorm(MethodState):
         clip_norm: the largest norm of a step; None allows any.
         skip_non_finite: skip a step if its gradient is not finite, instead of failing.
         gradients: the gradients of the rank's stages, if they are known already.
+        scale: the factor of the losses; None for 1.
     """
 
     def __init__(
@@ -46,16 +49,20 @@ class GradientNorm(MethodState):
         clip_norm: float | None,
         skip_non_finite: bool,
         gradients: Mapping[int, OwnGradient] | None = None,
+        scale: LossScale | None = None,
     ) -> None:
         self._gradients: Mapping[int, OwnGradient] = gradients or {}
         self._clip_norm = clip_norm
         self._skips = skip_non_finite
+        self._scale = scale
 
     @classmethod
     def of(cls, making: Making) -> GradientNorm:
         settings = making.settings
         return cls(
-            clip_norm=settings.get("clip_norm"), skip_non_finite=settings.get("skip_non_finite", False)
+            clip_norm=settings.get("clip_norm"),
+            skip_non_finite=settings.get("skip_non_finite", False),
+            scale=LossScale() if making.plan.precision in SCALED else None,
         )
 
     def begin(self, resources: Resources) -> None:
@@ -63,6 +70,12 @@ class GradientNorm(MethodState):
 
     def gate(self, workspace: Workspace, stage: int) -> StepGate:
         return _Clipping(self, workspace, stage)
+
+    def loss_factor(self) -> float:
+        return 1.0 if self._scale is None else self._scale.factor
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        return {} if self._scale is None else {"loss_scale": self._scale.state}
 
     def figures(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
         norm = workspace.values.get((NORM, NONE, NONE))
@@ -79,10 +92,23 @@ class GradientNorm(MethodState):
                     squares += torch.dot(wide, wide)
         if group.size > 1:
             group.all_reduce(squares)
-        return squares.sqrt_()
+        return squares.sqrt_().div_(self.loss_factor())
 
-    def clip(self, stage: int, norm: float) -> bool:
+    def admits(self, stage: int, norm: Value[torch.Tensor]) -> bool:
+        """Undo the factor of the losses and clip this rank's gradient of a stage; see `clip`."""
+        number = norm.content.item()
+        if self._scale is None:
+            return self.clip(stage, number)
+        finite = math.isfinite(number)
+        factor = self._scale.settle(norm, finite=finite)
+        return (finite or factor == LEAST) and self.clip(stage, number, factor)
+
+    def clip(self, stage: int, norm: float, factor: float = 1.0) -> bool:
         """Scale this rank's gradient of a stage down to the limit, if the norm is larger.
+
+        Args:
+            norm: the norm of the whole gradient.
+            factor: that of the losses; the gradient is divided by it.
 
         Returns:
             True if the stage may step.
@@ -98,7 +124,8 @@ class GradientNorm(MethodState):
                 "or optimizer.skip_non_finite = true"
             )
         scale = 1.0 if self._clip_norm is None else self._clip_norm / (norm + EPSILON)
-        if scale < 1.0:
+        scale = min(scale, 1.0) / factor
+        if scale != 1.0:
             for flat in self._gradients[stage].stepped:
                 flat.mul_(scale)
         return True
@@ -115,7 +142,7 @@ class _Clipping:
 
     def admits(self, *values: Value[Any]) -> bool:
         (norm,) = values
-        return self._norm.clip(self._stage, norm.content.item())
+        return self._norm.admits(self._stage, norm)
 
     def stepped(self) -> None:
         """Do nothing: the step clears the gradient."""

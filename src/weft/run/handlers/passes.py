@@ -176,7 +176,7 @@ def _going_back(
     completes = instruction.position in workspace.last_gradients
     require_weights, weights = weights_required(workspace, stage), (WEIGHTS, stage, NONE)
     roots = roots_of(workspace, stage)
-    start = differentiate if roots is None else roots.starting(differentiate)
+    start = differentiate if roots is None else roots.starting(differentiate, workspace.loss_factor)
     shown = seen(workspace, instruction, start, ends=leaves is None)
 
     def issue(stream: Stream, *coefficients: Value[torch.Tensor]) -> Completion:
@@ -193,8 +193,8 @@ def _going_back(
             if not last:
                 summed = received(borders.after.values(), [one.content for one in given])
                 gradients = [summed[place] for place in range(borders.outputs)]
-            elif workspace.gradient_weight != 1.0:
-                gradients = [torch.full_like(outputs[0], workspace.gradient_weight)]
+            elif (weight := workspace.gradient_weight * workspace.loss_factor()) != 1.0:
+                gradients = [torch.full_like(outputs[0], weight)]
             kept.content = shown(inputs, outputs, (*gradients, *coefficients), step=step)
             fill(left, made, [one.grad for one in inputs])
 

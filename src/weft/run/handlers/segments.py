@@ -170,8 +170,8 @@ def _backward(workspace: Workspace, instruction: Instruction, segment: int) -> I
                 [gradient] = contents
             elif not differentiates:
                 gradient = received(borders.after.values(), contents)[0]
-            elif workspace.gradient_weight != 1.0:
-                gradient = torch.full_like(tape.output, workspace.gradient_weight)
+            elif (weight := workspace.gradient_weight * workspace.loss_factor()) != 1.0:
+                gradient = torch.full_like(tape.output, weight)
             made.content, left.content = run(tape, gradient, step=step)
             fill(messages_left, messages, [made.content])
 

@@ -90,8 +90,13 @@ class StageRoots:
         now = Passing(workspace.step, self._stage, micro_batch)
         return tuple(one.coefficient(workspace, now) for one in self._roots)
 
-    def starting(self, differentiate: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `differentiate` to take coefficients as values in place of the roots' gradients."""
+    def starting(
+        self, differentiate: Callable[..., Any], loss_factor: Callable[[], float]
+    ) -> Callable[..., Any]:
+        """Wrap `differentiate` to take coefficients as values in place of the roots' gradients.
+
+        `loss_factor` is the factor of all losses, which coefficients do not have yet.
+        """
         count = len(self._roots)
 
         def differentiate_all(
@@ -102,7 +107,8 @@ class StageRoots:
             step: int,
         ) -> Any:
             pairs = zip(outputs[-count:], gradients[-count:], strict=True)
-            begins = (coefficient.content.to(root).expand_as(root) for root, coefficient in pairs)
+            factor = loss_factor()
+            begins = ((coefficient.content * factor).to(root).expand_as(root) for root, coefficient in pairs)
             return differentiate(inputs, outputs, (*gradients[:-count], *begins), step=step)
 
         return differentiate_all

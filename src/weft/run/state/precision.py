@@ -1,8 +1,9 @@
 """The precisions of a run's computations and of its optimizer steps, by the plan's precision.
 
-In bf16, weights, activations and messages have 16 bits. Gradients are accumulated and reduced in fp32. The
-optimizer steps fp32 masters, and the weights are rounded copies of them (Micikevicius et al., arXiv
-1710.03740). Otherwise rounding would lose sums of many small numbers, and small steps of large weights.
+In bf16 and fp16, weights, activations and messages have 16 bits. Gradients are accumulated and reduced in
+fp32, those of fp16 times the factor of the losses (`weft.run.state.loss_scale`). The optimizer steps fp32
+masters, and the weights are rounded copies of them (Micikevicius et al., arXiv 1710.03740). Otherwise
+rounding would lose sums of many small numbers, and small steps of large weights.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ import torch
 from torch import nn
 
 # The type of parameters, activations and messages.
-PRECISIONS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
+PRECISIONS: Mapping[str, torch.dtype] = {
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 
 # The type of gradients and of the masters that optimizers step; stages are built in it.
-STEPPED: Mapping[str, torch.dtype] = {**PRECISIONS, "bf16": torch.float32}
+STEPPED: Mapping[str, torch.dtype] = {**PRECISIONS, "bf16": torch.float32, "fp16": torch.float32}
 
 
 def give(parameter: nn.Parameter, values: torch.Tensor) -> None:

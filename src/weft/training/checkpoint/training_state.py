@@ -14,9 +14,10 @@ from weft.training.checkpoint.manifest import FORMAT, canonical
 STATE = "state.json"
 PRECISION = "precision"
 # The precisions in which a run may resume, by the saved precision. They step in numbers that hold all saved
-# numbers exactly. A bf16 run steps and saves fp32 masters.
+# numbers exactly. Runs of 16 bits step and save fp32 masters.
+_FP32_STEPS = ("fp32", "bf16", "fp16", "fp64")
 EXACT_IN: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"fp32": ("fp32", "bf16", "fp64"), "bf16": ("bf16", "fp32", "fp64"), "fp64": ("fp64",)}
+    {**dict.fromkeys(("fp32", "bf16", "fp16"), _FP32_STEPS), "fp64": ("fp64",)}
 )
 
 
