@@ -105,8 +105,8 @@ def open_streams(device: torch.device, *, exchanges_in_kernels: bool) -> RankStr
 def require_queues(program: RankProgram) -> None:
     """Refuse a program whose messages and collectives need more streams than a device runs at once.
 
-    A kernel that waits for another rank holds up all streams of its hardware queue, also the one that the
-    other rank waits for. With a queue for each stream it waits as the verifier assumes.
+    A kernel that waits for another rank holds up all streams of its hardware queue. The other rank may wait
+    for one of these. With a queue for each stream, kernels wait as the verifier assumes.
 
     Raises:
         InputError: with the number of streams.

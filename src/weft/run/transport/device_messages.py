@@ -1,7 +1,7 @@
 """Messages between ranks on tensors where they lie: a process group for each direction and payload of a pair.
 
 A group carries the messages of one direction alone. So a message waits for earlier ones of its kind only, as
-the verifier assumes, and never for one that comes the other way.
+the verifier assumes.
 """
 
 from __future__ import annotations
