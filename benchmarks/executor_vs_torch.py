@@ -134,12 +134,12 @@ def torch_trainer(case: Case, rank: int, ranks: int) -> Trainer:
     return train
 
 
-def weft_program(case: Case, ranks: int) -> Program:
+def weft_program(case: Case, ranks: int, micro_batches: int = MICRO_BATCHES) -> Program:
     count = ranks * case.loops
     payload = case.samples * case.width * 4
     layout = PipelineLayout(
         stages=tuple(StageLayout(replicas=((stage % ranks,),)) for stage in range(count)),
-        micro_batches=(MICRO_BATCHES,),
+        micro_batches=(micro_batches,),
         message_bytes={(stage, stage + 1): payload for stage in range(count - 1)},
     )
     return build_training_program(layout, get_schedule(case.schedule), {})

@@ -56,10 +56,12 @@ def words_for_workers(asked: argparse.Namespace) -> list[str]:
     return [*words, "--again"] if asked.again else words
 
 
-def launch(script: str, ranks: int, asked: argparse.Namespace) -> int:
-    """Run `script --worker` on so many ranks of this machine, and return the exit code."""
+def launch(script: str, ranks: int, asked: argparse.Namespace, *words: str) -> int:
+    """Run `script --worker`, with these words, on so many ranks of this machine; return the exit code."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return subprocess.run([*command, script, "--worker", *words_for_workers(asked)], check=False).returncode
+    return subprocess.run(
+        [*command, script, "--worker", *words, *words_for_workers(asked)], check=False
+    ).returncode
 
 
 def print_machine() -> None:

@@ -30,6 +30,7 @@ BENCHMARKS = (
     ("lab_plans",),
     ("executor_vs_torch",),
     ("replicas_vs_torch",),
+    ("transports",),
     ("training_beside",),
     ("taps",),
     ("taps", "--micro-batch-size", "4"),

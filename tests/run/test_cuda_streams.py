@@ -43,13 +43,18 @@ def test_kernels_run_behind_the_host_and_copies_follow_them() -> None:
     queue.close()
 
 
-def trained(rank: int, ranks: int, plan: Plan, device: str) -> tuple[list[float], list[torch.Tensor]]:
-    """Losses and parameters of three steps."""
+def trained(
+    rank: int, ranks: int, plan: Plan, transport: str | None
+) -> tuple[list[float], list[torch.Tensor]]:
+    """Losses and parameters of three steps: on the CPU, on one GPU for all ranks, or on one for each."""
+    device = {None: "cpu", "host": "cuda:0", "device": f"cuda:{rank}"}[transport]
     stages = build_stages(plan, CONFIG, rank, SEED, STEPPED[plan.precision])
     for stage in stages.values():
         stage.to(device)
     program = part_of(make_program(CONFIG, plan), rank)
-    runtime = RankRuntime(plan, program, stages, loss_of, descent, device=device, seed=SEED)
+    runtime = RankRuntime(
+        plan, program, stages, loss_of, descent, device=device, seed=SEED, transport=transport
+    )
     losses = [runtime.step(step, batch_of(CONFIG, plan, step)).loss for step in range(3)]
     runtime.gather_weights()
     found = [parameter.to("cpu") for parameter in parameters_of(runtime).values()]
@@ -57,18 +62,27 @@ def trained(rank: int, ranks: int, plan: Plan, device: str) -> tuple[list[float]
     return losses, found
 
 
+@pytest.mark.parametrize("transport", ["host", "device"])
 @pytest.mark.parametrize(
-    ("layout", "sharding"), [({}, "zero-0"), ({"pp": 2, "schedule": "1f1b"}, "zero-0"), ({"dp": 2}, "zero-3")]
+    ("layout", "sharding"),
+    [
+        ({}, "zero-0"),
+        ({"pp": 2, "schedule": "1f1b"}, "zero-0"),
+        ({"pp": 2, "loops": 2, "schedule": "breadth-first"}, "zero-0"),
+        ({"dp": 2}, "zero-0"),
+        ({"dp": 2}, "zero-3"),
+    ],
 )
 def test_a_plan_trains_as_on_the_cpu(
-    worker_pool: WorkerPool, layout: dict[str, object], sharding: str
+    worker_pool: WorkerPool, layout: dict[str, object], sharding: str, transport: str
 ) -> None:
-    # Several ranks share the first GPU.
     plan = make_plan(CONFIG, precision="fp32", **layout).model_copy(update={"sharding": sharding})
-    expected = worker_pool.run(trained, plan, "cpu", ranks=plan.ranks)
+    if transport == "device" and torch.cuda.device_count() < plan.ranks:
+        pytest.skip("NCCL needs a GPU for each rank")
+    expected = worker_pool.run(trained, plan, None, ranks=plan.ranks)
     for _ in range(2):
         for ours, theirs in zip(
-            worker_pool.run(trained, plan, "cuda:0", ranks=plan.ranks), expected, strict=True
+            worker_pool.run(trained, plan, transport, ranks=plan.ranks), expected, strict=True
         ):
             assert ours[0] == pytest.approx(theirs[0], rel=1e-4)
             for found, on_cpu in zip(ours[1], theirs[1], strict=True):

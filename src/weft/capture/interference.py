@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from weft.capture.message_line import MessageLine
+from weft.capture.message_line import MessageLine, open_exchange
 from weft.capture.rounds import IN_FLIGHT, one_round, stage_inputs
 from weft.capture.timing import Timing, slowest, summarise
 from weft.describe.cluster import Cluster
@@ -40,9 +40,8 @@ from weft.program.kinds import is_compute
 from weft.program.rank_program import RankProgram
 from weft.run.record.recorder import Recorder
 from weft.run.record.slots import read_slots
-from weft.run.runtime import TIMEOUT_S, RankRuntime
+from weft.run.runtime import RankRuntime
 from weft.run.stage.build import build_stage
-from weft.run.transport.channels import open_channels
 
 MODEL = "gpt-1m"
 SEQUENCE = 256
@@ -138,8 +137,8 @@ def _ring(device: torch.device) -> Iterator[Callable[[int], list[float]]]:
     after, before = (rank + 1) % ranks, (rank - 1) % ranks
     content = torch.zeros(MESSAGE_BYTES // 4, device=device)
     with (
-        closing(open_channels({after, before}, TIMEOUT_S)) as channels,
-        closing(MessageLine(channels, after, before, content)) as line,
+        closing(open_exchange([(rank, after), (before, rank)], device, "interference")) as exchange,
+        closing(exchange.line(after, before, content)) as line,
     ):
         yield partial(_pass_round, line)
 

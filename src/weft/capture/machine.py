@@ -7,29 +7,47 @@ controllers and turbo clocks are part of the result.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from weft.capture.interference import measure_interference
-from weft.capture.message_line import MessageLine
+from weft.capture.message_line import Exchange, open_exchange
 from weft.capture.timing import Timing, repeat, slowest, summarise
 from weft.describe.cluster import Cluster
 from weft.predict.profile import MachineMeasurement
 from weft.run.runtime import TIMEOUT_S
-from weft.run.transport.channels import Channels, open_channels
+from weft.run.state.precision import PRECISIONS
+from weft.run.transport.transports import transport_of
 
-MATMUL_SIZES = (64, 128, 256, 512, 1024)
-MEMORY_BYTES = (2**16, 2**20, 2**24, 2**26)
-MESSAGE_BYTES = (0, 2**14, 2**17, 2**20, 2**22)
-REDUCE_BYTES = (2**12, 2**16, 2**20, 2**22)
-TORCH_DTYPES: Mapping[str, torch.dtype] = {
-    "fp64": torch.float64,
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-}
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes at which speeds are measured: widths of square matmuls, and bytes."""
+
+    matmul: tuple[int, ...]
+    memory: tuple[int, ...]
+    message: tuple[int, ...]
+    reduce: tuple[int, ...]
+
+
+ON_CPU = Sizes(
+    matmul=(64, 128, 256, 512, 1024),
+    memory=(2**16, 2**20, 2**24, 2**26),
+    message=(0, 2**14, 2**17, 2**20, 2**22),
+    reduce=(2**12, 2**16, 2**20, 2**22),
+)
+# Large enough to keep a whole device busy, and to leave its caches.
+ON_ACCELERATOR = Sizes(
+    matmul=(128, 512, 1024, 2048, 4096, 8192),
+    memory=(2**20, 2**24, 2**28, 2**30),
+    message=(0, 2**14, 2**17, 2**20, 2**24, 2**27),
+    reduce=(2**12, 2**16, 2**20, 2**24, 2**28),
+)
 
 
 def measure_machine(
@@ -40,19 +58,17 @@ def measure_machine(
     Every rank returns the slowest rank's figures. Each single quantity takes `budget_s` seconds. Messages and
     all-reduces are measured between the ranks of the group; a group of one leaves these tables empty.
     """
+    sizes = ON_CPU if device.type == "cpu" else ON_ACCELERATOR
     matmul = {
-        name: tuple(_matmul_speed(size, TORCH_DTYPES[name], device, budget_s) for size in MATMUL_SIZES)
+        name: tuple(_matmul_speed(size, PRECISIONS[name], device, budget_s) for size in sizes.matmul)
         for name in precisions
     }
-    memory = tuple(_memory_speed(size, device, budget_s) for size in MEMORY_BYTES)
+    memory = tuple(_memory_speed(size, device, budget_s) for size in sizes.memory)
     interference = measure_interference(cluster, device)
     launch = _timed_together(_launch(device), device, budget_s)
-    messages: list[tuple[float, float]] = []
-    reductions = []
-    if dist.get_world_size() > 1:
-        messages = _messages(device)
-        for size in REDUCE_BYTES:
-            reductions.append((float(size), _all_reduce_seconds(size, device)))
+    alone = dist.get_world_size() == 1
+    messages = [] if alone else _messages(device, sizes.message)
+    reductions = [] if alone else _all_reductions(device, sizes.reduce)
     return MachineMeasurement(
         device=cluster.groups[0].device.name,
         matmul=matmul,
@@ -70,8 +86,7 @@ def measure_machine(
 def _timed_together(call: Callable[[], object], device: torch.device, budget_s: float) -> Timing:
     def finished() -> None:
         call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        _finish(device)
 
     dist.barrier()
     return slowest(repeat(finished, budget_s=budget_s))
@@ -99,17 +114,20 @@ def _launch(device: torch.device) -> Callable[[], object]:
     return lambda: small.add_(1.0)
 
 
-def _messages(device: torch.device) -> list[tuple[float, float]]:
+def _messages(device: torch.device, sizes: Sequence[int]) -> list[tuple[float, float]]:
     """Return (bytes, seconds) of messages between ranks 0 and 1; the other ranks wait."""
     rank = dist.get_rank()
-    channels = open_channels({1 - rank} if rank < 2 else (), TIMEOUT_S)
-    found = [(float(size), message_seconds(channels, size, device, (0, 1))) for size in MESSAGE_BYTES]
-    channels.close()
-    return found
+    with closing(open_exchange(ways_between(rank, (0, 1)), device, "machine")) as exchange:
+        return [(float(size), message_seconds(exchange, size, device, (0, 1))) for size in sizes]
+
+
+def ways_between(rank: int, pair: tuple[int, int]) -> list[tuple[int, int]]:
+    """Return the ways of messages between two ranks, both ways, if this rank is one of them."""
+    return [pair, pair[::-1]] if rank in pair else []
 
 
 def message_seconds(
-    channels: Channels, size: int, device: torch.device, pair: tuple[int, int], rounds: int = 20
+    exchange: Exchange, size: int, device: torch.device, pair: tuple[int, int], rounds: int = 20
 ) -> float:
     """Return the seconds of half a round trip of `size` bytes between two ranks; the other ranks wait."""
     rank, first = dist.get_rank(), pair[0]
@@ -119,7 +137,7 @@ def message_seconds(
     seconds = []
     dist.barrier()
     if rank in pair:
-        with closing(MessageLine(channels, peer, peer, tensor)) as line:
+        with closing(exchange.line(peer, peer, tensor)) as line:
             for _ in range(rounds):
                 start = time.perf_counter()
                 if rank == first:
@@ -132,12 +150,26 @@ def message_seconds(
     return slowest(summarise(seconds[2:]) if seconds else Timing(0.0, 0.0)).seconds
 
 
-def _all_reduce_seconds(size: int, device: torch.device, rounds: int = 12) -> float:
-    tensor = torch.zeros(size // 4, dtype=torch.float32, device=device)
-    seconds = []
-    dist.barrier()
-    for _ in range(rounds):
-        start = time.perf_counter()
-        dist.all_reduce(tensor)
-        seconds.append(time.perf_counter() - start)
-    return slowest(summarise(seconds[2:])).seconds
+def _all_reductions(
+    device: torch.device, sizes: Sequence[int], rounds: int = 12
+) -> list[tuple[float, float]]:
+    """Return (bytes, seconds) of all-reduces over all ranks, by the transport of a run."""
+    ranks, timeout = range(dist.get_world_size()), timedelta(seconds=TIMEOUT_S)
+    found = []
+    with closing(transport_of(None, device).open_group("machine", ranks, timeout)) as group:
+        for size in sizes:
+            tensor, seconds = torch.zeros(size // 4, dtype=torch.float32, device=device), []
+            dist.barrier()
+            for _ in range(rounds):
+                start = time.perf_counter()
+                group.all_reduce(tensor)
+                _finish(device)
+                seconds.append(time.perf_counter() - start)
+            found.append((float(size), slowest(summarise(seconds[2:])).seconds))
+    return found
+
+
+def _finish(device: torch.device) -> None:
+    """Wait until the device has done its kernels."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -2,25 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import timedelta
+
 import torch
 
+from weft.run.rank_streams import RankStreams, open_streams
+from weft.run.runtime import TIMEOUT_S
 from weft.run.streams import Completion, Value
-from weft.run.transport.channels import ACTIVATION, Channels, Incoming, Outbox
-from weft.run.work_queue import WorkQueue
+from weft.run.transport.channels import ACTIVATION
+from weft.run.transport.transports import Messages, transport_of
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The messages of a measurement, and streams for them."""
+
+    messages: Messages
+    streams: RankStreams
+
+    def line(self, target: int, source: int, pattern: torch.Tensor) -> MessageLine:
+        """Return a line for tensors like `pattern`; close it before the exchange."""
+        return MessageLine(self, target, source, pattern)
+
+    def close(self) -> None:
+        self.streams.close()
+        self.messages.close()
+
+
+def open_exchange(ways: Collection[tuple[int, int]], device: torch.device, name: str) -> Exchange:
+    """Open messages by the transport of a run on such devices; every rank of the job calls it.
+
+    Args:
+        ways: (sender, receiver) of the messages that begin or end at this rank.
+        name: new in this job.
+    """
+    transport = transport_of(None, device)
+    ends = [(sender, receiver, ACTIVATION) for sender, receiver in ways]
+    messages = transport.open_messages(ends, name, timedelta(seconds=TIMEOUT_S))
+    return Exchange(messages, open_streams(device, exchanges_in_kernels=transport.in_kernels))
 
 
 class MessageLine:
-    """A line for tensors like `pattern` in both directions, first in first out; close it before the channels.
+    """A line for tensors like `pattern` in both directions, first in first out; see `Exchange.line`.
 
     Args:
         target, source: the ranks to send to and to receive from.
     """
 
-    def __init__(self, channels: Channels, target: int, source: int, pattern: torch.Tensor) -> None:
+    def __init__(self, exchange: Exchange, target: int, source: int, pattern: torch.Tensor) -> None:
         self._pattern = pattern
-        self._outbox: Outbox = channels.outgoing(target, ACTIVATION, pattern.nbytes)
-        self._inbox: Incoming = channels.incoming(source, ACTIVATION, pattern.nbytes)
-        self._streams = (WorkQueue("messages out"), WorkQueue("messages in"))
+        self._outbox = exchange.messages.outgoing(target, ACTIVATION, pattern.nbytes)
+        self._inbox = exchange.messages.incoming(source, ACTIVATION, pattern.nbytes)
+        open_stream = exchange.streams.open_stream
+        self._streams = (open_stream("messages out"), open_stream("messages in"))
 
     def send(self) -> Completion:
         return self._outbox.send(self._streams[0], "send", Value.of(self._pattern))

@@ -7,6 +7,7 @@ Every rank writes `layers-RANK.json`, rank 0 the links between the nodes to `lin
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,15 +15,14 @@ import torch
 import torch.distributed as dist
 
 from weft.capture.layers import profile_layers
-from weft.capture.machine import MESSAGE_BYTES, message_seconds
+from weft.capture.machine import ON_CPU, message_seconds, ways_between
+from weft.capture.message_line import open_exchange
 from weft.describe.cluster import Cluster
 from weft.describe.cluster_file import cluster_of
 from weft.describe.families import layer_graph
 from weft.describe.model import model_from
 from weft.describe.reading import parse_toml
 from weft.run.launch.worker_start import start_worker
-from weft.run.runtime import TIMEOUT_S
-from weft.run.transport.channels import open_channels
 
 
 def main(directory: Path) -> None:
@@ -63,8 +63,6 @@ def pairs_of_groups(cluster: Cluster) -> dict[tuple[str, str], tuple[int, int]]:
 def _messages(rank: int, peer: int) -> list[tuple[int, float]]:
     """Return (bytes, seconds) of messages between two ranks; all ranks call it and get the result."""
     own = dist.get_rank()
-    channels = open_channels({rank, peer} - {own} if own in (rank, peer) else (), TIMEOUT_S)
-    host = torch.device("cpu")
-    table = [(size, message_seconds(channels, size, host, (rank, peer))) for size in MESSAGE_BYTES]
-    channels.close()
-    return table
+    host, pair = torch.device("cpu"), (rank, peer)
+    with closing(open_exchange(ways_between(own, pair), host, f"messages {pair}")) as exchange:
+        return [(size, message_seconds(exchange, size, host, pair)) for size in ON_CPU.message]

@@ -49,7 +49,8 @@ class RankStreams:
 
     Args:
         compute: the stream of computations.
-        open_stream: makes each of the others at its first work: messages may need none.
+        open_stream: makes a stream of that name for messages or collectives, at the first work of each:
+            messages may need none.
         reading: the stream that reads numbers to the host; None to read them on the stream of computations.
     """
 
@@ -61,7 +62,7 @@ class RankStreams:
     ) -> None:
         self._compute = compute
         self._reading = reading
-        self._open = open_stream
+        self.open_stream = open_stream
         self._others: dict[tuple[str, int], ClosableStream] = {}
 
     @property
@@ -73,7 +74,7 @@ class RankStreams:
         if key == _COMPUTATION:
             return self._compute
         if key not in self._others:
-            self._others[key] = self._open(_name(*key))
+            self._others[key] = self.open_stream(_name(*key))
         return self._others[key]
 
     def close(self) -> None:

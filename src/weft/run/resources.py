@@ -37,6 +37,7 @@ from weft.run.state.stepped import SteppedWeights, require_elementwise
 from weft.run.state.synchroniser_state import NAME as SYNCHRONISER
 from weft.run.state.synchroniser_state import SynchroniserState
 from weft.run.streams import Streams
+from weft.run.transport.device_messages import ways_of
 from weft.run.transport.mesh import Groups, open_groups
 from weft.run.transport.transports import Messages, transport_of
 from weft.sync import get_synchroniser
@@ -172,7 +173,7 @@ def make_resources(
         methods=methods,
         own_gradients=_own_gradients(stages, layouts, states, methods, program, groups),
         groups=groups,
-        messages=exchange.open_messages(program, groups.name, timeout),
+        messages=exchange.open_messages(ways_of(program), groups.name, timeout),
         streams=open_streams(device, exchanges_in_kernels=exchange.in_kernels),
         synchroniser=synchroniser,
         loss_function=loss_fn,

@@ -6,6 +6,7 @@ the verifier assumes.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import timedelta
 
 import torch
@@ -66,21 +67,22 @@ class DeviceInbox:
         return stream.run(label, lambda: self._group.receive(tensor, self._place))
 
 
-def open_device_messages(program: RankProgram, name: str, timeout: timedelta, backend: str) -> DeviceMessages:
+def open_device_messages(
+    rank: int, ways: Collection[Way], name: str, timeout: timedelta, backend: str
+) -> DeviceMessages:
     """Open the groups of a rank's messages; every rank of the job calls it with the same name."""
-    return DeviceMessages(
-        program.rank,
-        {
-            way: DeviceGroup.open(f"{name} {' '.join(map(str, way))}", way[:2], timeout, backend)
-            for way in _ways(program)
-        },
-    )
+    # All ranks open them in one order.
+    groups = {
+        way: DeviceGroup.open(f"{name} {' '.join(map(str, way))}", way[:2], timeout, backend)
+        for way in sorted(ways)
+    }
+    return DeviceMessages(rank, groups)
 
 
-def _ways(program: RankProgram) -> list[Way]:
-    """Return the ways of a rank's messages, in the order in which all ranks open them."""
+def ways_of(program: RankProgram) -> set[Way]:
+    """Return the ways of a rank's messages."""
     rank, ways = program.rank, set[Way]()
     for payload, (send, receive) in zip(PAYLOADS, MESSAGES, strict=True):
         ways |= {(rank, peer, payload) for peer in program.peers(send)}
         ways |= {(peer, rank, payload) for peer in program.peers(receive)}
-    return sorted(ways)
+    return ways

@@ -7,7 +7,7 @@ on CUDA, gloo on a CPU. The backend chooses the order of its sums.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Protocol
 
@@ -15,12 +15,10 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import InputError, Violation
-from weft.program.kinds import MESSAGES
-from weft.program.rank_program import RankProgram
 from weft.run.streams import Completion, Stream, Value
 from weft.run.transport.channels import Incoming, open_channels
 from weft.run.transport.device_group import GLOO, NCCL, DeviceGroup
-from weft.run.transport.device_messages import open_device_messages
+from weft.run.transport.device_messages import Way, open_device_messages
 from weft.run.transport.host_group import HostGroup
 
 HOST, DEVICE = "host", "device"
@@ -66,8 +64,8 @@ class Transport(Protocol):
         """Open a group of these ranks, as `DeviceGroup.open`."""
         ...
 
-    def open_messages(self, program: RankProgram, name: str, timeout: timedelta) -> Messages:
-        """Open the messages of a program; every rank of the job calls it, all with the same name."""
+    def open_messages(self, ways: Collection[Way], name: str, timeout: timedelta) -> Messages:
+        """Open the messages of this rank on these ways; every rank of the job calls it, with one name."""
         ...
 
 
@@ -79,8 +77,8 @@ class HostTransport:
     def open_group(self, name: str, ranks: Sequence[int], timeout: timedelta) -> DeviceGroup:
         return HostGroup.open(name, ranks, timeout)
 
-    def open_messages(self, program: RankProgram, name: str, timeout: timedelta) -> Messages:
-        peers = program.peers(*(kind for pair in MESSAGES for kind in pair))
+    def open_messages(self, ways: Collection[Way], name: str, timeout: timedelta) -> Messages:
+        peers = {end for way in ways for end in way[:2]} - {dist.get_rank()}
         return open_channels(peers, timeout.total_seconds())
 
 
@@ -102,8 +100,8 @@ class DeviceTransport:
     def open_group(self, name: str, ranks: Sequence[int], timeout: timedelta) -> DeviceGroup:
         return DeviceGroup.open(name, ranks, timeout, self._backend)
 
-    def open_messages(self, program: RankProgram, name: str, timeout: timedelta) -> Messages:
-        return open_device_messages(program, name, timeout, self._backend)
+    def open_messages(self, ways: Collection[Way], name: str, timeout: timedelta) -> Messages:
+        return open_device_messages(dist.get_rank(), ways, name, timeout, self._backend)
 
 
 def transport_of(name: str | None, device: torch.device) -> Transport:
