@@ -96,6 +96,9 @@ class LateStreams:
             self._streams["results", NONE] = LateStream("results", self._draw, self._clock)
         return self._streams["results", NONE]
 
+    def notice(self) -> None:
+        """Threads report by themselves."""
+
     def close(self) -> None:
         for stream in self._streams.values():
             stream.queue.close()

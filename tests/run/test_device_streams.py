@@ -22,6 +22,7 @@ from weft.describe.plan import Plan
 from weft.errors import RunError
 from weft.program.rank_program import part_of
 from weft.run.device_streams import CopyQueue, DeviceClock, KernelStream
+from weft.run.rank_streams import RankStreams
 from weft.run.record.recorder import Recorder
 from weft.run.record.slots import read_slots
 from weft.run.streams import Completion, Value
@@ -250,6 +251,27 @@ def test_what_a_message_reads_is_kept_until_it_has_ended() -> None:
     held.set()
     sent.wait()
     assert gone.wait(10)
+
+
+def test_ended_work_is_reported_while_other_work_hangs() -> None:
+    config = tiny(tied=False)
+    part = part_of(make_program(config, make_plan(config, pp=2)), 1)
+    receive, forward = list(part.instructions())[:2]
+    accelerator, told = LateAccelerator(), []
+    streams = RankStreams(computing(accelerator), lambda name: beside(accelerator))
+    arrived = streams.of(receive).run("R0", lambda: None)
+    arrived.report_to(lambda start_ns, end_ns: told.append("R0"))
+    release = held_up(accelerator)
+    hanging = streams.of(forward).run("F0", lambda: None)
+    hanging.report_to(lambda start_ns, end_ns: told.append("F0"))
+    deadline = time.monotonic() + 10
+    while not told and time.monotonic() < deadline:
+        streams.notice()
+    assert told == ["R0"]
+    release.set()
+    hanging.wait()
+    streams.close()
+    assert told == ["R0", "F0"]
 
 
 def test_a_kernel_that_fails_is_named_by_its_instruction() -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from weft.run.accelerator import Accelerator, DeviceStream, Event
@@ -140,6 +140,14 @@ class KernelStream:
         launched = DeviceWork(label, self, start, end, anchor, others)
         self._under_way.append(launched)
         return launched
+
+    def notice(self) -> None:
+        """Report the times of work that the device has done; any thread may call it."""
+        # Whoever waits for work that failed raises its error.
+        with suppress(RuntimeError):
+            for work in self._under_way.copy():
+                if not work.ended():
+                    return
 
     def close(self) -> None:
         """Wait until the device has done all kernels."""

@@ -77,6 +77,11 @@ class RankStreams:
             self._others[key] = self.open_stream(_name(*key))
         return self._others[key]
 
+    def notice(self) -> None:
+        for stream in (self._compute, *self._others.copy().values()):
+            if isinstance(stream, KernelStream):
+                stream.notice()
+
     def close(self) -> None:
         for stream in self._others.values():
             stream.close()

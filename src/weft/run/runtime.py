@@ -247,6 +247,12 @@ class RankRuntime:
         """The states of methods on this rank, by name."""
         return self._resources.methods
 
+    def notice(self) -> None:
+        """Record the times of instructions that have ended; any thread may call it."""
+        held = self._held
+        if held is not None:
+            held.streams.notice()
+
     def gather_weights(self) -> None:
         """Bring the parameters and statistics of `stages` up to date; every rank must call it."""
         self._catch_up()

@@ -158,6 +158,10 @@ class Streams(Protocol):
         """Return the stream of this instruction, the same in every step."""
         ...
 
+    def notice(self) -> None:
+        """Report the times of work that has ended without anybody who waits; any thread may call it."""
+        ...
+
     def close(self) -> None:
         """Finish the work under way and end the threads."""
         ...

@@ -54,7 +54,7 @@ def train(job: PlannedJob, run_dir: Path, context: WorkerContext) -> int:
         if generation:
             _turn(one, run_dir)
         run = open_run(one, run_dir, context, generation=generation)
-        with beating(run.recorder), run.journal:
+        with beating(run.recorder, run.runtime.notice), run.journal:
             state = _resume(run, run.newest) if run.newest else _start(run)
             _tell_data(run, state)
             stopped_by = _train_steps(run, state)

@@ -25,10 +25,10 @@ def test_it_beats_within_its_block_and_not_after_it(tmp_path: Path) -> None:
     config = tiny()
     program = make_program(config, make_plan(config))
     recorder = Recorder(tmp_path, program=part_of(program, 0), plan_id="0" * 16, steps=1)
-    threads = threading.active_count()
+    threads, noticed = threading.active_count(), []
 
     def fail() -> None:
-        with beating(recorder):
+        with beating(recorder, lambda: noticed.append(True)):
             before, deadline = beats(recorder) or 0, time.monotonic() + 60
             while (beats(recorder) or 0) < before + 2:
                 assert time.monotonic() < deadline, "it did not beat"
@@ -38,11 +38,12 @@ def test_it_beats_within_its_block_and_not_after_it(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="the run fails"):
         fail()
     assert beats(recorder) is None
+    assert len(noticed) >= 1
     assert threading.active_count() == threads
     recorder.close()
 
 
 def test_without_a_recorder_there_is_nothing_to_beat() -> None:
     threads = threading.active_count()
-    with beating(None):
+    with beating(None, lambda: None):
         assert threading.active_count() == threads

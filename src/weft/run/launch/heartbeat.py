@@ -6,7 +6,7 @@ The beat stops while the process is stopped, or while a call holds Python's lock
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from weft.run.record.recorder import Recorder
@@ -15,8 +15,12 @@ BEAT_INTERVAL_S = 0.5
 
 
 @contextmanager
-def beating(recorder: Recorder | None) -> Iterator[None]:
-    """Show in the rank's slots, within this block, that its process runs; do nothing without a recorder."""
+def beating(recorder: Recorder | None, notice: Callable[[], None]) -> Iterator[None]:
+    """Show in the rank's slots, within this block, that its process runs; do nothing without a recorder.
+
+    With every beat `notice` has ended instructions recorded. An accelerator tells of them on request only,
+    and the main thread may wait for one that hangs.
+    """
     if recorder is None:
         yield
         return
@@ -25,6 +29,7 @@ def beating(recorder: Recorder | None) -> Iterator[None]:
     def beat() -> None:
         while not ended.wait(BEAT_INTERVAL_S):
             recorder.beat()
+            notice()
 
     recorder.beat()
     thread = threading.Thread(target=beat, name="weft-heartbeat", daemon=True)
