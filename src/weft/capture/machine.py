@@ -20,6 +20,7 @@ from weft.capture.message_line import Exchange, open_exchange
 from weft.capture.timing import Timing, repeat, slowest, summarise
 from weft.describe.cluster import Cluster
 from weft.predict.profile import MachineMeasurement
+from weft.run.accelerator import finish
 from weft.run.runtime import TIMEOUT_S
 from weft.run.state.precision import PRECISIONS
 from weft.run.transport.transports import transport_of
@@ -86,7 +87,7 @@ def measure_machine(
 def _timed_together(call: Callable[[], object], device: torch.device, budget_s: float) -> Timing:
     def finished() -> None:
         call()
-        _finish(device)
+        finish(device)
 
     dist.barrier()
     return slowest(repeat(finished, budget_s=budget_s))
@@ -163,13 +164,7 @@ def _all_reductions(
             for _ in range(rounds):
                 start = time.perf_counter()
                 group.all_reduce(tensor)
-                _finish(device)
+                finish(device)
                 seconds.append(time.perf_counter() - start)
             found.append((float(size), slowest(summarise(seconds[2:])).seconds))
     return found
-
-
-def _finish(device: torch.device) -> None:
-    """Wait until the device has done its kernels."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)

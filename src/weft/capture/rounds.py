@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from weft.describe.model import ModelConfig
+from weft.run.accelerator import finish
 from weft.run.parallel.loss_input import DividesOutput
 from weft.run.parallel.tensor_stage import SummedGradients
 from weft.run.stage.stage_module import RunnableStage
@@ -83,8 +84,7 @@ def _loss(stage: torch.nn.Module, output: torch.Tensor) -> torch.Tensor:
 
 def _clock_of(device: torch.device) -> Callable[[], float]:
     def clock() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        finish(device)
         return time.perf_counter()
 
     return clock

@@ -81,6 +81,12 @@ def require_same_bits() -> None:
     torch.use_deterministic_algorithms(True)
 
 
+def finish(device: torch.device) -> None:
+    """Wait until a device has done all its kernels; a CPU has done them when their calls return."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return the tensor on the device; the host does not wait for the copy.
 

@@ -34,6 +34,7 @@ from torch import nn
 
 from weft.describe.run_tables.training import CheckpointTable
 from weft.files import flush, naming
+from weft.run.accelerator import finish
 from weft.run.methods import MethodState
 from weft.training.checkpoint.manifest import (
     MANIFEST,
@@ -131,13 +132,19 @@ def copy_to_host(
     tensors: Mapping[str, torch.Tensor], room: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Copy tensors to host memory, complete at return; reuse tensors of an earlier copy, `room`, that fit."""
-    return {name: _room_for(tensor, room.get(name)).copy_(tensor) for name, tensor in tensors.items()}
+    copied = {name: _room_for(tensor, room.get(name)) for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        copied[name].copy_(tensor, non_blocking=True)
+    for device in {tensor.device for tensor in tensors.values()}:
+        finish(device)
+    return copied
 
 
 def _room_for(tensor: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
     if kept is not None and kept.shape == tensor.shape and kept.dtype == tensor.dtype:
         return kept
-    return torch.empty(tensor.shape, dtype=tensor.dtype)
+    # A device copies to pinned memory several times faster.
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type != "cpu")
 
 
 def write(

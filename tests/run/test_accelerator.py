@@ -1,0 +1,25 @@
+"""What torch is told about the kernels of a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SCRIPT = """
+import os
+import torch
+from weft.run.accelerator import require_same_bits
+
+before = torch.are_deterministic_algorithms_enabled()
+require_same_bits()
+print(before, torch.are_deterministic_algorithms_enabled(), os.environ["CUBLAS_WORKSPACE_CONFIG"])
+try:
+    torch.nn.functional.max_unpool1d(torch.ones(1, 1, 2), torch.zeros(1, 1, 2, dtype=torch.int64), 2)
+except RuntimeError as error:
+    print("does not have a deterministic implementation" in str(error))
+"""
+
+
+def test_operations_without_the_same_bits_fail_once_they_are_required() -> None:
+    told = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True).stdout
+    assert told.split() == ["False", "True", ":4096:8", "True"]
