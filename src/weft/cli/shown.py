@@ -78,11 +78,15 @@ def show(
     out.print(stages_table(planned), highlight=False)
     memory = [cluster.device_of(rank).memory_bytes for rank in range(plan.ranks)]
     out.print(memory_bars(planned.prediction.peak_bytes, memory))
-    out.print(f"a step of {_predicted_step(planned)}: {breakdown_text(planned.step_breakdown)}")
+    out.print(f"a step of {_predicted_step(planned)}: {_breakdown(planned)}")
     print_timeline(planned.predicted.simulation.timeline, svg, f"{plan.model}, predicted step")
     if report is not None:
         write_whole(report, show_page(planned))
         out.print(f"wrote {report}", highlight=False)
+
+
+def _breakdown(planned: PlannedJob) -> str:
+    return breakdown_text(planned.step_breakdown, planned.launching_share)
 
 
 def _predicted_step(planned: PlannedJob) -> str:
@@ -126,7 +130,7 @@ def simulate(
         f"bubble {record['bubble_fraction']:.1%}, peak {format_bytes(max(record['peak_bytes']))}, "
         f"{record['instructions']} instructions simulated in {format_seconds(record['simulate_s'])}"
     )
-    out.print(breakdown_text(planned.step_breakdown))
+    out.print(_breakdown(planned))
     print_timeline(planned.predicted.simulation.timeline, svg, f"{planned.plan.model}, predicted step")
 
 

@@ -151,6 +151,23 @@ class PlannedJob:
         peer, cycle = self.program.columns.peer, self.program.steps_per_cycle
         return step_breakdown(simulation.timeline, peer, simulation.step_s, cycle=cycle)
 
+    @cached_property
+    def launching_share(self) -> float:
+        """The seconds in which hosts launch the kernels of passes, as a share of the passes' seconds."""
+        plan, job, model = self.plan, self.problem.job, self.problem.cost_model.compute
+        launching_s = passes_s = 0.0
+        for index, stage in enumerate(plan.stages):
+            groups = [job.cluster.group_of(copy.ranks[0]) for copy in stage.replicas]
+            for device in {group.name: group.device for group in groups}.values():
+                times = model.stage_times(job.graph, stage.layers, plan.shape(index), plan.precision, device)
+                launching_s += stage.splits * model.launching_s(
+                    job.graph, stage.layers, plan.precision, device
+                )
+                passes_s += stage.splits * (
+                    times.forward_s + times.backward_input_s + times.backward_weight_s
+                )
+        return launching_s / passes_s if passes_s else 0.0
+
 
 def plan_run(run: RunFile, *, problem: Problem | None = None, planner: Planner | None = None) -> PlannedJob:
     """Search the best plan for a run file, with its planner or the given one.

@@ -35,6 +35,7 @@ def simulation_record(planned: PlannedJob, predicted: PredictedStep) -> dict[str
         "instructions": simulation.instructions,
         "breakdown": busy_by_kind(simulation.timeline),
         "step_breakdown": planned.step_breakdown,
+        "launching_share": planned.launching_share,
         "simulate_s": simulation.simulate_s,
     }
 

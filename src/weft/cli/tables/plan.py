@@ -25,6 +25,8 @@ from weft.web.rows.plan import (
 
 _BAR = 32
 # Causes with a smaller share of the step are left out of the line.
+# The share of launches in the passes from which a step is called host-bound: kernels do less than start.
+LAUNCHING_SHARE = 0.5
 _LEAST = 0.001
 
 
@@ -67,9 +69,15 @@ def memory_bars(peak_bytes: Sequence[int], memory_bytes: Sequence[int]) -> Table
     return table
 
 
-def breakdown_text(causes: Mapping[str, float]) -> str:
-    """Return the causes with at least a thousandth of the step on one line, as shares of the step."""
+def breakdown_text(causes: Mapping[str, float], launching_share: float) -> str:
+    """Return the causes with at least a thousandth of the step on one line, as shares of the step.
+
+    If kernel launches take most of the passes, it says so.
+    """
     rows = breakdown_rows(causes)
     step_s = sum(causes.values())
     shown = [row for row, seconds in zip(rows, causes.values(), strict=True) if seconds >= _LEAST * step_s]
-    return ", ".join(f"{name} {share}" for name, _, share in shown)
+    text = ", ".join(f"{name} {share}" for name, _, share in shown)
+    if launching_share < LAUNCHING_SHARE:
+        return text
+    return f"{text}; host-bound: kernel launches take {launching_share:.0%} of the passes"

@@ -121,6 +121,23 @@ class ComputeModel:
             source=source,
         )
 
+    def launching_s(self, graph: LayerGraph, layers: Sequence[int], precision: str, device: Device) -> float:
+        """Return the seconds in which a host launches the kernels of a micro-batch's passes, at least.
+
+        A synchronous device is its own host: 0.
+
+        Raises:
+            InputError: when the device lacks the precision.
+        """
+        if device.synchronous:
+            return 0.0
+        kernels = sum(
+            count * work.kernels
+            for layer, count in self._distinct(graph, layers)
+            for work in (layer.forward, layer.backward_input, layer.backward_weight)
+        )
+        return kernels * self._speeds(device, precision)[0].launch_s
+
     def _roofline(
         self,
         layer: Layer,

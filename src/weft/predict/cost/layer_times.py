@@ -42,8 +42,8 @@ def pass_s(work: PassWork, shape: Shape, precision: str, device: Device, speeds:
     if moved:
         kernels = max(1, work.kernels - len(work.matmuls))
         seconds += kernels * speeds.memory_s(moved / kernels)
-    launches = work.kernels * speeds.launch_s
-    return seconds + launches if device.synchronous else max(seconds, launches)
+    launches_s = work.kernels * speeds.launch_s
+    return seconds + launches_s if device.synchronous else max(seconds, launches_s)
 
 
 def roofline(
