@@ -12,14 +12,14 @@ from weft.run.rank_streams import RankStreams, open_streams
 from weft.run.runtime import TIMEOUT_S
 from weft.run.streams import Completion, Value
 from weft.run.transport.channels import ACTIVATION
-from weft.run.transport.transports import Messages, transport_of
+from weft.run.transport.transports import RankMessages, transport_of
 
 
 @dataclass(frozen=True)
 class Exchange:
     """The messages of a measurement, and streams for them."""
 
-    messages: Messages
+    messages: RankMessages
     streams: RankStreams
 
     def line(self, target: int, source: int, pattern: torch.Tensor) -> MessageLine:

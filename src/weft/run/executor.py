@@ -21,7 +21,7 @@ from weft.program.program import Instruction
 from weft.program.rank_program import RankProgram
 from weft.run.handlers import HANDLERS
 from weft.run.handlers.base import Handler, Issue
-from weft.run.methods import HandlerOf, Share
+from weft.run.methods import HandlerOf, PartOfSum
 from weft.run.record.recorder import Recorder
 from weft.run.streams import Completion, Value
 from weft.run.workspace import Batch, Workspace
@@ -33,8 +33,8 @@ class Outcome(NamedTuple):
     """The results of a step on this rank: its shares of the loss and of methods' sums, figures, and series.
     Methods' numbers are by name. The work that makes them may still run."""
 
-    loss: Share
-    shares: Mapping[str, Share]
+    loss: PartOfSum
+    shares: Mapping[str, PartOfSum]
     figures: Mapping[str, Value[torch.Tensor]]
     series: Mapping[str, Value[torch.Tensor]]
 
@@ -116,7 +116,7 @@ class Executor:
         workspace = self._workspace
         methods = workspace.resources.methods.values()
         return Outcome(
-            Share(tuple(workspace.losses)),
+            PartOfSum(tuple(workspace.losses)),
             {name: share for one in methods for name, share in one.shares(workspace).items()},
             {name: value for one in methods for name, value in one.figures(workspace).items()},
             {name: value for one in methods for name, value in one.series(workspace).items()},

@@ -75,7 +75,7 @@ class Making:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Share(NamedTuple):
+class PartOfSum(NamedTuple):
     """A rank's share of a number of a step: the sum of values of one element, times a weight."""
 
     values: tuple[Value[torch.Tensor], ...]
@@ -127,7 +127,7 @@ class MethodState:
         """Return the roots of a stage's backward passes besides its output; called once, after `begin`."""
         return ()
 
-    def shares(self, workspace: Workspace) -> Mapping[str, Share]:
+    def shares(self, workspace: Workspace) -> Mapping[str, PartOfSum]:
         """Return this rank's shares of numbers of the ending step, by name; all ranks' shares are added up.
 
         Every rank of a program returns the same names; a share of no values is 0.

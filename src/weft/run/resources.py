@@ -39,7 +39,7 @@ from weft.run.state.synchroniser_state import SynchroniserState
 from weft.run.streams import Streams
 from weft.run.transport.device_messages import ways_of
 from weft.run.transport.mesh import Groups, open_groups
-from weft.run.transport.transports import Messages, transport_of
+from weft.run.transport.transports import RankMessages, transport_of
 from weft.sync import get_synchroniser
 from weft.sync.base import Group, StatefulSynchroniser, Synchroniser
 
@@ -82,7 +82,7 @@ class Resources:
     methods: Mapping[str, MethodState]
     own_gradients: Mapping[int, OwnGradient]
     groups: Groups
-    messages: Messages
+    messages: RankMessages
     streams: Streams
     synchroniser: Synchroniser
     loss_function: LossFunction

@@ -16,7 +16,7 @@ from weft.methods.auxiliary_head.options import NAME, options_of, read_options
 from weft.methods.auxiliary_head.report import METRIC
 from weft.program.kinds import FORWARD
 from weft.program.rank_program import RankProgram
-from weft.run.methods import Making, MethodState, Share, StateOf
+from weft.run.methods import Making, MethodState, PartOfSum, StateOf
 from weft.run.resources import Resources, gradient_weight
 from weft.run.stage.roots import Root
 from weft.run.stage.stage_module import AddedModule, AddedModuleOf, Initial
@@ -104,12 +104,12 @@ class HeadState(MethodState):
     def roots(self, stage: int) -> Sequence[Root]:
         return self._roots if stage == self._stage else ()
 
-    def shares(self, workspace: Workspace) -> Mapping[str, Share]:
+    def shares(self, workspace: Workspace) -> Mapping[str, PartOfSum]:
         """Return this rank's part of the head's mean loss over the micro-batches of the global batch."""
         if not workspace.training:
             return {}
         keys = ((METRIC, self._stage, number) for number in self._micro_batches)
-        return {METRIC: Share(tuple(workspace.values.pop(key) for key in keys), self._mean)}
+        return {METRIC: PartOfSum(tuple(workspace.values.pop(key) for key in keys), self._mean)}
 
 
 def _micro_batches(program: RankProgram, stage: int) -> list[int]:

@@ -35,7 +35,7 @@ class Outgoing(Protocol):
         ...
 
 
-class Messages(Protocol):
+class RankMessages(Protocol):
     """All messages of one rank."""
 
     def outgoing(self, peer: int, payload: str, size_bytes: int) -> Outgoing:
@@ -64,7 +64,7 @@ class Transport(Protocol):
         """Open a group of these ranks, as `DeviceGroup.open`."""
         ...
 
-    def open_messages(self, ways: Collection[Way], name: str, timeout: timedelta) -> Messages:
+    def open_messages(self, ways: Collection[Way], name: str, timeout: timedelta) -> RankMessages:
         """Open the messages of this rank on these ways; every rank of the job calls it, with one name."""
         ...
 
@@ -77,7 +77,7 @@ class HostTransport:
     def open_group(self, name: str, ranks: Sequence[int], timeout: timedelta) -> DeviceGroup:
         return HostGroup.open(name, ranks, timeout)
 
-    def open_messages(self, ways: Collection[Way], name: str, timeout: timedelta) -> Messages:
+    def open_messages(self, ways: Collection[Way], name: str, timeout: timedelta) -> RankMessages:
         peers = {end for way in ways for end in way[:2]} - {dist.get_rank()}
         return open_channels(peers, timeout.total_seconds())
 
@@ -100,7 +100,7 @@ class DeviceTransport:
     def open_group(self, name: str, ranks: Sequence[int], timeout: timedelta) -> DeviceGroup:
         return DeviceGroup.open(name, ranks, timeout, self._backend)
 
-    def open_messages(self, ways: Collection[Way], name: str, timeout: timedelta) -> Messages:
+    def open_messages(self, ways: Collection[Way], name: str, timeout: timedelta) -> RankMessages:
         return open_device_messages(dist.get_rank(), ways, name, timeout, self._backend)
 
 
