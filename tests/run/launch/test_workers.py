@@ -19,6 +19,7 @@ from listeners import is_loopback, listeners
 from small_disk import small_disk
 
 from weft.errors import InputError, RunError
+from weft.run.launch.agent import _environment
 from weft.run.launch.workers import launch_workers
 
 pytestmark = pytest.mark.processes
@@ -159,6 +160,13 @@ def test_a_local_run_listens_on_loopback_only(run_dir: Path, monkeypatch: pytest
     holders = [pid for pid, _ in found]
     assert set(workers) < set(holders)
     assert holders.count(workers[0]) > holders.count(workers[1])
+
+
+def test_nccl_stays_on_loopback_and_leaves_its_record_in_the_run(tmp_path: Path) -> None:
+    environment = _environment(tmp_path, 2, "127.0.0.1", 1)
+    assert environment["TORCH_FR_DUMP_TEMP_FILE"] == str(tmp_path / "flight-recorder-rank-")
+    if sys.platform == "linux":
+        assert environment["NCCL_SOCKET_IFNAME"] == "lo"
 
 
 NODE = """

@@ -50,7 +50,7 @@ def main(run_dir: Path, world_size: int, module: str, launcher_pid: int) -> int:
         signal.signal(number, signal.SIG_DFL)
     server = socket.create_server((_own_address(), 0), backlog=socket.SOMAXCONN)
     os.register_at_fork(after_in_child=server.close)
-    os.environ |= _environment(world_size, *server.getsockname())
+    os.environ |= _environment(run_dir, world_size, *server.getsockname())
     # The ranks are copies of this process: what takes seconds to import is imported once.
     load(module, run_dir)
     ranks = RankProcesses(partial(worker, module, run_dir), world_size)
@@ -122,7 +122,7 @@ def _own_address() -> str:
     return lab.hub_address
 
 
-def _environment(world_size: int, address: str, port: int) -> dict[str, str]:
+def _environment(run_dir: Path, world_size: int, address: str, port: int) -> dict[str, str]:
     """Return the ranks' environment: variables of torchrun, threads, and the interface to listen on."""
     shared = {
         AGENT_PID: str(os.getpid()),
@@ -134,6 +134,9 @@ def _environment(world_size: int, address: str, port: int) -> dict[str, str]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         # A library that looks for GPUs while it is imported must not start CUDA, which no copy could use.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        # If a collective of NCCL times out, torch writes what each rank had launched.
+        "TORCH_FR_DUMP_TEMP_FILE": str((run_dir / "flight-recorder-rank-").resolve()),
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(threads_per_rank(world_size)),
     }
     if current_lab() is not None:
@@ -141,7 +144,7 @@ def _environment(world_size: int, address: str, port: int) -> dict[str, str]:
         shared |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     elif sys.platform == "linux":
         # All ranks are on this host: the user's own interface would only admit strangers.
-        shared["GLOO_SOCKET_IFNAME"] = "lo"
+        shared |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     return shared
 
 
