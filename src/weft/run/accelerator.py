@@ -92,6 +92,8 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
     torch keeps the pinned memory until the copy has ended.
     """
-    if device.type == "cpu" or tensor.device == device:
+    if tensor.device == device:
+        return tensor
+    if device.type == "cpu" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

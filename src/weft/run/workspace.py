@@ -31,7 +31,7 @@ class MicroBatch(NamedTuple):
     def samples(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         """Return the inputs on the stage's device, in its precision unless they are whole numbers."""
         inputs = to_device(self.inputs, device)
-        return inputs.to(dtype) if inputs.is_floating_point() else inputs
+        return inputs.to(dtype) if inputs.dtype != dtype and inputs.is_floating_point() else inputs
 
 
 # A rank calls it only for micro-batches with inputs or targets that its stages need.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -22,22 +23,29 @@ class DividesOutput(Protocol):
         ...
 
 
-def loss_input(module: object, loss_function: object, output: torch.Tensor) -> torch.Tensor | Divided:
-    """Return a last stage's output for a loss function, in fp32 or wider.
+def loss_input(module: object, loss_function: object) -> Callable[[torch.Tensor], torch.Tensor | Divided]:
+    """Return the function from a last stage's output to the input of its loss, in fp32 or wider.
 
     A function with the attribute `takes_divided_tokens` or `takes_divided_logits` gets that share; any other
     gets all logits. If both are divided, a function that takes tokens gets its tokens. One that takes columns
     only gets its columns for all tokens.
     """
-    output = at_least_fp32(output)
-    share = module.divided(output) if isinstance(module, DividesOutput) else None
-    if share is None:
-        return output
-    all_tokens: torch.Tensor | Divided = share
-    if isinstance(share, DividedTokens):
-        if getattr(loss_function, share.declared, False):
-            return share
-        all_tokens = share.with_all_tokens()
-    if isinstance(all_tokens, DividedLogits) and not getattr(loss_function, all_tokens.declared, False):
-        return all_tokens.whole()
-    return all_tokens
+    # The check looks through the protocol's names, so it is made once.
+    if not isinstance(module, DividesOutput):
+        return at_least_fp32
+
+    def taken(output: torch.Tensor) -> torch.Tensor | Divided:
+        output = at_least_fp32(output)
+        share = module.divided(output)
+        if share is None:
+            return output
+        all_tokens: torch.Tensor | Divided = share
+        if isinstance(share, DividedTokens):
+            if getattr(loss_function, share.declared, False):
+                return share
+            all_tokens = share.with_all_tokens()
+        if isinstance(all_tokens, DividedLogits) and not getattr(loss_function, all_tokens.declared, False):
+            return all_tokens.whole()
+        return all_tokens
+
+    return taken

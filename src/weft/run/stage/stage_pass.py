@@ -46,9 +46,10 @@ def stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
     last, roots = not resources.borders[stage].after, roots_of(workspace, stage)
     module, layers = resources.stages[stage], resources.layers[stage]
     wiring = module.wiring if isinstance(module, Wired) else None
-    draws = workspace.training and draws_numbers(module)
-    recompute = resources.recompute[stage] if workspace.training else "none"
-    taps = resources.taps.get(stage) if workspace.training else None
+    training = workspace.training
+    draws = training and draws_numbers(module)
+    recompute = resources.recompute[stage] if training else "none"
+    taps = resources.taps.get(stage) if training else None
     watching = taps if taps is not None and taps.sees_layers else None
     layered = draws or recompute != "none" or watching is not None or wiring is not None or roots is not None
     to_the_loss = _ending_in_the_loss(workspace, stage) if last else _as_they_are
@@ -73,11 +74,14 @@ def stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
         step: int,
         layers_of: LayersOf = layers_of,
     ) -> Outputs:
-        with torch.set_grad_enabled(workspace.training):
-            functions = to_the_loss(layers_of(inputs[0], step), targets)
-            if wiring is not None:
-                return run_wired(functions, wiring, inputs, recompute=recompute, draws=draws)
-            return (run_layers(functions, inputs[0], recompute=recompute, draws=draws),)
+        # To enter the block takes as long as a small layer.
+        if torch.is_grad_enabled() != training:
+            with torch.set_grad_enabled(training):
+                return run(inputs, targets, step, layers_of)
+        functions = to_the_loss(layers_of(inputs[0], step), targets)
+        if wiring is not None:
+            return run_wired(functions, wiring, inputs, recompute=recompute, draws=draws)
+        return (run_layers(functions, inputs[0], recompute=recompute, draws=draws),)
 
     chosen: _Pass = run
     if watching is not None:
@@ -114,8 +118,10 @@ def weighted_loss(workspace: Workspace, stage: int) -> WeightedLoss:
     module, loss_function = workspace.resources.stages[stage], workspace.resources.loss_function
     weight = workspace.micro_batch_weight / workspace.resources.borders[stage].splits
 
+    taken = loss_input(module, loss_function)
+
     def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return loss_function(loss_input(module, loss_function, output), targets) * weight
+        return loss_function(taken(output), targets) * weight
 
     return loss
 
