@@ -68,6 +68,11 @@ def stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
             return [seeded(layer, one, step) for layer, one in zip(layers, functions, strict=False)]
         return functions
 
+    def run_functions(functions: _Layers, inputs: Sequence[torch.Tensor]) -> Outputs:
+        if wiring is not None:
+            return run_wired(functions, wiring, inputs, recompute=recompute, draws=draws)
+        return (run_layers(functions, inputs[0], recompute=recompute, draws=draws),)
+
     def run(
         inputs: Sequence[torch.Tensor],
         targets: torch.Tensor | None,
@@ -75,13 +80,10 @@ def stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
         layers_of: LayersOf = layers_of,
     ) -> Outputs:
         # To enter the block takes as long as a small layer.
-        if torch.is_grad_enabled() != training:
-            with torch.set_grad_enabled(training):
-                return run(inputs, targets, step, layers_of)
-        functions = to_the_loss(layers_of(inputs[0], step), targets)
-        if wiring is not None:
-            return run_wired(functions, wiring, inputs, recompute=recompute, draws=draws)
-        return (run_layers(functions, inputs[0], recompute=recompute, draws=draws),)
+        if torch.is_grad_enabled() == training:
+            return run_functions(to_the_loss(layers_of(inputs[0], step), targets), inputs)
+        with torch.set_grad_enabled(training):
+            return run_functions(to_the_loss(layers_of(inputs[0], step), targets), inputs)
 
     chosen: _Pass = run
     if watching is not None:
