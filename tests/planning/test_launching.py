@@ -9,6 +9,7 @@ import pytest
 import weft
 from weft.cli.tables.plan import LAUNCHING_SHARE, breakdown_text
 from weft.planning.planned import PlannedJob
+from weft.predict.corrections import Correction
 
 
 def with_launches(times: float) -> PlannedJob:
@@ -26,6 +27,13 @@ def test_the_share_grows_with_the_time_of_a_launch() -> None:
     assert shares[0] == 0.0
     assert shares == sorted(set(shares))
     assert 0.9 < shares[-1] <= 1.0
+
+
+def test_a_correction_of_all_times_leaves_the_share() -> None:
+    job = with_launches(10.0)
+    faster = replace(job, problem=job.problem.corrected(Correction(step=0.5)))
+    assert faster.launching_share == pytest.approx(job.launching_share, rel=1e-12)
+    assert faster.launching_share <= 1.0
 
 
 def test_large_kernels_hide_their_launches() -> None:

@@ -25,9 +25,9 @@ from weft.web.rows.plan import (
 
 _BAR = 32
 # Causes with a smaller share of the step are left out of the line.
+_LEAST = 0.001
 # The share of launches in the passes from which a step is called host-bound: kernels do less than start.
 LAUNCHING_SHARE = 0.5
-_LEAST = 0.001
 
 
 def cluster_table(cluster: Cluster, plan: Plan) -> Table:

@@ -124,19 +124,20 @@ class ComputeModel:
     def launching_s(self, graph: LayerGraph, layers: Sequence[int], precision: str, device: Device) -> float:
         """Return the seconds in which a host launches the kernels of a micro-batch's passes, at least.
 
-        A synchronous device is its own host: 0.
+        0 for a synchronous device, which is its own host, and for a device with a profile. Its layers are
+        timed as wholes, and their kernels may be fused.
 
         Raises:
             InputError: when the device lacks the precision.
         """
-        if device.synchronous:
+        if device.synchronous or self._profiles(device):
             return 0.0
         kernels = sum(
             count * work.kernels
             for layer, count in self._distinct(graph, layers)
             for work in (layer.forward, layer.backward_input, layer.backward_weight)
         )
-        return kernels * self._speeds(device, precision)[0].launch_s
+        return kernels * self._speeds(device, precision)[0].launch_s * self._factor(device)
 
     def _roofline(
         self,
