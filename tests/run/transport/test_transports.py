@@ -34,6 +34,11 @@ def test_a_gpu_exchanges_in_kernels() -> None:
     assert chosen.in_kernels
 
 
+def test_another_name_is_refused() -> None:
+    with pytest.raises(InputError, match="'devise' is not one of device, host"):
+        transport_of("devise", CPU)
+
+
 def test_a_device_that_weft_does_not_know_is_refused() -> None:
     with pytest.raises(InputError, match="'device' needs a backend for meta"):
         transport_of("device", torch.device("meta"))

@@ -1,6 +1,7 @@
 """`ReplicaRanks`: several ranks that hold one replica of a stage together, and their exchange of tensors.
 
-Sums are in the order of the ranks, so that repetitions have the same bits and replicated values stay equal.
+Repetitions of a sum have the same bits, and replicated values stay equal. Through host memory, sums are in
+the order of the ranks.
 """
 
 from __future__ import annotations

@@ -34,10 +34,10 @@ class DeviceMessages:
         self._groups = groups
 
     def outgoing(self, peer: int, payload: str, size_bytes: int) -> DeviceOutbox:
-        return DeviceOutbox(self._groups[self._rank, peer, payload], self._rank < peer)
+        return DeviceOutbox(self._groups[self._rank, peer, payload])
 
     def incoming(self, peer: int, payload: str, size_bytes: int) -> DeviceInbox:
-        return DeviceInbox(self._groups[peer, self._rank, payload], self._rank < peer)
+        return DeviceInbox(self._groups[peer, self._rank, payload])
 
     def close(self) -> None:
         for group in self._groups.values():
@@ -48,23 +48,23 @@ class DeviceMessages:
 class DeviceOutbox:
     """Sends the messages of one way."""
 
-    def __init__(self, group: DeviceGroup, first: bool) -> None:
-        self._group, self._place = group, int(first)
+    def __init__(self, group: DeviceGroup) -> None:
+        self._group = group
 
     def send(self, stream: Stream, label: str, value: Value[torch.Tensor]) -> Completion:
         """Send a tensor, which must not change before the end of the message."""
-        return stream.run(label, lambda: self._group.send(value.content, self._place), value)
+        return stream.run(label, lambda: self._group.send(value.content, 1 - self._group.place), value)
 
 
 class DeviceInbox:
     """Receives the messages of one way."""
 
-    def __init__(self, group: DeviceGroup, first: bool) -> None:
-        self._group, self._place = group, int(first)
+    def __init__(self, group: DeviceGroup) -> None:
+        self._group = group
 
     def receive(self, stream: Stream, label: str, tensor: torch.Tensor) -> Completion:
         """Fill a contiguous tensor with the next message."""
-        return stream.run(label, lambda: self._group.receive(tensor, self._place))
+        return stream.run(label, lambda: self._group.receive(tensor, 1 - self._group.place))
 
 
 def open_device_messages(

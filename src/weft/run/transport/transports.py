@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from weft.errors import InputError, Violation
+from weft.errors import InputError, Violation, require_choice
 from weft.run.streams import Completion, Stream, Value
 from weft.run.transport.channels import Incoming, open_channels
 from weft.run.transport.device_group import GLOO, NCCL, DeviceGroup
@@ -111,9 +111,10 @@ def transport_of(name: str | None, device: torch.device) -> Transport:
     `host`.
 
     Raises:
-        InputError: as `DeviceTransport`.
+        InputError: for another name, and as `DeviceTransport`.
     """
     backend = _BACKENDS.get(device.type, "")
     if name is None:
         name = DEVICE if backend != GLOO and dist.is_backend_available(backend) else HOST
+    require_choice("transport", name, TRANSPORTS)
     return HostTransport() if name == HOST else DeviceTransport(device.type)
