@@ -145,18 +145,18 @@ def weft_program(case: Case, ranks: int, micro_batches: int = MICRO_BATCHES) -> 
     return build_training_program(layout, get_schedule(case.schedule), {})
 
 
-def weft_plan(case: Case, ranks: int) -> Plan:
+def weft_plan(case: Case, ranks: int, micro_batches: int = MICRO_BATCHES) -> Plan:
     return Plan(
         model="layers",
         model_fingerprint="0" * 16,
         cluster="this-machine",
         cluster_fingerprint="0" * 16,
         sequence=1,
-        global_batch=MICRO_BATCHES * case.samples,
+        global_batch=micro_batches * case.samples,
         micro_batch_size=case.samples,
         mesh={"pp": ranks},
         stages=tuple(
-            Stage(layers=(stage,), replicas=(Replica(ranks=(stage % ranks,), micro_batches=MICRO_BATCHES),))
+            Stage(layers=(stage,), replicas=(Replica(ranks=(stage % ranks,), micro_batches=micro_batches),))
             for stage in range(ranks * case.loops)
         ),
         schedule=Choice(name=case.schedule),

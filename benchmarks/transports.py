@@ -21,7 +21,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from beside import Floats, ratio_of, side_by_side
-from executor_vs_torch import Case, descent, loss_of, weft_program
+from executor_vs_torch import Case, descent, loss_of, weft_plan, weft_program
 from figures import Value
 from harness import Report, launch, parser_of_ranks
 from torch import nn
@@ -30,7 +30,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 import weft
 from weft.describe.families import layer_graph
 from weft.describe.models import resolve_model
-from weft.describe.plan import Choice, Plan, Replica, Stage
+from weft.describe.plan import Plan
 from weft.planning.compile import compile_part
 from weft.program.rank_program import part_of
 from weft.run.launch.worker_start import WorkerContext, start_worker
@@ -179,19 +179,8 @@ def passes_alone(inputs: torch.Tensor, targets: torch.Tensor) -> Callable[[], ob
 
 
 def weft_alone(inputs: torch.Tensor, targets: torch.Tensor, number: int) -> Callable[[], object]:
-    plan = Plan(
-        model="number",
-        model_fingerprint="0" * 16,
-        cluster="this-machine",
-        cluster_fingerprint="0" * 16,
-        sequence=1,
-        global_batch=EMPTY_MICRO_BATCHES,
-        micro_batch_size=1,
-        mesh={"pp": 1},
-        stages=(Stage(layers=(0,), replicas=(Replica(ranks=(0,), micro_batches=EMPTY_MICRO_BATCHES),)),),
-        schedule=Choice(name="gpipe"),
-    )
     case = Case("empty", "gpipe", 1, 1, 1, 1, EMPTY_TARGET)
+    plan = weft_plan(case, 1, EMPTY_MICRO_BATCHES)
     program = part_of(weft_program(case, 1, EMPTY_MICRO_BATCHES), 0)
     runtime = RankRuntime(
         plan, program, {0: Number()}, loss_of, descent, device="cpu", seed=SEED, generation=number

@@ -60,8 +60,8 @@ def _goes_wrong(uses: list[tuple[str, int]], earlier: list[int], *, accumulates:
     return False
 
 
-def _earlier(program: Program) -> list[int]:
-    """For each row the rows that have ended before it starts, as bits."""
+def waited_for(program: Program) -> dict[int, set[int]]:
+    """For each row the one before it in its queue, and those that its edges of the same cycle come from."""
     before: dict[int, set[int]] = {row: set() for row in range(len(program))}
     edges = program.edges
     for source, target, distance in zip(edges.source, edges.target, edges.distance, strict=True):
@@ -72,6 +72,12 @@ def _earlier(program: Program) -> list[int]:
         if queue in last:
             before[row].add(last[queue])
         last[queue] = row
+    return before
+
+
+def _earlier(program: Program) -> list[int]:
+    """For each row the rows that have ended before it starts, as bits."""
+    before = waited_for(program)
     found = [0] * len(program)
     for row in TopologicalSorter(before).static_order():
         for other in before[row]:

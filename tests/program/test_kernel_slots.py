@@ -12,6 +12,7 @@ from collections import defaultdict
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from program.hazards import waited_for
 from program.layouts import pipelines, sharded_program, training_program
 
 from weft.predict.cost.memory import SHARDINGS
@@ -36,17 +37,11 @@ def ends(program: Program, places: int, draw: random.Random) -> bool:
     """Whether all rows end, in a drawn order, if so many kernels of a rank may wait for others at once."""
     node, rank = events(program).tolist(), program.columns.rank.tolist()
     computes, sends = is_compute(program.columns.kind), is_send(program.columns.kind)
-    before: defaultdict[int, set[int]] = defaultdict(set)
-    edges = program.edges
-    for source, target, distance in zip(edges.source, edges.target, edges.distance, strict=True):
-        # The two ends of a message run at the same time.
-        if distance == 0 and not (sends[source] and node[target] == source):
-            before[int(target)].add(int(source))
-    last: dict[int, int] = {}
-    for row, queue in enumerate(program.queue.tolist()):
-        if queue in last:
-            before[row].add(last[queue])
-        last[queue] = row
+    # The two ends of a message run at the same time.
+    before = {
+        row: {one for one in rows if not (sends[one] and node[row] == one)}
+        for row, rows in waited_for(program).items()
+    }
     members: defaultdict[int, list[int]] = defaultdict(list)
     for row, one in enumerate(node):
         members[one].append(row)
