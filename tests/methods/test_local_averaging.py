@@ -14,9 +14,12 @@ from weft.describe.amount import Shape
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
 from weft.describe.plan import Choice, Plan
+from weft.describe.reading import parse_toml
+from weft.describe.run_file import parse_run
 from weft.errors import InputError
 from weft.methods.local_averaging.kinds import AVERAGE_WEIGHTS
 from weft.planning.compile import compile_evaluation, compile_folded
+from weft.planning.planned import plan_run
 from weft.predict.cost.cost_model import CostModel
 from weft.predict.predict import predict
 from weft.program.kinds import STEP, is_collective
@@ -199,3 +202,19 @@ def test_one_replica_has_nobody_to_average_with() -> None:
     plan = make_plan(CONFIG).model_copy(update={"sync": averaging(2).sync})
     with pytest.raises(InputError, match="one replica has nobody to average with"):
         make_program(CONFIG, plan)
+
+
+@pytest.mark.parametrize(
+    ("table", "cause"),
+    [
+        ('precision = "fp16"', "precision fp16, whose losses are scaled, optimizer.clip_norm"),
+        ('precision = "fp32"\n[optimizer]\nclip_norm = 1.0', "optimizer.clip_norm"),
+    ],
+)
+def test_a_run_file_learns_what_asks_for_the_norm(table: str, cause: str) -> None:
+    text = (
+        '[model]\npreset = "gpt-1m"\n[cluster]\nuse = "2xv100-16gb"\n[goal]\ncontract = "empirical"\n'
+        '[sync]\nmethod = "local-averaging"\nevery = 2\n[plan]\npp = 1\ndp = 2\n[train]\nglobal_batch = 8\n'
+    )
+    with pytest.raises(InputError, match=f"of their own; leave out {cause} and skip_non_finite"):
+        plan_run(parse_run(parse_toml(f"{text}{table}", "run")))

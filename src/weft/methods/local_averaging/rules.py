@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import Layout
-from weft.describe.plan import GRADIENT_NORM, Plan
+from weft.describe.plan import GRADIENT_NORM, SCALED, Plan
 from weft.describe.plan_file import PlanRule, listed
 from weft.errors import InputError, Violation
 from weft.methods.local_averaging.options import NAME, options_of
@@ -25,7 +25,10 @@ def _nobody(job: Job, layout: Layout) -> str | None:
 def _clips(job: Job, layout: Layout) -> str | None:
     if layout.sync != NAME or all(choice.name != GRADIENT_NORM for choice in job.methods):
         return None
-    return f"{NAME}: {CLIPS}; leave out optimizer.clip_norm and skip_non_finite"
+    cause = "optimizer.clip_norm and skip_non_finite"
+    if job.precision in SCALED:
+        cause = f"precision {job.precision}, whose losses are scaled, {cause}"
+    return f"{NAME}: {CLIPS}; leave out {cause}"
 
 
 def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
