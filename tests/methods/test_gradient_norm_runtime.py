@@ -20,10 +20,11 @@ from small_plans import divisible, make_plan, make_program, tiny
 
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
-from weft.errors import InputError
+from weft.errors import InputError, RunError
 from weft.methods.gradient_norm.runtime import GradientNorm
 from weft.run.methods import OwnGradient
-from weft.run.state.loss_scale import INITIAL
+from weft.run.state.loss_scale import INITIAL, LEAST, LossScale
+from weft.run.streams import Value
 
 pytestmark = pytest.mark.processes
 
@@ -153,3 +154,27 @@ def test_each_stage_is_scaled_once() -> None:
     assert norm.clip(0, 4.0)
     assert gradients[0][0].item() == pytest.approx(0.25, rel=1e-6)
     assert gradients[1][0].item() == 1.0
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_an_overflow_is_left_out_until_the_factor_cannot_fall(skips: bool) -> None:
+    scale, gradient = LossScale(), torch.ones(4)
+    own = {0: OwnGradient((gradient,), (gradient,))}
+    norm = GradientNorm(clip_norm=None, skip_non_finite=skips, gradients=own, scale=scale)
+    while scale.factor > LEAST:
+        assert not norm.admits(0, Value.of(torch.tensor([math.inf])))
+    overflow = Value.of(torch.tensor([math.inf]))
+    if skips:
+        assert not norm.admits(0, overflow)
+    else:
+        with pytest.raises(RunError, match="the norm of the gradient is inf"):
+            norm.admits(0, overflow)
+    assert torch.equal(gradient, torch.ones(4))
+
+
+def test_a_gradient_is_divided_by_the_factor_of_its_losses() -> None:
+    scale, gradient = LossScale(), torch.full((4,), INITIAL)
+    own = {0: OwnGradient((gradient,), (gradient,))}
+    norm = GradientNorm(clip_norm=None, skip_non_finite=False, gradients=own, scale=scale)
+    assert norm.admits(0, Value.of(torch.tensor([2.0])))
+    assert torch.equal(gradient, torch.ones(4))
