@@ -12,7 +12,7 @@ CONSTRAINTS := $(if $(shell command -v nvidia-smi 2>/dev/null),,-c constraints.t
 # The documentation tool prints a note on its own future into every build.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: install demo test test-pure quick examples mutants check bench docs pictures clean
+.PHONY: install demo test test-pure quick examples mutants late check bench docs pictures clean
 
 install: $(VENV)/.installed
 
@@ -48,6 +48,10 @@ examples: install
 
 mutants: install
 	PYTHONPATH=tests $(BIN)/python tests/mutants/run_all.py $(ROOMS)
+
+# All rows of the equality table on late accelerators, with three seeds of their times each.
+late: install
+	WEFT_LATE_SEEDS=3 $(BIN)/python -m pytest -n 2 --dist loadgroup tests/run/test_equality_table.py -k late
 
 check: install
 	$(BIN)/ruff format --check .

@@ -9,9 +9,17 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+from unittest.mock import patch
+
+import torch
+
+from weft.run.device_streams import KernelStream
+from weft.run.streams import Completion, Value
+from weft.run.transport.transports import DeviceTransport
 
 MOST_LATE_S = 1e-3
 LIMIT_S = 60.0
@@ -106,3 +114,34 @@ class LateAccelerator:
 
     def event(self) -> LateEvent:
         return LateEvent(self)
+
+
+class LateKernelStream(KernelStream):
+    """A stream whose work runs as a kernel: when the device gets to it, not when the host launches it."""
+
+    def run(self, label: str, work: Callable[[], None], *reads: Value[Any]) -> Completion:
+        return super().run(label, lambda: self._accelerator.launch(work), *reads)
+
+
+@contextmanager
+def late_device(seed: int, *, kernels: bool) -> Iterator[LateAccelerator]:
+    """Runtimes that are made in this block compute on one; `kernels`: all work, messages and sums, too.
+
+    gloo exchanges in kernels of the late accelerator, as NCCL does in those of a GPU.
+    """
+    accelerator = LateAccelerator(seed)
+
+    def in_kernels(name: str | None, device: torch.device) -> DeviceTransport:
+        transport = DeviceTransport(device.type)
+        transport.in_kernels = True
+        return transport
+
+    with patch("weft.run.rank_streams.accelerator_of", lambda device: accelerator):
+        if not kernels:
+            yield accelerator
+            return
+        with (
+            patch("weft.run.rank_streams.KernelStream", LateKernelStream),
+            patch("weft.run.resources.transport_of", in_kernels),
+        ):
+            yield accelerator

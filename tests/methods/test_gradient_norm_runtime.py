@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -17,6 +20,7 @@ from one_process import Outcome
 from pool import RankError, WorkerPool
 from small_jobs import batch_of, loss_of, make_runtime, parameters_of
 from small_plans import divisible, make_plan, make_program, tiny
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
@@ -82,17 +86,23 @@ def test_a_factor_of_the_losses_changes_no_bit(worker_pool: WorkerPool, row: Row
     assert not any(factors for _, factors in plain)
     assert {factor for _, factors in scaled for factor in factors} == {INITIAL}
     for ((told, tensors), _), ((expected, others), _) in zip(scaled, plain, strict=True):
+        assert [one.pop("loss_scale") for one in told] == [[INITIAL]] * len(told)
         assert told == expected
         assert all(torch.equal(tensors[name], others[name]) for name in others)
 
 
+def adamw(stage: torch.nn.Module, *, fused: bool = True) -> torch.optim.Optimizer:
+    """The optimizer of `weft train`, which leaves a step out by itself where it is fused."""
+    return torch.optim.AdamW(stage.parameters(), fused=fused)
+
+
 def break_a_step(
-    rank: int, ranks: int, config: ModelConfig, plan: Plan, skips: bool
+    rank: int, ranks: int, config: ModelConfig, plan: Plan, skips: bool, by_device: bool = False
 ) -> tuple[list[bool], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Which steps were left out when one micro-batch of one step overflows, the parameters, and what they
     would be without that step."""
     steps = [step for step in range(STEPS) if step != BROKEN_STEP]
-    calls = 0
+    calls, options = 0, {"optimizer_factory": adamw} if by_device else {}
 
     def overflowing(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         nonlocal calls
@@ -102,13 +112,19 @@ def break_a_step(
         return loss_of(logits, targets) * (math.inf if broken else 1.0)
 
     broken = make_runtime(
-        rank, config, plan, make_program(config, plan), loss_fn=overflowing, skip_non_finite=skips
+        rank,
+        config,
+        plan,
+        make_program(config, plan),
+        loss_fn=overflowing,
+        skip_non_finite=skips,
+        **options,
     )
     results = [broken.step(step, batch_of(config, plan, step)) for step in range(STEPS)]
     broken.gather_weights()
     found = parameters_of(broken)
     broken.close()
-    whole = make_runtime(rank, config, plan, make_program(config, plan), generation=1)
+    whole = make_runtime(rank, config, plan, make_program(config, plan), generation=1, **options)
     for step in steps:
         whole.step(step, batch_of(config, plan, step))
     whole.gather_weights()
@@ -117,11 +133,15 @@ def break_a_step(
     return [result.left_out for result in results], found, expected
 
 
+@pytest.mark.parametrize("by_device", [False, True], ids=["by the host", "by the device"])
 @pytest.mark.parametrize("sharding", ["zero-0", "zero-2"])
-def test_a_step_that_is_not_finite_is_left_out_by_all(worker_pool: WorkerPool, sharding: str) -> None:
+def test_a_step_that_is_not_finite_is_left_out_by_all(
+    worker_pool: WorkerPool, sharding: str, by_device: bool
+) -> None:
     config = tiny()
     plan = with_norm(make_plan(config, pp=2, dp=2, schedule="1f1b", precision="fp32"), sharding)
-    for left_out, found, expected in worker_pool.run(break_a_step, config, plan, True, ranks=4):
+    outcomes = worker_pool.run(break_a_step, config, plan, True, by_device, ranks=4)
+    for left_out, found, expected in outcomes:
         assert left_out == [step == BROKEN_STEP for step in range(STEPS)]
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
@@ -129,7 +149,7 @@ def test_a_step_that_is_not_finite_is_left_out_by_all(worker_pool: WorkerPool, s
 def test_a_step_that_is_not_finite_fails_where_it_is_not_left_out(worker_pool: WorkerPool) -> None:
     config = tiny()
     plan = with_norm(make_plan(config, pp=2, schedule="1f1b"))
-    with pytest.raises(RankError, match=r"step 1, instruction .*: the norm of the gradient is (inf|nan)"):
+    with pytest.raises(RankError, match=r"step 1: the norm of the gradient is (inf|nan)"):
         worker_pool.run(break_a_step, config, plan, False, ranks=2)
 
 
@@ -151,7 +171,7 @@ def test_each_stage_is_scaled_once() -> None:
     gradients = [torch.ones(4), torch.ones(4)]
     own = {stage: OwnGradient((flat,), (flat,)) for stage, flat in enumerate(gradients)}
     norm = GradientNorm(clip_norm=1.0, skip_non_finite=False, gradients=own)
-    assert norm.clip(0, 4.0)
+    norm.clip(0, torch.tensor(4.0, dtype=torch.float64))
     assert gradients[0][0].item() == pytest.approx(0.25, rel=1e-6)
     assert gradients[1][0].item() == 1.0
 
@@ -162,19 +182,62 @@ def test_an_overflow_is_left_out_until_the_factor_cannot_fall(skips: bool) -> No
     own = {0: OwnGradient((gradient,), (gradient,))}
     norm = GradientNorm(clip_norm=None, skip_non_finite=skips, gradients=own, scale=scale)
     while scale.factor > LEAST:
-        assert not norm.admits(0, Value.of(torch.tensor([math.inf])))
-    overflow = Value.of(torch.tensor([math.inf]))
-    if skips:
-        assert not norm.admits(0, overflow)
-    else:
-        with pytest.raises(RunError, match="the norm of the gradient is inf"):
-            norm.admits(0, overflow)
-    assert torch.equal(gradient, torch.ones(4))
+        norm.require({"gradient_norm": math.inf, "loss_scale": scale.factor})
+        assert norm.vote(0, Value.of(torch.tensor([math.inf]))).item() == 1.0
+    with nullcontext() if skips else pytest.raises(RunError, match="the norm of the gradient is inf"):
+        norm.require({"gradient_norm": math.inf, "loss_scale": scale.factor})
 
 
 def test_a_gradient_is_divided_by_the_factor_of_its_losses() -> None:
     scale, gradient = LossScale(), torch.full((4,), INITIAL)
     own = {0: OwnGradient((gradient,), (gradient,))}
     norm = GradientNorm(clip_norm=None, skip_non_finite=False, gradients=own, scale=scale)
-    assert norm.admits(0, Value.of(torch.tensor([2.0])))
+    assert norm.vote(0, Value.of(torch.tensor([2.0]))).item() == 0.0
     assert torch.equal(gradient, torch.ones(4))
+
+
+class NoReads(TorchDispatchMode):
+    """Fails where the host reads a number of a tensor, which waits for an accelerator."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is not torch.ops.aten._local_scalar_dense.default, "the host reads a number"
+        return func(*args, **(kwargs or {}))
+
+
+def step_without_reads(
+    rank: int, ranks: int, config: ModelConfig, plan: Plan, fused: bool
+) -> list[str | bool]:
+    """What becomes of a finite step and one that overflows, whose numbers are read afterwards only."""
+    scale = torch.ones(())
+
+    def overflowing(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return loss_of(logits, targets) * scale
+
+    program, factory = make_program(config, plan), partial(adamw, fused=fused)
+    runtime = make_runtime(
+        rank, config, plan, program, loss_fn=overflowing, optimizer_factory=factory, skip_non_finite=True
+    )
+    told: list[str | bool] = []
+    for step in range(2):
+        scale.fill_(math.inf if step else 1.0)
+        read = runtime._share
+        with patch.object(runtime, "_share", lambda step, outcome: outcome), NoReads():
+            try:
+                outcome = runtime.step(step, batch_of(config, plan, step))
+            except RunError as error:
+                told.append(str(error))
+                continue
+        told.append(read(step, outcome).left_out)
+    runtime.close()
+    return told
+
+
+@pytest.mark.parametrize("sharding", ["zero-0", "zero-2"])
+def test_the_host_reads_no_number_in_a_step(worker_pool: WorkerPool, sharding: str) -> None:
+    config = tiny()
+    plan = with_norm(make_plan(config, pp=2, dp=2, schedule="1f1b", precision="fp32"), sharding)
+    for told in worker_pool.run(step_without_reads, config, plan, True, ranks=4):
+        assert told == [False, True]
+    # An optimizer that cannot leave a step out by itself needs the host.
+    for told in worker_pool.run(step_without_reads, config, plan, False, ranks=4):
+        assert all("the host reads a number" in str(one) for one in told)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from late_accelerator import LateAccelerator
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from late_accelerator import LateAccelerator, LateEvent, late_device
 from pool import WorkerPool
 from small_jobs import batch_of, make_runtime, parameters_of
 from small_plans import make_plan, make_program, tiny
@@ -25,11 +27,11 @@ from weft.run.device_streams import CopyQueue, DeviceClock, KernelStream
 from weft.run.rank_streams import RankStreams
 from weft.run.record.recorder import Recorder
 from weft.run.record.slots import read_slots
-from weft.run.streams import Completion, Value
-from weft.run.transport.transports import DeviceTransport
+from weft.run.streams import Value
 from weft.run.work_queue import WorkQueue
 
 SEEDS = range(5)
+LATE_WAIT = LateEvent.wait
 
 
 class Content:
@@ -40,22 +42,13 @@ def computing(accelerator: LateAccelerator) -> KernelStream:
     return KernelStream("computation", accelerator, DeviceClock(accelerator))
 
 
-def beside(accelerator: LateAccelerator) -> KernelStream:
-    return KernelStream("messages", accelerator, DeviceClock(accelerator), accelerator.stream())
+def beside(compute: KernelStream, name: str = "messages") -> KernelStream:
+    return KernelStream(name, compute._accelerator, compute._clock, compute)
 
 
-class LateKernelStream(KernelStream):
-    """A stream whose work runs as a kernel: when the device gets to it, not when the host launches it."""
-
-    def run(self, label: str, work: Callable[[], None], *reads: Value[Any]) -> Completion:
-        return super().run(label, lambda: self._accelerator.launch(work), *reads)
-
-
-def in_kernels(name: str | None, device: torch.device) -> DeviceTransport:
-    """Exchange by gloo in kernels of the late accelerator, as NCCL does in those of a GPU."""
-    transport = DeviceTransport(device.type)
-    transport.in_kernels = True
-    return transport
+def computing_and_messages(accelerator: LateAccelerator) -> tuple[KernelStream, KernelStream]:
+    compute = computing(accelerator)
+    return compute, beside(compute)
 
 
 @contextmanager
@@ -211,7 +204,7 @@ def test_times_are_those_of_the_device_on_the_clock_of_the_host(
 @pytest.mark.parametrize("seed", SEEDS)
 def test_computations_follow_the_messages_that_they_read_and_the_host_goes_on(seed: int) -> None:
     accelerator, order = LateAccelerator(seed), []
-    compute, messages = computing(accelerator), beside(accelerator)
+    compute, messages = computing_and_messages(accelerator)
     held = threading.Event()
     arrived = messages.run(
         "R0", lambda: accelerator.launch(lambda: order.append("arrived") if held.wait(60) else None)
@@ -227,7 +220,7 @@ def test_computations_follow_the_messages_that_they_read_and_the_host_goes_on(se
 @pytest.mark.parametrize("seed", SEEDS)
 def test_messages_follow_the_kernels_that_were_launched_before(seed: int) -> None:
     accelerator, order = LateAccelerator(seed), []
-    compute, messages = computing(accelerator), beside(accelerator)
+    compute, messages = computing_and_messages(accelerator)
     release = held_up(accelerator)
     compute.run("F0", lambda: accelerator.launch(lambda: order.append("computed")))
     # The allocator has given the message the memory that kernels launched before still read.
@@ -238,9 +231,71 @@ def test_messages_follow_the_kernels_that_were_launched_before(seed: int) -> Non
     assert order == ["computed", "arrived"]
 
 
+Launch = tuple[int, tuple[int, ...]]
+
+
+@st.composite
+def launches(draw: st.DrawFn) -> list[Launch]:
+    """Works in the order of their launch: a stream, and the former works that each reads."""
+    count = draw(st.integers(1, 12))
+    former = [draw(st.sets(st.integers(0, one - 1), max_size=3)) if one else set() for one in range(count)]
+    return [(draw(st.integers(0, 2)), tuple(sorted(reads))) for reads in former]
+
+
+@given(launches(), st.integers(0, 2**16))
+@settings(max_examples=25, deadline=None)
+def test_a_stream_waits_for_what_no_other_wait_implies_and_for_nothing_else(
+    works: list[Launch], seed: int
+) -> None:
+    accelerator, ended, early, waits = LateAccelerator(seed), set[int](), [], []
+    compute = computing(accelerator)
+    streams = (compute, beside(compute, "messages"), beside(compute, "sums"))
+    release, made = held_up(accelerator), list[Value[Any]]()
+    with patch.object(LateEvent, "wait", lambda event: waits.append(event) or LATE_WAIT(event)):
+        for number, (stream, reads) in enumerate(works):
+
+            def kernel(number: int = number, reads: tuple[int, ...] = reads) -> None:
+                early.extend((number, one) for one in reads if one not in ended)
+                ended.add(number)
+
+            def launched(kernel: Callable[[], None] = kernel) -> None:
+                accelerator.launch(kernel)
+
+            given = (made[one] for one in reads)
+            made.append(Value.of(None, streams[stream].run(str(number), launched, *given)))
+    release.set()
+    for value in made:
+        value.completion.wait()
+    assert (early, ended) == ([], set(range(len(works))))
+    assert len(waits) == fewest_waits(works)
+
+
+def fewest_waits(works: list[Launch]) -> int:
+    """The edges between streams that no path of other edges and stream orders stands for."""
+    follows: list[set[int]] = []
+    last: dict[int, int] = {}
+    count = 0
+
+    def closure(ones: Iterable[int]) -> set[int]:
+        return set().union(*({one} | follows[one] for one in ones))
+
+    for number, (stream, reads) in enumerate(works):
+        implied = closure([last[stream]] if stream in last else [])
+        if stream:
+            # Kernels beside the default stream follow all that were launched in it, by one wait.
+            count += 1
+            implied |= closure([last[0]] if 0 in last else [])
+        needed = [one for one in reads if one not in implied]
+        needed = [one for one in needed if one not in closure(other for other in needed if other != one)]
+        count += len(needed)
+        follows.append(implied | closure(reads))
+        last[stream] = number
+    return count
+
+
 def test_what_a_message_reads_is_kept_until_it_has_ended() -> None:
     accelerator = LateAccelerator()
-    compute, messages = computing(accelerator), beside(accelerator)
+    compute, messages = computing_and_messages(accelerator)
     content, gone = Content(), threading.Event()
     weakref.finalize(content, gone.set)
     made = compute.run("F0", lambda: None)
@@ -258,7 +313,8 @@ def test_ended_work_is_reported_while_other_work_hangs() -> None:
     part = part_of(make_program(config, make_plan(config, pp=2)), 1)
     receive, forward = list(part.instructions())[:2]
     accelerator, told = LateAccelerator(), []
-    streams = RankStreams(computing(accelerator), lambda name: beside(accelerator))
+    compute = computing(accelerator)
+    streams = RankStreams(compute, lambda name: beside(compute, name))
     arrived = streams.of(receive).run("R0", lambda: None)
     arrived.report_to(lambda start_ns, end_ns: told.append("R0"))
     release = held_up(accelerator)
@@ -292,12 +348,7 @@ def trained(
 ) -> tuple[list[float], list[torch.Tensor], int]:
     """Losses and parameters of three steps, and the number of recorded instructions."""
     config, program = tiny(tied=False), make_program(tiny(tied=False), plan)
-    accelerator = None if seed is None else LateAccelerator(seed + rank)
-    with ExitStack() as patched:
-        patched.enter_context(patch("weft.run.rank_streams.accelerator_of", lambda device: accelerator))
-        if kernels:
-            patched.enter_context(patch("weft.run.rank_streams.KernelStream", LateKernelStream))
-            patched.enter_context(patch("weft.run.resources.transport_of", in_kernels))
+    with nullcontext() if seed is None else late_device(seed + rank, kernels=kernels):
         recorder = Recorder(folder, program=part_of(program, rank), plan_id=plan.plan_id, steps=3)
         runtime = make_runtime(rank, config, plan, program, recorder=recorder)
         losses = [runtime.step(step, batch_of(config, plan, step)).loss for step in range(3)]

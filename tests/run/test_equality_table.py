@@ -6,6 +6,7 @@ Rows of methods stand in `tests/methods/rows/`; those in which every two choices
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -15,8 +16,10 @@ from pathlib import Path
 import convolutional_jobs
 import equality_table
 import pytest
+import torch
 from equality_matrix import CHOICES, cases, choices_of, covering
 from equality_table import Row, differences, together, tolerance_of, train
+from late_accelerator import late_device
 from methods.rows.gradient_norm import Clips
 from methods.rows.local_averaging import Averages
 from methods.rows.sharding import ACROSS, PARTS, SAME_BITS, by_layout
@@ -25,6 +28,7 @@ from pool import WorkerPool
 from small_plans import divisible, make_program, tiny
 
 from weft.describe.models import resolve_model
+from weft.describe.plan import Plan
 from weft.methods.sharding.kinds import REDUCE, REDUCE_ACROSS
 from weft.program.verify import require_valid
 
@@ -276,6 +280,33 @@ def test_a_row_trains_like_one_process(
     found = together(worker_pool.run(train, row, plan, ranks=plan.ranks))
     sizes = differences(found, reference(row.training(plan)))
     assert {name: size for name, size in sizes.items() if not size <= tolerance_of(row, name)} == {}
+
+
+def train_late(rank: int, ranks: int, row: Row, plan: Plan, seed: int) -> Outcome:
+    with late_device(seed + rank, kernels=True):
+        return train(rank, ranks, row, plan)
+
+
+# All rows, each with as many seeds as asked for, or some of them with one.
+LATE_SEEDS = int(os.environ.get("WEFT_LATE_SEEDS", "0"))
+LATE = list(enumerate(TABLE))[:: 1 if LATE_SEEDS else 16]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("seed", range(max(1, LATE_SEEDS)))
+@pytest.mark.parametrize(("number", "row"), LATE, ids=str)
+def test_a_row_trains_to_the_same_bits_on_late_devices(
+    worker_pool: WorkerPool, number: int, row: Row, seed: int
+) -> None:
+    """All work runs when the device gets to it, so a wait that is missing between two streams shows."""
+    row = replace(row, transport="device")
+    plan = row.plan
+    steps, tensors = together(worker_pool.run(train, row, plan, ranks=plan.ranks))
+    late = worker_pool.run(train_late, row, plan, 1000 * number + 10 * seed, ranks=plan.ranks)
+    told, found = together(late)
+    assert told == steps
+    assert tensors.keys() == found.keys()
+    assert [name for name in tensors if not torch.equal(tensors[name], found[name])] == []
 
 
 def test_the_subset_of_the_matrix_has_every_choice() -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from weft.run.accelerator import Accelerator, DeviceStream, Event
+from weft.run.accelerator import Accelerator, Event
 from weft.run.streams import Completion, Reports, Times, Value
 from weft.run.work_queue import WorkQueue, labelled
 
@@ -66,7 +66,8 @@ class DeviceWork(Reports):
     """The end of kernels that the host has launched in a stream.
 
     It keeps the values that other streams made. The allocator gives their memory away once the host
-    drops them, even if kernels still read it.
+    drops them, even if kernels still read it. `reached` is the number of works that have ended with it, by
+    the name of their stream: a vector clock.
     """
 
     def __init__(
@@ -77,9 +78,11 @@ class DeviceWork(Reports):
         end: Event,
         anchor: Anchor,
         kept: Sequence[Value[Any]],
+        reached: Mapping[str, int],
     ) -> None:
         super().__init__()
         self.stream, self.start, self.end_event = stream, start, end
+        self.reached = reached
         self._label = label
         self._anchor = anchor
         self._kept = tuple(kept)
@@ -112,18 +115,20 @@ class KernelStream:
     Args:
         name: of the stream in error messages.
         clock: shared by the streams of a rank.
-        aside: a stream beside the default one; None for the default one, where tensors are allocated. Kernels
-            beside it follow all kernels launched in it before. So memory that the host allocated for the work
-            is free of them.
+        compute: the rank's stream of computations, which uses the device's default stream, where tensors are
+            allocated; None for itself. The kernels of other streams follow all kernels launched in it before.
+            So memory that the host allocated for the work is free of them.
     """
 
     def __init__(
-        self, name: str, accelerator: Accelerator, clock: DeviceClock, aside: DeviceStream | None = None
+        self, name: str, accelerator: Accelerator, clock: DeviceClock, compute: KernelStream | None = None
     ) -> None:
         self.name = name
+        self.reached: Mapping[str, int] = {name: 0}
         self._clock = clock
         self._accelerator = accelerator
-        self._aside = aside
+        self._compute = compute
+        self._beside = None if compute is None else accelerator.stream()
         self._under_way: deque[DeviceWork] = deque()
         self._pool: list[Event] = []
 
@@ -132,12 +137,12 @@ class KernelStream:
         self._collect()
         anchor, start, end = self._clock.anchor(), self._event(), self._event()
         with self._entered():
-            for value in others:
-                self._follow(value.completion)
+            self._follow(value.completion for value in others)
             start.record()
             work()
             end.record()
-        launched = DeviceWork(label, self, start, end, anchor, others)
+        self._reach({self.name: self.reached[self.name] + 1})
+        launched = DeviceWork(label, self, start, end, anchor, others, self.reached)
         self._under_way.append(launched)
         return launched
 
@@ -156,13 +161,14 @@ class KernelStream:
 
     @contextmanager
     def _entered(self) -> Iterator[None]:
-        if self._aside is None:
+        if self._compute is None or self._beside is None:
             yield
             return
         posted = self._event()
         posted.record()
-        with self._aside:
+        with self._beside:
             posted.wait()
+            self._reach(self._compute.reached)
             # The stream waits for the place that is marked now, so the event may mark another.
             self._pool.append(posted)
             yield
@@ -170,14 +176,30 @@ class KernelStream:
     def _made(self, completion: Completion) -> bool:
         return isinstance(completion, DeviceWork) and completion.stream is self
 
-    def _follow(self, completion: Completion) -> None:
-        """Let further kernels run after the end of other work; the host waits for what is no kernel."""
-        if completion.times is not None:
-            return
-        if isinstance(completion, DeviceWork):
-            completion.end_event.wait()
-        else:
-            completion.wait()
+    def _follow(self, completions: Iterable[Completion]) -> None:
+        """Let further kernels run after the end of other work; the host waits for what is no kernel.
+
+        The stream waits only for events that no former wait implies.
+        """
+        launched = []
+        for one in completions:
+            if one.times is not None:
+                continue
+            if isinstance(one, DeviceWork):
+                launched.append(one)
+            else:
+                one.wait()
+        # Work that follows other work has reached more.
+        for work in sorted(launched, key=lambda one: sum(one.reached.values()), reverse=True):
+            made_by = work.stream.name
+            if work.reached[made_by] > self.reached.get(made_by, 0):
+                work.end_event.wait()
+                self._reach(work.reached)
+
+    def _reach(self, other: Mapping[str, int]) -> None:
+        """Note that further kernels follow those works, too."""
+        own = self.reached
+        self.reached = {**own, **{name: max(number, own.get(name, 0)) for name, number in other.items()}}
 
     def _collect(self) -> None:
         """Notice the ends of earlier work, which gives back what it keeps, and its events."""

@@ -54,8 +54,11 @@ class StepGate(Protocol):
         """Return the values that the step waits for; called when the step is issued."""
         ...
 
-    def admits(self, *values: Value[Any]) -> bool:
-        """Return True if the optimizer may step; called when the values are there."""
+    def votes(self, *values: Value[Any]) -> torch.Tensor | None:
+        """Return 1 to leave the step out, else 0; None stands for 0. Called when the values are there.
+
+        The vote has shape () and type fp32, and is on the device of the gradient.
+        """
         ...
 
     def stepped(self) -> None:
@@ -114,6 +117,13 @@ class MethodState:
     def figures(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
         """Return numbers of the current step, by name, for the run's metrics."""
         return {}
+
+    def require(self, figures: Mapping[str, float]) -> None:
+        """Check the figures of a step when the host has read them, maybe a step later.
+
+        Raises:
+            RunError: if the training cannot go on from the step.
+        """
 
     def series(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
         """Return rows of numbers of the current step, by name; the host reads them a step later."""

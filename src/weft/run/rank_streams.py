@@ -102,9 +102,7 @@ def open_streams(device: torch.device, *, exchanges_in_kernels: bool) -> RankStr
     compute = KernelStream("computation", accelerator, clock)
     reading = CopyQueue("results", accelerator)
     if exchanges_in_kernels:
-        return RankStreams(
-            compute, lambda name: KernelStream(name, accelerator, clock, accelerator.stream()), reading
-        )
+        return RankStreams(compute, lambda name: KernelStream(name, accelerator, clock, compute), reading)
     return RankStreams(compute, lambda name: CopyQueue(name, accelerator), reading)
 
 

@@ -47,9 +47,15 @@ class Numbers:
     shares: Sequence[torch.Tensor] = ()
     exchange: dist.Work | None = None
 
-    def read(self, outcome: Outcome, group: dist.ProcessGroup) -> None:
-        """Read the numbers of an outcome, which are there, and begin their exchange; all ranks call it."""
+    def read(self, outcome: Outcome, group: dist.ProcessGroup, methods: Iterable[MethodState]) -> None:
+        """Read the numbers of an outcome, which are there, and begin their exchange; all ranks call it.
+
+        Raises:
+            RunError: if a method's figures end the training.
+        """
         self.figures = {name: value.content.item() for name, value in outcome.figures.items()}
+        for one in methods:
+            one.require(self.figures)
         shares = [share.read() for share in (outcome.loss, *outcome.shares.values())]
         own = torch.tensor(shares, dtype=torch.float64)
         self.shares = [torch.empty_like(own) for _ in range(group.size())]
@@ -359,10 +365,10 @@ class RankRuntime:
             self._training.drain()
 
     def _share(self, step: int, outcome: Outcome) -> StepResult:
-        numbers, group = Numbers(), self._resources.groups.losses
+        numbers, group, methods = Numbers(), self._resources.groups.losses, self.methods.values()
         reading = self._resources.streams.reading
         with _named(step):
-            read = reading.run("results", lambda: numbers.read(outcome, group), *outcome.numbers)
+            read = reading.run("results", lambda: numbers.read(outcome, group, methods), *outcome.numbers)
         return StepResult(step, numbers, read, outcome.series, tuple(outcome.shares))
 
 

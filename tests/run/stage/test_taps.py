@@ -81,10 +81,9 @@ class _Keeping:
     def reads(self) -> tuple[Value, ...]:
         return ()
 
-    def admits(self, *values: Value) -> bool:
+    def votes(self, *values: Value) -> None:
         named = self._module.named_parameters()
         self._summed |= {name: one.grad.clone() for name, one in named if one.grad is not None}
-        return True
 
     def stepped(self) -> None:
         pass

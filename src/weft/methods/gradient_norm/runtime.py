@@ -29,6 +29,8 @@ from weft.sync.base import Group
 
 # The norm of all stages, shape (1,).
 NORM = "gradient_norm"
+# The factor of the losses in the step, shape (); in fp16 only.
+LOSS_SCALE = "loss_scale"
 # torch's own clipping adds it to the norm, too, so both scale alike.
 EPSILON = 1e-6
 
@@ -65,6 +67,11 @@ class GradientNorm(MethodState):
             scale=LossScale() if making.plan.precision in SCALED else None,
         )
 
+    @property
+    def scales(self) -> bool:
+        """True if losses have a factor."""
+        return self._scale is not None
+
     def begin(self, resources: Resources) -> None:
         self._gradients = resources.own_gradients
 
@@ -78,8 +85,17 @@ class GradientNorm(MethodState):
         return {} if self._scale is None else {"loss_scale": self._scale.state}
 
     def figures(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
-        norm = workspace.values.get((NORM, NONE, NONE))
-        return {} if norm is None else {NORM: norm}
+        known = {name: workspace.values.get((name, NONE, NONE)) for name in (NORM, LOSS_SCALE)}
+        return {name: value for name, value in known.items() if value is not None}
+
+    def require(self, figures: Mapping[str, float]) -> None:
+        """Check that the norm is finite, unless such steps are skipped or the factor can still fall."""
+        norm = figures.get(NORM, 0.0)
+        if not math.isfinite(norm) and not self._skips and figures.get(LOSS_SCALE, LEAST) == LEAST:
+            raise RunError(
+                f"the norm of the gradient is {norm}; try a lower optimizer.learning_rate, "
+                "or optimizer.skip_non_finite = true"
+            )
 
     def take(self, group: Group) -> torch.Tensor:
         """Return the norm, shape (1,), in fp64; every rank of the group must call it."""
@@ -94,45 +110,36 @@ class GradientNorm(MethodState):
             group.all_reduce(squares)
         return squares.sqrt_().div_(self.loss_factor())
 
-    def admits(self, stage: int, norm: Value[torch.Tensor]) -> bool:
-        """Undo the factor of the losses and clip this rank's gradient of a stage; see `clip`."""
-        number = norm.content.item()
-        if self._scale is None:
-            return self.clip(stage, number)
-        finite = math.isfinite(number)
-        factor = self._scale.settle(norm, finite=finite)
-        return (finite or factor == LEAST) and self.clip(stage, number, factor)
+    def vote(self, stage: int, norm: Value[torch.Tensor]) -> torch.Tensor:
+        """Return 1 if the norm is not finite, else 0, shape (); clip this rank's gradient of a stage.
 
-    def clip(self, stage: int, norm: float, factor: float = 1.0) -> bool:
+        In fp16, divide the gradient by the factor of the losses, too. The host reads the norm for it.
+        """
+        number = norm.content.squeeze()
+        finite = number.isfinite()
+        self.clip(stage, number, self._scale.settle(norm, finite=bool(finite)) if self._scale else 1.0)
+        return finite.logical_not().float()
+
+    def clip(self, stage: int, norm: torch.Tensor, factor: float = 1.0) -> None:
         """Scale this rank's gradient of a stage down to the limit, if the norm is larger.
 
         Args:
-            norm: the norm of the whole gradient.
+            norm: the norm of the whole gradient, shape (), in fp64.
             factor: that of the losses; the gradient is divided by it.
-
-        Returns:
-            True if the stage may step.
-
-        Raises:
-            RunError: if the norm is not finite, and such steps are not skipped.
         """
-        if not math.isfinite(norm):
-            if self._skips:
-                return False
-            raise RunError(
-                f"the norm of the gradient is {norm}; try a lower optimizer.learning_rate, "
-                "or optimizer.skip_non_finite = true"
-            )
-        scale = 1.0 if self._clip_norm is None else self._clip_norm / (norm + EPSILON)
-        scale = min(scale, 1.0) / factor
-        if scale != 1.0:
-            for flat in self._gradients[stage].stepped:
-                flat.mul_(scale)
-        return True
+        if self._clip_norm is None and factor == 1.0:
+            return
+        limit = math.inf if self._clip_norm is None else self._clip_norm
+        scale = (limit / (norm + EPSILON)).clamp(max=1.0) / factor
+        # Whoever reads the number of an accelerator waits for it. A CPU saves a pass over the gradient.
+        if scale.device.type == "cpu" and scale.item() == 1.0:
+            return
+        for flat in self._gradients[stage].stepped:
+            flat.mul_(scale)
 
 
 class _Clipping:
-    """The gate of a step: it waits for the norm, and skips the step if the norm is not finite."""
+    """The gate of a step: it waits for the norm, and votes against the step if that is not finite."""
 
     def __init__(self, norm: GradientNorm, workspace: Workspace, stage: int) -> None:
         self._norm, self._workspace, self._stage = norm, workspace, stage
@@ -140,9 +147,9 @@ class _Clipping:
     def reads(self) -> tuple[Value[torch.Tensor], ...]:
         return (self._workspace.latest(NORM, NONE),)
 
-    def admits(self, *values: Value[Any]) -> bool:
+    def votes(self, *values: Value[Any]) -> torch.Tensor:
         (norm,) = values
-        return self._norm.admits(self._stage, norm)
+        return self._norm.vote(self._stage, norm)
 
     def stepped(self) -> None:
         """Do nothing: the step clears the gradient."""
@@ -155,13 +162,17 @@ def norm(workspace: Workspace, instruction: Instruction) -> Issue:
     assert isinstance(state, GradientNorm)
 
     def issue(stream: Stream) -> Completion:
-        value = workspace.values[NORM, NONE, NONE] = Value()
+        value, scale = Value[torch.Tensor](), Value[torch.Tensor]()
 
         def work() -> None:
+            scale.content = torch.tensor(state.loss_factor())
             value.content = state.take(group)
 
         gradients = (workspace.latest(GRADIENT, stage) for stage in resources.stages)
-        value.completion = stream.run(label, work, *gradients)
+        value.completion = scale.completion = stream.run(label, work, *gradients)
+        workspace.values[NORM, NONE, NONE] = value
+        if state.scales:
+            workspace.values[LOSS_SCALE, NONE, NONE] = scale
         return value.completion
 
     return issue

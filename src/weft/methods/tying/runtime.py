@@ -142,8 +142,8 @@ class _Clearing:
     def reads(self) -> tuple[Value[Any], ...]:
         return ()
 
-    def admits(self, *values: Value[Any]) -> bool:
-        return True
+    def votes(self, *values: Value[Any]) -> None:
+        """Admit every step."""
 
     def stepped(self) -> None:
         for one in self._copies:

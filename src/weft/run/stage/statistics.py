@@ -52,6 +52,11 @@ class StageStatistics:
         self._share = share
         self._groups = tuple(groups)
 
+    @property
+    def collects(self) -> bool:
+        """True if the stage has any."""
+        return bool(self._parts)
+
     def count(self) -> None:
         for part in self._parts:
             part.count()
