@@ -91,10 +91,17 @@ class LateStreams:
         return self._streams[key]
 
     @property
+    def loading(self) -> Stream:
+        return self._named("micro-batches")
+
+    @property
     def reading(self) -> Stream:
-        if ("results", NONE) not in self._streams:
-            self._streams["results", NONE] = LateStream("results", self._draw, self._clock)
-        return self._streams["results", NONE]
+        return self._named("results")
+
+    def _named(self, name: str) -> LateStream:
+        if (name, NONE) not in self._streams:
+            self._streams[name, NONE] = LateStream(name, self._draw, self._clock)
+        return self._streams[name, NONE]
 
     def notice(self) -> None:
         """Threads report by themselves."""

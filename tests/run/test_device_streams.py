@@ -43,7 +43,8 @@ def computing(accelerator: LateAccelerator) -> KernelStream:
 
 
 def beside(compute: KernelStream, name: str = "messages") -> KernelStream:
-    return KernelStream(name, compute._accelerator, compute._clock, compute)
+    accelerator = compute._accelerator
+    return KernelStream(name, accelerator, compute._clock, accelerator.stream(), after=compute)
 
 
 def computing_and_messages(accelerator: LateAccelerator) -> tuple[KernelStream, KernelStream]:

@@ -11,10 +11,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
-from weft.run.accelerator import Accelerator, Event
+from weft.run.accelerator import Accelerator, DeviceStream, Event
 from weft.run.streams import Completion, Reports, Times, Value
 from weft.run.work_queue import WorkQueue, labelled
 
@@ -115,20 +115,27 @@ class KernelStream:
     Args:
         name: of the stream in error messages.
         clock: shared by the streams of a rank.
-        compute: the rank's stream of computations, which uses the device's default stream, where tensors are
-            allocated; None for itself. The kernels of other streams follow all kernels launched in it before.
-            So memory that the host allocated for the work is free of them.
+        beside: a stream of the device; None for its default one, where tensors are allocated unless work
+            does it itself.
+        after: the stream of computations; all kernels follow those launched in it before. So memory that the
+            host allocated for the work is free of them.
     """
 
     def __init__(
-        self, name: str, accelerator: Accelerator, clock: DeviceClock, compute: KernelStream | None = None
+        self,
+        name: str,
+        accelerator: Accelerator,
+        clock: DeviceClock,
+        beside: DeviceStream | None = None,
+        *,
+        after: KernelStream | None = None,
     ) -> None:
         self.name = name
         self.reached: Mapping[str, int] = {name: 0}
         self._clock = clock
         self._accelerator = accelerator
-        self._compute = compute
-        self._beside = None if compute is None else accelerator.stream()
+        self._beside = beside
+        self._after = after
         self._under_way: deque[DeviceWork] = deque()
         self._pool: list[Event] = []
 
@@ -161,16 +168,15 @@ class KernelStream:
 
     @contextmanager
     def _entered(self) -> Iterator[None]:
-        if self._compute is None or self._beside is None:
-            yield
-            return
-        posted = self._event()
-        posted.record()
-        with self._beside:
-            posted.wait()
-            self._reach(self._compute.reached)
-            # The stream waits for the place that is marked now, so the event may mark another.
-            self._pool.append(posted)
+        posted = None if self._after is None else self._event()
+        if posted is not None:
+            posted.record()
+        with nullcontext() if self._beside is None else self._beside:
+            if posted is not None and self._after is not None:
+                posted.wait()
+                self._reach(self._after.reached)
+                # The stream waits for the place that is marked now, so the event may mark another.
+                self._pool.append(posted)
             yield
 
     def _made(self, completion: Completion) -> bool:

@@ -51,19 +51,26 @@ class RankStreams:
         compute: the stream of computations.
         open_stream: makes a stream of that name for messages or collectives, at the first work of each:
             messages may need none.
-        reading: the stream that reads numbers to the host; None to read them on the stream of computations.
+        loading: the stream that copies micro-batches to the device; None for that of computations.
+        reading: the stream that reads numbers to the host; None for that of computations.
     """
 
     def __init__(
         self,
         compute: Stream,
         open_stream: Callable[[str], ClosableStream],
+        loading: ClosableStream | None = None,
         reading: ClosableStream | None = None,
     ) -> None:
         self._compute = compute
+        self._loading = loading
         self._reading = reading
         self.open_stream = open_stream
         self._others: dict[tuple[str, int], ClosableStream] = {}
+
+    @property
+    def loading(self) -> Stream:
+        return self._compute if self._loading is None else self._loading
 
     @property
     def reading(self) -> Stream:
@@ -86,8 +93,9 @@ class RankStreams:
         for stream in self._others.values():
             stream.close()
         self._others.clear()
-        if self._reading is not None:
-            self._reading.close()
+        for one in (self._loading, self._reading):
+            if one is not None:
+                one.close()
 
 
 def open_streams(device: torch.device, *, exchanges_in_kernels: bool) -> RankStreams:
@@ -100,10 +108,15 @@ def open_streams(device: torch.device, *, exchanges_in_kernels: bool) -> RankStr
         return RankStreams(HostStream(), WorkQueue)
     clock = DeviceClock(accelerator)
     compute = KernelStream("computation", accelerator, clock)
+    loading = KernelStream("loading", accelerator, clock, accelerator.stream())
     reading = CopyQueue("results", accelerator)
-    if exchanges_in_kernels:
-        return RankStreams(compute, lambda name: KernelStream(name, accelerator, clock, compute), reading)
-    return RankStreams(compute, lambda name: CopyQueue(name, accelerator), reading)
+
+    def open_stream(name: str) -> ClosableStream:
+        if exchanges_in_kernels:
+            return KernelStream(name, accelerator, clock, accelerator.stream(), after=compute)
+        return CopyQueue(name, accelerator)
+
+    return RankStreams(compute, open_stream, loading, reading)
 
 
 def require_queues(program: RankProgram) -> None:

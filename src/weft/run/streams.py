@@ -150,6 +150,11 @@ class Streams(Protocol):
     """The streams of one rank."""
 
     @property
+    def loading(self) -> Stream:
+        """The stream of work that copies micro-batches to the device; their memory is its own."""
+        ...
+
+    @property
     def reading(self) -> Stream:
         """The stream of work that reads numbers to the host."""
         ...

@@ -23,15 +23,13 @@ if TYPE_CHECKING:
 
 
 class MicroBatch(NamedTuple):
-    """The data behind a global micro-batch number; both tensors on any device."""
+    """The data behind a global micro-batch number, on the stage's device; None where the stage reads none.
 
-    inputs: torch.Tensor
-    targets: torch.Tensor
+    Inputs are in the stage's precision unless they are whole numbers.
+    """
 
-    def samples(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        """Return the inputs on the stage's device, in its precision unless they are whole numbers."""
-        inputs = to_device(self.inputs, device)
-        return inputs.to(dtype) if inputs.dtype != dtype and inputs.is_floating_point() else inputs
+    inputs: torch.Tensor | None = None
+    targets: torch.Tensor | None = None
 
 
 # A rank calls it only for micro-batches with inputs or targets that its stages need.
@@ -66,6 +64,9 @@ class Route:
             activations_sent=sent(SEND_ACTIVATION, columns.stage, columns.part),
             gradients_sent=sent(SEND_GRADIENT, columns.part, columns.stage),
         )
+
+
+_NOTHING = Value.of(MicroBatch())
 
 
 @dataclass(kw_only=True)
@@ -107,13 +108,28 @@ class Workspace:
         """Return the factor of all losses in the gradients of the pass that runs now."""
         return prod(one.loss_factor() for one in self.resources.methods.values())
 
-    def micro_batch(self, number: int, splits: int = 1) -> MicroBatch:
-        """Return one of a stage's own micro-batches: the stage splits each of the batch in `splits`."""
+    def micro_batch(self, number: int, splits: int = 1, *, inputs: bool, targets: bool) -> Value[MicroBatch]:
+        """Begin to load one of a stage's own micro-batches: the stage splits each of the batch in `splits`.
+
+        `inputs` and `targets` state which of the two the stage reads.
+        """
+        if not inputs and not targets:
+            return _NOTHING
         assert self.batch is not None, "a step begins with its batch"
-        if splits == 1:
-            return MicroBatch(*self.batch(number))
         whole, part = divmod(number, splits)
-        return MicroBatch(*(tensor.tensor_split(splits)[part] for tensor in self.batch(whole)))
+        pair = self.batch(whole)
+        if splits > 1:
+            pair = pair[0].tensor_split(splits)[part], pair[1].tensor_split(splits)[part]
+        loaded, device, dtype = Value[MicroBatch](), self.resources.device, self.resources.dtype
+
+        def load() -> None:
+            samples = to_device(pair[0], device) if inputs else None
+            if samples is not None and samples.dtype != dtype and samples.is_floating_point():
+                samples = samples.to(dtype)
+            loaded.content = MicroBatch(samples, to_device(pair[1], device) if targets else None)
+
+        loaded.completion = self.resources.streams.loading.run(f"micro-batch {number}", load)
+        return loaded
 
     def latest(self, name: str, stage: int) -> Value[Any]:
         """Return the latest value of a stage under this name."""

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from weft.program.program import NONE, Instruction
-from weft.run.accelerator import to_device
 from weft.run.handlers.base import GRADIENT, SAVED, WEIGHT_PART, WEIGHTS, Issue
 from weft.run.handlers.crossing import (
     fill,
@@ -36,16 +35,17 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
     last = not borders.after
     roots, crossed = roots_of(workspace, stage), workspace.crossed
     reads_targets = last or (roots is not None and roots.reads_targets)
-    loads = borders.reads_samples or reads_targets
     taken, left = inputs_taken(workspace, stage, number), outputs_left(workspace, stage, number)
     weights = (WEIGHTS, stage, NONE)
     # The ranks of a replica all have the same loss.
     counts = last and leads_replica(resources.stages[stage])
     run_stage, require_weights = stage_pass(workspace, instruction), weights_required(workspace, stage)
-    statistics, device, dtype = resources.statistics[stage], resources.device, resources.dtype
+    statistics = resources.statistics[stage]
 
     def issue(stream: Stream) -> Completion:
-        loaded = workspace.micro_batch(number, borders.splits) if loads else None
+        loaded = workspace.micro_batch(
+            number, borders.splits, inputs=borders.reads_samples, targets=reads_targets
+        )
         given = [crossed.pop(key) for key in taken]
         step = workspace.step
         saved: Value[tuple[Sequence[torch.Tensor], Outputs]] = Value()
@@ -59,12 +59,9 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
             if training:
                 # New leaves, as several stages may read the same value.
                 arrived = {place: one.detach().requires_grad_() for place, one in arrived.items()}
-            targets = None
-            if loaded is not None:
-                if borders.reads_samples:
-                    arrived[0] = loaded.samples(device, dtype)
-                if reads_targets:
-                    targets = to_device(loaded.targets, device)
+            samples, targets = loaded.content
+            if samples is not None:
+                arrived[0] = samples
             inputs = [arrived[place] for place in range(borders.inputs)]
             outputs = run_stage(inputs, targets, step)
             if training:
@@ -77,7 +74,7 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
                     value.content = outputs[borders.outputs + place].detach()
             fill(left, made, [output.detach() for output in outputs])
 
-        ended = stream.run(label, work, *given, values.get(weights, THERE))
+        ended = stream.run(label, work, loaded, *given, values.get(weights, THERE))
         saved.completion = loss.completion = ended
         if training:
             values[SAVED, stage, number] = saved

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from weft.program.program import NONE, Instruction
-from weft.run.accelerator import to_device
 from weft.run.handlers.base import (
     BORDER_GRADIENT,
     GRADIENT,
@@ -74,10 +73,10 @@ def _forward(workspace: Workspace, instruction: Instruction, segment: int) -> Is
     counts, loss = ends and leads_replica(resources.stages[stage]), weighted_loss(workspace, stage)
     saved, weights = (SAVED, stage, number), (WEIGHTS, stage, NONE)
     require_weights = weights_required(workspace, stage)
-    statistics, device, dtype = resources.statistics[stage], resources.device, resources.dtype
+    statistics = resources.statistics[stage]
 
     def issue(stream: Stream) -> Completion:
-        loaded = workspace.micro_batch(number, borders.splits) if reads_batch or ends else None
+        loaded = workspace.micro_batch(number, borders.splits, inputs=reads_batch, targets=ends)
         given = [workspace.crossed.pop(key) for key in taken]
         if not begins:
             given = [values.pop((SEGMENT_INPUT, stage, number))]
@@ -89,23 +88,22 @@ def _forward(workspace: Workspace, instruction: Instruction, segment: int) -> Is
 
         def work() -> None:
             require_weights()
-            if loaded is not None and reads_batch:
-                entered = loaded.samples(device, dtype)
+            samples, targets = loaded.content
+            if samples is not None:
+                entered = samples
             else:
                 contents = [one.content for one in given]
                 entered = received(borders.before.values(), contents)[0] if begins else contents[0]
                 entered = entered.detach().requires_grad_()
             if begins:
                 cut.begin(tape, entered)
-            finish = None
-            if loaded is not None and ends:
-                finish = partial(loss, targets=to_device(loaded.targets, device))
+            finish = None if targets is None else partial(loss, targets=targets)
             made.content = cut.run(tape, segment, entered, finish)
             if completes:
                 statistics.count()
             fill(left, messages, [made.content])
 
-        made.completion = ended = stream.run(label, work, *given, values.get(weights, THERE), before)
+        made.completion = ended = stream.run(label, work, loaded, *given, values.get(weights, THERE), before)
         values[saved] = Value.of(tape, ended)
         if counts:
             workspace.losses.append(made)
