@@ -95,6 +95,10 @@ class LateStreams:
         return self._named("micro-batches")
 
     @property
+    def copying(self) -> Stream:
+        return self._named("checkpoint")
+
+    @property
     def reading(self) -> Stream:
         return self._named("results")
 
@@ -103,8 +107,9 @@ class LateStreams:
             self._streams[name, NONE] = LateStream(name, self._draw, self._clock)
         return self._streams[name, NONE]
 
-    def notice(self) -> None:
+    def notice(self) -> int:
         """Threads report by themselves."""
+        return 0
 
     def close(self) -> None:
         for stream in self._streams.values():

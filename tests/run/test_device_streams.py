@@ -44,7 +44,7 @@ def computing(accelerator: LateAccelerator) -> KernelStream:
 
 def beside(compute: KernelStream, name: str = "messages") -> KernelStream:
     accelerator = compute._accelerator
-    return KernelStream(name, accelerator, compute._clock, accelerator.stream(), after=compute)
+    return KernelStream(name, accelerator, compute.clock, accelerator.stream(), after=compute)
 
 
 def computing_and_messages(accelerator: LateAccelerator) -> tuple[KernelStream, KernelStream]:
@@ -396,3 +396,32 @@ def test_a_step_returns_before_its_loss_is_there(worker_pool: WorkerPool) -> Non
     [(unread, loss, expected)] = worker_pool.run(run_ahead, plan, ranks=1)
     assert unread
     assert loss == expected
+
+
+def copied(rank: int, ranks: int, plan: Plan, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Weights as they are copied after a step, and as they are then."""
+    config = tiny(tied=False)
+    with late_device(seed, kernels=True):
+        runtime = make_runtime(rank, config, plan, make_program(config, plan))
+        runtime.step(0, batch_of(config, plan, 0))
+        runtime.gather_weights()
+        expected, found = parameters_of(runtime), dict[str, torch.Tensor]()
+
+        def copy() -> None:
+            # The device is slow, so the next step would be over.
+            time.sleep(0.2)
+            found.update(parameters_of(runtime))
+
+        completion = runtime.copy(copy)
+        runtime.step(1, batch_of(config, plan, 1))
+        completion.wait()
+        runtime.close()
+    return [(expected[name], found[name]) for name in expected]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_optimizers_step_after_the_copy_of_their_weights(worker_pool: WorkerPool, seed: int) -> None:
+    plan = make_plan(tiny(tied=False), loops=2, schedule="breadth-first", precision="fp32")
+    [pairs] = worker_pool.run(copied, plan, seed, ranks=1)
+    assert pairs
+    assert all(torch.equal(*pair) for pair in pairs)

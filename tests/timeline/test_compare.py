@@ -202,6 +202,14 @@ def cut(timeline: Timeline, rows: int) -> Timeline:
     return replace(timeline, **{column: getattr(timeline, column)[:rows] for column in TIMELINE_COLUMNS})
 
 
+def test_the_error_of_a_devices_clock_is_told(program: Program) -> None:
+    exact = timeline_of(program, unit_durations(program))
+    assert "clock" not in compare(exact, exact).text()
+    measured = compare(exact, replace(exact, clock_error_ns=12_000))
+    assert "a device's clock is known to 12" in measured.text()
+    assert measured.record()["clock_error_ns"] == 12_000
+
+
 def test_an_empty_timeline_is_refused(program: Program) -> None:
     timeline = timeline_of(program, unit_durations(program))
     with pytest.raises(InputError, match="the predicted timeline of 'run' is empty"):

@@ -29,13 +29,14 @@ def timeline() -> Timeline:
 
 def assert_equal(one: Timeline, two: Timeline) -> None:
     assert (one.run, one.plan_id, one.clock) == (two.run, two.plan_id, two.clock)
+    assert one.clock_error_ns == two.clock_error_ns
     for column in TIMELINE_COLUMNS:
         assert getattr(one, column).dtype == getattr(two, column).dtype, column
         assert np.array_equal(getattr(one, column), getattr(two, column)), column
 
 
 def test_what_is_written_reads_back(tmp_path: Path, timeline: Timeline) -> None:
-    named = replace(timeline, run="größer, 1", clock="monotonic")
+    named = replace(timeline, run="größer, 1", clock="monotonic", clock_error_ns=1_234)
     write_timeline(tmp_path / "t.parquet", named)
     assert_equal(read_timeline(tmp_path / "t.parquet"), named)
     assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]

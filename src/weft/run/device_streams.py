@@ -44,6 +44,8 @@ class DeviceClock:
         self._accelerator = accelerator
         # No kernel is ever in this stream, so the device reaches its events at once.
         self._stream = accelerator.stream()
+        # Of all comparisons so far.
+        self.error_ns = 0
         self._anchor = self._compared()
 
     def anchor(self) -> Anchor:
@@ -59,7 +61,9 @@ class DeviceClock:
             event.record()
         event.synchronize()
         after_ns = time.monotonic_ns()
-        return Anchor(event, (before_ns + after_ns) // 2, (after_ns - before_ns + 1) // 2)
+        compared = Anchor(event, (before_ns + after_ns) // 2, (after_ns - before_ns + 1) // 2)
+        self.error_ns = max(self.error_ns, compared.error_ns)
+        return compared
 
 
 class DeviceWork(Reports):
@@ -132,7 +136,7 @@ class KernelStream:
     ) -> None:
         self.name = name
         self.reached: Mapping[str, int] = {name: 0}
-        self._clock = clock
+        self.clock = clock
         self._accelerator = accelerator
         self._beside = beside
         self._after = after
@@ -142,7 +146,7 @@ class KernelStream:
     def run(self, label: str, work: Callable[[], None], *reads: Value[Any]) -> Completion:
         others = [value for value in reads if not self._made(value.completion)]
         self._collect()
-        anchor, start, end = self._clock.anchor(), self._event(), self._event()
+        anchor, start, end = self.clock.anchor(), self._event(), self._event()
         with self._entered():
             self._follow(value.completion for value in others)
             start.record()

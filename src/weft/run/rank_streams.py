@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -20,6 +20,8 @@ COMPUTE, COLLECTIVE = "compute", "collective"
 _COMPUTATION = (COMPUTE, NONE)
 # Of a CUDA device at most; see `weft.run.launch.worker_start`.
 HARDWARE_QUEUES = 32
+# The streams of computations and of the clock, and those of `SideStreams`.
+_OTHERS = 5
 
 
 class HostStream:
@@ -44,6 +46,14 @@ class ClosableStream(Stream, Protocol):
         ...
 
 
+class SideStreams(NamedTuple):
+    """The streams of work that no instruction names; see `weft.run.streams.Streams`."""
+
+    loading: ClosableStream
+    reading: ClosableStream
+    copying: ClosableStream
+
+
 class RankStreams:
     """One stream for computations, one for collectives, and one per peer and kind of message.
 
@@ -51,30 +61,31 @@ class RankStreams:
         compute: the stream of computations.
         open_stream: makes a stream of that name for messages or collectives, at the first work of each:
             messages may need none.
-        loading: the stream that copies micro-batches to the device; None for that of computations.
-        reading: the stream that reads numbers to the host; None for that of computations.
+        sides: the streams of work that no instruction names; None for that of computations.
     """
 
     def __init__(
         self,
         compute: Stream,
         open_stream: Callable[[str], ClosableStream],
-        loading: ClosableStream | None = None,
-        reading: ClosableStream | None = None,
+        sides: SideStreams | None = None,
     ) -> None:
         self._compute = compute
-        self._loading = loading
-        self._reading = reading
+        self._sides = sides
         self.open_stream = open_stream
         self._others: dict[tuple[str, int], ClosableStream] = {}
 
     @property
     def loading(self) -> Stream:
-        return self._compute if self._loading is None else self._loading
+        return self._compute if self._sides is None else self._sides.loading
 
     @property
     def reading(self) -> Stream:
-        return self._compute if self._reading is None else self._reading
+        return self._compute if self._sides is None else self._sides.reading
+
+    @property
+    def copying(self) -> Stream:
+        return self._compute if self._sides is None else self._sides.copying
 
     def of(self, instruction: Instruction) -> Stream:
         key = _key(instruction)
@@ -84,18 +95,20 @@ class RankStreams:
             self._others[key] = self.open_stream(_name(*key))
         return self._others[key]
 
-    def notice(self) -> None:
-        for stream in (self._compute, *self._others.copy().values()):
-            if isinstance(stream, KernelStream):
-                stream.notice()
+    def notice(self) -> int:
+        device = [
+            one for one in (self._compute, *self._others.copy().values()) if isinstance(one, KernelStream)
+        ]
+        for stream in device:
+            stream.notice()
+        return max((stream.clock.error_ns for stream in device), default=0)
 
     def close(self) -> None:
         for stream in self._others.values():
             stream.close()
         self._others.clear()
-        for one in (self._loading, self._reading):
-            if one is not None:
-                one.close()
+        for side in self._sides or ():
+            side.close()
 
 
 def open_streams(device: torch.device, *, exchanges_in_kernels: bool) -> RankStreams:
@@ -108,15 +121,20 @@ def open_streams(device: torch.device, *, exchanges_in_kernels: bool) -> RankStr
         return RankStreams(HostStream(), WorkQueue)
     clock = DeviceClock(accelerator)
     compute = KernelStream("computation", accelerator, clock)
-    loading = KernelStream("loading", accelerator, clock, accelerator.stream())
-    reading = CopyQueue("results", accelerator)
 
-    def open_stream(name: str) -> ClosableStream:
-        if exchanges_in_kernels:
-            return KernelStream(name, accelerator, clock, accelerator.stream(), after=compute)
-        return CopyQueue(name, accelerator)
+    def following(name: str) -> KernelStream:
+        return KernelStream(name, accelerator, clock, accelerator.stream(), after=compute)
 
-    return RankStreams(compute, open_stream, loading, reading)
+    sides = SideStreams(
+        loading=KernelStream("loading", accelerator, clock, accelerator.stream()),
+        reading=CopyQueue("results", accelerator),
+        copying=following("checkpoint"),
+    )
+    return RankStreams(
+        compute,
+        following if exchanges_in_kernels else lambda name: CopyQueue(name, accelerator),
+        sides,
+    )
 
 
 def require_queues(program: RankProgram) -> None:
@@ -129,9 +147,9 @@ def require_queues(program: RankProgram) -> None:
         InputError: with the number of streams.
     """
     streams = {_key(one) for one in program.instructions()} - {_COMPUTATION}
-    if len(streams) >= HARDWARE_QUEUES:
-        problem = f"'device' needs {len(streams)} streams beside the computation; a device has"
-        raise InputError(Violation("run.transport", f"{problem} {HARDWARE_QUEUES} queues", "host"))
+    if len(streams) + _OTHERS > HARDWARE_QUEUES:
+        problem = f"'device' needs {len(streams) + _OTHERS} streams; a device has {HARDWARE_QUEUES} queues"
+        raise InputError(Violation("run.transport", problem, "host"))
 
 
 def _key(instruction: Instruction) -> tuple[str, int]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,8 +15,10 @@ from torch import nn
 from weft.describe.plan import GRADIENT_NORM, Plan
 from weft.errors import InputError, RunError, Violation
 from weft.program.buffers import last_gradients
+from weft.program.program import NONE
 from weft.program.rank_program import RankProgram
 from weft.run.executor import Executor, Outcome, require_supported
+from weft.run.handlers.base import COPIED
 from weft.run.methods import MethodState
 from weft.run.parallel.tensor_stage import disconnect_stages
 from weft.run.record.recorder import Recorder
@@ -211,9 +214,9 @@ class RankRuntime:
             generation=generation,
             timeout_s=timeout_s,
         )
-        self._training: Executor | None = Executor(
-            program, self._workspace(program, training=True), recorder=recorder
-        )
+        workspace = self._workspace(program, training=True)
+        self._values = workspace.values
+        self._training: Executor | None = Executor(program, workspace, recorder=recorder)
 
     @property
     def stages(self) -> Mapping[int, nn.Module]:
@@ -253,17 +256,30 @@ class RankRuntime:
         """The states of methods on this rank, by name."""
         return self._resources.methods
 
-    def notice(self) -> None:
-        """Record the times of instructions that have ended; any thread may call it."""
+    def notice(self) -> int:
+        """Record the times of instructions that have ended; any thread may call it.
+
+        Returns:
+            The bound of the error of a device's times so far, in nanoseconds; 0 if the host measures.
+        """
         held = self._held
-        if held is not None:
-            held.streams.notice()
+        return 0 if held is None else held.streams.notice()
 
     def gather_weights(self) -> None:
         """Bring the parameters and statistics of `stages` up to date; every rank must call it."""
         self._catch_up()
         gather_weights(self.shards)
         self.average_statistics()
+
+    def copy(self, work: Callable[[], None], *reads: Value[Any]) -> Completion:
+        """Begin work that copies weights and optimizer states, as they are between two steps.
+
+        On an accelerator the passes of the next step run beside it; optimizers step after it.
+        """
+        self._catch_up()
+        copied = self._resources.streams.copying.run("checkpoint", work, *reads)
+        self._values[COPIED, NONE, NONE] = Value.of(None, copied)
+        return copied
 
     def average_statistics(self) -> None:
         """Average running statistics, such as batch norms', over replicas; every rank must call it."""

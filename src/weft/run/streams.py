@@ -155,6 +155,11 @@ class Streams(Protocol):
         ...
 
     @property
+    def copying(self) -> Stream:
+        """The stream of work that copies weights and optimizer states to host memory."""
+        ...
+
+    @property
     def reading(self) -> Stream:
         """The stream of work that reads numbers to the host."""
         ...
@@ -163,8 +168,12 @@ class Streams(Protocol):
         """Return the stream of this instruction, the same in every step."""
         ...
 
-    def notice(self) -> None:
-        """Report the times of work that has ended without anybody who waits; any thread may call it."""
+    def notice(self) -> int:
+        """Report the times of work that has ended without anybody who waits; any thread may call it.
+
+        Returns:
+            The bound of the error of all times, in nanoseconds.
+        """
         ...
 
     def close(self) -> None:

@@ -103,6 +103,7 @@ class Comparison:
         matched, only_predicted, only_measured: counts of instructions.
         kinds, stages: by kind, and by stage and kind for the compute stream.
         waits: by rank. worst: the instructions with the largest differences, largest first.
+        clock_error_ns: bounds the error of single times; 0 if no accelerator measured them.
     """
 
     labels: tuple[str, str]
@@ -117,6 +118,7 @@ class Comparison:
     stages: tuple[KindPair, ...]
     waits: tuple[WaitPair, ...]
     worst: tuple[InstructionPair, ...]
+    clock_error_ns: int = 0
 
     def __repr__(self) -> str:
         sides = zip(self.labels, (self.step.predicted_s, self.step.measured_s), strict=True)
@@ -141,6 +143,7 @@ class Comparison:
             "steps": self.steps,
             "warm_up_steps": self.warm_up_steps,
             **({} if self.cycle == 1 else {"cycle": self.cycle}),
+            **({"clock_error_ns": self.clock_error_ns} if self.clock_error_ns else {}),
             "matched": self.matched,
             "only_predicted": self.only_predicted,
             "only_measured": self.only_measured,
@@ -159,7 +162,7 @@ class Comparison:
             f"({self.figure} {error_text(self.figure_of(self.step))}), "
             f"median of {self.steps} steps after {self.warm_up_steps} warm-up steps{self._cycle_text}",
             f"instructions: {self.matched} in both, {self.only_predicted} only in {first}, "
-            f"{self.only_measured} only in {second}",
+            f"{self.only_measured} only in {second}{self._clock_text}",
             "",
             _row("median per instruction", "count", first, second, self.figure),
         ]
@@ -173,6 +176,12 @@ class Comparison:
         lines += ["", _row("largest differences", "", first, second, self.figure)]
         lines += [self._pair_row(f"rank {pair.rank} {pair.name}", "", pair) for pair in self.worst]
         return "\n".join(lines)
+
+    @property
+    def _clock_text(self) -> str:
+        if not self.clock_error_ns:
+            return ""
+        return f"; a device's clock is known to {format_seconds(self.clock_error_ns / 1e9)}"
 
     @property
     def _cycle_text(self) -> str:
@@ -221,6 +230,7 @@ def compare(
         stages=_kind_pairs(rows.take(compute), durations[compute], rows.stage[compute], cycle),
         waits=_wait_pairs(one.timeline, two.timeline),
         worst=_worst(rows, durations),
+        clock_error_ns=max(predicted.clock_error_ns, measured.clock_error_ns),
     )
 
 

@@ -39,6 +39,7 @@ def write_timeline(path: Path, timeline: Timeline) -> None:
         "weft.run": timeline.run,
         "weft.plan_id": timeline.plan_id,
         "weft.clock": timeline.clock,
+        "weft.clock_error_ns": str(timeline.clock_error_ns),
     }
     table = pa.table(columns).replace_schema_metadata(metadata)
     with replacing(path) as unfinished:
@@ -71,7 +72,11 @@ def _timeline(path: Path, table: pa.Table) -> Timeline:
     _require_timeline(path, table, metadata)
     columns = {column: _numbers(path, column, table.column(column)) for column in TIMELINE_COLUMNS}
     return Timeline(
-        run=metadata["weft.run"], plan_id=metadata["weft.plan_id"], clock=metadata["weft.clock"], **columns
+        run=metadata["weft.run"],
+        plan_id=metadata["weft.plan_id"],
+        clock=metadata["weft.clock"],
+        clock_error_ns=int(metadata.get("weft.clock_error_ns", 0)),
+        **columns,
     )
 
 

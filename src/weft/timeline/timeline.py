@@ -6,7 +6,7 @@ calibration read that join.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,6 +28,7 @@ class Timeline:
         kind: code in `weft.program.kinds.KINDS`; stage, micro_batch, rank, stream, group, bytes as there.
         posted_ns, start_ns, end_ns: int64 nanoseconds since the start of the first step of the timeline:
             the host reaches the instruction; the instruction begins; it ends.
+        clock_error_ns: bounds the error of the last two; 0 if no accelerator measured them.
     """
 
     run: str
@@ -46,6 +47,7 @@ class Timeline:
     posted_ns: Ints
     start_ns: Ints
     end_ns: Ints
+    clock_error_ns: int = 0
 
     def __repr__(self) -> str:
         of = f"plan {self.plan_id} of run {self.run}" if self.run else f"plan {self.plan_id}"
@@ -57,8 +59,7 @@ class Timeline:
 
     def take(self, rows: Mask) -> Timeline:
         """Return the rows where `rows`, shape (rows,), is true."""
-        columns = {name: getattr(self, name)[rows] for name in TIMELINE_COLUMNS}
-        return Timeline(run=self.run, plan_id=self.plan_id, clock=self.clock, **columns)
+        return replace(self, **{name: getattr(self, name)[rows] for name in TIMELINE_COLUMNS})
 
 
 TIMELINE_COLUMNS = (

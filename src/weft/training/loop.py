@@ -186,7 +186,13 @@ def require_progress(step: int, left_out: int) -> None:
 
 def _saver(run: OpenRun, state: TrainingState) -> Saver:
     keep = run.job.run.checkpoint.keep
-    return Saver(run.checkpoints, keep=keep, resumed_step=state.step, ranks=run.checkpoint_ranks)
+    return Saver(
+        run.checkpoints,
+        keep=keep,
+        resumed_step=state.step,
+        ranks=run.checkpoint_ranks,
+        copy=run.runtime.copy,
+    )
 
 
 def _tell_data(run: OpenRun, state: TrainingState) -> None:

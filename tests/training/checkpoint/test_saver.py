@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from weft.errors import RunError
+from weft.run.streams import THERE, Completion, Value
 from weft.training.checkpoint import checkpoints, saver
 from weft.training.checkpoint.manifest import generation_path, newest_complete, verify
 from weft.training.checkpoint.saver import Saver
@@ -80,8 +81,13 @@ def state_at(step: int) -> TrainingState:
     )
 
 
+def at_once(work: Callable[[], None], *reads: Value) -> Completion:
+    work()
+    return THERE.completion
+
+
 def saver_of(directory: Path, resumed_step: int = 0, keep: int = 9) -> Saver:
-    return Saver(directory, keep=keep, resumed_step=resumed_step, ranks=Attendance())
+    return Saver(directory, keep=keep, resumed_step=resumed_step, ranks=Attendance(), copy=at_once)
 
 
 def stored(directory: Path, step: int) -> dict[str, bytes]:
@@ -96,12 +102,10 @@ def train_and_save(
     expected: dict[int, dict[str, bytes]] = {}
     copy, write, reported = saver.copy_to_host, saver.write, []
 
-    def slow_copy(tensors: dict, room: dict) -> dict:
-        found = {}
+    def slow_copy(tensors: dict, room: dict) -> None:
         for name, tensor in tensors.items():
             time.sleep(copy_s)
-            found |= copy({name: tensor}, room)
-        return found
+            copy({name: tensor}, room)
 
     def slow_write(*arguments: object, **named: object) -> int:
         time.sleep(write_s[rank])
@@ -373,7 +377,7 @@ def save_late(rank: int, directory: Path, release: Path, votes: bool) -> str:
 
     checkpoints.plan_to_write = hangs
     job = Job(rank)
-    saves = Saver(directory, keep=9, resumed_step=0, ranks=Attendance(), timeout_s=LIMIT_S)
+    saves = Saver(directory, keep=9, resumed_step=0, ranks=Attendance(), copy=at_once, timeout_s=LIMIT_S)
     try:
         with StopRequest() as stop, saves:
             for _ in range(2):

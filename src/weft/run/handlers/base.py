@@ -31,3 +31,6 @@ SEGMENT_WEIGHT = "segment_for_weight"
 # The last work on a stage's weights, and on its gradient, in this step. New work on either waits for this
 # value and replaces it, so that the last work stands for all.
 WEIGHTS, GRADIENT = "weights", "gradient"
+
+# The last copy of weights and optimizer states, which steps of all stages follow.
+COPIED = "copied"

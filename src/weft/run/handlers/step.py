@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from weft.program.program import NONE, Instruction
-from weft.run.handlers.base import GRADIENT, WEIGHTS, Issue
+from weft.run.handlers.base import COPIED, GRADIENT, WEIGHTS, Issue
 from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
 
@@ -50,7 +50,8 @@ def step(workspace: Workspace, instruction: Instruction) -> Issue:
                 bucket.clear()
 
         values = (value for one in awaited for value in one)
-        stepped = stream.run(label, work, workspace.latest(GRADIENT, stage), *values)
+        there = workspace.latest(GRADIENT, stage), workspace.latest(COPIED, NONE)
+        stepped = stream.run(label, work, *there, *values)
         workspace.values[WEIGHTS, stage, NONE] = Value.of(None, stepped)
         return stepped
 

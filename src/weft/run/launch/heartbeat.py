@@ -15,11 +15,11 @@ BEAT_INTERVAL_S = 0.5
 
 
 @contextmanager
-def beating(recorder: Recorder | None, notice: Callable[[], None]) -> Iterator[None]:
+def beating(recorder: Recorder | None, notice: Callable[[], int]) -> Iterator[None]:
     """Show in the rank's slots, within this block, that its process runs; do nothing without a recorder.
 
-    With every beat `notice` has ended instructions recorded. An accelerator tells of them on request only,
-    and the main thread may wait for one that hangs.
+    With every beat `notice` has ended instructions recorded, and returns the bound of their times' error. An
+    accelerator tells of them on request only, and the main thread may wait for one that hangs.
     """
     if recorder is None:
         yield
@@ -28,10 +28,9 @@ def beating(recorder: Recorder | None, notice: Callable[[], None]) -> Iterator[N
 
     def beat() -> None:
         while not ended.wait(BEAT_INTERVAL_S):
-            recorder.beat()
-            notice()
+            recorder.beat(notice())
 
-    recorder.beat()
+    recorder.beat(notice())
     thread = threading.Thread(target=beat, name="weft-heartbeat", daemon=True)
     thread.start()
     try:

@@ -69,17 +69,19 @@ class Recorder:
             time.time_ns(),
         )
         self._map = _mapped_file(self.path, header, HEADER_BYTES + self._capacity * step_bytes)
-        self._beats = self._steps_begun = 0
+        self._beats = self._steps_begun = self._clock_error_ns = 0
 
     def begin(self, step: int) -> None:
         """Note that the step has begun."""
         self._steps_begun += 1
         struct.pack_into("<qq", self._map, PULSE_OFFSET + 8, self._steps_begun, step)
 
-    def beat(self) -> None:
-        """Note that the process runs."""
+    def beat(self, clock_error_ns: int = 0) -> None:
+        """Note that the process runs, and the bound of the error of a device's times."""
         self._beats += 1
+        self._clock_error_ns = max(self._clock_error_ns, clock_error_ns)
         struct.pack_into("<q", self._map, PULSE_OFFSET, self._beats)
+        struct.pack_into("<q", self._map, PULSE_OFFSET + 24, self._clock_error_ns)
 
     def rest(self) -> None:
         """Note that no more beats come."""
@@ -145,6 +147,7 @@ def collect_timeline(
         posted_ns=records["posted_ns"] - origin,
         start_ns=start_ns - origin,
         end_ns=records["end_ns"] - origin,
+        clock_error_ns=max(found.clock_error_ns for found in slots),
     )
 
 

@@ -22,8 +22,8 @@ HEADER_BYTES = 4096
 MAGIC = b"weftslot"
 VERSION = 1
 HEADER = struct.Struct("<8sIIQQQ16sqq")
-# Beats, the number of steps the rank has begun, and the last of them.
-PULSE = struct.Struct("<qqq")
+# Beats, the number of steps the rank has begun, the last of them, and the largest error of a device's times.
+PULSE = struct.Struct("<qqqq")
 PULSE_OFFSET = 1024
 NO_MORE_BEATS = -1
 # `complete` comes last and holds step + 1. If a writer dies half way, over an older record or over zeros,
@@ -49,6 +49,7 @@ class Slots:
         first_position, rows: the rank's rows in the Program.
         capacity_steps: the number of steps that the ring holds before it overwrites the oldest.
         monotonic_ns, realtime_ns: both clocks, read together when the file was made.
+        clock_error_ns: bounds the error of the records' times; 0 if no device gave them.
         records: the complete records, in no order; times in nanoseconds of `time.monotonic_ns`.
     """
 
@@ -59,6 +60,7 @@ class Slots:
     capacity_steps: int
     monotonic_ns: int
     realtime_ns: int
+    clock_error_ns: int
     records: npt.NDArray[np.void]
 
 
@@ -104,6 +106,7 @@ def read_slots(path: Path) -> Slots:
         capacity_steps=capacity,
         monotonic_ns=monotonic_ns,
         realtime_ns=realtime_ns,
+        clock_error_ns=PULSE.unpack_from(content, PULSE_OFFSET)[3],
         records=records[inside & (records["complete"] == records["step"].astype(np.int64) + 1)],
     )
 
@@ -117,7 +120,7 @@ def read_pulse(path: Path) -> Pulse | None:
         return None
     if len(header) < HEADER_BYTES:
         return None
-    beats, steps_begun, step = PULSE.unpack_from(header, PULSE_OFFSET)
+    beats, steps_begun, step, _ = PULSE.unpack_from(header, PULSE_OFFSET)
     return Pulse(beats=None if beats == NO_MORE_BEATS else beats, steps_begun=steps_begun, step=step)
 
 

@@ -34,7 +34,6 @@ from torch import nn
 
 from weft.describe.run_tables.training import CheckpointTable
 from weft.files import flush, naming
-from weft.run.accelerator import finish
 from weft.run.methods import MethodState
 from weft.training.checkpoint.manifest import (
     MANIFEST,
@@ -128,16 +127,17 @@ def _method_tensors(methods: Mapping[str, MethodState]) -> dict[str, torch.Tenso
     }
 
 
-def copy_to_host(
-    tensors: Mapping[str, torch.Tensor], room: Mapping[str, torch.Tensor]
+def room_for(
+    tensors: Mapping[str, torch.Tensor], former: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Copy tensors to host memory, complete at return; reuse tensors of an earlier copy, `room`, that fit."""
-    copied = {name: _room_for(tensor, room.get(name)) for name, tensor in tensors.items()}
+    """Return tensors of host memory to copy to; reuse those of an earlier copy, `former`, that fit."""
+    return {name: _room_for(tensor, former.get(name)) for name, tensor in tensors.items()}
+
+
+def copy_to_host(tensors: Mapping[str, torch.Tensor], room: Mapping[str, torch.Tensor]) -> None:
+    """Copy tensors to their `room`; the host does not wait for an accelerator."""
     for name, tensor in tensors.items():
-        copied[name].copy_(tensor, non_blocking=True)
-    for device in {tensor.device for tensor in tensors.values()}:
-        finish(device)
-    return copied
+        room[name].copy_(tensor, non_blocking=True)
 
 
 def _room_for(tensor: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:

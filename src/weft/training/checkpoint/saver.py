@@ -1,10 +1,10 @@
 """`Saver`: a run's checkpoints, written in the background while the run trains.
 
-Between two steps every rank copies its tensors to host memory; training waits only for this copy. A thread
-on every rank then writes the copies (`weft.training.checkpoint.checkpoints.write`). These threads have a
-separate process group, in which they agree that all files are on disk. A save waits for the save before it.
-Ranks learn a save's outcome between two steps without waiting. If a rank's save has failed, its vote in the
-next step says so, and all ranks fail together. They also fail if a rank is late with its part
+Between two steps every rank copies its tensors to host memory. Training waits only for this copy; on an
+accelerator only optimizers do. A thread on every rank then writes the copies (`checkpoints.write`). These
+threads have a separate process group, in which they agree that all files are on disk. A save waits for the
+save before it. Ranks learn a save's outcome between two steps without waiting. If a rank's save has failed,
+its vote in the next step says so, and all ranks fail together. They also fail if a rank is late with its part
 (`weft.training.coordination.attendance`).
 
 torch's own `async_save` is not used: its future is done as soon as the tensors are written. The manifest,
@@ -14,18 +14,28 @@ the rename and the agreement on both would be left to the training thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from weft.errors import RunError
 from weft.run.methods import MethodState
-from weft.training.checkpoint.checkpoints import NO_METHODS, SAVE_TIMEOUT_S, collect, copy_to_host, write
+from weft.run.streams import Completion, Value
+from weft.training.checkpoint.checkpoints import (
+    NO_METHODS,
+    SAVE_TIMEOUT_S,
+    collect,
+    copy_to_host,
+    room_for,
+    write,
+)
 from weft.training.checkpoint.manifest import generations
 from weft.training.checkpoint.optimizer_states import NO_SHARDS, Shards
 from weft.training.checkpoint.training_state import TrainingState
@@ -38,12 +48,16 @@ FAREWELL_S = 30.0
 LOOK_S = 0.5
 
 
+# Does work that follows the last step, with the values that it reads; see `RankRuntime.copy`.
+Copy = Callable[[Callable[[], None], Value[Any]], Completion]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
     """A complete checkpoint under its final name.
 
     Attributes:
-        stall_s: seconds that training stood still on this rank, for the copy and for the end of the save.
+        stall_s: seconds that this rank's host stood still, for the copy and for the end of the save before.
         write_s: seconds from the end of the copy until the rename.
         bytes: bytes of all ranks' files.
     """
@@ -64,6 +78,7 @@ class Saver:
         keep: the number of checkpoints that stay.
         resumed_step: checkpoints of later steps are damaged; the next whole checkpoint replaces them.
         ranks: all ranks, for this saver alone.
+        copy: does the work that copies the tensors; the passes of the next step may run beside it.
         timeout_s: the longest wait of a save for a rank that writes nothing.
     """
 
@@ -74,8 +89,10 @@ class Saver:
         keep: int,
         resumed_step: int,
         ranks: Attendance,
+        copy: Copy,
         timeout_s: float = SAVE_TIMEOUT_S,
     ) -> None:
+        self._copy = copy
         self._directory = directory
         self._keep = keep
         self._ranks = ranks
@@ -111,9 +128,11 @@ class Saver:
         """
         before = self.wait()
         started_s = time.monotonic()
-        self._room = copy_to_host(collect(stages, optimizers, shards, methods), self._room)
+        tensors = collect(stages, optimizers, shards, methods)
+        self._room = room_for(tensors, self._room)
+        copied = self._copy(partial(copy_to_host, tensors, self._room), Value.of(tensors))
         self._step, self._stall_s = state.step, time.monotonic() - started_s
-        self._writing = self._threads.submit(self._write, state)
+        self._writing = self._threads.submit(self._write, state, copied)
         return before
 
     @property
@@ -155,9 +174,10 @@ class Saver:
         self.fail()
         return self.poll()
 
-    def _write(self, state: TrainingState) -> tuple[float, int]:
-        started_s = time.monotonic()
+    def _write(self, state: TrainingState, copied: Completion) -> tuple[float, int]:
         try:
+            copied.wait()
+            started_s = time.monotonic()
             size = write(
                 self._directory,
                 state,
