@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -88,6 +89,12 @@ def meet_and_fall_out(run_dir: Path, rank: int, behaviour: str) -> None:
     print(f"rank {rank} of {context.world_size} on {context.threads} threads: {value.item()}", flush=True)
     if behaviour == "listen":
         listen(run_dir, rank)
+    if behaviour == "be stuck":
+        if rank == 1:
+            raise RunError("a kernel is broken")
+        # In C, where no handler of Python runs.
+        reader, _ = os.pipe()
+        ctypes.CDLL(None).read(reader, ctypes.create_string_buffer(1), 1)
     if behaviour == "lose a peer":
         channels = open_channels({1 - rank}, 60.0)
         if rank == 1:

@@ -20,6 +20,7 @@ from small_disk import small_disk
 
 from weft.errors import InputError, RunError
 from weft.run.launch.agent import _environment
+from weft.run.launch.flight_recorder import record_path
 from weft.run.launch.workers import launch_workers
 
 pytestmark = pytest.mark.processes
@@ -108,6 +109,15 @@ def test_a_killed_rank_is_the_cause_and_not_its_peer(run_dir: Path, behaviour: s
     assert "\n" not in text
 
 
+def test_a_rank_that_is_stuck_leaves_its_flight_recorder_when_another_one_has_failed(run_dir: Path) -> None:
+    behave(run_dir, "be stuck")
+    with pytest.raises(RunError, match="a kernel is broken"):
+        launch_workers(run_dir, 2, "launched")
+    record = json.loads(record_path(run_dir, 0).read_bytes())
+    assert [one["profiling_name"] for one in record["entries"]] == ["gloo:all_reduce"]
+    assert not record_path(run_dir, 1).exists()
+
+
 @pytest.mark.parametrize("victim", ["launcher", "agent", "worker"])
 def test_no_kill_leaves_an_orphan(run_dir: Path, victim: str) -> None:
     behave(run_dir, "sleep")
@@ -164,7 +174,7 @@ def test_a_local_run_listens_on_loopback_only(run_dir: Path, monkeypatch: pytest
 
 def test_nccl_stays_on_loopback_and_leaves_its_record_in_the_run(tmp_path: Path) -> None:
     environment = _environment(tmp_path, 2, "127.0.0.1", 1)
-    assert environment["TORCH_FR_DUMP_TEMP_FILE"] == str(tmp_path / "flight-recorder-rank-")
+    assert environment["TORCH_FR_DUMP_TEMP_FILE"] == str(tmp_path / "logs" / "nccl-timeout-rank-")
     if sys.platform == "linux":
         assert environment["NCCL_SOCKET_IFNAME"] == "lo"
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.lab.place import current_lab, enter_namespace
-from weft.run.launch.failures import first_failure, log_path
+from weft.run.launch.failures import first_failure, log_path, logs_folder
+from weft.run.launch.flight_recorder import ignore
 from weft.run.launch.lifeline import die_with_parent
 from weft.run.launch.rank_processes import POLL_S, RankProcesses
 from weft.run.launch.threads import threads_per_rank
@@ -53,6 +54,7 @@ def main(run_dir: Path, world_size: int, module: str, launcher_pid: int) -> int:
     os.environ |= _environment(run_dir, world_size, *server.getsockname())
     # The ranks are copies of this process: what takes seconds to import is imported once.
     load(module, run_dir)
+    ignore()
     ranks = RankProcesses(partial(worker, module, run_dir), world_size)
     stops: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -65,6 +67,7 @@ def main(run_dir: Path, world_size: int, module: str, launcher_pid: int) -> int:
         _stop(run_dir, ranks, signal.Signals(stops[0]))
         return 128 + stops[0]
     if ranks.failed:
+        ranks.ask_for_record()
         ranks.end(FAREWELL_TIMEOUT_S)
         return _report_first(run_dir, ranks, ranks.exit_codes)
     return 0
@@ -95,6 +98,7 @@ def _stop(run_dir: Path, ranks: RankProcesses, number: signal.Signals) -> None:
         activity.look(ranks.running.values(), LOOK_EVERY_S)
     failed = {rank: code for rank, code in ranks.exit_codes.items() if code not in (0, 128 + number, -number)}
     if left := sorted(ranks.running):
+        ranks.ask_for_record()
         ranks.kill()
         named = f"rank{'s' if len(left) > 1 else ''} {', '.join(map(str, left))}"
         _report(run_dir, left[0], [f"{named} did not end after {number.name} and had to be killed"])
@@ -134,8 +138,9 @@ def _environment(run_dir: Path, world_size: int, address: str, port: int) -> dic
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         # A library that looks for GPUs while it is imported must not start CUDA, which no copy could use.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-        # If a collective of NCCL times out, torch writes what each rank had launched.
-        "TORCH_FR_DUMP_TEMP_FILE": str((run_dir / "flight-recorder-rank-").resolve()),
+        # See `weft.run.launch.flight_recorder`. If a collective of NCCL times out, torch itself writes one.
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_FR_DUMP_TEMP_FILE": str((logs_folder(run_dir) / "nccl-timeout-rank-").resolve()),
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(threads_per_rank(world_size)),
     }

@@ -12,7 +12,11 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
+from weft.run.launch.flight_recorder import WRITE
+
 POLL_S = 0.05
+# A rank writes its flight recorder within milliseconds.
+RECORD_S = 0.5
 
 
 class RankProcesses:
@@ -72,6 +76,12 @@ class RankProcesses:
         for pid in self.running.values():
             with suppress(ProcessLookupError):
                 os.killpg(pid, number)
+
+    def ask_for_record(self) -> None:
+        """Let the running ranks write their flight recorders; wait `RECORD_S`."""
+        self.send(WRITE)
+        for _ in range(round(RECORD_S / POLL_S)):
+            self.poll()
 
     def end(self, grace_s: float) -> None:
         """End the running ranks with SIGTERM, and after `grace_s` with SIGKILL."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from weft.errors import InputError
 from weft.lab.place import enter_rank
 from weft.run.launch.failures import leave_word, log_path
+from weft.run.launch.flight_recorder import record_path, write_when_asked
 from weft.run.launch.lifeline import die_with_parent, show_as
 
 AGENT_PID = "WEFT_AGENT_PID"
@@ -38,6 +39,7 @@ def main(module: str, run_dir: Path, rank: int, agent: Connection) -> None:
         _print_to(log_path(run_dir, rank))
         # Enter before any thread starts: a thread would stay in the old place.
         enter_rank(rank)
+        write_when_asked(record_path(run_dir, rank))
         exit_code = import_module(module).main(run_dir) or 0
     except Exception as error:
         leave_word(agent.fileno(), rank, error)
