@@ -17,13 +17,16 @@ import torch.distributed as dist
 
 from weft.capture.interference import measure_interference
 from weft.capture.message_line import Exchange, open_exchange
-from weft.capture.timing import Timing, repeat, slowest, summarise
+from weft.capture.timing import Timing, host_seconds, repeat, slowest, summarise
 from weft.describe.cluster import Cluster
 from weft.predict.profile import MachineMeasurement
-from weft.run.accelerator import finish
+from weft.run.accelerator import accelerator_of, finish
 from weft.run.runtime import TIMEOUT_S
 from weft.run.state.precision import PRECISIONS
 from weft.run.transport.transports import transport_of
+
+# In a row on an accelerator: far fewer than its queue of launches holds.
+LAUNCHES = 64
 
 
 @dataclass(frozen=True)
@@ -60,13 +63,14 @@ def measure_machine(
     all-reduces are measured between the ranks of the group; a group of one leaves these tables empty.
     """
     sizes = ON_CPU if device.type == "cpu" else ON_ACCELERATOR
+    launch = _together(_launches(device), budget_s)
+    clock = KernelClock(device, launch.seconds)
     matmul = {
-        name: tuple(_matmul_speed(size, PRECISIONS[name], device, budget_s) for size in sizes.matmul)
+        name: tuple(_matmul_speed(size, PRECISIONS[name], clock, budget_s) for size in sizes.matmul)
         for name in precisions
     }
-    memory = tuple(_memory_speed(size, device, budget_s) for size in sizes.memory)
+    memory = tuple(_memory_speed(size, clock, budget_s) for size in sizes.memory)
     interference = measure_interference(cluster, device)
-    launch = _timed_together(_launch(device), device, budget_s)
     alone = dist.get_world_size() == 1
     messages = [] if alone else _messages(device, sizes.message)
     reductions = [] if alone else _all_reductions(device, sizes.reduce)
@@ -84,35 +88,61 @@ def measure_machine(
     )
 
 
-def _timed_together(call: Callable[[], object], device: torch.device, budget_s: float) -> Timing:
-    def finished() -> None:
-        call()
-        finish(device)
+class KernelClock:
+    """Measures kernels of a device, each with one launch by the host.
 
+    A CPU's call returns when its kernel has ended. On an accelerator, events around `LAUNCHES` kernels in a
+    row give the time of one. The host does not wait. The launch is added.
+    """
+
+    def __init__(self, device: torch.device, launch_s: float) -> None:
+        self.device = device
+        self._launch_s = launch_s
+        self._accelerator = accelerator_of(device)
+
+    def seconds(self, call: Callable[[], object]) -> float:
+        if self._accelerator is None:
+            return host_seconds(call)
+        start, end = self._accelerator.event(), self._accelerator.event()
+        start.record()
+        for _ in range(LAUNCHES):
+            call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3 / LAUNCHES + self._launch_s
+
+
+def _together(measure: Callable[[], float], budget_s: float) -> Timing:
+    """Repeat a measurement on all ranks at the same time; return the slowest rank's."""
     dist.barrier()
-    return slowest(repeat(finished, budget_s=budget_s))
+    return slowest(repeat(measure, budget_s=budget_s))
 
 
-def _matmul_speed(
-    size: int, dtype: torch.dtype, device: torch.device, budget_s: float
-) -> tuple[float, float]:
-    left = torch.ones(size, size, dtype=dtype, device=device)
+def _matmul_speed(size: int, dtype: torch.dtype, clock: KernelClock, budget_s: float) -> tuple[float, float]:
+    left = torch.ones(size, size, dtype=dtype, device=clock.device)
     out = torch.empty_like(left)
-    timing = _timed_together(lambda: torch.mm(left, left, out=out), device, budget_s)
+    timing = _together(lambda: clock.seconds(lambda: torch.mm(left, left, out=out)), budget_s)
     flops = 2.0 * size**3
     return flops, flops / timing.seconds
 
 
-def _memory_speed(size: int, device: torch.device, budget_s: float) -> tuple[float, float]:
-    source = torch.ones(size // 8, dtype=torch.float32, device=device)
+def _memory_speed(size: int, clock: KernelClock, budget_s: float) -> tuple[float, float]:
+    source = torch.ones(size // 8, dtype=torch.float32, device=clock.device)
     target = torch.empty_like(source)
-    timing = _timed_together(lambda: torch.add(source, 1.0, out=target), device, budget_s)
+    timing = _together(lambda: clock.seconds(lambda: torch.add(source, 1.0, out=target)), budget_s)
     return float(size), size / timing.seconds
 
 
-def _launch(device: torch.device) -> Callable[[], object]:
-    small = torch.ones(1, device=device)
-    return lambda: small.add_(1.0)
+def _launches(device: torch.device) -> Callable[[], float]:
+    """Return a measurement of the host's seconds to launch one kernel, while the device is behind."""
+    small, launches = torch.ones(1, device=device), 1 if device.type == "cpu" else LAUNCHES
+
+    def measure() -> float:
+        seconds = host_seconds(lambda: [small.add_(1.0) for _ in range(launches)])
+        finish(device)
+        return seconds / launches
+
+    return measure
 
 
 def _messages(device: torch.device, sizes: Sequence[int]) -> list[tuple[float, float]]:

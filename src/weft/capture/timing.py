@@ -33,15 +33,20 @@ def summarise(seconds: list[float]) -> Timing:
     return Timing(float(mean), float((high - low) / (2.0 * median)) if median > 0 else 0.0)
 
 
-def repeat(call: Callable[[], object], *, budget_s: float, least: int = 5, most: int = 200) -> Timing:
-    """Time `call` for `budget_s` seconds, within `least` and `most` calls, after one call to warm up."""
+def host_seconds(call: Callable[[], object]) -> float:
+    """Return the seconds of a call on the host."""
+    start = time.perf_counter()
     call()
+    return time.perf_counter() - start
+
+
+def repeat(measure: Callable[[], float], *, budget_s: float, least: int = 5, most: int = 200) -> Timing:
+    """Summarise the seconds of `least` to `most` measurements in `budget_s` seconds, after one to warm up."""
+    measure()
     seconds: list[float] = []
     begin = time.perf_counter()
     while len(seconds) < least or (time.perf_counter() - begin < budget_s and len(seconds) < most):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(measure())
     return summarise(seconds)
 
 
