@@ -233,26 +233,20 @@ def measure(
 def add_peer(
     report: Report, cell: str, arguments: argparse.Namespace, ours: float, our_reserved: int
 ) -> None:
-    """Run torchtitan's own trainer on one GPU, and compare the last speed and memory that it logs.
+    """Compare the last speed and memory that torchtitan's own trainer logs on one GPU.
 
     What it logs is the memory that the allocator has reserved.
     """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
-    command += ["-m", "torchtitan.train", "--module", "llama3", "--config", arguments.torchtitan_config]
-    for name, value in {
-        "seq_len": arguments.sequence,
-        "local_batch_size": arguments.micro_batch_size,
-        "global_batch_size": arguments.micro_batch_size * arguments.micro_batches,
-        "steps": WARM_UP + arguments.steps,
-    }.items():
-        command += [f"--training.{name}", str(value)]
-    run = subprocess.run(command, cwd=arguments.torchtitan, capture_output=True, text=True, check=False)
-    text = re.sub(r"\x1b\[[0-9;]*m", "", run.stdout + run.stderr)
-    speeds, memories = re.findall(r"tps: ([\d,]+)", text), re.findall(r"memory: +([\d.]+)GiB", text)
-    if run.returncode or not speeds or not memories:
-        report.say(f"torchtitan did not run: {(text.strip().splitlines() or ['no output'])[-1]}")
+    words = {
+        "training.seq_len": arguments.sequence,
+        "training.local_batch_size": arguments.micro_batch_size,
+        "training.global_batch_size": arguments.micro_batch_size * arguments.micro_batches,
+        "training.steps": WARM_UP + arguments.steps,
+    }
+    logged = torchtitan_log(report, arguments.torchtitan, arguments.torchtitan_config, 1, words)
+    if logged is None:
         return
-    theirs, their_reserved = float(speeds[-1].replace(",", "")), float(memories[-1]) * 2**30
+    theirs, their_reserved = logged
     figures = {
         "tokens of theirs": Value(theirs, "per s"),
         "reserved by theirs": Value(their_reserved, "bytes"),
@@ -260,6 +254,22 @@ def add_peer(
         "memory, weft / torchtitan": Value(our_reserved / their_reserved, "ratio", 1.0),
     }
     report.add_cell(cell, figures)
+
+
+def torchtitan_log(
+    report: Report, folder: Path, config: str, ranks: int, words: dict[str, object]
+) -> tuple[float, float] | None:
+    """Run torchtitan's trainer; return the last tokens/s and bytes that it logs of a GPU, or None."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command += ["-m", "torchtitan.train", "--module", "llama3", "--config", config]
+    command += [word for name, value in words.items() for word in (f"--{name}", str(value))]
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", run.stdout + run.stderr)
+    speeds, memories = re.findall(r"tps: ([\d,]+)", text), re.findall(r"memory: +([\d.]+)GiB", text)
+    if run.returncode or not speeds or not memories:
+        report.say(f"torchtitan did not run: {(text.strip().splitlines() or ['no output'])[-1]}")
+        return None
+    return float(speeds[-1].replace(",", "")), float(memories[-1]) * 2**30
 
 
 if __name__ == "__main__":

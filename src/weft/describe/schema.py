@@ -40,6 +40,9 @@ class Summary(BaseModel):
     )
     tokens_per_s: Positive
     max_rss_bytes: tuple[int, ...] = Field(description="largest resident memory of each rank")
+    max_device_bytes: tuple[int, ...] = Field(
+        default=(), description="most bytes held on the accelerator of each rank; empty on CPUs"
+    )
     checkpoints: Annotated[int, Field(ge=0)] = Field(
         default=0, description="completed, by all starts of the run"
     )

@@ -87,6 +87,11 @@ def finish(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
+def allocated_bytes(device: torch.device) -> int | None:
+    """Return the most bytes that torch has held on a device at once; None for a CPU, where nobody counts."""
+    return None if device.type == "cpu" else torch.accelerator.max_memory_allocated(device)
+
+
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return the tensor on the device; the host does not wait for the copy.
 

@@ -26,7 +26,7 @@ from weft.training.coordination.agreement import StopRequest, gather, meeting_pe
 from weft.training.data.reader import BatchReader, micro_batches_read, training_samples
 from weft.training.data.sampler import SampleLedger
 from weft.training.directory.history import checkpoint_times, last_plan_id, recorded_loss, warnings
-from weft.training.directory.journal import max_rss_bytes
+from weft.training.directory.journal import peak_memory
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.evaluation.held_out import held_out, held_out_samples
 from weft.training.open_run import OpenRun, load, open_run
@@ -245,7 +245,7 @@ def _finish(run: OpenRun, state: TrainingState) -> None:
     run.journal.event("finished", step=steps, held_out_loss=final_loss, **metrics)
     run.journal.finish(
         tokens_per_step=run.job.plan.global_batch * run.task.tokens_per_sample,
-        rss_bytes=gather(max_rss_bytes()),
+        memory=gather(peak_memory(run.device)),
         steps_per_cycle=run.program.steps_per_cycle,
         first_loss=state.first_loss,
         final_loss=final_loss,

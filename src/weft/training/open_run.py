@@ -57,6 +57,7 @@ class OpenRun:
     program: RankProgram
     evaluation: RankProgram
     runtime: RankRuntime
+    device: torch.device
     recorder: Recorder | None
     journal: Journal
 
@@ -94,7 +95,7 @@ def open_run(
     require_verified([program, evaluation], verified)
     checkpoint_ranks = Attendance()
     task = _open_task(job, checkpoint_ranks)
-    journal = Journal(run_dir, writes=context.rank == 0)
+    journal = Journal(run_dir, writes=context.rank == 0, device=torch.device(context.device))
     newest = _newest_checkpoint(job, run_dir / "checkpoints", journal, checkpoint_ranks)
     begin = TrainingState(
         step=0,
@@ -157,6 +158,7 @@ def open_run(
         program=program,
         evaluation=evaluation,
         runtime=runtime,
+        device=torch.device(context.device),
         recorder=recorder,
         journal=journal,
     )

@@ -16,6 +16,7 @@ from weft.run.stage.build import build_stage
 from weft.run.stage.compilable import compile_problems
 from weft.run.stage.compiled import compile_stage
 from weft.run.stage.layers import layer_functions, run_layers
+from weft.run.state.precision import lower_precision
 
 CONFIG = tiny(layers=3)
 GRAPH = layer_graph(CONFIG)
@@ -59,8 +60,27 @@ def test_compiled_layers_give_the_gradients_of_the_others() -> None:
         assert loss == pytest.approx(expected_loss, abs=1e-9)
         for name, gradient in expected.items():
             assert torch.allclose(gradients[name], gradient, rtol=0, atol=1e-9), name
-        # The embedding, a block and the head; and nothing more for the steps, or for running layers again.
-        assert counters["stats"]["unique_graphs"] == 3
+        # The embedding, a block and the head, in training and evaluation; and nothing more for the steps, or
+        # for running layers again.
+        assert counters["stats"]["unique_graphs"] == 6
+
+
+@pytest.mark.usefixtures("compiler")
+def test_compiled_layers_in_bf16_train_and_are_evaluated_with_gradients_in_fp32() -> None:
+    inputs = torch.zeros(2, CONFIG.sequence, dtype=torch.int64)
+    stage = build_stage(CONFIG, LAYERS, 7, torch.float32)
+    compile_stage(stage, inputs, dtype=torch.bfloat16, recompute="none")
+    for parameter in stage.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    lower_precision(stage.parameters(), torch.bfloat16)
+    loss, gradients = trained(stage, "none")
+    assert all(gradient.dtype == torch.float32 for gradient in gradients.values())
+    stage.eval()
+    tokens = torch.arange(16).reshape(2, 8) % CONFIG.vocabulary
+    with torch.no_grad():
+        output = run_layers(layer_functions(stage, tokens), tokens, recompute="none", draws=False)
+    assert loss_of(output, tokens).item() == pytest.approx(loss, rel=0.2)
+    assert counters["stats"]["unique_graphs"] == 6
 
 
 class Unseen(nn.Module):

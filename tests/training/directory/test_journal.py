@@ -10,7 +10,7 @@ import torch
 from weft.errors import RunError
 from weft.run.runtime import Numbers, StepResult
 from weft.run.streams import Value
-from weft.training.directory.journal import Journal
+from weft.training.directory.journal import Journal, peak_memory
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.loggers.feed import Feeds
 
@@ -27,7 +27,13 @@ def finished(run_dir: Path, times: list[float], *, first: int = 0, writes: bool 
     journal = Journal(run_dir, writes=writes)
     for step, step_s in enumerate(times, first):
         journal.step(done(step), step_s=step_s)
-    journal.finish(tokens_per_step=100, rss_bytes=[1, 2], first_loss=5.0, final_loss=2.0, steps=len(times))
+    journal.finish(
+        tokens_per_step=100,
+        memory=[{"max_rss_bytes": 1}, {"max_rss_bytes": 2}],
+        first_loss=5.0,
+        final_loss=2.0,
+        steps=len(times),
+    )
     return journal
 
 
@@ -126,4 +132,19 @@ def test_a_run_of_which_every_step_was_left_out_has_failed(tmp_path: Path) -> No
     journal = Journal(tmp_path, writes=True)
     journal.step(done(0, math.nan, math.nan), step_s=1.0)
     with pytest.raises(RunError, match="every step was left out"):
-        journal.finish(tokens_per_step=1, rss_bytes=[1])
+        journal.finish(tokens_per_step=1, memory=[{"max_rss_bytes": 1}])
+
+
+def test_the_memory_of_accelerators_is_told_beside_that_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.accelerator.max_memory_allocated", lambda device: 7_000)
+    device = torch.device("cuda:0")
+    journal = Journal(tmp_path, writes=True, device=device)
+    journal.step(done(0), step_s=1.0)
+    journal.finish(tokens_per_step=1, memory=[peak_memory(device), peak_memory(device)])
+    (row,) = RunDirectory(tmp_path).metrics()
+    assert row["max_device_bytes"] == 7_000
+    assert row["max_rss_bytes"] > 10**7
+    assert result(tmp_path)["max_device_bytes"] == [7_000, 7_000]
+    assert "max_device_bytes" not in peak_memory(torch.device("cpu"))

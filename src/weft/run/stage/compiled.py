@@ -27,7 +27,8 @@ def compile_stage(
 ) -> None:
     """Compile the layers of a stage in place; names and values of its parameters and buffers stay.
 
-    A copy of the stage runs forward and backward once, so that no step waits for the compiler.
+    A copy of the stage runs forward and backward once, and forward in an evaluation. So no step waits for
+    the compiler.
 
     Args:
         inputs: inputs like one micro-batch's, on the stage's device; they need a gradient if a step's do.
@@ -85,3 +86,8 @@ def _run_once(stage: nn.Module, inputs: torch.Tensor, recompute: Recompute) -> N
     with torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
         output = run_layers(functions, inputs, recompute=recompute, draws=draws)
         output.backward(torch.zeros_like(output))
+        # An evaluation runs it so. The compiler takes no parameter with a gradient of another precision, as
+        # those of bf16 have once the run has begun.
+        stage.eval().zero_grad(set_to_none=True)
+        with torch.no_grad():
+            run_layers(functions, inputs.detach(), recompute="none", draws=False)

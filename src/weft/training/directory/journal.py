@@ -12,8 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch
+
 from weft.errors import RunError
 from weft.files import append_record, write_whole
+from weft.run.accelerator import allocated_bytes
 from weft.run.runtime import StepResult
 from weft.timeline.medians import typical_step_s
 from weft.training.coordination.agreement import meeting_peers
@@ -23,6 +26,7 @@ from weft.training.loggers.feed import FINISH_TIMEOUT_S, Feeds
 
 # Steps that are not measured: caches fill, pages are touched, connections open.
 WARM_UP_STEPS = 5
+CPU = torch.device("cpu")
 # A failed run does not wait for loggers longer than this.
 FAILED_TIMEOUT_S = 2.0
 
@@ -36,8 +40,9 @@ class Journal:
     Use it as a context manager: its exit lets the loggers finish.
     """
 
-    def __init__(self, run_dir: Path, *, writes: bool) -> None:
+    def __init__(self, run_dir: Path, *, writes: bool, device: torch.device = CPU) -> None:
         self._run_dir = run_dir
+        self._device = device
         self._writes = writes
         self._pending: tuple[StepResult, dict[str, Any]] | None = None
         self._feeds = Feeds()
@@ -58,7 +63,8 @@ class Journal:
         """Keep a finished step's figures and write the figures of the step before."""
         self.flush()
         if self._writes:
-            self._pending = (result, {**metrics, "time_s": time.time(), "max_rss_bytes": max_rss_bytes()})
+            about = {"time_s": time.time(), **peak_memory(self._device)}
+            self._pending = (result, {**metrics, **about})
 
     def flush(self) -> None:
         """Write the figures that are still kept, or an event for a step without an update.
@@ -95,13 +101,18 @@ class Journal:
             self._feeds.held_out(held_out)
 
     def finish(
-        self, *, tokens_per_step: int, rss_bytes: Sequence[int], steps_per_cycle: int = 1, **results: Any
+        self,
+        *,
+        tokens_per_step: int,
+        memory: Sequence[Mapping[str, int]],
+        steps_per_cycle: int = 1,
+        **results: Any,
     ) -> None:
         """Write `result.json`.
 
         The step time is the median over all steps of the run's plan after the warm-up. If there are no more
         steps than the warm-up's, it is the last step's. For a program with a cycle of several steps, it is
-        the mean of their typical times.
+        the mean of their typical times. `memory` has each rank's `peak_memory`.
 
         Raises:
             RunError: if no step was taken.
@@ -121,7 +132,7 @@ class Journal:
             **results,
             "measured_step_s": step_s,
             "tokens_per_s": tokens_per_step / step_s,
-            "max_rss_bytes": list(rss_bytes),
+            **{name: [one[name] for one in memory] for name in memory[0]},
         }
         write_whole(self._run_dir / "result.json", json.dumps(record, indent=1, sort_keys=True) + "\n")
 
@@ -136,8 +147,14 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def max_rss_bytes() -> int:
-    """Return the peak resident memory of this process, in bytes."""
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Return this rank's peaks by name: of the process's resident memory, and of an accelerator's."""
+    on_device = allocated_bytes(device)
+    resident = {"max_rss_bytes": _resident_bytes()}
+    return resident if on_device is None else {**resident, "max_device_bytes": on_device}
+
+
+def _resident_bytes() -> int:
     if sys.platform == "linux":
         # `getrusage` would count the parent's memory before this process replaced its image.
         for line in Path("/proc/self/status").read_text().splitlines():

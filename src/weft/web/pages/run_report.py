@@ -42,7 +42,7 @@ def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
         step_times=[(row["step"], row["step_s"]) for row in metrics],
         losses=[(row["step"], row["loss"]) for row in metrics],
         held_out=[(0, summary["first_loss"]), (summary["steps"], summary["final_loss"])],
-        memory=_memory(planned, summary["max_rss_bytes"]),
+        memory=_memory(planned, summary.get("max_device_bytes") or summary["max_rss_bytes"]),
         summary=summary,
         sections=sections_of(planned, metrics),
     )
