@@ -8,12 +8,19 @@ from weft.sync.base import Meeting
 
 
 class Dense:
-    """Sum over replicas of a flat gradient; its length is a multiple of the number of replicas."""
+    """Sum over replicas of a flat gradient; its length is a multiple of the number of replicas.
+
+    Args:
+        sent_as: the precision in which replicas send gradients; None for that of the gradients.
+    """
+
+    def __init__(self, sent_as: torch.dtype | None = None) -> None:
+        self._sent_as = sent_as
 
     def reduce(self, gradient: torch.Tensor, meeting: Meeting) -> None:
         """Replace `gradient`, shape (n,), contiguous, by the sum over the group."""
-        meeting.group.add_up(gradient)
+        meeting.group.add_up(gradient, self._sent_as)
 
     def reduce_scatter(self, gradient: torch.Tensor, meeting: Meeting) -> torch.Tensor:
         """Return this rank's share, shape (n / replicas,), of the sum over the group."""
-        return meeting.group.reduce_scatter(gradient)
+        return meeting.group.reduce_scatter(gradient, self._sent_as)

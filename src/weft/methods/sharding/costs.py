@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from weft.methods.sharding.kinds import REDUCE
 from weft.predict.cost.hooks import (
+    CostHook,
     CostOf,
     Lead,
     LeadOf,
+    Taken,
     TimeOf,
     collective_hook,
+    gradient_pass_s,
     synchronising_hook,
     takes_nothing,
 )
@@ -25,6 +30,24 @@ from weft.program.kinds import MAKES_GRADIENTS, is_any_of
 def _reduction(pricing: Pricing) -> TimeOf:
     """Return the collective of a reduction: with sharded optimizer states, a rank needs only its shard."""
     return Network.all_reduce if pricing.plan.sharding == "zero-0" else Network.reduce_scatter
+
+
+def _casting(hook: CostHook, part: Callable[[Floats], Floats]) -> CostHook:
+    """Return the cost hook of a reduction with the casts of its gradient, where they are needed.
+
+    A pass reads the gradient, and writes it as it is sent. The way back does so with the received share.
+    `part` returns the sum of both parts of the gradient, from a rank's share of a stage's states.
+    """
+
+    def priced(pricing: Pricing, rows: Ints) -> Taken:
+        taken, states, plan = hook(pricing, rows), plan_states(pricing.plan), pricing.plan
+        if states.reduced == states.gradients:
+            return taken
+        shares = np.array([1.0 / plan.sharers(stage) for stage in range(len(plan.stages))])
+        passes = (1.0 + states.reduced / states.gradients) * part(shares[pricing.program.columns.stage[rows]])
+        return taken._replace(occupancy=taken.occupancy + passes * gradient_pass_s(pricing, rows))
+
+    return priced
 
 
 def reduction_lead(pricing: Pricing, rows: Ints, occupancy: Floats, link_s: Floats) -> Lead:
@@ -67,10 +90,11 @@ def _states(pricing: Pricing) -> Held:
     return Held(resident_bytes(stages, ranks, states, plan.sharding, bucket_bytes=bucket_bytes))
 
 
+_ACROSS = synchronising_hook(lambda pricing: Network.all_reduce)
 COSTS = (
-    CostOf(kind="reduce", hook=synchronising_hook(_reduction)),
+    CostOf(kind="reduce", hook=_casting(synchronising_hook(_reduction), lambda share: 1.0 + share)),
     # Ranks with the same shard add it up once more.
-    CostOf(kind="reduce_across", hook=synchronising_hook(lambda pricing: Network.all_reduce)),
+    CostOf(kind="reduce_across", hook=_casting(_ACROSS, lambda share: 2.0 * share)),
     CostOf(kind="gather", hook=collective_hook(lambda pricing: Network.all_gather)),
     CostOf(kind="free", hook=takes_nothing),
     LeadOf(kind="reduce", hook=reduction_lead),
