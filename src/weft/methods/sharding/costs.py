@@ -32,19 +32,20 @@ def _reduction(pricing: Pricing) -> TimeOf:
     return Network.all_reduce if pricing.plan.sharding == "zero-0" else Network.reduce_scatter
 
 
-def _casting(hook: CostHook, part: Callable[[Floats], Floats]) -> CostHook:
-    """Return the cost hook of a reduction with the casts of its gradient, where they are needed.
+def _casting(hook: CostHook, cast: Callable[[Ints], Ints]) -> CostHook:
+    """Return the cost hook of a reduction with the casts of what a rank sends and of what it receives.
 
-    A pass reads the gradient, and writes it as it is sent. The way back does so with the received share.
-    `part` returns the sum of both parts of the gradient, from a rank's share of a stage's states.
+    A cast reads a gradient in its own precision and writes it in the other, or the reverse. `cast` returns
+    the cast elements, as multiples of a rank's shard, from the number of shards.
     """
 
     def priced(pricing: Pricing, rows: Ints) -> Taken:
         taken, states, plan = hook(pricing, rows), plan_states(pricing.plan), pricing.plan
         if states.reduced == states.gradients:
             return taken
-        shares = np.array([1.0 / plan.sharers(stage) for stage in range(len(plan.stages))])
-        passes = (1.0 + states.reduced / states.gradients) * part(shares[pricing.program.columns.stage[rows]])
+        shards = np.array([plan.sharers(stage) for stage in range(len(plan.stages))])
+        shards_cast = cast(shards[pricing.program.columns.stage[rows]])
+        passes = (1.0 + states.reduced / states.gradients) * shards_cast
         return taken._replace(occupancy=taken.occupancy + passes * gradient_pass_s(pricing, rows))
 
     return priced
@@ -92,9 +93,9 @@ def _states(pricing: Pricing) -> Held:
 
 _ACROSS = synchronising_hook(lambda pricing: Network.all_reduce)
 COSTS = (
-    CostOf(kind="reduce", hook=_casting(synchronising_hook(_reduction), lambda share: 1.0 + share)),
+    CostOf(kind="reduce", hook=_casting(synchronising_hook(_reduction), lambda shards: shards + 1)),
     # Ranks with the same shard add it up once more.
-    CostOf(kind="reduce_across", hook=_casting(_ACROSS, lambda share: 2.0 * share)),
+    CostOf(kind="reduce_across", hook=_casting(_ACROSS, lambda shards: np.full_like(shards, 2))),
     CostOf(kind="gather", hook=collective_hook(lambda pricing: Network.all_gather)),
     CostOf(kind="free", hook=takes_nothing),
     LeadOf(kind="reduce", hook=reduction_lead),

@@ -214,7 +214,7 @@ def _collective(pricing: Pricing, rows: Ints, alone: TimeOf, network: Network) -
 
 
 def gradient_pass_s(pricing: Pricing, rows: Ints) -> Floats:
-    """Return seconds in which the slowest device of each row reads the gradient of its stage once."""
+    """Return seconds in which the slowest device of each row reads the gradient that it steps once."""
     columns, placed = pricing.program.columns, pricing.placed
     sets = placed.device_set_of_rank[columns.rank[rows]]
 
