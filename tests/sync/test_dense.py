@@ -19,7 +19,7 @@ from weft.run.transport.host_group import HostGroup
 from weft.run.transport.rank_order import PIECE_ELEMENTS
 from weft.sync import get_synchroniser
 from weft.sync.base import Meeting
-from weft.sync.dense import Dense
+from weft.sync.dense import Dense, RoundedDense
 
 LENGTH = 4 * 3 * 5
 
@@ -95,9 +95,9 @@ def test_the_sum_is_the_one_in_rank_order(worker_pool: WorkerPool, ranks: int) -
 def reduce_in(rank: int, ranks: int, sent_as: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """The whole sum and this rank's share of it, both of gradients that travel in that precision."""
     gradient, meeting = gradient_of(rank), Meeting(group=HostGroup(dist.new_group()))
-    share = Dense(sent_as).reduce_scatter(gradient, meeting)
+    share = RoundedDense(sent_as).reduce_scatter(gradient, meeting)
     assert torch.equal(gradient, gradient_of(rank))
-    Dense(sent_as).reduce(gradient, meeting)
+    RoundedDense(sent_as).reduce(gradient, meeting)
     return gradient, share
 
 
@@ -133,7 +133,8 @@ def sent_bytes(rank: int, ranks: int, sent_as: torch.dtype | None) -> dict[str, 
             counted["all_reduce"].append(tensor.nbytes)
             super().all_reduce(tensor)
 
-    Dense(sent_as).reduce(gradient_of(rank), Meeting(group=Counting(dist.new_group())))
+    dense = Dense() if sent_as is None else RoundedDense(sent_as)
+    dense.reduce(gradient_of(rank), Meeting(group=Counting(dist.new_group())))
     return counted
 
 
@@ -151,8 +152,8 @@ def overflow(rank: int, ranks: int, kind: type[DeviceGroup], sharded: bool) -> t
     gradient = torch.tensor([1.0, 7e4, 2.0, 3.0]) if rank == 0 else torch.tensor([1.0, 1.0, -7e4, 4.0])
     meeting = Meeting(group=kind(dist.new_group()))
     if sharded:
-        return Dense(torch.float16).reduce_scatter(gradient, meeting)
-    Dense(torch.float16).reduce(gradient, meeting)
+        return RoundedDense(torch.float16).reduce_scatter(gradient, meeting)
+    RoundedDense(torch.float16).reduce(gradient, meeting)
     return gradient
 
 

@@ -29,7 +29,6 @@ class OuterMomentum(Averaging):
     """
 
     def __init__(self, momentum: float, learning_rate: float) -> None:
-        super().__init__()
         self._decay = momentum
         self._rate = learning_rate
         self._anchors: dict[int, torch.Tensor] = {}

@@ -8,19 +8,29 @@ from weft.sync.base import Meeting
 
 
 class Dense:
-    """Sum over replicas of a flat gradient; its length is a multiple of the number of replicas.
-
-    Args:
-        sent_as: the precision in which replicas send gradients; None for that of the gradients.
-    """
-
-    def __init__(self, sent_as: torch.dtype | None = None) -> None:
-        self._sent_as = sent_as
+    """Sum over replicas of a flat gradient; its length is a multiple of the number of replicas."""
 
     def reduce(self, gradient: torch.Tensor, meeting: Meeting) -> None:
         """Replace `gradient`, shape (n,), contiguous, by the sum over the group."""
-        meeting.group.add_up(gradient, self._sent_as)
+        meeting.group.add_up(gradient)
 
     def reduce_scatter(self, gradient: torch.Tensor, meeting: Meeting) -> torch.Tensor:
         """Return this rank's share, shape (n / replicas,), of the sum over the group."""
+        return meeting.group.reduce_scatter(gradient)
+
+
+class RoundedDense(Dense):
+    """The sum of gradients that replicas send each other in another precision.
+
+    Args:
+        sent_as: this precision; gradients keep their own.
+    """
+
+    def __init__(self, sent_as: torch.dtype) -> None:
+        self._sent_as = sent_as
+
+    def reduce(self, gradient: torch.Tensor, meeting: Meeting) -> None:
+        meeting.group.add_up(gradient, self._sent_as)
+
+    def reduce_scatter(self, gradient: torch.Tensor, meeting: Meeting) -> torch.Tensor:
         return meeting.group.reduce_scatter(gradient, self._sent_as)
