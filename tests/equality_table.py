@@ -19,7 +19,7 @@ from small_plans import make_plan, make_program
 
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
-from weft.describe.plan import Plan, Recompute, Replica, Sharding, Stage
+from weft.describe.plan import Plan, Recompute, ReducePrecision, Replica, Sharding, Stage
 from weft.planning.compile import compile_evaluation_part
 from weft.program.rank_program import part_of
 from weft.run.runtime import RankRuntime, StepResult
@@ -66,6 +66,7 @@ class Row:
     island: int | None = None
     recompute: Recompute | tuple[Recompute, ...] = "none"
     precision: str = "fp64"
+    reduce_precision: ReducePrecision | None = None
     methods: tuple[Method, ...] = ()
     dropout: float = 0.0
     loss: str = ""
@@ -121,6 +122,7 @@ class Row:
         sync = {"sync": syncs[0]} if syncs else {}
         layer_choices = tuple(choice for method in self.methods for choice in method.layer_choices)
         sharing = {"sharding": self.sharding, "island": self.island}
+        sharing["reduce_precision"] = self.reduce_precision
         return {**sharing, "methods": choices, "layer_choices": layer_choices, **sync}
 
     def _stage(self, index: int, stage: Stage) -> Stage:
@@ -153,6 +155,8 @@ class Row:
             micro_batch_size=self.micro_batch_size,
             parts=_parts(shares, self.island or len(shares)) if in_parts else range(sum(shares)),
             precision=self.precision,
+            reduce_precision=self.reduce_precision,
+            rounds_sums=self.reduce_precision is not None and self.sharding == "zero-0",
             dropout=self.dropout,
             loss=self._loss if self.loss == "own" else "whole",
             masks=self.masks,

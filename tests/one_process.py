@@ -72,12 +72,19 @@ class Method:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """All that the outcome depends on: equal for all rows that one process stands for."""
+    """All that the outcome depends on: equal for all rows that one process stands for.
+
+    Attributes:
+        reduce_precision: to which the gradient of every replica is rounded before they are added up.
+        rounds_sums: whether their sum is rounded to it, too, as it is where every replica receives all of it.
+    """
 
     model: ModelConfig
     micro_batch_size: int
     parts: Part
     precision: str
+    reduce_precision: str | None = None
+    rounds_sums: bool = False
     dropout: float
     loss: str
     masks: bool
@@ -132,7 +139,7 @@ class Copy:
         """Of the mean over the global batch, what these micro-batches have in it."""
         if isinstance(part, tuple):
             parts = [self.gradients(step, one, told) for one in part]
-            return [sum(same) for same in zip(*parts, strict=True)]
+            return [self.reduced(same, part) for same in zip(*parts, strict=True)]
         sums, losses = [torch.zeros_like(one) for one in self.masters.parameters()], 0.0
         for number in part:
             loss, added = self.losses(step, number, told)
@@ -145,6 +152,16 @@ class Copy:
             self.model.zero_grad()
         told["loss"] = [told.get("loss", [0.0])[0] + losses]
         return sums
+
+    def reduced(self, addends: Sequence[torch.Tensor], part: tuple[Part, ...]) -> torch.Tensor:
+        """The sum of what the parts have of a gradient, as replicas send it to each other."""
+        sent_as = PRECISIONS.get(self.training.reduce_precision or "")
+        if sent_as is None or len(addends) == 1:
+            return sum(addends)
+        total = sum(one.to(sent_as).to(one.dtype) for one in addends)
+        across_islands = not isinstance(part[0], range)
+        rounded = self.training.rounds_sums or across_islands
+        return total.to(sent_as).to(total.dtype) if rounded else total
 
     def losses(self, step: int, number: int, told: Told) -> tuple[torch.Tensor, Any]:
         """Of a micro-batch, and what methods add to it; both as the mean has them."""

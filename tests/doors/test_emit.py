@@ -76,6 +76,56 @@ def test_megatron_lm_is_given_every_degree_and_size() -> None:
     assert lost("megatron", job) == []
 
 
+def reducing(precision: str, reduced: str | None) -> PlannedJob:
+    job = planned(
+        run_of("llama-7b", on="8xv100-32gb" if precision == "fp16" else "8xa100-80gb", precision=precision),
+        dp=8,
+    )
+    return replace(job, plan=job.plan.model_copy(update={"reduce_precision": reduced}))
+
+
+@pytest.mark.parametrize(
+    ("precision", "reduced", "option"),
+    [
+        ("bf16", None, ""),
+        ("bf16", "fp32", ""),
+        ("bf16", "bf16", "--grad-reduce-in-bf16"),
+        ("fp16", None, "--accumulate-allreduce-grads-in-fp32"),
+        ("fp16", "fp16", ""),
+    ],
+)
+def test_megatron_lm_is_told_the_precision_of_reductions(
+    precision: str, reduced: str | None, option: str
+) -> None:
+    job = reducing(precision, reduced)
+    text = emit(job, "megatron").text
+    words = ("--grad-reduce-in-bf16", "--accumulate-allreduce-grads-in-fp32")
+    assert [word for word in words if word in text] == [option] * bool(option)
+    assert read_configuration(text, "x.sh").reduce_precision == (None if reduced == "fp32" else reduced)
+    one = "Megatron-LM has one precision for both; nearest: both in"
+    expected = f"lost: gradients reduced in {reduced} and accumulated in fp32; {one} {reduced}"
+    assert lost("megatron", job) == ([expected] if reduced == precision else [])
+
+
+def test_stacks_without_a_word_for_the_precision_of_reductions_lose_it() -> None:
+    usual, job = reducing("bf16", None), reducing("bf16", "bf16")
+    for name, stack in (
+        ("torchtitan", "torchtitan"),
+        ("torchtitan-toml", "torchtitan"),
+        ("accelerate", "Accelerate"),
+    ):
+        more = [line for line in lost(name, job) if line not in lost(name, usual)]
+        assert more == [
+            f"lost: gradients reduced in bf16, which {stack} is not told; nearest: its usual reductions"
+        ]
+    emitted = emit(job, "deepspeed")
+    assert json.loads(emitted.text)["communication_data_type"] == "bf16"
+    assert emitted.losses == emit(usual, "deepspeed").losses
+    assert "communication_data_type" not in emit(usual, "deepspeed").text
+    assert 'reduce_precision = "bf16"' in emit(job, "slurm").text
+    assert "reduce_precision" not in emit(usual, "slurm").text
+
+
 def test_megatron_lm_is_given_uneven_stages_as_a_layout() -> None:
     job = planned(run_of(), pp=3, dp=4, sharding="zero-1")
     first, second, third = Decided(job).blocks

@@ -122,6 +122,50 @@ def test_what_megatron_lm_does_and_weft_does_not_predict() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--bf16", None),
+        ("--bf16 --grad-reduce-in-bf16", "bf16"),
+        ("--bf16 --accumulate-allreduce-grads-in-fp32", None),
+        ("--fp16", "fp16"),
+        ("--fp16 --accumulate-allreduce-grads-in-fp32", None),
+        ("--grad-reduce-in-bf16", None),
+    ],
+)
+def test_in_which_precision_megatron_lm_reduces(options: str, expected: str | None) -> None:
+    found = read_configuration(f"x --tensor-model-parallel-size 1 {options}", "x")
+    assert found.reduce_precision == expected
+    accumulated = [line for line in found.unpredicted if "accumulated in bf16" in line]
+    assert len(accumulated) == ("--grad-reduce-in-bf16" in options)
+
+
+@pytest.mark.parametrize(
+    ("precision", "said", "expected"),
+    [
+        ("bf16", None, None),
+        ("bf16", "bf16", "bf16"),
+        ("bf16", "FP32", "fp32"),
+        ("fp16", "fp16", "fp16"),
+        # Losses in bf16 are not scaled.
+        ("bf16", "fp16", None),
+        ("bf16", "int8", None),
+    ],
+)
+def test_in_which_precision_deepspeed_reduces(precision: str, said: str | None, expected: str | None) -> None:
+    record = {"train_batch_size": 8, precision: {"enabled": True}, "communication_data_type": said}
+    found = read_configuration(json.dumps(record), "ds.json")
+    assert found.reduce_precision == expected
+    unknown = [f"communication_data_type {said}: predicted with reductions in fp32"]
+    assert list(found.unpredicted) == (unknown if said is not None and expected is None else [])
+
+
+def test_in_which_precision_torchtitan_reduces() -> None:
+    text = '[training]\nmixed_precision_reduce = "{}"\n[parallelism]\n'
+    for word, expected in (("float32", "fp32"), ("bfloat16", "bf16"), ("other", None)):
+        assert read_configuration(text.format(word), "a.toml").reduce_precision == expected
+
+
 def test_a_deepspeed_file_with_everything_left_to_the_program() -> None:
     record = {
         "train_batch_size": "auto",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from weft.bundles import bundles, parts_of
+from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
+from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.describe.models import PRESETS
 from weft.describe.plan import Choice, Plan, Replica, Sharding, Stage
@@ -14,6 +16,7 @@ from weft.moves.composition import Composition
 
 BUNDLE = bundles()["sharding"]
 GRAPH = layer_graph(PRESETS["gpt-1m"])
+JOB = Job(graph=GRAPH, cluster=parse_cluster("8xa100-80gb"), global_batch=8, sequence=256)
 
 
 def plan(copies: tuple[int, ...], sharding: Sharding, island: int | None) -> Plan:
@@ -106,7 +109,7 @@ def test_a_plan_shares_among_replicas_that_it_has(
     ],
 )
 def test_a_layout_shares_among_replicas_that_it_has(changes: dict[str, object], expected: str | None) -> None:
-    found = [one.refuse(None, layout(**changes)) for one in parts_of(Composition, [BUNDLE])]
+    found = [one.refuse(JOB, layout(**changes)) for one in parts_of(Composition, [BUNDLE])]
     assert [reason for reason in found if reason is not None] == ([] if expected is None else [expected])
 
 

@@ -14,11 +14,12 @@ from pool import WorkerPool
 from weft.describe.plan import Choice
 from weft.errors import InputError
 from weft.installed import installed
+from weft.run.transport.device_group import DeviceGroup
 from weft.run.transport.host_group import HostGroup
 from weft.run.transport.rank_order import PIECE_ELEMENTS
 from weft.sync import get_synchroniser
 from weft.sync.base import Meeting
-from weft.sync.dense import Dense
+from weft.sync.dense import Dense, RoundedDense
 
 LENGTH = 4 * 3 * 5
 
@@ -89,6 +90,80 @@ def test_the_sum_is_the_one_in_rank_order(worker_pool: WorkerPool, ranks: int) -
     for late in (0, ranks - 1):
         for found in worker_pool.run(reduce_late, late, ranks=ranks):
             assert torch.equal(found, expected)
+
+
+def reduce_in(rank: int, ranks: int, sent_as: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """The whole sum and this rank's share of it, both of gradients that travel in that precision."""
+    gradient, meeting = gradient_of(rank), Meeting(group=HostGroup(dist.new_group()))
+    share = RoundedDense(sent_as).reduce_scatter(gradient, meeting)
+    assert torch.equal(gradient, gradient_of(rank))
+    RoundedDense(sent_as).reduce(gradient, meeting)
+    return gradient, share
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("sent_as", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_gradients_are_rounded_for_the_way_and_added_up_as_wide_as_they_were(
+    worker_pool: WorkerPool, ranks: int, sent_as: torch.dtype
+) -> None:
+    total = gradient_of(0).to(sent_as).float()
+    for rank in range(1, ranks):
+        total += gradient_of(rank).to(sent_as).float()
+    results = worker_pool.run(reduce_in, sent_as, ranks=ranks)
+    assert torch.equal(torch.cat([share for _, share in results]), total)
+    # Where all receive the whole sum, it travels in that precision, too.
+    assert all(torch.equal(found, total.to(sent_as).float()) for found, _ in results)
+
+
+def sent_bytes(rank: int, ranks: int, sent_as: torch.dtype | None) -> dict[str, list[int]]:
+    """The bytes that a rank hands to the exchanges of a reduction."""
+    counted: dict[str, list[int]] = {"all_to_all": [], "all_gather": [], "all_reduce": []}
+
+    class Counting(HostGroup):
+        def all_to_all(self, taken: torch.Tensor, given: torch.Tensor) -> None:
+            counted["all_to_all"].append(given.nbytes)
+            super().all_to_all(taken, given)
+
+        def all_gather(self, flat: torch.Tensor, share: torch.Tensor) -> None:
+            counted["all_gather"].append(flat.nbytes)
+            super().all_gather(flat, share)
+
+        def all_reduce(self, tensor: torch.Tensor) -> None:
+            counted["all_reduce"].append(tensor.nbytes)
+            super().all_reduce(tensor)
+
+    dense = Dense() if sent_as is None else RoundedDense(sent_as)
+    dense.reduce(gradient_of(rank), Meeting(group=Counting(dist.new_group())))
+    return counted
+
+
+@pytest.mark.processes
+def test_the_bytes_on_the_way_are_those_of_the_precision(worker_pool: WorkerPool) -> None:
+    for ranks in (2, 3):
+        for sent in worker_pool.run(sent_bytes, torch.bfloat16, ranks=ranks):
+            assert sent == {"all_to_all": [2 * LENGTH], "all_gather": [2 * LENGTH], "all_reduce": []}
+    for sent in worker_pool.run(sent_bytes, None, ranks=3):
+        assert sent == {"all_to_all": [4 * LENGTH], "all_gather": [4 * LENGTH], "all_reduce": []}
+
+
+def overflow(rank: int, ranks: int, kind: type[DeviceGroup], sharded: bool) -> torch.Tensor:
+    # Finite in fp32; too large for fp16 on one rank, and minus infinity on another.
+    gradient = torch.tensor([1.0, 7e4, 2.0, 3.0]) if rank == 0 else torch.tensor([1.0, 1.0, -7e4, 4.0])
+    meeting = Meeting(group=kind(dist.new_group()))
+    if sharded:
+        return RoundedDense(torch.float16).reduce_scatter(gradient, meeting)
+    RoundedDense(torch.float16).reduce(gradient, meeting)
+    return gradient
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", [HostGroup, DeviceGroup])
+def test_what_overflows_on_the_way_stays_infinite(worker_pool: WorkerPool, kind: type[DeviceGroup]) -> None:
+    expected = torch.tensor([2.0, float("inf"), float("-inf"), 7.0])
+    for found in worker_pool.run(overflow, kind, False, ranks=2):
+        assert torch.equal(found, expected)
+    assert torch.equal(torch.cat(worker_pool.run(overflow, kind, True, ranks=2)), expected)
 
 
 def test_methods_are_chosen_by_name() -> None:

@@ -261,6 +261,23 @@ def test_three_steps_and_three_resumed_ones_are_six(
     require_same(run_dir, uninterrupted)
 
 
+def test_a_run_whose_replicas_reduce_in_bf16_is_resumed_to_the_bit(
+    worker_pool: WorkerPool, tmp_path: Path
+) -> None:
+    usual = plan_of(pp=1, dp=2, micro_batches=2)
+    plan = usual.model_copy(update={"sharding": "zero-1", "reduce_precision": "bf16"})
+    whole, halves, changed = (new_run(tmp_path, name) for name in ("whole", "halves", "changed"))
+    worker_pool.run(run_training, whole, plan, STEPS, ranks=2)
+    for steps in (3, STEPS):
+        worker_pool.run(run_training, halves, plan, steps, ranks=2)
+    require_same(halves, whole)
+    # Another precision of reductions goes on from the same numbers, and then has others.
+    worker_pool.run(run_training, changed, plan, 3, ranks=2)
+    worker_pool.run(run_training, changed, usual, STEPS, ranks=2)
+    assert tensors(changed, 3) == tensors(halves, 3)
+    assert tensors(changed) != tensors(halves)
+
+
 def test_a_run_in_fp16_goes_on_with_the_factor_of_its_losses(worker_pool: WorkerPool, tmp_path: Path) -> None:
     whole, halves = new_run(tmp_path, "whole"), new_run(tmp_path, "halves")
     plan = plan_of(precision="fp16").model_copy(update={"methods": CLIPS})

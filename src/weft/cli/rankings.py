@@ -14,6 +14,7 @@ from weft.cli.tables.candidates import plans_table
 from weft.cli.tables.comparison import answer_record, answers_table
 from weft.cli.tables.plan import memory_bars
 from weft.cli.tables.search import kept_out_record
+from weft.describe.plan import precision_words
 from weft.describe.plan_file import PlanFile
 from weft.describe.run_file import RunFile
 from weft.errors import InputError, Violation
@@ -122,7 +123,7 @@ def _print_problem(problem: Problem) -> None:
     out, job = console(), problem.job
     out.print(
         f"[bold]{job.graph.name}[/bold] on {job.cluster.name}: {job.cluster.ranks} devices, "
-        f"global batch {job.global_batch}, {job.sequence} tokens per sample, {job.precision}"
+        f"global batch {job.global_batch}, {job.sequence} tokens per sample, {precision_words(job)}"
     )
     for key, text in problem.assumed.items():
         out.print(f"[dim]assumed {key.replace('_', ' ')}: {text}[/dim]")

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from weft.cli.output import Json, console, print_json, print_timeline
 from weft.cli.schedules import schedule
 from weft.cli.tables.plan import breakdown_text, cluster_table, memory_bars, stages_table
+from weft.describe.plan import precision_words
 from weft.describe.run_file import load_run
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
@@ -73,7 +74,7 @@ def show(
         print(format_program(planned.program), end="")
         return
     out, plan, cluster = console(), planned.plan, planned.problem.job.cluster
-    out.print(f"[bold]{plan.model}[/bold] on {plan.cluster}, plan {plan.plan_id}")
+    out.print(f"[bold]{plan.model}[/bold] on {plan.cluster}, plan {plan.plan_id}, {precision_words(plan)}")
     out.print(cluster_table(cluster, plan), highlight=False)
     out.print(stages_table(planned), highlight=False)
     memory = [cluster.device_of(rank).memory_bytes for rank in range(plan.ranks)]

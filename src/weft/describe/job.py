@@ -10,13 +10,14 @@ from weft.describe.layer_choices import with_choices
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork
-from weft.describe.plan import Choice, LayerChoice
+from weft.describe.plan import Choice, LayerChoice, precision_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A training job without its layout: model, cluster, batch, sequence and precision.
 
+    `reduce_precision`: the precision of sums over replicas, where it is not that of the gradients.
     `methods`: methods that the job requests by name. `optimizer`: the memory and traffic of optimizer steps.
     `sync_options`: options of the synchronisation, if the job chooses one. `layer_choices`: requests for
     single layers; the layers of `graph` include them.
@@ -27,6 +28,7 @@ class Job:
     global_batch: int
     sequence: int
     precision: str = "fp32"
+    reduce_precision: str | None = None
     methods: tuple[Choice, ...] = ()
     optimizer: OptimizerWork = ADAMW
     sync_options: Mapping[str, int | float | str | bool] = field(default_factory=dict)
@@ -46,5 +48,5 @@ class Job:
         return one_line(self, str(self))
 
     def __str__(self) -> str:
-        asked = f"global batch {self.global_batch}, sequence {self.sequence}, {self.precision}"
+        asked = f"global batch {self.global_batch}, sequence {self.sequence}, {precision_words(self)}"
         return f"{self.graph.name} on {self.cluster.name}: {asked}"

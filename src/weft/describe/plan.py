@@ -22,12 +22,14 @@ from weft.describe.replica_grid import ReplicaGrid
 from weft.errors import InputError
 
 if TYPE_CHECKING:
+    from weft.describe.job import Job
     from weft.describe.layout import Layout
 
 Count = Annotated[int, Field(ge=1)]
 Rank = Annotated[int, Field(ge=0)]
 # From the fastest to the one with the smallest memory.
 Recompute = Literal["none", "selective", "full"]
+ReducePrecision = Literal["fp32", "bf16", "fp16"]
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 Sharding = Literal["zero-0", "zero-1", "zero-2", "zero-3"]
 Blocking = Literal["messages", "reductions"]
@@ -119,7 +121,8 @@ class Plan(_Record):
     with the other groups (Zhao et al., PyTorch FSDP, arXiv 2304.11277, section 3.2). The mesh's `cp` counts
     groups of a replica's ranks, which divide its samples' tokens (Llama 3, arXiv 2407.21783, section 3.3.2).
     The ranks of a group divide the layers. `blocking` names communication without overlap, as in other
-    frameworks: messages that a device waits for, reductions at the step's end.
+    frameworks: messages that a device waits for, reductions at the step's end. `reduce_precision` is the
+    precision in which replicas send each other gradients; None: that of the gradients.
     `stack` is the framework that runs the plan, which decides its other memory. `methods` are the job's
     requests by name, `layer_choices` its requests for single layers. `optimizer` is the job's optimizer work.
     """
@@ -133,6 +136,7 @@ class Plan(_Record):
     global_batch: Count
     micro_batch_size: Count
     precision: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
+    reduce_precision: ReducePrecision | None = None
     mesh: Mapping[str, Count]
     stages: tuple[Stage, ...] = Field(min_length=1)
     schedule: Choice
@@ -219,14 +223,16 @@ class Plan(_Record):
         return id_of(self.record())
 
     def record(self) -> dict[str, Any]:
-        """Return the fields for JSON, without unset islands, methods, layer choices, stacks, optimizers and
-        splits. So plans without these keep the ids of earlier versions."""
+        """Return the fields for JSON, without unset islands, methods, layer choices, stacks, optimizers,
+        splits and precisions of reductions. So plans without these keep the ids of earlier versions."""
         record: dict[str, Any] = self.model_dump(mode="json")
         for stage in record["stages"]:
             if stage["splits"] == 1:
                 del stage["splits"]
         if self.island is None:
             del record["island"]
+        if self.reduce_precision is None:
+            del record["reduce_precision"]
         if not self.methods:
             del record["methods"]
         if not self.layer_choices:
@@ -249,3 +255,10 @@ def shared_out(decided: Plan | Layout) -> str:
     return (
         decided.sharding if decided.island is None else f"{decided.sharding} in islands of {decided.island}"
     )
+
+
+def precision_words(decided: Plan | Job) -> str:
+    """Return the precision, with the one of reductions where it is another."""
+    if decided.reduce_precision is None:
+        return decided.precision
+    return f"{decided.precision}, gradients reduced in {decided.reduce_precision}"

@@ -11,7 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from weft.describe.plan import Plan
 from weft.describe.plan_versions import in_this_version
 from weft.describe.prediction import Prediction
 from weft.describe.reading import read_json, violations_of
+from weft.describe.synchronisation import reduction_problem
 from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
 
@@ -267,6 +268,8 @@ def _precision(plan: Plan, cluster: Cluster) -> Iterable[Violation]:
             )
             near = next((known for known in ("bf16", "fp32", "fp64") if known in device.flops_per_s), "")
             yield Violation("plan: precision", problem, near)
+    if refused := reduction_problem(plan.reduce_precision, plan.precision, plan.sync.name):
+        yield replace(refused, where=f"plan: {refused.where}")
 
 
 def listed(numbers: list[int]) -> str:

@@ -20,6 +20,7 @@ from weft.describe.plan import GRADIENT_NORM, SCALED, Choice
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.methods import run_tables
 from weft.describe.run_tables.training import ANY_PRECISION
+from weft.describe.synchronisation import DENSE, reduction_problem
 from weft.describe.tasks import task_problems
 from weft.errors import InputError, Violation
 
@@ -62,6 +63,7 @@ class RequestOptions(TypedDict, total=False):
     global_batch: int | None
     sequence: int | None
     precision: str | None
+    reduce_precision: str | None
     pins: PartialLayout | None
     sync: Choice | None
     minimise: str
@@ -76,7 +78,7 @@ def request_of(config: ModelConfig, cluster: Cluster, **options: Unpack[RequestO
     The sequence is the model's.
 
     Raises:
-        InputError: when a device does not compute the precision.
+        InputError: when a device does not compute the precision, or replicas cannot reduce in theirs.
     """
     global_batch, precision = options.get("global_batch"), options.get("precision")
     assumed: dict[str, str] = {}
@@ -90,6 +92,9 @@ def request_of(config: ModelConfig, cluster: Cluster, **options: Unpack[RequestO
         assumed["sequence"] = f"{config.sequence} tokens, the model's longest"
     _require_precision(cluster, precision)
     methods, sync = options.get("methods", ()), options.get("sync")
+    reduced = options.get("reduce_precision")
+    if refused := reduction_problem(reduced, precision, DENSE if sync is None else sync.name):
+        raise InputError(refused)
     return Request(
         job=Job(
             graph=trained_graph(config, methods),
@@ -97,6 +102,7 @@ def request_of(config: ModelConfig, cluster: Cluster, **options: Unpack[RequestO
             global_batch=global_batch,
             sequence=config.sequence,
             precision=precision,
+            reduce_precision=reduced,
             methods=methods,
             optimizer=options.get("optimizer", ADAMW),
             sync_options={} if sync is None else sync.options,
@@ -138,6 +144,7 @@ def request_of_run(run: RunFile) -> Request:
         global_batch=run.train.global_batch,
         sequence=run.task.sequence,
         precision=run.train.precision,
+        reduce_precision=run.train.reduce_precision,
         pins=run.plan,
         sync=run.sync.choice,
         minimise=run.goal.minimise,

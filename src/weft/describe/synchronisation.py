@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from weft.bundles import parts
-from weft.describe.plan import Choice
+from weft.describe.plan import SCALED, Choice
 from weft.describe.reading import violations_of
 from weft.describe.toml_table import TomlTable
-from weft.errors import InputError
+from weft.errors import InputError, Violation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,8 @@ class Wire:
     passes: float = 0.0
 
 
+# Replicas add up their whole gradients.
+DENSE = "dense"
 # All bytes are sent uncompressed.
 AS_IT_IS = Wire()
 
@@ -59,6 +61,20 @@ def keeps_gradients_local(sync: Choice) -> bool:
     """Return True if each replica steps with its own gradient."""
     method = sync_methods().get(sync.name)
     return method is not None and method.local_gradients
+
+
+def reduction_problem(reduce_precision: str | None, precision: str, sync: str) -> Violation | None:
+    """Return why replicas cannot add up gradients in `reduce_precision`, or None if they can."""
+    if reduce_precision is None:
+        return None
+    if sync != DENSE:
+        problem = f"{reduce_precision}: with sync {sync!r} replicas do not send each other plain gradients"
+        return Violation("reduce_precision", problem, "no reduce_precision")
+    if reduce_precision in SCALED and precision not in SCALED:
+        # Smaller gradients than 6e-8 would become zero, and larger ones than 65504 infinite.
+        problem = f"{reduce_precision} has room for gradients of scaled losses, and {precision} scales none"
+        return Violation("reduce_precision", problem, "bf16")
+    return None
 
 
 def sync_words(sync: Choice) -> str:

@@ -26,7 +26,12 @@ def as_written(planned: PlannedJob, name: str, emitted: Emitted) -> PredictedPla
         configuration = configuration.saying({"recompute": decided.layout.recompute})
     replicas = configuration.replicas or decided.layout.dp
     problem = planned.problem
-    job = replace(problem.job, global_batch=decided.global_batch, precision=planned.plan.precision)
+    job = replace(
+        problem.job,
+        global_batch=decided.global_batch,
+        precision=planned.plan.precision,
+        reduce_precision=configuration.reduce_precision,
+    )
     problem = replace(problem, job=job)
     layout = carried_out(configuration, problem, replicas, decided.layout.micro_batch_size)
     try:

@@ -31,6 +31,7 @@ class Configuration:
         layout: decisions of the layout; `options` are those of its schedule.
         devices: ranks of the job.
         micro_batches: per step and replica. `global_batch`: samples per step.
+        reduce_precision: of sums over replicas; None where it is that of weft.
         model: sizes, or the name of a preset or of a model elsewhere.
         unpredicted: requests of the file that weft does not predict, one line each.
     """
@@ -45,6 +46,7 @@ class Configuration:
     global_batch: int | None = None
     sequence: int | None = None
     precision: str | None = None
+    reduce_precision: str | None = None
     clips: bool = False
     model: ModelConfig | str | None = None
     unpredicted: tuple[str, ...] = ()

@@ -128,6 +128,7 @@ def layout_record(configuration: Configuration) -> dict[str, Any]:
         "global_batch": configuration.samples_per_step,
         "sequence": configuration.sequence,
         "precision": configuration.precision,
+        "reduce_precision": configuration.reduce_precision,
         "blocking": list(configuration.layout.blocking or ()),
         "model": model.name if isinstance(model, ModelConfig) else model,
     }

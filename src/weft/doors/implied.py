@@ -121,6 +121,7 @@ def implied(configuration: Configuration, answers: Answers) -> Implied:
         global_batch=batch,
         sequence=configuration.sequence,
         precision=configuration.precision,
+        reduce_precision=configuration.reduce_precision,
         methods=(Choice(name=GRADIENT_NORM),) if configuration.clips else (),
     )
     problem = measured_problem(request)

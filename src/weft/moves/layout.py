@@ -132,6 +132,7 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
         sequence=job.sequence,
         global_batch=job.global_batch,
         precision=job.precision,  # type: ignore[arg-type]  # pydantic refuses what the literal does not name
+        reduce_precision=job.reduce_precision,  # type: ignore[arg-type]  # see above
         mesh=_mesh(layout),
         stages=_stages_of(job, layout, layer_seconds),
         schedule=Choice(name=layout.schedule, options=dict(layout.options)),

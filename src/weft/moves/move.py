@@ -54,6 +54,7 @@ class Context:
             global_batch=plan.global_batch,
             sequence=plan.sequence,
             precision=plan.precision,
+            reduce_precision=plan.reduce_precision,
             methods=plan.methods,
             optimizer=plan.optimizer,
             sync_options=plan.sync.options,

@@ -42,6 +42,7 @@ from weft.run.transport.mesh import Groups, open_groups
 from weft.run.transport.transports import RankMessages, transport_of
 from weft.sync import get_synchroniser
 from weft.sync.base import Group, StatefulSynchroniser, Synchroniser
+from weft.sync.dense import RoundedDense
 
 # Mean loss of one micro-batch from (output of the last stage, targets). The output is a tensor, or a share of
 # the logits if the function declares to take it (`weft.run.parallel.loss_input`); no type states this.
@@ -115,7 +116,9 @@ def make_resources(
             transport does not fit the device.
     """
     rank = dist.get_rank()
-    synchroniser = get_synchroniser(plan.sync)
+    reduced = plan.reduce_precision
+    # Plans refuse another precision with all other synchronisers.
+    synchroniser = get_synchroniser(plan.sync) if reduced is None else RoundedDense(PRECISIONS[reduced])
     reducing = groups_of_stages(program, "gather", "reduce")
     crossing = groups_of_stages(program, "reduce_across")
     optimizers = {stage: optimizer_factory(module) for stage, module in stages.items()}

@@ -27,15 +27,19 @@ class Group(Protocol):
         """Replace a tensor by the sum over all ranks, added in any order."""
         ...
 
-    def add_up(self, flat: torch.Tensor) -> None:
+    def add_up(self, flat: torch.Tensor, sent_as: torch.dtype | None = None) -> None:
         """Replace `flat`, shape (n,), by the sum over all ranks; n is a multiple of `size`.
 
         Repetitions have the same bits. Through host memory the sum is in the order of the ranks.
+        `sent_as` is the precision on the way; `flat` keeps its own.
         """
         ...
 
-    def reduce_scatter(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return this rank's share, shape (n / size,), of the sum that `add_up` makes; keep `flat` as is."""
+    def reduce_scatter(self, flat: torch.Tensor, sent_as: torch.dtype | None = None) -> torch.Tensor:
+        """Return this rank's share, shape (n / size,), of the sum over all ranks; keep `flat` as is.
+
+        Order and `sent_as` are as in `add_up`, and the share has the precision of `flat`.
+        """
         ...
 
     def all_gather(self, flat: torch.Tensor, share: torch.Tensor) -> None:

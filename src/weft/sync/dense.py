@@ -17,3 +17,20 @@ class Dense:
     def reduce_scatter(self, gradient: torch.Tensor, meeting: Meeting) -> torch.Tensor:
         """Return this rank's share, shape (n / replicas,), of the sum over the group."""
         return meeting.group.reduce_scatter(gradient)
+
+
+class RoundedDense(Dense):
+    """The sum of gradients that replicas send each other in another precision.
+
+    Args:
+        sent_as: this precision; gradients keep their own.
+    """
+
+    def __init__(self, sent_as: torch.dtype) -> None:
+        self._sent_as = sent_as
+
+    def reduce(self, gradient: torch.Tensor, meeting: Meeting) -> None:
+        meeting.group.add_up(gradient, self._sent_as)
+
+    def reduce_scatter(self, gradient: torch.Tensor, meeting: Meeting) -> torch.Tensor:
+        return meeting.group.reduce_scatter(gradient, self._sent_as)

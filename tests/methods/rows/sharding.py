@@ -88,8 +88,24 @@ ACROSS = (
         for level in LEVELS[1:]
     ),
 )
+# Each replica's gradient is rounded for the way, and the sum is in the order of the ranks.
+REDUCED = tuple(
+    row(sharding=level)
+    for row in (
+        partial(SHARED, tiny(), dp=3, micro_batches=2, reduce_precision="bf16"),
+        partial(SHARED, tiny(), dp=2, reduce_precision="fp32"),
+        partial(IN_LINE, reduce_precision="bf16"),
+        partial(SHARED, tiny("llama"), "chimera", pp=2, reduce_precision="bf16"),
+        partial(SHARED, tiny(), dp=4, micro_batches=1, precision="bf16", reduce_precision="bf16"),
+        partial(SHARED, tiny(), dp=2, precision="bf16", reduce_precision="fp32"),
+        partial(SHARED, tiny(), dp=2, precision="fp64", reduce_precision="fp32"),
+    )
+    for level in LEVELS
+)
 ROWS = (
     *SAME_BITS,
+    *REDUCED,
+    *(LOOPED(precision="fp32", sharding=level, island=2, reduce_precision="bf16") for level in LEVELS[1:]),
     *PARTS,
     *ACROSS,
     *(

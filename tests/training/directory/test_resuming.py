@@ -48,6 +48,25 @@ def started(tmp_path: Path) -> Path:
     return directory.path
 
 
+def test_the_precision_of_reductions_stays_until_the_run_file_says_another(tmp_path: Path) -> None:
+    plan = "pp = 1\ndp = 2"
+    train = 'global_batch = 8\nreduce_precision = "bf16"'
+    _, directory = prepared(run_file(tmp_path, "first", plan=plan, train=train), directory=tmp_path / "run")
+    (directory.path / "metrics.jsonl").touch()
+    prepared(run_file(tmp_path, "silent", plan=plan), resume=directory.path)
+    assert RunDirectory(directory.path).plan().reduce_precision == "bf16"
+    # As with another precision that rounds no weight, the run goes on.
+    another = run_file(tmp_path, "another", plan=plan, train=train.replace("bf16", "fp32"))
+    prepared(another, resume=directory.path)
+    assert RunDirectory(directory.path).plan().reduce_precision == "fp32"
+    wrong = run_file(tmp_path, "wrong", plan=plan, train=train.replace("bf16", "fp16"))
+    assert refusals(wrong, resume=directory.path) == [
+        "reduce_precision: fp16 has room for gradients of scaled losses, and fp32 scales none "
+        "(nearest valid: bf16)"
+    ]
+    assert RunDirectory(directory.path).plan().reduce_precision == "fp32"
+
+
 def refusals(source: Path, **options: Path) -> list[str]:
     with pytest.raises(InputError) as refused:
         prepared(source, **options)

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from weft.describe.loggers import require_logger
 from weft.describe.optimizers import KNOWN_OPTIMIZERS, require_optimizer
-from weft.describe.plan import GRADIENT_NORM, MICRO_BATCH_NORMS, Choice
+from weft.describe.plan import GRADIENT_NORM, MICRO_BATCH_NORMS, Choice, ReducePrecision
 from weft.describe.tasks import KNOWN_TASKS
 from weft.describe.toml_table import IMPORTABLE, TOML_ARRAY, Count, TomlTable, Word, is_importable, table_text
 from weft.describe.units import shown
@@ -91,6 +91,11 @@ class TrainTable(TomlTable):
     steps: Count = 200
     precision: Literal["fp64", "fp32", "bf16", "fp16", "any"] | None = Field(
         default=None, description="any: the planner chooses between bf16 and fp32"
+    )
+    reduce_precision: ReducePrecision | None = Field(
+        default=None,
+        description="the precision in which replicas send each other gradients to add them up; that of the "
+        "gradients if absent: fp32, or fp64 with fp64",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     compile: bool = Field(

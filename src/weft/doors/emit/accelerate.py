@@ -160,7 +160,7 @@ def _fsdp(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
 
 
 def _losses(decided: Decided) -> list[Loss]:
-    layout, losses = decided.layout, []
+    layout, losses = decided.layout, decided.reduction_losses(STACK)
     alone = layout.pp == 1
     if alone and layout.recompute == "selective" and layout.sharding in ("zero-2", "zero-3"):
         losses.append(Loss("recompute selective", "fsdp_activation_checkpointing, which runs whole blocks"))

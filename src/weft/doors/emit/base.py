@@ -173,6 +173,13 @@ class Decided:
         name = self.run.optimizer.name
         return [] if name in KNOWN_OPTIMIZERS else [Loss(f"optimizer {name} of another package", "AdamW")]
 
+    def reduction_losses(self, stack: str, *, told: Collection[str] = ("fp32",)) -> list[Loss]:
+        """Return the loss of the precision of reductions, unless a stack's file says it."""
+        reduced = self.plan.reduce_precision
+        if reduced is None or reduced in told:
+            return []
+        return [Loss(f"gradients reduced in {reduced}, which {stack} is not told", "its usual reductions")]
+
     @property
     def _at_a_time(self) -> int:
         """Micro-batches that a stage on a single device runs before the next stage does."""

@@ -27,6 +27,8 @@ def emit(planned: PlannedJob) -> Emitted:
     run = decided.run
     if decided.plan.precision in ("bf16", "fp16"):
         record[decided.plan.precision] = {"enabled": True}
+    if decided.plan.reduce_precision is not None:
+        record["communication_data_type"] = decided.plan.reduce_precision
     if run.optimizer.clip_norm is not None:
         record["gradient_clipping"] = run.optimizer.clip_norm
     record |= _degrees(decided) | {"optimizer": _optimizer(decided)}

@@ -215,6 +215,7 @@ def _training(decided: Decided) -> Options:
     options: Options = []
     if decided.plan.precision in ("bf16", "fp16"):
         options.append((f"--{decided.plan.precision}",))
+    options += _reductions(decided)
     options += [
         ("--train-iters", str(run.train.steps)),
         ("--seed", str(run.train.seed or 1234)),
@@ -232,12 +233,26 @@ def _training(decided: Decided) -> Options:
     return options
 
 
+def _reductions(decided: Decided) -> Options:
+    """Return the options of reductions, which are in fp32 by default with bf16, and not with fp16."""
+    precision, reduced = decided.plan.precision, decided.plan.reduce_precision
+    if precision == "bf16" and reduced == "bf16":
+        return [("--grad-reduce-in-bf16",)]
+    return [("--accumulate-allreduce-grads-in-fp32",)] if precision == "fp16" and reduced != "fp16" else []
+
+
 def _losses(decided: Decided) -> Sequence[Loss]:
     layout, losses = decided.layout, decided.optimizer_losses()
     losses += unexpressed(layout, STACK, MEGATRON_LM.expressed())
     if layout.recompute == "selective":
         what = f"selective recomputation of all but products: {STACK} runs only the attention's core again"
         losses.append(Loss(what, "--recompute-granularity selective, which keeps more"))
+    reduced = decided.plan.reduce_precision
+    if reduced != "fp32" and reduced == decided.plan.precision:
+        what = f"gradients reduced in {reduced} and accumulated in fp32"
+        losses.append(Loss(f"{what}; {STACK} has one precision for both", f"both in {reduced}"))
+    else:
+        losses += decided.reduction_losses(STACK)
     if decided.plan.precision == "fp64":
         losses.append(Loss(f"precision fp64, which {STACK} does not train in", "fp32"))
     return losses

@@ -58,7 +58,11 @@ def pinned(decided: Decided) -> RunFile:
     return run.model_copy(
         update={
             "train": run.train.model_copy(
-                update={"global_batch": plan.global_batch, "precision": plan.precision}
+                update={
+                    "global_batch": plan.global_batch,
+                    "precision": plan.precision,
+                    "reduce_precision": plan.reduce_precision,
+                }
             ),
             "task": run.task.model_copy(update={"sequence": plan.sequence}),
         }

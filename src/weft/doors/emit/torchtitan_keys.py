@@ -106,6 +106,8 @@ def parts(decided: Decided, modules: Mapping[str, list[str]]) -> list[list[str]]
 def losses(decided: Decided) -> list[Loss]:
     """Return the losses in both forms, without those of the order of micro-batches."""
     layout, found = decided.layout, decided.optimizer_losses()
+    # It has a key for the precision of reductions, whose only word is float32.
+    found += decided.reduction_losses(STACK)
     found += unexpressed(layout, STACK, TORCHTITAN.expressed())
     if layout.sharding in ("zero-1", "zero-2"):
         what = f"{layout.sharding}: {STACK} shares out weights, too, between steps"

@@ -13,6 +13,7 @@ from weft.doors.replicas import groups_of_deepspeed
 
 NAME = "DeepSpeed"
 _MARKS = (DEEPSPEED.key("global_batch"), DEEPSPEED.key("micro_batch_size"), "zero_optimization")
+_REDUCED = "communication_data_type"
 SHARDINGS: Mapping[int, Sharding] = {0: "zero-0", 1: "zero-1", 2: "zero-2", 3: "zero-3"}
 
 
@@ -46,6 +47,7 @@ def read(text: str, name: str) -> Configuration:
         given=given,
         keys=keys | {"sharding": "zero_optimization.stage"},
         precision=_precision(given),
+        reduce_precision=_reduce_precision(given),
         clips=given.get("gradient_clipping", 0) not in (0, 0.0),
         unpredicted=unpredicted(given),
     )
@@ -59,6 +61,13 @@ def _precision(given: Mapping[str, Any]) -> str | None:
             return "fp16" if name == "fp16" else "bf16"
     left_open = AUTO in (given.get("bf16.enabled"), given.get("fp16.enabled"))
     return None if left_open else "fp32"
+
+
+def _reduce_precision(given: Mapping[str, Any]) -> str | None:
+    """Return the precision of reductions if the file says one that weft has; fp16 is for scaled losses."""
+    words = ("fp32", "bf16", "fp16") if _precision(given) == "fp16" else ("fp32", "bf16")
+    said = str(given.get(_REDUCED)).lower()
+    return said if said in words else None
 
 
 def _recompute(given: Mapping[str, Any]) -> Recompute | None:
@@ -85,6 +94,8 @@ def unpredicted(given: Mapping[str, Any]) -> tuple[str, ...]:
         lines.append("zero_optimization.zero_quantized_weights: predicted with whole weights")
     if whole(given.get("zero_optimization.zero_hpz_partition_size", 1)) != 1:
         lines.append("zero_optimization.zero_hpz_partition_size: predicted without second copies of weights")
+    if given.get(_REDUCED) is not None and _reduce_precision(given) is None:
+        lines.append(f"{_REDUCED} {given[_REDUCED]}: predicted with reductions in fp32")
     stage = whole(given.get("zero_optimization.stage", 0))
     if stage in (2, 3) and given.get("zero_optimization.overlap_comm") is False:
         lines.append("zero_optimization.overlap_comm false: predicted with reductions beside backward passes")

@@ -55,6 +55,7 @@ def read(text: str, name: str) -> Configuration:
     pipeline = values.get("pp", 1)
     looped = loops > 1 and pipeline > 1
     devices, sharding = _devices(given), _sharding(given)
+    precision = next((name for name in ("bf16", "fp16") if f"--{name}" in given), "fp32")
     said = {
         "loops": loops,
         "schedule": "depth-first" if looped else "1f1b",
@@ -67,13 +68,20 @@ def read(text: str, name: str) -> Configuration:
         given=given,
         keys=keys | {"loops": loops_key, "devices": "--nproc-per-node"},
         devices=devices,
-        precision=next((name for name in ("bf16", "fp16") if f"--{name}" in given), "fp32"),
+        precision=precision,
+        reduce_precision=_reduce_precision(given, precision),
         clips=whole(given.get("--clip-grad", 1)) not in (0, "0.0"),
         model=_model(given),
         options={"group_size": group} if looped and isinstance(group, int) and group > 0 else {},
         unpredicted=tuple(_unpredicted(given)),
     )
     return configuration.saying(said | values | groups_of_megatron_lm(given, values, sharding, devices))
+
+
+def _reduce_precision(given: Mapping[str, Any], precision: str) -> str | None:
+    """Return the precision of reductions: fp32 by default with bf16, and that of weights with fp16."""
+    key = {"bf16": "--grad-reduce-in-bf16", "fp16": "--accumulate-allreduce-grads-in-fp32"}.get(precision)
+    return precision if key is not None and (key in given) == (precision == "bf16") else None
 
 
 _VALUE = re.compile(r"^--[a-zA-Z]")
@@ -249,6 +257,7 @@ def _unpredicted(given: Mapping[str, Any]) -> list[str]:
         "--num-experts": "experts (mixture of experts): predicted as the dense model",
         "--cpu-offload-fraction": "optimizer states on the host: predicted as held by the device",
         "--optimizer-cpu-offload": "optimizer states on the host: predicted as held by the device",
+        "--grad-reduce-in-bf16": "gradients accumulated in bf16, too: predicted as accumulated in fp32",
         "--fp8-format": "fp8 products: predicted in the precision beside them",
         "--fp8-hybrid": "fp8 products: predicted in the precision beside them",
     }

@@ -63,6 +63,7 @@ def read(text: str, name: str) -> Configuration:
         given=given,
         keys=keys | batch_keys,
         precision=_PRECISIONS.get(str(given.get("training.mixed_precision_param", "bfloat16"))),
+        reduce_precision=_PRECISIONS.get(str(given.get("training.mixed_precision_reduce"))),
         # By default torchtitan clips to a norm of 1.
         clips=given.get("training.max_norm", 1.0) != 0,
         model=_model(given),

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from weft.methods.sharding.kinds import REDUCE
 from weft.predict.cost.hooks import (
+    CostHook,
     CostOf,
     Lead,
     LeadOf,
+    Taken,
     TimeOf,
     collective_hook,
+    gradient_pass_s,
     synchronising_hook,
     takes_nothing,
 )
@@ -25,6 +30,25 @@ from weft.program.kinds import MAKES_GRADIENTS, is_any_of
 def _reduction(pricing: Pricing) -> TimeOf:
     """Return the collective of a reduction: with sharded optimizer states, a rank needs only its shard."""
     return Network.all_reduce if pricing.plan.sharding == "zero-0" else Network.reduce_scatter
+
+
+def _casting(hook: CostHook, cast: Callable[[Ints], Ints]) -> CostHook:
+    """Return the cost hook of a reduction with the casts of what a rank sends and of what it receives.
+
+    A cast reads a gradient in its own precision and writes it in the other, or the reverse. `cast` returns
+    the cast elements, as multiples of a rank's shard, from the number of shards.
+    """
+
+    def priced(pricing: Pricing, rows: Ints) -> Taken:
+        taken, states, plan = hook(pricing, rows), plan_states(pricing.plan), pricing.plan
+        if states.reduced == states.gradients:
+            return taken
+        shards = np.array([plan.sharers(stage) for stage in range(len(plan.stages))])
+        shards_cast = cast(shards[pricing.program.columns.stage[rows]])
+        passes = (1.0 + states.reduced / states.gradients) * shards_cast
+        return taken._replace(occupancy=taken.occupancy + passes * gradient_pass_s(pricing, rows))
+
+    return priced
 
 
 def reduction_lead(pricing: Pricing, rows: Ints, occupancy: Floats, link_s: Floats) -> Lead:
@@ -67,10 +91,11 @@ def _states(pricing: Pricing) -> Held:
     return Held(resident_bytes(stages, ranks, states, plan.sharding, bucket_bytes=bucket_bytes))
 
 
+_ACROSS = synchronising_hook(lambda pricing: Network.all_reduce)
 COSTS = (
-    CostOf(kind="reduce", hook=synchronising_hook(_reduction)),
+    CostOf(kind="reduce", hook=_casting(synchronising_hook(_reduction), lambda shards: shards + 1)),
     # Ranks with the same shard add it up once more.
-    CostOf(kind="reduce_across", hook=synchronising_hook(lambda pricing: Network.all_reduce)),
+    CostOf(kind="reduce_across", hook=_casting(_ACROSS, lambda shards: np.full_like(shards, 2))),
     CostOf(kind="gather", hook=collective_hook(lambda pricing: Network.all_gather)),
     CostOf(kind="free", hook=takes_nothing),
     LeadOf(kind="reduce", hook=reduction_lead),

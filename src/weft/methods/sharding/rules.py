@@ -10,7 +10,7 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import Layout
 from weft.describe.plan import Choice, Plan
 from weft.describe.plan_file import PlanRule, listed
-from weft.describe.synchronisation import keeps_gradients_local
+from weft.describe.synchronisation import keeps_gradients_local, reduction_problem
 from weft.errors import Violation
 from weft.methods.sharding.program import STEPS_APART
 from weft.moves.composition import Composition
@@ -32,6 +32,11 @@ def _steps_apart(job: Job, layout: Layout) -> str | None:
     if layout.sharding == "zero-0" or not keeps_gradients_local(Choice(name=layout.sync)):
         return None
     return f"{layout.sharding}: {STEPS_APART}; nearest sharding: zero-0"
+
+
+def _not_plain(job: Job, layout: Layout) -> str | None:
+    found = reduction_problem(job.reduce_precision, job.precision, layout.sync)
+    return None if found is None else f"{found.problem}; nearest {found.where}: {found.nearest}"
 
 
 def _refuse_island(decided: Layout | Plan, replicas: int) -> Violation | None:
@@ -80,6 +85,12 @@ RULES = (
         other="local gradients",
         reason=STEPS_APART,
         refuse=_steps_apart,
+    ),
+    Composition(
+        method="reduce_precision",
+        other="other ways to agree than dense",
+        reason="they decide themselves what replicas send",
+        refuse=_not_plain,
     ),
     PlanRule(refuse=_problems_of),
 )

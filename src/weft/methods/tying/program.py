@@ -21,7 +21,7 @@ from weft.describe.replica_grid import ReplicaGrid
 from weft.describe.synchronisation import keeps_gradients_local
 from weft.errors import Violation
 from weft.methods.tying.kinds import REDUCE_TIED, TiesStages
-from weft.predict.cost.memory import gradient_element_bytes
+from weft.predict.cost.memory import reduced_element_bytes
 from weft.program.arrays import Ints
 from weft.program.kinds import MAKES_GRADIENTS, STEP, is_any_of
 from weft.program.layout import PipelineLayout
@@ -39,7 +39,8 @@ class TiedWeights:
 
     Attributes:
         stages: the stages with a copy, rising.
-        gradient_bytes: bytes of its gradient on one rank; the stages' own gradients do not contain it.
+        gradient_bytes: bytes of its gradient on one rank, as sent; the stages' own gradients do not
+            contain it.
     """
 
     stages: tuple[int, ...]
@@ -61,7 +62,7 @@ class Tied:
 def options(plan: Plan, graph: LayerGraph) -> Tied | None:
     """Return the parameters that layers of several stages use, with these stages; None if there are none."""
     stage_of = {layer: index for index, stage in enumerate(plan.stages) for layer in stage.layers}
-    element = gradient_element_bytes(plan)
+    element = reduced_element_bytes(plan)
     weights = []
     for one in graph.tied:
         stages = tuple(sorted({stage_of[layer] for layer in one.layers}))

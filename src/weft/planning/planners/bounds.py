@@ -73,7 +73,8 @@ class Bounds:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._state_bytes = state_bytes(problem.job.precision, problem.job.optimizer)
+        job = problem.job
+        self._state_bytes = state_bytes(job.precision, job.optimizer, reduce_precision=job.reduce_precision)
         self._costs = LeastCosts(problem)
         self._partitions: dict[_CutKey, Ints] = {}
         self._resident_states: dict[tuple[_CutKey, str, int, str, int], Ints] = {}
@@ -159,7 +160,7 @@ class Bounds:
         sharers, level = sharers_of(layout), SHARDINGS.index(layout.sharding)
         each = sum(size / (sharers if turn < level else 1) for turn, size in enumerate(states.in_turn))
         slack = 1.0 + ALLOCATOR_SLACK
-        arriving = states.gradients if sharers > 1 else 0
+        arriving = states.arriving if sharers > 1 else 0
         buffers = arriving + buffered_bytes(states, layout.sharding) * min(layout.loops, SHARDED_BUFFERS)
         return LayerBytes(
             states=slack * each * layers.parameters,
@@ -169,9 +170,9 @@ class Bounds:
         )
 
     def exchanged_bytes(self, layout: Layout) -> tuple[Floats, Floats]:
-        """Return the bytes of gradients and of weights of each layer on a rank, each of shape (layers,)."""
+        """Return the bytes of each layer's gradients and weights that replicas exchange; shapes (layers,)."""
         parameters, states = self._costs.of(layout).parameters, self._state_bytes
-        return states.gradients * parameters, states.weights * parameters
+        return states.reduced * parameters, states.weights * parameters
 
     def _splits_backward(self, layout: Layout) -> bool:
         """Return True if the order runs backwards in two parts. Short pipelines, which are quick to make,

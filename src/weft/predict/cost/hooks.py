@@ -194,7 +194,7 @@ def synchronising_hook(time_of: Callable[[Pricing], TimeOf]) -> CostHook:
         taken = _collective(pricing, rows, time_of(pricing), pricing.model.network.carrying(wire))
         if wire.passes == 0.0:
             return taken
-        return taken._replace(occupancy=taken.occupancy + wire.passes * _pass_s(pricing, rows))
+        return taken._replace(occupancy=taken.occupancy + wire.passes * gradient_pass_s(pricing, rows))
 
     return hook
 
@@ -213,8 +213,8 @@ def _collective(pricing: Pricing, rows: Ints, alone: TimeOf, network: Network) -
     return by_table(group_s, columns.group[rows], columns.bytes[rows])
 
 
-def _pass_s(pricing: Pricing, rows: Ints) -> Floats:
-    """Return seconds in which the slowest device of each row reads the gradient of its stage once."""
+def gradient_pass_s(pricing: Pricing, rows: Ints) -> Floats:
+    """Return seconds in which the slowest device of each row reads the gradient that it steps once."""
     columns, placed = pricing.program.columns, pricing.placed
     sets = placed.device_set_of_rank[columns.rank[rows]]
 

@@ -29,11 +29,13 @@ ALLOCATOR_SLACK = 0.03
 class StateBytes:
     """Bytes per parameter that a rank holds between steps, by precision and optimizer.
 
-    `optimizer` covers masters and optimizer state; `moved` is the part that an update reads and writes.
+    `reduced` are those of a gradient on its way to other replicas. `optimizer` covers masters and optimizer
+    state; `moved` is the part that an update reads and writes.
     """
 
     weights: int
     gradients: int
+    reduced: int
     optimizer: int
     moved: int
 
@@ -45,6 +47,11 @@ class StateBytes:
     def in_turn(self) -> tuple[int, int, int]:
         """States in the order of sharding: a level shards the first `SHARDINGS.index(level)` of them."""
         return self.optimizer, self.gradients, self.weights
+
+    @property
+    def arriving(self) -> int:
+        """Bytes of the room in which a gradient arrives; numbers of fewer bits do not make it smaller."""
+        return max(self.gradients, self.reduced)
 
     @property
     def touched(self) -> int:
@@ -79,8 +86,14 @@ STACKS: Mapping[Stack, StackMemory] = {
 }
 
 
-def state_bytes(precision: str, optimizer: OptimizerWork = ADAMW, *, stack: Stack = "weft") -> StateBytes:
-    """Return bytes per parameter.
+def state_bytes(
+    precision: str,
+    optimizer: OptimizerWork = ADAMW,
+    *,
+    stack: Stack = "weft",
+    reduce_precision: str | None = None,
+) -> StateBytes:
+    """Return bytes per parameter; replicas reduce gradients as they are, or in `reduce_precision`.
 
     Raises:
         InputError: for a precision without training.
@@ -89,17 +102,20 @@ def state_bytes(precision: str, optimizer: OptimizerWork = ADAMW, *, stack: Stac
         raise InputError(Violation("precision", f"{precision} is not one of {', '.join(STEPPED_BYTES)}"))
     weights, stepped = PRECISION_BYTES[precision], STEPPED_BYTES[precision]
     masters = stepped if stepped > weights else 0
+    gradients = weights if STACKS[stack].half_gradients else stepped
     return StateBytes(
         weights=weights,
-        gradients=weights if STACKS[stack].half_gradients else stepped,
+        gradients=gradients,
+        reduced=gradients if reduce_precision is None else PRECISION_BYTES[reduce_precision],
         optimizer=masters + optimizer.kept_bytes(stepped),
         moved=2 * masters + optimizer.touched_bytes(stepped),
     )
 
 
 def plan_states(plan: Plan) -> StateBytes:
-    """Return bytes per parameter for the plan's precision, optimizer and stack."""
-    return state_bytes(plan.precision, plan.optimizer, stack=plan.stack)
+    """Return bytes per parameter for the plan's precisions, optimizer and stack."""
+    reduced = plan.reduce_precision
+    return state_bytes(plan.precision, plan.optimizer, stack=plan.stack, reduce_precision=reduced)
 
 
 def resident_bytes(
@@ -134,7 +150,7 @@ def resident_bytes(
     for holders, parameters, replicas in stages:
         held[holders] += shared * -(-parameters // replicas) + whole * parameters
         if replicas > 1:
-            room = parameters * states.gradients
+            room = parameters * states.arriving
             room = room if bucket_bytes is None else np.minimum(room, bucket_bytes)
             arriving[holders] = np.maximum(arriving[holders], room)
         if buffer_bytes:
@@ -159,8 +175,13 @@ def with_slack(held: Ints) -> Ints:
 
 
 def gradient_element_bytes(plan: Plan) -> int:
-    """Return bytes of one gradient element, as accumulated and reduced."""
+    """Return bytes of one gradient element, as accumulated."""
     return plan_states(plan).gradients
+
+
+def reduced_element_bytes(plan: Plan) -> int:
+    """Return bytes of one gradient element, as replicas send it to each other."""
+    return plan_states(plan).reduced
 
 
 def stage_parameters(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> int:

@@ -42,12 +42,19 @@ class DeviceGroup:
     def all_reduce(self, tensor: torch.Tensor) -> None:
         self._group.allreduce([tensor]).wait()
 
-    def add_up(self, flat: torch.Tensor) -> None:
-        self.all_reduce(flat)
+    def add_up(self, flat: torch.Tensor, sent_as: torch.dtype | None = None) -> None:
+        # `to` returns the tensor itself if it has this precision.
+        sent = flat.to(sent_as or flat.dtype)
+        self.all_reduce(sent)
+        if sent is not flat:
+            flat.copy_(sent)
 
-    def reduce_scatter(self, flat: torch.Tensor) -> torch.Tensor:
-        share = flat.new_empty(len(flat) // self.size)
-        self._group._reduce_scatter_base(share, flat, dist.ReduceScatterOptions()).wait()
+    def reduce_scatter(self, flat: torch.Tensor, sent_as: torch.dtype | None = None) -> torch.Tensor:
+        return self._scattered_sum(flat.to(sent_as or flat.dtype)).to(flat.dtype)
+
+    def _scattered_sum(self, sent: torch.Tensor) -> torch.Tensor:
+        share = sent.new_empty(len(sent) // self.size)
+        self._group._reduce_scatter_base(share, sent, dist.ReduceScatterOptions()).wait()
         return share
 
     def all_gather(self, flat: torch.Tensor, share: torch.Tensor) -> None:

@@ -20,11 +20,11 @@ class HostGroup(DeviceGroup):
         super().all_reduce(on_host)
         bring_back(tensor, on_host)
 
-    def add_up(self, flat: torch.Tensor) -> None:
-        rank_order.add_up(flat, self)
+    def add_up(self, flat: torch.Tensor, sent_as: torch.dtype | None = None) -> None:
+        rank_order.add_up(flat, self, sent_as or flat.dtype)
 
-    def reduce_scatter(self, flat: torch.Tensor) -> torch.Tensor:
-        return rank_order.reduce_scatter(flat, self)
+    def reduce_scatter(self, flat: torch.Tensor, sent_as: torch.dtype | None = None) -> torch.Tensor:
+        return rank_order.reduce_scatter(flat, self, sent_as or flat.dtype)
 
     def all_gather(self, flat: torch.Tensor, share: torch.Tensor) -> None:
         on_host = host_room(flat)

@@ -23,14 +23,15 @@ from weft.training.directory.run_directory import PLAN_FILES, RunDirectory, fres
 def as_in(run: RunFile, path: Path) -> RunFile:
     """Return a run file with its open keys of the job filled in from the run directory `path`.
 
-    The keys are the global batch, the precision and the sequence.
+    The keys are the global batch, the precisions and the sequence.
 
     Raises:
         InputError: if `path` is not a run directory or a file in it is broken.
     """
     RunDirectory(path).require()
     former = load_plan(path / "plan.json")
-    train = {"global_batch": former.global_batch, "precision": former.precision}
+    names = ("global_batch", "precision", "reduce_precision")
+    train = {name: getattr(former, name) for name in names}
     open_keys = {
         key: value for key, value in train.items() if getattr(run.train, key) in (None, ANY_PRECISION)
     }

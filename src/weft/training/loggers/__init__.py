@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.describe.loggers import logger_packages, wandb_module
-from weft.describe.plan import shared_out
+from weft.describe.plan import precision_words, shared_out
 from weft.errors import InputError, Violation
 from weft.planning.planned import PlannedJob
 from weft.training.directory.run_directory import RunDirectory
@@ -79,7 +79,7 @@ def config_of(job: PlannedJob) -> dict[str, Any]:
         "global_batch": plan.global_batch,
         "micro_batch_size": plan.micro_batch_size,
         "sequence": plan.sequence,
-        "precision": plan.precision,
+        "precision": precision_words(plan),
         "sharding": shared_out(plan),
         "predicted_step_s": prediction.step_s,
         "predicted_peak_bytes": max(prediction.peak_bytes),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from weft.describe.cluster import Cluster
-from weft.describe.plan import Plan, shared_out
+from weft.describe.plan import Plan, precision_words, shared_out
 from weft.describe.prediction import Prediction
 from weft.describe.units import format_seconds
 from weft.timeline.timeline import Timeline
@@ -36,7 +36,7 @@ def _figures(plan: Plan, prediction: Prediction) -> str:
     low, high = format_seconds(prediction.step_low_s), format_seconds(prediction.step_high_s)
     words = [
         f"{plan.global_batch} samples of {plan.sequence} tokens in micro-batches of {plan.micro_batch_size}",
-        f"{plan.schedule.name}, {shared_out(plan)}, {plan.precision}",
+        f"{plan.schedule.name}, {shared_out(plan)}, {precision_words(plan)}",
         f"step {format_seconds(prediction.step_s)} ({low} to {high}, {prediction.source})",
     ]
     return "; ".join(words)

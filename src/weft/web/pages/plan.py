@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.describe.plan import shared_out
+from weft.describe.plan import precision_words, shared_out
 from weft.describe.units import format_seconds
 from weft.planning.planned import PlannedJob
 from weft.web.charts.cluster import cluster_svg
@@ -20,7 +20,7 @@ def show_page(planned: PlannedJob) -> str:
     subtitle = (
         f"plan {plan.plan_id}: {plan.global_batch} samples of {plan.sequence} tokens in micro-batches of "
         f"{plan.micro_batch_size}, {plan.schedule.name}, {shared_out(plan)}, "
-        f"{plan.precision}; a step of {format_seconds(prediction.step_s)} "
+        f"{precision_words(plan)}; a step of {format_seconds(prediction.step_s)} "
         f"({format_seconds(prediction.step_low_s)} to {format_seconds(prediction.step_high_s)}), "
         f"times from {prediction.source}"
     )

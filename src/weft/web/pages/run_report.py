@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from weft.describe.plan import Plan, shared_out
+from weft.describe.plan import Plan, precision_words, shared_out
 from weft.describe.plan_versions import current_id
 from weft.describe.synchronisation import sync_words
 from weft.planning.planned import PlannedJob
@@ -71,7 +71,7 @@ def plan_in_words(planned: PlannedJob) -> list[tuple[str, str]]:
         ("schedule", plan.schedule.name),
         ("global batch", f"{plan.global_batch} samples of {plan.sequence} tokens"),
         ("micro-batches", f"{plan.micro_batches} of {plan.micro_batch_size} samples"),
-        ("precision", plan.precision),
+        ("precision", precision_words(plan)),
         ("sharding", shared_out(plan)),
         ("synchronisation", sync_words(plan.sync)),
         *stages,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from weft.describe.plan import precision_words
 from weft.describe.units import format_bytes, format_seconds
 from weft.planning.advice import Advised, Mapped, mapped
 from weft.planning.planned import PlannedJob
@@ -61,8 +62,8 @@ def plan_page(
         sections += calibration_sections(clouds_of_lesson(lesson))
     subtitle = (
         f"{job.cluster.ranks} devices, global batch {job.global_batch}, {job.sequence} tokens per sample, "
-        f"{job.precision}: {len(ranking.candidates)} layouts considered, {len(ranking.fitting)} simulated "
-        f"and fitting, {len(points)} drawn"
+        f"{precision_words(job)}: {len(ranking.candidates)} layouts considered, "
+        f"{len(ranking.fitting)} simulated and fitting, {len(points)} drawn"
     )
     return page_html(f"Plans of {job.graph.name} on {job.cluster.name}", subtitle, sections)
 

@@ -142,7 +142,8 @@ def amp_inputs(problem: Problem, tensor_degrees: Iterable[int]) -> AmpInputs:
     job, times = problem.job, ProblemLayerTimes(problem)
     degrees = tuple(tensor_degrees)
     shapes = {degree: Shape(1, job.sequence, degree) for degree in degrees}
-    element, gradient = PRECISION_BYTES[job.precision], state_bytes(job.precision).gradients
+    element = PRECISION_BYTES[job.precision]
+    gradient = state_bytes(job.precision, reduce_precision=job.reduce_precision).reduced
     tied = job.graph.tied[:1]
     parameters = {
         degree: np.array([layer.parameters(shape) for layer in job.graph.layers])
