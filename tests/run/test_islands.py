@@ -11,6 +11,7 @@ import pytest
 import torch
 from asked_methods import CLIPS
 from pool import WorkerPool
+from saved_checkpoints import save_checkpoint
 from small_jobs import SEED, batch_of, descent, loss_of, make_runtime
 from small_plans import make_plan, make_program, tiny
 
@@ -103,7 +104,7 @@ def save_and_restore(
     runtime = runtime_of(rank, source, 0)
     for step in range(STEPS):
         runtime.step(step, batch_of(CONFIG, source, step))
-    checkpoints.save(directory, STATE, runtime.stages, runtime.optimizers, runtime.stepped, keep=1)
+    save_checkpoint(directory, STATE, runtime.stages, runtime.optimizers, runtime.stepped, keep=1)
     saved = state_of(runtime)
     runtime.close()
     path, _ = checkpoints.agree_on_newest(directory)

@@ -30,7 +30,7 @@ from weft.training.directory.journal import max_rss_bytes
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.evaluation.held_out import held_out, held_out_samples
 from weft.training.open_run import OpenRun, load, open_run
-from weft.training.optimizer.optimizers import learning_rate, set_learning_rate
+from weft.training.optimizer.optimizers import set_learning_rate
 
 COLLECT_EVERY_STEPS = 50
 # The limit of consecutive steps without an update because of a gradient that is not finite.
@@ -133,7 +133,7 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
         left_out, former = 0, None
         for step in range(state.step, steps):
             batch = reader.step(step)
-            rate = learning_rate(run.settings, step)
+            rate = run.settings.rate(step)
             set_learning_rate(runtime.optimizers.values(), rate)
 
             stop.post_vote(failed=saver.failed)

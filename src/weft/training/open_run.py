@@ -122,8 +122,8 @@ def open_run(
             trained_by = replace(saved, plan_id=current_id(saved.plan_id, plan))
             require_steps_left(begin, trained_by, run.train.steps)
         # Without remaining steps, the measurements of the start before stay.
-        recording = records and saved.step < job.last_step
-        recorder = _recorder(job, run_dir, program, saved.step) if recording else None
+        left = job.last_step - saved.step if records else 0
+        recorder = Recorder(run_dir, program=program, plan_id=plan.plan_id, steps=left) if left > 0 else None
         if records and context.rank == 0:
             checkpoints.remove_unfinished(run_dir / "checkpoints")
     if records:
@@ -159,15 +159,6 @@ def open_run(
         runtime=runtime,
         recorder=recorder,
         journal=journal,
-    )
-
-
-def _recorder(job: PlannedJob, run_dir: Path, program: RankProgram, done: int) -> Recorder:
-    return Recorder(
-        run_dir,
-        program=program,
-        plan_id=job.plan.plan_id,
-        steps=max(1, job.last_step - done),
     )
 
 

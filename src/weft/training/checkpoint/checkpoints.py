@@ -61,27 +61,6 @@ _UNFINISHED = ".saving-"
 _RANK = "rank"
 
 
-def save(
-    directory: Path,
-    state: TrainingState,
-    stages: Mapping[int, nn.Module],
-    optimizers: Mapping[int, torch.optim.Optimizer],
-    shards: Shards = NO_SHARDS,
-    methods: Mapping[str, MethodState] = NO_METHODS,
-    *,
-    keep: int,
-) -> Path:
-    """Write a checkpoint of all ranks' stages and keep the newest `keep` ones; every rank calls it.
-
-    The tensors must not change during the call; `weft.training.checkpoint.saver` writes in the background.
-
-    Raises:
-        RunError: on every rank if one rank cannot write; earlier checkpoints stay unchanged.
-    """
-    write(directory, state, collect(stages, optimizers, shards, methods), keep=keep)
-    return generation_path(directory, state.step)
-
-
 def collect(
     stages: Mapping[int, nn.Module],
     optimizers: Mapping[int, torch.optim.Optimizer],

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from weft.errors import RunError
@@ -49,9 +48,7 @@ class Journal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._feeds.close(FINISH_TIMEOUT_S if kind is None else FAILED_TIMEOUT_S)
 
     def step(self, result: StepResult, **metrics: Any) -> None:
@@ -71,8 +68,7 @@ class Journal:
         result, metrics = self._pending
         self._pending = None
         with meeting_peers():
-            loss = result.loss
-            series = result.series
+            loss, series = result.loss, result.series
         metrics |= result.figures | {name: _number(total) for name, total in result.totals.items()}
         if result.left_out:
             self.event("left out", step=result.step, gradient_norm=str(result.gradient_norm))

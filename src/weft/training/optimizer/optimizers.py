@@ -5,8 +5,9 @@ An optimizer of another package is called with parameter groups, each with its `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -16,11 +17,16 @@ from torch import nn
 from weft.describe.optimizers import WORK, declared_work, own_optimizer, require_optimizer
 from weft.describe.run_file import RunFile
 from weft.errors import InputError, Violation
-from weft.training.optimizer.learning_rates import LearningRateSchedule
 
-# Defaults of the run file's keys.
-BETAS = (0.9, 0.95)
-MOMENTUM = 0.9
+# From the finished part of the decay, 0 to 1, to the remaining part of the way to the final rate. Cosine:
+# Loshchilov and Hutter, arXiv 1608.03983, without restarts.
+DECAYS: Mapping[str, Callable[[float], float]] = MappingProxyType(
+    {
+        "constant": lambda over: 1.0,
+        "linear": lambda over: 1.0 - over,
+        "cosine": lambda over: (1.0 + math.cos(math.pi * over)) / 2.0,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,37 +40,29 @@ class OptimizerSettings:
     schedule: str = "constant"
     final_learning_rate: float = 0.0
     decay_steps: int = 1
-    betas: tuple[float, float] = BETAS
-    momentum: float = MOMENTUM
+    betas: tuple[float, float] = (0.9, 0.95)
+    momentum: float = 0.9
     decay_all: bool = False
 
-    @property
-    def rates(self) -> LearningRateSchedule:
-        """The learning rate of every step."""
-        return LearningRateSchedule(
-            name=self.schedule,
-            peak=self.learning_rate,
-            final=self.final_learning_rate,
-            warm_up_steps=self.warm_up_steps,
-            decay_steps=self.decay_steps,
-        )
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, from its number alone; so a resumed run needs no state.
+
+        It rises linearly over the warm-up and then decays to the final rate. The decay's steps include the
+        warm-up.
+        """
+        if step < self.warm_up_steps:
+            return self.learning_rate * ((step + 1) / self.warm_up_steps)
+        length = self.decay_steps - self.warm_up_steps
+        over = min(1.0, (step - self.warm_up_steps) / length) if length > 0 else 1.0
+        remaining = DECAYS[self.schedule](over)
+        return self.final_learning_rate + (self.learning_rate - self.final_learning_rate) * remaining
 
 
 def settings_of(run: RunFile) -> OptimizerSettings:
     """Return the settings of a run file's `[optimizer]` table."""
-    table = run.optimizer
-    return OptimizerSettings(
-        name=table.name,
-        learning_rate=table.learning_rate,
-        weight_decay=table.weight_decay,
-        warm_up_steps=table.warm_up_steps,
-        schedule=table.schedule,
-        final_learning_rate=table.final_learning_rate or 0.0,
-        decay_steps=run.train.steps if table.decay_steps is None else table.decay_steps,
-        betas=BETAS if table.betas is None else table.betas,
-        momentum=MOMENTUM if table.momentum is None else table.momentum,
-        decay_all=table.decay_all,
-    )
+    names = {field.name for field in fields(OptimizerSettings)}
+    given = run.optimizer.model_dump(include=names, exclude_none=True)
+    return OptimizerSettings(**{"decay_steps": run.train.steps, **given})
 
 
 def parameter_groups(stage: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
@@ -111,11 +109,6 @@ def sgd(stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
     """Build stochastic gradient descent with momentum, 0 for none; weight decay is added to the gradient."""
     groups = parameter_groups(stage, settings)
     return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum, fused=True)
-
-
-def learning_rate(settings: OptimizerSettings, step: int) -> float:
-    """Return the rate of a step, which depends on its number alone; so a resumed run needs no state."""
-    return settings.rates.rate(step)
 
 
 def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) -> None:

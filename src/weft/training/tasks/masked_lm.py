@@ -15,10 +15,9 @@ import torch
 
 from weft.program.arrays import Ints
 from weft.training.data.sampler import GOLDEN, Words, mix
-from weft.training.data.text import open_corpus
 from weft.training.data.tokenizers import get_tokenizer
 from weft.training.tasks.base import Outputs, TaskSettings, cross_entropy, most_likely
-from weft.training.tasks.text import about_text, require_vocabulary
+from weft.training.tasks.text import TextTask
 
 MASKED_SHARE = 0.15
 REPLACED_SHARE = 0.8
@@ -30,7 +29,7 @@ NO_TARGET = -100
 _CHOOSE, _REPLACE, _TOKEN = np.arange(1, 4, dtype=np.uint64) * GOLDEN
 
 
-class MaskedLanguageModelling:
+class MaskedLanguageModelling(TextTask):
     """Prediction of masked tokens; the loss is in nats per masked token.
 
     The mask is the tokenizer's, or the id after its last one.
@@ -39,27 +38,17 @@ class MaskedLanguageModelling:
         InputError: if the data is refused or the model's vocabulary cannot hold the tokens and the mask.
     """
 
-    takes_divided_logits = True
-    takes_divided_tokens = True
-
     def __init__(self, settings: TaskSettings) -> None:
         tokenizer = get_tokenizer(settings.tokenizer)
         needed = max(tokenizer.vocabulary, tokenizer.mask + 1)
-        require_vocabulary(settings.vocabulary, needed, f"tokens and the mask of {tokenizer.name}")
-        self._corpus = open_corpus(settings.data, settings.sequence, tokenizer, settings.cache)
+        super().__init__(settings, tokenizer, needed, f"tokens and the mask of {tokenizer.name}")
         self._mask = tokenizer.mask
         self._vocabulary = tokenizer.vocabulary
         self._seed = settings.seed
-        self.samples = len(self._corpus.training)
-        self.held_out_samples = len(self._corpus.held_out)
-        self.tokens_per_sample = settings.sequence
-        self.fingerprint = self._corpus.fingerprint
-        self.about = about_text(tokenizer, self._corpus)
 
     def batch(self, samples: Ints, *, held_out: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """Return masked tokens, and the original tokens or `NO_TARGET`, both int64 (samples, sequence)."""
-        windows = self._corpus.held_out if held_out else self._corpus.training
-        tokens = windows.take(samples)[:, :-1]
+        tokens = self.windows(samples, held_out=held_out)[:, :-1]
         draws = _draws(self._seed, samples, tokens.shape[1], held_out=held_out)
         targets = chosen(draws, tokens.shape[1])
         fate = _uniform(draws, _REPLACE)

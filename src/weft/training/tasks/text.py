@@ -1,33 +1,39 @@
-"""Functions that the tasks of text share."""
+"""The data of the tasks of text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from weft.errors import InputError, Violation
-from weft.training.data.text import Corpus
+from weft.program.arrays import Ints
+from weft.training.data.text import open_corpus
 from weft.training.data.tokenizers import Tokenizer, fingerprint_of
+from weft.training.tasks.base import TaskSettings
 
 
-def require_vocabulary(given: int, needed: int, what: str) -> None:
-    """Refuse a model with fewer classes than `needed`; `what` names the classes in the message.
+class TextTask:
+    """A corpus for a model that has at least `needed` classes; `classes` names them in the refusal.
 
     Raises:
-        InputError: with both numbers.
+        InputError: if the data is refused or the model has fewer classes.
     """
-    if given < needed:
-        problem = f"{given} is too small; allowed: at least {needed}, {what}"
-        raise InputError(Violation("model.vocabulary", problem, str(needed)))
 
+    takes_divided_logits = True
+    takes_divided_tokens = True
 
-def about_text(tokenizer: Tokenizer, corpus: Corpus) -> Mapping[str, str | int]:
-    """Return the description of a run's text for the event `data`."""
-    repaired, first = corpus.repaired
-    about: dict[str, str | int] = {
-        "tokenizer": tokenizer.name,
-        "tokenizer_fingerprint": fingerprint_of(tokenizer),
-    }
-    if repaired:
-        problem = "bytes that are not UTF-8 are read as U+FFFD"
-        about["warning"] = f"{repaired} documents, the first {first}: {problem}"
-    return about
+    def __init__(self, settings: TaskSettings, tokenizer: Tokenizer, needed: int, classes: str) -> None:
+        if settings.vocabulary < needed:
+            problem = f"{settings.vocabulary} is too small; allowed: at least {needed}, {classes}"
+            raise InputError(Violation("model.vocabulary", problem, str(needed)))
+        self.corpus = open_corpus(settings.data, settings.sequence, tokenizer, settings.cache)
+        self.samples = len(self.corpus.training)
+        self.held_out_samples = len(self.corpus.held_out)
+        self.tokens_per_sample = settings.sequence
+        self.fingerprint = self.corpus.fingerprint
+        self.about = {"tokenizer": tokenizer.name, "tokenizer_fingerprint": fingerprint_of(tokenizer)}
+        repaired, first = self.corpus.repaired
+        if repaired:
+            problem = "bytes that are not UTF-8 are read as U+FFFD"
+            self.about["warning"] = f"{repaired} documents, the first {first}: {problem}"
+
+    def windows(self, samples: Ints, *, held_out: bool) -> Ints:
+        """Return the tokens of samples with the last target, int64 of shape (samples, sequence + 1)."""
+        return (self.corpus.held_out if held_out else self.corpus.training).take(samples)
