@@ -11,8 +11,7 @@ from weft.describe.layout import Pins
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.prediction import Prediction
-from weft.describe.run_file import changed, load_run
-from weft.describe.run_keywords import run_of_keywords
+from weft.describe.run_file import changed, load_run, run_of_keywords
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
 from weft.moves.layout import flops_per_layer

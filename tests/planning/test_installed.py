@@ -10,7 +10,7 @@ from installing import register
 
 from weft.describe.contract import Contract
 from weft.describe.layout import Layout, PartialLayout
-from weft.describe.run_keywords import run_of_keywords
+from weft.describe.run_file import run_of_keywords
 from weft.moves.layout import build_plan
 from weft.planning.compile import compile_plan
 from weft.planning.long_steps import predict_long

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from weft.describe.layout import Layout
-from weft.describe.run_keywords import run_of_keywords
+from weft.describe.run_file import run_of_keywords
 from weft.errors import InputError
 from weft.moves.layout import refuse
 from weft.moves.move import Purpose

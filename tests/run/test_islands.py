@@ -20,9 +20,8 @@ from weft.program.rank_program import part_of
 from weft.run.runtime import RankRuntime
 from weft.run.stage.build import build_stage
 from weft.training.checkpoint import checkpoints
-from weft.training.checkpoint.optimizer_states import optimizer_tensors
+from weft.training.checkpoint.stage_tensors import model_tensors, optimizer_tensors
 from weft.training.checkpoint.training_state import TrainingState
-from weft.training.checkpoint.weight_tensors import model_tensors
 from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
 
 pytestmark = pytest.mark.processes

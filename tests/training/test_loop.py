@@ -40,7 +40,7 @@ from weft.training.data.sampler import SampleLedger
 from weft.training.loop import MOST_LEFT_OUT_STEPS, require_progress, train
 from weft.training.optimizer.optimizers import settings_of
 from weft.training.tasks.base import TaskSettings
-from weft.training.tasks.causal_lm import CausalLanguageModelling
+from weft.training.tasks.text import CausalLanguageModelling
 
 pytestmark = pytest.mark.processes
 

@@ -15,8 +15,7 @@ from weft.describe.plan import Plan
 from weft.run.runtime import RankRuntime
 from weft.training.checkpoint import checkpoints
 from weft.training.checkpoint.checkpoints import TrainingState
-from weft.training.checkpoint.optimizer_states import optimizer_tensors
-from weft.training.checkpoint.weight_tensors import model_tensors
+from weft.training.checkpoint.stage_tensors import model_tensors, optimizer_tensors
 from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
 
 pytestmark = pytest.mark.processes

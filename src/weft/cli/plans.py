@@ -13,8 +13,7 @@ from weft.cli.emit import write_emitted
 from weft.cli.layout_options import LayoutOptions, decided
 from weft.cli.output import Json
 from weft.cli.rankings import budgeted, show_comparison
-from weft.describe.run_file import RunFile, changed, load_run
-from weft.describe.run_keywords import run_of_keywords
+from weft.describe.run_file import RunFile, changed, load_run, run_of_keywords
 from weft.planning.planned import plan_run
 from weft.planning.problem import problem_of_run
 from weft.training.trials import require_this_machine

@@ -11,8 +11,7 @@ import time
 
 from weft.describe.run_file import load_run
 from weft.describe.units import format_count, format_seconds
-from weft.training.directory.history import warnings
-from weft.training.directory.run_directory import RunDirectory
+from weft.training.directory.run_directory import RunDirectory, warnings
 
 SECONDS_BETWEEN_LINES = 2.0
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft.describe.plan_file import load_plan_file
-from weft.describe.run_file import load_run
-from weft.describe.run_keywords import run_of_keywords
+from weft.describe.run_file import load_run, run_of_keywords
 from weft.errors import InputError
 from weft.planning.planned import PlannedJob, given_plan
 

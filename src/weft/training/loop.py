@@ -25,9 +25,14 @@ from weft.training.checkpoint.training_state import TrainingState
 from weft.training.coordination.agreement import StopRequest, gather, meeting_peers, together
 from weft.training.data.reader import BatchReader, micro_batches_read, training_samples
 from weft.training.data.sampler import SampleLedger
-from weft.training.directory.history import checkpoint_times, last_plan_id, recorded_loss, warnings
 from weft.training.directory.journal import max_rss_bytes
-from weft.training.directory.run_directory import RunDirectory
+from weft.training.directory.run_directory import (
+    RunDirectory,
+    checkpoint_times,
+    last_plan_id,
+    recorded_loss,
+    warnings,
+)
 from weft.training.evaluation.held_out import held_out, held_out_samples
 from weft.training.open_run import OpenRun, load, open_run
 from weft.training.optimizer.optimizers import set_learning_rate

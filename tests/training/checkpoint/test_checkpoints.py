@@ -21,10 +21,9 @@ from weft.errors import RunError
 from weft.run.stage.build import build_stage
 from weft.training.checkpoint import checkpoints
 from weft.training.checkpoint.manifest import canonical, newest_complete, verify
-from weft.training.checkpoint.optimizer_states import optimizer_tensors
+from weft.training.checkpoint.stage_tensors import model_tensors, optimizer_tensors
 from weft.training.checkpoint.tensor_storage import read_tensors
 from weft.training.checkpoint.training_state import TrainingState, read_state
-from weft.training.checkpoint.weight_tensors import model_tensors
 from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
 
 SETTINGS = OptimizerSettings(

@@ -45,11 +45,18 @@ from weft.training.checkpoint.manifest import (
     newest_complete,
     untold,
 )
-from weft.training.checkpoint.optimizer_states import NO_SHARDS, Shards, optimizer_slots, optimizer_tensors
+from weft.training.checkpoint.stage_tensors import (
+    NO_SHARDS,
+    Shards,
+    fill_copies,
+    model_slots,
+    model_tensors,
+    optimizer_slots,
+    optimizer_tensors,
+)
 from weft.training.checkpoint.tensor_shares import join_shares, parameter_of, read_shares
 from weft.training.checkpoint.tensor_storage import known_tensors, plan_to_write, read_tensors
 from weft.training.checkpoint.training_state import STATE, TrainingState, read_state
-from weft.training.checkpoint.weight_tensors import fill_copies, model_slots, model_tensors
 from weft.training.coordination.agreement import from_first_rank, gather, meeting_peers, together
 from weft.training.coordination.attendance import Attendance
 

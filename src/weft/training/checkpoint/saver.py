@@ -27,7 +27,7 @@ from weft.errors import RunError
 from weft.run.methods import MethodState
 from weft.training.checkpoint.checkpoints import NO_METHODS, SAVE_TIMEOUT_S, collect, copy_to_host, write
 from weft.training.checkpoint.manifest import generations
-from weft.training.checkpoint.optimizer_states import NO_SHARDS, Shards
+from weft.training.checkpoint.stage_tensors import NO_SHARDS, Shards
 from weft.training.checkpoint.training_state import TrainingState
 from weft.training.coordination.agreement import together
 from weft.training.coordination.attendance import Attendance, LateRankError

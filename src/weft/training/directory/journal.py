@@ -16,8 +16,7 @@ from weft.files import append_record, write_whole
 from weft.run.runtime import StepResult
 from weft.timeline.medians import typical_step_s
 from weft.training.coordination.agreement import meeting_peers
-from weft.training.directory.history import plan_since
-from weft.training.directory.run_directory import RunDirectory, held_out_record
+from weft.training.directory.run_directory import RunDirectory, held_out_record, plan_since
 from weft.training.loggers.feed import FINISH_TIMEOUT_S, Feeds
 
 # Steps that are not measured: caches fill, pages are touched, connections open.
