@@ -15,7 +15,7 @@ from weft.describe.plan_file import load_plan
 from weft.describe.run_file import RunFile, commented_run_file, load_run
 from weft.describe.schema import json_schema
 from weft.errors import InputError, Violation
-from weft.moves.pins import refused_pins
+from weft.moves.registry import refused_pins
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.interchange.weight_files import weight_files
 from weft.training.session import reopen

@@ -15,7 +15,8 @@ from weft.describe.run_tables.planning import PlanTable
 from weft.describe.run_tables.training import ANY_PRECISION
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
-from weft.moves.pins import refused_pins
+from weft.moves.registry import refused_pins
+from weft.planning.advice import SmallestChanges
 from weft.planning.compile import (
     compile_evaluation,
     compile_evaluation_part,
@@ -27,7 +28,6 @@ from weft.planning.goals import goal_value, goal_words, require_prices
 from weft.planning.planners import Candidate, Planner, Ranking, get_planner
 from weft.planning.precisions import in_precision, searched_in_each
 from weft.planning.problem import Problem, problem_of_run
-from weft.planning.smallest_change import SmallestChanges
 from weft.planning.ties import break_ties
 from weft.predict.cost.memory import STEPPED_BYTES
 from weft.predict.predict import PredictedStep, predict

@@ -12,7 +12,7 @@ from weft.describe.plan import LayerChoice
 from weft.describe.request import Request, RequestOptions, request_of_names, request_of_run
 from weft.describe.run_file import RunFile
 from weft.errors import InputError
-from weft.moves.pins import refused_pins
+from weft.moves.registry import refused_pins
 from weft.predict.corrections import Correction
 from weft.predict.cost.cost_model import CostModel
 from weft.predict.measurements import UNMEASURED, Measurements, load_measurements

@@ -21,8 +21,7 @@ from weft.predict.costs import Costs
 from weft.predict.simulator import Simulation, simulate
 from weft.predict.stage_times import Number, PassTimes, exact
 from weft.program.buffers import SHARDED_BUFFERS, gathers, reductions
-from weft.program.build import build_training_program
-from weft.program.exchange import program_orders
+from weft.program.build import build_training_program, program_orders
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, KINDS, is_send
 from weft.program.layout import PipelineLayout, StageLayout
 from weft.program.program import NONE, Program

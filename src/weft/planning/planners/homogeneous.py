@@ -27,7 +27,7 @@ from weft.planning.goals import cost_of
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.simulated import prepare, simulated, too_big
-from weft.planning.planners.space import layouts
+from weft.planning.planners.space import by_count, degree_layouts, layouts, require_closed_form
 from weft.planning.problem import Problem
 
 
@@ -152,3 +152,23 @@ def rank_key(problem: Problem) -> Callable[[Candidate], tuple[float, ...]]:
         return (order[candidate.verdict], first, step_s, candidate.peak_bytes)
 
     return key
+
+
+@dataclass(frozen=True)
+class UniformPlanner(HomogeneousPlanner):
+    """The homogeneous planner's search, over degrees alone and without balancing."""
+
+    name: ClassVar[str] = "uniform"
+
+    def space(self, problem: Problem) -> Iterator[Layout]:
+        """See `degree_layouts`."""
+        return (by_count(problem, layout) for layout in degree_layouts(problem))
+
+    def search(self, problem: Problem) -> Ranking:
+        """Simulate all layouts that no bound rules out.
+
+        Raises:
+            InputError: for pins that it does not know.
+        """
+        require_closed_form(problem, self.name)
+        return super().search(problem)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.describe.units import format_count, format_seconds
+from weft.planning.advice import SmallestChange
 from weft.planning.planners import Candidate, Verdict
 from weft.planning.residuals import Lesson
-from weft.planning.smallest_change import SmallestChange
 from weft.planning.what_if import Forecast
 from weft.timeline.figures import error_text, prediction_error
 from weft.training.trials import Trial

@@ -42,13 +42,6 @@ class Suited:
     placement: Placement
     estimate_s: float
 
-    def candidate(self) -> Candidate:
-        return Candidate(
-            layout=self.layout,
-            verdict=Verdict.PRUNED,
-            reason=f"estimated {format_seconds(self.estimate_s)}, others less",
-        )
-
 
 class UnevenSpace:
     """The layouts of one problem, suited to its devices."""
