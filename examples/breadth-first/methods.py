@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from claims import say
 
+from weft.cli.curve import utilisation_table
 from weft.cli.output import console
-from weft.cli.tables.curve import utilisation_table
 from weft.describe.layout import PartialLayout
 from weft.describe.plan import Sharding
 from weft.describe.units import format_bytes, format_seconds

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from claims import say
 
+from weft.cli.curve import trade_off_table
 from weft.cli.output import console
-from weft.cli.tables.curve import trade_off_table
 from weft.describe.layout import PartialLayout
 from weft.planning.curve import (
     BREADTH_FIRST,

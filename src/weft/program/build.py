@@ -15,7 +15,7 @@ import numpy as np
 from weft.errors import InputError, Violation, nearest
 from weft.program.arrays import Ints, Mask
 from weft.program.assemble import LoweredLayout, assemble
-from weft.program.kinds import FORWARD, is_collective, is_compute
+from weft.program.kinds import COMPUTATIONS, FORWARD, is_any_of, is_collective
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline, lower
 from weft.program.passes import PassList
@@ -180,7 +180,7 @@ def _without_frozen(order: ComputeOrder, frozen_stages: int) -> ComputeOrder:
 
 def program_orders(program: Program) -> list[ComputeOrder]:
     """Return the computations of each rank in order; micro-batches count over the global batch."""
-    columns, wanted = program.columns, is_compute(program.columns.kind)
+    columns, wanted = program.columns, is_any_of(program.columns.kind, COMPUTATIONS)
     rows = [
         np.flatnonzero(wanted[start:end]) + start for start, end in pairwise(program.rank_starts.tolist())
     ]

@@ -18,7 +18,7 @@ from weft.planning.problem import Problem
 from weft.planning.residuals import Lesson
 from weft.planning.what_if import Forecast
 from weft.training.trials import Trial
-from weft.web.rows.search import (
+from weft.web.pages.search import (
     FORECAST_HEAD,
     TRIAL_HEAD,
     corrected_s,

@@ -16,7 +16,7 @@ from weft.program.arrays import Ids, Ints
 from weft.program.kinds import KINDS
 from weft.timeline.timeline import Timeline, label
 from weft.web.charts.colours import kind_colour
-from weft.web.charts.lanes import Lane, lane_of_rows, lane_table, shade_of_rows
+from weft.web.charts.timeline import Lane, lane_of_rows, lane_table, shade_of_rows
 from weft.web.pages.report_data import Points, RankMemory, ReportData, chosen_steps, take_step
 
 Record = dict[str, object]
