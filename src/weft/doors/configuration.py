@@ -79,13 +79,17 @@ class Configuration:
         return None if self.replicas is None else self.replicas * self.layout.replica_ranks
 
     @property
+    def samples_per_round(self) -> int | None:
+        """The samples of one micro-batch of every replica; None where they are open."""
+        size, replicas = self.layout.micro_batch_size, self.replicas
+        return None if size is None or replicas is None else size * replicas
+
+    @property
     def samples_per_step(self) -> int | None:
         """The global batch: given, or the product of its parts."""
-        if self.global_batch is not None or self.replicas is None:
+        if self.global_batch is not None or self.samples_per_round is None or self.micro_batches is None:
             return self.global_batch
-        if self.layout.micro_batch_size is None or self.micro_batches is None:
-            return None
-        return self.replicas * self.layout.micro_batch_size * self.micro_batches
+        return self.samples_per_round * self.micro_batches
 
     def key(self, name: str) -> str:
         """Return the file's key of a value, or its own name."""
