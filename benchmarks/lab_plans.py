@@ -40,7 +40,7 @@ from weft.planning.planners.amp.inputs import Degrees, amp_inputs
 from weft.planning.planners.amp.planner import amp_strategy
 from weft.planning.planners.metis_form import metis_form_s
 from weft.planning.problem import Problem
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.measurements import load_devices
 from weft.predict.predict import predict
 from weft.run.launch.workers import launch_workers

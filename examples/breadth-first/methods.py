@@ -16,6 +16,7 @@ from claims import say
 
 from weft.cli.curve import utilisation_table
 from weft.cli.output import console
+from weft.cli.shown import with_ranks
 from weft.describe.layout import PartialLayout
 from weft.describe.plan import Sharding
 from weft.describe.units import format_bytes, format_seconds
@@ -33,7 +34,6 @@ from weft.planning.curve import (
 )
 from weft.planning.planners import Candidate, Verdict
 from weft.planning.problem import Problem, problem_of
-from weft.planning.simulation_record import with_ranks
 from weft.web.charts.curve import share_text
 
 MODELS = ("gpt-52b", "gpt-6.6b")

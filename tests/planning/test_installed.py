@@ -22,7 +22,7 @@ from weft.planning.planners.simulated import simulated
 from weft.planning.planners.space import layouts
 from weft.planning.problem import Problem, problem_of
 from weft.planning.what_if import what_if
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
 
 LAST_IN_FIRST_OUT = "last-in-first-out"

@@ -22,7 +22,7 @@ from weft.planning.what_if import on_cluster
 from weft.predict.corrections import Correction, Observation
 from weft.predict.corrections_file import residual_files
 from weft.predict.cost.calibration import save_profile
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
 from weft.program.kinds import MESSAGES
 from weft.timeline.timeline import TIMELINE_COLUMNS, Timeline

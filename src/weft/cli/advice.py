@@ -52,7 +52,10 @@ def show_plan(
     assert ranking is not None, "a searched plan has a ranking"
     forecasts = what_if(planned, planned.run.plan.planner or DEFAULT_PLANNER, changes) if changes else ()
     shown = advised(ranking, top)
-    trials = _measured(planned, measure)
+    trials: tuple[Trial, ...] = ()
+    if measure is not None:
+        require_torch()
+        trials = measure_best(planned, measure)
     lesson = learn_from_trials(planned, trials)
     best = trials[0].candidate if trials else ranking.fitting[0]
     assert best.plan is not None, "a fitting candidate was simulated"
@@ -98,10 +101,3 @@ def _then_record(planned: PlannedJob) -> dict[str, Any] | None:
     assert job.ranking is not None, "a searched plan has a ranking"
     words, plan_id = job.ranking.fitting[0].words, job.plan.plan_id
     return {"at_step": at_step, "layout": words, "plan_id": plan_id, "step_s": job.prediction.step_s}
-
-
-def _measured(planned: PlannedJob, count: int | None) -> tuple[Trial, ...]:
-    if count is None:
-        return ()
-    require_torch()
-    return measure_best(planned, count)

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from weft.cli.output import Json, print_json, say_written, write_asked
-from weft.describe.home import weft_home
+from weft.files import weft_home
 from weft.planning.residuals import Lesson, lessons_in
 from weft.predict.corrections import count_text
 from weft.timeline.figures import error_text

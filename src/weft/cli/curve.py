@@ -9,9 +9,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from weft.cli.output import console, print_json, say_written
+from weft.cli.output import console, plain_table, print_json, ranked_table, say_written
 from weft.cli.tables.candidates import candidate_record
-from weft.cli.tables.layout import plain_table, ranked_table
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
 from weft.planning.curve import Curve, CurvePoint, curve, default_cluster_sizes, default_critical_batch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from cyclopts import Parameter
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
 from rich.text import Text
 
 from weft.files import write_whole
@@ -20,7 +21,7 @@ from weft.program.kinds import KINDS, is_compute
 from weft.program.program import NONE
 from weft.timeline.timeline import Timeline
 from weft.web.charts.axes import time_ticks
-from weft.web.charts.colours import kind_colour, shaded
+from weft.web.charts.picture import kind_colour, shaded
 from weft.web.charts.timeline import shade_of_rows, timeline_svg
 
 MAXIMUM_LANES = 32
@@ -156,3 +157,32 @@ def print_timeline(timeline: Timeline, svg: Path | None, title: str) -> None:
     if svg is not None:
         svg.write_text(timeline_svg(timeline, title=title))
         print(f"wrote {svg}")
+
+
+def plain_table() -> Table:
+    return Table(box=None, pad_edge=False, header_style="dim")
+
+
+def folded_table(names: Iterable[str]) -> Table:
+    """Return a table of text columns; a cell may take several lines."""
+    table = plain_table()
+    for name in names:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def ranked_table(figures: Iterable[str], words: str) -> Table:
+    """Return a table of narrow figures and a last column of words, to fit 80 columns uncut."""
+    table = plain_table()
+    for name in figures:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column(words, overflow="fold")
+    return table
+
+
+def named_table(names: Sequence[str]) -> Table:
+    """Return a table with names in the first column and figures in the others."""
+    table = plain_table()
+    for place, name in enumerate(names):
+        table.add_column(name, justify="right" if place else "left", no_wrap=bool(place), overflow="fold")
+    return table

@@ -13,9 +13,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from weft.cli.output import console, print_json
+from weft.cli.output import console, plain_table, print_json
 from weft.cli.tables.candidates import candidate_record, plans_table
-from weft.cli.tables.layout import plain_table
 from weft.cli.tables.plan import memory_bars
 from weft.cli.tables.search import kept_out_record
 from weft.describe.plan_file import PlanFile

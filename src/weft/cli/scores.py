@@ -6,13 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.table import Table
 
-from weft.cli.output import Json, console, print_json, say_written, write_asked
-from weft.cli.tables.layout import named_table, plain_table
+from weft.cli.output import Json, console, named_table, plain_table, print_json, say_written, write_asked
 from weft.errors import InputError, Violation
 from weft.predict.ledger import STEP, Ledger
-from weft.scoring.score import Scores
 from weft.scoring.score import score as score_file
 from weft.timeline.figures import error_text
 from weft.web.pages.calibration import ledger_page
@@ -65,20 +62,16 @@ def score(
         print_json(scores.as_record())
         return
     out = console()
-    out.print(_table(scores))
+    shown = [place for place, name in enumerate(SCORE_HEAD) if name not in _WIDE_ONLY]
+    table = named_table([SCORE_HEAD[place] for place in shown])
+    for row in score_rows(scores):
+        table.add_row(*(row[place] for place in shown))
+    out.print(table)
     for number, problem in scores.problems.items():
         out.print(f"row {number}: {problem}", markup=False, soft_wrap=True)
     if scores.file.ignored:
         out.print(f"ignored columns: {', '.join(scores.file.ignored)}", markup=False, soft_wrap=True)
     say_written(output, report)
-
-
-def _table(scores: Scores) -> Table:
-    shown = [place for place, name in enumerate(SCORE_HEAD) if name not in _WIDE_ONLY]
-    table = named_table([SCORE_HEAD[place] for place in shown])
-    for row in score_rows(scores):
-        table.add_row(*(row[place] for place in shown))
-    return table
 
 
 def _score_ledger(report: Path | None, *, json: bool) -> None:

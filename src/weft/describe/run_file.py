@@ -108,14 +108,14 @@ def load_run(path: Path | str) -> RunFile:
         InputError: with all mistakes of the file, one line each.
     """
     run = parse_run(read_toml(path), str(path))
-    folder = Path(path).parent.resolve()
+    folder, tokenizer = Path(path).parent.resolve(), run.task.tokenizer
     return run.model_copy(
         update={
             "model": run.model.model_copy(update={"hf": _beside(folder, run.model.hf)}),
             "task": run.task.model_copy(
                 update={
                     "data": _data_beside(folder, run.task.data),
-                    "tokenizer": _tokenizer_beside(folder, run.task.tokenizer),
+                    "tokenizer": tokenizer if tokenizer in (BYTES, MODEL) else _beside(folder, tokenizer),
                 }
             ),
             "cluster": run.cluster.model_copy(update={"use": _beside(folder, run.cluster.use)}),
@@ -143,10 +143,6 @@ def _data_beside(folder: Path, data: str) -> str:
         if name and (found := _beside(folder, name)) != name:
             return f"{prefix}{found}{text[len(name) :]}"
     return data
-
-
-def _tokenizer_beside(folder: Path, name: str) -> str | None:
-    return name if name in (BYTES, MODEL) else _beside(folder, name)
 
 
 def _beside(folder: Path, name: str | None) -> str | None:

@@ -10,23 +10,14 @@ from collections.abc import Iterator, Mapping
 
 from weft.bundles import others, parts, parts_of
 from weft.describe.contract import Contract
-from weft.describe.plan import Choice, Plan
+from weft.describe.plan import Choice
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.methods import run_tables
 from weft.errors import InputError, Violation, nearest
 from weft.installed import installed
-from weft.moves.move import Context, Move, Purpose
+from weft.moves.move import Move, Purpose
 from weft.moves.parallelism import ONE_UNIT_MOVES, PARALLELISM_MOVES
 from weft.moves.schedules import schedule_moves
-
-
-def _dense_applies(context: Context) -> str | None:
-    return "the plan already synchronises densely" if context.plan.sync.name == "dense" else None
-
-
-def _dense_apply(context: Context) -> Plan:
-    return context.plan.model_copy(update={"sync": Choice(name="dense")})
-
 
 SYNCHRONISATION_MOVES: tuple[Move, ...] = (
     Move(
@@ -35,8 +26,10 @@ SYNCHRONISATION_MOVES: tuple[Move, ...] = (
         summary="Every replica adds the full gradients of all others, stage by stage, during backward.",
         source="Li et al., PyTorch Distributed, arXiv 2006.15704",
         verify="gradients equal one process (float64, 1e-9) for every (pp, dp) up to four ranks",
-        applies=_dense_applies,
-        apply=_dense_apply,
+        applies=lambda context: (
+            "the plan already synchronises densely" if context.plan.sync.name == "dense" else None
+        ),
+        apply=lambda context: context.plan.model_copy(update={"sync": Choice(name="dense")}),
         purposes=frozenset(),
         asked_by=("sync.method", "dense"),
     ),

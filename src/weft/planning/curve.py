@@ -17,7 +17,7 @@ from weft.errors import InputError, Violation
 from weft.planning.planners import Candidate, Verdict
 from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.problem import Problem
-from weft.predict.trade_off import TradeOff, critical_batch_tokens, trade_offs
+from weft.predict.trade_off import TradeOff, cheapest, critical_batch_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,8 @@ class Curve:
         Raises:
             InputError: when no layout of the method fits.
         """
-        return trade_offs(self.utilisation(method), devices, critical_batch)
+        utilisation = self.utilisation(method)
+        return tuple(cheapest(utilisation, count, critical_batch) for count in devices)
 
 
 def curve(

@@ -9,7 +9,7 @@ the same edges. Everything here is immutable; `Instruction` is a view for printi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 import numpy as np
@@ -106,19 +106,7 @@ class Columns:
         )
 
 
-COLUMN_NAMES = (
-    "kind",
-    "stage",
-    "micro_batch",
-    "iteration",
-    "rank",
-    "replica",
-    "part",
-    "peer",
-    "group",
-    "bytes",
-    "most_bytes",
-)
+COLUMN_NAMES = tuple(column.name for column in fields(Columns))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,13 +72,7 @@ def train(job: PlannedJob, run_dir: Path, context: WorkerContext) -> int:
 
 
 def _turn(job: PlannedJob, run_dir: Path) -> None:
-    """Replace the plan by the later one, which all ranks must have read alike; every rank calls it.
-
-    The later plan begins with the checkpoint of the former plan's last step.
-
-    Raises:
-        RunError: if ranks have read different plans.
-    """
+    """Replace the plan by the later one, which begins with the former's last checkpoint, on all ranks."""
     plan_ids = gather(job.plan.plan_id)
     if len(set(plan_ids)) > 1:
         raise RunError(f"ranks would go on under different plans: {', '.join(plan_ids)}")

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from weft.cli.tables.layout import ranked_table
+from weft.cli.output import ranked_table
 from weft.describe.cluster import Cluster
 from weft.describe.units import format_bytes, format_seconds
 from weft.planning.advice import Advised

@@ -9,8 +9,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from weft.cli.output import named_table, ranked_table
 from weft.cli.tables.candidates import candidate_record
-from weft.cli.tables.layout import named_table, ranked_table
 from weft.describe.units import format_bytes
 from weft.moves.registry import kept_out
 from weft.planning.planners import Verdict

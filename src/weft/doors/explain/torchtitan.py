@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.describe.plan import Recompute, Sharding
-from weft.doors.configuration import Configuration, counts, flat, truth, whole
-from weft.doors.explain.reading import toml_mapping
+from weft.doors.configuration import Configuration, counts, flat, toml_mapping, truth, whole
 from weft.doors.keys import TORCHTITAN
 from weft.doors.replicas import replicas_of
 from weft.errors import InputError, Violation
@@ -60,7 +59,7 @@ def read(text: str, name: str) -> Configuration:
     said = {
         "sharding": sharding,
         "loops": _loops(given, values.get("pp", 1)),
-        "schedule": _schedule(given, values.get("pp", 1)),
+        "schedule": "1f1b" if values.get("pp", 1) == 1 else _SCHEDULES.get(schedule_name(given)),
         "recompute": _recompute(given),
     }
     configuration = Configuration(
@@ -110,10 +109,6 @@ def _replicas(given: Mapping[str, Any], file: str) -> tuple[Sharding, dict[str, 
 def schedule_name(given: Mapping[str, Any]) -> str:
     """Return the schedule in small letters, which torchtitan compares."""
     return str(given.get(SCHEDULE, "1F1B")).lower().removeprefix("schedule")
-
-
-def _schedule(given: Mapping[str, Any], pipeline: int) -> str | None:
-    return "1f1b" if pipeline == 1 else _SCHEDULES.get(schedule_name(given))
 
 
 def _loops(given: Mapping[str, Any], pipeline: int) -> int:

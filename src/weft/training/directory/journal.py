@@ -7,7 +7,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -75,7 +75,8 @@ class Journal:
         if not math.isfinite(loss):
             self.event("diverged", step=result.step)
             raise RunError(f"step {result.step}: the loss is {loss}; try a lower optimizer.learning_rate")
-        record = {"step": result.step, "loss": loss, **metrics, **_finite(series)}
+        rows = {name: [_number(value) for value in values] for name, values in series.items()}
+        record = {"step": result.step, "loss": loss, **metrics, **rows}
         append_record(self._run_dir / "metrics.jsonl", record)
         self._feeds.step(record)
 
@@ -119,11 +120,6 @@ class Journal:
             "max_rss_bytes": list(rss_bytes),
         }
         write_whole(self._run_dir / "result.json", json.dumps(record, indent=1, sort_keys=True) + "\n")
-
-
-def _finite(series: Mapping[str, Sequence[float]]) -> dict[str, list[float | None]]:
-    """Return rows of numbers for JSON; a number that is not finite becomes null."""
-    return {name: [_number(value) for value in values] for name, values in series.items()}
 
 
 def _number(value: float) -> float | None:

@@ -72,7 +72,10 @@ def evaluate(job: PlannedJob, run_dir: Path, context: WorkerContext) -> dict[str
     if run.newest is None:
         raise InputError(Violation(str(run_dir), "it has no checkpoint to evaluate; train it first"))
     state = load(run, run.newest)
-    samples = _samples(run.task.held_out_samples, job.plan.global_batch)
+    available, size = run.task.held_out_samples, job.plan.global_batch
+    # Each once; fewer samples than one global batch fill it evenly, and some count more than once.
+    count = available // size * size
+    samples = np.arange(count, dtype=np.int64) if count else spread_evenly(available, size)
     loss, metrics = held_out(run, samples)
     result = {
         "step": state.step,
@@ -87,15 +90,6 @@ def evaluate(job: PlannedJob, run_dir: Path, context: WorkerContext) -> dict[str
         write_whole(run_dir / "evaluation.json", json.dumps(result, indent=1) + "\n")
     run.close()
     return result
-
-
-def _samples(available: int, global_batch: int) -> Ints:
-    """Return the held-out samples in whole global batches, each once.
-
-    Fewer samples than one global batch fill it evenly; some count more than once.
-    """
-    count = available // global_batch * global_batch
-    return np.arange(count, dtype=np.int64) if count else spread_evenly(available, global_batch)
 
 
 def _perplexity(kind: str, loss: float) -> dict[str, float]:

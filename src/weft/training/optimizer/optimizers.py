@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +18,8 @@ from weft.describe.optimizers import WORK, declared_work, own_optimizer, require
 from weft.describe.run_file import RunFile
 from weft.errors import InputError, Violation
 
+# The defaults of the optimizers that have these settings.
+BETAS, MOMENTUM = (0.9, 0.95), 0.9
 # From the finished part of the decay, 0 to 1, to the remaining part of the way to the final rate. Cosine:
 # Loshchilov and Hutter, arXiv 1608.03983, without restarts.
 DECAYS: Mapping[str, Callable[[float], float]] = MappingProxyType(
@@ -40,8 +42,8 @@ class OptimizerSettings:
     schedule: str = "constant"
     final_learning_rate: float = 0.0
     decay_steps: int = 1
-    betas: tuple[float, float] = (0.9, 0.95)
-    momentum: float = 0.9
+    betas: tuple[float, float] = BETAS
+    momentum: float = MOMENTUM
     decay_all: bool = False
 
     def rate(self, step: int) -> float:
@@ -60,9 +62,19 @@ class OptimizerSettings:
 
 def settings_of(run: RunFile) -> OptimizerSettings:
     """Return the settings of a run file's `[optimizer]` table."""
-    names = {field.name for field in fields(OptimizerSettings)}
-    given = run.optimizer.model_dump(include=names, exclude_none=True)
-    return OptimizerSettings(**{"decay_steps": run.train.steps, **given})
+    table = run.optimizer
+    return OptimizerSettings(
+        name=table.name,
+        learning_rate=table.learning_rate,
+        weight_decay=table.weight_decay,
+        warm_up_steps=table.warm_up_steps,
+        schedule=table.schedule,
+        final_learning_rate=table.final_learning_rate or 0.0,
+        decay_steps=run.train.steps if table.decay_steps is None else table.decay_steps,
+        betas=BETAS if table.betas is None else table.betas,
+        momentum=MOMENTUM if table.momentum is None else table.momentum,
+        decay_all=table.decay_all,
+    )
 
 
 def parameter_groups(stage: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
@@ -138,11 +150,7 @@ def optimizer_factory(settings: OptimizerSettings) -> Callable[[nn.Module], torc
 
 
 def _made_by(own: Callable[..., Any], stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """Build another package's optimizer for a stage; pass its maker's declared work on to it.
-
-    Raises:
-        InputError: if it takes other arguments, is no optimizer or has made its states already.
-    """
+    """Build another package's optimizer for a stage; pass its maker's declared work on to it."""
 
     def refusal(problem: str) -> InputError:
         return InputError(Violation("optimizer.name", f"{settings.name!r} {problem}"))

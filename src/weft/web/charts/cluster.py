@@ -8,8 +8,7 @@ from html import escape
 
 from weft.describe.cluster import Cluster, NodeGroup
 from weft.describe.plan import Plan
-from weft.web.charts.colours import shaded
-from weft.web.charts.picture import WIDTH, picture_svg
+from weft.web.charts.picture import WIDTH, picture_svg, shaded
 from weft.web.rows.plan import equal_ranks, inside_text, link_rows, nodes_text, spans, stages_by_rank
 
 # The most nodes drawn of one group: the first ones.

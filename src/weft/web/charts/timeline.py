@@ -14,8 +14,7 @@ from weft.program.kinds import KINDS, is_compute
 from weft.program.program import NONE
 from weft.timeline.timeline import Timeline, label, stream_names
 from weft.web.charts.axes import time_ticks
-from weft.web.charts.colours import kind_colour, shaded
-from weft.web.charts.picture import WIDTH, picture_svg
+from weft.web.charts.picture import WIDTH, kind_colour, picture_svg, shaded
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -82,13 +82,10 @@ def _figures(plan: Plan, prediction: Prediction) -> str:
 def _table(rows: Sequence[tuple[str, ...]]) -> str:
     half = MAXIMUM_STAGES // 2
     hidden = len(rows) - MAXIMUM_STAGES
-    lines = [_line(row) for row in rows]
+    cells = ("".join(f"<td {_CELL}>{escape(cell)}</td>" for cell in row) for row in rows)
+    lines = [f"<tr>{row}</tr>" for row in cells]
     if hidden > 0:
         note = f'<tr><td {_CELL} colspan="{len(STAGE_HEAD)}">{hidden} more stages</td></tr>'
         lines = [*lines[:half], note, *lines[-half:]]
     head = "".join(f"<th {_CELL}>{escape(name)}</th>" for name in STAGE_HEAD)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-
-
-def _line(row: tuple[str, ...]) -> str:
-    return f"<tr>{''.join(f'<td {_CELL}>{escape(cell)}</td>' for cell in row)}</tr>"

@@ -23,11 +23,11 @@ from weft.describe.units import format_bytes, format_count, format_seconds
 from weft.files import write_whole
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import sections_of
-from weft.predict.live_bytes import live_curve
+from weft.predict.predict import live_curve
 from weft.timeline.figures import error_text, prediction_error
 from weft.timeline.timeline import Timeline
 from weft.training.directory.run_directory import RunDirectory
-from weft.web.charts.colours import kind_colour
+from weft.web.charts.picture import kind_colour
 from weft.web.pages.page import policy_hash, section_html, static_text
 from weft.web.pages.page_record import page_record
 from weft.web.pages.report_data import KindRow, RankMemory, ReportData, StepInterval, kind_rows

@@ -25,7 +25,7 @@ from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.simulated import empty_stage, estimated, rank_by_estimate
 from weft.planning.planners.space import degree_layouts, require_closed_form, with_layers
 from weft.planning.problem import Problem
-from weft.program.arrays import Floats, Ints
+from weft.program.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,9 @@ def amp_strategy(
     used = nodes[: pipeline_parallel * data_parallel * tensor_parallel]
     grid = used.reshape(pipeline_parallel, data_parallel, tensor_parallel)
     layer_s = 3.0 * size * forward_s
-    cut_s = np.outer(_per_byte_s(inputs, grid), size * np.array(inputs.sent_bytes[tensor_parallel]))
+    # From each stage to the next: the slowest lane, averaged over replicas.
+    per_byte_s = (1.0 / inputs.bandwidth[grid[:-1], grid[1:]].min(axis=2)).mean(axis=1)
+    cut_s = np.outer(per_byte_s, size * np.array(inputs.sent_bytes[tensor_parallel]))
     counts: tuple[int, ...] | None
     if layers_per_stage is not None:
         counts = layers_per_stage
@@ -92,26 +94,15 @@ def amp_strategy(
         counts = pipeline_partition(work_s, cut_s, micro_batches).layers_per_stage
     if counts is None:
         return None
+    ends: Ints = np.cumsum(np.array(counts))
+    longest_s = np.add.reduceat(layer_s, ends - counts).max()
+    crossed_s = cut_s[np.arange(len(counts) - 1), ends[:-1] - 1].sum()
     return AmpStrategy(
         degrees=degrees,
         layers_per_stage=counts,
-        pipeline_s=_pipeline_s(layer_s, cut_s, counts, micro_batches),
+        pipeline_s=float(layer_s.sum() + crossed_s + (micro_batches - 1) * longest_s),
         reduction_s=reduction_s(inputs, grid, counts),
     )
-
-
-def _pipeline_s(layer_s: Floats, cut_s: Floats, counts: tuple[int, ...], micro_batches: int) -> float:
-    ends: Ints = np.cumsum(np.array(counts))
-    longest = np.add.reduceat(layer_s, ends - counts).max()
-    crossed = cut_s[np.arange(len(counts) - 1), ends[:-1] - 1].sum()
-    return float(layer_s.sum() + crossed + (micro_batches - 1) * longest)
-
-
-def _per_byte_s(inputs: AmpInputs, grid: Ints) -> Floats:
-    """Return the seconds of a byte from each stage to the next: the slowest lane, averaged over replicas."""
-    slowest = inputs.bandwidth[grid[:-1], grid[1:]].min(axis=2)
-    averages: Floats = (1.0 / slowest).mean(axis=1)
-    return averages
 
 
 def reduction_s(inputs: AmpInputs, grid: Ints, counts: tuple[int, ...]) -> float:
