@@ -15,7 +15,8 @@ import torch
 
 from weft.errors import InputError, Violation
 from weft.program.arrays import Ints
-from weft.training.data.sampler import GOLDEN, Words, mix
+from weft.program.codes import GOLDEN, mix
+from weft.training.data.sampler import Words
 from weft.training.data.text import open_corpus
 from weft.training.data.tokenizers import Tokenizer, fingerprint_of, get_tokenizer
 from weft.training.tasks.base import Outputs, TaskSettings, cross_entropy, most_likely
