@@ -33,16 +33,20 @@ from weft.planning.planners.space import by_count, degree_layouts, layouts, requ
 from weft.planning.problem import Problem
 
 
-@dataclass(frozen=True, slots=True)
-class HomogeneousPlanner:
-    """A search over homogeneous layouts; `finalists` is the least number of fitting layouts to simulate."""
-
-    name: ClassVar[str] = "homogeneous"
-    finalists: int = 8
+class _OfEveryLayout:
+    """A planner that considers every homogeneous layout."""
 
     def space(self, problem: Problem) -> Iterator[Layout]:
         """See `weft.planning.planners.space.layouts`."""
         return layouts(problem)
+
+
+@dataclass(frozen=True)
+class HomogeneousPlanner(_OfEveryLayout):
+    """A search over homogeneous layouts; `finalists` is the least number of fitting layouts to simulate."""
+
+    name: ClassVar[str] = "homogeneous"
+    finalists: int = 8
 
     def search(self, problem: Problem) -> Ranking:
         """Judge every layout of the space; see the module's docstring.
@@ -165,16 +169,12 @@ class UniformPlanner(HomogeneousPlanner):
         return super().search(problem)
 
 
-@dataclass(frozen=True, slots=True)
-class ExhaustivePlanner:
+@dataclass(frozen=True)
+class ExhaustivePlanner(_OfEveryLayout):
     """The search that simulates every layout, `limit` of them at most."""
 
     name: ClassVar[str] = "exhaustive"
     limit: int = 2000
-
-    def space(self, problem: Problem) -> Iterator[Layout]:
-        """See `weft.planning.planners.space.layouts`."""
-        return layouts(problem)
 
     def search(self, problem: Problem) -> Ranking:
         """Simulate the whole space.
@@ -189,17 +189,13 @@ class ExhaustivePlanner:
         return _ranked(problem, self.space(problem))
 
 
-@dataclass(frozen=True, slots=True)
-class RandomPlanner:
+@dataclass(frozen=True)
+class RandomPlanner(_OfEveryLayout):
     """The search that simulates `trials` runnable layouts, drawn by `seed` without replacement."""
 
     name: ClassVar[str] = "random"
     seed: int = 0
     trials: int = 64
-
-    def space(self, problem: Problem) -> Iterator[Layout]:
-        """See `weft.planning.planners.space.layouts`."""
-        return layouts(problem)
 
     def search(self, problem: Problem) -> Ranking:
         """Simulate the drawn layouts.
