@@ -36,11 +36,11 @@ from weft.lab.lab import open_lab
 from weft.lab.place import VARIABLE
 from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
-from weft.planning.planners.amp.formula import amp_strategy
 from weft.planning.planners.amp.inputs import Degrees, amp_inputs
+from weft.planning.planners.amp.planner import amp_strategy
 from weft.planning.planners.metis_form import metis_form_s
 from weft.planning.problem import Problem
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.measurements import load_devices
 from weft.predict.predict import predict
 from weft.run.launch.workers import launch_workers

@@ -19,7 +19,7 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.models import resolve_model
 from weft.describe.plan import Choice, Plan, Replica, Stage
 from weft.planning.compile import compile_folded, compile_plan
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.cost.price import price
 from weft.predict.costs import Costs
 from weft.predict.simulator import simulate

@@ -46,7 +46,7 @@ from sleeping import LAYER_KIND, Case, Sleepers, StageSeconds
 
 from weft.describe.cluster import Cluster, Link, NodeGroup
 from weft.describe.device import Device
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
 from weft.predict.profile import LayerProfile, LayerTiming
 from weft.program.kinds import STEP

@@ -17,11 +17,11 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from weft.bundles import parts
+from weft.cli.files import SCHEMAS, json_schema
 from weft.cli.main import app
 from weft.describe.catalogue import catalogue
 from weft.describe.families import layer_graph
 from weft.describe.models import PRESETS
-from weft.describe.schema import SCHEMAS, json_schema
 from weft.describe.units import format_bytes, format_count
 from weft.moves.composition import Composition
 from weft.moves.registry import all_moves

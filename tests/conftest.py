@@ -54,7 +54,6 @@ WITH_TORCH = (
     "planning/test_graph_models.py",
     "planning/test_optimizers.py",
     "program/schedules/test_torch_orders.py",
-    "program/test_exchange.py",
 )
 
 

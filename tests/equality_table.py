@@ -25,7 +25,7 @@ from weft.program.rank_program import part_of
 from weft.run.runtime import RankRuntime, StepResult
 from weft.run.stage.build import build_stages
 from weft.run.state.precision import PRECISIONS, STEPPED
-from weft.training.checkpoint.weight_tensors import model_tensors
+from weft.training.checkpoint.stage_tensors import model_tensors
 
 # Of losses and of what methods tell, relative; of tensors, relative where they are larger than SMALL.
 TOLERANCE = 1e-9

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from weft.training.checkpoint import tensor_storage
 from weft.training.tasks.base import TaskSettings
-from weft.training.tasks.causal_lm import CausalLanguageModelling
+from weft.training.tasks.text import CausalLanguageModelling
 
 
 class StopsInLoad(CausalLanguageModelling):

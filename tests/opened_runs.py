@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.training.loggers.base import Opening, Record
+from weft.training.loggers.feed import Opening, Record
 
 CONFIG = {"run": {"train": {"steps": 4}}, "plan": {"plan_id": "0123"}}
 

@@ -10,7 +10,7 @@ from installing import found
 from pool import WorkerPool
 
 from weft.api import finished, prepared
-from weft.describe.home import weft_home
+from weft.files import weft_home
 from weft.run.launch.worker_start import WorkerContext
 from weft.training.loop import train
 from weft.training.session import reopen

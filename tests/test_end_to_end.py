@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import weft
+from weft.cli.files import Summary
 from weft.cli.main import run
-from weft.describe.schema import Summary
 from weft.timeline.store import read_timeline
 
 RUN = """

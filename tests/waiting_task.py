@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from weft.training.tasks.base import TaskSettings
-from weft.training.tasks.causal_lm import CausalLanguageModelling
+from weft.training.tasks.text import CausalLanguageModelling
 
 
 class Waits(CausalLanguageModelling):

@@ -38,7 +38,7 @@ from weft.describe.prediction import Prediction
 from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
 from weft.planning.problem import Problem, problem_of
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
 from weft.program.program import Program
 from weft.program.rank_program import part_of

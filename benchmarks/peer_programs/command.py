@@ -8,9 +8,8 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from weft.cli.layout_options import LayoutOptions, decided
 from weft.cli.output import Json, console, print_json
-from weft.cli.plans import asked_run
+from weft.cli.plans import LayoutOptions, asked_run, decided
 from weft.cli.rankings import compared, comparison_record, named_planners, print_comparison
 from weft.errors import InputError, RunError
 from weft.planning.problem import problem_of_run

@@ -11,7 +11,7 @@ from typing import Any
 
 from weft.describe.layout import Layout
 from weft.describe.plan import Replica
-from weft.describe.run_keywords import run_of_keywords
+from weft.describe.run_file import run_of_keywords
 from weft.doors.emit import OWN_RUNS, emit
 from weft.doors.emit.base import Emitted
 from weft.errors import InputError

@@ -19,7 +19,7 @@ from weft.planning.compile import compile_plan
 from weft.planning.curve import model_flops_utilisation
 from weft.planning.problem import problem_of
 from weft.predict.abstract import simulate_schedule
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
 
 PIPELINE, TENSOR = 8, 8

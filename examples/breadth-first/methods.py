@@ -10,18 +10,30 @@ layer is recomputed, as in the paper, and once the planner decides.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from claims import say
 
+from weft.cli.curve import utilisation_table
 from weft.cli.output import console
-from weft.cli.tables.curve import utilisation_table
+from weft.cli.shown import with_ranks
 from weft.describe.layout import PartialLayout
+from weft.describe.plan import Sharding
 from weft.describe.units import format_bytes, format_seconds
-from weft.planning.curve import Curve, curve, gains, least_memory
-from weft.planning.methods import BREADTH_FIRST, METHODS
+from weft.planning.curve import (
+    BREADTH_FIRST,
+    METHODS,
+    RIVALS,
+    Curve,
+    CurvePoint,
+    Method,
+    MethodPlanner,
+    curve,
+    job_of,
+    point_of,
+)
+from weft.planning.planners import Candidate, Verdict
 from weft.planning.problem import Problem, problem_of
-from weft.planning.simulation_record import with_ranks
 from weft.web.charts.curve import share_text
 
 MODELS = ("gpt-52b", "gpt-6.6b")
@@ -30,6 +42,76 @@ PAPER_GAINS = {"gpt-52b": "up to 43 % (workshop version: 53 %)", "gpt-6.6b": "te
 SMALL = 2
 # Eight replicas of 8 pipeline devices with 8 tensor ranks each, so that there are states to share out.
 REPLICATED = 512
+# More finalists than any space has layouts: all that may fit are simulated.
+_ALL = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """The lead of breadth-first over a rival as shipped, as fractions of throughput.
+
+    Attributes:
+        rival: the method in comparison.
+        samples_per_device: beta.
+        schedule: the lead over the rival with communication overlapped and states sharded as far as it helps.
+        implementation: the lead of that improved rival over the rival as shipped.
+    """
+
+    rival: Method
+    samples_per_device: float
+    schedule: float
+    implementation: float
+
+    @property
+    def total(self) -> float:
+        """The lead over the rival as shipped."""
+        return (1.0 + self.schedule) * (1.0 + self.implementation) - 1.0
+
+
+def gains(answer: Curve) -> tuple[Gain, ...]:
+    """Return the gains of breadth-first over each rival where all three fit; needs all `METHODS`."""
+    found: list[Gain] = []
+    for rival, shipped in RIVALS.items():
+        ours, overlapped, blocking = (
+            answer.utilisation(method.name) for method in (BREADTH_FIRST, rival, shipped)
+        )
+        found.extend(
+            Gain(
+                rival=rival,
+                samples_per_device=share,
+                schedule=ours[share] / overlapped[share] - 1.0,
+                implementation=overlapped[share] / blocking[share] - 1.0,
+            )
+            for share in answer.samples_per_device
+            if share in ours and share in overlapped and share in blocking
+        )
+    return tuple(found)
+
+
+def least_memory(problem: Problem, method: Method, samples_per_device: float) -> CurvePoint:
+    """Return the fitting layout of a method with the lowest peak.
+
+    It uses micro-batches of one sample and full recomputation, unless pinned otherwise. With replicas it
+    shards states as far as the method or a pin allows. The lowest peak must be there.
+    """
+    pins = problem.pins.replaced(
+        micro_batch_size=problem.pins.micro_batch_size or 1,
+        recompute=problem.pins.recompute or "full",
+    )
+    job = job_of(problem, samples_per_device)
+    planner = MethodPlanner(finalists=_ALL, method=replace(method, sharding=None))
+    found: list[Candidate] = []
+    for sharding in _least_states(method, pins):
+        pinned = pins.replaced(sharding=sharding)
+        found.extend(planner.search(replace(problem, job=job, pins=pinned, minimise="memory")).candidates[:1])
+    found.sort(key=lambda candidate: (candidate.verdict is not Verdict.FITS, candidate.peak_bytes))
+    return point_of(job, method, samples_per_device, found)
+
+
+def _least_states(method: Method, pins: PartialLayout) -> tuple[Sharding, ...]:
+    """Return the furthest allowed sharding, and no sharding for layouts without replicas."""
+    pinned = method.sharding or pins.sharding
+    return ("zero-3", "zero-0") if pinned is None else (pinned,)
 
 
 def say_gains(answer: Curve, paper: str) -> None:

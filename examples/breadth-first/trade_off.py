@@ -15,11 +15,17 @@ from pathlib import Path
 
 from claims import say
 
+from weft.cli.curve import trade_off_table
 from weft.cli.output import console
-from weft.cli.tables.curve import trade_off_table
 from weft.describe.layout import PartialLayout
-from weft.planning.curve import curve, default_cluster_sizes, default_critical_batch
-from weft.planning.methods import BREADTH_FIRST, NO_PIPELINE, RIVALS
+from weft.planning.curve import (
+    BREADTH_FIRST,
+    NO_PIPELINE,
+    RIVALS,
+    curve,
+    default_cluster_sizes,
+    default_critical_batch,
+)
 from weft.planning.problem import problem_of
 from weft.web.charts.curve import curve_svg, share_text
 

@@ -27,7 +27,7 @@ from weft.describe.plan import Plan, Recompute
 from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.planning.cluster_changes import changed_cluster
 from weft.planning.long_steps import predict_long
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.engine import load_compiled_engine
 
 VOCABULARY = 128_000

@@ -11,8 +11,7 @@ from weft.describe.layout import Pins
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.prediction import Prediction
-from weft.describe.run_file import changed, load_run
-from weft.describe.run_keywords import run_of_keywords
+from weft.describe.run_file import changed, load_run, run_of_keywords
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
 from weft.moves.layout import flops_per_layer
@@ -26,8 +25,8 @@ from weft.training.directory.resuming import as_in, require_job_of, require_not_
 from weft.training.directory.run_directory import RunDirectory, fresh_directory
 from weft.training.session import evaluate as evaluate_run
 from weft.training.session import execute, finish, job_in, prepare, reopen
-from weft.web.pages.notebook import plan_html
-from weft.web.pages.run_report import write_run_report
+from weft.web.pages.plan import plan_html
+from weft.web.pages.report import write_run_report
 
 DEFAULT_RUNS = "runs"
 

@@ -10,13 +10,13 @@ from importlib.metadata import PackageNotFoundError
 import convolutional_jobs as convolutional
 import pytest
 import torch
+from pydantic import TypeAdapter
 from small_plans import tiny
 
 from weft.capture import doctor, layers
 from weft.capture.interference import measure_interference
 from weft.capture.layers import profile_layers
 from weft.capture.machine import measure_machine
-from weft.capture.measure import _machine_from
 from weft.capture.timing import summarise
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
@@ -154,7 +154,8 @@ def test_measurements_survive_the_worker_and_the_file(profile_of, machines, tmp_
     assert profile_from_record(json.loads(json.dumps(asdict(profile)))) == profile
     save_profile(profile, tmp_path)
     assert load_profile(profile.model_fingerprint, "cpu", 64, "fp32", tmp_path) == profile
-    assert _machine_from(json.loads(json.dumps(asdict(measured)))) == measured
+    record = json.loads(json.dumps(asdict(measured)))
+    assert TypeAdapter(type(measured)).validate_python(record) == measured
     save_machine(measured, tmp_path)
     assert load_machine(measured.device, tmp_path) == measured
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from unittest.mock import patch
 
 import pytest
 import torch
 from pool import WorkerPool
 
-from weft.capture.machine import message_seconds, ways_between
-from weft.capture.message_line import open_exchange
+from weft.capture.machine import messages_between
 from weft.run.transport.transports import TRANSPORTS, transport_of
 
 CPU = torch.device("cpu")
@@ -21,8 +19,8 @@ def passed(rank: int, ranks: int, transport: str) -> list[float]:
     chosen = patch(
         "weft.capture.message_line.transport_of", lambda _, device: transport_of(transport, device)
     )
-    with chosen, closing(open_exchange(ways_between(rank, (0, 1)), CPU, "test")) as exchange:
-        return [message_seconds(exchange, size, CPU, (0, 1), rounds=4) for size in (0, 2**20)]
+    with chosen:
+        return [seconds for _, seconds in messages_between((0, 1), CPU, (0, 2**20))]
 
 
 @pytest.mark.processes

@@ -6,7 +6,7 @@ import pytest
 from lab.clusters import device, group
 from predict.cost.machines import MODEL, cluster
 
-from weft.capture.options import counts_of, require_degrees
+from weft.capture.measure import counts_of, require_degrees
 from weft.cli.main import run
 from weft.describe.cluster import Cluster, Link
 from weft.describe.models import resolve_model

@@ -12,8 +12,7 @@ from small_plans import divisible
 
 from weft.capture import layers
 from weft.capture.layers import profile_layers
-from weft.capture.rounds import IN_FLIGHT
-from weft.capture.subjects import one_of_each_kind, subjects_of, tensor_place
+from weft.capture.subjects import IN_FLIGHT, one_of_each_kind, subjects_of, tensor_place
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from weft.cli.files import json_schema
 from weft.cli.main import app, run
 from weft.describe.plan_file import load_plan
-from weft.describe.schema import json_schema
 from weft.planning.planned import DEFAULT_PLANNER
 from weft.planning.planners import PLANNERS
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from web.lessons import learned
 
+from weft.cli.corrections import lesson_record, lesson_text
 from weft.cli.main import run
-from weft.cli.tables.lessons import lesson_record, lesson_text
-from weft.describe.home import weft_home
+from weft.files import weft_home
 from weft.web.pages.calibration import lessons_page
 
 pytestmark = pytest.mark.usefixtures("own_home")

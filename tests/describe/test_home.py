@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.describe.home import weft_home
+from weft.files import weft_home
 
 
 @pytest.mark.parametrize(

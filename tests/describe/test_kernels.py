@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import get_args
 
 import pytest
 
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
-from weft.describe.kernels import ATTENTIONS, NORMS, Kernels, with_kernels
+from weft.describe.kernels import Attention, Kernels, Norm, with_kernels
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.models import resolve_model
 from weft.predict.cost.memory import stage_kept_bytes
 
 EVERY = [
     Kernels(attention=attention, norm=norm, sequence_parallel=divided, loss_parallel=shared)
-    for attention, norm, divided, shared in product(ATTENTIONS, NORMS, (True, False), (True, False))
+    for attention, norm, divided, shared in product(
+        get_args(Attention), get_args(Norm), (True, False), (True, False)
+    )
 ]
 EVERY.append(Kernels(accumulation="fused"))
 GPT, LLAMA = resolve_model("gpt2"), resolve_model("llama-7b")
@@ -67,7 +70,7 @@ def test_a_fused_norm_keeps_four_hidden_states_and_an_unfused_one_sixteen_bytes_
         norm: stage_kept_bytes(
             with_kernels(layer_graph(LLAMA), LLAMA, Kernels(norm=norm)), (1,), shape, "bf16"
         )
-        for norm in NORMS
+        for norm in get_args(Norm)
     }
     s, h, f, a = 2048, LLAMA.hidden, LLAMA.feed_forward, LLAMA.heads
     assert kept["fused"] == pytest.approx(s * (2 * (4 * h + 4 * h + 4 * f) + 4 * a), rel=2e-3)

@@ -5,8 +5,8 @@ import tomllib
 
 import pytest
 
+from weft.cli.files import SCHEMAS, json_schema
 from weft.describe.run_file import commented_run_file
-from weft.describe.schema import SCHEMAS, json_schema
 from weft.errors import InputError
 
 

@@ -3,8 +3,7 @@
 import pytest
 
 from weft.describe.models import PRESETS
-from weft.describe.run_file import parse_run
-from weft.describe.run_keywords import run_of_keywords
+from weft.describe.run_file import parse_run, run_of_keywords
 from weft.describe.tasks import KNOWN_TASKS, default_task, task_problems
 from weft.errors import InputError
 from weft.planning.problem import problem_of_run

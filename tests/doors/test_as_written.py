@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from doors.jobs import planned, run_of
 
-from weft.doors.as_written import as_written
+from weft.cli.emit import as_written
 from weft.doors.emit import EMITTERS, OWN_RUNS, emit
 from weft.moves.layout_of_plan import layout_of
 from weft.planning.planned import PlannedJob

@@ -6,15 +6,18 @@ import importlib
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from weft.planning.curve import curve
+from weft.describe.layout import PartialLayout
+from weft.planning.curve import BREADTH_FIRST, GPIPE, METHODS, RIVALS, Curve, curve
 from weft.planning.problem import problem_of
 
 FOLDER = Path(__file__).parents[2] / "examples" / "breadth-first"
 
+SHARES = (0.25, 2.0)
 
 NAMES = [path.stem for path in FOLDER.glob("*.py")]
 
@@ -61,3 +64,41 @@ def test_methods_says_all_gains_and_the_memory(capsys: pytest.CaptureFixture[str
     said = capsys.readouterr().out
     assert said.count("breadth-first is best at") == 2
     assert said.count("schedule ") == said.count("implementation ") == 4
+
+
+@cache
+def small_curve() -> Curve:
+    problem = problem_of(model="gpt-1m", on="16xv100-32gb", precision="fp16")
+    return curve(problem, samples_per_device=SHARES)
+
+
+def test_gains_split_into_schedule_and_implementation() -> None:
+    methods, small = importlib.import_module("methods"), small_curve()
+    found = methods.gains(small)
+    assert len(found) == len(RIVALS) * len(SHARES)
+    for gain in found:
+        ours = small.point(BREADTH_FIRST.name, gain.samples_per_device).step_s
+        shipped = small.point(RIVALS[gain.rival].name, gain.samples_per_device).step_s
+        assert gain.total == pytest.approx(shipped / ours - 1)
+        assert gain.implementation >= 0
+
+
+def test_the_least_memory_is_not_above_that_of_the_fastest_layout() -> None:
+    methods, small = importlib.import_module("methods"), small_curve()
+    for method in METHODS:
+        found = methods.least_memory(small.problem, method, 2.0).candidate
+        fastest = small.point(method.name, 2.0).candidate
+        assert found is not None
+        assert fastest is not None
+        assert method.admits(found.layout)
+        assert found.layout.recompute == "full"
+        assert found.peak_bytes <= fastest.peak_bytes
+    pinned = replace(small.problem, pins=PartialLayout(sharding="zero-1", recompute="none"))
+    found = methods.least_memory(pinned, GPIPE, 2.0).candidate
+    assert found is not None
+    assert (found.layout.sharding, found.layout.recompute) == ("zero-1", "none")
+    nothing = methods.least_memory(
+        problem_of(model="gpt-52b", on="4xv100-32gb", precision="fp16"), GPIPE, 1.0
+    )
+    assert nothing.candidate is None
+    assert "more than any device has" in nothing.reason

@@ -26,8 +26,8 @@ from weft.methods.auxiliary_head.layers import add_head
 from weft.planning.compile import compile_evaluation
 from weft.planning.planned import plan_run
 from weft.planning.problem import problem_of_run
-from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.memory import own_parameters, plan_states, stage_parameters, with_slack
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.cost.price import price
 from weft.program.kinds import BACKWARD, FORWARD
 from weft.program.program import Program

@@ -20,7 +20,7 @@ from weft.errors import InputError
 from weft.methods.local_averaging.kinds import AVERAGE_WEIGHTS
 from weft.planning.compile import compile_evaluation, compile_folded
 from weft.planning.planned import plan_run
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
 from weft.program.kinds import STEP, is_collective
 from weft.program.program import Columns, Program

@@ -8,6 +8,7 @@ import pytest
 import torch
 from pool import WorkerPool
 from safetensors.torch import load_file
+from saved_checkpoints import save_checkpoint
 from small_jobs import SEED, batch_of, make_runtime, parameters_of
 from small_plans import make_plan, make_program, tiny
 
@@ -52,7 +53,7 @@ def resume(rank: int, ranks: int, config: ModelConfig, plan: Plan, folder: Path,
             settled = parameters_of(runtime)
         assert all(torch.equal(value, own[name]) for name, value in parameters_of(runtime).items())
         if end == done:
-            checkpoints.save(folder, state, *parts, keep=1)
+            save_checkpoint(folder, state, *parts, keep=1)
             saved = load_tensors(folder / f"step-{done:08}")
             assert all(torch.equal(saved[name].to(value.dtype), value) for name, value in settled.items())
         runtime.close()

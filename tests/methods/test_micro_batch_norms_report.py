@@ -19,8 +19,8 @@ from weft.methods.micro_batch_norms.kinds import MICRO_BATCH_NORMS
 from weft.methods.micro_batch_norms.report import SECTION, norms_of
 from weft.planning.compile import compile_plan
 from weft.planning.report_sections import Section
-from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.network import Network
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.cost.price import price
 from weft.predict.predict import predict
 from weft.program.kinds import BACKWARD, BACKWARD_WEIGHT

@@ -15,8 +15,7 @@ from program.rendezvous import stuck_rows
 from weft.errors import InputError
 from weft.methods.sharding.kinds import FREE, GATHER, REDUCE
 from weft.program.buffers import SHARDED_BUFFERS, gathers, reductions
-from weft.program.build import build_evaluation_program
-from weft.program.exchange import program_orders
+from weft.program.build import build_evaluation_program, program_orders
 from weft.program.kinds import BACKWARD, BACKWARD_WEIGHT, COMPUTATIONS, FORWARD, MESSAGES, STEP
 from weft.program.program import Program
 from weft.program.schedules.base import ComputeOrder

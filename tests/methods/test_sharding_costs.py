@@ -14,7 +14,7 @@ from weft.describe.families import layer_graph
 from weft.describe.plan import Blocking
 from weft.methods.sharding.kinds import REDUCE
 from weft.planning.compile import compile_plan
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.cost.price import price
 from weft.program.kinds import BACKWARD
 

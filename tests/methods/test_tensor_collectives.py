@@ -26,7 +26,7 @@ from weft.methods.tensor_collectives.kinds import TENSOR_BACKWARD, TENSOR_FORWAR
 from weft.methods.tensor_collectives.program import NAME, WAYS
 from weft.planning.compile import compile_evaluation, compile_folded
 from weft.planning.report_sections import sections_of
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import PredictedStep, predict
 from weft.program.kinds import BACKWARD, FORWARD
 from weft.program.program import COLUMN_NAMES, Program

@@ -12,6 +12,7 @@ import pytest
 import torch
 from asked_methods import CLIPS
 from pool import WorkerPool
+from saved_checkpoints import save_checkpoint
 from small_jobs import SEED, make_runtime
 from small_plans import divisible, make_program
 from tensor_jobs import DividedLoss, samples_of
@@ -126,7 +127,7 @@ def resume(rank: int, ranks: int, config: ModelConfig, plan: Plan, folder: Path)
         losses = [runtime.step(step, samples_of(config, plan, step)).loss for step in range(start, end)]
         runtime.gather_weights()
         if end == 1:
-            checkpoints.save(folder, state, *parts, keep=1)
+            save_checkpoint(folder, state, *parts, keep=1)
         parameters = {name: value.detach().clone() for name, value in runtime.stages[0].named_parameters()}
         outcomes.append((losses, parameters))
         runtime.close()

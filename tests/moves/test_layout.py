@@ -18,7 +18,7 @@ from weft.errors import InputError
 from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.moves.layout_of_plan import layout_of
 from weft.planning.compile import compile_folded, compile_plan
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
 from weft.program.verify import verify
 

@@ -11,8 +11,7 @@ from weft.describe.contract import Contract
 from weft.describe.run_file import RunFile, parse_run
 from weft.describe.run_tables.planning import GoalTable
 from weft.moves.move import Purpose
-from weft.moves.pins import refused_pins
-from weft.moves.registry import all_moves, kept_out, moves_for
+from weft.moves.registry import all_moves, kept_out, moves_for, refused_pins
 
 
 def run(contract: str = "exact", **tables: dict[str, Any]) -> RunFile:

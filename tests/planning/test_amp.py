@@ -22,8 +22,7 @@ from weft.planning.planners.amp import (
     degrees_of,
     slower_of_both,
 )
-from weft.predict.abstract import simulate_schedule
-from weft.predict.stage_times import PassTimes
+from weft.predict.abstract import PassTimes, simulate_schedule
 
 DEGREES = (1, 2, 4)
 

@@ -14,7 +14,7 @@ from weft.moves.layout import build_plan, refuse
 from weft.planning.compile import compile_folded, compile_plan
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import problem_of
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.measurements import Measurements
 from weft.predict.predict import predict
 from weft.predict.profile import LayerProfile, LayerTiming

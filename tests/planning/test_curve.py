@@ -9,16 +9,6 @@ import pytest
 from weft.describe.layout import PartialLayout
 from weft.errors import InputError
 from weft.planning.curve import (
-    Curve,
-    curve,
-    default_cluster_sizes,
-    default_critical_batch,
-    default_samples_per_device,
-    gains,
-    least_memory,
-    model_flops_utilisation,
-)
-from weft.planning.methods import (
     BREADTH_FIRST,
     DEPTH_FIRST,
     GPIPE,
@@ -26,6 +16,12 @@ from weft.planning.methods import (
     NO_PIPELINE,
     ONE_FORWARD_ONE_BACKWARD,
     RIVALS,
+    Curve,
+    curve,
+    default_cluster_sizes,
+    default_critical_batch,
+    default_samples_per_device,
+    model_flops_utilisation,
 )
 from weft.planning.planners import get_planner
 from weft.planning.problem import Problem, problem_of
@@ -100,16 +96,6 @@ def test_the_trade_off_is_that_of_the_method_s_utilisation(small: Curve) -> None
     )
 
 
-def test_gains_split_into_schedule_and_implementation(small: Curve) -> None:
-    found = gains(small)
-    assert len(found) == len(RIVALS) * len(SHARES)
-    for gain in found:
-        ours = small.point(BREADTH_FIRST.name, gain.samples_per_device).step_s
-        shipped = small.point(RIVALS[gain.rival].name, gain.samples_per_device).step_s
-        assert gain.total == pytest.approx(shipped / ours - 1)
-        assert gain.implementation >= 0
-
-
 def test_pins_hold_for_every_method() -> None:
     answer = curve(problem(pins=PartialLayout(tp=2, micro_batch_size=1)), samples_per_device=(1.0,))
     fitting = [point.candidate.layout for point in answer.points if point.candidate is not None]
@@ -129,24 +115,6 @@ def test_a_model_that_fits_nowhere_says_why() -> None:
     assert point.candidate is None
     assert "more than any device has" in point.reason
     assert answer.utilisation("gpipe") == {}
-
-
-def test_the_least_memory_is_not_above_that_of_the_fastest_layout(small: Curve) -> None:
-    for method in METHODS:
-        found = least_memory(small.problem, method, 2.0).candidate
-        fastest = small.point(method.name, 2.0).candidate
-        assert found is not None
-        assert fastest is not None
-        assert method.admits(found.layout)
-        assert found.layout.recompute == "full"
-        assert found.peak_bytes <= fastest.peak_bytes
-    pinned = replace(small.problem, pins=PartialLayout(sharding="zero-1", recompute="none"))
-    found = least_memory(pinned, GPIPE, 2.0).candidate
-    assert found is not None
-    assert (found.layout.sharding, found.layout.recompute) == ("zero-1", "none")
-    nothing = least_memory(problem("gpt-52b", "4xv100-32gb"), GPIPE, 1.0)
-    assert nothing.candidate is None
-    assert "more than any device has" in nothing.reason
 
 
 def test_defaults_follow_the_cluster_and_the_model() -> None:

@@ -17,7 +17,7 @@ from weft.planning.compile import compile_folded, pipeline_layout
 from weft.planning.planners import get_planner
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import problem_of
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
 
 PROBLEM = problem_of(model="own_models:diamond", on="4xa100-40gb", global_batch=32)

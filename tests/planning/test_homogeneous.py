@@ -13,7 +13,7 @@ from weft.planning.compile import compile_plan
 from weft.planning.planners import Verdict, get_planner
 from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.problem import problem_of
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.program.verify import verify
 
 SEARCH = get_planner("homogeneous").search

@@ -10,8 +10,9 @@ from installing import register
 
 from weft.describe.contract import Contract
 from weft.describe.layout import Layout, PartialLayout
-from weft.describe.run_keywords import run_of_keywords
+from weft.describe.run_file import run_of_keywords
 from weft.moves.layout import build_plan
+from weft.planning.advice import SmallestChange, SmallestChanges
 from weft.planning.compile import compile_plan
 from weft.planning.long_steps import predict_long
 from weft.planning.planned import plan_run
@@ -20,9 +21,8 @@ from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.simulated import simulated
 from weft.planning.planners.space import layouts
 from weft.planning.problem import Problem, problem_of
-from weft.planning.smallest_change import SmallestChange, SmallestChanges
 from weft.planning.what_if import what_if
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
 
 LAST_IN_FIRST_OUT = "last-in-first-out"

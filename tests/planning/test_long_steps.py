@@ -12,7 +12,7 @@ from weft.describe.models import resolve_model
 from weft.moves.layout import build_plan
 from weft.planning.compile import compile_folded
 from weft.planning.long_steps import predict_long
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
 from weft.timeline.figures import bubble_fraction
 

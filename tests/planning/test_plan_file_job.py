@@ -8,7 +8,7 @@ import pytest
 
 import weft
 from weft.errors import InputError
-from weft.planning.plan_file_job import plan_file_job
+from weft.training.session import plan_file_job
 
 OTHER = """
 [model]

@@ -13,9 +13,9 @@ from weft.describe.plan_file import check_plan
 from weft.errors import InputError
 from weft.planning.compile import compile_plan
 from weft.planning.planners import PLANNERS, Ranking, Verdict, get_planner
-from weft.planning.planners.sampled import ExhaustivePlanner, RandomPlanner
+from weft.planning.planners.homogeneous import ExhaustivePlanner, RandomPlanner
 from weft.planning.problem import Problem, problem_of
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
 from weft.program.verify import verify
 

@@ -13,7 +13,7 @@ from weft.describe.cluster import Cluster
 from weft.describe.layout import PartialLayout
 from weft.describe.prediction import SHARED
 from weft.describe.request import request_of
-from weft.describe.run_keywords import run_of_keywords
+from weft.describe.run_file import run_of_keywords
 from weft.planning.planned import PlannedJob
 from weft.planning.planners import Verdict, get_planner
 from weft.planning.problem import Problem, measured_problem
@@ -22,7 +22,7 @@ from weft.planning.what_if import on_cluster
 from weft.predict.corrections import Correction, Observation
 from weft.predict.corrections_file import residual_files
 from weft.predict.cost.calibration import save_profile
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
 from weft.program.kinds import MESSAGES
 from weft.timeline.timeline import TIMELINE_COLUMNS, Timeline

@@ -7,18 +7,17 @@ from dataclasses import asdict, replace
 import pytest
 
 from weft.describe.layout import Layout
-from weft.describe.run_keywords import run_of_keywords
+from weft.describe.run_file import run_of_keywords
 from weft.errors import InputError
 from weft.moves.layout import refuse
 from weft.moves.move import Purpose
-from weft.planning.advice import advised
+from weft.planning.advice import SmallestChanges, advised
 from weft.planning.neighbours import neighbours
 from weft.planning.planned import plan_run
 from weft.planning.planners import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.simulated import simulated
 from weft.planning.problem import Problem, problem_of
-from weft.planning.smallest_change import SmallestChanges
 
 
 def problem(on: str = "8xa100-80gb", model: str = "llama-7b") -> Problem:

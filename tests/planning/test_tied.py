@@ -19,8 +19,8 @@ from weft.moves.layout import build_plan
 from weft.planning.compile import compile_plan, pipeline_layout
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import problem_of
-from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.memory import stage_parameters, state_bytes
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.cost.price import price
 from weft.predict.predict import predict
 from weft.predict.simulator import simulate

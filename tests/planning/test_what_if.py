@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.describe.cluster_file import parse_cluster
-from weft.describe.run_keywords import run_of_keywords
+from weft.describe.run_file import run_of_keywords
 from weft.errors import InputError
 from weft.planning.goals import price_per_hour
 from weft.planning.planned import PlannedJob, plan_run

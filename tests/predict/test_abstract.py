@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import InputError
-from weft.predict.abstract import simulate_schedule
-from weft.predict.stage_times import PassTimes
+from weft.predict.abstract import PassTimes, simulate_schedule
 
 ratios = st.sampled_from(
     [(Fraction(1), Fraction(1)), (Fraction(1), Fraction(2)), (Fraction(3, 7), Fraction(5, 4))]

@@ -16,7 +16,7 @@ from weft.describe.families import layer_graph
 from weft.describe.models import resolve_model
 from weft.errors import InputError
 from weft.planning.compile import compile_folded, compile_plan
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import PredictedStep, predict
 from weft.program.fold import fold_lanes
 from weft.program.kinds import BACKWARD_WEIGHT, FORWARD, STEP

@@ -10,9 +10,9 @@ from predict.programs import by_hand, costs_of
 
 from weft.describe.families import layer_graph
 from weft.planning.compile import compile_plan
-from weft.predict.cost.cost_model import CostModel
-from weft.predict.live_bytes import live_curve, peak_live_bytes
-from weft.predict.predict import predict
+from weft.predict.cost.placed_plan import CostModel
+from weft.predict.predict import live_curve, predict
+from weft.predict.simulator import peak_live_bytes
 from weft.program.kinds import FORWARD
 
 GRAPH = layer_graph(MODEL)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from weft.errors import InputError
-from weft.predict.stage_times import PassTimes, read_stage_times
+from weft.predict.abstract import PassTimes, read_stage_times
 
 
 def test_stages_are_read_in_order_and_exactly(tmp_path: Path) -> None:

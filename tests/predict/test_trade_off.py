@@ -14,7 +14,6 @@ from weft.predict.trade_off import (
     cheapest,
     critical_batch_tokens,
     samples_to_target,
-    trade_offs,
 )
 
 UTILISATION = {1 / 8: 0.35, 1 / 4: 0.42, 1 / 2: 0.47, 1: 0.50, 2: 0.52, 4: 0.53}
@@ -50,7 +49,7 @@ def test_at_the_critical_batch_samples_are_twice_the_least(critical_batch: float
 def test_the_best_samples_per_device_never_grow_with_the_cluster(
     utilisation: dict[float, float], devices: list[int], critical_batch: float
 ) -> None:
-    curve = trade_offs(utilisation, sorted(devices), critical_batch)
+    curve = [cheapest(utilisation, count, critical_batch) for count in sorted(devices)]
     for smaller, larger in pairwise(curve):
         other = samples_to_target(smaller.samples_per_device * larger.devices, critical_batch)
         # Only rounding can tell two choices apart that cost the same.

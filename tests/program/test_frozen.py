@@ -15,8 +15,7 @@ from program.rendezvous import stuck_rows
 from weft.describe.plan import Sharding
 from weft.errors import InputError
 from weft.methods.sharding.kinds import REDUCE
-from weft.program.build import build_evaluation_program, build_training_program
-from weft.program.exchange import program_orders
+from weft.program.build import build_evaluation_program, build_training_program, program_orders
 from weft.program.kinds import (
     BACKWARD,
     BACKWARD_INPUT,

@@ -11,6 +11,7 @@ import pytest
 import torch
 from asked_methods import CLIPS
 from pool import WorkerPool
+from saved_checkpoints import save_checkpoint
 from small_jobs import SEED, batch_of, descent, loss_of, make_runtime
 from small_plans import make_plan, make_program, tiny
 
@@ -19,9 +20,8 @@ from weft.program.rank_program import part_of
 from weft.run.runtime import RankRuntime
 from weft.run.stage.build import build_stage
 from weft.training.checkpoint import checkpoints
-from weft.training.checkpoint.optimizer_states import optimizer_tensors
+from weft.training.checkpoint.stage_tensors import model_tensors, optimizer_tensors
 from weft.training.checkpoint.training_state import TrainingState
-from weft.training.checkpoint.weight_tensors import model_tensors
 from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
 
 pytestmark = pytest.mark.processes
@@ -103,7 +103,7 @@ def save_and_restore(
     runtime = runtime_of(rank, source, 0)
     for step in range(STEPS):
         runtime.step(step, batch_of(CONFIG, source, step))
-    checkpoints.save(directory, STATE, runtime.stages, runtime.optimizers, runtime.stepped, keep=1)
+    save_checkpoint(directory, STATE, runtime.stages, runtime.optimizers, runtime.stepped, keep=1)
     saved = state_of(runtime)
     runtime.close()
     path, _ = checkpoints.agree_on_newest(directory)

@@ -11,7 +11,7 @@ from scoring.rows import ROW
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.scoring.score import score
-from weft.web.rows.score import score_rows
+from weft.web.pages.score import score_rows
 
 MODEL = ModelConfig(
     name="small",

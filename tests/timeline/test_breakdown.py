@@ -13,8 +13,15 @@ from timeline.timelines import timeline_of, unit_durations
 
 from weft.program.kinds import KINDS, is_compute
 from weft.program.program import NONE
-from weft.timeline.breakdown import COLLECTIVES, MESSAGES, WAITING, step_breakdown
-from weft.timeline.figures import bubble_fraction, busy_by_kind, makespan_s
+from weft.timeline.figures import (
+    COLLECTIVES,
+    MESSAGES,
+    WAITING,
+    bubble_fraction,
+    busy_by_kind,
+    makespan_s,
+    step_breakdown,
+)
 from weft.timeline.timeline import Timeline
 
 

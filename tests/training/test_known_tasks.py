@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from weft.errors import InputError
 from weft.training.tasks import make_task
 from weft.training.tasks.base import Task, TaskSettings
-from weft.training.tasks.masked_lm import NO_TARGET, targets_per_sample
+from weft.training.tasks.text import NO_TARGET, targets_per_sample
 
 MASK = 256
 

@@ -40,7 +40,7 @@ from weft.training.data.sampler import SampleLedger
 from weft.training.loop import MOST_LEFT_OUT_STEPS, require_progress, train
 from weft.training.optimizer.optimizers import settings_of
 from weft.training.tasks.base import TaskSettings
-from weft.training.tasks.causal_lm import CausalLanguageModelling
+from weft.training.tasks.text import CausalLanguageModelling
 
 pytestmark = pytest.mark.processes
 
@@ -466,8 +466,8 @@ def test_a_run_goes_on_with_another_global_batch_and_precision(
     assert read == SampleLedger(available, 5).take(0, total).tolist()
     assert [row["epoch"] * available for row in metrics] == pytest.approx([8, 16, 24, 36, 48, 60])
     # Steps count, of whatever size.
-    rates = settings_of(job_of(former, run_dir, STEPS, **decay).run).rates
-    assert [row["learning_rate"] for row in metrics] == [rates.rate(step) for step in range(STEPS)]
+    settings = settings_of(job_of(former, run_dir, STEPS, **decay).run)
+    assert [row["learning_rate"] for row in metrics] == [settings.rate(step) for step in range(STEPS)]
     newest = json.loads((run_dir / "checkpoints/step-00000006/state.json").read_text())
     assert (newest["samples"], newest["precision"]) == (total, "bf16")
     assert {len(tensors(run_dir, 3)[name]) - len(value) for name, value in tensors(run_dir).items()} == {0}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from pool import WorkerPool
+from saved_checkpoints import save_checkpoint
 from small_jobs import batch_of, make_runtime, parameters_of
 from small_plans import make_plan, make_program, tiny
 
@@ -48,7 +49,7 @@ def go_on(rank: int, ranks: int, settings: OptimizerSettings, directory: Path) -
     """Whether four steps and two with two more after a checkpoint are the same."""
     runtime = runtime_of(rank, settings)
     trained(runtime, range(2))
-    checkpoints.save(directory, STATE, runtime.stages, runtime.optimizers, runtime.stepped, keep=1)
+    save_checkpoint(directory, STATE, runtime.stages, runtime.optimizers, runtime.stepped, keep=1)
     straight = trained(runtime, range(2, 4))
     runtime.close()
     again = runtime_of(rank, settings)

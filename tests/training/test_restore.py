@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from pool import WorkerPool
+from saved_checkpoints import save_checkpoint
 from small_jobs import batch_of, make_runtime
 from small_plans import make_plan, make_program, tiny
 
@@ -14,8 +15,7 @@ from weft.describe.plan import Plan
 from weft.run.runtime import RankRuntime
 from weft.training.checkpoint import checkpoints
 from weft.training.checkpoint.checkpoints import TrainingState
-from weft.training.checkpoint.optimizer_states import optimizer_tensors
-from weft.training.checkpoint.weight_tensors import model_tensors
+from weft.training.checkpoint.stage_tensors import model_tensors, optimizer_tensors
 from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
 
 pytestmark = pytest.mark.processes
@@ -88,7 +88,7 @@ def save(rank: int, ranks: int, plan: Plan, directory: Path) -> tuple[Tensors, t
     runtime = runtime_of(rank, plan)
     for step in range(STEPS):
         runtime.step(step, batch_of(CONFIG, plan, step))
-    checkpoints.save(directory, STATE, runtime.stages, runtime.optimizers, runtime.stepped, keep=1)
+    save_checkpoint(directory, STATE, runtime.stages, runtime.optimizers, runtime.stepped, keep=1)
     saved = state_of(runtime)
     outcome = advance(runtime, plan)
     runtime.close()

@@ -9,7 +9,7 @@ import torch
 from weft.errors import InputError
 from weft.training.tasks import make_task
 from weft.training.tasks.base import TaskSettings
-from weft.training.tasks.causal_lm import CausalLanguageModelling
+from weft.training.tasks.text import CausalLanguageModelling
 
 
 @pytest.fixture

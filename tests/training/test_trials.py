@@ -10,7 +10,7 @@ import pytest
 
 from weft.cli.main import run as weft
 from weft.describe.plan_file import load_plan
-from weft.describe.run_keywords import run_of_keywords
+from weft.describe.run_file import run_of_keywords
 from weft.errors import InputError, RunError, Violation
 from weft.planning.planned import PlannedJob, plan_run
 from weft.planning.planners import Candidate

@@ -14,7 +14,7 @@ from training.test_loop import STEPS, job_of, losses, new_run, plan_of, rows, ru
 import weft
 from weft.api import prepared
 from weft.cli.main import run
-from weft.cli.progress import Progress
+from weft.cli.runs import Progress
 from weft.describe.plan import Plan
 from weft.describe.units import format_seconds
 from weft.errors import InputError

@@ -6,7 +6,7 @@ from predict.cost.machines import CPU, MODEL, cluster
 from predict.observed import observed, several
 
 from weft.describe.families import layer_graph
-from weft.describe.home import weft_home
+from weft.files import weft_home
 from weft.planning.residuals import Lesson, lessons_in
 from weft.predict.corrections_file import empty_residuals, save_residuals
 

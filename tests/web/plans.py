@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import weft
-from weft.describe.run_keywords import run_of_keywords
+from weft.describe.run_file import run_of_keywords
 from weft.planning.curve import Curve, curve
 from weft.planning.planned import PlannedJob, plan_run
 from weft.planning.problem import problem_of

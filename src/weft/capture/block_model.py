@@ -10,7 +10,8 @@ The costs follow from the operators that a forward pass on torch's meta device c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -112,14 +113,13 @@ def _costed(
     index: int, make: Callable[[], nn.Module], inputs: Sequence[torch.Tensor], *, from_samples: bool
 ) -> tuple[Layer, torch.Tensor]:
     """Return one layer's costs for one sample, and its output."""
-    work, kept = _Work(), _KeptElements()
+    work = _Work()
     try:
         with torch.device("meta"):
             module = make()
         versions = {name: buffer._version for name, buffer in module.named_buffers()}
         inputs = [one.detach().requires_grad_(one.is_floating_point() and not from_samples) for one in inputs]
-        kept.leave_out(module.parameters())
-        with work, torch.autograd.graph.saved_tensors_hooks(kept.add, lambda tensor: tensor):
+        with work, storages_saved(module.parameters()) as kept:
             output = module(*inputs)
         _require_unchanged(index, module, versions)
         if not isinstance(output, torch.Tensor) or output.dim() < 1 or len(output) != len(inputs[0]):
@@ -134,7 +134,7 @@ def _costed(
         name=f"layer.{index}",
         kind=type(module).__name__,
         parameters=parameters,
-        kept=Amount.of(kept.elements, batch=1),
+        kept=Amount.of(sum(kept.values()) / _ELEMENT_BYTES, batch=1),
         sent=Amount.of(output.numel(), batch=1),
         **passes(
             work.products,
@@ -155,25 +155,20 @@ def _require_unchanged(index: int, module: nn.Module, versions: Mapping[str, int
         raise InputError(Violation("model.build", problem))
 
 
-class _KeptElements:
-    """A counter of the elements that autograd saves, every storage once and no parameter."""
+@contextmanager
+def storages_saved(parameters: Iterable[torch.Tensor]) -> Iterator[Mapping[int, int]]:
+    """Yield the bytes of each storage that autograd saves in the block for backward passes, no parameters."""
+    owned = {parameter.untyped_storage()._cdata for parameter in parameters}
+    found: dict[int, int] = {}
 
-    def __init__(self) -> None:
-        self._storages: dict[int, float] = {}
-        self._owned: set[int] = set()
-
-    def leave_out(self, tensors: Any) -> None:
-        self._owned |= {tensor.untyped_storage()._cdata for tensor in tensors}
-
-    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in self._owned:
-            self._storages[storage._cdata] = storage.nbytes() / _ELEMENT_BYTES
+        if storage._cdata not in owned:
+            found[storage._cdata] = storage.nbytes()
         return tensor
 
-    @property
-    def elements(self) -> float:
-        return sum(self._storages.values())
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield found
 
 
 class _Work(TorchDispatchMode):

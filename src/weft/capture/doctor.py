@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from weft.describe.home import weft_home
 from weft.describe.this_machine import this_machine
 from weft.describe.units import format_bytes
+from weft.files import weft_home
 from weft.predict.cost.calibration import load_machine
 from weft.predict.ledger import Ledger
 from weft.timeline.figures import error_text

@@ -22,9 +22,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
+from torch.nn.functional import cross_entropy
 
 from weft.capture.message_line import MessageLine, open_exchange
-from weft.capture.rounds import IN_FLIGHT, one_round, stage_inputs
+from weft.capture.subjects import IN_FLIGHT, one_round, stage_inputs
 from weft.capture.timing import Timing, slowest, summarise
 from weft.describe.cluster import Cluster
 from weft.describe.families import layer_graph
@@ -75,7 +76,9 @@ def measure_interference(cluster: Cluster, device: torch.device) -> Interference
         if dist.get_rank() in stage.replicas[0].ranks
     }
     records = _recorded(plan, program, stages, config, device)
-    host_s = slowest(Timing(_between_computations(records), 0.0)).seconds
+    # The median is unaffected by the few computations that wait for another rank.
+    gaps_ns = (records["start_ns"][1:] - records["end_ns"][:-1])[np.diff(records["step"]) == 0]
+    host_s = slowest(Timing(float(np.median(gaps_ns)) * 1e-9, 0.0)).seconds
     if dist.get_world_size() == 1:
         return Interference(host_s, 1.0, 1.0)
     ((index, stage),) = stages.items()
@@ -138,7 +141,7 @@ def _ring(device: torch.device) -> Iterator[Callable[[int], list[float]]]:
     content = torch.zeros(MESSAGE_BYTES // 4, device=device)
     with (
         closing(open_exchange([(rank, after), (before, rank)], device, "interference")) as exchange,
-        closing(exchange.line(after, before, content)) as line,
+        closing(MessageLine(exchange, after, before, content)) as line,
     ):
         yield partial(_pass_round, line)
 
@@ -168,7 +171,7 @@ def _recorded(
             plan,
             program,
             stages,
-            _loss,
+            lambda logits, targets: cross_entropy(logits.flatten(0, 1), targets.flatten().to(device)),
             lambda stage: torch.optim.SGD(stage.parameters(), lr=0.0),
             device=device,
             seed=0,
@@ -185,14 +188,3 @@ def _recorded(
         records[is_compute(program.columns.kind[records["position"] - program.first_row])],
         order=["step", "position"],
     )
-
-
-def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten().to(logits.device))
-
-
-def _between_computations(records: npt.NDArray[np.void]) -> float:
-    """Return the median seconds between computations, unaffected by the few that wait for another rank."""
-    same_step = records["step"][1:] == records["step"][:-1]
-    gaps = (records["start_ns"][1:] - records["end_ns"][:-1])[same_step]
-    return float(np.median(gaps)) * 1e-9

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from weft.capture.interference import measure_interference
-from weft.capture.message_line import Exchange, open_exchange
+from weft.capture.message_line import Exchange, MessageLine, open_exchange
 from weft.capture.timing import Timing, host_seconds, repeat, slowest, summarise
 from weft.describe.cluster import Cluster
 from weft.predict.profile import MachineMeasurement
@@ -27,6 +27,7 @@ from weft.run.transport.transports import transport_of
 
 # In a row on an accelerator: far fewer than its queue of launches holds.
 LAUNCHES = 64
+MESSAGE_ROUNDS = 20
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def measure_machine(
     memory = tuple(_memory_speed(size, clock, budget_s) for size in sizes.memory)
     interference = measure_interference(cluster, device)
     alone = dist.get_world_size() == 1
-    messages = [] if alone else _messages(device, sizes.message)
+    messages = [] if alone else messages_between((0, 1), device, sizes.message)
     reductions = [] if alone else _all_reductions(device, sizes.reduce)
     return MachineMeasurement(
         device=cluster.groups[0].device.name,
@@ -82,7 +83,7 @@ def measure_machine(
         instruction_s=interference.instruction_s,
         compute_slowdown=interference.compute_slowdown,
         communication_slowdown=interference.communication_slowdown,
-        message=tuple(messages),
+        message=tuple((float(size), seconds) for size, seconds in messages),
         all_reduce=tuple(reductions),
         spread=launch.spread,
     )
@@ -145,21 +146,16 @@ def _launches(device: torch.device) -> Callable[[], float]:
     return measure
 
 
-def _messages(device: torch.device, sizes: Sequence[int]) -> list[tuple[float, float]]:
-    """Return (bytes, seconds) of messages between ranks 0 and 1; the other ranks wait."""
-    rank = dist.get_rank()
-    with closing(open_exchange(ways_between(rank, (0, 1)), device, "machine")) as exchange:
-        return [(float(size), message_seconds(exchange, size, device, (0, 1))) for size in sizes]
+def messages_between(
+    pair: tuple[int, int], device: torch.device, sizes: Sequence[int]
+) -> list[tuple[int, float]]:
+    """Return (bytes, seconds) of messages between two ranks; all ranks call it and get the result."""
+    ways = [pair, pair[::-1]] if dist.get_rank() in pair else []
+    with closing(open_exchange(ways, device, f"messages {pair}")) as exchange:
+        return [(size, message_seconds(exchange, size, device, pair)) for size in sizes]
 
 
-def ways_between(rank: int, pair: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return the ways of messages between two ranks, both ways, if this rank is one of them."""
-    return [pair, pair[::-1]] if rank in pair else []
-
-
-def message_seconds(
-    exchange: Exchange, size: int, device: torch.device, pair: tuple[int, int], rounds: int = 20
-) -> float:
+def message_seconds(exchange: Exchange, size: int, device: torch.device, pair: tuple[int, int]) -> float:
     """Return the seconds of half a round trip of `size` bytes between two ranks; the other ranks wait."""
     rank, first = dist.get_rank(), pair[0]
     peer = pair[1] if rank == first else first
@@ -168,8 +164,8 @@ def message_seconds(
     seconds = []
     dist.barrier()
     if rank in pair:
-        with closing(exchange.line(peer, peer, tensor)) as line:
-            for _ in range(rounds):
+        with closing(MessageLine(exchange, peer, peer, tensor)) as line:
+            for _ in range(MESSAGE_ROUNDS):
                 start = time.perf_counter()
                 if rank == first:
                     line.send()

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.capture.options import MICRO_BATCH_SIZES, require_degrees
+from pydantic import TypeAdapter
+
 from weft.describe.cluster import Cluster
-from weft.describe.home import weft_home
+from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.describe.request import default_precision
 from weft.describe.this_machine import this_machine
+from weft.errors import InputError, Violation
+from weft.files import weft_home
 from weft.predict.cost.calibration import add_profile, profile_from_record, save_machine
 from weft.predict.profile import LayerProfile, MachineMeasurement
 from weft.run.launch.workers import launch_workers
 
+MICRO_BATCH_SIZES = (1, 2, 4, 8)
+DEGREES_OPTION = "--tensor-parallel"
 WORKER_MODULE = "weft.capture.worker"
 
 
@@ -47,19 +54,12 @@ def measure(
         InputError: for a tensor degree that does not divide the model's layers or this machine's ranks.
         RunError: when a measuring worker failed.
     """
-    cluster = this_machine()
-    if model is not None:
-        require_degrees(cluster, model, tensor_degrees)
-    home = home or weft_home()
-    request = {
-        "device": cluster.groups[0].device.name,
-        "precision": precision or default_precision(cluster),
-        "model": asdict(model) if model is not None else None,
-        "micro_batch_sizes": list(micro_batch_sizes),
-        "tensor_degrees": list(tensor_degrees),
-    }
-    answer = _ask_workers(cluster, request)
-    machine = _machine_from(answer["machine"])
+    cluster, home = this_machine(), home or weft_home()
+    request = request_of(cluster, model, precision, micro_batch_sizes, tensor_degrees)
+    request["device"] = cluster.groups[0].device.name
+    with answered(WORKER_MODULE, cluster, request) as directory:
+        answer = json.loads((directory / "measured.json").read_text())
+    machine = TypeAdapter(MachineMeasurement).validate_python(answer["machine"])
     files = [save_machine(machine, home)]
     profile = None
     if "profile" in answer:
@@ -68,28 +68,72 @@ def measure(
     return Measured(machine, profile, tuple(files))
 
 
-def _ask_workers(cluster: Cluster, request: dict[str, Any]) -> dict[str, Any]:
+def request_of(
+    cluster: Cluster,
+    model: ModelConfig | None,
+    precision: str | None,
+    micro_batch_sizes: Sequence[int],
+    tensor_degrees: Sequence[int],
+) -> dict[str, Any]:
+    """Return a request to measuring workers, for JSON.
+
+    Raises:
+        InputError: for a tensor degree that does not divide the model's layers or the devices of every node.
+    """
+    if model is not None:
+        require_degrees(cluster, model, tensor_degrees)
+    return {
+        "precision": precision or default_precision(cluster),
+        "model": asdict(model) if model is not None else None,
+        "micro_batch_sizes": list(micro_batch_sizes),
+        "tensor_degrees": list(tensor_degrees),
+    }
+
+
+@contextmanager
+def answered(worker: str, cluster: Cluster, request: dict[str, Any]) -> Iterator[Path]:
+    """Yield the folder with the answers of all ranks, each of which has run the module `worker`."""
     with tempfile.TemporaryDirectory(prefix="weft-measure-") as name:
         directory = Path(name)
         (directory / "measure.json").write_text(json.dumps(request))
-        launch_workers(directory, cluster.ranks, WORKER_MODULE)
-        answer: dict[str, Any] = json.loads((directory / "measured.json").read_text())
-    return answer
+        launch_workers(directory, cluster.ranks, worker)
+        yield directory
 
 
-def _machine_from(record: dict[str, Any]) -> MachineMeasurement:
-    def table(rows: list[list[float]]) -> tuple[tuple[float, float], ...]:
-        return tuple((float(size), float(value)) for size, value in rows)
+def counts_of(option: str, text: str) -> tuple[int, ...]:
+    """Read whole numbers of at least 1, separated by commas; return each once, ascending.
 
-    return MachineMeasurement(
-        device=record["device"],
-        matmul={name: table(rows) for name, rows in record["matmul"].items()},
-        memory=table(record["memory"]),
-        launch_s=record["launch_s"],
-        instruction_s=record["instruction_s"],
-        compute_slowdown=record["compute_slowdown"],
-        communication_slowdown=record["communication_slowdown"],
-        message=table(record["message"]),
-        all_reduce=table(record["all_reduce"]),
-        spread=record["spread"],
-    )
+    Raises:
+        InputError: with the option and every wrong word.
+    """
+    words = [word.strip() for word in text.split(",")]
+    wrong = [word for word in words if not (word.isascii() and word.isdigit() and int(word) > 0)]
+    if wrong:
+        named = ", ".join(map(repr, wrong))
+        raise InputError(Violation(option, f"{named}, allowed: whole numbers of at least 1", "1,2,4"))
+    return tuple(sorted({int(word) for word in words}))
+
+
+def require_degrees(cluster: Cluster, model: ModelConfig, degrees: Sequence[int]) -> None:
+    """Check that all tensor degrees divide the model's layers and the devices of every node.
+
+    Raises:
+        InputError: with a violation for each wrong degree.
+    """
+    graph = layer_graph(model)
+    devices = set(Counter(cluster.node_of(rank) for rank in range(cluster.ranks)).values())
+    problems = []
+    for degree in degrees:
+        odd = sorted(count for count in devices if count % degree)
+        if (reason := graph.refuse_tensor(degree)) is not None:
+            problems.append(Violation(DEGREES_OPTION, reason))
+        elif odd:
+            near = max(
+                one
+                for one in range(1, degree)
+                if graph.refuse_tensor(one) is None and not any(count % one for count in devices)
+            )
+            problem = f"{degree} does not divide the {odd[0]} devices of a node of {cluster.name}"
+            problems.append(Violation(DEGREES_OPTION, problem, str(near)))
+    if problems:
+        raise InputError(problems)

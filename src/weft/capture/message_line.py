@@ -22,10 +22,6 @@ class Exchange:
     messages: RankMessages
     streams: RankStreams
 
-    def line(self, target: int, source: int, pattern: torch.Tensor) -> MessageLine:
-        """Return a line for tensors like `pattern`; close it before the exchange."""
-        return MessageLine(self, target, source, pattern)
-
     def close(self) -> None:
         self.streams.close()
         self.messages.close()
@@ -45,7 +41,7 @@ def open_exchange(ways: Collection[tuple[int, int]], device: torch.device, name:
 
 
 class MessageLine:
-    """A line for tensors like `pattern` in both directions, first in first out; see `Exchange.line`.
+    """A line for tensors like `pattern` in both directions, first in first out; close it before its exchange.
 
     Args:
         target, source: the ranks to send to and to receive from.

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from weft.capture.options import require_degrees
+from weft.capture.measure import answered, request_of
 from weft.describe.catalogue import catalogue
 from weft.describe.cluster import Cluster, Link
 from weft.describe.cluster_tables import to_toml
-from weft.describe.home import weft_home
 from weft.describe.model import ModelConfig
-from weft.describe.request import default_precision
 from weft.errors import InputError, Violation
+from weft.files import weft_home
 from weft.predict.cost.calibration import add_profile, profile_from_record, save_cluster
 from weft.predict.profile import LayerProfile, LayerTiming
-from weft.run.launch.workers import launch_workers
 
 WORKER_MODULE = "weft.capture.mixed_worker"
+_SECONDS = ("forward_s", "backward_s", "update_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +47,13 @@ def measure_mixed(
             for a tensor degree that does not divide the model's layers or the devices of every node.
         RunError: when a measuring worker failed.
     """
-    _require_own_names(cluster)
-    if model is not None:
-        require_degrees(cluster, model, tensor_degrees)
+    names = sorted({group.device.name for group in cluster.groups} & set(catalogue()))
+    if names:
+        problem = f"{', '.join(names)}: what a lab measures is not what such a device does"
+        raise InputError(Violation("lab", problem, "a [device.NAME] of the file's own"))
     home = home or weft_home()
-    request = {
-        "cluster": to_toml(cluster),
-        "precision": precision or default_precision(cluster),
-        "model": asdict(model) if model is not None else None,
-        "micro_batch_sizes": list(micro_batch_sizes),
-        "tensor_degrees": list(tensor_degrees),
-    }
-    with tempfile.TemporaryDirectory(prefix="weft-measure-") as name:
-        directory = Path(name)
-        (directory / "measure.json").write_text(json.dumps(request))
-        launch_workers(directory, cluster.ranks, WORKER_MODULE)
+    request = request_of(cluster, model, precision, micro_batch_sizes, tensor_degrees)
+    with answered(WORKER_MODULE, cluster, {**request, "cluster": to_toml(cluster)}) as directory:
         tables = {
             (one, other): [(int(size), float(seconds)) for size, seconds in table]
             for one, other, table in json.loads((directory / "links.json").read_text())
@@ -80,13 +70,6 @@ def measure_mixed(
     profiles = by_kind(cluster, by_rank)
     files = [save_cluster(measured, home), *(add_profile(profile, home) for profile in profiles)]
     return MixedMeasured(measured, profiles, tuple(files))
-
-
-def _require_own_names(cluster: Cluster) -> None:
-    names = sorted({group.device.name for group in cluster.groups} & set(catalogue()))
-    if names:
-        problem = f"{', '.join(names)}: what a lab measures is not what such a device does"
-        raise InputError(Violation("lab", problem, "a [device.NAME] of the file's own"))
 
 
 def with_links(cluster: Cluster, measured: Mapping[tuple[str, str], Link]) -> Cluster:
@@ -121,22 +104,12 @@ def _group_speed(cluster: Cluster, rank: int, tensor_parallel: int) -> float:
 
 
 def _at_speed(timing: LayerTiming, speed: float) -> LayerTiming:
-    return replace(
-        timing,
-        forward_s=timing.forward_s * speed,
-        backward_s=timing.backward_s * speed,
-        update_s=timing.update_s * speed,
-    )
+    return replace(timing, **{name: getattr(timing, name) * speed for name in _SECONDS})
 
 
 def _slowest(profiles: Sequence[LayerProfile]) -> LayerProfile:
     timings = tuple(
-        replace(
-            rows[0],
-            forward_s=max(row.forward_s for row in rows),
-            backward_s=max(row.backward_s for row in rows),
-            update_s=max(row.update_s for row in rows),
-        )
+        replace(rows[0], **{name: max(getattr(row, name) for row in rows) for name in _SECONDS})
         for rows in zip(*(profile.timings for profile in profiles), strict=True)
     )
     return replace(profiles[0], timings=timings, spread=max(profile.spread for profile in profiles))

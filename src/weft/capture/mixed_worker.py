@@ -7,20 +7,15 @@ Every rank writes `layers-RANK.json`, rank 0 the links between the nodes to `lin
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
-from weft.capture.layers import profile_layers
-from weft.capture.machine import ON_CPU, message_seconds, ways_between
-from weft.capture.message_line import open_exchange
+from weft.capture.machine import ON_CPU, messages_between
+from weft.capture.worker import requested_profile
 from weft.describe.cluster import Cluster
 from weft.describe.cluster_file import cluster_of
-from weft.describe.families import layer_graph
-from weft.describe.model import model_from
 from weft.describe.reading import parse_toml
 from weft.run.launch.worker_start import start_worker
 
@@ -30,21 +25,15 @@ def main(directory: Path) -> None:
     request = json.loads((directory / "measure.json").read_text())
     cluster = cluster_of(parse_toml(request["cluster"], "cluster"), "cluster")
     context = start_worker()
-    links = {key: _messages(*pair) for key, pair in pairs_of_groups(cluster).items()}
+    host = torch.device("cpu")
+    links = {
+        key: messages_between(pair, host, ON_CPU.message) for key, pair in pairs_of_groups(cluster).items()
+    }
     if context.rank == 0:
         (directory / "links.json").write_text(json.dumps([[*key, table] for key, table in links.items()]))
     if request["model"] is not None:
-        config = model_from(request["model"])
-        profile = profile_layers(
-            config,
-            layer_graph(config),
-            cluster.device_of(context.rank).name,
-            torch.device(context.device),
-            precision=request["precision"],
-            micro_batch_sizes=request["micro_batch_sizes"],
-            tensor_degrees=request["tensor_degrees"],
-            throttled=True,
-        )
+        name, device = cluster.device_of(context.rank).name, torch.device(context.device)
+        profile = requested_profile(request, name, device, throttled=True)
         (directory / f"layers-{context.rank}.json").write_text(json.dumps(asdict(profile)))
     context.close()
 
@@ -58,11 +47,3 @@ def pairs_of_groups(cluster: Cluster) -> dict[tuple[str, str], tuple[int, int]]:
                 one, other = sorted((cluster.group_of(rank).name, cluster.group_of(peer).name))
                 pairs.setdefault((one, other), (rank, peer))
     return pairs
-
-
-def _messages(rank: int, peer: int) -> list[tuple[int, float]]:
-    """Return (bytes, seconds) of messages between two ranks; all ranks call it and get the result."""
-    own = dist.get_rank()
-    host, pair = torch.device("cpu"), (rank, peer)
-    with closing(open_exchange(ways_between(own, pair), host, f"messages {pair}")) as exchange:
-        return [(size, message_seconds(exchange, size, host, pair)) for size in ON_CPU.message]

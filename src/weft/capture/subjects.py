@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,18 +10,92 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from weft.capture.rounds import one_round, stage_inputs
+from weft.capture.block_model import storages_saved
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
+from weft.run.accelerator import finish
+from weft.run.parallel.loss_input import DividesOutput
 from weft.run.parallel.tensor_stage import SummedGradients, disconnect_stages, summed_gradients, tensor_ranks
 from weft.run.stage.build import build_stage
 from weft.run.stage.families.own import OwnStage
-from weft.run.stage.stage_module import StageModule
+from weft.run.stage.stage_module import RunnableStage, StageModule
 from weft.run.state.bucket import FlatLayout
-from weft.run.state.precision import PRECISIONS, STEPPED
+from weft.run.state.precision import PRECISIONS, STEPPED, at_least_fp32
 from weft.run.state.states import make_states
 from weft.run.transport.device_group import GLOO
 from weft.run.transport.host_group import HostGroup
+
+IN_FLIGHT = 4
+
+
+def stage_inputs(
+    stage: RunnableStage,
+    config: ModelConfig,
+    first_layer: int,
+    size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
+    """Return a micro-batch for a stage that begins at `first_layer`: token ids, pixels or hidden states."""
+    shape = stage.input_shape(size, config.sequence)
+    generator = torch.Generator().manual_seed(first_layer)
+    if first_layer == 0 and config.reads_images:
+        return torch.randint(256, shape, generator=generator, dtype=torch.uint8).to(device)
+    if first_layer == 0:
+        return torch.randint(config.vocabulary, shape, generator=generator).to(device)
+    return torch.randn(shape, generator=generator, dtype=dtype).to(device)
+
+
+def one_round(
+    stage: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: torch.Tensor,
+    *,
+    ends: bool,
+    summed: Sequence[SummedGradients] = (),
+) -> tuple[float, float, float]:
+    """Return the seconds of one forward, one backward and one update.
+
+    `IN_FLIGHT` micro-batches run forward, then backward in the same order, as in a pipeline. A stage that
+    `ends` in the head computes the loss. If tensor ranks divide the stage, all of them call it at once. The
+    gradients they add up once a step (`summed`) count with the update.
+    """
+
+    def clock() -> float:
+        finish(inputs.device)
+        return time.perf_counter()
+
+    contexts = []
+    begin = clock()
+    for _ in range(IN_FLIGHT):
+        leaf = inputs.detach().requires_grad_() if inputs.is_floating_point() else inputs
+        output = stage(leaf)
+        contexts.append(_loss(stage, output) if ends else output)
+    forwarded = clock()
+    for output in contexts:
+        torch.autograd.backward((output,), (torch.ones_like(output),))
+    backwarded = clock()
+    for one in summed:
+        one.add_up()
+    optimizer.step()
+    stage.zero_grad(set_to_none=False)
+    updated = clock()
+    return (
+        (forwarded - begin) / IN_FLIGHT,
+        (backwarded - forwarded) / IN_FLIGHT,
+        updated - backwarded,
+    )
+
+
+def _loss(stage: torch.nn.Module, output: torch.Tensor) -> torch.Tensor:
+    """Return the cross entropy of the stage's logits, or of its share of them."""
+    output = at_least_fp32(output)
+    targets = torch.zeros(output.shape[:-1], dtype=torch.long, device=output.device)
+    share = stage.divided(output) if isinstance(stage, DividesOutput) else None
+    if share is not None:
+        return share.cross_entropy(targets)
+    return torch.nn.functional.cross_entropy(output.flatten(0, -2), targets.flatten())
+
 
 LAYERS_PER_KIND = 4
 
@@ -137,18 +212,8 @@ def _trained(
 
 
 def _saved_bytes(stage: torch.nn.Module, inputs: torch.Tensor) -> int:
-    """Return the bytes of the distinct storages that autograd keeps for the backward pass, no parameters."""
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in stage.parameters()}
-    storages: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
     leaf = inputs.detach().requires_grad_() if inputs.is_floating_point() else inputs
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with storages_saved(stage.parameters()) as kept:
         output = stage(leaf)
     del output
-    return sum(storages.values())
+    return sum(kept.values())

@@ -6,8 +6,10 @@ The agent calls `main` on every rank; `DIRECTORY/measure.json` is the request.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,6 +18,7 @@ from weft.capture.machine import measure_machine
 from weft.describe.families import layer_graph
 from weft.describe.model import model_from
 from weft.describe.this_machine import this_machine
+from weft.predict.profile import LayerProfile
 from weft.run.launch.worker_start import start_worker
 
 
@@ -24,21 +27,19 @@ def main(directory: Path) -> None:
     request = json.loads((directory / "measure.json").read_text())
     context = start_worker()
     device = torch.device(context.device)
-    name, precision = request["device"], request["precision"]
-    machine = measure_machine(this_machine(), device, precisions=(precision,))
+    machine = measure_machine(this_machine(), device, precisions=(request["precision"],))
     answer = {"machine": asdict(machine)}
     if request["model"] is not None:
-        config = model_from(request["model"])
-        profile = profile_layers(
-            config,
-            layer_graph(config),
-            name,
-            device,
-            precision=precision,
-            micro_batch_sizes=request["micro_batch_sizes"],
-            tensor_degrees=request["tensor_degrees"],
-        )
-        answer["profile"] = asdict(profile)
+        answer["profile"] = asdict(requested_profile(request, request["device"], device))
     if context.rank == 0:
         (directory / "measured.json").write_text(json.dumps(answer))
     context.close()
+
+
+def requested_profile(
+    request: Mapping[str, Any], name: str, device: torch.device, *, throttled: bool = False
+) -> LayerProfile:
+    """Profile the layers of the requested model on this rank's device, which is called `name`."""
+    config = model_from(request["model"])
+    asked = {key: request[key] for key in ("precision", "micro_batch_sizes", "tensor_degrees")}
+    return profile_layers(config, layer_graph(config), name, device, **asked, throttled=throttled)

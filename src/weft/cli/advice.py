@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weft.cli.output import console, print_json
+from weft.cli.corrections import lesson_record, lesson_text
+from weft.cli.output import console, print_json, say_written, write_asked
 from weft.cli.rankings import print_ranking
 from weft.cli.tables.candidates import advised_record
-from weft.cli.tables.lessons import lesson_record, lesson_text
 from weft.cli.tables.search import (
     forecast_record,
     forecasts_table,
@@ -19,7 +20,6 @@ from weft.cli.tables.search import (
 )
 from weft.describe.plan_file import PlanFile
 from weft.describe.units import format_seconds
-from weft.files import write_whole
 from weft.planning.advice import advised
 from weft.planning.planned import DEFAULT_PLANNER, PlannedJob
 from weft.planning.what_if import what_if
@@ -52,15 +52,16 @@ def show_plan(
     assert ranking is not None, "a searched plan has a ranking"
     forecasts = what_if(planned, planned.run.plan.planner or DEFAULT_PLANNER, changes) if changes else ()
     shown = advised(ranking, top)
-    trials = _measured(planned, measure)
+    trials: tuple[Trial, ...] = ()
+    if measure is not None:
+        require_torch()
+        trials = measure_best(planned, measure)
     lesson = learn_from_trials(planned, trials)
     best = trials[0].candidate if trials else ranking.fitting[0]
     assert best.plan is not None, "a fitting candidate was simulated"
     file = PlanFile(best.plan, best.prediction)
-    written = [(out, file.to_json), (report, lambda: plan_page(planned, shown, forecasts, trials, lesson))]
-    for path, text in written:
-        if path is not None:
-            write_whole(path, text())
+    page = partial(plan_page, planned, shown, forecasts, trials, lesson)
+    write_asked([(out, file.to_json), (report, page)])
     if json:
         by_plan = {one.candidate.plan.plan_id: one for one in trials if one.candidate.plan is not None}
         records = [advised_record(one) for one in shown]
@@ -89,9 +90,7 @@ def show_plan(
         console().print("", trials_table(trials, lesson), sep="\n")
     if lesson is not None:
         print(f"\n{lesson_text(lesson)}")
-    for path, _ in written:
-        if path is not None:
-            print(f"wrote {path}")
+    say_written(out, report)
 
 
 def _then_record(planned: PlannedJob) -> dict[str, Any] | None:
@@ -102,10 +101,3 @@ def _then_record(planned: PlannedJob) -> dict[str, Any] | None:
     assert job.ranking is not None, "a searched plan has a ranking"
     words, plan_id = job.ranking.fitting[0].words, job.plan.plan_id
     return {"at_step": at_step, "layout": words, "plan_id": plan_id, "step_s": job.prediction.step_s}
-
-
-def _measured(planned: PlannedJob, count: int | None) -> tuple[Trial, ...]:
-    if count is None:
-        return ()
-    require_torch()
-    return measure_best(planned, count)

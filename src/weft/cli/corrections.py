@@ -3,14 +3,72 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
+from typing import Any
 
-from weft.cli.output import Json, print_json
-from weft.cli.tables.lessons import lesson_record, lesson_text
-from weft.describe.home import weft_home
-from weft.files import write_whole
-from weft.planning.residuals import lessons_in
+from weft.cli.output import Json, print_json, say_written, write_asked
+from weft.files import weft_home
+from weft.planning.residuals import Lesson, lessons_in
+from weft.predict.corrections import count_text
+from weft.timeline.figures import error_text
 from weft.training.directory.learning import learn_from_run
 from weft.web.pages.calibration import lessons_page
+
+
+def lesson_text(lesson: Lesson) -> str:
+    """Return a lesson as four lines for a terminal."""
+    low, high = _interval(lesson)
+    count, inside = len(lesson.observations), sum(one.inside for one in lesson.left_out)
+    return "\n".join(
+        [
+            f"{lesson.subject}: error of predictions {error_text(lesson.error)} "
+            f"(median of {count_text(count)})",
+            f"  corrected now: 90 % interval {low - 1.0:+.1%} to {high - 1.0:+.1%}; predicted by the others, "
+            f"{inside} of {count} inside",
+            f"  {_factors(lesson)}",
+            f"  {lesson.path}",
+        ]
+    )
+
+
+def lesson_record(lesson: Lesson) -> dict[str, Any]:
+    """Return a lesson as plain figures; `interval` is relative to the corrected step."""
+    correction = lesson.correction
+    return {
+        "file": str(lesson.path),
+        "model": lesson.residuals.model,
+        "precision": lesson.residuals.precision,
+        "hardware": lesson.residuals.hardware,
+        "sources": dict(correction.sources),
+        "count": correction.count,
+        "error": lesson.error,
+        "factors": {" ".join(key).strip(): factor for key, factor in correction.factors.items()},
+        "step_factor": correction.step,
+        "interval": list(_interval(lesson)),
+        "shared": correction.shared,
+        "left_out": [
+            {
+                "plan_id": one.observation.plan_id,
+                "predicted_step_s": one.observation.predicted_step_s,
+                "measured_step_s": one.observation.measured_step_s,
+                "corrected_step_s": one.step_s,
+                "low_s": one.low_s,
+                "high_s": one.high_s,
+            }
+            for one in lesson.left_out
+        ],
+    }
+
+
+def _interval(lesson: Lesson) -> tuple[float, float]:
+    """Return the corrected interval, from the median declared interval of the measured plans."""
+    half = median(one.half_width for one in lesson.observations)
+    return lesson.correction.interval(1.0 - half, 1.0 + half)
+
+
+def _factors(lesson: Lesson) -> str:
+    found = [f"{' '.join(key).strip()} {factor:.2f}" for key, factor in lesson.correction.factors.items()]
+    return f"times longer: {', '.join([*found, f'all of them {lesson.correction.step:.2f}'])}"
 
 
 def corrections(*runs: Path, report: Path | None = None, json: Json = False) -> None:
@@ -33,8 +91,7 @@ def corrections(*runs: Path, report: Path | None = None, json: Json = False) -> 
     for run in runs:
         learn_from_run(run, home)
     lessons = lessons_in(home)
-    if report is not None:
-        write_whole(report, lessons_page(lessons))
+    write_asked([(report, lambda: lessons_page(lessons))])
     if json:
         print_json({"corrections": [lesson_record(one) for one in lessons]})
         return
@@ -42,8 +99,7 @@ def corrections(*runs: Path, report: Path | None = None, json: Json = False) -> 
         print(f"{home}: no plan was measured yet; weft plan RUN.toml --measure 4 does it")
     for one in lessons:
         print(lesson_text(one))
-    if report is not None:
-        print(f"wrote {report}")
+    say_written(report)
 
 
 COMMANDS = (corrections,)

@@ -2,15 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from weft.cli.output import console, print_json
-from weft.cli.tables.curve import curve_record, layouts_table, trade_off_table, utilisation_table
+from rich.table import Table
+from rich.text import Text
+
+from weft.cli.output import console, plain_table, print_json, ranked_table, say_written
+from weft.cli.tables.candidates import candidate_record
+from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
-from weft.planning.curve import curve, default_cluster_sizes, default_critical_batch
+from weft.planning.curve import Curve, CurvePoint, curve, default_cluster_sizes, default_critical_batch
 from weft.planning.problem import Problem
-from weft.web.charts.curve import curve_svg
+from weft.web.charts.curve import curve_svg, fitting_methods, relative_time, share_text
+
+
+def curve_record(curve: Curve, devices: Sequence[int], critical_batch: float) -> dict[str, Any]:
+    """Return plain figures, None if no layout fits; times and costs are relative as in `trade_off_table`."""
+    return {
+        "critical_batch": critical_batch,
+        "points": [_point_record(point) for point in curve.points],
+        "trade_off": [
+            {
+                "method": method.name,
+                "devices": choice.devices,
+                "samples_per_device": choice.samples_per_device,
+                "utilisation": choice.utilisation,
+                "cost": choice.cost,
+                "time": relative_time(curve, choice),
+            }
+            for method in fitting_methods(curve)
+            for choice in curve.trade_offs(method.name, devices, critical_batch)
+        ],
+    }
+
+
+def utilisation_table(curve: Curve) -> Table:
+    """Return a table of the utilisation of each method by samples per device, the best in bold."""
+    table = _table("method", [share_text(share) for share in curve.samples_per_device])
+    best = {
+        share: max(curve.point(method.name, share).utilisation for method in curve.methods)
+        for share in curve.samples_per_device
+    }
+    for method in curve.methods:
+        points = [curve.point(method.name, share) for share in curve.samples_per_device]
+        cells = [
+            "-"
+            if point.candidate is None
+            else _emphasised(f"{point.utilisation:.1%}", point.utilisation == best[point.samples_per_device])
+            for point in points
+        ]
+        table.add_row(method.name, *cells)
+    return table
+
+
+def layouts_table(curve: Curve) -> Table:
+    """Return a table of the layout behind each utilisation, or the reason if no layout fits."""
+    table = ranked_table(("samples", "step", "peak memory"), "best layout, and why it stands here")
+    for share in curve.samples_per_device:
+        for method in curve.methods:
+            point = curve.point(method.name, share)
+            words = Text(method.name, style="bold")
+            step, peak = "-", "-"
+            if point.candidate is not None:
+                step, peak = format_seconds(point.step_s), format_bytes(point.candidate.peak_bytes)
+                words.append(f"\n{point.candidate.words}", style="not bold")
+            words.append(f"\n{point.reason}", style="not bold dim")
+            table.add_row(share_text(share), step, peak, words)
+    return table
+
+
+def trade_off_table(curve: Curve, devices: Sequence[int], critical_batch: float) -> Table:
+    """Return a table of the cost of training on larger clusters, with the cheapest batch of each method.
+
+    Cost 1 is the cost of the least samples at full utilisation. Time 1 is their time on the described
+    cluster.
+    """
+    table = _table("devices", [str(count) for count in devices])
+    chosen = {
+        method: curve.trade_offs(method.name, devices, critical_batch) for method in fitting_methods(curve)
+    }
+    least = [min(choices, key=lambda choice: choice.cost) for choices in zip(*chosen.values(), strict=True)]
+    for method, choices in chosen.items():
+        cells = [
+            _emphasised(f"{choice.cost:.3g} at {share_text(choice.samples_per_device)}", choice == best)
+            for choice, best in zip(choices, least, strict=True)
+        ]
+        table.add_row(method.name, *cells)
+    table.add_row("least time", *(f"{relative_time(curve, choice):.3g}" for choice in least), style="dim")
+    return table
+
+
+def _point_record(point: CurvePoint) -> dict[str, Any]:
+    record = {
+        "method": point.method.name,
+        "samples_per_device": point.samples_per_device,
+        "utilisation": None if point.candidate is None else point.utilisation,
+        "reason": point.reason,
+    }
+    if point.candidate is not None:
+        record.update(
+            {key: value for key, value in candidate_record(point.candidate).items() if key not in record}
+        )
+    return record
+
+
+def _table(first: str, others: Sequence[str]) -> Table:
+    table = plain_table()
+    table.add_column(first)
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _emphasised(text: str, best: bool) -> str:
+    return f"[bold]{text}[/bold]" if best else text
+
 
 # A table of 80 columns has room for every third cluster size.
 SHOWN_EVERY = 3
@@ -53,15 +161,14 @@ def show_curve(problem: Problem, *, critical_batch: float | None, svg: Path | No
         "1 is the least samples at full utilisation, and a time of 1 is what they take on these devices"
     )
     out.print(trade_off_table(answer, devices[::SHOWN_EVERY], critical_batch))
-    if svg is not None:
-        print(f"wrote {svg}")
+    say_written(svg)
 
 
-def refuse_options(names: Sequence[str], problem: str) -> None:
-    """Refuse options that make no sense with the others.
+def refuse_options(options: Mapping[str, object], problem: str) -> None:
+    """Refuse the given ones of options that make no sense with the others.
 
     Raises:
-        InputError: if there are names; it names each of them.
+        InputError: if one is not None; it names each of them.
     """
-    if names:
-        raise InputError([Violation(name, problem) for name in names])
+    if given := [name for name, value in options.items() if value is not None]:
+        raise InputError([Violation(name, problem) for name in given])

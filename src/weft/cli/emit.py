@@ -1,15 +1,17 @@
-"""`weft plan --emit`: the best plan as a file of another stack."""
+"""`weft plan --emit`: the best plan as a file of another stack, and the prediction of that file."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from weft.cli.output import print_json
 from weft.describe.units import format_bytes, format_seconds
-from weft.doors.as_written import as_written
 from weft.doors.emit import OWN_RUNS, emit
-from weft.doors.implied import PredictedPlan
+from weft.doors.emit.base import Decided, Emitted
+from weft.doors.explain import read_configuration
+from weft.doors.implied import PredictedPlan, carried_out, planned_layout
 from weft.errors import InputError
 from weft.planning.planned import PlannedJob
 from weft.run.supported import unsupported
@@ -63,3 +65,31 @@ def _compared(planned: PlannedJob, nearest: PredictedPlan) -> str:
     if over > 0:
         line += f" and {format_bytes(over)} more than the fullest device has"
     return f"{line}; the plan's takes {format_seconds(planned_s)}"
+
+
+def as_written(planned: PlannedJob, name: str, emitted: Emitted) -> PredictedPlan | None:
+    """Return the plan that an emitted file amounts to, with its prediction. Return None where nothing is
+    lost, weft's own runtime executes the plan itself, or the remaining plan cannot run.
+
+    Choices that the file leaves to the program (recomputation, the samples of a micro-batch) are as planned.
+    """
+    if name in OWN_RUNS or not emitted.losses:
+        return None
+    decided = Decided(planned)
+    configuration = read_configuration(emitted.text, emitted.file)
+    if configuration.layout.recompute is None:
+        configuration = configuration.saying({"recompute": decided.layout.recompute})
+    replicas = configuration.replicas or decided.layout.dp
+    problem = planned.problem
+    job = replace(
+        problem.job,
+        global_batch=decided.global_batch,
+        precision=planned.plan.precision,
+        reduce_precision=configuration.reduce_precision,
+    )
+    problem = replace(problem, job=job)
+    layout = carried_out(configuration, problem, replicas, decided.layout.micro_batch_size)
+    try:
+        return planned_layout(problem, layout)
+    except InputError:
+        return None

@@ -182,16 +182,17 @@ def _print_analysis(analysis: Analysis) -> None:
     )
     out.print(_table(("kernel", "class", "count", "time"), kernels))
     gaps = (
-        (format_seconds(gap.length_s), f"at {format_seconds(gap.start_s)}", _step(gap.step), gap.host)
+        (
+            format_seconds(gap.length_s),
+            f"at {format_seconds(gap.start_s)}",
+            "" if gap.step is None else str(gap.step),
+            gap.host,
+        )
         for gap in analysis.gaps
     )
     out.print(_table(("gap", "", "step", "the host was in"), gaps))
     for line in says(analysis):
         out.print(line, markup=False, soft_wrap=True)
-
-
-def _step(number: int | None) -> str:
-    return "" if number is None else str(number)
 
 
 def _shares(seconds: Mapping[str, float], whole: float) -> list[tuple[str, ...]]:

@@ -11,8 +11,7 @@ from weft.describe.cluster import Cluster
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
-from weft.lab.commands import run_launcher, run_on_nodes
-from weft.lab.lab import open_lab
+from weft.lab.lab import open_lab, run_launcher, run_on_nodes
 from weft.lab.scheme import Scheme
 from weft.signals import terminable
 

@@ -8,9 +8,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from weft.capture.doctor import MachinePart, examine
+from weft.capture.measure import DEGREES_OPTION, MICRO_BATCH_SIZES, counts_of
 from weft.capture.measure import measure as measure_machine
 from weft.capture.mixed import measure_mixed
-from weft.capture.options import DEGREES_OPTION, MICRO_BATCH_SIZES, counts_of
 from weft.cli.output import Json, console, print_json
 from weft.describe.cluster import Cluster
 from weft.describe.model import ModelConfig

@@ -3,22 +3,148 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
+import numpy.typing as npt
 from cyclopts import Parameter
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
 
-from weft.cli.tables.timeline import TimelinePicture
+from weft.files import write_whole
+from weft.program.kinds import KINDS, is_compute
+from weft.program.program import NONE
 from weft.timeline.timeline import Timeline
-from weft.web.charts.timeline import timeline_svg
+from weft.web.charts.axes import time_ticks
+from weft.web.charts.picture import kind_colour, shaded
+from weft.web.charts.timeline import shade_of_rows, timeline_svg
+
+MAXIMUM_LANES = 32
+_NARROWEST = 20
+
+
+@dataclass(frozen=True)
+class TimelinePicture:
+    """One lane per rank: the work of its compute stream, one character per slice of time.
+
+    Blocks are coloured and show micro-batch numbers; without colours, numbers stand above symbols of kinds.
+    """
+
+    timeline: Timeline
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        timeline = self.timeline
+        rows = np.flatnonzero(is_compute(timeline.kind) & (timeline.end_ns > timeline.start_ns))
+        if not len(rows):
+            yield Text("nothing was computed")
+            return
+        ranks = np.unique(timeline.rank[rows])
+        gutter = len(f"rank {ranks[-1]} ")
+        width = max(_NARROWEST, options.max_width - gutter - 2)
+        origin = int(timeline.start_ns[rows].min())
+        span = int(timeline.end_ns[rows].max()) - origin
+        coloured = console.is_terminal and console.color_system is not None and not console.no_color
+        shades = shade_of_rows(timeline)
+        for rank in ranks[:MAXIMUM_LANES].tolist():
+            mine = rows[timeline.rank[rows] == rank]
+            lane = _lane(timeline, mine, origin, span, width)
+            runs = [(row, len(list(cells))) for row, cells in groupby(lane)]
+            head = f"rank {rank}".ljust(gutter)
+            if coloured:
+                blocks = (_coloured_block(timeline, row, cells, shades) for row, cells in runs)
+                yield Text(head, no_wrap=True).append_text(Text("").join(blocks))
+                continue
+            yield Text(
+                head + "".join(_plain_block(timeline, row, cells) for row, cells in runs), no_wrap=True
+            )
+            symbols = ("".ljust(gutter), *(_symbol(timeline, row) * cells for row, cells in runs))
+            yield Text("".join(symbols), no_wrap=True)
+        if len(ranks) > MAXIMUM_LANES:
+            yield Text(f"and {len(ranks) - MAXIMUM_LANES} more ranks")
+        yield Text(" " * gutter + _scale_line(span, width), style="dim", no_wrap=True)
+        yield _kind_line(timeline, rows, coloured)
+
+
+def _lane(timeline: Timeline, rows: npt.NDArray[np.intp], origin: int, span: int, width: int) -> list[int]:
+    """Return the row that runs in the middle of each cell, -1 if the rank is idle; `width` values."""
+    rows = rows[np.argsort(timeline.start_ns[rows], kind="stable")]
+    middle = origin + (np.arange(width) + 0.5) * (span / width)
+    at = np.searchsorted(timeline.start_ns[rows], middle, side="right") - 1
+    running = (at >= 0) & (timeline.end_ns[rows[at]] > middle)
+    lane: list[int] = np.where(running, rows[at], NONE).tolist()
+    return lane
+
+
+def _coloured_block(timeline: Timeline, row: int, cells: int, shades: npt.NDArray[np.float64]) -> Text:
+    if row < 0:
+        return Text(" " * cells)
+    number = _number(timeline, row)
+    # The last cell of a wide block stays empty, to separate neighbours of one colour.
+    text = number if len(number) < cells or cells == 1 == len(number) else ""
+    colour = shaded(kind_colour(KINDS[int(timeline.kind[row])].name), float(shades[row]))
+    return Text(text.rjust((cells + len(text)) // 2).ljust(cells), style=f"#ffffff on {colour}")
+
+
+def _plain_block(timeline: Timeline, row: int, cells: int) -> str:
+    if row < 0:
+        return " " * cells
+    number = _number(timeline, row)
+    return number.ljust(cells, "-") if len(number) <= cells else "-" * cells
+
+
+def _number(timeline: Timeline, row: int) -> str:
+    micro_batch = int(timeline.micro_batch[row])
+    return str(micro_batch) if micro_batch != NONE else _symbol(timeline, row)
+
+
+def _symbol(timeline: Timeline, row: int) -> str:
+    return KINDS[int(timeline.kind[row])].symbol[0] if row >= 0 else " "
+
+
+def _scale_line(span: int, width: int) -> str:
+    line = [" "] * (width + 2)
+    for at, text in time_ticks(span, most=max(3, width // 14)):
+        place = round(at / span * width)
+        text = f"|{text}"
+        if place + len(text) <= len(line):
+            line[place : place + len(text)] = text
+    return "".join(line).rstrip()
+
+
+def _kind_line(timeline: Timeline, rows: npt.NDArray[np.intp], coloured: bool) -> Text:
+    line = Text()
+    for code in np.unique(timeline.kind[rows]).tolist():
+        kind = KINDS[code]
+        mark = ("  ", f"on {kind_colour(kind.name)}") if coloured else (kind.symbol, "")
+        line.append(*mark).append(f" {kind.name.replace('_', ' ')}  ", style="dim")
+    line.rstrip()
+    return line
+
 
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Answer as JSON.")]
 
 
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     print(json.dumps(value, indent=1, sort_keys=True))
+
+
+def write_asked(written: Sequence[tuple[Path | None, Callable[[], str]]]) -> None:
+    """Write the texts for which the user has named a file."""
+    for path, text in written:
+        if path is not None:
+            write_whole(path, text())
+
+
+def say_written(*paths: Path | None) -> None:
+    """Name the files that the user has asked for."""
+    for path in paths:
+        if path is not None:
+            print(f"wrote {path}")
 
 
 def console() -> Console:
@@ -31,3 +157,32 @@ def print_timeline(timeline: Timeline, svg: Path | None, title: str) -> None:
     if svg is not None:
         svg.write_text(timeline_svg(timeline, title=title))
         print(f"wrote {svg}")
+
+
+def plain_table() -> Table:
+    return Table(box=None, pad_edge=False, header_style="dim")
+
+
+def folded_table(names: Iterable[str]) -> Table:
+    """Return a table of text columns; a cell may take several lines."""
+    table = plain_table()
+    for name in names:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def ranked_table(figures: Iterable[str], words: str) -> Table:
+    """Return a table of narrow figures and a last column of words, to fit 80 columns uncut."""
+    table = plain_table()
+    for name in figures:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column(words, overflow="fold")
+    return table
+
+
+def named_table(names: Sequence[str]) -> Table:
+    """Return a table with names in the first column and figures in the others."""
+    table = plain_table()
+    for place, name in enumerate(names):
+        table.add_column(name, justify="right" if place else "left", no_wrap=bool(place), overflow="fold")
+    return table

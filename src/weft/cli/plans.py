@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,14 +11,56 @@ from cyclopts import Parameter
 from weft.cli.advice import show_plan
 from weft.cli.curve import refuse_options, show_curve
 from weft.cli.emit import write_emitted
-from weft.cli.layout_options import LayoutOptions, decided
 from weft.cli.output import Json
 from weft.cli.rankings import budgeted, show_comparison
-from weft.describe.run_file import RunFile, changed, load_run
-from weft.describe.run_keywords import run_of_keywords
+from weft.describe.layout import PartialLayout
+from weft.describe.run_file import RunFile, changed, load_run, run_of_keywords
 from weft.planning.planned import plan_run
 from weft.planning.problem import problem_of_run
 from weft.training.trials import require_this_machine
+
+_SCHEMAS = {name: schema["anyOf"] for name, schema in PartialLayout.model_json_schema()["properties"].items()}
+_KINDS = {name: {kind.get("type", "string") for kind in kinds} for name, kinds in _SCHEMAS.items()}
+# Fields that are lists of integers.
+_COUNTS = {
+    name
+    for name, kinds in _SCHEMAS.items()
+    if any(kind.get("items", {}).get("type") == "integer" for kind in kinds)
+}
+
+
+def _option(name: str) -> tuple[str, object, None]:
+    kind = int if "integer" in _KINDS[name] else str
+    words = PartialLayout.model_fields[name].description
+    return name, Annotated[kind | None, Parameter(help=f"Pin {words}.")], None
+
+
+LayoutOptions = make_dataclass(
+    "LayoutOptions",
+    map(_option, PartialLayout.model_fields),
+    kw_only=True,
+    # cyclopts treats a class of the standard library as a plain value.
+    namespace={"__module__": __name__},
+)
+
+
+def decided(options: object | None) -> dict[str, Any]:
+    """Return the keys of `[plan]` from `LayoutOptions`; words separated by commas become tuples."""
+    if options is None:
+        return {}
+    given: dict[str, Any] = asdict(options)  # type: ignore[call-overload]  # its class is made at run time
+    return {name: _value(name, value) for name, value in given.items()}
+
+
+def _value(name: str, value: Any) -> Any:
+    if not value or "array" not in _KINDS[name]:
+        return value
+    words = tuple(value.split(","))
+    if name in _COUNTS:
+        # Other words pass: the check of the run file refuses them with all its other errors.
+        return tuple(int(word) if word.isdecimal() else word for word in words)
+    return words if len(words) > 1 else value
+
 
 SHOWN = 12
 
@@ -111,26 +154,18 @@ def plan(
         "--report": report,
         "--measure": measure,
     }
-    refuse_options(
-        [name for name, value in (never_curve if curve else only_curve).items() if value is not None],
-        "not with --curve, which searches every batch" if curve else "only with --curve",
-    )
+    if curve:
+        refuse_options(never_curve, "not with --curve, which searches every batch")
+    else:
+        refuse_options(only_curve, "only with --curve")
     words = {**decided(pins), "planner": planner}
     run = asked_run(source, on, global_batch, sequence, precision, words)
     if curve:
         show_curve(problem_of_run(run), critical_batch=critical_batch, svg=svg, json=json)
         return
     if compare is not None:
-        never_compared = {
-            "--planner": planner,
-            "--what-if": what_if,
-            "--report": report,
-            "--measure": measure,
-        }
-        refuse_options(
-            [name for name, value in never_compared.items() if value is not None],
-            "not with --compare, which names several planners",
-        )
+        never = {"--planner": planner, "--what-if": what_if, "--report": report, "--measure": measure}
+        refuse_options(never, "not with --compare, which names several planners")
         show_comparison(problem_of_run(run), compare, out=out, json=json)
         return
     if measure is not None:

@@ -8,8 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from weft.cli.output import Json, console, print_json, print_timeline
-from weft.predict.abstract import simulate_schedule
-from weft.predict.stage_times import read_stage_times
+from weft.predict.abstract import read_stage_times, simulate_schedule
 from weft.program.table import format_program
 
 

@@ -6,19 +6,14 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.table import Table
 
-from weft.cli.output import Json, console, print_json
-from weft.cli.tables.layout import named_table, plain_table
+from weft.cli.output import Json, console, named_table, plain_table, print_json, say_written, write_asked
 from weft.errors import InputError, Violation
-from weft.files import write_whole
 from weft.predict.ledger import STEP, Ledger
-from weft.scoring.score import Scores
 from weft.scoring.score import score as score_file
 from weft.timeline.figures import error_text
 from weft.web.pages.calibration import ledger_page
-from weft.web.pages.score import score_page
-from weft.web.rows.score import SCORE_HEAD, score_rows
+from weft.web.pages.score import SCORE_HEAD, score_page, score_rows
 
 # Columns left out of a table of 80 characters.
 _WIDE_ONLY = ("median", "worst", "kendall", "interval")
@@ -62,37 +57,27 @@ def score(
         _score_ledger(report, json=json)
         return
     scores = score_file(file, cluster=cluster, profile=profile)
-    written = [(output, scores.to_csv), (report, lambda: score_page(scores))]
-    for path, text in written:
-        if path is not None:
-            write_whole(path, text())
+    write_asked([(output, scores.to_csv), (report, lambda: score_page(scores))])
     if json:
         print_json(scores.as_record())
         return
     out = console()
-    out.print(_table(scores))
-    for number, problem in scores.problems.items():
-        out.print(f"row {number}: {problem}", markup=False, soft_wrap=True)
-    if scores.file.ignored:
-        out.print(f"ignored columns: {', '.join(scores.file.ignored)}", markup=False, soft_wrap=True)
-    for path, _ in written:
-        if path is not None:
-            print(f"wrote {path}")
-
-
-def _table(scores: Scores) -> Table:
     shown = [place for place, name in enumerate(SCORE_HEAD) if name not in _WIDE_ONLY]
     table = named_table([SCORE_HEAD[place] for place in shown])
     for row in score_rows(scores):
         table.add_row(*(row[place] for place in shown))
-    return table
+    out.print(table)
+    for number, problem in scores.problems.items():
+        out.print(f"row {number}: {problem}", markup=False, soft_wrap=True)
+    if scores.file.ignored:
+        out.print(f"ignored columns: {', '.join(scores.file.ignored)}", markup=False, soft_wrap=True)
+    say_written(output, report)
 
 
 def _score_ledger(report: Path | None, *, json: bool) -> None:
     with Ledger() as ledger:
         honesty, entries = ledger.honesty(), ledger.scored()
-    if report is not None:
-        write_whole(report, ledger_page([one for one in entries if one.quantity == STEP]))
+    write_asked([(report, lambda: ledger_page([one for one in entries if one.quantity == STEP]))])
     if json:
         record = {
             quantity: {"scored": one.scored, "inside": one.inside, "median_error": one.median_error}
@@ -109,8 +94,7 @@ def _score_ledger(report: Path | None, *, json: bool) -> None:
     for quantity, one in honesty.items():
         table.add_row(quantity, str(one.scored), f"{one.inside:.0%}", error_text(one.median_error))
     console().print(table)
-    if report is not None:
-        print(f"wrote {report}")
+    say_written(report)
 
 
 COMMANDS = (score,)

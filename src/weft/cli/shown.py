@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from weft.cli.output import Json, console, print_json, print_timeline
 from weft.cli.schedules import schedule
 from weft.cli.tables.plan import breakdown_text, cluster_table, memory_bars, stages_table
+from weft.describe.cluster import Cluster, NodeGroup
 from weft.describe.plan import precision_words
 from weft.describe.run_file import load_run
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
 from weft.files import write_whole
 from weft.planning.planned import PlannedJob, plan_run
-from weft.planning.problem import problem_of_run
-from weft.planning.simulation_record import simulation_record, with_ranks
+from weft.planning.problem import Problem, problem_of_run
+from weft.predict.predict import PredictedStep
+from weft.program.kinds import KINDS
+from weft.program.program import NONE
 from weft.program.table import format_program
+from weft.timeline.figures import bubble_fraction, busy_by_kind, peak_in_flight
 from weft.training.session import job_in
 from weft.web.pages.plan import show_page
 
@@ -79,7 +84,10 @@ def show(
     out.print(stages_table(planned), highlight=False)
     memory = [cluster.device_of(rank).memory_bytes for rank in range(plan.ranks)]
     out.print(memory_bars(planned.prediction.peak_bytes, memory))
-    out.print(f"a step of {_predicted_step(planned)}: {_breakdown(planned)}")
+    prediction = planned.predicted.prediction
+    low, high = format_seconds(prediction.step_low_s), format_seconds(prediction.step_high_s)
+    step = f"{format_seconds(prediction.step_s)} ({low} to {high}, {prediction.source})"
+    out.print(f"a step of {step}: {_breakdown(planned)}")
     print_timeline(planned.predicted.simulation.timeline, svg, f"{plan.model}, predicted step")
     if report is not None:
         write_whole(report, show_page(planned))
@@ -88,12 +96,6 @@ def show(
 
 def _breakdown(planned: PlannedJob) -> str:
     return breakdown_text(planned.step_breakdown, planned.launching_share)
-
-
-def _predicted_step(planned: PlannedJob) -> str:
-    prediction = planned.predicted.prediction
-    low, high = format_seconds(prediction.step_low_s), format_seconds(prediction.step_high_s)
-    return f"{format_seconds(prediction.step_s)} ({low} to {high}, {prediction.source})"
 
 
 def simulate(
@@ -145,3 +147,59 @@ def _job_of(source: Path, ranks: int | None) -> PlannedJob:
 
 
 COMMANDS = (show, simulate)
+
+
+def simulation_record(planned: PlannedJob, predicted: PredictedStep) -> dict[str, Any]:
+    """Return the JSON answer; seconds, bytes and counts."""
+    simulation = predicted.simulation
+    kinds = planned.program.columns.kind[planned.program.columns.rank == 0]
+    return {
+        "plan_id": planned.plan.plan_id,
+        "step_s": simulation.step_s,
+        "first_step_s": simulation.first_step_s,
+        "step_low_s": predicted.prediction.step_low_s,
+        "step_high_s": predicted.prediction.step_high_s,
+        "source": predicted.prediction.source,
+        "bubble_fraction": bubble_fraction(simulation.timeline),
+        "peak_in_flight": peak_in_flight(planned.program),
+        "peak_bytes": [int(value) for value in simulation.peak_bytes],
+        "peak_instruction": [
+            str(planned.program.instruction(position)) if position != NONE else None
+            for position in simulation.peak_positions.tolist()
+        ],
+        "gathers": int((kinds == KINDS.code("gather")).sum()),
+        "reduces": int((kinds == KINDS.code("reduce")).sum()),
+        "instructions": simulation.instructions,
+        "breakdown": busy_by_kind(simulation.timeline),
+        "step_breakdown": planned.step_breakdown,
+        "launching_share": planned.launching_share,
+        "simulate_s": simulation.simulate_s,
+    }
+
+
+def with_ranks(problem: Problem, ranks: int) -> Problem:
+    """Return the problem on a cluster of `ranks` devices of the same one kind.
+
+    Raises:
+        InputError: when the cluster is mixed or the count does not fill nodes.
+    """
+    if len(problem.job.cluster.groups) != 1:
+        raise InputError(
+            Violation("--ranks", "the cluster has several kinds of nodes; describe it in a file")
+        )
+    cluster = resized(problem.job.cluster, ranks)
+    return replace(problem, job=replace(problem.job, cluster=cluster))
+
+
+def resized(cluster: Cluster, ranks: int) -> Cluster:
+    """Return a cluster of equal nodes with `ranks` devices."""
+    group = cluster.groups[0]
+    if ranks < 1 or (ranks > group.devices and ranks % group.devices):
+        near = max(group.devices, group.devices * round(ranks / group.devices))
+        raise InputError(
+            Violation("--ranks", f"{ranks} ranks on nodes of {group.devices} devices", str(near))
+        )
+    count, devices = (1, ranks) if ranks <= group.devices else (ranks // group.devices, group.devices)
+    groups: tuple[NodeGroup, ...] = (replace(group, count=count, devices=devices),)
+    links = dict(cluster.links) or {(group.name, group.name): group.link}
+    return replace(cluster, name=f"{ranks}x{group.device.name}", groups=groups, links=links)

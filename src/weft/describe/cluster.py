@@ -80,8 +80,8 @@ class Cluster:
 
     def speed_of(self, rank: int) -> float:
         """Return the speed of a rank relative to its `device_of`."""
-        index, place = self._place_of(rank)
-        group = self.groups[index]
+        index = self.group_index_of(rank)
+        group, place = self.groups[index], rank - (self._group_ends[index - 1] if index else 0)
         return group.speeds[place % group.devices] if group.speeds else 1.0
 
     @property
@@ -102,11 +102,6 @@ class Cluster:
             for node in range(group.count)
             for _ in range(group.devices)
         )
-
-    def _place_of(self, rank: int) -> tuple[int, int]:
-        """Return (group index, number of the group's ranks before this rank)."""
-        index = self.group_index_of(rank)
-        return index, rank - (self._group_ends[index - 1] if index else 0)
 
     def link_between(self, rank: int, other: int) -> Link:
         """Return the link between two different devices."""

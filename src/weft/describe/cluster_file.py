@@ -40,7 +40,8 @@ def parse_cluster(text: str) -> Cluster:
         return cluster_from_expression(text)
     example = "an expression such as 64xa100-80gb, or the path of a cluster file"
     near = nearest(text, [THIS_MACHINE, *(f"1x{name}" for name in catalogue()), *catalogue()])
-    raise InputError(Violation("cluster", f"{shown(text)} is not {THIS_MACHINE}, {example}", _counted(near)))
+    near = f"1x{near}" if near in catalogue() else near
+    raise InputError(Violation("cluster", f"{shown(text)} is not {THIS_MACHINE}, {example}", near))
 
 
 def load_cluster(path: Path | str) -> Cluster:
@@ -180,10 +181,6 @@ def _links(file: ClusterFile, where: str, problems: list[Violation]) -> dict[tup
         else:
             links[one, other] = slower(*known)
     return links
-
-
-def _counted(near: str) -> str:
-    return f"1x{near}" if near in catalogue() else near
 
 
 def _is_file(path: Path) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 from weft.describe.amount import ZERO, Amount
 from weft.describe.layer import PLAIN_PRODUCT, Layer, Matmul, PassWork
@@ -21,8 +21,6 @@ from weft.describe.model import ModelConfig
 Attention = Literal["math", "fused", "flash1", "flash2"]
 Norm = Literal["unfused", "fused"]
 Accumulation = Literal["separate", "fused"]
-ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
-NORMS: tuple[Norm, ...] = get_args(Norm)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ class Matmul:
     """`count` products of a (rows x inner) by an (inner x columns) matrix.
 
     `kernel` names their kernel: a plain product, or one of the kernels of attention.
-    `weft.predict.cost.speeds` has their speeds.
+    `weft.predict.cost.layer_times` has their speeds.
     """
 
     count: Amount

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from weft.describe.amount import Amount
-from weft.describe.layer import PLAIN_PRODUCT, Layer, Matmul, PassWork
+from weft.describe.layer import PLAIN_PRODUCT, Layer, PassWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +99,12 @@ def _parts(work: PassWork, planned: _Plan) -> list[PassWork]:
     launched = work.kernels - len(work.matmuls)
     found = []
     for piece, places in enumerate(planned.products):
-        matmuls = _own(plain, places) + (others if piece == first else [])
+        matmuls = [plain[place] for place in places if place < len(plain)]
+        matmuls += others if piece == first else []
         kernels = launched * (piece + 1) // pieces - launched * piece // pieces
         memory = _memory(work.memory, planned.divided, piece)
         found.append(PassWork(tuple(matmuls), memory, len(matmuls) + kernels))
     return found
-
-
-def _own(products: Sequence[Matmul], places: Sequence[int]) -> list[Matmul]:
-    return [products[place] for place in places if place < len(products)]
 
 
 def _memory(memory: Amount, divided: Sequence[bool], piece: int) -> Amount:

@@ -32,13 +32,9 @@ def _preset(name: str, record: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig(name=name, **sizes)
 
 
-def _load_presets() -> Mapping[str, ModelConfig]:
-    records = tomllib.loads(files("weft.describe").joinpath("presets.toml").read_text(encoding="utf-8"))
-    return MappingProxyType({name: _preset(name, record) for name, record in records.items()})
-
-
+_RECORDS = tomllib.loads(files("weft.describe").joinpath("presets.toml").read_text(encoding="utf-8"))
 # The models that weft knows by name, in the order of `presets.toml`.
-PRESETS: Mapping[str, ModelConfig] = _load_presets()
+PRESETS = MappingProxyType({name: _preset(name, record) for name, record in _RECORDS.items()})
 
 
 def resolve_model(name_or_path: str, *, sequence: int | None = None) -> ModelConfig:

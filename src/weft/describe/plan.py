@@ -229,18 +229,9 @@ class Plan(_Record):
         for stage in record["stages"]:
             if stage["splits"] == 1:
                 del stage["splits"]
-        if self.island is None:
-            del record["island"]
-        if self.reduce_precision is None:
-            del record["reduce_precision"]
-        if not self.methods:
-            del record["methods"]
-        if not self.layer_choices:
-            del record["layer_choices"]
-        if self.stack == "weft":
-            del record["stack"]
-        if self.optimizer == ADAMW:
-            del record["optimizer"]
+        for name in ("island", "reduce_precision", "methods", "layer_choices", "stack", "optimizer"):
+            if getattr(self, name) == Plan.model_fields[name].default:
+                del record[name]
         return record
 
 

@@ -29,11 +29,14 @@ class Prediction(BaseModel):
     shared: float = Field(default=SHARED, ge=0.0, le=1.0)
 
     def __repr__(self) -> str:
-        interval = f"{format_seconds(self.step_low_s)} - {format_seconds(self.step_high_s)}"
         peak = format_bytes(max(self.peak_bytes, default=0))
-        return one_line(
-            self, f"step {format_seconds(self.step_s)} ({interval}), largest peak {peak}, from {self.source}"
-        )
+        step = f"step {format_seconds(self.step_s)} ({self.interval})"
+        return one_line(self, f"{step}, largest peak {peak}, from {self.source}")
 
     def __str__(self) -> str:
         return repr(self)
+
+    @property
+    def interval(self) -> str:
+        """The 90 % interval in words."""
+        return f"{format_seconds(self.step_low_s)} - {format_seconds(self.step_high_s)}"

@@ -137,6 +137,8 @@ def request_of_run(run: RunFile) -> Request:
         problem = f"{ANY_PRECISION!r} is for a search of one best plan; say which one"
         raise InputError(Violation("train.precision", problem, "bf16"))
     table = run.optimizer
+    # Of the `[optimizer]` table, or of a scaled loss.
+    scaled = (Choice(name=GRADIENT_NORM),) if run.train.precision in SCALED else ()
     counted = counted_work(table.name, momentum=table.momentum, state_bytes=table.state_bytes)
     found = request_of_names(
         model=run.model.preset or run.model.hf or run.model.build or "",
@@ -149,21 +151,17 @@ def request_of_run(run: RunFile) -> Request:
         sync=run.sync.choice,
         minimise=run.goal.minimise,
         contract=Contract.of(run.goal.contract),
-        methods=(*_stepping(run), *run.report.methods, *_methods(run)),
+        methods=(*(run.optimizer.methods or scaled), *run.report.methods, *_methods(run)),
         optimizer=counted.work,
     )
-    found = replace(found, job=_with_layer_choices(found.job, run))
+    tables, graph = run_tables(), found.job.graph
+    choices = (one for name, table in run.methods.items() for one in tables[name].choices(table, graph))
+    found = replace(found, job=found.job.choosing(tuple(choices)))
     if counted.assumed:
         found = replace(found, assumed={**found.assumed, "optimizer": counted.assumed})
     if problems := task_problems(run.task.kind, found.model):
         raise InputError(problems)
     return found
-
-
-def _stepping(run: RunFile) -> tuple[Choice, ...]:
-    """Return the methods that optimizer steps need: of the `[optimizer]` table, and of a scaled loss."""
-    scaled = (Choice(name=GRADIENT_NORM),) if run.train.precision in SCALED else ()
-    return run.optimizer.methods or scaled
 
 
 def _methods(run: RunFile) -> tuple[Choice, ...]:
@@ -173,13 +171,6 @@ def _methods(run: RunFile) -> tuple[Choice, ...]:
     return tuple(
         Choice(name=name, options=dict(options)) for name, options in found.items() if options is not None
     )
-
-
-def _with_layer_choices(job: Job, run: RunFile) -> Job:
-    """Return the job with the choices for single layers in a run file's tables."""
-    tables, graph = run_tables(), job.graph
-    choices = [one for name, table in run.methods.items() for one in tables[name].choices(table, graph)]
-    return job.choosing(tuple(choices))
 
 
 def default_precision(cluster: Cluster) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
+from weft.describe.models import PRESETS, resolve_model
 from weft.describe.one_line import one_line
 from weft.describe.reading import read_toml, violations_of
 from weft.describe.run_tables.methods import split_tables
@@ -31,7 +32,8 @@ from weft.describe.run_tables.training import (
     TaskTable,
     TrainTable,
 )
-from weft.describe.toml_table import TomlTable, table_text
+from weft.describe.tasks import default_task
+from weft.describe.toml_table import TomlTable, is_importable, table_text
 from weft.errors import InputError, Violation
 
 
@@ -106,14 +108,14 @@ def load_run(path: Path | str) -> RunFile:
         InputError: with all mistakes of the file, one line each.
     """
     run = parse_run(read_toml(path), str(path))
-    folder = Path(path).parent.resolve()
+    folder, tokenizer = Path(path).parent.resolve(), run.task.tokenizer
     return run.model_copy(
         update={
             "model": run.model.model_copy(update={"hf": _beside(folder, run.model.hf)}),
             "task": run.task.model_copy(
                 update={
                     "data": _data_beside(folder, run.task.data),
-                    "tokenizer": _tokenizer_beside(folder, run.task.tokenizer),
+                    "tokenizer": tokenizer if tokenizer in (BYTES, MODEL) else _beside(folder, tokenizer),
                 }
             ),
             "cluster": run.cluster.model_copy(update={"use": _beside(folder, run.cluster.use)}),
@@ -143,10 +145,6 @@ def _data_beside(folder: Path, data: str) -> str:
     return data
 
 
-def _tokenizer_beside(folder: Path, name: str) -> str | None:
-    return name if name in (BYTES, MODEL) else _beside(folder, name)
-
-
 def _beside(folder: Path, name: str | None) -> str | None:
     """Return the path of `name` in `folder` if this path or pattern exists there, else `name` itself."""
     if name is None or Path(name).is_absolute() or not any(iglob(name, root_dir=folder)):
@@ -170,3 +168,39 @@ def changed(run: RunFile, changes: Mapping[str, Mapping[str, Any]]) -> RunFile:
         given = {key: value for key, value in keys.items() if value is not None}
         record[table] = {**record.get(table, {}), **given}
     return parse_run(record)
+
+
+def run_of_keywords(
+    *,
+    model: str | None,
+    on: str,
+    global_batch: int | None,
+    sequence: int | None,
+    precision: str | None,
+    pins: Mapping[str, Any],
+) -> RunFile:
+    """Return the run file of these keywords, with defaults for all other keys.
+
+    Raises:
+        InputError: with all mistakes in the keywords.
+    """
+    known = model if model is not None and (model in PRESETS or Path(model).exists()) else None
+    tables: dict[str, dict[str, Any]] = {
+        "model": {_model_key(model): model},
+        "task": {"kind": None if known is None else default_task(resolve_model(known)), "sequence": sequence},
+        "train": {"global_batch": global_batch, "precision": precision},
+        "cluster": {"use": on},
+        "plan": dict(pins),
+    }
+    given = {
+        table: {key: value for key, value in keys.items() if value is not None}
+        for table, keys in tables.items()
+    }
+    return parse_run({table: keys for table, keys in given.items() if keys})
+
+
+def _model_key(model: str | None) -> str:
+    """Return the key of the run file's [model] table for a name."""
+    if model is not None and Path(model).exists():
+        return "hf"
+    return "build" if model is not None and is_importable(model) else "preset"

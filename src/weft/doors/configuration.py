@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import yaml
 
 from weft.describe.layout import OPEN, PartialLayout
 from weft.describe.model import ModelConfig
@@ -81,13 +85,17 @@ class Configuration:
         return None if self.replicas is None else self.replicas * self.layout.replica_ranks
 
     @property
+    def samples_per_round(self) -> int | None:
+        """The samples of one micro-batch of every replica; None where they are open."""
+        size, replicas = self.layout.micro_batch_size, self.replicas
+        return None if size is None or replicas is None else size * replicas
+
+    @property
     def samples_per_step(self) -> int | None:
         """The global batch: given, or the product of its parts."""
-        if self.global_batch is not None or self.replicas is None:
+        if self.global_batch is not None or self.samples_per_round is None or self.micro_batches is None:
             return self.global_batch
-        if self.layout.micro_batch_size is None or self.micro_batches is None:
-            return None
-        return self.replicas * self.layout.micro_batch_size * self.micro_batches
+        return self.samples_per_round * self.micro_batches
 
     def key(self, name: str) -> str:
         """Return the file's key of a value, or its own name."""
@@ -163,3 +171,54 @@ def _entries(record: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]
 def truth(value: Any) -> bool:
     """Return True if an option is on; files write it as true, "true", "yes" or 1."""
     return value is True or value == 1 or (isinstance(value, str) and value.lower() in ("true", "yes", "1"))
+
+
+# Configurations are small; longer texts are traces or data.
+_MOST_CHARACTERS = 2_000_000
+
+
+def json_mapping(text: str) -> Mapping[str, Any] | None:
+    """Return the object of a JSON text."""
+    if len(text) > _MOST_CHARACTERS or not text.lstrip().startswith("{"):
+        return None
+    try:
+        return _mapping(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+
+
+def toml_mapping(text: str) -> Mapping[str, Any] | None:
+    """Return the tables of a TOML text."""
+    if len(text) > _MOST_CHARACTERS:
+        return None
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def yaml_mapping(text: str) -> Mapping[str, Any] | None:
+    """Return the mapping of a YAML text that is not JSON."""
+    if len(text) > _MOST_CHARACTERS or text.lstrip().startswith("{"):
+        return None
+    try:
+        return _mapping(yaml.safe_load(text))
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None
+
+
+def broken(text: str) -> str | None:
+    """Return the error of a text that begins like JSON and is invalid; None for others."""
+    if len(text) > _MOST_CHARACTERS or not text.lstrip().startswith("{"):
+        return None
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return f"not valid JSON: line {error.lineno}, column {error.colno}: {error.msg}"
+    except (ValueError, RecursionError):
+        return "not valid JSON"
+    return None
+
+
+def _mapping(value: Any) -> Mapping[str, Any] | None:
+    return value if isinstance(value, Mapping) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from weft.describe.layout import PartialLayout
@@ -73,13 +73,7 @@ class Explanation:
             "keys": dict(sorted(configuration.keys.items())),
             "layout": layout_record(configuration),
             "findings": [
-                {
-                    "severity": str(found.severity),
-                    "where": found.violation.where,
-                    "problem": found.violation.problem,
-                    "nearest": found.violation.nearest,
-                }
-                for found in self.findings
+                {"severity": str(found.severity), **asdict(found.violation)} for found in self.findings
             ],
             "unpredicted": list(configuration.unpredicted),
             "missing": [str(violation) for violation in self.missing],

@@ -78,11 +78,7 @@ def _usual(values: Sequence[int]) -> int:
 
 
 def _rank_order_of(plan: Plan, layout: Layout) -> tuple[int, ...] | None:
-    """Return the devices of the mesh's ranks in order; None if each rank is on the device of its number.
-
-    Raises:
-        InputError: when the stages of a pipeline's device are on different ranks.
-    """
+    """Return the devices of the mesh's ranks in order; None if each rank is on the device of its number."""
     pipeline = Pipeline(layout.pp, layout.stages, plan.micro_batches // layout.dp)
     placement = placements(get_schedule(layout.schedule), pipeline)
     order: dict[int, int] = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from weft.describe.job import Job
@@ -88,18 +89,9 @@ def _other_size(layout: Layout, size: int, shares: tuple[int, ...] | None) -> Ed
     return Edit(words, replace(layout, micro_batch_size=size, micro_batches_per_replica=shares))
 
 
-def _mesh_move(
-    name: str, edits: Edits, *purposes: Purpose, otherwise: str, summary: str, source: str
-) -> Move:
-    return layout_move(
-        name,
-        edits,
-        *purposes,
-        otherwise=otherwise,
-        summary=summary,
-        source=source,
-        verify="gradients equal one process (float64, 1e-9) for every (pp, dp) up to four ranks",
-    )
+_mesh_move = partial(
+    layout_move, verify="gradients equal one process (float64, 1e-9) for every (pp, dp) up to four ranks"
+)
 
 
 PARALLELISM_MOVES: tuple[Move, ...] = (

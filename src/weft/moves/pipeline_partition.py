@@ -68,8 +68,7 @@ def _lengths(work_s: Floats) -> Floats:
     stages, layers = work_s.shape
     sums = np.concatenate([np.zeros((stages, 1)), np.cumsum(work_s, axis=1)], axis=1)
     empty = np.tril(np.ones((layers + 1, layers + 1), dtype=np.bool_))
-    lengths: Floats = np.where(empty, np.inf, sums[:, None, :] - sums[:, :, None])
-    return lengths
+    return np.where(empty, np.inf, sums[:, None, :] - sums[:, :, None])
 
 
 def _limits(lengths: Floats) -> Floats:

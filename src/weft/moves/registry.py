@@ -10,21 +10,14 @@ from collections.abc import Iterator, Mapping
 
 from weft.bundles import others, parts, parts_of
 from weft.describe.contract import Contract
-from weft.describe.plan import Choice, Plan
-from weft.errors import InputError, Violation
+from weft.describe.plan import Choice
+from weft.describe.run_file import RunFile
+from weft.describe.run_tables.methods import run_tables
+from weft.errors import InputError, Violation, nearest
 from weft.installed import installed
-from weft.moves.move import Context, Move, Purpose
+from weft.moves.move import Move, Purpose
 from weft.moves.parallelism import ONE_UNIT_MOVES, PARALLELISM_MOVES
 from weft.moves.schedules import schedule_moves
-
-
-def _dense_applies(context: Context) -> str | None:
-    return "the plan already synchronises densely" if context.plan.sync.name == "dense" else None
-
-
-def _dense_apply(context: Context) -> Plan:
-    return context.plan.model_copy(update={"sync": Choice(name="dense")})
-
 
 SYNCHRONISATION_MOVES: tuple[Move, ...] = (
     Move(
@@ -33,8 +26,10 @@ SYNCHRONISATION_MOVES: tuple[Move, ...] = (
         summary="Every replica adds the full gradients of all others, stage by stage, during backward.",
         source="Li et al., PyTorch Distributed, arXiv 2006.15704",
         verify="gradients equal one process (float64, 1e-9) for every (pp, dp) up to four ranks",
-        applies=_dense_applies,
-        apply=_dense_apply,
+        applies=lambda context: (
+            "the plan already synchronises densely" if context.plan.sync.name == "dense" else None
+        ),
+        apply=lambda context: context.plan.model_copy(update={"sync": Choice(name="dense")}),
         purposes=frozenset(),
         asked_by=("sync.method", "dense"),
     ),
@@ -80,3 +75,42 @@ def _of_others() -> Iterator[Move]:
     yield from parts_of(Move, others())
     for _, named in installed("weft.moves"):
         yield from named()
+
+
+_METHOD = "sync.method"
+
+
+def refused_pins(run: RunFile) -> list[Violation]:
+    """Return violations for pins without a move, and for moves and tables outside the goal's contract."""
+    asked = [(move, *move.asked_by) for move in all_moves().values() if move.asked_by is not None]
+    problems = [
+        _kept_out(move, key, word, run.goal.contract)
+        for move, key, word in asked
+        if word in _pinned(run, key) and move.contract > Contract.of(run.goal.contract)
+    ]
+    methods = sorted(word for _, key, word in asked if key == _METHOD)
+    for method in _pinned(run, _METHOD):
+        if method not in methods:
+            problem = f"{method!r} is not one of {', '.join(methods)}"
+            problems.append(Violation(_METHOD, problem, nearest(method, methods)))
+    goal = Contract.of(run.goal.contract)
+    tables = [table for name, table in run_tables().items() if name in run.methods]
+    for table in tables:
+        if table.contract > goal:
+            problem = f"{run.goal.contract!r} keeps out [{table.method}], which is {table.contract.word}"
+            problems.append(Violation("goal.contract", problem, table.contract.word))
+    return problems
+
+
+def _kept_out(move: Move, key: str, word: str, contract: str) -> Violation:
+    problem = f"{contract!r} keeps out {key} {word!r}, which is {move.contract.word}"
+    return Violation("goal.contract", problem, move.contract.word)
+
+
+def _pinned(run: RunFile, key: str) -> tuple[str, ...]:
+    """Return the run file's words under `TABLE.KEY`."""
+    table, _, name = key.partition(".")
+    given = getattr(getattr(run, table), name)
+    if given is None:
+        return ()
+    return given if isinstance(given, tuple) else (given,)

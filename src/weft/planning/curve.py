@@ -11,19 +11,76 @@ from dataclasses import dataclass, replace
 
 from weft.describe.amount import Shape
 from weft.describe.job import Job
-from weft.describe.layout import Layout, PartialLayout
-from weft.describe.plan import Sharding
+from weft.describe.layout import Layout
+from weft.describe.plan import Blocking, Sharding
 from weft.errors import InputError, Violation
-from weft.planning.methods import BREADTH_FIRST, METHODS, RIVALS, Method
 from weft.planning.planners import Candidate, Verdict
 from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.problem import Problem
-from weft.predict.trade_off import TradeOff, critical_batch_tokens, trade_offs
+from weft.predict.trade_off import TradeOff, cheapest, critical_batch_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One line of the curve: an order of micro-batches, and its execution.
+
+    Attributes:
+        name: the name in tables.
+        schedule: its schedule.
+        looped: with several stages per device, or with one.
+        pipelined: over several devices, or layer by layer on one.
+        blocking: communication that does not overlap computation.
+        sharding: the only sharding; None leaves it to the planner.
+    """
+
+    name: str
+    schedule: str
+    looped: bool = False
+    pipelined: bool = True
+    blocking: tuple[Blocking, ...] = ()
+    sharding: Sharding | None = None
+
+    def admits(self, layout: Layout) -> bool:
+        """Return True if a layout of the schedule is one of the method."""
+        if not self.pipelined:
+            return layout.pp == 1
+        return layout.pp > 1 and (layout.loops > 1) == self.looped
+
+    def loops(self, job: Job) -> tuple[int | None, ...]:
+        """Return the numbers of stages per device to pin; None leaves them to the planner. Without a pipeline
+        the stages are the units that sharded weights are gathered by, up to one layer each."""
+        if self.pipelined:
+            return (None if self.looped else 1,)
+        layers = len(job.graph.layers)
+        return tuple(1 << power for power in range(layers.bit_length()))
+
+
+def _as_shipped(method: Method) -> Method:
+    """Return the method as Megatron-LM first shipped it (Narayanan et al., arXiv 2104.04473)."""
+    return replace(
+        method,
+        name=f"{method.name} as shipped",
+        blocking=("messages", "reductions"),
+        sharding="zero-0",
+    )
+
+
+BREADTH_FIRST = Method(name="breadth-first", schedule="breadth-first", looped=True)
+DEPTH_FIRST = Method(name="depth-first", schedule="depth-first", looped=True)
+ONE_FORWARD_ONE_BACKWARD = Method(name="1f1b", schedule="1f1b")
+GPIPE = Method(name="gpipe", schedule="gpipe")
+# Each layer runs all its micro-batches before the next one does, so it is gathered once in a pass.
+NO_PIPELINE = Method(name="no pipeline", schedule="breadth-first", pipelined=False)
+# The rivals of breadth-first: each with its communication overlapped, and as it was shipped.
+RIVALS = {
+    DEPTH_FIRST: _as_shipped(DEPTH_FIRST),
+    ONE_FORWARD_ONE_BACKWARD: _as_shipped(ONE_FORWARD_ONE_BACKWARD),
+}
+METHODS = (BREADTH_FIRST, DEPTH_FIRST, ONE_FORWARD_ONE_BACKWARD, GPIPE, NO_PIPELINE, *RIVALS.values())
+
 
 MOST_SAMPLES_PER_DEVICE = 4.0
 MOST_DOUBLINGS = 10
-# More finalists than any space has layouts: all that may fit are simulated.
-_ALL = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,49 +137,8 @@ class Curve:
         Raises:
             InputError: when no layout of the method fits.
         """
-        return trade_offs(self.utilisation(method), devices, critical_batch)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gain:
-    """The lead of breadth-first over a rival as shipped, as fractions of throughput.
-
-    Attributes:
-        rival: the method in comparison.
-        samples_per_device: beta.
-        schedule: the lead over the rival with communication overlapped and states sharded as far as it helps.
-        implementation: the lead of that improved rival over the rival as shipped.
-    """
-
-    rival: Method
-    samples_per_device: float
-    schedule: float
-    implementation: float
-
-    @property
-    def total(self) -> float:
-        """The lead over the rival as shipped."""
-        return (1.0 + self.schedule) * (1.0 + self.implementation) - 1.0
-
-
-def gains(answer: Curve) -> tuple[Gain, ...]:
-    """Return the gains of breadth-first over each rival where all three fit; needs all `METHODS`."""
-    found: list[Gain] = []
-    for rival, shipped in RIVALS.items():
-        ours, overlapped, blocking = (
-            answer.utilisation(method.name) for method in (BREADTH_FIRST, rival, shipped)
-        )
-        found.extend(
-            Gain(
-                rival=rival,
-                samples_per_device=share,
-                schedule=ours[share] / overlapped[share] - 1.0,
-                implementation=overlapped[share] / blocking[share] - 1.0,
-            )
-            for share in answer.samples_per_device
-            if share in ours and share in overlapped and share in blocking
-        )
-    return tuple(found)
+        utilisation = self.utilisation(method)
+        return tuple(cheapest(utilisation, count, critical_batch) for count in devices)
 
 
 def curve(
@@ -183,7 +199,7 @@ def model_flops_utilisation(job: Job, step_s: float) -> float:
 
 
 @dataclass(frozen=True)
-class _MethodPlanner(HomogeneousPlanner):
+class MethodPlanner(HomogeneousPlanner):
     """The homogeneous planner, restricted to the layouts of one method."""
 
     finalists: int = 1
@@ -205,44 +221,21 @@ class _MethodPlanner(HomogeneousPlanner):
             )
 
 
-def least_memory(problem: Problem, method: Method, samples_per_device: float) -> CurvePoint:
-    """Return the fitting layout of a method with the lowest peak.
-
-    It uses micro-batches of one sample and full recomputation, unless pinned otherwise. With replicas it
-    shards states as far as the method or a pin allows. The lowest peak must be there.
-    """
-    pins = problem.pins.replaced(
-        micro_batch_size=problem.pins.micro_batch_size or 1,
-        recompute=problem.pins.recompute or "full",
-    )
-    job = _job(problem, samples_per_device)
-    planner = _MethodPlanner(finalists=_ALL, method=replace(method, sharding=None))
-    found: list[Candidate] = []
-    for sharding in _least_states(method, pins):
-        pinned = pins.replaced(sharding=sharding)
-        found.extend(planner.search(replace(problem, job=job, pins=pinned, minimise="memory")).candidates[:1])
-    found.sort(key=lambda candidate: (candidate.verdict is not Verdict.FITS, candidate.peak_bytes))
-    return _best(job, method, samples_per_device, found)
-
-
-def _least_states(method: Method, pins: PartialLayout) -> tuple[Sharding, ...]:
-    """Return the furthest allowed sharding, and no sharding for layouts without replicas."""
-    pinned = method.sharding or pins.sharding
-    return ("zero-3", "zero-0") if pinned is None else (pinned,)
-
-
-def _job(problem: Problem, samples_per_device: float) -> Job:
+def job_of(problem: Problem, samples_per_device: float) -> Job:
+    """Return the problem's job with a batch of these samples per device."""
     return replace(problem.job, global_batch=round(samples_per_device * problem.job.cluster.ranks))
 
 
 def _point(problem: Problem, method: Method, samples_per_device: float) -> CurvePoint:
-    job = _job(problem, samples_per_device)
-    ranking = _MethodPlanner(method=method).search(replace(problem, job=job))
-    return _best(job, method, samples_per_device, ranking.candidates)
+    job = job_of(problem, samples_per_device)
+    ranking = MethodPlanner(method=method).search(replace(problem, job=job))
+    return point_of(job, method, samples_per_device, ranking.candidates)
 
 
-def _best(job: Job, method: Method, samples_per_device: float, candidates: Sequence[Candidate]) -> CurvePoint:
-    """Return the first of the candidates, if it fits."""
+def point_of(
+    job: Job, method: Method, samples_per_device: float, candidates: Sequence[Candidate]
+) -> CurvePoint:
+    """Return a method's point: the first of the candidates, if it fits."""
     reason = "no layout satisfies the given degrees"
     point = CurvePoint(method=method, samples_per_device=samples_per_device, reason=reason)
     if not candidates:

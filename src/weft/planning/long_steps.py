@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from weft.describe.plan import Plan
 from weft.describe.prediction import Prediction
 from weft.planning.compile import compile_folded
-from weft.predict.cost.cost_model import CostModel
-from weft.predict.cost.placed_plan import PlacedPlan
+from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.predict.cost.price import price_placed
 from weft.predict.predict import predict_priced
 from weft.program.program import Program

@@ -65,11 +65,7 @@ def _of_plan(
 
 
 def _said(problem: Problem, plan: Plan, layer_seconds: LayerSeconds) -> Layout:
-    """Return the layout that expresses all of a plan.
-
-    Raises:
-        InputError: when there is none, or times of its layers are not known.
-    """
+    """Return the layout that expresses all of a plan; raise InputError when there is none."""
     layout = layout_of(plan)
     seconds = layer_seconds(layout)
     layout = layout_of(plan, seconds)

@@ -15,26 +15,27 @@ from weft.describe.run_tables.planning import PlanTable
 from weft.describe.run_tables.training import ANY_PRECISION
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
-from weft.moves.pins import refused_pins
+from weft.moves.registry import refused_pins
+from weft.planning.advice import SmallestChanges
 from weft.planning.compile import (
     compile_evaluation,
     compile_evaluation_part,
     compile_part,
     compile_plan,
 )
-from weft.planning.decisions import decided
 from weft.planning.goals import goal_value, goal_words, require_prices
 from weft.planning.planners import Candidate, Planner, Ranking, get_planner
 from weft.planning.precisions import in_precision, searched_in_each
 from weft.planning.problem import Problem, problem_of_run
-from weft.planning.smallest_change import SmallestChanges
 from weft.planning.ties import break_ties
 from weft.predict.cost.memory import STEPPED_BYTES
-from weft.predict.predict import PredictedStep, predict
+from weft.predict.cost.price import price
+from weft.predict.predict import PredictedStep, predict, predict_priced
+from weft.program.passes import ordered_passes
 from weft.program.program import Program
 from weft.program.rank_program import RankProgram
 from weft.program.verify import require_valid
-from weft.timeline.breakdown import step_breakdown
+from weft.timeline.figures import step_breakdown
 
 DEFAULT_PLANNER = "weft"
 REASONS_SHOWN = 3
@@ -222,17 +223,14 @@ def _searched_later(run: RunFile, problem: Problem, planner: Planner | None) -> 
 
 def _in_the_best_precision(run: RunFile, planner: Planner | None) -> PlannedJob:
     found = searched_in_each(run, lambda decided: plan_run(decided, planner=planner))
-    best = min(found, key=lambda name: _value(found[name]))
+    values = {name: goal_value(one.problem, one.prediction, one.plan.ranks) for name, one in found.items()}
+    best = min(found, key=values.__getitem__)
     words = ", ".join(
         f"{name}: {goal_words(one.problem, one.prediction, one.plan.ranks)}" for name, one in found.items()
     )
     chosen = found[best]
     assumed = {**chosen.problem.assumed, "precision": f"{best}, the best of those searched ({words})"}
     return replace(chosen, problem=replace(chosen.problem, assumed=assumed))
-
-
-def _value(job: PlannedJob) -> float:
-    return goal_value(job.problem, job.prediction, job.plan.ranks)
 
 
 def given_plan(run: RunFile, plan: Plan, prediction: Prediction | None = None) -> PlannedJob:
@@ -305,3 +303,18 @@ def _remedy(candidate: Candidate, changes: SmallestChanges) -> str:
     """Return the one notch that would make it fit against the user's pins, if there is one, in words."""
     change = changes.of_candidate(candidate)
     return "" if change is None else f"; fits with {change.words}: a step of {format_seconds(change.step_s)}"
+
+
+def decided(problem: Problem, plan: Plan) -> Plan:
+    """Return the plan after each method in use has seen the predicted step, in the order of the passes.
+
+    Raises:
+        InputError: when a method decides for a plan that cannot be compiled.
+    """
+    graph = problem.job.graph
+    for one in ordered_passes():
+        if one.decide is not None and one.options(plan, graph) is not None:
+            program = compile_plan(plan, graph)
+            predicted = predict_priced(program, price(problem.cost_model, program, plan))
+            plan = one.decide(plan, program, predicted.simulation.timeline)
+    return plan

@@ -7,14 +7,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Unpack
 
-from weft.describe.home import weft_home
 from weft.describe.plan import LayerChoice
 from weft.describe.request import Request, RequestOptions, request_of_names, request_of_run
 from weft.describe.run_file import RunFile
 from weft.errors import InputError
-from weft.moves.pins import refused_pins
+from weft.files import weft_home
+from weft.moves.registry import refused_pins
 from weft.predict.corrections import Correction
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.measurements import UNMEASURED, Measurements, load_measurements
 
 

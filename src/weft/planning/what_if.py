@@ -12,8 +12,8 @@ from functools import reduce
 from pathlib import Path
 
 from weft.describe.cluster import Cluster
-from weft.describe.home import weft_home
 from weft.errors import InputError, Violation
+from weft.files import weft_home
 from weft.moves.layout import refuse
 from weft.planning.cluster_changes import changed_cluster
 from weft.planning.goals import price_per_hour

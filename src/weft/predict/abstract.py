@@ -12,18 +12,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from weft.describe.reading import read_text
 from weft.errors import InputError, Violation
 from weft.predict.costs import Costs
 from weft.predict.simulator import Simulation, simulate
-from weft.predict.stage_times import Number, PassTimes, exact
 from weft.program.buffers import SHARDED_BUFFERS, gathers, reductions
-from weft.program.build import build_training_program
-from weft.program.exchange import program_orders
-from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, KINDS, is_send
+from weft.program.build import build_training_program, program_orders
+from weft.program.kinds import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    COMPUTATIONS,
+    FORWARD,
+    KINDS,
+    is_send,
+)
 from weft.program.layout import PipelineLayout, StageLayout
 from weft.program.program import NONE, Program
 from weft.program.schedules import get_schedule
@@ -31,10 +39,70 @@ from weft.program.schedules.base import Options, Pipeline, placements
 from weft.timeline.figures import busy_by_kind, peak_in_flight
 from weft.timeline.timeline import Timeline
 
+Number = int | float | str | Fraction
+
+COLUMNS = ["forward", "backward"]
+
+
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """Times of one micro-batch on one stage: forward, and backward with its weight gradient."""
+
+    forward: Fraction
+    backward: Fraction
+
+
+def exact(where: str, value: Number, *, zero: bool = False) -> Fraction:
+    """Return the time as a fraction; a decimal keeps its typed value.
+
+    Raises:
+        InputError: for a time that is not finite, is negative, or is zero unless `zero` is True.
+    """
+    try:
+        # str of a float is the decimal the user typed, not the binary fraction next to it.
+        time = Fraction(str(value) if isinstance(value, float) else value)
+    except (ValueError, ZeroDivisionError):
+        raise InputError(Violation(where, f"{value!r} is not a finite time")) from None
+    if time < 0 or (time == 0 and not zero):
+        raise InputError(Violation(where, f"{value} must be {'0 or more' if zero else 'more than 0'}"))
+    return time
+
+
+def read_stage_times(path: Path) -> tuple[PassTimes, ...]:
+    """Read a CSV file with the heading `forward,backward` and one row per stage, first stage first.
+
+    Raises:
+        InputError: naming every wrong line.
+    """
+    rows = [line.split(",") for line in read_text(path).splitlines()]
+    heading = [word.strip().lower() for word in rows[0]] if rows else []
+    if heading != COLUMNS:
+        given = ",".join(heading) or "nothing"
+        raise InputError(Violation(f"{path}, line 1", f"{given!r} is not the heading", ",".join(COLUMNS)))
+    problems: list[Violation] = []
+    stages: list[PassTimes] = []
+    for line, row in enumerate(rows[1:], start=2):
+        where = f"{path}, line {line}"
+        if len(row) != len(COLUMNS):
+            problems.append(Violation(where, f"has {len(row)} values; a stage has {len(COLUMNS)}"))
+            continue
+        times = []
+        for name, value in zip(COLUMNS, row, strict=True):
+            try:
+                times.append(exact(f"{where}, {name}", value.strip()))
+            except InputError as error:
+                problems += error.violations
+        if len(times) == len(COLUMNS):
+            stages.append(PassTimes(*times))
+    if not problems and not stages:
+        problems.append(Violation(str(path), "has no stage; one row per stage is needed"))
+    if problems:
+        raise InputError(problems)
+    return tuple(stages)
+
+
 # Longest simulated time in ticks; the sum of two such times still fits into 64 bits.
 MOST_TICKS = 2**62
-
-_COMPUTATIONS = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +300,7 @@ class _Times:
         return [share[kind] * stage.backward for stage in self.stages]
 
     def all(self) -> list[Fraction]:
-        return [self.hop, *(time for kind in _COMPUTATIONS for time in self.of(kind))]
+        return [self.hop, *(time for kind in COMPUTATIONS for time in self.of(kind))]
 
 
 def _costs(program: Program, times: _Times, ticks_per_unit: int) -> tuple[Costs, list[Fraction]]:
@@ -242,7 +310,7 @@ def _costs(program: Program, times: _Times, ticks_per_unit: int) -> tuple[Costs,
         raise InputError(Violation("forward, backward, hop, weight share", problem))
     columns = program.columns
     ticks = np.zeros((len(KINDS), len(times.stages)), dtype=np.int64)
-    for kind in _COMPUTATIONS:
+    for kind in COMPUTATIONS:
         ticks[kind] = [int(time * ticks_per_unit) for time in times.of(kind)]
     occupancy = ticks[columns.kind, columns.stage]
     busy = np.zeros(program.ranks, dtype=np.int64)

@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
-from weft.describe.home import weft_home
 from weft.errors import InputError, Violation
+from weft.files import weft_home
 from weft.timeline.figures import prediction_error
 
 BUSY_TIMEOUT_S = 30.0
@@ -90,9 +89,7 @@ class Ledger:
     def __enter__(self) -> Ledger:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._connection.close()
 
     def record_prediction(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.prediction import Prediction
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.cost.price import Priced, price
 from weft.predict.simulator import Simulation, simulate
-from weft.program.arrays import Ints
 from weft.program.program import Program
 
 
@@ -47,21 +47,28 @@ def predict_priced(
         InputError: as `simulate` does.
     """
     simulation = simulate(program, priced.costs, run=run_name, plan_id=plan_id)
+    peak_bytes = simulation.peak_bytes.copy()
+    for rank, alike in priced.twins.items():
+        peak_bytes[alike] = simulation.peak_bytes[rank]
     prediction = Prediction(
         step_s=simulation.step_s,
         step_low_s=simulation.step_s * priced.low_scale,
         step_high_s=simulation.step_s * priced.high_scale,
         first_step_s=simulation.first_step_s,
-        peak_bytes=tuple(_unfolded(priced.twins, simulation.peak_bytes).tolist()),
+        peak_bytes=tuple(peak_bytes.tolist()),
         source=priced.source,
         shared=priced.shared,
     )
     return PredictedStep(simulation=simulation, prediction=prediction, priced=priced)
 
 
-def _unfolded(twins: Mapping[int, Ints], peak_bytes: Ints) -> Ints:
-    """Return the peaks of all ranks from the peaks of the simulated ranks."""
-    peaks = peak_bytes.copy()
-    for rank, alike in twins.items():
-        peaks[alike] = peak_bytes[rank]
-    return peaks
+def live_curve(program: Program, predicted: PredictedStep, rank: int) -> list[tuple[float, int]]:
+    """Return (seconds since the start of the step, bytes live from then on) of one rank, in order of time."""
+    costs, timeline = predicted.priced.costs, predicted.simulation.timeline
+    mine = np.flatnonzero((timeline.rank == rank) & (costs.live_bytes[timeline.position] != 0))
+    change = costs.live_bytes[timeline.position[mine]]
+    order = np.lexsort((change < 0, timeline.end_ns[mine]))
+    live = int(costs.base_bytes[rank]) + np.cumsum(change[order])
+    seconds = timeline.end_ns[mine][order] / 1e9
+    start = (0.0, int(costs.base_bytes[rank]))
+    return [start, *zip(seconds.tolist(), live.tolist(), strict=True)]

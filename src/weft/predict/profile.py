@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 
@@ -34,18 +34,6 @@ def seconds_of_speeds(points: Sequence[tuple[float, float]]) -> tuple[tuple[floa
     return tuple((size, size / speed) for size, speed in points)
 
 
-PROFILE_COLUMNS = (
-    "device",
-    "layer",
-    "tp",
-    "micro_batch_size",
-    "forward_s",
-    "backward_s",
-    "update_s",
-    "activation_bytes",
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTiming:
     """Measured times of one layer kind at one micro-batch size; the columns of a profile file.
@@ -61,6 +49,9 @@ class LayerTiming:
     backward_s: float
     update_s: float
     activation_bytes: int
+
+
+PROFILE_COLUMNS = tuple(column.name for column in fields(LayerTiming))
 
 
 @dataclass(frozen=True, kw_only=True)

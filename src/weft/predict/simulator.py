@@ -20,7 +20,6 @@ from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
 from weft.predict.costs import Costs
 from weft.predict.engine import CycleGraph
-from weft.predict.live_bytes import peak_live_bytes
 from weft.predict.unroll import Unrolled, unroll
 from weft.program.arrays import Ints
 from weft.program.program import NONE, Program
@@ -124,6 +123,30 @@ def simulate(
         instructions=len(program),
         simulate_s=time.perf_counter() - began,
     )
+
+
+def peak_live_bytes(program: Program, costs: Costs, end: Ints, period: float) -> tuple[Ints, Ints]:
+    """Return each rank's peak live bytes and the row that ends at the peak; -1 for ranks without rows.
+
+    Two cycles, `period` ticks apart, count. A rank may receive early for the next step while it still holds
+    bytes of this one. At equal times additions come first. Both arrays have shape (ranks,).
+    """
+    changing = np.flatnonzero(costs.live_bytes)
+    peak = costs.base_bytes.copy()
+    position = np.where(np.diff(program.rank_starts) > 0, program.rank_starts[:-1], NONE)
+    # Rank by rank: sorting a few thousand changes at a time is faster than millions at once.
+    starts = np.searchsorted(changing, program.rank_starts)
+    for one in np.flatnonzero(np.diff(starts)).tolist():
+        mine = changing[starts[one] : starts[one + 1]]
+        change = np.tile(costs.live_bytes[mine], 2)
+        times = np.concatenate([end[mine], end[mine] + round(period)])
+        order = np.lexsort((change < 0, times))
+        held = np.cumsum(change[order])
+        highest = int(np.argmax(held))
+        if held[highest] > 0:
+            peak[one] += held[highest]
+            position[one] = mine[order[highest] % len(mine)]
+    return peak, position
 
 
 def _mean_period(program: Program, ends: list[Ints]) -> float:

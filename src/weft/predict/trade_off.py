@@ -8,7 +8,7 @@ device (Lamy-Poirier, arXiv 2211.05953). N devices take a time proportional to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weft.errors import InputError, Violation
@@ -95,17 +95,6 @@ def cheapest(utilisation: Mapping[float, float], devices: int, critical_batch: f
         for beta in sorted(utilisation)
     ]
     return min(choices, key=lambda choice: choice.cost)
-
-
-def trade_offs(
-    utilisation: Mapping[float, float], devices: Sequence[int], critical_batch: float
-) -> tuple[TradeOff, ...]:
-    """Return `cheapest` for every number of devices: the curve of time against cost.
-
-    Raises:
-        InputError: as `cheapest` does.
-    """
-    return tuple(cheapest(utilisation, count, critical_batch) for count in devices)
 
 
 def critical_batch_tokens(parameters: int) -> float:

@@ -128,16 +128,11 @@ def _first_rows(lowered: LoweredLayout, ranks: Ints) -> Ints:
     rows = np.stack([counts[share] for share in lowered.layout.pipeline_micro_batches])
     of_rank = np.zeros(lowered.layout.ranks, dtype=np.int64)
     of_rank[ranks] = rows[..., None]
-    firsts: Ints = np.cumsum(of_rank) - of_rank
-    return firsts
+    return np.cumsum(of_rank) - of_rank
 
 
 def _kept_pipelines(layout: PipelineLayout, only_replica: int | None) -> Sequence[int]:
-    """Return all pipelines, or the pipeline of one replica.
-
-    Raises:
-        InputError: when there is no such replica.
-    """
+    """Return all pipelines, or the pipeline of one replica."""
     if only_replica is None:
         return range(layout.pipelines)
     last = layout.replicas - 1

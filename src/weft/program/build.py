@@ -7,6 +7,7 @@ its own ranks and micro-batches (`weft.program.assemble`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from weft.errors import InputError, Violation, nearest
 from weft.program.arrays import Ints, Mask
 from weft.program.assemble import LoweredLayout, assemble
-from weft.program.kinds import FORWARD, is_collective
+from weft.program.kinds import COMPUTATIONS, FORWARD, is_any_of, is_collective
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline, lower
 from weft.program.passes import PassList
@@ -96,9 +97,7 @@ def lowered_evaluation(layout: PipelineLayout, methods: Mapping[str, Any] | None
 def _require_one_sequence(pipelines: Mapping[int, LoweredPipeline]) -> None:
     """Check that each device has the same sequence of collectives in all pipelines, by their micro-batches.
 
-    Raises:
-        InputError: when a device's collectives or their order differ between pipelines. Pipelines with other
-            shares of the batch may change the stages of buffers at other positions.
+    Pipelines with other shares of the batch may change the stages of buffers at other positions.
     """
     sequences = {
         count: _collectives(pipeline).tolist() for count, pipeline in sorted(pipelines.items(), reverse=True)
@@ -175,3 +174,12 @@ def _without_frozen(order: ComputeOrder, frozen_stages: int) -> ComputeOrder:
     """Return the order without the backwards of frozen stages, which no gradient reaches."""
     kept = (order.kind == FORWARD) | (order.stage >= frozen_stages)
     return ComputeOrder(*(column[kept] for column in order))
+
+
+def program_orders(program: Program) -> list[ComputeOrder]:
+    """Return the computations of each rank in order; micro-batches count over the global batch."""
+    columns, wanted = program.columns, is_any_of(program.columns.kind, COMPUTATIONS)
+    rows = [
+        np.flatnonzero(wanted[start:end]) + start for start, end in pairwise(program.rank_starts.tolist())
+    ]
+    return [ComputeOrder(columns.kind[mine], columns.stage[mine], columns.micro_batch[mine]) for mine in rows]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.program.arrays import Ints
+from weft.program.arrays import Ids, Ints
 
 # Up to this number of possible codes per row, marking the present codes is faster than sorting the rows.
 _MARKED_CODES = 16
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def codes(*columns: Ints) -> Ints:
@@ -23,6 +24,13 @@ def codes(*columns: Ints) -> Ints:
         code = code * radix + values
         largest = (largest + 1) * radix - 1
     return code
+
+
+def mix(value: Ids) -> Ids:
+    """Return splitmix64's finaliser of each word: a pseudo-random bijection of 64-bit words."""
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
 
 
 def numbered(counts: Ints) -> tuple[Ints, Ints]:

@@ -136,27 +136,23 @@ class PipelineLayout:
 
     @cached_property
     def _problems(self) -> list[Violation]:
-        return problems_of(self)
-
-
-def problems_of(layout: PipelineLayout) -> list[Violation]:
-    """Return a violation for each mistake in the layout; none if a program can be built for it."""
-    if not layout.stages or not layout.micro_batches:
-        return [Violation("layout", "needs at least one stage and one pipeline replica")]
-    lanes = max((len(ranks) for ranks in layout.stages[0].replicas[:1]), default=1) or 1
-    problems = [
-        Violation(f"stage {stage}", problem)
-        for stage, one in enumerate(layout.stages)
-        for problem in _stage_problems(one, layout.replicas, lanes)
-    ]
-    problems += [
-        Violation(f"pipeline replica {replica}", f"has {count} micro-batches; at least 1 is allowed", "1")
-        for replica, count in enumerate(layout.micro_batches)
-        if count < 1
-    ]
-    problems += [*_graph_problems(layout), *_path_problems(layout), *_frozen_problems(layout)]
-    # A check of shared devices needs stages that are well-formed by themselves.
-    return problems or _device_problems(layout)
+        """A violation for each mistake; none if a program can be built for the layout."""
+        if not self.stages or not self.micro_batches:
+            return [Violation("layout", "needs at least one stage and one pipeline replica")]
+        lanes = max((len(ranks) for ranks in self.stages[0].replicas[:1]), default=1) or 1
+        problems = [
+            Violation(f"stage {stage}", problem)
+            for stage, one in enumerate(self.stages)
+            for problem in _stage_problems(one, self.replicas, lanes)
+        ]
+        problems += [
+            Violation(f"pipeline replica {replica}", f"has {count} micro-batches; at least 1 is allowed", "1")
+            for replica, count in enumerate(self.micro_batches)
+            if count < 1
+        ]
+        problems += [*_graph_problems(self), *_path_problems(self), *_frozen_problems(self)]
+        # A check of shared devices needs stages that are well-formed by themselves.
+        return problems or _device_problems(self)
 
 
 def _graph_problems(layout: PipelineLayout) -> list[Violation]:

@@ -127,7 +127,10 @@ def lower(
         blocks += [sends, receives]
     if trains:
         trained_from = owed.starts[layout.frozen_stages]
-        edges += _backward_edges(*(rows[trained_from:] for rows in lookup))
+        forward, input_gradient, weight_gradient = (rows[trained_from:] for rows in lookup)
+        split = input_gradient != weight_gradient
+        edges.append(_pairs(forward, input_gradient))
+        edges.append(_pairs(input_gradient[split], weight_gradient[split]))
         _add_steps(layout, compute, owed, lookup, blocks, edges)
     return _sort(blocks, Edges.join(edges))
 
@@ -229,15 +232,6 @@ def _message_blocks(
         source,
         target,
     )
-
-
-def _backward_edges(forward: Ints, input_gradient: Ints, weight_gradient: Ints) -> list[Edges]:
-    """Return the edges from forwards to backwards, and from input parts to weight parts."""
-    split = input_gradient != weight_gradient
-    return [
-        _pairs(forward, input_gradient),
-        _pairs(input_gradient[split], weight_gradient[split]),
-    ]
 
 
 def _add_steps(

@@ -148,5 +148,4 @@ def is_stepped(program: Program, rows: Ints) -> Mask:
     columns, owed = program.columns, program.obligations.step
     here = columns.stage[rows], columns.replica[rows], columns.iteration[rows]
     both = codes(*(np.concatenate(pair) for pair in zip(owed.T, here, strict=True)))
-    found: Mask = np.isin(both[len(owed) :], both[: len(owed)])
-    return found
+    return np.isin(both[len(owed) :], both[: len(owed)])

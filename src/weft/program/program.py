@@ -9,7 +9,7 @@ the same edges. Everything here is immutable; `Instruction` is a view for printi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from weft.describe.one_line import one_line
 from weft.program.arrays import Ids, Ints
-from weft.program.codes import distinct_rows
+from weft.program.codes import GOLDEN, distinct_rows, mix
 from weft.program.kinds import KINDS, Kind, is_collective, name_hash
 
 # The ranks of each group.
@@ -106,19 +106,7 @@ class Columns:
         )
 
 
-COLUMN_NAMES = (
-    "kind",
-    "stage",
-    "micro_batch",
-    "iteration",
-    "rank",
-    "replica",
-    "part",
-    "peer",
-    "group",
-    "bytes",
-    "most_bytes",
-)
+COLUMN_NAMES = tuple(column.name for column in fields(Columns))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,13 +325,7 @@ def instruction_ids(columns: Columns, lane: Ints) -> Ids:
 
 
 def mix_in(value: Ids, *numbers: Ints | Ids) -> Ids:
-    """Return a hash of each value with its numbers (splitmix64 finaliser over a running combination)."""
+    """Return a hash of each value with its numbers (`mix` over a running combination)."""
     for number in numbers:
-        value = _mix(value + number.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+        value = mix(value + number.astype(np.uint64) * GOLDEN)
     return value
-
-
-def _mix(value: Ids) -> Ids:
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))

@@ -154,16 +154,12 @@ def _row_marks(positions: Ints, ids: Ids, columns: Columns, groups: Mapping[int,
     """Return a hash of each row: its position, coordinates and partners."""
     members = np.zeros(1 + max(groups, default=NONE) + 1, dtype=np.uint64)
     for group, ranks in groups.items():
-        members[group] = _group_mark(ranks)
+        # A hash of the group's members in their order.
+        places = np.arange(len(ranks), dtype=np.uint64)
+        members[group] = int(mix_in(places, np.array(ranks, dtype=np.int64)).sum(dtype=np.uint64))
     # The last entry is for rows without a group.
     sizes = columns.bytes, columns.most_bytes
     return mix_in(ids, positions, columns.rank, columns.peer, columns.group, *sizes, members[columns.group])
-
-
-def _group_mark(ranks: tuple[int, ...]) -> int:
-    """Return a hash of a group's members in their order."""
-    places = np.arange(len(ranks), dtype=np.uint64)
-    return int(mix_in(places, np.array(ranks, dtype=np.int64)).sum(dtype=np.uint64))
 
 
 def _edge_marks(edges: Edges) -> Ids:

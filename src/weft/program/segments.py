@@ -71,8 +71,7 @@ def segment_borders(program: Program) -> Ints:
     owed = segments_of(program.obligations.methods)
     stages = () if owed is None else owed.segments
     kinds = sorted({border.kind for one in stages for border in (*one.forward, *one.backward)})
-    rows: Ints = np.flatnonzero(np.isin(program.columns.kind, kinds))
-    return rows
+    return np.flatnonzero(np.isin(program.columns.kind, kinds))
 
 
 def _borders(program: Program, rows: Ints, *, backward: bool) -> Ints:
@@ -81,8 +80,7 @@ def _borders(program: Program, rows: Ints, *, backward: bool) -> Ints:
     # The last entry is for stages outside the list.
     counts = [len(one.backward if backward else one.forward) for one in (owed.segments if owed else ())] + [0]
     stage = np.minimum(program.columns.stage[rows], len(counts) - 1)
-    found: Ints = np.array(counts, dtype=np.int64)[stage]
-    return found
+    return np.array(counts, dtype=np.int64)[stage]
 
 
 def _at(rows: Ints, part: Ints, borders: Ints) -> Places:

@@ -22,7 +22,8 @@ def format_program(program: Program, max_rows: int | None = None) -> str:
         share = max(1, max_rows // program.ranks)
     order = np.argsort(program.edges.target, kind="stable")
     first_edge = np.searchsorted(program.edges.target[order], np.arange(len(program) + 1))
-    lines = [_summary(program), *_group_lines(program)]
+    groups = (f"group g{index}: ranks {list(group)}" for index, group in enumerate(program.groups))
+    lines = [_summary(program), *groups]
     for rank in range(program.ranks):
         start, end = program.rank_starts[rank : rank + 2].tolist()
         lines += ["", f"rank {rank}: {end - start} instructions", _HEADING]
@@ -51,10 +52,6 @@ def _methods(program: Program) -> dict[str, str]:
     for owed in program.obligations.methods.values():
         facts |= owed.facts
     return facts
-
-
-def _group_lines(program: Program) -> list[str]:
-    return [f"group g{index}: ranks {list(group)}" for index, group in enumerate(program.groups)]
 
 
 def _line(program: Program, row: int, incoming: Ints) -> str:

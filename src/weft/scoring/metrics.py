@@ -138,5 +138,4 @@ def kendall(left: Floats, right: Floats) -> float | None:
 def _average_ranks(values: Floats) -> Floats:
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
-    ranks: Floats = (last - (counts - 1) / 2.0)[which]
-    return ranks
+    return (last - (counts - 1) / 2.0)[which]

@@ -30,7 +30,7 @@ from weft.moves.layout import build_plan
 from weft.moves.partition import uniform_partition
 from weft.moves.sharers import among_replicas
 from weft.predict.cost.calibration import load_profile_file
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.scoring.measurements import Measurement
 
 # A family's defaults for empty cells. Llama's feed-forward is gated and 8/3 as wide as the stream.

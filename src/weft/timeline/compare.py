@@ -156,11 +156,12 @@ class Comparison:
     def text(self) -> str:
         """Return a table for a terminal."""
         first, second = self.labels
+        cycle = "" if self.cycle == 1 else f", mean over a cycle of {self.cycle}"
         lines = [
             f"step: {first} {format_seconds(self.step.predicted_s)}, "
             f"{second} {format_seconds(self.step.measured_s)} "
             f"({self.figure} {error_text(self.figure_of(self.step))}), "
-            f"median of {self.steps} steps after {self.warm_up_steps} warm-up steps{self._cycle_text}",
+            f"median of {self.steps} steps after {self.warm_up_steps} warm-up steps{cycle}",
             f"instructions: {self.matched} in both, {self.only_predicted} only in {first}, "
             f"{self.only_measured} only in {second}{self._clock_text}",
             "",
@@ -182,10 +183,6 @@ class Comparison:
         if not self.clock_error_ns:
             return ""
         return f"; a device's clock is known to {format_seconds(self.clock_error_ns / 1e9)}"
-
-    @property
-    def _cycle_text(self) -> str:
-        return "" if self.cycle == 1 else f", mean over a cycle of {self.cycle}"
 
     def _pair_row(self, label: str, count: str, pair: Pair) -> str:
         sides = format_seconds(pair.predicted_s), format_seconds(pair.measured_s)
@@ -218,7 +215,7 @@ def compare(
     everywhere = np.full(len(left), NONE, dtype=np.int64)
     compute, cycle = np.flatnonzero(is_compute(rows.kind)), max(one.cycle, two.cycle)
     return Comparison(
-        labels=_labels(predicted, measured),
+        labels=(PREDICTED, "measured") if predicted.clock == PREDICTED else (predicted.run, measured.run),
         step=step or Pair(predicted_s=one.step_s, measured_s=two.step_s),
         steps=two.steps,
         warm_up_steps=two.skipped,
@@ -263,13 +260,6 @@ class _Side:
             skipped=skipped,
             cycle=cycle,
         )
-
-
-def _labels(predicted: Timeline, measured: Timeline) -> tuple[str, str]:
-    """Return "predicted" and "measured", or the names of the runs where both are measured."""
-    if predicted.clock == PREDICTED:
-        return PREDICTED, "measured"
-    return predicted.run, measured.run
 
 
 def _kind_pairs(rows: Instructions, measured_s: Floats, stage: Ints, cycle: int) -> tuple[KindPair, ...]:

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from weft.program.arrays import Floats
+from weft.program.arrays import Floats, Ints
 from weft.program.kinds import BACKWARD, BACKWARD_WEIGHT, FORWARD, KINDS, is_compute
-from weft.program.program import Program
+from weft.program.program import NONE, Program
 from weft.timeline.timeline import Timeline
 
 
@@ -39,12 +39,6 @@ def bubble_fraction(timeline: Timeline) -> float:
     """Return 1 - busy / (ranks * makespan)."""
     fraction = busy_fraction(timeline)
     return 1.0 - float(fraction.mean()) if len(fraction) else 0.0
-
-
-def bubble_overhead(timeline: Timeline) -> float:
-    """Return makespan / ideal - 1; the ideal is the busiest rank's computation without any wait."""
-    ideal = float(busy_s(timeline).max(initial=0.0))
-    return makespan_s(timeline) / ideal - 1.0 if ideal else 0.0
 
 
 def busy_by_kind(timeline: Timeline) -> dict[str, float]:
@@ -82,3 +76,66 @@ def prediction_error(predicted: _Values, measured: _Values) -> _Values:
 def error_text(error: float) -> str:
     """Return the error as a signed percentage; "-" without a measured value."""
     return f"{error:+.1%}" if math.isfinite(error) else "-"
+
+
+# Causes of a rank without computation: it takes part in a collective, it sends or receives a message, or it
+# waits for computations of other ranks.
+COLLECTIVES, MESSAGES, WAITING = "collectives", "messages", "waiting"
+
+
+def step_breakdown(timeline: Timeline, peer: Ints, step_s: float, *, cycle: int = 1) -> dict[str, float]:
+    """Return seconds of a step by cause, the mean of all ranks; they add up to `step_s`.
+
+    Computations count by kind, in order of registration. Collectives count where their rank does not compute
+    meanwhile. Messages count where their rank also takes part in no collective; a message occupies both of
+    its ranks. The rest is waiting: bubbles, and delays by hosts.
+
+    Args:
+        timeline: one cycle of many equal ones, each `cycle` steps after the one before; they may overlap.
+        peer: the other rank of each message by position in the program, -1 for all else.
+        step_s: at least the computation of the busiest rank, as a mean over the cycle.
+        cycle: number of steps in the timeline.
+    """
+    ranks = np.unique(timeline.rank)
+    if not len(ranks):
+        return {}
+    compute = is_compute(timeline.kind)
+    other = np.asarray(peer)[timeline.position]
+    message = (other != NONE) & ~compute
+    length_ns = timeline.end_ns - timeline.start_ns
+    causes: dict[str, float] = {}
+    for code, kind in enumerate(KINDS):
+        rows = compute & (timeline.kind == code)
+        if rows.any():
+            causes[kind.name] = float(length_ns[rows].sum())
+    # A rank is busy with its own rows, and with messages that reach it.
+    arriving = message & np.isin(other, ranks)
+    place = np.searchsorted(ranks, np.concatenate((timeline.rank, other[arriving])))
+    start_ns = np.concatenate((timeline.start_ns, timeline.start_ns[arriving]))
+    length_ns = np.concatenate((length_ns, length_ns[arriving]))
+    computing = np.concatenate((compute, np.zeros(int(arriving.sum()), dtype=np.bool_)))
+    messaging = np.concatenate((message, np.ones(int(arriving.sum()), dtype=np.bool_)))
+    cycle_s = step_s * cycle
+    in_computation, in_collective, in_message = (
+        _covered_ns(place[rows], start_ns[rows], length_ns[rows], cycle_s * 1e9)
+        for rows in (computing, ~messaging, np.ones_like(computing))
+    )
+    causes |= {COLLECTIVES: in_collective - in_computation, MESSAGES: in_message - in_collective}
+    seconds = {cause: ns * 1e-9 / (len(ranks) * cycle) for cause, ns in causes.items()}
+    return {**seconds, WAITING: max(0.0, step_s - sum(seconds.values()))}
+
+
+def _covered_ns(place: Ints, start_ns: Ints, length_ns: Ints, period_ns: float) -> float:
+    """Return the length of the union of periodic intervals in one period, over all ranks (`place`)."""
+    if not len(place) or period_ns <= 0.0:
+        return 0.0
+    start = start_ns % period_ns
+    end = start + np.minimum(length_ns, period_ns)
+    # The part beyond the step covers the beginning of the next one. Ranks lie one after the other.
+    beyond, first = end > period_ns, place * period_ns
+    start = np.concatenate((first + start, first[beyond]))
+    end = np.concatenate((first + np.minimum(end, period_ns), (first + end - period_ns)[beyond]))
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], np.maximum.accumulate(end[order])
+    before = np.concatenate(([0.0], end[:-1]))
+    return float(np.maximum(0.0, end - np.maximum(start, before)).sum())

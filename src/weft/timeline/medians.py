@@ -28,14 +28,7 @@ class Instructions:
     duration_s: Floats
 
     def take(self, rows: npt.NDArray[np.intp]) -> Instructions:
-        return Instructions(
-            self.id[rows],
-            self.kind[rows],
-            self.stage[rows],
-            self.micro_batch[rows],
-            self.rank[rows],
-            self.duration_s[rows],
-        )
+        return Instructions(**{name: column[rows] for name, column in vars(self).items()})
 
 
 def cycle_of(timeline: Timeline) -> int:
@@ -78,8 +71,7 @@ def step_times_s(timeline: Timeline) -> Floats:
     length = np.maximum.reduceat(end - begin, first)
     first_start = np.minimum.reduceat(begin, first)
     length[:-1] = np.where(np.diff(steps) == 1, np.diff(first_start), length[:-1])
-    seconds: Floats = length / 1e9
-    return seconds
+    return length / 1e9
 
 
 def instructions(timeline: Timeline) -> Instructions:

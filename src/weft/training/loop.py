@@ -25,12 +25,17 @@ from weft.training.checkpoint.training_state import TrainingState
 from weft.training.coordination.agreement import StopRequest, gather, meeting_peers, together
 from weft.training.data.reader import BatchReader, micro_batches_read, training_samples
 from weft.training.data.sampler import SampleLedger
-from weft.training.directory.history import checkpoint_times, last_plan_id, recorded_loss, warnings
 from weft.training.directory.journal import peak_memory
-from weft.training.directory.run_directory import RunDirectory
+from weft.training.directory.run_directory import (
+    RunDirectory,
+    checkpoint_times,
+    last_plan_id,
+    recorded_loss,
+    warnings,
+)
 from weft.training.evaluation.held_out import held_out, held_out_samples
 from weft.training.open_run import OpenRun, load, open_run
-from weft.training.optimizer.optimizers import learning_rate, set_learning_rate
+from weft.training.optimizer.optimizers import set_learning_rate
 
 COLLECT_EVERY_STEPS = 50
 # The limit of consecutive steps without an update because of a gradient that is not finite.
@@ -67,13 +72,7 @@ def train(job: PlannedJob, run_dir: Path, context: WorkerContext) -> int:
 
 
 def _turn(job: PlannedJob, run_dir: Path) -> None:
-    """Replace the plan by the later one, which all ranks must have read alike; every rank calls it.
-
-    The later plan begins with the checkpoint of the former plan's last step.
-
-    Raises:
-        RunError: if ranks have read different plans.
-    """
+    """Replace the plan by the later one, which begins with the former's last checkpoint, on all ranks."""
     plan_ids = gather(job.plan.plan_id)
     if len(set(plan_ids)) > 1:
         raise RunError(f"ranks would go on under different plans: {', '.join(plan_ids)}")
@@ -133,7 +132,7 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
         left_out, former = 0, None
         for step in range(state.step, steps):
             batch = reader.step(step)
-            rate = learning_rate(run.settings, step)
+            rate = run.settings.rate(step)
             set_learning_rate(runtime.optimizers.values(), rate)
 
             stop.post_vote(failed=saver.failed)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from weft.describe.home import weft_home
 from weft.describe.plan_versions import current_id, former_ids
+from weft.errors import InputError
+from weft.files import weft_home
 from weft.planning.planned import PlannedJob
 from weft.program.rank_program import RankProgram
 from weft.run.accelerator import require_same_bits
@@ -18,7 +23,8 @@ from weft.run.launch.worker_start import WorkerContext
 from weft.run.record.recorder import Recorder
 from weft.run.runtime import RankRuntime, require_runnable
 from weft.run.stage.build import build_stages
-from weft.run.state.precision import STEPPED
+from weft.run.stage.compilable import compile_problems
+from weft.run.state.precision import PRECISIONS, STEPPED
 from weft.run.verified import require_verified
 from weft.training.checkpoint import checkpoints
 from weft.training.checkpoint.training_state import (
@@ -27,18 +33,16 @@ from weft.training.checkpoint.training_state import (
     require_same_job,
     require_steps_left,
 )
-from weft.training.compiling import compile_stages
 from weft.training.coordination.agreement import together
 from weft.training.coordination.attendance import Attendance
 from weft.training.data.tokenizers import tokenizer_name
 from weft.training.directory.journal import Journal
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.directory.verified import verified_digests
-from weft.training.evaluation.meter import Meter
 from weft.training.loggers import open_feeds, require_loggers
 from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory, settings_of
 from weft.training.tasks import make_task
-from weft.training.tasks.base import Task, TaskSettings
+from weft.training.tasks.base import Meter, Task, TaskSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +117,9 @@ def open_run(
         require_same_job(begin, saved, str(newest))
         if run.run.deterministic:
             require_same_bits()
-        stages = _stages(job, context)
+        dtype = STEPPED[job.plan.precision]
+        stages = build_stages(job.plan, job.problem.model, context.rank, run.train.seed, dtype)
+        stages = {index: stage.to(context.device) for index, stage in stages.items()}
         if run.model.weights and newest is None:
             # Imports every family's part of `transformers`, which takes a second.
             from weft.training.interchange.imports import read_initial_weights
@@ -123,8 +129,8 @@ def open_run(
             trained_by = replace(saved, plan_id=current_id(saved.plan_id, plan))
             require_steps_left(begin, trained_by, run.train.steps)
         # Without remaining steps, the measurements of the start before stay.
-        recording = records and saved.step < job.last_step
-        recorder = _recorder(job, run_dir, program, saved.step) if recording else None
+        left = job.last_step - saved.step if records else 0
+        recorder = Recorder(run_dir, program=program, plan_id=plan.plan_id, steps=left) if left > 0 else None
         if records and context.rank == 0:
             checkpoints.remove_unfinished(run_dir / "checkpoints")
     if records:
@@ -164,15 +170,6 @@ def open_run(
     )
 
 
-def _recorder(job: PlannedJob, run_dir: Path, program: RankProgram, done: int) -> Recorder:
-    return Recorder(
-        run_dir,
-        program=program,
-        plan_id=job.plan.plan_id,
-        steps=max(1, job.last_step - done),
-    )
-
-
 def load(run: OpenRun, newest: Path) -> TrainingState:
     """Fill stages and optimizers from a checkpoint and return its state; every rank calls it.
 
@@ -190,13 +187,6 @@ def load(run: OpenRun, newest: Path) -> TrainingState:
         ranks=run.checkpoint_ranks,
         timeout_s=run.job.run.checkpoint.load_timeout_s,
     )
-
-
-def _stages(job: PlannedJob, context: WorkerContext) -> dict[int, torch.nn.Module]:
-    """Build this rank's stages on its device."""
-    dtype = STEPPED[job.plan.precision]
-    stages = build_stages(job.plan, job.problem.model, context.rank, job.run.train.seed, dtype)
-    return {index: stage.to(context.device) for index, stage in stages.items()}
 
 
 def _open_task(job: PlannedJob, ranks: Attendance) -> Task:
@@ -230,3 +220,46 @@ def _newest_checkpoint(job: PlannedJob, directory: Path, journal: Journal, ranks
         journal.event("checkpoint skipped", reason=reason)
         print(f"warning: skipped a checkpoint: {reason}", file=sys.stderr)
     return newest
+
+
+# Ranks with less to compile wait for ranks with stages that compile longer.
+TIMEOUT_S = 1800.0
+
+
+def compile_stages(
+    job: PlannedJob, program: RankProgram, stages: Mapping[int, nn.Module], task: Task, device: str
+) -> None:
+    """Compile the stages in place if the run file says so; every rank calls it and waits for all ranks.
+
+    Raises:
+        InputError: if the plan or a layer cannot be compiled.
+    """
+    if not job.run.train.compile:
+        return
+    # This imports torch's compiler, which takes a second.
+    from weft.run.stage.compiled import compile_stage
+
+    group = dist.new_group(
+        backend="gloo", timeout=timedelta(seconds=TIMEOUT_S), group_desc="weft compilation"
+    )
+    with together(group):
+        problems = compile_problems(job.plan, program.columns.kind, job.problem.job.graph)
+        if problems:
+            raise InputError(problems)
+        for index, stage in stages.items():
+            compile_stage(
+                stage,
+                _inputs(job, index, stage, task).to(device),
+                dtype=PRECISIONS[job.plan.precision],
+                recompute=job.plan.stages[index].recompute,
+            )
+    dist.destroy_process_group(group)
+
+
+def _inputs(job: PlannedJob, index: int, stage: nn.Module, task: Task) -> torch.Tensor:
+    """Return one micro-batch's input to the stage: samples for the first stage, zeros for the others."""
+    plan = job.plan
+    if 0 in plan.stages[index].layers:
+        return task.batch(np.zeros(plan.size_of(index), dtype=np.int64))[0]
+    shape = stage.input_shape(plan.size_of(index), plan.sequence)  # type: ignore[operator]
+    return torch.zeros(shape, dtype=PRECISIONS[plan.precision], requires_grad=True)

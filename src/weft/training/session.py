@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from weft.describe.plan_file import load_plan_file
-from weft.describe.run_file import load_run
+from weft.describe.run_file import load_run, run_of_keywords
 from weft.errors import InputError
 from weft.lab.inside import require_lab_devices
-from weft.planning.plan_file_job import plan_file_job
 from weft.planning.planned import PlannedJob, given_plan, plan_run, taking_over
 from weft.predict.ledger import STEP, Ledger
 from weft.run.launch.workers import launch_workers
@@ -161,3 +160,36 @@ def enter_prediction(planned: PlannedJob, ledger: Ledger) -> int:
         source=prediction.source,
         time_s=time.time(),
     )
+
+
+def plan_file_job(path: Path) -> PlannedJob:
+    """Return the job of a plan file.
+
+    Model and cluster come from a matching run file next to it, else from the names in the plan.
+
+    Raises:
+        InputError: when they cannot be found, or the plan is not for them.
+    """
+    plan, prediction = load_plan_file(path)
+
+    def by_names() -> PlannedJob:
+        run = run_of_keywords(
+            model=plan.model,
+            on=plan.cluster,
+            global_batch=plan.global_batch,
+            sequence=plan.sequence,
+            precision=plan.precision,
+            pins={},
+        )
+        return given_plan(run, plan, prediction)
+
+    beside = path.parent / "run.toml"
+    if not beside.exists():
+        return by_names()
+    try:
+        return given_plan(load_run(beside), plan, prediction)
+    except InputError as refused:
+        try:
+            return by_names()
+        except InputError:
+            raise refused from None

@@ -80,15 +80,12 @@ def join(run_dir: Path) -> tuple[PlannedJob, WorkerContext]:
 
     job = reopen(run_dir)
     context = start_worker()
-    _require_ranks(context.world_size, job.plan.ranks)
-    return job, context
-
-
-def _require_ranks(given: int, needed: int) -> None:
+    given, needed = context.world_size, job.plan.ranks
     if given != needed:
         raise InputError(
             f"{given} ranks were started; the plan uses {needed} (torchrun --nproc-per-node {needed})"
         )
+    return job, context
 
 
 def command(main: Callable[[Path], int], module: str) -> None:

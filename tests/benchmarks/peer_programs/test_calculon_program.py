@@ -18,7 +18,7 @@ from weft.describe.job import Job
 from weft.moves.layout import build_plan
 from weft.planning.compile import compile_plan
 from weft.planning.problem import problem_of
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
 from weft.predict.profile import LayerProfile, LayerTiming
 

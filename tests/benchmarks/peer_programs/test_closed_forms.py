@@ -24,12 +24,11 @@ from weft.moves.layout import build_plan
 from weft.planning.compile import compile_plan
 from weft.planning.planners.metis_form import metis_form_s
 from weft.planning.problem import problem_of
-from weft.predict.abstract import simulate_schedule
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.abstract import PassTimes, simulate_schedule
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.measurements import Measurements
 from weft.predict.predict import predict
 from weft.predict.profile import LayerProfile, LayerTiming, MachineMeasurement
-from weft.predict.stage_times import PassTimes
 
 FREE = Link(1e30, 0.0)
 A100 = Device(

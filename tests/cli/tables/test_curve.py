@@ -7,7 +7,7 @@ from cli.tables.printed import text_of
 from rich.table import Table
 from web.plans import small_curve
 
-from weft.cli.tables.curve import curve_record, layouts_table, trade_off_table, utilisation_table
+from weft.cli.curve import curve_record, layouts_table, trade_off_table, utilisation_table
 
 DEVICES = (4, 64, 4096)
 

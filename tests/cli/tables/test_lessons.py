@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from web.lessons import RATIOS, learned
 
-from weft.cli.tables.lessons import lesson_record, lesson_text
+from weft.cli.corrections import lesson_record, lesson_text
 
 pytestmark = pytest.mark.usefixtures("own_home")
 

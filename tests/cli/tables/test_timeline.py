@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from web.samples import breadth_first, without_rows
 
-from weft.cli.tables.timeline import TimelinePicture
+from weft.cli.output import TimelinePicture
 
 
 @settings(max_examples=25)

@@ -14,7 +14,7 @@ from weft.describe.families import layer_graph
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.planning.compile import compile_plan
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import PredictedStep, predict
 
 GRAPH = layer_graph(MODEL)

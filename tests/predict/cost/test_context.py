@@ -16,7 +16,6 @@ from weft.describe.models import resolve_model
 from weft.describe.plan import Plan
 from weft.planning.compile import compile_plan
 from weft.predict.cost.compute import ComputeModel
-from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.exchanges import LOSS_BYTES
 from weft.predict.cost.memory import (
     context_kept,
@@ -25,6 +24,7 @@ from weft.predict.cost.memory import (
     stage_product_bytes,
 )
 from weft.predict.cost.network import CollectiveTime, Network
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.cost.price import price
 from weft.predict.predict import predict
 from weft.program.fold import fold_lanes

@@ -16,8 +16,7 @@ from weft.describe.families import layer_graph
 from weft.describe.plan import Plan
 from weft.planning.compile import compile_folded
 from weft.planning.long_steps import predict_long
-from weft.predict.cost.cost_model import CostModel
-from weft.predict.cost.placed_plan import PlacedPlan
+from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.predict.cost.price import Priced, price, price_placed
 
 GRAPH = layer_graph(MODEL)

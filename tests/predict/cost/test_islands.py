@@ -15,9 +15,9 @@ from weft.describe.plan import Plan, Sharding
 from weft.methods.gradient_norm.kinds import NORM
 from weft.methods.sharding.kinds import GATHER, REDUCE, REDUCE_ACROSS
 from weft.planning.compile import compile_plan
-from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.memory import resident_bytes, stage_parameters, state_bytes, with_slack
 from weft.predict.cost.network import Network
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.cost.price import price
 from weft.predict.predict import predict
 from weft.program.kinds import STEP

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import get_args
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from predict.cost.steps import machine, step_of
 from predict.plans import plan_of
 
 from weft.describe.families import layer_graph
-from weft.describe.kernels import ATTENTIONS, NORMS, Kernels, with_kernels
+from weft.describe.kernels import Attention, Kernels, Norm, with_kernels
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import RECOMPUTES, Recompute, Sharding
 
@@ -25,8 +26,8 @@ WIDE = machine(nodes=3, devices=8)
 models = st.sampled_from(MODELS)
 kernel_choices = st.builds(
     Kernels,
-    attention=st.sampled_from(ATTENTIONS),
-    norm=st.sampled_from(NORMS),
+    attention=st.sampled_from(get_args(Attention)),
+    norm=st.sampled_from(get_args(Norm)),
     sequence_parallel=st.booleans(),
     loss_parallel=st.booleans(),
 )

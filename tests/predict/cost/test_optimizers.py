@@ -19,8 +19,8 @@ from weft.describe.plan_file import PlanFile, parse_plan_file
 from weft.describe.plan_versions import former_ids
 from weft.planning.compile import compile_plan
 from weft.predict.cost.compute import ComputeModel
-from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.memory import ALLOCATOR_SLACK, shared_parameters, stage_parameters, state_bytes
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.cost.price import price
 from weft.program.kinds import STEP
 

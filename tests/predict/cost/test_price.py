@@ -20,7 +20,6 @@ from weft.methods.sharding.kinds import REDUCE
 from weft.planning.compile import compile_plan
 from weft.predict.cost import hooks
 from weft.predict.cost.compute import ComputeModel
-from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.exchanges import LOSS_BYTES, gathered_bytes
 from weft.predict.cost.hooks import CostOf, takes_nothing
 from weft.predict.cost.memory import (
@@ -31,6 +30,7 @@ from weft.predict.cost.memory import (
     state_bytes,
 )
 from weft.predict.cost.network import Network
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.cost.price import price
 from weft.predict.predict import predict
 from weft.predict.simulator import simulate

@@ -15,9 +15,9 @@ from weft.describe.amount import Shape
 from weft.describe.cluster import Link
 from weft.describe.plan import Plan, Replica
 from weft.planning.compile import compile_plan
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.cost.layer_times import KERNEL_SPEEDS, MATMUL_SHARE
+from weft.predict.cost.placed_plan import CostModel
 from weft.predict.cost.price import price
-from weft.predict.cost.speeds import KERNEL_SPEEDS, MATMUL_SHARE
 from weft.program.kinds import (
     BACKWARD,
     BACKWARD_INPUT,

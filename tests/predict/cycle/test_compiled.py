@@ -4,7 +4,7 @@ from pathlib import Path
 from types import FunctionType
 
 from weft.predict.cycle import run
-from weft.predict.cycle.compiled import CALLED, MODULES, compiled_run_cycle, digest_of
+from weft.predict.engine import CALLED, MODULES, compiled_run_cycle, digest_of
 
 
 def test_every_function_comes_after_those_it_calls():

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from pool import WorkerPool
+from saved_checkpoints import save_checkpoint
 from small_jobs import SEED, batch_of, make_runtime, parameters_of
 from small_plans import make_plan, make_program, tiny
 
@@ -64,7 +65,7 @@ def resume(
             runtime.step(step, batch_of(config, plan, step))
         runtime.gather_weights()
         if end == 2:
-            checkpoints.save(folder, state, *parts, keep=1)
+            save_checkpoint(folder, state, *parts, keep=1)
         found.append(parameters_of(runtime))
         runtime.close()
     return found, one.met

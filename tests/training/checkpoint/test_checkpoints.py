@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pool import WorkerPool
 from recorded_files import Told, recorded, require_flushed_before_named
 from safetensors.torch import load_file
+from saved_checkpoints import save_checkpoint
 from small_plans import tiny
 from torch import nn
 from torch.distributed import distributed_c10d
@@ -20,10 +21,9 @@ from weft.errors import RunError
 from weft.run.stage.build import build_stage
 from weft.training.checkpoint import checkpoints
 from weft.training.checkpoint.manifest import canonical, newest_complete, verify
-from weft.training.checkpoint.optimizer_states import optimizer_tensors
+from weft.training.checkpoint.stage_tensors import model_tensors, optimizer_tensors
 from weft.training.checkpoint.tensor_storage import read_tensors
 from weft.training.checkpoint.training_state import TrainingState, read_state
-from weft.training.checkpoint.weight_tensors import model_tensors
 from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
 
 SETTINGS = OptimizerSettings(
@@ -70,7 +70,7 @@ def content(stages: dict[int, nn.Module], optimizers: dict[int, torch.optim.Opti
 def save_steps(rank: int, ranks: int, directory: Path, steps: list[int], keep: int) -> list[str]:
     """Ranks 0 and 2 hold stage 0, ranks 1 and 3 stage 1."""
     for step in steps:
-        checkpoints.save(directory, state_at(step), *trained(rank % 2, step), keep=keep)
+        save_checkpoint(directory, state_at(step), *trained(rank % 2, step), keep=keep)
     return sorted(path.name for path in directory.iterdir())
 
 
@@ -84,7 +84,7 @@ def recorded_saves(rank: int, ranks: int, directory: Path) -> list[Told]:
 
 def save_and_load(rank: int, ranks: int, directory: Path) -> tuple[bool, TrainingState, int]:
     saved = trained(rank % 2, 3)
-    path = checkpoints.save(directory, state_at(3), *saved, keep=1)
+    path = save_checkpoint(directory, state_at(3), *saved, keep=1)
     fresh = {rank % 2: stage_of(rank % 2)}
     optimizers = {rank % 2: optimizer_factory(SETTINGS)(fresh[rank % 2])}
     different = content(fresh, optimizers) != content(*saved)
@@ -111,7 +111,7 @@ def save_and_load_copies(rank: int, ranks: int, directory: Path) -> bool:
         for parameter in module.parameters():
             parameter.grad = torch.full_like(parameter, 0.5)
         saved[1][stage].step()
-    path = checkpoints.save(directory, state_at(1), *saved, keep=1)
+    path = save_checkpoint(directory, state_at(1), *saved, keep=1)
     checkpoints.load(path, *fresh)
     return all(
         content({stage: fresh[0][stage]}, fresh[1]) == content({stage: saved[0][stage]}, saved[1])
@@ -155,7 +155,7 @@ def agreement_error(rank: int, ranks: int, directory: Path) -> str:
 
 def save_error(rank: int, ranks: int, directory: Path) -> str:
     with pytest.raises(RunError) as failed:
-        checkpoints.save(directory, state_at(1), *trained(rank % 2, 1), keep=1)
+        save_checkpoint(directory, state_at(1), *trained(rank % 2, 1), keep=1)
     return str(failed.value)
 
 
@@ -201,7 +201,7 @@ def save_misfit(rank: int, ranks: int, directory: Path) -> str:
     """Two ranks have a tensor of one name and another shape each."""
     stages = {0: stage_of(0, 5 + rank)}
     with pytest.raises(RunError) as failed:
-        checkpoints.save(directory, state_at(1), stages, {0: optimizer_factory(SETTINGS)(stages[0])}, keep=1)
+        save_checkpoint(directory, state_at(1), stages, {0: optimizer_factory(SETTINGS)(stages[0])}, keep=1)
     return str(failed.value)
 
 

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pool import RankError, WorkerPool
 from safetensors.torch import load_file
+from saved_checkpoints import save_checkpoint
 from torch import nn
 
 from weft.errors import RunError
@@ -65,7 +66,7 @@ class Job:
         saves.save(state_at(self.steps), self.stages, self.optimizers)
 
     def save_now(self, directory: Path, keep: int = 2) -> None:
-        checkpoints.save(directory, state_at(self.steps), self.stages, self.optimizers, keep=keep)
+        save_checkpoint(directory, state_at(self.steps), self.stages, self.optimizers, keep=keep)
 
 
 def state_at(step: int) -> TrainingState:

@@ -21,6 +21,7 @@ from hugging_face_jobs import (
 )
 from pool import WorkerPool
 from safetensors.torch import load_file
+from saved_checkpoints import save_checkpoint
 from small_jobs import make_runtime
 from small_plans import divisible, make_program
 from tensor_jobs import DividedLoss, samples_of
@@ -73,7 +74,7 @@ def pass_on(
             data="none",
             first_loss=1.0,
         )
-        checkpoints.save(directory, state, runtime.stages, runtime.optimizers, runtime.stepped, keep=1)
+        save_checkpoint(directory, state, runtime.stages, runtime.optimizers, runtime.stepped, keep=1)
     except RunError as error:
         return str(error)
     finally:

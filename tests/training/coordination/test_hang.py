@@ -17,8 +17,7 @@ from weft.program.program import Program
 from weft.program.rank_program import part_of
 from weft.run.record.recorder import Recorder
 from weft.training.coordination.hang import STEPS, HangWatch
-from weft.training.directory.history import warnings
-from weft.training.directory.run_directory import RunDirectory
+from weft.training.directory.run_directory import RunDirectory, warnings
 
 PLAN_ID = "0123456789abcdef"
 AFTER_S = 30.0

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.program.codes import mix
 from weft.training.data.pieces import Pieces, block, boundary, cut, held_out, share_bytes
-from weft.training.data.sampler import mix
 
 
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=40), st.integers(1, 64))

@@ -16,9 +16,9 @@ from weft.describe.run_file import load_run, parse_run
 from weft.errors import InputError
 from weft.training.data import tokenizer_json
 from weft.training.data.text import Corpus, open_corpus
-from weft.training.data.tokenizer_files import tokenizer_files
 from weft.training.data.tokenizer_json import JsonTokenizer
 from weft.training.data.tokenizers import get_tokenizer, tokenizer_name
+from weft.training.interchange.export import tokenizer_files
 from weft.training.tasks import make_task
 from weft.training.tasks.base import TaskSettings
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from weft.training.directory.history import (
+from weft.training.directory.run_directory import (
+    RunDirectory,
     checkpoint_times,
     last_plan_id,
     plan_since,
     recorded_loss,
     warnings,
 )
-from weft.training.directory.run_directory import RunDirectory
 
 
 def lines(records: list[dict[str, Any]]) -> str:

@@ -14,15 +14,14 @@ from pooled_runs import trained
 
 import weft
 from weft.api import prepared
+from weft.cli.files import Summary
 from weft.cli.main import run as command
-from weft.describe.schema import Summary
 from weft.errors import InputError
 from weft.run.launch.worker_start import WorkerContext
-from weft.training.evaluation.evaluate import evaluate
-from weft.training.evaluation.meter import Meter
+from weft.training.evaluation.held_out import evaluate
 from weft.training.session import reopen
 from weft.training.tasks import make_task
-from weft.training.tasks.base import TaskSettings
+from weft.training.tasks.base import Meter, TaskSettings
 
 pytestmark = pytest.mark.processes
 

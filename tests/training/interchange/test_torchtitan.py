@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from weft.training.interchange.imports import import_weights
-from weft.training.interchange.torchtitan import halves_from_neighbours
+from weft.training.interchange.imports import halves_from_neighbours, import_weights
 
 NAMES = {
     "model.embed_tokens.": "tok_embeddings.",

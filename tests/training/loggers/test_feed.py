@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from weft.training.loggers.base import Record
-from weft.training.loggers.feed import Feed, Feeds
+from weft.training.loggers.feed import Feed, Feeds, Record
 
 
 class Kept:

@@ -26,7 +26,7 @@ from weft.planning.problem import Problem
 from weft.run.launch.worker_start import WorkerContext
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.loggers import config_of, require_loggers
-from weft.training.tasks.causal_lm import CausalLanguageModelling
+from weft.training.tasks.text import CausalLanguageModelling
 
 CONFIG = replace(tiny(layers=1), vocabulary=256)
 STEPS, EVERY = 6, 2

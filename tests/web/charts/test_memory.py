@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from weft.web.charts.memory import memory_svg
+from weft.web.charts.cluster import memory_svg
 
 
 def test_bars_of_memory_are_as_long_as_what_is_held_and_never_longer_than_the_device() -> None:

@@ -9,7 +9,7 @@ from web.samples import HOSTILE
 
 import weft
 from weft.describe.plan import Plan
-from weft.web.pages.notebook import MAXIMUM_STAGES, plan_html
+from weft.web.pages.plan import MAXIMUM_STAGES, plan_html
 
 
 def rows_of(html: str) -> list[list[str]]:

@@ -9,7 +9,7 @@ import pytest
 from web.browser import Browser
 from web.plans import searched
 
-from weft.describe.run_keywords import run_of_keywords
+from weft.describe.run_file import run_of_keywords
 from weft.planning.advice import advised, mapped
 from weft.planning.planned import plan_run
 from weft.planning.planners import Verdict

@@ -8,12 +8,12 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from weft.cli.tables.layout import ranked_table
+from weft.cli.output import ranked_table
 from weft.describe.cluster import Cluster
 from weft.describe.units import format_bytes, format_seconds
 from weft.planning.advice import Advised
 from weft.planning.planners import Candidate, Verdict
-from weft.web.rows.search import change_text
+from weft.web.pages.search import change_text
 
 
 def candidate_record(candidate: Candidate) -> dict[str, Any]:
@@ -58,8 +58,7 @@ def plans_table(shown: Sequence[Advised], cluster: Cluster) -> Table:
         candidate, step, interval = advised.candidate, "-", "-"
         fits = candidate.verdict is Verdict.FITS
         if (one := candidate.prediction) is not None:
-            step = format_seconds(one.step_s)
-            interval = f"{format_seconds(one.step_low_s)} - {format_seconds(one.step_high_s)}"
+            step, interval = format_seconds(one.step_s), one.interval
         words = Text(candidate.words, style="bold" if fits else "")
         if reason := _reason(advised):
             words.append(f"\n{reason}", style="not bold dim")

@@ -9,8 +9,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from weft.cli.output import named_table, ranked_table
 from weft.cli.tables.candidates import candidate_record
-from weft.cli.tables.layout import named_table, ranked_table
 from weft.describe.units import format_bytes
 from weft.moves.registry import kept_out
 from weft.planning.planners import Verdict
@@ -18,7 +18,7 @@ from weft.planning.problem import Problem
 from weft.planning.residuals import Lesson
 from weft.planning.what_if import Forecast
 from weft.training.trials import Trial
-from weft.web.rows.search import (
+from weft.web.pages.search import (
     FORECAST_HEAD,
     TRIAL_HEAD,
     corrected_s,

@@ -252,13 +252,14 @@ def head(
 def chain(config: ModelConfig, first: Layer, blocks: Iterable[Layer], last: Layer) -> LayerGraph:
     """Build the graph of a transformer: a chain of embedding, blocks and head."""
     layers = (first, *blocks, last)
+    matrix = Amount.of(config.hidden * config.vocabulary, tensor=1)
     return LayerGraph(
         name=config.name,
         layers=layers,
         edges=chain_edges(len(layers)),
         sequence=config.sequence,
         vocabulary=config.vocabulary,
-        tied=_tied(config, len(layers)) if config.tied_embeddings else (),
+        tied=(TiedParameters((0, len(layers) - 1), matrix),) if config.tied_embeddings else (),
         divided=divided_sizes(config),
     )
 
@@ -276,8 +277,3 @@ def divided_sizes(config: ModelConfig) -> tuple[tuple[str, int], ...]:
         *((("key-value heads", keys),) if keys != config.heads else ()),
         ("feed-forward columns", config.feed_forward),
     )
-
-
-def _tied(config: ModelConfig, layers: int) -> tuple[TiedParameters]:
-    """Return the matrix of the embedding, which the head also uses."""
-    return (TiedParameters((0, layers - 1), Amount.of(config.hidden * config.vocabulary, tensor=1)),)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from weft.doors.checks import context
 from weft.doors.checks.base import Finding, Rule, idle, nearest_multiple, number, on, slow, wrong
 from weft.doors.configuration import Configuration
 from weft.doors.explain.accelerate import plugin
@@ -106,13 +105,30 @@ def products_in_low_precision(configuration: Configuration) -> Iterator[Finding]
         yield slow("mixed_precision", "no: products in fp32", "bf16, where the devices have it")
 
 
+def replicas_of_groups_share(configuration: Configuration) -> Iterator[Finding]:
+    """Find whole replicas of tensor or context groups, which Accelerate refuses."""
+    keys = {name: ACCELERATE.key(name, IN_SIZES) for name in ("replicate", "shard", "tp", "cp")}
+    sizes = {name: number(configuration.given, key, 1) or 1 for name, key in keys.items()}
+    divided, replicas = sizes["tp"] > 1 or sizes["cp"] > 1, sizes["replicate"]
+    if divided and replicas > 1 and sizes["shard"] == 1:
+        problem = f"{replicas} with tp or cp and nothing shared out"
+        yield wrong(keys["replicate"], problem, f"1, and {keys['shard']} {replicas}")
+
+
+def ranks_by_default(configuration: Configuration) -> Iterator[Finding]:
+    """Find two context ranks by default, in Megatron-LM's plugin since Accelerate 1.13."""
+    key = ACCELERATE.key("cp", IN_MEGATRON)
+    if plugin(configuration.given) == "MEGATRON_LM" and key not in configuration.given:
+        yield slow(key, "not given; Accelerate 1.13 and later then take 2 context ranks", f"{key}: 1")
+
+
 RULES: tuple[Rule, ...] = (
     processes_fill_machines,
     sizes_make_processes,
-    context.replicas_of_groups_share,
+    replicas_of_groups_share,
     sections_of_other_plugins,
     keys_of_the_version,
-    context.ranks_by_default,
+    ranks_by_default,
     recomputation_by_default,
     one_source_for_deepspeed,
     products_in_low_precision,

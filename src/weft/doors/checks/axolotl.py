@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.doors.checks import context
 from weft.doors.checks.base import Finding, Rule, idle, number, on, slow, wrong
 from weft.doors.configuration import Configuration
 from weft.doors.keys import AXOLOTL
@@ -83,13 +82,22 @@ def tensor_ranks_need_fsdp2(configuration: Configuration) -> Iterator[Finding]:
         yield wrong(AXOLOTL.key("tp"), "needs FSDP2", "fsdp_version: 2")
 
 
+def flash_attention_is_used(configuration: Configuration) -> Iterator[Finding]:
+    """Check that Axolotl's context ranks have flash attention, named by either of its keys."""
+    given = configuration.given
+    flash = on(given, "flash_attention") or "flash" in str(given.get("attn_implementation") or "")
+    if (configuration.layout.cp or 1) > 1 and not flash:
+        near = "attn_implementation: flash_attention_2"
+        yield wrong(configuration.key("cp"), "needs flash attention", near)
+
+
 RULES: tuple[Rule, ...] = (
     one_precision,
     one_way_to_shard,
     one_batch,
     adapters_and_bits,
     packing_needs_masks,
-    context.flash_attention_is_used,
+    flash_attention_is_used,
     samples_are_filled,
     tensor_ranks_need_fsdp2,
 )

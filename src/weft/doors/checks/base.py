@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import isqrt
 from typing import Any
 
+from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
+from weft.describe.units import format_count
 from weft.doors.configuration import AUTO, Configuration, truth, whole
 from weft.errors import Violation
 
@@ -66,3 +69,16 @@ def nearest_divisor(value: int, of: int) -> int:
     """Return the divisor of `of` nearest to `value`, the smaller of equals."""
     small = [count for count in range(1, isqrt(of) + 1) if of % count == 0]
     return min({*small, *(of // count for count in small)}, key=lambda count: (abs(count - value), count))
+
+
+def buckets_are_parts(
+    configuration: Configuration, key: str, tensor_ranks: int, holders: int
+) -> Iterator[Finding]:
+    """Find a bucket that holds all gradients of a device: `holders` divide a tensor rank's parameters."""
+    bucket, model = number(configuration.given, key), configuration.model
+    if bucket is None or not isinstance(model, ModelConfig):
+        return
+    held = layer_graph(model).parameters(tensor_ranks) // holders
+    if bucket >= held:
+        problem = f"{bucket} elements hold all {format_count(held)} gradients of a device; nothing overlaps"
+        yield slow(key, problem, str(max(1, held // 8)))

@@ -43,22 +43,13 @@ def batch_is_product(configuration: Configuration) -> Iterator[Finding]:
 
 def pipeline_is_filled(configuration: Configuration) -> Iterator[Finding]:
     """Find pipelines with fewer micro-batches than devices: some devices idle most of a step."""
-    devices, count = configuration.layout.pp or 1, _micro_batches(configuration)
+    devices, count = configuration.layout.pp or 1, configuration.micro_batches
+    batch, unit = configuration.global_batch, configuration.samples_per_round
+    if count is None and batch is not None and unit is not None:
+        count = batch // unit or None
     if devices > 1 and count is not None and count < devices:
         problem = f"{count} micro-batches cannot fill a pipeline of {devices} devices"
         yield slow(configuration.key("micro_batches"), problem, str(devices))
-
-
-def _micro_batches(configuration: Configuration) -> int | None:
-    """Return the micro-batches per replica, where the file says enough."""
-    batch, size, replicas = (
-        configuration.global_batch,
-        configuration.layout.micro_batch_size,
-        configuration.replicas,
-    )
-    if configuration.micro_batches is not None or batch is None or size is None or replicas is None:
-        return configuration.micro_batches
-    return batch // (size * replicas) or None
 
 
 def axes_divide_the_model(configuration: Configuration) -> Iterator[Finding]:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.describe.families import layer_graph
-from weft.describe.model import ModelConfig
-from weft.describe.units import format_count
-from weft.doors.checks.base import Finding, Rule, idle, number, on, slow, wrong
+from weft.doors.checks.base import Finding, Rule, buckets_are_parts, idle, number, on, slow, wrong
 from weft.doors.configuration import Configuration
 from weft.doors.keys import DEEPSPEED
 
@@ -121,14 +118,9 @@ def reductions_overlap(configuration: Configuration) -> Iterator[Finding]:
     if stage in (1, 2, 3) and given.get(key) is False:
         yield slow(key, "false: gradients are reduced while nothing is computed", "true")
         return
-    bucket, model = number(given, f"{_ZERO}reduce_bucket_size"), configuration.model
-    if stage == 0 or bucket is None or not isinstance(model, ModelConfig):
-        return
-    held = layer_graph(model).parameters(configuration.layout.tp or 1)
-    held //= configuration.layout.pp or 1
-    if bucket >= held:
-        problem = f"{bucket} elements hold all {format_count(held)} gradients of a device; nothing overlaps"
-        yield slow(f"{_ZERO}reduce_bucket_size", problem, str(max(1, held // 8)))
+    if stage != 0:
+        tensor, stages = configuration.layout.tp or 1, configuration.layout.pp or 1
+        yield from buckets_are_parts(configuration, f"{_ZERO}reduce_bucket_size", tensor, stages)
 
 
 def scaling_is_for_fp16(configuration: Configuration) -> Iterator[Finding]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.describe.families import layer_graph
-from weft.describe.model import ModelConfig
-from weft.describe.units import format_count
 from weft.doors.checks.base import (
     Finding,
     Rule,
+    buckets_are_parts,
     idle,
     nearest_divisor,
     nearest_multiple,
@@ -78,20 +76,10 @@ def loops_need_a_pipeline(configuration: Configuration) -> Iterator[Finding]:
 def groups_fill_loops(configuration: Configuration) -> Iterator[Finding]:
     """Check that groups of micro-batches are from pp to all, and a rest is no smaller than pp."""
     given, stages = configuration.given, configuration.layout.pp or 1
-    batch, size, replicas = (
-        configuration.global_batch,
-        configuration.layout.micro_batch_size,
-        configuration.replicas,
-    )
-    if (
-        (configuration.layout.loops or 1) == 1
-        or stages == 1
-        or batch is None
-        or size is None
-        or replicas is None
-    ):
+    batch, unit = configuration.global_batch, configuration.samples_per_round
+    if (configuration.layout.loops or 1) == 1 or stages == 1 or batch is None or unit is None:
         return
-    count = batch // (size * replicas)
+    count = batch // unit
     key = "--microbatch-group-size-per-virtual-pipeline-stage"
     group = number(given, key, stages) or stages
     if not stages <= group <= max(count, stages):
@@ -99,7 +87,7 @@ def groups_fill_loops(configuration: Configuration) -> Iterator[Finding]:
             key, f"{group}: pp {stages} to {count} micro-batches", str(min(max(group, stages), count))
         )
     elif 0 < count % group < stages:
-        near = nearest_multiple(count, group) * size * replicas
+        near = nearest_multiple(count, group) * unit
         problem = f"{count} micro-batches in groups of {group} leave {count % group}, fewer than pp {stages}"
         yield wrong(MEGATRON_LM.key("global_batch"), problem, str(near))
 
@@ -117,17 +105,11 @@ def overlap_needs_owners(configuration: Configuration) -> Iterator[Finding]:
 
 def reductions_overlap(configuration: Configuration) -> Iterator[Finding]:
     """Find reductions that wait for the whole backward pass, by choice or by too large buckets."""
-    given, replicas = configuration.given, configuration.replicas or 1
+    replicas = configuration.replicas or 1
     if replicas > 1 and "reductions" in (configuration.layout.blocking or ()):
         problem = f"not given: {replicas} replicas reduce gradients while nothing is computed"
         yield slow("--overlap-grad-reduce", problem, "--overlap-grad-reduce")
-    bucket, model = number(given, "--ddp-bucket-size"), configuration.model
-    if bucket is None or not isinstance(model, ModelConfig):
-        return
-    held = layer_graph(model).parameters() // configuration.layout.replica_ranks
-    if bucket >= held:
-        problem = f"{bucket} elements hold all {format_count(held)} gradients of a device; nothing overlaps"
-        yield slow("--ddp-bucket-size", problem, str(max(1, held // 8)))
+    yield from buckets_are_parts(configuration, "--ddp-bucket-size", 1, configuration.layout.replica_ranks)
 
 
 def recomputation_is_whole(configuration: Configuration) -> Iterator[Finding]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.doors.checks import context
 from weft.doors.checks.base import (
     Finding,
     Rule,
@@ -74,24 +73,29 @@ def one_degree_is_left_over(configuration: Configuration) -> Iterator[Finding]:
 
 def batch_is_accumulated(configuration: Configuration) -> Iterator[Finding]:
     """Find accumulation with weights that are gathered for every micro-batch."""
-    batch, size, replicas = (
-        configuration.global_batch,
-        configuration.layout.micro_batch_size,
-        configuration.replicas,
-    )
-    if batch is None or size is None or replicas is None or (configuration.layout.pp or 1) > 1:
+    batch, unit = configuration.global_batch, configuration.samples_per_round
+    size = configuration.layout.micro_batch_size
+    if batch is None or size is None or unit is None or (configuration.layout.pp or 1) > 1:
         return
-    count = batch // (size * replicas)
+    count = batch // unit
     if count > 1 and configuration.layout.sharding == "zero-3" and configuration.sequence is not None:
         problem = f"{count} micro-batches of {size}: weights are gathered twice for each of them"
         near = nearest_divisor(2 * size, size * count)
         yield slow(TORCHTITAN.key("local_batch"), problem, f"{near}, where it fits")
 
 
+def tokens_are_divided(configuration: Configuration) -> Iterator[Finding]:
+    """Check that torchtitan's tensor and context ranks divide the tokens of a sample."""
+    tokens, unit = configuration.sequence, 2 * configuration.layout.width
+    if tokens is not None and unit > 2 and tokens % unit:
+        problem = f"{tokens} tokens are no multiple of tp x 2 cp = {unit}"
+        yield wrong(TORCHTITAN.key("sequence"), problem, str(nearest_multiple(tokens, unit)))
+
+
 RULES: tuple[Rule, ...] = (
     local_batch_is_split,
     schedule_is_known,
-    context.tokens_are_divided,
+    tokens_are_divided,
     overlap_is_compiled,
     one_degree_is_left_over,
     batch_is_accumulated,

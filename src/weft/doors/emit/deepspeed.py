@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from weft.describe.layout import Layout
 from weft.doors.emit.base import Decided, Emitted, Loss, unexpressed
 from weft.doors.keys import DEEPSPEED
 from weft.planning.planned import PlannedJob
@@ -23,7 +22,11 @@ def emit(planned: PlannedJob) -> Emitted:
     """Return the configuration of the plan."""
     decided = Decided(planned)
     stage, state_losses = _zero_stage(decided)
-    record = DEEPSPEED.values(decided.batch) | {"zero_optimization": _zero(stage, decided.layout)}
+    zero: dict[str, Any] = {"stage": stage}
+    if stage > 0:
+        overlapped = "reductions" not in decided.layout.blocking
+        zero |= {"overlap_comm": overlapped, "contiguous_gradients": True}
+    record = DEEPSPEED.values(decided.batch) | {"zero_optimization": zero}
     run = decided.run
     if decided.plan.precision in ("bf16", "fp16"):
         record[decided.plan.precision] = {"enabled": True}
@@ -76,14 +79,6 @@ def _zero_stage(decided: Decided) -> tuple[int, list[Loss]]:
     # The engine of a pipeline waits for all communication.
     waits = {"blocking"} if layout.pp > 1 or (stage == 1 and layout.blocking == ("reductions",)) else set()
     return stage, losses + unexpressed(layout, STACK, DEEPSPEED.expressed() | waits)
-
-
-def _zero(stage: int, layout: Layout) -> dict[str, Any]:
-    zero: dict[str, Any] = {"stage": stage}
-    if stage > 0:
-        overlapped = "reductions" not in layout.blocking
-        zero |= {"overlap_comm": overlapped, "contiguous_gradients": True}
-    return zero
 
 
 def _optimizer(decided: Decided) -> dict[str, Any]:

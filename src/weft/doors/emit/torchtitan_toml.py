@@ -23,12 +23,15 @@ def emit(planned: PlannedJob) -> Emitted:
     decided, order, lost = decide(planned)
     file = f"{STACK}.toml"
     launch = decided.torchrun(f"-m torchtitan.train --job.config_file {file}")
+    recompute: Table = {"mode": decided.layout.recompute}
+    if decided.layout.recompute == "selective":
+        recompute["selective_ac_option"] = "op"
     tables = [
         table_text("[model]", {"name": "llama3", "flavor": flavor(decided)}),
         table_text("[training]", training(decided)),
         _optimizer(decided),
         table_text("[parallelism]", degrees(decided) | order) + _parts(decided),
-        table_text("[activation_checkpoint]", _recompute(decided)),
+        table_text("[activation_checkpoint]", recompute),
     ]
     text = header(decided, launch, lost) + "\n" + "\n".join(tables)
     return Emitted(file=file, text=text, launch=launch, losses=lost)
@@ -45,9 +48,3 @@ def _parts(decided: Decided) -> str:
     stages = parts(decided, _MODULES)
     lines = ",\n".join(f"  {value_text(names)}" for names in stages)
     return f"module_fqns_per_model_part = [\n{lines},\n]\n" if stages else ""
-
-
-def _recompute(decided: Decided) -> Table:
-    mode = decided.layout.recompute
-    values: Table = {"mode": mode}
-    return values | ({"selective_ac_option": "op"} if mode == "selective" else {})

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from weft.doors.configuration import Configuration
+from weft.doors.configuration import Configuration, broken
 from weft.doors.explain import accelerate, axolotl, deepspeed, megatron, torchtitan
-from weft.doors.explain.reading import broken
 from weft.errors import InputError, Violation
 
 

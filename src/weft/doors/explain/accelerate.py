@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.describe.plan import Recompute, Sharding
-from weft.doors.configuration import Configuration, counts, flat, truth, whole
+from weft.doors.configuration import Configuration, counts, flat, truth, whole, yaml_mapping
 from weft.doors.explain.deepspeed import SHARDINGS
-from weft.doors.explain.reading import yaml_mapping
 from weft.doors.keys import ACCELERATE, ACCELERATE_ULYSSES, IN_MEGATRON, ULYSSES
 from weft.doors.replicas import groups_of_accelerate
 

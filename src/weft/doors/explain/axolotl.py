@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.describe.plan import Recompute, Sharding
-from weft.doors.configuration import Configuration, counts, flat, truth
+from weft.doors.configuration import Configuration, counts, flat, truth, yaml_mapping
 from weft.doors.explain.deepspeed import SHARDINGS
-from weft.doors.explain.reading import yaml_mapping
 from weft.doors.keys import AXOLOTL
 from weft.doors.replicas import replicas_of
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.describe.plan import Blocking, Recompute, Sharding
-from weft.doors.configuration import AUTO, Configuration, counts, flat, truth, whole
-from weft.doors.explain.reading import json_mapping
+from weft.doors.configuration import AUTO, Configuration, counts, flat, json_mapping, truth, whole
 from weft.doors.keys import DEEPSPEED
 from weft.doors.replicas import groups_of_deepspeed
 

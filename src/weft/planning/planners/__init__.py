@@ -8,11 +8,14 @@ from weft.errors import require_choice
 from weft.planning.planners.amp import AmpPlanner
 from weft.planning.planners.annealing import AnnealingPlanner
 from weft.planning.planners.base import Candidate, Planner, Ranking, Verdict
-from weft.planning.planners.homogeneous import HomogeneousPlanner
+from weft.planning.planners.homogeneous import (
+    ExhaustivePlanner,
+    HomogeneousPlanner,
+    RandomPlanner,
+    UniformPlanner,
+)
 from weft.planning.planners.megatron import MegatronPlanner
 from weft.planning.planners.metis_form import MetisFormPlanner
-from weft.planning.planners.sampled import ExhaustivePlanner, RandomPlanner
-from weft.planning.planners.uniform import UniformPlanner
 from weft.planning.planners.weft import WeftPlanner
 
 _ALL: tuple[Planner, ...] = (

@@ -17,8 +17,7 @@ import numpy as np
 
 from weft.describe.layout import Layout, rank_order_of
 from weft.moves.layout import refuse
-from weft.planning.planners.amp.formula import AmpStrategy, amp_strategy
-from weft.planning.planners.amp.planner import degrees_of_layout, profiled
+from weft.planning.planners.amp.planner import AmpStrategy, amp_strategy, degrees_of_layout, profiled
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.simulated import empty_stage, estimated, rank_by_estimate

@@ -122,8 +122,7 @@ class Bounds:
         """Return the seconds before each stage gets its first micro-batch; stage i takes `waits[i]`."""
         graph = self._problem.job.graph
         if graph.is_chain:
-            sums: Floats = np.cumsum(waits) - waits
-            return sums
+            return np.cumsum(waits) - waits
         cuts = self._cuts(layout)
         stage_of = np.repeat(np.arange(layout.stages), np.diff(cuts)).tolist()
         before = np.zeros(layout.stages)
@@ -185,8 +184,7 @@ class Bounds:
         """Return the seconds of one micro-batch forward and backward in each stage, at speed 1."""
         layers = self._costs.of(layout)
         both = self._by_stage(layout, layers.forward_s) + self._by_stage(layout, layers.backward_s)
-        seconds: Floats = both + self._as_recomputed(layout, layers.again_s)
-        return seconds
+        return both + self._as_recomputed(layout, layers.again_s)
 
     def _resident(self, layout: Layout) -> Ints:
         """Return bytes per device of a pipeline: states, buffers and the largest recomputed layer."""
@@ -223,8 +221,7 @@ class Bounds:
         return self._kept[key]
 
     def _by_stage(self, layout: Layout, of_layers: Floats) -> Floats:
-        sums: Floats = np.add.reduceat(of_layers, self._cuts(layout)[:-1])
-        return sums
+        return np.add.reduceat(of_layers, self._cuts(layout)[:-1])
 
     def _as_recomputed(
         self, layout: Layout, of: Callable[[Recompute], Floats], join: np.ufunc = np.add

@@ -13,34 +13,40 @@ exchange, and replicas step only their share. Nor does it hold between some kind
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
 from typing import ClassVar
 
+import numpy as np
+
 from weft.describe.layout import Layout
 from weft.describe.plan import RECOMPUTES, shared_out
 from weft.describe.units import format_bytes, format_seconds
-from weft.errors import InputError
+from weft.errors import InputError, Violation
 from weft.moves.layout import refuse
 from weft.planning.goals import cost_of
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.simulated import prepare, simulated, too_big
-from weft.planning.planners.space import layouts
+from weft.planning.planners.space import by_count, degree_layouts, layouts, require_closed_form
 from weft.planning.problem import Problem
 
 
-@dataclass(frozen=True, slots=True)
-class HomogeneousPlanner:
-    """A search over homogeneous layouts; `finalists` is the least number of fitting layouts to simulate."""
-
-    name: ClassVar[str] = "homogeneous"
-    finalists: int = 8
+class _OfEveryLayout:
+    """A planner that considers every homogeneous layout."""
 
     def space(self, problem: Problem) -> Iterator[Layout]:
         """See `weft.planning.planners.space.layouts`."""
         return layouts(problem)
+
+
+@dataclass(frozen=True)
+class HomogeneousPlanner(_OfEveryLayout):
+    """A search over homogeneous layouts; `finalists` is the least number of fitting layouts to simulate."""
+
+    name: ClassVar[str] = "homogeneous"
+    finalists: int = 8
 
     def search(self, problem: Problem) -> Ranking:
         """Judge every layout of the space; see the module's docstring.
@@ -51,11 +57,12 @@ class HomogeneousPlanner:
         prepare(problem)
         judged: list[Candidate] = []
         waiting: list[tuple[float, Candidate]] = []
-        bounds = Bounds(problem)
+        bounds, memory = Bounds(problem), problem.minimise == "memory"
         for layout in self.space(problem):
             answer = _first_look(problem, layout, bounds)
             if answer.verdict is Verdict.PRUNED:
-                waiting.append((_least(problem, answer, bounds), answer))
+                least = float(bounds.holding(answer.chain).total) if memory else answer.bound_s
+                waiting.append((least, answer))
             else:
                 judged.append(answer)
         waiting.sort(key=_preference)
@@ -74,22 +81,10 @@ class HomogeneousPlanner:
                 problem, candidate, bounds.layer_seconds(candidate.chain)
             )
             if answered.verdict is Verdict.FITS:
-                reached.append(_reached(problem, answered))
+                reached.append(float(answered.peak_bytes) if memory else answered.step_s)
                 variants[family].append(answered.chain)
             judged.append(answered)
         return Ranking(problem=problem, candidates=tuple(sorted(judged, key=rank_key(problem))))
-
-
-def _least(problem: Problem, candidate: Candidate, bounds: Bounds) -> float:
-    """Return a lower bound of the minimised quantity: seconds of the step, or bytes of the fullest rank."""
-    if problem.minimise == "memory":
-        return float(bounds.holding(candidate.chain).total)
-    return candidate.bound_s
-
-
-def _reached(problem: Problem, candidate: Candidate) -> float:
-    """Return the minimised quantity of a fitting candidate."""
-    return float(candidate.peak_bytes) if problem.minimise == "memory" else candidate.step_s
 
 
 def _cannot_win(
@@ -152,3 +147,84 @@ def rank_key(problem: Problem) -> Callable[[Candidate], tuple[float, ...]]:
         return (order[candidate.verdict], first, step_s, candidate.peak_bytes)
 
     return key
+
+
+@dataclass(frozen=True)
+class UniformPlanner(HomogeneousPlanner):
+    """The homogeneous planner's search, over degrees alone and without balancing."""
+
+    name: ClassVar[str] = "uniform"
+
+    def space(self, problem: Problem) -> Iterator[Layout]:
+        """See `degree_layouts`."""
+        return (by_count(problem, layout) for layout in degree_layouts(problem))
+
+    def search(self, problem: Problem) -> Ranking:
+        """Simulate all layouts that no bound rules out.
+
+        Raises:
+            InputError: for pins that it does not know.
+        """
+        require_closed_form(problem, self.name)
+        return super().search(problem)
+
+
+@dataclass(frozen=True)
+class ExhaustivePlanner(_OfEveryLayout):
+    """The search that simulates every layout, `limit` of them at most."""
+
+    name: ClassVar[str] = "exhaustive"
+    limit: int = 2000
+
+    def search(self, problem: Problem) -> Ranking:
+        """Simulate the whole space.
+
+        Raises:
+            InputError: when it has more layouts than the limit, or a pin names an unknown schedule.
+        """
+        count = sum(1 for _ in self.space(problem))
+        if count > self.limit:
+            text = f"exhaustive simulates {self.limit} layouts at most, here are {count}; pin more"
+            raise InputError(Violation("planner", text, "homogeneous"))
+        return _ranked(problem, self.space(problem))
+
+
+@dataclass(frozen=True)
+class RandomPlanner(_OfEveryLayout):
+    """The search that simulates `trials` runnable layouts, drawn by `seed` without replacement."""
+
+    name: ClassVar[str] = "random"
+    seed: int = 0
+    trials: int = 64
+
+    def search(self, problem: Problem) -> Ranking:
+        """Simulate the drawn layouts.
+
+        Raises:
+            InputError: when a pin names an unknown schedule.
+        """
+        every = list(self.space(problem))
+        # Layout k has the k-th number of the seed's stream, independent of the start of the draw.
+        numbers = np.random.Generator(np.random.Philox(key=self.seed)).random(len(every))
+        drawn = [every[place] for place in np.argsort(numbers)]
+        legal = [layout for layout in drawn if refuse(problem.job, layout) is None]
+        # Where no layout can run the job, the reasons are the answer.
+        return _ranked(problem, (legal or drawn)[: self.trials])
+
+
+def _ranked(problem: Problem, chosen: Iterable[Layout]) -> Ranking:
+    bounds = Bounds(problem)
+    judged = sorted((_judged(problem, layout, bounds) for layout in chosen), key=rank_key(problem))
+    return Ranking(problem=problem, candidates=tuple(judged))
+
+
+def _judged(problem: Problem, layout: Layout, bounds: Bounds) -> Candidate:
+    candidate = Candidate(layout=layout, verdict=Verdict.REFUSED, reason=refuse(problem.job, layout) or "")
+    if candidate.reason:
+        return candidate
+    try:
+        layer_seconds = bounds.layer_seconds(layout)
+    except InputError as error:
+        # A profile without this micro-batch size refuses to guess.
+        return Candidate(layout=layout, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
+    return simulated(problem, candidate, layer_seconds)

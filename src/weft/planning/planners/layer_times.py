@@ -30,8 +30,7 @@ class PassSeconds(NamedTuple):
 
     @property
     def both_s(self) -> Floats:
-        both: Floats = self.forward_s + self.backward_s
-        return both
+        return self.forward_s + self.backward_s
 
     def again_s(self, recompute: Recompute) -> Floats:
         """Return the seconds that backward passes recompute."""
@@ -159,7 +158,7 @@ class LeastCosts(_ProblemLayers):
         asked = job.graph, (index,), shape, job.precision
         return (
             *self._passes_s(index, shape, self._fastest, self._exchanged_s(index, shape)),
-            min(self._compute.all_kept_bytes(*asked, group.device) for group in job.cluster.groups),
+            min(self._compute.kept_bytes(*asked, group.device) for group in job.cluster.groups),
             self._compute.kept_bytes(*asked, self._fastest, "full"),
             0.0 if layer.products is None else stage_product_bytes(*asked),
             round(layer.parameters(shape)),

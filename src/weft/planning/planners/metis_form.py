@@ -22,9 +22,8 @@ from weft.describe.layout import Layout, rank_order_of
 from weft.errors import InputError
 from weft.moves.layout import refuse, shares_of
 from weft.moves.pipeline_partition import pipeline_partition
-from weft.planning.planners.amp.formula import reduction_s
 from weft.planning.planners.amp.inputs import AmpInputs
-from weft.planning.planners.amp.planner import profiled
+from weft.planning.planners.amp.planner import profiled, reduction_s
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.layer_times import ProblemLayerTimes

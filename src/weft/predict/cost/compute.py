@@ -20,7 +20,15 @@ from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.describe.plan import Recompute
 from weft.predict.corrections import Correction
 from weft.predict.cost.keeping import keeping_of
-from weft.predict.cost.layer_times import LayerTimes, pass_s, piece_times, roofline
+from weft.predict.cost.layer_times import (
+    DataSheetSpeeds,
+    LayerTimes,
+    MeasuredSpeeds,
+    Speeds,
+    pass_s,
+    piece_times,
+    roofline,
+)
 from weft.predict.cost.memory import (
     context_kept,
     copied_parameters,
@@ -36,7 +44,6 @@ from weft.predict.cost.profiled import (
     profiled_times,
     require_same_model,
 )
-from weft.predict.cost.speeds import DataSheetSpeeds, MeasuredSpeeds, Speeds
 from weft.predict.profile import LayerProfile, MachineMeasurement
 
 # Relative half-widths of the 90 % interval. Data sheets say nothing about a machine's clocks, libraries and
@@ -139,22 +146,6 @@ class ComputeModel:
         )
         return kernels * self._speeds(device, precision)[0].launch_s * self._factor(device)
 
-    def _roofline(
-        self,
-        layer: Layer,
-        shape: Shape,
-        precision: str,
-        device: Device,
-        speeds: Speeds,
-        optimizer: OptimizerWork,
-    ) -> LayerTimes:
-        key = (layer.parts, id(device), shape, precision, optimizer)
-        if key not in self._known:
-            # The held objects stay alive, so that no other object gets their identity.
-            times = roofline(layer, shape, precision, device, speeds, optimizer)
-            self._known[key] = times, layer, device
-        return self._known[key][0]
-
     def piece_times(
         self, graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str, device: Device
     ) -> list[LayerTimes]:
@@ -190,30 +181,6 @@ class ComputeModel:
             InputError: as `stage_times` does.
         """
         return round(keeping_of(recompute).left(StageWork(self, graph, layers, shape, precision, device)))
-
-    def all_kept_bytes(
-        self,
-        graph: LayerGraph,
-        layers: Sequence[int],
-        shape: Shape,
-        precision: str,
-        device: Device,
-        recompute: Recompute = "none",
-    ) -> int:
-        """Return bytes of everything that backward passes of the layers need, kept or recomputed.
-
-        Raises:
-            InputError: as `stage_times` does.
-        """
-        if not self._profiles(device):
-            return stage_kept_bytes(graph, layers, shape, precision)
-        assert self.profile is not None
-        require_same_model(self.profile, graph, shape, precision)
-        kept = 0.0
-        for layer, count in self._distinct(graph, layers):
-            kept += count * profiled_kept_bytes(self.profile, layer, shape, device.name)
-        more = sum(context_kept(graph.layers[layer], shape) for layer in layers)
-        return round(shape.own_part(kept) + more * PRECISION_BYTES[precision])
 
     def instruction_s(self, device: Device) -> float:
         """Return the measured host time that the executor adds to every compute instruction, else 0."""
@@ -287,8 +254,17 @@ class StageWork:
     forward_s: float = 0.0
 
     @property
-    def kept(self) -> float:
-        return self.model.all_kept_bytes(self.graph, self.layers, self.shape, self.precision, self.device)
+    def kept(self) -> int:
+        """Bytes of everything that backward passes of the layers need."""
+        profile, graph, shape, precision = self.model.profile, self.graph, self.shape, self.precision
+        if profile is None or not self.model._profiles(self.device):
+            return stage_kept_bytes(graph, self.layers, shape, precision)
+        require_same_model(profile, graph, shape, precision)
+        kept = 0.0
+        for layer, count in self._distinct:
+            kept += count * profiled_kept_bytes(profile, layer, shape, self.device.name)
+        more = sum(context_kept(graph.layers[layer], shape) for layer in self.layers)
+        return round(shape.own_part(kept) + more * PRECISION_BYTES[precision])
 
     @property
     def inputs(self) -> float:
@@ -327,12 +303,19 @@ class StageWork:
             return self._profiled(profile, optimizer)
         total, speeds = LayerTimes(), self._speeds
         for layer, count in self._distinct:
-            one = self.model._roofline(layer, self.shape, self.precision, self.device, speeds, optimizer)
-            total = total.plus(one, count)
+            total = total.plus(self._by_speeds(layer, optimizer), count)
         for tied in copied_parameters(self.graph, self.layers):
             touched = tied.parameters(self.shape) * state_bytes(self.precision, optimizer).touched
             total = total.plus(LayerTimes(update_s=speeds.memory_s(touched)), 1)
         return total, *self.model._speeds(self.device, self.precision)[1:]
+
+    def _by_speeds(self, layer: Layer, optimizer: OptimizerWork) -> LayerTimes:
+        known, key = self.model._known, (layer.parts, id(self.device), self.shape, self.precision, optimizer)
+        if key not in known:
+            # The held objects stay alive, so that no other object gets their identity.
+            asked = self.shape, self.precision, self.device, self._speeds
+            known[key] = roofline(layer, *asked, optimizer), layer, self.device
+        return known[key][0]
 
     def _profiled(self, profile: LayerProfile, optimizer: OptimizerWork) -> tuple[LayerTimes, str, float]:
         """Return the sum by a profile; its updates, measured with AdamW, scale with touched bytes."""

@@ -2,15 +2,98 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES, Device
-from weft.describe.layer import Layer, PassWork
+from weft.describe.layer import PLAIN_PRODUCT, Layer, PassWork
 from weft.describe.layer_pieces import LayerPiece
 from weft.describe.optimizers import ADAMW, OptimizerWork
+from weft.errors import InputError, Violation, require_choice
 from weft.predict.cost.memory import state_bytes
-from weft.predict.cost.speeds import Speeds
+from weft.predict.profile import MachineMeasurement, seconds_of_speeds, value_at
+
+# Shares of the data-sheet peaks that large kernels reach, and the time of every kernel's start and end, in
+# host launches. A kernel of x flops reaches MATMUL_SHARE * x / (x + x_half); x_half is the work of a large
+# kernel in the start-up time. Fitted to the eight training runs on A100 of tables 3 and 5 of Korthikanti et
+# al., arXiv 2205.05198; tests/predict/cost/test_korthikanti.py keeps the residuals.
+MATMUL_SHARE = 0.82
+MEMORY_SHARE = 0.60
+START_UP_LAUNCHES = 1.0
+
+# Speed of a kernel relative to a large plain product, in products of the whole square of scores. By its
+# release notes, FlashAttention reaches 25 to 40 % of the peak on an A100, FlashAttention-2 50 to 73 %. A
+# backward pass repeats the scores there: 3.5 forward passes are done and 3 counted. With causal masks both
+# skip half of the square, at the lower end of these. Stored scores are many small products.
+KERNEL_SPEEDS: Mapping[str, float] = {
+    PLAIN_PRODUCT: 1.0,
+    "scores": 0.7,
+    "flash1": 0.37,
+    "flash1-causal": 0.56,
+    "flash2": 0.63,
+    "flash2-causal": 1.05,
+}
+
+
+class Speeds(Protocol):
+    """Seconds of one kernel on an idle device, without its launch by the host."""
+
+    @property
+    def launch_s(self) -> float: ...
+
+    def matmul_s(self, flops: float, precision: str, kernel: str = PLAIN_PRODUCT) -> float: ...
+
+    def memory_s(self, moved_bytes: float) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DataSheetSpeeds:
+    """Peaks of the data sheet times the efficiency of a kernel of the given size."""
+
+    device: Device
+
+    @property
+    def launch_s(self) -> float:
+        return self.device.launch_s
+
+    def matmul_s(self, flops: float, precision: str, kernel: str = PLAIN_PRODUCT) -> float:
+        """Return seconds; raise InputError for a precision that the device lacks, or an unknown kernel."""
+        peak = self.device.flops_per_s.get(precision)
+        if peak is None:
+            has = ", ".join(sorted(self.device.flops_per_s))
+            raise InputError(
+                Violation("precision", f"{precision!r} is not supported by {self.device.name}; it has {has}")
+            )
+        require_choice("kernel", kernel, KERNEL_SPEEDS)
+        return flops / (peak * MATMUL_SHARE * KERNEL_SPEEDS[kernel]) + self._start_up_s
+
+    def memory_s(self, moved_bytes: float) -> float:
+        return moved_bytes / (self.device.memory_bytes_per_s * MEMORY_SHARE) + self._start_up_s
+
+    @property
+    def _start_up_s(self) -> float:
+        # The processor of a synchronous device is its own host, without start-up time.
+        return 0.0 if self.device.synchronous else START_UP_LAUNCHES * self.device.launch_s
+
+
+class MeasuredSpeeds:
+    """Tables measured kernel by kernel; the one launch inside each time is taken out.
+
+    Products of attention count as plain ones; only a profile of the layers has separate times of its kernels.
+    """
+
+    def __init__(self, machine: MachineMeasurement) -> None:
+        self.launch_s = machine.launch_s
+        self._matmul = {name: seconds_of_speeds(table) for name, table in machine.matmul.items()}
+        self._memory = seconds_of_speeds(machine.memory)
+
+    def matmul_s(self, flops: float, precision: str, kernel: str = PLAIN_PRODUCT) -> float:
+        return max(0.0, value_at(self._matmul[precision], flops) - self.launch_s)
+
+    def memory_s(self, moved_bytes: float) -> float:
+        return max(0.0, value_at(self._memory, moved_bytes) - self.launch_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +139,15 @@ def roofline(
 ) -> LayerTimes:
     """Return the times of a layer by the speeds of its kernels."""
     parameters = layer.parameters(shape)
-    return LayerTimes(
-        pass_s(layer.forward, shape, precision, device, speeds),
-        pass_s(layer.backward_input, shape, precision, device, speeds),
-        pass_s(layer.backward_weight, shape, precision, device, speeds),
-        speeds.memory_s(parameters * state_bytes(precision, optimizer).touched) if parameters else 0.0,
-    )
+    touched = parameters * state_bytes(precision, optimizer).touched
+    times = piece_times(layer, shape, precision, device, speeds)
+    return replace(times, update_s=speeds.memory_s(touched)) if parameters else times
 
 
 def piece_times(
-    piece: LayerPiece, shape: Shape, precision: str, device: Device, speeds: Speeds
+    piece: Layer | LayerPiece, shape: Shape, precision: str, device: Device, speeds: Speeds
 ) -> LayerTimes:
-    """Return the times of a layer piece between two exchanges, by the speeds of its kernels."""
+    """Return the times of a layer, or of its piece between two exchanges, without any update."""
     return LayerTimes(
         pass_s(piece.forward, shape, precision, device, speeds),
         pass_s(piece.backward_input, shape, precision, device, speeds),

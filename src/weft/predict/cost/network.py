@@ -78,7 +78,8 @@ class Network:
             latency_s = value_at(table, 0.0)
             busy_s = max(0.0, value_at(table, float(sent_bytes)) - latency_s)
         else:
-            link = self._link(rank, peer, sharing)
+            link = self.cluster.link_between(rank, peer)
+            link = link if here == there else _slower(link, sharing)
             busy_s, latency_s = sent_bytes / link.bytes_per_s, link.latency_s
         return factor * busy_s, factor * latency_s
 
@@ -170,12 +171,6 @@ class Network:
         names = (sorted(self.cluster.groups[group].name for group in pair) for pair in pairs)
         links = (self.cluster.links[one, other] for one, other in names)
         return [_slower(link, sharing * self.wire.between) for link in links]
-
-    def _link(self, rank: int, peer: int, sharing: int = 1) -> Link:
-        link = self.cluster.link_between(rank, peer)
-        if sharing > 1 and self.cluster.node_of(rank) != self.cluster.node_of(peer):
-            return Link(link.bytes_per_s / sharing, link.latency_s)
-        return link
 
     def _measured(self, group: int) -> MachineMeasurement | None:
         """Return the measurements inside the nodes of a group, if any."""

@@ -12,17 +12,46 @@ from functools import cached_property
 import numpy as np
 
 from weft.describe.amount import Shape
+from weft.describe.cluster import Cluster
 from weft.describe.device import Device
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
-from weft.predict.cost.compute import StageTimes
-from weft.predict.cost.cost_model import CostModel
+from weft.predict.corrections import Correction
+from weft.predict.cost.compute import ComputeModel, StageTimes
 from weft.predict.cost.exchanges import Exchanges, stage_exchanges
+from weft.predict.cost.network import Network
 from weft.predict.cost.plan_links import PlanLinks
+from weft.predict.profile import LayerProfile, MachineMeasurement
 from weft.program.arrays import Floats, Ints
 from weft.program.codes import distinct_rows
 from weft.program.fold import twins_of
 from weft.program.kinds import STEP
 from weft.program.program import Program
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostModel:
+    """A model, a cluster, their measurements, and the correction from measured steps.
+
+    Create one for many plans: they share evaluated layers and links. No price depends on earlier prices.
+    """
+
+    graph: LayerGraph
+    cluster: Cluster
+    machine: MachineMeasurement | None = None
+    profile: LayerProfile | None = None
+    correction: Correction | None = None
+
+    __repr__ = one_line
+
+    @cached_property
+    def compute(self) -> ComputeModel:
+        return ComputeModel(machine=self.machine, profile=self.profile, correction=self.correction)
+
+    @cached_property
+    def network(self) -> Network:
+        return Network(cluster=self.cluster, machine=self.machine, correction=self.correction)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +127,7 @@ class PlacedPlan:
                     self.plan.precision,
                     device,
                     recompute=self.plan.stages[stage].recompute,
-                    update_share=self._update_share(stage),
+                    update_share=1.0 / self.plan.sharers(stage),
                     optimizer=self.plan.optimizer,
                 )
                 for device in self.device_sets[devices]
@@ -106,17 +135,12 @@ class PlacedPlan:
             for stage, devices in self.places
         }
 
-    def _update_share(self, stage: int) -> float:
-        """Return the part of a stage's parameters that each replica steps: a shard if states are sharded."""
-        return 1.0 / self.plan.sharers(stage)
-
     @cached_property
     def slowdowns(self) -> Floats:
         """Factors of overlapping computations and transfers, for each rank's worst twin; shape (2, ranks)."""
         sets = [[self.model.compute.slowdowns(device) for device in devices] for devices in self.device_sets]
         worst = np.array([np.max(factors, axis=0) for factors in sets]).reshape(-1, 2)
-        slowdowns: Floats = worst[self.device_set_of_rank].T
-        return slowdowns
+        return worst[self.device_set_of_rank].T
 
     def read_gradients_s(self, rank: int) -> float:
         """Return the seconds in which the slowest twin of a rank reads its share of the gradients.

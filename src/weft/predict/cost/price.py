@@ -12,9 +12,8 @@ from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.prediction import SHARED
 from weft.errors import InputError, Violation
-from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.hooks import LeadOf, hook_of
-from weft.predict.cost.placed_plan import PlacedPlan
+from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import base_bytes, live_bytes
 from weft.predict.costs import Costs

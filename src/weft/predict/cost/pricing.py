@@ -18,9 +18,8 @@ from weft.bundles import parts
 from weft.describe.device import Device
 from weft.describe.plan import Plan
 from weft.predict.cost.compute import StageTimes
-from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.exchanges import Exchanges
-from weft.predict.cost.placed_plan import PlacedPlan
+from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.program.arrays import Ints
 from weft.program.buffers import last_gradients
 from weft.program.codes import distinct_rows

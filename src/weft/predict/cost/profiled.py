@@ -10,8 +10,7 @@ from weft.describe.device import PRECISION_BYTES, Device
 from weft.describe.layer import Layer
 from weft.describe.layer_graph import LayerGraph
 from weft.errors import InputError, Violation
-from weft.predict.cost.layer_times import LayerTimes, roofline, weight_share
-from weft.predict.cost.speeds import Speeds
+from weft.predict.cost.layer_times import LayerTimes, Speeds, roofline, weight_share
 from weft.predict.profile import LayerProfile, LayerTiming, value_at
 
 

@@ -62,8 +62,9 @@ def live_bytes(pricing: Pricing) -> Ints:
     columns = pricing.program.columns
     change = np.zeros(len(columns), dtype=np.int64)
     if pricing.program.obligations.purpose == "train":
-        left = with_slack(per_place(pricing, pricing.model.compute.kept_bytes))
-        whole = with_slack(per_place(pricing, pricing.model.compute.all_kept_bytes))
+        kept_bytes = pricing.model.compute.kept_bytes
+        left = with_slack(per_place(pricing, kept_bytes))
+        whole = with_slack(per_place(pricing, lambda *asked: kept_bytes(*asked[:-1])))
         for kind, changes in kept_changes(left, whole).items():
             rows = np.flatnonzero(columns.kind == kind)
             change[rows] += changes[

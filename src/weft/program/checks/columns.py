@@ -123,5 +123,4 @@ def _owned(program: Program) -> Mask:
         ],
         dtype=np.int64,
     )
-    owned: Mask = np.isin((columns.stage * replicas + columns.replica) * program.ranks + columns.rank, known)
-    return owned
+    return np.isin((columns.stage * replicas + columns.replica) * program.ranks + columns.rank, known)

@@ -93,7 +93,10 @@ def check_collectives(program: Program) -> list[Violation]:
     if program.kept_replica is not None:
         return found
     present = np.bincount(call[np.unique(member, return_index=True)[1]])
-    sizes = _members(program)
+    # If lanes are folded, only ranks of the kept lane take part.
+    there = {rank for ranks in program.obligations.owners.values() for rank in ranks}
+    kept = [group if program.kept_lane is None else there.intersection(group) for group in program.groups]
+    sizes = np.array([len(set(group)) for group in kept], dtype=np.int64)
     return found + violations(
         "collectives",
         first[present != sizes[columns.group[first]]],
@@ -101,13 +104,6 @@ def check_collectives(program: Program) -> list[Violation]:
             f"not all ranks of {list(program.groups[columns.group[row]])} take part in {name(program, row)}"
         ),
     )
-
-
-def _members(program: Program) -> Ints:
-    """Return the number of each group's ranks in the program; if lanes are folded, in the kept lane."""
-    there = {rank for ranks in program.obligations.owners.values() for rank in ranks}
-    kept = [group if program.kept_lane is None else there.intersection(group) for group in program.groups]
-    return np.array([len(set(group)) for group in kept], dtype=np.int64)
 
 
 def collective_codes(program: Program, rows: Ints) -> Ints:

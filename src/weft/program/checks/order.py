@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from weft.program.arrays import Ints, Mask
-from weft.program.checks.report import EdgeSet
 from weft.program.program import Program
 
 
@@ -14,11 +13,17 @@ class Order:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._edges = EdgeSet(program)
+        edges = program.edges.take(program.edges.distance == 0)
+        self._edges = np.sort(self._code(edges.source, edges.target))
 
     def joined(self, source: Ints, target: Ints) -> Mask:
         """Return True where an edge leads from the source to the target."""
-        return self._edges.has(source, target)
+        if not len(self._edges):
+            return np.zeros(len(source), dtype=np.bool_)
+        code = self._code(source, target)
+        place = np.minimum(np.searchsorted(self._edges, code), len(self._edges) - 1)
+        found: Mask = self._edges[place] == code
+        return found
 
     def ahead(self, source: Ints, target: Ints) -> Mask:
         """Return True where the source is before the target in one queue, or the target's queue awaits it."""

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import Violation
-from weft.program.arrays import Ints, Mask
+from weft.program.arrays import Ints
 from weft.program.codes import codes
-from weft.program.kinds import KINDS
+from weft.program.kinds import is_any_of
 from weft.program.program import NONE, Program
 
 # A broken program often breaks one law thousands of times; the first few places are enough.
@@ -49,29 +49,6 @@ def find(table: tuple[Ints, ...], wanted: tuple[Ints, ...]) -> Ints:
     return np.where(known[candidate] == searched, candidate, NONE)
 
 
-class EdgeSet:
-    """The edges of a program as a set, with tests of many edges at a time."""
-
-    def __init__(self, program: Program) -> None:
-        edges = program.edges
-        self._rows = len(program)
-        self._keys = np.sort(self._key(edges.source, edges.target, edges.distance))
-
-    def _key(self, source: Ints, target: Ints, distance: Ints | int) -> Ints:
-        return (np.asarray(distance, dtype=np.int64) * self._rows + source) * self._rows + target
-
-    def has(self, source: Ints, target: Ints, distance: Ints | int = 0) -> Mask:
-        """Return True for each edge that exists; False for a source of -1."""
-        if not len(self._keys):
-            return np.zeros(len(source), dtype=np.bool_)
-        key = self._key(source, target, distance)
-        place = np.minimum(np.searchsorted(self._keys, key), len(self._keys) - 1)
-        found: Mask = (self._keys[place] == key) & (source != NONE)
-        return found
-
-
 def rows_of(program: Program, *kinds: int) -> Ints:
     """Return the positions of all instructions of these kinds, ascending."""
-    wanted = np.zeros(len(KINDS), dtype=np.bool_)
-    wanted[list(kinds)] = True
-    return np.flatnonzero(wanted[program.columns.kind])
+    return np.flatnonzero(is_any_of(program.columns.kind, kinds))

@@ -14,9 +14,8 @@ import numpy as np
 
 from weft.errors import Violation
 from weft.program.arrays import Ints, Mask
-from weft.program.checks.lives import check_carried, check_lives
+from weft.program.checks.lives import CONSUMES, WRITES, Uses, check_carried, check_lives, waits_flag
 from weft.program.checks.order import Order
-from weft.program.checks.uses import CONSUMES, WRITES, Uses, waits_flag
 from weft.program.codes import codes
 from weft.program.kinds import KINDS
 from weft.program.places import Places
@@ -84,8 +83,7 @@ def _made_at(program: Program, value: ValueKind, writes: list[Places], places: P
     if not made:
         return np.zeros(len(places.rows), dtype=np.bool_)
     code = codes(*_coordinates(program, value, [*writes, places]).values())
-    found: Mask = np.isin(code[made:], code[:made])
-    return found
+    return np.isin(code[made:], code[:made])
 
 
 def _coordinates(program: Program, value: ValueKind, places: list[Places]) -> dict[str, Ints]:

@@ -8,7 +8,7 @@ to the method, and the check that proves them. The compiler and the verifier kno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -88,7 +88,7 @@ class Pass(Generic[Options]):
         owes: returns the program's obligations to the method, None for none.
         check: returns the violations in a program, given its obligations to the method or None.
         decide: returns the plan with the method's decisions in its options, from the program and the
-            predicted step (a Timeline); None: the method decides nothing. See `weft.planning.decisions`.
+            predicted step (a Timeline); None: the method decides nothing. See `weft.planning.planned`.
     """
 
     name: str
@@ -199,20 +199,13 @@ class PassList:
 
     def groups(self, layout: PipelineLayout) -> ProgramGroups:
         """Return the groups of all passes, numbered in the order of the passes."""
-        return ProgramGroups(tuple(_numbered(self._tables(layout))))
-
-    def _tables(self, layout: PipelineLayout) -> Iterator[GroupTable]:
-        for one, options in self.passes:
-            yield from one.groups(layout, options)
-
-
-def _numbered(tables: Iterator[GroupTable]) -> Iterator[GroupTable]:
-    """Yield the tables with group numbers that count over all tables."""
-    first = 0
-    for one in tables:
-        table = np.where(one.table == NONE, NONE, one.table + first)
-        yield GroupTable(kinds=one.kinds, groups=one.groups, by=one.by, table=table)
-        first += len(one.groups)
+        tables: list[GroupTable] = []
+        first = 0
+        for method, options in self.passes:
+            for one in method.groups(layout, options):
+                tables.append(replace(one, table=np.where(one.table == NONE, NONE, one.table + first)))
+                first += len(one.groups)
+        return ProgramGroups(tuple(tables))
 
 
 @dataclass(frozen=True)

@@ -42,5 +42,4 @@ def after_sends(columns: Columns, rows: Ints) -> Ints:
     sends = is_send(columns.kind)
     others = np.flatnonzero(~sends)
     following = np.append(others, len(columns))[np.searchsorted(others, rows, side="right")]
-    last: Ints = following - 1
-    return last
+    return following - 1

@@ -25,7 +25,8 @@ def interleave(pipeline: LoweredPipeline, segments: Sequence[StageSegments]) -> 
     """
     columns = pipeline.columns
     passes = _passes(columns, segments)
-    touching, depends = _messages(pipeline, len(passes), passes), _depends(pipeline, passes)
+    number_of = _numbers(len(columns), passes)
+    touching, depends = _messages(pipeline, number_of, len(passes)), _depends(pipeline, number_of)
     order = np.arange(len(columns), dtype=np.int64)
     number = 0
     while number + 1 < len(passes):
@@ -59,11 +60,10 @@ def _numbers(rows: int, passes: Sequence[range]) -> Ints:
     return number
 
 
-def _messages(pipeline: LoweredPipeline, count: int, passes: Sequence[range]) -> list[bool]:
+def _messages(pipeline: LoweredPipeline, number: Ints, count: int) -> list[bool]:
     """Return True for each pass that waits for a message, or that a message waits for."""
     columns, edges = pipeline.columns, pipeline.edges
     message = is_any_of(columns.kind, [kind for pair in MESSAGES for kind in pair])
-    number = _numbers(len(columns), passes)
     found = np.zeros(count + 1, dtype=np.bool_)
     found[number[edges.target[message[edges.source]]]] = True
     found[number[edges.source[message[edges.target]]]] = True
@@ -71,9 +71,9 @@ def _messages(pipeline: LoweredPipeline, count: int, passes: Sequence[range]) ->
     return touching
 
 
-def _depends(pipeline: LoweredPipeline, passes: Sequence[range]) -> set[int]:
+def _depends(pipeline: LoweredPipeline, number: Ints) -> set[int]:
     """Return the passes that the next pass depends on in the same step."""
-    edges, number = pipeline.edges, _numbers(len(pipeline.columns), passes)
+    edges = pipeline.edges
     source, target = number[edges.source], number[edges.target]
     follows = (edges.distance == 0) & (source >= 0) & (target == source + 1)
     return set(source[follows].tolist())

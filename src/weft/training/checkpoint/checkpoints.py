@@ -44,11 +44,18 @@ from weft.training.checkpoint.manifest import (
     newest_complete,
     untold,
 )
-from weft.training.checkpoint.optimizer_states import NO_SHARDS, Shards, optimizer_slots, optimizer_tensors
+from weft.training.checkpoint.stage_tensors import (
+    NO_SHARDS,
+    Shards,
+    fill_copies,
+    model_slots,
+    model_tensors,
+    optimizer_slots,
+    optimizer_tensors,
+)
 from weft.training.checkpoint.tensor_shares import join_shares, parameter_of, read_shares
 from weft.training.checkpoint.tensor_storage import known_tensors, plan_to_write, read_tensors
 from weft.training.checkpoint.training_state import STATE, TrainingState, read_state
-from weft.training.checkpoint.weight_tensors import fill_copies, model_slots, model_tensors
 from weft.training.coordination.agreement import from_first_rank, gather, meeting_peers, together
 from weft.training.coordination.attendance import Attendance
 
@@ -58,27 +65,6 @@ LOAD_TIMEOUT_S = CheckpointTable().load_timeout_s
 NO_METHODS: Mapping[str, MethodState] = {}
 _UNFINISHED = ".saving-"
 _RANK = "rank"
-
-
-def save(
-    directory: Path,
-    state: TrainingState,
-    stages: Mapping[int, nn.Module],
-    optimizers: Mapping[int, torch.optim.Optimizer],
-    shards: Shards = NO_SHARDS,
-    methods: Mapping[str, MethodState] = NO_METHODS,
-    *,
-    keep: int,
-) -> Path:
-    """Write a checkpoint of all ranks' stages and keep the newest `keep` ones; every rank calls it.
-
-    The tensors must not change during the call; `weft.training.checkpoint.saver` writes in the background.
-
-    Raises:
-        RunError: on every rank if one rank cannot write; earlier checkpoints stay unchanged.
-    """
-    write(directory, state, collect(stages, optimizers, shards, methods), keep=keep)
-    return generation_path(directory, state.step)
 
 
 def collect(

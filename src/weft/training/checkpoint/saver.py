@@ -37,7 +37,7 @@ from weft.training.checkpoint.checkpoints import (
     write,
 )
 from weft.training.checkpoint.manifest import generations
-from weft.training.checkpoint.optimizer_states import NO_SHARDS, Shards
+from weft.training.checkpoint.stage_tensors import NO_SHARDS, Shards
 from weft.training.checkpoint.training_state import TrainingState
 from weft.training.coordination.agreement import together
 from weft.training.coordination.attendance import Attendance, LateRankError

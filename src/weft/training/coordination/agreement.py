@@ -101,11 +101,7 @@ def _packed(value: Any) -> torch.Tensor:
 
 
 def _unpacked(content: torch.Tensor) -> Any:
-    """Return the value that another rank has packed.
-
-    Raises:
-        RunError: if the content is not JSON.
-    """
+    """Return the value that another rank has packed; raise RunError if the content is not JSON."""
     try:
         return json.loads(content.numpy().tobytes())
     except ValueError as error:

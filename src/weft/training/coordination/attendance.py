@@ -101,7 +101,8 @@ class Attendance:
                     if meetings < self._meetings and quiet_s[rank] >= limit_s
                 ]
                 if late:
-                    self._declare(f"{where}: {_named(late)} {idle} for {limit_s:g} s while others waited")
+                    problem = f"{where}: {_named(late)} {idle} for {limit_s:g} s while others waited"
+                    raise LateRankError(self._store.compare_set(_VERDICT, "", problem).decode())
                 former, look_s = notes, 0.0
             work.wait()
 
@@ -116,9 +117,6 @@ class Attendance:
                 verdict = self._store.get(_VERDICT).decode()
             if verdict:
                 raise LateRankError(verdict)
-
-    def _declare(self, text: str) -> None:
-        raise LateRankError(self._store.compare_set(_VERDICT, "", text).decode())
 
     def _note(self) -> None:
         self._notes += 1

@@ -162,15 +162,10 @@ class HangWatch:
         if any(len(rows) != len(self._program) for rows in recorded.values()):
             # Another plan has just taken over, and this watch still has the former program.
             return _Progress(begun=begun, reached=begun, first=None, ended={})
-        ended = {step: rows | self._of_other_steps(step) for step, rows in recorded.items()}
+        iteration, cycle = self._program.columns.iteration, self._program.steps_per_cycle
+        # Instructions of the cycle's other steps count as ended.
+        ended = {step: rows | (iteration != step % cycle) for step, rows in recorded.items()}
         return _Progress(begun=begun, reached=reached, first=first, ended=ended)
-
-    def _of_other_steps(self, step: int) -> npt.NDArray[np.bool_]:
-        """Return the mask of instructions of the cycle's other steps; they count as ended."""
-        others: npt.NDArray[np.bool_] = (
-            self._program.columns.iteration != step % self._program.steps_per_cycle
-        )
-        return others
 
     def _measure_step(self, begun: int, elapsed_s: float) -> None:
         """Set the step's seconds to the last measured ones if they are longer than predicted."""

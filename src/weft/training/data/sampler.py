@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from weft.errors import InputError, Violation
 from weft.program.arrays import Ints
+from weft.program.codes import GOLDEN, mix
 
 # Four rounds make a Feistel network pseudo-random for large halves; small halves need more to mix.
 ROUNDS = 8
@@ -69,7 +70,6 @@ class SampleLedger:
 
 
 _MASK = (1 << 64) - 1
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ROUND_CONSTANTS = np.arange(1, ROUNDS + 1, dtype=np.uint64) * GOLDEN
 
 
@@ -80,10 +80,3 @@ def _feistel(value: Words, keys: Words, half_bits: int) -> Words:
     for constant in _ROUND_CONSTANTS:
         left, right = right, left ^ (mix(right ^ mix(keys + constant)) & mask)
     return (left << shift) | right
-
-
-def mix(value: Words) -> Words:
-    """Return splitmix64's finaliser of each word: a pseudo-random bijection of 64-bit words."""
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))

@@ -18,9 +18,10 @@ import pyarrow.parquet as pq
 
 from weft.errors import InputError, RunError, Violation, nearest
 from weft.program.arrays import Ints
+from weft.program.codes import GOLDEN, mix
 from weft.training.data.cache import cached
 from weft.training.data.pieces import Pieces, block
-from weft.training.data.sampler import GOLDEN, Words, mix
+from weft.training.data.sampler import Words
 
 FORMAT = 1
 JSON_LINES = frozenset({".jsonl", ".ndjson"})

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -20,8 +19,7 @@ from weft.run.accelerator import allocated_bytes
 from weft.run.runtime import StepResult
 from weft.timeline.medians import typical_step_s
 from weft.training.coordination.agreement import meeting_peers
-from weft.training.directory.history import plan_since
-from weft.training.directory.run_directory import RunDirectory, held_out_record
+from weft.training.directory.run_directory import RunDirectory, held_out_record, plan_since
 from weft.training.loggers.feed import FINISH_TIMEOUT_S, Feeds
 
 # Steps that are not measured: caches fill, pages are touched, connections open.
@@ -54,9 +52,7 @@ class Journal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._feeds.close(FINISH_TIMEOUT_S if kind is None else FAILED_TIMEOUT_S)
 
     def step(self, result: StepResult, **metrics: Any) -> None:
@@ -77,8 +73,7 @@ class Journal:
         result, metrics = self._pending
         self._pending = None
         with meeting_peers():
-            loss = result.loss
-            series = result.series
+            loss, series = result.loss, result.series
         metrics |= result.figures | {name: _number(total) for name, total in result.totals.items()}
         if result.left_out:
             self.event("left out", step=result.step, gradient_norm=str(result.gradient_norm))
@@ -86,7 +81,8 @@ class Journal:
         if not math.isfinite(loss):
             self.event("diverged", step=result.step)
             raise RunError(f"step {result.step}: the loss is {loss}; try a lower optimizer.learning_rate")
-        record = {"step": result.step, "loss": loss, **metrics, **_finite(series)}
+        rows = {name: [_number(value) for value in values] for name, values in series.items()}
+        record = {"step": result.step, "loss": loss, **metrics, **rows}
         append_record(self._run_dir / "metrics.jsonl", record)
         self._feeds.step(record)
 
@@ -135,11 +131,6 @@ class Journal:
             **{name: [one[name] for one in memory] for name in memory[0]},
         }
         write_whole(self._run_dir / "result.json", json.dumps(record, indent=1, sort_keys=True) + "\n")
-
-
-def _finite(series: Mapping[str, Sequence[float]]) -> dict[str, list[float | None]]:
-    """Return rows of numbers for JSON; a number that is not finite becomes null."""
-    return {name: [_number(value) for value in values] for name, values in series.items()}
 
 
 def _number(value: float) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from weft.describe.home import weft_home
+from weft.files import weft_home
 from weft.planning.planned import PlannedJob
 from weft.planning.residuals import Lesson, learn, observe
 from weft.timeline.compare import WARM_UP_STEPS

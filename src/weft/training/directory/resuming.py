@@ -73,7 +73,8 @@ def require_not_started(path: Path) -> None:
 @contextmanager
 def kept_if_refused(path: Path) -> Iterator[None]:
     """Restore the former files of a run directory if the block, which replaces them, is refused."""
-    files = [path / "run.toml", *(path / name for name in PLAN_FILES), *_then_files(path)]
+    folders = (path, RunDirectory(path).then)
+    files = [path / "run.toml", *(folder / name for folder in folders for name in PLAN_FILES)]
     former = {file: file.read_bytes() for file in files if file.exists()}
     try:
         yield
@@ -83,10 +84,6 @@ def kept_if_refused(path: Path) -> Iterator[None]:
             with replacing(file) as unfinished:
                 unfinished.write_bytes(content)
         raise
-
-
-def _then_files(path: Path) -> list[Path]:
-    return [RunDirectory(path).then / name for name in PLAN_FILES]
 
 
 def _job(run: RunFile, plan: Plan) -> dict[str, object]:

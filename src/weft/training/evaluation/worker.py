@@ -20,7 +20,7 @@ def main(run_dir: Path) -> int:
         RunError: if the evaluation failed.
     """
     job, context = join(run_dir)
-    from weft.training.evaluation.evaluate import evaluate
+    from weft.training.evaluation.held_out import evaluate
 
     evaluate(job, run_dir, context)
     context.close()

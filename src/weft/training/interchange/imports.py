@@ -12,11 +12,10 @@ from torch import nn
 from weft.describe.model import ModelConfig
 from weft.describe.models import CONFIG_FILE, PRESETS, resolve_model
 from weft.run.parallel.tensor_stage import own_share
-from weft.training.checkpoint.tensor_folders import SafetensorsFolder, TensorFolder
+from weft.training.checkpoint.tensor_folders import SafetensorsFolder, Shape, TensorFolder
 from weft.training.interchange.dcp import METADATA, DcpFolder
 from weft.training.interchange.hugging_face import WrittenFolder, require_same_function, write_folder
 from weft.training.interchange.matching import Weights, match_weights
-from weft.training.interchange.torchtitan import TOKEN_TABLE, TorchtitanLlama
 
 
 def read_initial_weights(path: Path, config: ModelConfig, stages: Mapping[int, nn.Module]) -> None:
@@ -91,3 +90,57 @@ def _open(source: Path) -> TensorFolder:
     if steps and not (source / METADATA).exists():
         source = steps[max(steps)]
     return DcpFolder(source) if (source / METADATA).exists() else SafetensorsFolder(source)
+
+
+TOKEN_TABLE = "tok_embeddings.weight"
+_OUTSIDE = {
+    TOKEN_TABLE: "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "lm_head.weight": "lm_head.weight",
+    "output.weight": "lm_head.weight",
+}
+_QUERIES, _KEYS = "self_attn.q_proj.weight", "self_attn.k_proj.weight"
+_IN_LAYER = {
+    "attention_norm.weight": "input_layernorm.weight",
+    "attention.wq.weight": _QUERIES,
+    "attention.wk.weight": _KEYS,
+    "attention.wv.weight": "self_attn.v_proj.weight",
+    "attention.wo.weight": "self_attn.o_proj.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "feed_forward.w1.weight": "mlp.gate_proj.weight",
+    "feed_forward.w3.weight": "mlp.up_proj.weight",
+    "feed_forward.w2.weight": "mlp.down_proj.weight",
+}
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+
+
+class TorchtitanLlama:
+    """The tensors of a torchtitan Llama under the names of `transformers`; other entries keep their names."""
+
+    def __init__(self, folder: TensorFolder, config: ModelConfig) -> None:
+        self.path = folder.path
+        self._folder = folder
+        self._names = {_renamed(name): name for name in folder.shapes}
+        self._heads = {_QUERIES: config.heads, _KEYS: config.key_value_heads}
+        self.shapes: Mapping[str, Shape] = {
+            name: folder.shapes[stored] for name, stored in self._names.items()
+        }
+
+    def read(self, name: str) -> torch.Tensor:
+        value = self._folder.read(self._names[name])
+        heads = next((heads for end, heads in self._heads.items() if name.endswith(end)), 0)
+        return halves_from_neighbours(value, heads) if heads else value
+
+
+def halves_from_neighbours(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Reorder a projection (heads * head size, hidden) with neighbour pairs to pairs half a head apart."""
+    rows, width = weight.shape
+    return weight.reshape(heads, rows // heads // 2, 2, width).transpose(1, 2).reshape(rows, width)
+
+
+def _renamed(name: str) -> str:
+    if match := _LAYER.fullmatch(name):
+        # Newer versions keep the three projections in a separate module.
+        part = match[2].replace("attention.qkv_linear.", "attention.")
+        return f"model.layers.{match[1]}.{_IN_LAYER[part]}" if part in _IN_LAYER else name
+    return _OUTSIDE.get(name, name)

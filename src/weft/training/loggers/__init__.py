@@ -13,12 +13,13 @@ from weft.describe.plan import precision_words, shared_out
 from weft.errors import InputError, Violation
 from weft.planning.planned import PlannedJob
 from weft.training.directory.run_directory import RunDirectory
-from weft.training.loggers.base import Logger, Opening
 from weft.training.loggers.csv import CsvLogger
-from weft.training.loggers.feed import Feed, Feeds
+from weft.training.loggers.feed import Feed, Feeds, Logger, Opening
 from weft.training.loggers.tensorboard import TensorBoardLogger
 from weft.training.loggers.wandb import WandbLogger
 
+# Fields of a plan that its summary repeats.
+_PLAIN = (*("plan_id", "model", "cluster", "ranks", "global_batch", "micro_batch_size", "sequence"),)
 LOGGERS: dict[str, Callable[[Opening], Logger]] = {"csv": CsvLogger, "tensorboard": TensorBoardLogger}
 
 
@@ -69,16 +70,10 @@ def config_of(job: PlannedJob) -> dict[str, Any]:
     """Return the run file with every default, and the plan in short."""
     plan, prediction = job.plan, job.prediction
     summary: dict[str, Any] = {
-        "plan_id": plan.plan_id,
-        "model": plan.model,
-        "cluster": plan.cluster,
-        "ranks": plan.ranks,
+        **{name: getattr(plan, name) for name in _PLAIN},
         "mesh": dict(plan.mesh),
         "stages": len(plan.stages),
         "schedule": plan.schedule.name,
-        "global_batch": plan.global_batch,
-        "micro_batch_size": plan.micro_batch_size,
-        "sequence": plan.sequence,
         "precision": precision_words(plan),
         "sharding": shared_out(plan),
         "predicted_step_s": prediction.step_s,

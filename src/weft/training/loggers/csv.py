@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from weft.files import write_whole
-from weft.training.loggers.base import Opening, Record, is_held_out
+from weft.training.loggers.feed import Opening, Record, is_held_out
 
 STEP_COLUMNS = (
     "step",

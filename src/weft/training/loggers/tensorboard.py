@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from weft.training.loggers.base import Opening, Record
+from weft.training.loggers.feed import Opening, Record
 
 FOLDER = "tensorboard"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.files import write_whole
-from weft.training.loggers.base import Opening, Record
+from weft.training.loggers.feed import Opening, Record
 
 PROJECT = "weft"
 # The file with the service's id of the run, under which a resumed run continues.

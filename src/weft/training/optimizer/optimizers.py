@@ -5,6 +5,7 @@ An optimizer of another package is called with parameter groups, each with its `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -16,11 +17,18 @@ from torch import nn
 from weft.describe.optimizers import WORK, declared_work, own_optimizer, require_optimizer
 from weft.describe.run_file import RunFile
 from weft.errors import InputError, Violation
-from weft.training.optimizer.learning_rates import LearningRateSchedule
 
-# Defaults of the run file's keys.
-BETAS = (0.9, 0.95)
-MOMENTUM = 0.9
+# The defaults of the optimizers that have these settings.
+BETAS, MOMENTUM = (0.9, 0.95), 0.9
+# From the finished part of the decay, 0 to 1, to the remaining part of the way to the final rate. Cosine:
+# Loshchilov and Hutter, arXiv 1608.03983, without restarts.
+DECAYS: Mapping[str, Callable[[float], float]] = MappingProxyType(
+    {
+        "constant": lambda over: 1.0,
+        "linear": lambda over: 1.0 - over,
+        "cosine": lambda over: (1.0 + math.cos(math.pi * over)) / 2.0,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +46,18 @@ class OptimizerSettings:
     momentum: float = MOMENTUM
     decay_all: bool = False
 
-    @property
-    def rates(self) -> LearningRateSchedule:
-        """The learning rate of every step."""
-        return LearningRateSchedule(
-            name=self.schedule,
-            peak=self.learning_rate,
-            final=self.final_learning_rate,
-            warm_up_steps=self.warm_up_steps,
-            decay_steps=self.decay_steps,
-        )
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, from its number alone; so a resumed run needs no state.
+
+        It rises linearly over the warm-up and then decays to the final rate. The decay's steps include the
+        warm-up.
+        """
+        if step < self.warm_up_steps:
+            return self.learning_rate * ((step + 1) / self.warm_up_steps)
+        length = self.decay_steps - self.warm_up_steps
+        over = min(1.0, (step - self.warm_up_steps) / length) if length > 0 else 1.0
+        remaining = DECAYS[self.schedule](over)
+        return self.final_learning_rate + (self.learning_rate - self.final_learning_rate) * remaining
 
 
 def settings_of(run: RunFile) -> OptimizerSettings:
@@ -113,11 +123,6 @@ def sgd(stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum, fused=True)
 
 
-def learning_rate(settings: OptimizerSettings, step: int) -> float:
-    """Return the rate of a step, which depends on its number alone; so a resumed run needs no state."""
-    return settings.rates.rate(step)
-
-
 def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) -> None:
     """Set the learning rate of all parameter groups."""
     for optimizer in optimizers:
@@ -145,11 +150,7 @@ def optimizer_factory(settings: OptimizerSettings) -> Callable[[nn.Module], torc
 
 
 def _made_by(own: Callable[..., Any], stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """Build another package's optimizer for a stage; pass its maker's declared work on to it.
-
-    Raises:
-        InputError: if it takes other arguments, is no optimizer or has made its states already.
-    """
+    """Build another package's optimizer for a stage; pass its maker's declared work on to it."""
 
     def refusal(problem: str) -> InputError:
         return InputError(Violation("optimizer.name", f"{settings.name!r} {problem}"))

@@ -8,9 +8,8 @@ from types import MappingProxyType
 
 from weft.errors import InputError, Violation, require_choice
 from weft.training.tasks.base import Task, TaskSettings
-from weft.training.tasks.causal_lm import CausalLanguageModelling
 from weft.training.tasks.image_classification import ImageClassification
-from weft.training.tasks.masked_lm import MaskedLanguageModelling
+from weft.training.tasks.text import CausalLanguageModelling, MaskedLanguageModelling
 
 TASKS: Mapping[str, type[Task]] = MappingProxyType(
     {

@@ -5,6 +5,8 @@ A user's own task is a class with this interface, named in the run file as `kind
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +17,8 @@ from weft.describe.run_tables.training import BYTES
 from weft.program.arrays import Ints
 from weft.run.parallel.context.divided_tokens import DividedTokens
 from weft.run.parallel.divided_logits import IGNORED, DividedLogits
+from weft.run.resources import LossFunction
+from weft.training.coordination.agreement import gather
 
 # The outputs of a last stage: all logits, or the share of a tensor or context rank.
 Outputs = torch.Tensor | DividedLogits | DividedTokens
@@ -48,7 +52,7 @@ class Task(Protocol):
     """Samples by number and the loss that the last stage computes.
 
     A task may also have these members. `metrics(outputs, targets) -> Mapping[str, float]` returns means over
-    one micro-batch of held-out samples (`weft.training.evaluation.meter`). `about` is a mapping for the event
+    one micro-batch of held-out samples (`weft.training.tasks.base`). `about` is a mapping for the event
     `data`; its `warning` is printed. `sample_name(sample)` names a sample in errors. `bytes_per_token` counts
     held-out text. `takes_divided_logits`: loss and metrics also take `DividedLogits`, from tensor ranks.
     `takes_divided_tokens`: they also take `DividedTokens`, from context ranks, with or without tensor ranks.
@@ -95,3 +99,47 @@ def most_likely(logits: Outputs) -> torch.Tensor:
 def in_fp32(logits: torch.Tensor) -> torch.Tensor:
     """Return the logits in fp32, or unchanged if they are wider."""
     return logits.float() if logits.dtype.itemsize < torch.float32.itemsize else logits
+
+
+Metrics = Mapping[str, float]
+
+
+class Meter:
+    """A wrapper of a task's loss; while it is open, every call also adds the metrics of its micro-batch.
+
+    Only ranks with a last stage have outputs. If several have the same outputs, all of them count equally.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._loss: LossFunction = task.loss
+        self.takes_divided_logits = getattr(task, "takes_divided_logits", False)
+        self.takes_divided_tokens = getattr(task, "takes_divided_tokens", False)
+        self._metrics: Callable[[Outputs, torch.Tensor], Metrics] | None = getattr(task, "metrics", None)
+        self._open = False
+        self._sums: dict[str, float] = {}
+        self._micro_batches = 0
+
+    def __call__(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
+        """Return the task's loss, mean over one micro-batch."""
+        if self._open and self._metrics is not None:
+            for name, value in self._metrics(outputs.detach(), targets).items():
+                self._sums[name] = self._sums.get(name, 0.0) + float(value)
+            self._micro_batches += 1
+        return self._loss(outputs, targets)
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Reset the sums and count until the end of the block."""
+        self._sums, self._micro_batches = {}, 0
+        self._open = True
+        try:
+            yield
+        finally:
+            self._open = False
+
+    def collect(self) -> dict[str, float]:
+        """Return the means over all ranks' micro-batches by name; every rank calls it."""
+        counted = gather((self._sums, self._micro_batches))
+        micro_batches = sum(count for _, count in counted)
+        names = sorted({name for sums, _ in counted for name in sums})
+        return {name: sum(sums.get(name, 0.0) for sums, _ in counted) / micro_batches for name in names}

@@ -1,33 +1,152 @@
-"""Functions that the tasks of text share."""
+"""`causal-lm` and `masked-lm`: the prediction of the next tokens of text, or of masked ones from both sides.
+
+In every sample of `masked-lm`, 15 % of the tokens are targets (Devlin et al., arXiv 1810.04805, section 3.1,
+appendix A.1). The mask replaces 80 % of them and a random token 10 %; 10 % stay. Random numbers are keyed by
+(seed, side, sample). So every plan of a job masks the same tokens, in every epoch. Every sample has the same
+number of targets, so the mean of the micro-batches' means is the batch's mean.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+import torch
+
 from weft.errors import InputError, Violation
-from weft.training.data.text import Corpus
-from weft.training.data.tokenizers import Tokenizer, fingerprint_of
+from weft.program.arrays import Ints
+from weft.program.codes import GOLDEN, mix
+from weft.training.data.sampler import Words
+from weft.training.data.text import open_corpus
+from weft.training.data.tokenizers import Tokenizer, fingerprint_of, get_tokenizer
+from weft.training.tasks.base import Outputs, TaskSettings, cross_entropy, most_likely
 
 
-def require_vocabulary(given: int, needed: int, what: str) -> None:
-    """Refuse a model with fewer classes than `needed`; `what` names the classes in the message.
+class TextTask:
+    """A corpus for a model that has at least `needed` classes; `classes` names them in the refusal.
 
     Raises:
-        InputError: with both numbers.
+        InputError: if the data is refused or the model has fewer classes.
     """
-    if given < needed:
-        problem = f"{given} is too small; allowed: at least {needed}, {what}"
-        raise InputError(Violation("model.vocabulary", problem, str(needed)))
+
+    takes_divided_logits = True
+    takes_divided_tokens = True
+
+    def __init__(self, settings: TaskSettings, tokenizer: Tokenizer, needed: int, classes: str) -> None:
+        if settings.vocabulary < needed:
+            problem = f"{settings.vocabulary} is too small; allowed: at least {needed}, {classes}"
+            raise InputError(Violation("model.vocabulary", problem, str(needed)))
+        self.corpus = open_corpus(settings.data, settings.sequence, tokenizer, settings.cache)
+        self.samples = len(self.corpus.training)
+        self.held_out_samples = len(self.corpus.held_out)
+        self.tokens_per_sample = settings.sequence
+        self.fingerprint = self.corpus.fingerprint
+        self.about = {"tokenizer": tokenizer.name, "tokenizer_fingerprint": fingerprint_of(tokenizer)}
+        repaired, first = self.corpus.repaired
+        if repaired:
+            problem = "bytes that are not UTF-8 are read as U+FFFD"
+            self.about["warning"] = f"{repaired} documents, the first {first}: {problem}"
+
+    def windows(self, samples: Ints, *, held_out: bool) -> Ints:
+        """Return the tokens of samples with the last target, int64 of shape (samples, sequence + 1)."""
+        return (self.corpus.held_out if held_out else self.corpus.training).take(samples)
 
 
-def about_text(tokenizer: Tokenizer, corpus: Corpus) -> Mapping[str, str | int]:
-    """Return the description of a run's text for the event `data`."""
-    repaired, first = corpus.repaired
-    about: dict[str, str | int] = {
-        "tokenizer": tokenizer.name,
-        "tokenizer_fingerprint": fingerprint_of(tokenizer),
-    }
-    if repaired:
-        problem = "bytes that are not UTF-8 are read as U+FFFD"
-        about["warning"] = f"{repaired} documents, the first {first}: {problem}"
-    return about
+class CausalLanguageModelling(TextTask):
+    """Next-token prediction; the loss is in nats per token.
+
+    Raises:
+        InputError: if the data is refused or the model's vocabulary is smaller than the tokenizer's.
+    """
+
+    def __init__(self, settings: TaskSettings) -> None:
+        tokenizer = get_tokenizer(settings.tokenizer)
+        classes = f"that of the tokenizer {tokenizer.name}"
+        super().__init__(settings, tokenizer, tokenizer.vocabulary, classes)
+        self.bytes_per_token = self.corpus.held_out_bytes_per_token
+
+    def batch(self, samples: Ints, *, held_out: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return tokens and their next tokens, both int64 of shape (samples, sequence)."""
+        tokens = torch.from_numpy(self.windows(samples, held_out=held_out))
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
+        """Return the cross entropy of logits (samples, sequence, vocabulary), in fp32 or wider."""
+        return cross_entropy(outputs, targets)
+
+
+MASKED_SHARE = 0.15
+REPLACED_SHARE = 0.8
+RANDOM_SHARE = 0.1
+# The target value that cross entropy ignores.
+NO_TARGET = -100
+
+# Keys of a position's random numbers: the choice of targets, their replacement, and the random token.
+_CHOOSE, _REPLACE, _TOKEN = np.arange(1, 4, dtype=np.uint64) * GOLDEN
+
+
+class MaskedLanguageModelling(TextTask):
+    """Prediction of masked tokens; the loss is in nats per masked token.
+
+    The mask is the tokenizer's, or the id after its last one.
+
+    Raises:
+        InputError: if the data is refused or the model's vocabulary cannot hold the tokens and the mask.
+    """
+
+    def __init__(self, settings: TaskSettings) -> None:
+        tokenizer = get_tokenizer(settings.tokenizer)
+        needed = max(tokenizer.vocabulary, tokenizer.mask + 1)
+        super().__init__(settings, tokenizer, needed, f"tokens and the mask of {tokenizer.name}")
+        self._mask = tokenizer.mask
+        self._vocabulary = tokenizer.vocabulary
+        self._seed = settings.seed
+
+    def batch(self, samples: Ints, *, held_out: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return masked tokens, and the original tokens or `NO_TARGET`, both int64 (samples, sequence)."""
+        tokens = self.windows(samples, held_out=held_out)[:, :-1]
+        draws = _draws(self._seed, samples, tokens.shape[1], held_out=held_out)
+        targets = chosen(draws, tokens.shape[1])
+        fate = _uniform(draws, _REPLACE)
+        random = (mix(draws + _TOKEN) % np.uint64(self._vocabulary)).astype(np.int64)
+        inputs = np.where(targets & (fate < REPLACED_SHARE), self._mask, tokens)
+        lottery = targets & (fate >= REPLACED_SHARE) & (fate < REPLACED_SHARE + RANDOM_SHARE)
+        inputs = np.where(lottery, random, inputs)
+        return torch.from_numpy(inputs), torch.from_numpy(np.where(targets, tokens, NO_TARGET))
+
+    def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
+        """Return the cross entropy of logits (samples, sequence, vocabulary) at targets, in fp32 or wider."""
+        return cross_entropy(outputs, targets, NO_TARGET)
+
+    def metrics(self, outputs: Outputs, targets: torch.Tensor) -> Mapping[str, float]:
+        """Return `accuracy`: the share of targets that have the largest logit."""
+        asked = targets != NO_TARGET
+        return {"accuracy": (most_likely(outputs) == targets)[asked].double().mean().item()}
+
+
+def targets_per_sample(sequence: int) -> int:
+    """Return the number of targets in a sample, at least one."""
+    return max(1, round(MASKED_SHARE * sequence))
+
+
+def chosen(draws: Words, sequence: int) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    """Return the mask of targets, the positions with the smallest words, shape (samples, sequence)."""
+    order = np.argsort(mix(draws + _CHOOSE), axis=1, kind="stable")
+    targets = np.zeros(draws.shape, dtype=bool)
+    np.put_along_axis(targets, order[:, : targets_per_sample(sequence)], True, axis=1)
+    return targets
+
+
+def _draws(seed: int, samples: Ints, sequence: int, *, held_out: bool) -> Words:
+    """Return a random word for every position of every sample, shape (samples, sequence)."""
+    side = mix(np.array([seed, int(held_out)], dtype=np.uint64) + GOLDEN)
+    key = mix(side[:1] + side[1:] * GOLDEN + samples.astype(np.uint64) * GOLDEN)
+    return mix(key[:, None] + np.arange(sequence, dtype=np.uint64) * GOLDEN)
+
+
+def _uniform(draws: Words, number: np.uint64) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """Return numbers from 0 to 1, without 1, from the upper 53 bits of random words."""
+    uniform: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = np.multiply(
+        mix(draws + number) >> np.uint64(11), 2.0**-53, dtype=np.float64
+    )
+    return uniform

@@ -1,16 +1,15 @@
-"""A picture of a cluster and the stages of a plan on its devices."""
+"""Pictures of a cluster: the stages of a plan on its devices, and the peak memory of ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from weft.describe.cluster import Cluster, NodeGroup
 from weft.describe.plan import Plan
-from weft.web.charts.colours import shaded
-from weft.web.charts.picture import WIDTH, picture_svg
-from weft.web.rows.plan import inside_text, link_rows, nodes_text, spans, stages_by_rank
+from weft.web.charts.picture import WIDTH, picture_svg, shaded
+from weft.web.rows.plan import equal_ranks, inside_text, link_rows, nodes_text, spans, stages_by_rank
 
 # The most nodes drawn of one group: the first ones.
 MAXIMUM_NODES = 16
@@ -88,3 +87,25 @@ def _node(node: _Node, group: NodeGroup, held: Mapping[int, tuple[int, ...]], st
             f'y="{y + 19}">{shown}</text></g>'
         )
     return "".join(parts)
+
+
+_GUTTER, _BAR_WIDTH, _BAR_LINE, _FIRST_BAR = 118, 560, 24, 40
+_COLOURS = {"green": "#1a7f55", "yellow": "#a85a14", "red": "#b8473d"}
+
+
+def memory_svg(peak_bytes: Sequence[int], memory_bytes: Sequence[int], *, title: str) -> str:
+    """Draw the predicted peak of each rank against its memory; neighbours with equal figures share a bar."""
+    lines = equal_ranks(peak_bytes, memory_bytes)
+    height = _FIRST_BAR + _BAR_LINE * len(lines) + 12
+    parts = []
+    for place, ranks in enumerate(lines):
+        top = _FIRST_BAR + _BAR_LINE * place
+        width = min(1.0, ranks.share) * _BAR_WIDTH
+        parts.append(
+            f'<text class="weft-ink weft-end" x="{_GUTTER - 10}" y="{top + 13}">{ranks.name}</text>'
+            f'<rect class="weft-lane" x="{_GUTTER}" y="{top}" width="{_BAR_WIDTH}" height="18"/>'
+            f'<rect x="{_GUTTER}" y="{top}" width="{max(1.0, width):.1f}" height="18" '
+            f'fill="{_COLOURS[ranks.colour]}"/>'
+            f'<text class="weft-ink" x="{_GUTTER + _BAR_WIDTH + 10}" y="{top + 13}">{ranks.words}</text>'
+        )
+    return picture_svg(parts, height, title=title)

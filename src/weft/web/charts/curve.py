@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from weft.planning.curve import Curve
-from weft.planning.methods import RIVALS, Method
+from weft.planning.curve import RIVALS, Curve, Method
 from weft.predict.trade_off import TradeOff
 from weft.web.charts.axes import Axis
 from weft.web.charts.chart import Chart, Line, lines_svg

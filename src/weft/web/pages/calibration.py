@@ -55,19 +55,22 @@ def calibration_sections(clouds: Clouds, of: str = "", number: int = 1) -> Itera
 
     `of` is their subject. `number` distinguishes several pictures on one page.
     """
-    across, up = (
-        Axis(label=label, logarithmic=True, text=format_seconds)
-        for label in ("measured step", "predicted step, with its 90 % interval; rings: measured outside it")
-    )
     steps = max((len(some) for _, some in clouds), default=0)
-    drawn = coloured([(name, [one.dot for one in some]) for name, some in clouds])
-    svg = dots_svg(
-        Chart(across=across, up=up, drawn=drawn, diagonal=True),
-        title=f"{of}: {_steps(steps)}" if of else _steps(steps),
-    )
-    yield picture_section(f"calibration-{number}", "Predicted against measured", svg)
+    dots = [(name, [one.dot for one in some]) for name, some in clouds]
+    title = f"{of}: {_steps(steps)}" if of else _steps(steps)
+    yield against_measured(f"calibration-{number}", dots, title, rings="measured outside it")
     rows = [_row(name, some) for name, some in clouds if some]
     yield table_section(f"coverage-{number}", "How true predictions were", _HEAD, rows)
+
+
+def against_measured(name: str, dots: Sequence[tuple[str, Sequence[Dot]]], title: str, *, rings: str) -> str:
+    """Return a picture of predicted over measured steps, by group; `rings` says what is not filled."""
+    across, up = (
+        Axis(label=label, logarithmic=True, text=format_seconds)
+        for label in ("measured step", f"predicted step, with its 90 % interval; rings: {rings}")
+    )
+    chart = Chart(across=across, up=up, drawn=coloured(dots), diagonal=True)
+    return picture_section(name, "Predicted against measured", dots_svg(chart, title=title))
 
 
 def clouds_of_lesson(lesson: Lesson) -> Clouds:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from weft.program.arrays import Ids, Ints
 from weft.program.kinds import KINDS
 from weft.timeline.timeline import Timeline, label
-from weft.web.charts.colours import kind_colour
-from weft.web.charts.lanes import Lane, lane_of_rows, lane_table, shade_of_rows
+from weft.web.charts.picture import kind_colour
+from weft.web.charts.timeline import Lane, lane_of_rows, lane_table, shade_of_rows
 from weft.web.pages.report_data import Points, RankMemory, ReportData, chosen_steps, take_step
 
 Record = dict[str, object]
@@ -80,10 +79,11 @@ def timeline_record(report: ReportData) -> Record:
     shown_ranks = _ranks_within(shown, ranks)
     shown = [timeline.take(timeline.rank < shown_ranks) for timeline in shown]
     lanes = lane_table(shown)
-    joined = _join(shown, lanes)
+    ids, instructions = _join(shown, lanes)
     span = max(int(timeline.end_ns.max() - timeline.start_ns.min()) for timeline in shown)
+    symbol = {kind.stream: kind.symbol for kind in reversed(list(KINDS))}
     tick_ns = 10 ** max(0, len(str(span)) - 7)
-    occurrences = [_occurrences(timeline, joined.ids, tick_ns) for timeline in shown]
+    occurrences = [_occurrences(timeline, ids, tick_ns) for timeline in shown]
     predicted = occurrences.pop(0) if report.predicted is not None and len(report.predicted) else None
     return {
         "tickNs": tick_ns,
@@ -91,9 +91,9 @@ def timeline_record(report: ReportData) -> Record:
         "shownRanks": shown_ranks,
         "kinds": [{"name": kind.name, "colour": kind_colour(kind.name)} for kind in KINDS],
         "lanes": [
-            {"rank": lane.rank, "stream": lane.stream, "symbol": _stream_symbol(lane)} for lane in lanes
+            {"rank": lane.rank, "stream": lane.stream, "symbol": symbol[lane.stream]} for lane in lanes
         ],
-        "instructions": joined.record,
+        "instructions": instructions,
         "predicted": predicted,
         "measured": [
             {"step": step, "reasons": reasons, **record}
@@ -102,25 +102,14 @@ def timeline_record(report: ReportData) -> Record:
     }
 
 
-def _stream_symbol(lane: Lane) -> str:
-    return next(kind.symbol for kind in KINDS if kind.stream == lane.stream)
-
-
 def _ranks_within(shown: Sequence[Timeline], ranks: int) -> int:
     """Return the number of first ranks with at most `MAXIMUM_ROWS` rows together, at least one."""
     rows = sum(np.bincount(timeline.rank, minlength=ranks) for timeline in shown)
     return max(1, int(np.searchsorted(np.cumsum(rows), MAXIMUM_ROWS, side="right")))
 
 
-@dataclass(frozen=True, slots=True)
-class _JoinedTimelines:
-    """The instructions of all shown timelines, each once; `ids` are sorted."""
-
-    ids: Ids
-    record: Record
-
-
-def _join(shown: Sequence[Timeline], lanes: tuple[Lane, ...]) -> _JoinedTimelines:
+def _join(shown: Sequence[Timeline], lanes: tuple[Lane, ...]) -> tuple[Ids, Record]:
+    """Return the sorted ids of the instructions of all shown timelines, each once, and their record."""
     every = {
         name: np.concatenate([getattr(timeline, name) for timeline in shown]) for name in _STATIC_COLUMNS
     }
@@ -140,7 +129,7 @@ def _join(shown: Sequence[Timeline], lanes: tuple[Lane, ...]) -> _JoinedTimeline
         "shade": [round(value, 2) for value in shade[first].tolist()],
     }
     record |= {_JSON_NAME.get(name, name): every[name][first].tolist() for name in _STATIC_COLUMNS[1:]}
-    return _JoinedTimelines(ids, record)
+    return ids, record
 
 
 _STATIC_COLUMNS = ("id", "kind", "stage", "micro_batch", "bytes", "position")

@@ -2,13 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from weft.describe.units import format_bytes, format_seconds
-from weft.scoring.score import ScoredRow, Scores
+from weft.scoring.metrics import Figures
+from weft.scoring.score import BASELINE, ScoredRow, Scores
 from weft.timeline.figures import error_text, prediction_error
-from weft.web.charts.axes import Axis
-from weft.web.charts.chart import Chart, Dot, coloured, dots_svg
-from weft.web.pages.page import page_html, picture_section, table_section
-from weft.web.rows.score import SCORE_HEAD, score_rows
+from weft.web.charts.chart import Dot
+from weft.web.pages.calibration import against_measured
+from weft.web.pages.page import page_html, table_section
+
+SCORE_HEAD = (
+    "group",
+    "rows",
+    "error",
+    "scaled",
+    "median",
+    "worst",
+    "spearman",
+    "kendall",
+    "regret",
+    "fits right",
+    "inside",
+    "interval",
+)
+
+
+def score_rows(scores: Scores) -> Iterator[tuple[str, ...]]:
+    """Yield rows under `SCORE_HEAD`: each group, all groups pooled if there are several, and the baseline."""
+    for name, figures in scores.figures.items():
+        yield _row(name, figures)
+    if len(scores.figures) > 1:
+        yield _row("pooled", scores.pooled)
+    yield _row(BASELINE, scores.plain)
+
+
+def _row(name: str, figures: Figures) -> tuple[str, ...]:
+    def share(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1%}"
+
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.3f}"
+
+    width = figures.half_width
+    return (
+        name,
+        str(figures.n),
+        share(figures.mape),
+        share(figures.mape_scaled),
+        share(figures.median_ape),
+        share(figures.max_ape),
+        number(figures.spearman),
+        number(figures.kendall),
+        share(figures.regret),
+        share(figures.oom_accuracy),
+        share(figures.coverage),
+        "-" if width is None else f"+- {width:.0%}",
+    )
 
 
 def score_page(scores: Scores) -> str:
@@ -18,14 +68,9 @@ def score_page(scores: Scores) -> str:
         (name, [_dot(numbers[id(row)], row) for row in rows if row.row.status == "ok"])
         for name, rows in scores.groups.items()
     ]
-    across, up = (
-        Axis(label=label, logarithmic=True, text=format_seconds)
-        for label in ("measured step", "predicted step, with its 90 % interval; rings: predicted not to fit")
-    )
-    chart = Chart(across=across, up=up, drawn=coloured(groups), diagonal=True)
-    svg = dots_svg(chart, title=f"{scores.pooled.n} measured steps")
+    title = f"{scores.pooled.n} measured steps"
     sections = [
-        picture_section("scatter", "Predicted against measured", svg),
+        against_measured("scatter", groups, title, rings="predicted not to fit"),
         table_section("figures", "Figures", SCORE_HEAD, list(score_rows(scores))),
     ]
     if scores.problems:

@@ -11,7 +11,7 @@ from weft.describe.cluster import Cluster, NodeGroup
 from weft.describe.plan import Plan, Stage
 from weft.describe.prediction import Prediction
 from weft.describe.units import format_bytes, format_seconds
-from weft.timeline.breakdown import COLLECTIVES, MESSAGES
+from weft.timeline.figures import COLLECTIVES, MESSAGES
 
 STAGE_HEAD = ("stage", "layers", "ranks", "recompute", "peak memory", "of the device's")
 BREAKDOWN_HEAD = ("cause", "seconds of a mean rank", "of the step")

@@ -181,5 +181,4 @@ class MixedSpace:
     def _by_place(self, layout: Layout, of_rank: Floats) -> Floats:
         """Return the values of ranks by place in the pipeline, shape (devices, ranks of each)."""
         ranks = np.arange(layout.ranks) if layout.rank_order is None else np.array(layout.rank_order)
-        by_place: Floats = of_rank[ranks].reshape(layout.pp, -1)
-        return by_place
+        return of_rank[ranks].reshape(layout.pp, -1)

@@ -25,7 +25,7 @@ from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.planners.megatron import MegatronPlanner
 from weft.planning.planners.metis_form import MetisFormPlanner
-from weft.planning.planners.simulated import prepare, simulated
+from weft.planning.planners.simulated import estimated, prepare, simulated
 from weft.planning.planners.space import layouts
 from weft.planning.planners.weft.findings import Findings
 from weft.planning.planners.weft.mixed import MixedSpace, choices
@@ -119,9 +119,9 @@ class _Search:
         for one in suited:
             kind = self.found.kind(one.layout)
             if fitting[kind] >= self._planner.finalists or not self._goes_on():
-                self.found.left_out.append(replace(one.candidate(), estimate_s=one.estimate_s))
+                self.found.left_out.append(estimated(one.layout, one.estimate_s))
                 continue
-            fitting[kind] += self._try(one.candidate()).verdict is Verdict.FITS
+            fitting[kind] += self._try(one.layout).verdict is Verdict.FITS
 
     def seed(self) -> None:
         """Take over the plans of the baselines, and plans of the first devices that are alike."""
@@ -155,7 +155,7 @@ class _Search:
                 return
             if problem is not self._problem and not unlike_devices(problem.job.cluster):
                 for candidate in HomogeneousPlanner().search(problem).fitting[:_ALIKE_TAKEN]:
-                    self._try(Candidate(layout=candidate.layout, verdict=Verdict.PRUNED, reason=""))
+                    self._try(candidate.chain)
 
     def improve(self, start: Candidate) -> None:
         """Change a layout little by little, while that helps and time is left."""
@@ -169,7 +169,7 @@ class _Search:
                 if self.found.of(layout) is not None or not self._worth_trying(layout):
                     continue
                 trials -= 1
-                judged = self._try(Candidate(layout=layout, verdict=Verdict.PRUNED, reason=""))
+                judged = self._try(layout)
                 if judged.verdict is Verdict.FITS and self.found.better(judged, current):
                     faster = judged
                     break
@@ -246,8 +246,7 @@ class _Search:
         if alike and self.found.of(layout) is None:
             return None
         for _ in range(_FITTINGS):
-            asked = Candidate(layout=layout, verdict=Verdict.PRUNED, reason="")
-            judged = self.found.of(layout) or self._try(asked)
+            judged = self.found.of(layout) or self._try(layout)
             heavier = self._space.with_more(judged) if judged.verdict is Verdict.TOO_BIG else None
             if heavier is None:
                 break
@@ -257,9 +256,10 @@ class _Search:
     def _late(self) -> bool:
         return time.monotonic() >= self._end_s
 
-    def _try(self, candidate: Candidate) -> Candidate:
+    def _try(self, layout: Layout) -> Candidate:
+        candidate = Candidate(layout=layout, verdict=Verdict.PRUNED, reason="")
         try:
-            judged = simulated(self._problem, candidate, self._bounds.layer_seconds(candidate.chain))
+            judged = simulated(self._problem, candidate, self._bounds.layer_seconds(layout))
         except InputError as error:
             judged = replace(candidate, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
         return self.found.take(judged)

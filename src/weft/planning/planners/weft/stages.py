@@ -188,8 +188,7 @@ def _sums(values: Floats) -> list[float]:
 
 def _stage_sums(values: Floats, counts: tuple[int, ...]) -> Floats:
     ends = np.cumsum(counts)
-    sums: Floats = np.add.reduceat(values, ends - np.array(counts))
-    return sums
+    return np.add.reduceat(values, ends - np.array(counts))
 
 
 def _greedy(lines: Sequence[Sequence[_Line]], limit_s: float) -> list[int] | None:

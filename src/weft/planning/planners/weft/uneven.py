@@ -42,13 +42,6 @@ class Suited:
     placement: Placement
     estimate_s: float
 
-    def candidate(self) -> Candidate:
-        return Candidate(
-            layout=self.layout,
-            verdict=Verdict.PRUNED,
-            reason=f"estimated {format_seconds(self.estimate_s)}, others less",
-        )
-
 
 class UnevenSpace:
     """The layouts of one problem, suited to its devices."""
@@ -89,7 +82,10 @@ class UnevenSpace:
         suited: list[Suited] = []
         left: list[Candidate] = []
         placements = list(placements_of(cluster, 1))
-        groups = (list(variants) for _, variants in groupby(every, key=_without_memory))
+        # Variants of a group differ in sharding and recomputation.
+        groups = (
+            list(variants) for _, variants in groupby(every, lambda one: unshared(one).recomputing("none"))
+        )
         worst_s = inf
         least = ((min(map(self.ideal_s, one)), one) for one in groups)
         for least_s, variants in sorted(least, key=lambda entry: entry[0]):
@@ -192,7 +188,8 @@ class UnevenSpace:
         """
         devices = devices_of(self._problem.job.cluster, layout, placement)
         words = recomputes or (layout.recompute,)
-        ways = [self._way(replace(layout, recompute=word)) for word in words]
+        alike = (replace(layout, recompute=word) for word in words)
+        ways = [Way(self._seconds(one), self._bounds.layer_bytes(one)) for one in alike]
         pace = self._slowest(devices, ways[0].times_s)
         room = self._room_of_rank[devices].min(axis=(1, 2))
         place, in_flight = self._bounds.placement(layout)[0], self._in_flight(layout)
@@ -216,12 +213,7 @@ class UnevenSpace:
         """Return the pace of the slowest rank of each replica of a stage, shape (devices, replicas)."""
         slowness = np.array([times.sum() for times in times_s])
         paces = self._pace_of_rank[devices]
-        slowest: Ints = np.take_along_axis(paces, slowness[paces].argmax(axis=2)[:, :, None], axis=2)[:, :, 0]
-        return slowest
-
-    def _way(self, layout: Layout) -> Way:
-        """Return the times and the memory of a stage that runs like the layout."""
-        return Way(self._seconds(layout), self._bounds.layer_bytes(layout))
+        return np.take_along_axis(paces, slowness[paces].argmax(axis=2)[:, :, None], axis=2)[:, :, 0]
 
     def _seconds(self, layout: Layout) -> Sequence[Floats]:
         """Return the seconds of one micro-batch in each layer, at each pace, recomputed passes included."""
@@ -257,8 +249,3 @@ def worst_of(suited: Sequence[Suited], count: int) -> float:
 
 def _estimate_s(one: Suited) -> float:
     return one.estimate_s
-
-
-def _without_memory(layout: Layout) -> Layout:
-    """Return the layout without sharding and recomputation, equal for variants that differ in memory."""
-    return unshared(layout).recomputing("none")

@@ -13,11 +13,11 @@ from torch.distributed.pipelining.schedules import (
     _Action,
     _validate_schedule,
 )
+from torch_orders import orders_from_csv, orders_to_csv
 
 from weft.errors import InputError
 from weft.program.arrays import Ints
-from weft.program.build import build_training_program
-from weft.program.exchange import orders_from_csv, orders_to_csv, program_orders
+from weft.program.build import build_training_program, program_orders
 from weft.program.kinds import STEP
 from weft.program.schedules import SCHEDULES, get_schedule
 from weft.program.schedules.base import ComputeOrder, Options, Pipeline, paths_of

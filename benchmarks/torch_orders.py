@@ -9,13 +9,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 
 from weft.errors import InputError, Violation
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
-from weft.program.program import Program
 from weft.program.schedules.base import ComputeOrder
 
 LETTERS = {FORWARD: "F", BACKWARD: "B", BACKWARD_INPUT: "I", BACKWARD_WEIGHT: "W"}
@@ -44,15 +42,6 @@ def orders_to_csv(orders: Sequence[ComputeOrder]) -> str:
         rows = zip(order.kind.tolist(), order.stage.tolist(), order.micro_batch.tolist(), strict=True)
         lines.append(",".join(f"{stage}{LETTERS[kind]}{micro_batch}" for kind, stage, micro_batch in rows))
     return "".join(f"{line}\n" for line in lines)
-
-
-def program_orders(program: Program) -> list[ComputeOrder]:
-    """Return the computations of each rank in order; micro-batches count over the global batch."""
-    columns, wanted = program.columns, np.isin(program.columns.kind, list(LETTERS))
-    rows = [
-        np.flatnonzero(wanted[start:end]) + start for start, end in pairwise(program.rank_starts.tolist())
-    ]
-    return [ComputeOrder(columns.kind[mine], columns.stage[mine], columns.micro_batch[mine]) for mine in rows]
 
 
 def orders_from_csv(text: str, where: str) -> list[ComputeOrder]:
