@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_jobs import loss_of
-from small_plans import make_plan, make_program, tiny
+from equality_table import Row
+from methods.rows.tensor_collectives import OVERLAPPED
+from pool import WorkerPool
+from small_jobs import descent, loss_of
+from small_plans import divisible, make_plan, make_program, tiny
+from tensor_jobs import DividedLoss, samples_of
 from torch import nn
 from torch._dynamo.utils import counters
 
 from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
+from weft.describe.plan import Plan
 from weft.errors import InputError
-from weft.run.stage.build import build_stage
+from weft.planning.compile import compile_evaluation_part
+from weft.program.rank_program import part_of
+from weft.run.runtime import RankRuntime
+from weft.run.stage.build import build_stage, build_stages
 from weft.run.stage.compilable import compile_problems
 from weft.run.stage.compiled import compile_stage
 from weft.run.stage.layers import layer_functions, run_layers
 from weft.run.state.precision import lower_precision
+from weft.run.workspace import Batch
 
 CONFIG = tiny(layers=3)
 GRAPH = layer_graph(CONFIG)
@@ -116,24 +126,56 @@ def test_selective_recomputation_is_refused() -> None:
     assert problem.nearest == 'plan.recompute = "full"'
 
 
-def test_divided_layers_are_refused() -> None:
-    plan = make_plan(CONFIG)
-    (stage,) = plan.stages
-    wide = tuple(copy.model_copy(update={"ranks": (0, 1)}) for copy in stage.replicas)
-    divided = plan.model_copy(update={"stages": (stage.model_copy(update={"replicas": wide}),)})
-    (problem,) = compile_problems(divided, make_program(CONFIG, plan).columns.kind, GRAPH)
-    assert problem.nearest == "plan.tp = 1"
+def test_passes_in_segments_are_refused() -> None:
+    config, row = divisible("llama"), Row(divisible("llama"), tp=2, methods=(OVERLAPPED,))
+    (problem,) = compile_problems(row.plan, make_program(config, row.plan).columns.kind, layer_graph(config))
+    assert "passes in segments" in str(problem)
+
+
+def losses_of_divided_layers(
+    rank: int, ranks: int, config: ModelConfig, plan: Plan, compiles: bool
+) -> list[float]:
+    """The losses of an evaluation and of two steps."""
+    torch._dynamo.reset()
+    stages = build_stages(plan, config, rank, 7, torch.float64)
+    if compiles:
+        inputs = torch.zeros(plan.micro_batch_size, config.sequence, dtype=torch.int64)
+        compile_stage(stages[0], inputs, dtype=torch.float64, recompute="none")
+    part = part_of(make_program(config, plan), rank)
+    runtime = RankRuntime(plan, part, stages, DividedLoss(), descent, device="cpu", seed=7)
+    evaluation, graphs = compile_evaluation_part(plan, layer_graph(config), rank), counters["stats"].copy()
+
+    def samples(step: int) -> Batch:
+        batch = samples_of(config, plan, step)
+        return lambda number: tuple(one.contiguous() for one in batch(number))
+
+    losses = [runtime.evaluate(evaluation, [samples(2)])]
+    losses += [runtime.step(step, samples(step)).loss for step in range(2)]
+    runtime.close()
+    assert counters["stats"] == graphs, "no step waits for the compiler"
+    return losses
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_compiled_parts_of_divided_layers_train_like_the_others(worker_pool: WorkerPool, family: str) -> None:
+    row = Row(divisible(family), tp=2, micro_batches=2)
+    plain, compiled = (
+        worker_pool.run(losses_of_divided_layers, row.model, row.plan, compiles, ranks=2, timeout_s=300.0)
+        for compiles in (False, True)
+    )
+    for ours, theirs in zip(compiled, plain, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-9)
+
+
+def test_layers_with_divided_tokens_are_refused() -> None:
+    row = Row(divisible("llama"), cp=2)
     (problem,) = compile_problems(
-        divided.model_copy(update={"mesh": {"cp": 2}}), make_program(CONFIG, plan).columns.kind, GRAPH
+        row.plan, make_program(row.model, row.plan).columns.kind, layer_graph(row.model)
     )
     assert "layers whose tokens several ranks divide among them (cp) are not compiled" in str(problem)
     assert problem.nearest == "plan.cp = 1"
-    four = tuple(copy.model_copy(update={"ranks": (0, 1, 2, 3)}) for copy in stage.replicas)
-    both = divided.model_copy(
-        update={"stages": (stage.model_copy(update={"replicas": four}),), "mesh": {"cp": 2, "tp": 2}}
-    )
-    found = compile_problems(both, make_program(CONFIG, plan).columns.kind, GRAPH)
-    assert [problem.nearest for problem in found] == ["plan.cp = 1", "plan.tp = 1"]
 
 
 def test_layers_that_form_a_graph_are_refused() -> None:

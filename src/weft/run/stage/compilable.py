@@ -10,7 +10,8 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.errors import Violation
 from weft.program.arrays import Ints
-from weft.program.kinds import BACKWARD_INPUT
+from weft.program.kinds import BACKWARD_INPUT, is_any_of
+from weft.program.segments import SEGMENTS
 
 _WHERE = "train.compile"
 
@@ -32,13 +33,12 @@ def compile_problems(plan: Plan, kinds: Ints, graph: LayerGraph) -> list[Violati
     if any(stage.recompute == "selective" for stage in plan.stages):
         problem = "recompute 'selective' chooses among operations, and compiled layers have none of their own"
         problems.append(Violation(_WHERE, problem, 'plan.recompute = "full"'))
-    grid = plan.grid(0)
-    if grid.context > 1:
+    if plan.grid(0).context > 1:
         problem = "layers whose tokens several ranks divide among them (cp) are not compiled"
         problems.append(Violation(_WHERE, problem, "plan.cp = 1"))
-    if grid.tensor > 1:
-        problem = "layers that several ranks divide among them (tp) are not compiled"
-        problems.append(Violation(_WHERE, problem, "plan.tp = 1"))
+    if is_any_of(kinds, SEGMENTS).any():
+        problem = "passes in segments (overlapped collectives of tensor ranks) are not compiled"
+        problems.append(Violation(_WHERE, problem, "none of them under plan.methods"))
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler) is None:
         problem = f"it needs the C++ compiler {compiler}, which is not installed; CXX can name another one"
