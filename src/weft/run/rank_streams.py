@@ -17,6 +17,8 @@ from weft.run.streams import Ended, Stream, Value
 from weft.run.work_queue import WorkQueue
 
 COMPUTE, COLLECTIVE = "compute", "collective"
+# Copies between a device and its host meet no other rank.
+COPIES = ("copy out", "copy in")
 _COMPUTATION = (COMPUTE, NONE)
 # Of a CUDA device at most; see `weft.run.launch.worker_start`.
 HARDWARE_QUEUES = 32
@@ -101,11 +103,13 @@ def open_streams(device: torch.device, *, exchanges_in_kernels: bool) -> RankStr
     clock = DeviceClock(accelerator)
     compute = KernelStream("computation", accelerator, clock)
     reading = CopyQueue("results", accelerator)
-    if exchanges_in_kernels:
-        return RankStreams(
-            compute, lambda name: KernelStream(name, accelerator, clock, accelerator.stream()), reading
-        )
-    return RankStreams(compute, lambda name: CopyQueue(name, accelerator), reading)
+
+    def open_stream(name: str) -> ClosableStream:
+        if exchanges_in_kernels or name in COPIES:
+            return KernelStream(name, accelerator, clock, accelerator.stream())
+        return CopyQueue(name, accelerator)
+
+    return RankStreams(compute, open_stream, reading)
 
 
 def require_queues(program: RankProgram) -> None:

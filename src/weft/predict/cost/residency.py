@@ -46,6 +46,17 @@ class ResidentBytes:
     hook: Callable[[Pricing], Held]
 
 
+@dataclass(frozen=True, kw_only=True)
+class LiveBytes:
+    """Bytes that a method's instructions free or take; a method contributes them.
+
+    `hook` returns the change at the end of every instruction, with slack; each cycle adds up to 0.
+    """
+
+    what: str
+    hook: Callable[[Pricing], Ints]
+
+
 def base_bytes(pricing: Pricing) -> Ints:
     """Return the bytes that all methods keep all the time, with slack; shape (ranks,)."""
     held = np.zeros(pricing.program.ranks, dtype=np.int64)
@@ -69,6 +80,8 @@ def live_bytes(pricing: Pricing) -> Ints:
             change[rows] += changes[
                 columns.stage[rows], pricing.placed.device_set_of_rank[columns.rank[rows]]
             ]
+    for one in parts(LiveBytes):
+        change += one.hook(pricing)
     return change + _message_changes(pricing) + _border_changes(pricing)
 
 

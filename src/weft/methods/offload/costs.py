@@ -1,0 +1,77 @@
+"""The time of copies over the host link of a device, and the memory that they free and take again."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.describe.catalogue import host_bytes_per_s
+from weft.methods.offload.kinds import RELEASE, ROOM, owed_by
+from weft.methods.offload.sizes import input_bytes, state_bytes
+from weft.predict.cost.hooks import CostOf, Taken, by_table, takes_nothing
+from weft.predict.cost.memory import with_slack
+from weft.predict.cost.pricing import Pricing
+from weft.predict.cost.residency import Held, LiveBytes, ResidentBytes, per_place
+from weft.program.arrays import Ints
+from weft.program.program import NONE
+
+# nvbandwidth measures 24.8 GB/s of the 32 GB/s of PCI Express 4 x16 (A100 SXM, pinned memory).
+EFFICIENCY = 0.78
+# From one measurement to another machine; both directions at once reach less on some hosts.
+SPREAD = 0.25
+# One asynchronous copy's start.
+LATENCY_S = 10e-6
+
+
+def _moved(pricing: Pricing, rows: Ints) -> Ints:
+    """Return the bytes that each row moves, frees or takes on its rank, without slack."""
+    columns, plan, graph = pricing.program.columns, pricing.plan, pricing.model.graph
+    stages = range(len(plan.stages))
+    kept = per_place(pricing, pricing.model.compute.kept_bytes)
+    staying = np.array([input_bytes(plan, graph, stage) for stage in stages], dtype=np.int64)
+    leaving = np.maximum(kept - staying[:, None], 0)
+    states = np.array([state_bytes(plan, graph, stage) for stage in stages], dtype=np.int64)
+    stage, of_rank = columns.stage[rows], pricing.placed.device_set_of_rank[columns.rank[rows]]
+    moved: Ints = np.where(columns.micro_batch[rows] == NONE, states[stage], leaving[stage, of_rank])
+    return moved
+
+
+def _copy(pricing: Pricing, rows: Ints) -> Taken:
+    sets = pricing.placed.device_set_of_rank[pricing.program.columns.rank[rows]]
+
+    def copy_s(devices: int, moved_bytes: int) -> tuple[float, float, float]:
+        slowest = min(host_bytes_per_s(device) for device in pricing.placed.device_sets[devices])
+        return LATENCY_S + moved_bytes / (EFFICIENCY * slowest), 0.0, 0.0
+
+    taken = by_table(copy_s, sets, _moved(pricing, rows))
+    return taken._replace(spread=SPREAD, sources=frozenset({"host links of data sheets"}))
+
+
+def _live(pricing: Pricing) -> Ints:
+    kind = pricing.program.columns.kind
+    change = np.zeros(len(kind), dtype=np.int64)
+    for code, sign in ((RELEASE, -1), (ROOM, 1)):
+        rows = np.flatnonzero(kind == code)
+        if len(rows):
+            change[rows] = sign * with_slack(_moved(pricing, rows))
+    return change
+
+
+def _away(pricing: Pricing) -> Held:
+    """Return the states that ranks do not hold all the time, as negative bytes."""
+    held = np.zeros(pricing.program.ranks, dtype=np.int64)
+    for stage in owed_by(pricing.program).states:
+        held[pricing.placed.ranks_of_stage[stage].ravel()] -= state_bytes(
+            pricing.plan, pricing.model.graph, stage
+        )
+    return Held(held)
+
+
+COSTS = (
+    *(
+        CostOf(kind=kind, hook=_copy)
+        for kind in ("store_states", "load_states", "store_activations", "load_activations")
+    ),
+    *(CostOf(kind=kind, hook=takes_nothing) for kind in ("release", "room")),
+    ResidentBytes(what="optimizer states in host memory", hook=_away),
+    LiveBytes(what="copies from and to host memory", hook=_live),
+)
