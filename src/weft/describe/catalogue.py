@@ -78,24 +78,6 @@ def find_device(name: str, where: str) -> CatalogueEntry:
     return entry
 
 
-def host_bytes_per_s(device: Device) -> float:
-    """Return the peak bandwidth of a device's link to host memory in one direction, in bytes/s.
-
-    A device that is its own host copies within its memory, which reads and writes each byte.
-
-    Raises:
-        InputError: for a device outside the catalogue that does not say it.
-    """
-    if device.host_bytes_per_s is not None:
-        return device.host_bytes_per_s
-    if device.synchronous:
-        return device.memory_bytes_per_s / 2
-    entry = catalogue().get(device.name)
-    if entry is None:
-        raise InputError(Violation(f"device.{device.name}.host_bandwidth", "missing", "32 GB/s"))
-    return entry.host_bytes_per_s
-
-
 def _entry(name: str, record: Mapping[str, Any]) -> CatalogueEntry:
     return CatalogueEntry(
         device=Device(

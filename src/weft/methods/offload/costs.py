@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from weft.describe.catalogue import host_bytes_per_s
+from weft.describe.plan import Choice
 from weft.methods.offload.kinds import RELEASE, ROOM, owed_by
+from weft.methods.offload.options import offloaded
 from weft.methods.offload.sizes import input_bytes, state_bytes
 from weft.predict.cost.hooks import CostOf, Taken, by_table, takes_nothing
+from weft.predict.cost.host_link import SOURCE, SPREAD, host_copy_s
 from weft.predict.cost.memory import with_slack
 from weft.predict.cost.pricing import Pricing
-from weft.predict.cost.residency import Held, LiveBytes, ResidentBytes, per_place
+from weft.predict.cost.residency import Held, KeptAway, LiveBytes, ResidentBytes, per_place
 from weft.program.arrays import Ints
 from weft.program.program import NONE
-
-# nvbandwidth measures 24.8 GB/s of the 32 GB/s of PCI Express 4 x16 (A100 SXM, pinned memory).
-EFFICIENCY = 0.78
-# From one measurement to another machine; both directions at once reach less on some hosts.
-SPREAD = 0.25
-# One asynchronous copy's start.
-LATENCY_S = 10e-6
 
 
 def _moved(pricing: Pricing, rows: Ints) -> Ints:
@@ -39,11 +36,11 @@ def _copy(pricing: Pricing, rows: Ints) -> Taken:
     sets = pricing.placed.device_set_of_rank[pricing.program.columns.rank[rows]]
 
     def copy_s(devices: int, moved_bytes: int) -> tuple[float, float, float]:
-        slowest = min(host_bytes_per_s(device) for device in pricing.placed.device_sets[devices])
-        return LATENCY_S + moved_bytes / (EFFICIENCY * slowest), 0.0, 0.0
+        each = (host_copy_s(device, moved_bytes) for device in pricing.placed.device_sets[devices])
+        return max(each), 0.0, 0.0
 
     taken = by_table(copy_s, sets, _moved(pricing, rows))
-    return taken._replace(spread=SPREAD, sources=frozenset({"host links of data sheets"}))
+    return taken._replace(spread=SPREAD, sources=frozenset({SOURCE}))
 
 
 def _live(pricing: Pricing) -> Ints:
@@ -66,6 +63,11 @@ def _away(pricing: Pricing) -> Held:
     return Held(held)
 
 
+def _stages_away(methods: Sequence[Choice], stages: int) -> tuple[Sequence[int], Sequence[int]]:
+    of = offloaded(methods, stages)
+    return of.states, of.activations
+
+
 COSTS = (
     *(
         CostOf(kind=kind, hook=_copy)
@@ -73,5 +75,6 @@ COSTS = (
     ),
     *(CostOf(kind=kind, hook=takes_nothing) for kind in ("release", "room")),
     ResidentBytes(what="optimizer states in host memory", hook=_away),
+    KeptAway(what="offload of optimizer states or activations", stages=_stages_away),
     LiveBytes(what="copies from and to host memory", hook=_live),
 )

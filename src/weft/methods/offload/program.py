@@ -133,7 +133,6 @@ def _move_activations(columns: Columns, rows: Ints, stages: tuple[int, ...], add
 
 def _move_states(columns: Columns, rows: Ints, steps: list[int], added: _Added) -> None:
     """Add the moves of a device's states; `rows` are its computations, `steps` the steps that need them."""
-    releases: list[int] = []
     for turn, step in enumerate(steps):
         of = int(columns.stage[step]), int(columns.replica[step]), NONE
         # One computation after a device's last but one hides the copies of the first stages.
@@ -144,14 +143,11 @@ def _move_states(columns: Columns, rows: Ints, steps: list[int], added: _Added) 
         soon = turn < len(steps) - RESIDENT_STATES
         after = steps[turn + RESIDENT_STATES - 1] if soon else int(rows[0])
         release = added.row(RELEASE, of, after, _RELEASE)
-        releases.append(release)
         added.edge(store, release, 0 if soon else 1)
         added.edge(release, store, 1 if soon else 0)
         for source, target in ((room, load), (load, step), (step, store), (load, store)):
             added.edge(source, target)
         added.edge(store, load, 1)
-        if turn >= RESIDENT_STATES:
-            added.edge(releases[turn - RESIDENT_STATES], load)
 
 
 def _put_in(pipeline: LoweredPipeline, options: OffloadOptions, added: _Added) -> LoweredPipeline:

@@ -19,15 +19,14 @@ AGREED = "replicas that step by themselves average their states for checkpoints,
 
 
 def _impossible(job: Job, layout: Layout) -> str | None:
-    for one in problems_of(job.methods, layout.recomputes, job.optimizer):
+    for one in problems_of(layout.methods_beside(job.methods), layout.recomputes, job.optimizer):
         return f"{one.where}: {one.problem}; nearest: {one.nearest}"
     return None
 
 
 def _averaged(job: Job, layout: Layout) -> str | None:
-    if not offloaded(job.methods, layout.stages).states or not keeps_gradients_local(
-        Choice(name=layout.sync)
-    ):
+    methods = layout.methods_beside(job.methods)
+    if not offloaded(methods, layout.stages).states or not keeps_gradients_local(Choice(name=layout.sync)):
         return None
     return f"{NAME}.{STATES}: {AGREED}; nearest sync.method: dense"
 

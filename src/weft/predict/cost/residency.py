@@ -17,7 +17,7 @@ from weft.bundles import parts
 from weft.describe.amount import Shape
 from weft.describe.device import Device
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import Recompute
+from weft.describe.plan import Choice, Recompute
 from weft.predict.cost.memory import with_slack
 from weft.predict.cost.pricing import Pricing
 from weft.program.arrays import Ints
@@ -44,6 +44,18 @@ class ResidentBytes:
 
     what: str
     hook: Callable[[Pricing], Held]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptAway:
+    """Bytes that a method keeps off devices, for lower bounds of their memory; the method contributes it.
+
+    `stages` gets the methods of a plan and its number of stages. It returns the stages whose optimizer states
+    are off their devices most of the time, and the stages whose activations are.
+    """
+
+    what: str
+    stages: Callable[[Sequence[Choice], int], tuple[Sequence[int], Sequence[int]]]
 
 
 @dataclass(frozen=True, kw_only=True)
