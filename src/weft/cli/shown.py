@@ -9,7 +9,13 @@ from cyclopts import Parameter
 
 from weft.cli.output import Json, console, print_json, print_timeline
 from weft.cli.schedules import schedule
-from weft.cli.tables.plan import breakdown_text, cluster_table, memory_bars, stages_table
+from weft.cli.tables.plan import (
+    breakdown_text,
+    cluster_table,
+    host_memory_text,
+    memory_bars,
+    stages_table,
+)
 from weft.describe.run_file import load_run
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
@@ -78,11 +84,19 @@ def show(
     out.print(stages_table(planned), highlight=False)
     memory = [cluster.device_of(rank).memory_bytes for rank in range(plan.ranks)]
     out.print(memory_bars(planned.prediction.peak_bytes, memory))
+    _print_host_memory(planned)
     out.print(f"a step of {_predicted_step(planned)}: {_breakdown(planned)}")
     print_timeline(planned.predicted.simulation.timeline, svg, f"{plan.model}, predicted step")
     if report is not None:
         write_whole(report, show_page(planned))
         out.print(f"wrote {report}", highlight=False)
+
+
+def _print_host_memory(planned: PlannedJob) -> None:
+    """Print what ranks keep in the memory of their hosts, if they keep something."""
+    held = planned.in_host_memory
+    if held:
+        console().print(host_memory_text(held, planned.problem.job.cluster), highlight=False)
 
 
 def _breakdown(planned: PlannedJob) -> str:
@@ -130,6 +144,7 @@ def simulate(
         f"bubble {record['bubble_fraction']:.1%}, peak {format_bytes(max(record['peak_bytes']))}, "
         f"{record['instructions']} instructions simulated in {format_seconds(record['simulate_s'])}"
     )
+    _print_host_memory(planned)
     out.print(_breakdown(planned))
     print_timeline(planned.predicted.simulation.timeline, svg, f"{planned.plan.model}, predicted step")
 

@@ -19,6 +19,7 @@ def simulation_record(planned: PlannedJob, predicted: PredictedStep) -> dict[str
     """Return the JSON answer; seconds, bytes and counts."""
     simulation = predicted.simulation
     kinds = planned.program.columns.kind[planned.program.columns.rank == 0]
+    in_host = {name: held.tolist() for name, held in planned.in_host_memory.items()}
     return {
         "plan_id": planned.plan.plan_id,
         "step_s": simulation.step_s,
@@ -30,6 +31,7 @@ def simulation_record(planned: PlannedJob, predicted: PredictedStep) -> dict[str
         "peak_in_flight": peak_in_flight(planned.program),
         "peak_bytes": [int(value) for value in simulation.peak_bytes],
         "peak_instruction": [_named(planned, position) for position in simulation.peak_positions.tolist()],
+        **({"host_bytes": in_host} if in_host else {}),
         "gathers": int((kinds == KINDS.code("gather")).sum()),
         "reduces": int((kinds == KINDS.code("reduce")).sum()),
         "instructions": simulation.instructions,

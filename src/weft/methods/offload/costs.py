@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from weft.describe.plan import Choice
-from weft.methods.offload.kinds import RELEASE, ROOM, owed_by
-from weft.methods.offload.options import offloaded
+from weft.methods.offload.kinds import LOAD_ACTIVATIONS, RELEASE, ROOM, STORE_ACTIVATIONS, owed_by
+from weft.methods.offload.options import ACTIVATIONS, STATES, offloaded
 from weft.methods.offload.sizes import input_bytes, state_bytes
 from weft.predict.cost.hooks import CostOf, Taken, by_table, takes_nothing
 from weft.predict.cost.host_link import SOURCE, SPREAD, host_copy_s
@@ -16,6 +16,7 @@ from weft.predict.cost.memory import with_slack
 from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import Held, KeptAway, LiveBytes, ResidentBytes, per_place
 from weft.program.arrays import Ints
+from weft.program.kinds import is_any_of
 from weft.program.program import NONE
 
 
@@ -68,6 +69,17 @@ def _stages_away(methods: Sequence[Choice], stages: int) -> tuple[Sequence[int],
     return of.states, of.activations
 
 
+def _in_host(pricing: Pricing) -> Mapping[str, Ints]:
+    """Return the most bytes of each rank in host memory; buffers of states stay there during the step."""
+    columns = pricing.program.columns
+    stores = np.flatnonzero(is_any_of(columns.kind, (STORE_ACTIVATIONS, LOAD_ACTIVATIONS)))
+    change = np.where(columns.kind[stores] == STORE_ACTIVATIONS, 1, -1) * _moved(pricing, stores)
+    held = {STATES: -_away(pricing).value, ACTIVATIONS: np.zeros(pricing.program.ranks, dtype=np.int64)}
+    for rank in np.unique(columns.rank[stores]).tolist():
+        held[ACTIVATIONS][rank] = np.cumsum(change[columns.rank[stores] == rank]).max()
+    return {word: one for word, one in held.items() if one.any()}
+
+
 COSTS = (
     *(
         CostOf(kind=kind, hook=_copy)
@@ -75,6 +87,6 @@ COSTS = (
     ),
     *(CostOf(kind=kind, hook=takes_nothing) for kind in ("release", "room")),
     ResidentBytes(what="optimizer states in host memory", hook=_away),
-    KeptAway(what="offload of optimizer states or activations", stages=_stages_away),
+    KeptAway(what="offload of optimizer states or activations", stages=_stages_away, held=_in_host),
     LiveBytes(what="copies from and to host memory", hook=_live),
 )

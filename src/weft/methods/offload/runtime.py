@@ -78,7 +78,7 @@ class MovedStorage:
     """The memory under tensors that autograd has saved; None while it is in host memory alone."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
-        self._device, self._bytes = storage.device, storage.nbytes()
+        self._device, self.bytes = storage.device, storage.nbytes()
         self._host: torch.Tensor | None = None
         self.storage: torch.UntypedStorage | None = storage
 
@@ -90,7 +90,7 @@ class MovedStorage:
         self.storage = None
 
     def take_room(self) -> None:
-        self.storage = torch.empty(self._bytes, dtype=torch.uint8, device=self._device).untyped_storage()
+        self.storage = torch.empty(self.bytes, dtype=torch.uint8, device=self._device).untyped_storage()
 
     def load(self) -> None:
         assert self._host is not None, "a load follows its store"

@@ -48,14 +48,16 @@ class ResidentBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptAway:
-    """Bytes that a method keeps off devices, for lower bounds of their memory; the method contributes it.
+    """Bytes that a method keeps in host memory; the method contributes it.
 
-    `stages` gets the methods of a plan and its number of stages. It returns the stages whose optimizer states
-    are off their devices most of the time, and the stages whose activations are.
+    `stages` gets the methods of a plan and its number of stages, for lower bounds of memory. It returns the
+    stages whose optimizer states are off their devices most of the time, and the stages whose activations
+    are. `held` returns the most bytes in host memory, by name, each of shape (ranks,).
     """
 
     what: str
     stages: Callable[[Sequence[Choice], int], tuple[Sequence[int], Sequence[int]]]
+    held: Callable[[Pricing], Mapping[str, Ints]]
 
 
 @dataclass(frozen=True, kw_only=True)
