@@ -44,7 +44,7 @@ from weft.predict.cost.host_link import EFFICIENCY, LATENCY_S
 from weft.predict.cost.price import Priced, price
 from weft.predict.simulator import simulate
 from weft.program.build import build_training_program
-from weft.program.kinds import BACKWARD, BACKWARD_INPUT, COMPUTATIONS, FORWARD
+from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, COMPUTATIONS, FORWARD
 from weft.program.program import NONE, Program
 from weft.program.schedules import get_schedule
 from weft.program.verify import verify
@@ -104,20 +104,20 @@ def test_states_are_loaded_for_each_step_and_stored_after_it(
         rows = columns.kind == kind
         assert sorted(set(columns.stage[rows].tolist())) == list(drawn[1].states)
         assert (columns.bytes[rows] == 100 + columns.stage[rows]).all()
-    resident = [len(one) for one in _resident(program, states=True)]
+    resident = [len(held) for _, held in _residents(program, states=True)]
     assert max(resident, default=0) <= RESIDENT_STATES
 
 
 @given(chosen())
-def test_activations_leave_unless_their_backward_pass_comes_soon(
+def test_activations_leave_unless_their_backward_pass_comes_soon_or_the_device_holds_as_many(
     drawn: tuple[Case, Offloaded, Sharding],
 ) -> None:
     case, stages, sharding = drawn
-    program = program_of(case, stages, sharding)
+    program, plain = program_of(case, stages, sharding), program_of(case, Offloaded(), sharding)
     columns = program.columns
-    for first, end in pairwise(program.rank_starts.tolist()):
+    for rank, (first, end) in enumerate(pairwise(program.rank_starts.tolist())):
         place = 0
-        began: dict[tuple[int, int, int], int] = {}
+        began: dict[tuple[int, ...], int] = {}
         late = set()
         for row in range(first, end):
             if columns.kind[row] not in COMPUTATIONS:
@@ -131,7 +131,16 @@ def test_activations_leave_unless_their_backward_pass_comes_soon(
         mine = np.arange(first, end)
         stored = mine[columns.kind[mine] == STORE_ACTIVATIONS]
         keys = zip(columns.stage[stored], columns.replica[stored], columns.micro_batch[stored], strict=True)
-        assert set(keys) == {key for key in late if key[0] in stages.activations}
+        leave = {tuple(map(int, key)) for key in keys}
+        assert leave in (set(), {key for key in late if key[0] in stages.activations})
+        kept, moved = (_most(one, rank) for one in (plain, program))
+        assert moved < kept if leave else moved == kept
+        if not leave and late and stages.activations == tuple(range(case[2])) and "zb" not in case[0]:
+            assert kept <= 4
+
+
+def _most(program: Program, rank: int) -> int:
+    return max(len(held) for one, held in _residents(program, states=False) if one == rank)
 
 
 @given(st.sampled_from(("gpipe", "1f1b")), st.integers(1, 4), st.integers(1, 12))
@@ -140,14 +149,13 @@ def test_a_device_holds_few_micro_batches_however_many_it_has_in_flight(
 ) -> None:
     case = schedule, devices, devices, (micro_batches,), 1
     program = program_of(case, Offloaded(activations=tuple(range(devices))))
-    assert max(len(one) for one in _resident(program, states=False)) <= 4
+    assert max(len(held) for _, held in _residents(program, states=False)) <= 4
 
 
-def _resident(program: Program, *, states: bool) -> Iterator[set[tuple[int, ...]]]:
-    """What is in a device's memory after each row of its computations, of offloaded states or of
-    activations."""
+def _residents(program: Program, *, states: bool) -> Iterator[tuple[int, set[tuple[int, ...]]]]:
+    """What is in each rank's memory after each of its computations, of offloaded states or of activations."""
     columns = program.columns
-    for first, end in pairwise(program.rank_starts.tolist()):
+    for rank, (first, end) in enumerate(pairwise(program.rank_starts.tolist())):
         held: set[tuple[int, ...]] = set()
         for _ in range(2):
             for row in range(first, end):
@@ -157,9 +165,9 @@ def _resident(program: Program, *, states: bool) -> Iterator[set[tuple[int, ...]
                     (held.add if kind == ROOM else held.discard)(key)
                 elif not states and kind == FORWARD:
                     held.add(key)
-                elif not states and kind in (BACKWARD, BACKWARD_INPUT):
+                elif not states and kind in (BACKWARD, BACKWARD_WEIGHT):
                     held.discard(key)
-                yield held
+                yield rank, held
 
 
 SMALL = ("breadth-first", 2, 6, (3,), 1)
@@ -254,7 +262,8 @@ def test_the_peak_falls_alike_over_every_link_and_a_slow_one_lengthens_the_step(
         simulate(program, replace(found.costs, occupancy=np.where(copies, factor * times, times)))
         for factor in (1, 100)
     )
-    assert fast.step_s == kept.step_s < slow.step_s
+    assert fast.step_s == pytest.approx(kept.step_s, rel=1e-4)
+    assert slow.step_s > 1.5 * kept.step_s
     assert (fast.peak_bytes < kept.peak_bytes).all()
     assert fast.peak_bytes.tolist() == slow.peak_bytes.tolist()
 

@@ -13,6 +13,7 @@ from weft.methods.offload.sizes import input_bytes, state_bytes
 from weft.predict.cost.hooks import CostOf, Taken, by_table, takes_nothing
 from weft.predict.cost.host_link import SOURCE, SPREAD, host_copy_s
 from weft.predict.cost.memory import with_slack
+from weft.predict.cost.price import TICK_S
 from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import Held, KeptAway, LiveBytes, ResidentBytes, per_place
 from weft.program.arrays import Ints
@@ -42,6 +43,11 @@ def _copy(pricing: Pricing, rows: Ints) -> Taken:
 
     taken = by_table(copy_s, sets, _moved(pricing, rows))
     return taken._replace(spread=SPREAD, sources=frozenset({SOURCE}))
+
+
+def _after_what_is_freed(pricing: Pricing, rows: Ints) -> Taken:
+    """Return one tick for each row: a device frees memory first, and takes room for a copy out of it."""
+    return takes_nothing(pricing, rows)._replace(occupancy=np.full(len(rows), TICK_S))
 
 
 def _live(pricing: Pricing) -> Ints:
@@ -85,7 +91,8 @@ COSTS = (
         CostOf(kind=kind, hook=_copy)
         for kind in ("store_states", "load_states", "store_activations", "load_activations")
     ),
-    *(CostOf(kind=kind, hook=takes_nothing) for kind in ("release", "room")),
+    CostOf(kind="release", hook=takes_nothing),
+    CostOf(kind="room", hook=_after_what_is_freed),
     ResidentBytes(what="optimizer states in host memory", hook=_away),
     KeptAway(what="offload of optimizer states or activations", stages=_stages_away, held=_in_host),
     LiveBytes(what="copies from and to host memory", hook=_live),

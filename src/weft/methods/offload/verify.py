@@ -6,7 +6,8 @@ the copies exist, and that a device takes memory for few of them at a time.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections import Counter
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -24,7 +25,14 @@ from weft.program.arrays import Ints
 from weft.program.checks.obligations import check_runs
 from weft.program.checks.report import name, rows_of, violations
 from weft.program.codes import codes
-from weft.program.kinds import BACKWARD, BACKWARD_INPUT, COMPUTATIONS, FORWARD, is_any_of
+from weft.program.kinds import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    COMPUTATIONS,
+    FORWARD,
+    is_any_of,
+)
 from weft.program.program import NONE, Columns, Program
 
 # A device has the states of two stages: one is stepped, the other copied.
@@ -37,17 +45,42 @@ LEAST_APART = 4
 def leave(columns: Columns, rows: Ints, stages: tuple[int, ...]) -> list[tuple[int, int]]:
     """Return the places in `rows` of the forward and backward passes between which activations leave.
 
-    `rows` are the computations of one device in one step, in order.
+    `rows` are the computations of one device in one step, in order. None leave where the device would hold
+    as many micro-batches as without offload.
     """
-    kind = columns.kind[rows]
-    place = np.arange(len(rows))
-    starts = (kind == FORWARD) & np.isin(columns.stage[rows], stages)
-    ends = is_any_of(kind, (BACKWARD, BACKWARD_INPUT)) & np.isin(columns.stage[rows], stages)
-    key = codes(columns.stage[rows], columns.replica[rows], columns.micro_batch[rows])
-    forward_of = dict(zip(key[starts].tolist(), place[starts].tolist(), strict=True))
-    pairs = zip(key[ends].tolist(), place[ends].tolist(), strict=True)
-    found = [(forward_of[one], backward) for one, backward in pairs if one in forward_of]
-    return [(forward, backward) for forward, backward in found if backward - forward >= LEAST_APART]
+    place, key = (
+        np.arange(len(rows)),
+        codes(columns.stage[rows], columns.replica[rows], columns.micro_batch[rows]),
+    )
+
+    def places_of(*kinds: int) -> dict[int, int]:
+        found = is_any_of(columns.kind[rows], kinds)
+        return dict(zip(key[found].tolist(), place[found].tolist(), strict=True))
+
+    begins, ends = places_of(FORWARD), places_of(BACKWARD, BACKWARD_INPUT)
+    frees = places_of(BACKWARD, BACKWARD_WEIGHT)
+    chosen = np.isin(columns.stage[rows], stages)
+    moved = {
+        one: (begins[one], end)
+        for one, end in ends.items()
+        if chosen[end] and end - begins[one] >= LEAST_APART
+    }
+    # Two points for each computation: its end, and what is freed and taken then. A forward pass takes memory
+    # at its end, and the pass that frees it has it until its end.
+    kept = {one: (2 * begins[one], 2 * frees[one]) for one in ends}
+    left = [span for one, span in kept.items() if one not in moved]
+    left += [(2 * begin, 2 * (begin + 1) + 1) for begin, _ in moved.values()]
+    left += [(2 * (end - 2) + 1, 2 * frees[one]) for one, (_, end) in moved.items()]
+    return list(moved.values()) if _most_at_once(left) < _most_at_once(list(kept.values())) else []
+
+
+def _most_at_once(spans: list[tuple[int, int]]) -> int:
+    """Return the most of these spans [first, end) that overlap."""
+    change: Counter[int] = Counter()
+    for first, end in spans:
+        change[first] += 1
+        change[end] -= 1
+    return max(accumulate(change[place] for place in sorted(change)), default=0)
 
 
 def check_offload(program: Program, owed: Offloads | None) -> list[Violation]:
