@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ from weft.methods.offload.program import OffloadOptions
 from weft.methods.offload.verify import RESIDENT_STATES
 from weft.moves.registry import all_moves
 from weft.planning.compile import compile_plan
+from weft.planning.planned import plan_run
 from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.host_link import EFFICIENCY, LATENCY_S
 from weft.predict.cost.price import Priced, price
@@ -344,3 +346,31 @@ def test_moves_offload_what_stays_and_only_that() -> None:
         [other] = [one for one in ("offload optimizer states", "offload activations") if one != name]
         both = all_moves()[other].apply(after)
         assert dict(both.methods[0].options) == {"states": True, "activations": True}
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "offload.md"
+JOB = {
+    "model": {"preset": "llama-3-8b"},
+    "task": {"kind": "causal-lm", "data": "python-stdlib", "sequence": 4096},
+    "train": {"global_batch": 64, "steps": 1, "precision": "bf16"},
+    "plan": {"pp": 8, "dp": 1, "tp": 1, "schedule": "1f1b", "micro_batch_size": 1, "recompute": "none"},
+}
+
+
+@pytest.mark.parametrize("machines", ["8xh100-80gb", "8xgh200-96gb"])
+def test_the_page_has_these_figures(machines: str) -> None:
+    rows = [
+        line.strip("| ").split(" | ") for line in PAGE.read_text().split("<!-- figures -->")[1].splitlines()
+    ]
+    rows = [row for row in rows if row[0] == machines]
+    planned = plan_run(parse_run({**JOB, "cluster": {"use": machines}}))
+    assert len(rows) >= 2
+    for _, words, step, peak, host in rows:
+        options = {} if words == "nothing" else dict.fromkeys(words.split(", "), True)
+        plan = offloading(planned.plan, **options) if options else planned.plan
+        job = replace(planned, plan=plan)
+        held = sum(job.in_host_memory.values()) if options else np.zeros(1)
+        prediction = job.predicted.prediction
+        found = (prediction.step_s, max(prediction.peak_bytes) / 1e9, held.max() / 1e9)
+        shown = f"{found[0]:.2f} s", f"{found[1]:.1f} GB", f"{found[2]:.3g} GB"
+        assert (step, peak, host) == shown

@@ -1,13 +1,13 @@
 """The copies to and from host memory of a device, and the places where memory is freed and taken.
 
 Activations of a micro-batch are stored after its forward pass and loaded before its backward pass. The copy
-back overlaps the computation before that pass: a prefetch distance of one. The device frees the memory one
-computation after the forward pass, and waits for the copy if it is late. So a device holds the activations of
-few micro-batches whatever the speed of its link. Micro-batches whose backward pass comes soon stay.
+back overlaps the computation before that pass: the prefetch distance is one. The device frees the memory one
+computation after the forward pass, and waits for a late copy. So a device holds the activations of few
+micro-batches over a link of any speed. Micro-batches with an early backward pass stay.
 
-States are loaded during the device's last computation of a step, and stored after the stage's step (Ren et
-al., ZeRO-Offload, arXiv 2101.06840, without computation on the host). A device with several stages has the
-states of two of them at a time; the last two are freed after the first computation of the next step.
+States are loaded during the device's last computation of a step, and stored after the stage's step. Ren et
+al. (ZeRO-Offload, arXiv 2101.06840) move them, too, but compute on the host. A device with several stages has
+the states of two of them at a time. The last two are freed after the first computation of the next step.
 """
 
 from __future__ import annotations

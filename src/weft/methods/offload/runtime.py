@@ -121,7 +121,7 @@ class SavedView:
 
 
 class MovedActivations:
-    """What a forward pass of one micro-batch has saved, without the tensors that stay."""
+    """The storages that a forward pass of one micro-batch has saved, without those that stay."""
 
     def __init__(self, staying: Iterable[torch.Tensor]) -> None:
         self._staying = {_address(one) for one in staying}
@@ -153,7 +153,7 @@ def unpack(saved: torch.Tensor | SavedView) -> torch.Tensor:
 
 
 class Offload(MethodState):
-    """What one rank moves."""
+    """The moved states and activations of one rank."""
 
     def __init__(self, making: Making) -> None:
         owed, columns = making.program.obligations.methods[NAME], making.program.columns

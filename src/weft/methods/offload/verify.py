@@ -1,7 +1,7 @@
 """The checks that a program offloads what it owes, and holds no more than that allows.
 
-The values of `kinds` prove that each load follows its store and each use its load. The checks here prove that
-the copies exist, and that a device takes memory for few of them at a time.
+The values of `kinds` prove that each load follows its store and each use its load. These checks prove that
+the copies exist. They also prove that a device frees memory before it takes it again.
 """
 
 from __future__ import annotations

@@ -50,9 +50,11 @@ class ResidentBytes:
 class KeptAway:
     """Bytes that a method keeps in host memory; the method contributes it.
 
-    `stages` gets the methods of a plan and its number of stages, for lower bounds of memory. It returns the
-    stages whose optimizer states are off their devices most of the time, and the stages whose activations
-    are. `held` returns the most bytes in host memory, by name, each of shape (ranks,).
+    Attributes:
+        what: the method's part of a plan, in words.
+        stages: gets the methods of a plan and its number of stages. It returns the stages whose optimizer
+            states are mostly off their devices, and those whose activations are. Lower bounds use it.
+        held: returns the most bytes in host memory, by name, each of shape (ranks,).
     """
 
     what: str
