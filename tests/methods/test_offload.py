@@ -20,6 +20,7 @@ from program.layouts import asked, pipelines, schedule_layout
 from program.mutations import without_edge, without_row
 from program.rendezvous import stuck_rows
 
+from weft.cli.tables.plan import host_memory_text
 from weft.describe.families import layer_graph
 from weft.describe.optimizers import PLAIN_SGD
 from weft.describe.plan import Choice, Plan, Sharding
@@ -34,6 +35,7 @@ from weft.methods.offload.kinds import (
     ROOM,
     STORE_ACTIVATIONS,
     STORE_STATES,
+    Offloads,
 )
 from weft.methods.offload.options import Offloaded
 from weft.methods.offload.program import OffloadOptions
@@ -41,6 +43,7 @@ from weft.methods.offload.verify import RESIDENT_STATES
 from weft.moves.registry import all_moves
 from weft.planning.compile import compile_plan
 from weft.planning.planned import plan_run
+from weft.planning.simulation_record import simulation_record
 from weft.predict.cost.cost_model import CostModel
 from weft.predict.cost.host_link import EFFICIENCY, LATENCY_S
 from weft.predict.cost.price import Priced, price
@@ -50,6 +53,7 @@ from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, COMPUT
 from weft.program.program import NONE, Program
 from weft.program.schedules import get_schedule
 from weft.program.verify import verify
+from weft.timeline.breakdown import COPIES
 
 GRAPH = layer_graph(MODEL)
 HOST_BYTES_PER_S = 32e9
@@ -187,8 +191,16 @@ def test_a_program_without_one_wait_of_a_copy_is_refused() -> None:
         assert verify(without_edge(program, edge)), " to ".join(map(str, ends))
 
 
+@pytest.mark.parametrize("owed", [Offloads(states=(1,)), Offloads(activations=(1,))])
+def test_a_program_that_keeps_what_it_owes_to_the_host_is_refused(owed: Offloads) -> None:
+    program = program_of(SMALL, Offloaded())
+    methods = {**program.obligations.methods, "offload": owed}
+    assert verify(replace(program, obligations=replace(program.obligations, methods=methods)))
+
+
 def test_a_program_without_one_copy_is_refused() -> None:
     program = program_of(SMALL, ALL)
+    assert verify(program) == []
     for row in np.flatnonzero(np.isin(program.columns.kind, ADDED)).tolist():
         assert verify(without_row(program, row)), program.instruction(row)
 
@@ -225,32 +237,45 @@ def test_copies_take_their_bytes_over_the_host_link() -> None:
     assert "host links of data sheets" in found.source
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+@pytest.mark.parametrize(
+    ("schedule", "loops"), [("gpipe", 1), ("1f1b", 1), ("zb-h1", 1), ("breadth-first", 3)]
+)
 @pytest.mark.parametrize("sharding", ["zero-0", "zero-1"])
-def test_memory_falls_by_what_is_away(schedule: str, sharding: str) -> None:
-    """Row by row of a device's computations, it is that without offload less what copies have taken away."""
-    plan = plan_of(GRAPH, MACHINES, pp=2, dp=2, schedule=schedule, micro_batches=6)
+def test_memory_falls_by_what_is_away(schedule: str, loops: int, sharding: str) -> None:
+    """Row by row of a device's computations, it is that without offload less what is in host memory."""
+    plan = plan_of(GRAPH, MACHINES, pp=2, dp=2, loops=loops, schedule=schedule, micro_batches=6)
     plan = plan.model_copy(update={"sharding": sharding})
     (plain, without), (program, found) = priced(plan), priced(offloading(plan, states=True, activations=True))
     columns = program.columns
     assert sum(found.costs.live_bytes) == 0
+    size = {
+        _key(program, row): 1.03 * columns.bytes[row]
+        for row in np.flatnonzero(np.isin(columns.kind, (LOAD_STATES, LOAD_ACTIVATIONS))).tolist()
+    }
     for rank, (first, end) in enumerate(pairwise(program.rank_starts.tolist())):
-        away = found.costs.base_bytes[rank] - without.costs.base_bytes[rank]
-        moved = columns.bytes[(columns.kind == STORE_STATES) & (columns.rank == rank)].sum()
-        assert away == pytest.approx(-1.03 * moved, abs=1)
-        mine = np.arange(first, end)
-        shared = ~np.isin(columns.kind[mine], ADDED)
-        others = np.arange(*plain.rank_starts[rank : rank + 2])
-        difference = np.cumsum(found.costs.live_bytes[mine])[shared] - np.cumsum(
-            without.costs.live_bytes[others]
-        )
-        marks = np.where(columns.kind[mine] == ROOM, 1, np.where(columns.kind[mine] == RELEASE, -1, 0))
-        size = {
-            (int(columns.stage[row]), int(columns.micro_batch[row])): round(1.03 * columns.bytes[row])
-            for row in mine[np.isin(columns.kind[mine], (LOAD_STATES, LOAD_ACTIVATIONS))]
-        }
-        of_row = [size.get((int(columns.stage[row]), int(columns.micro_batch[row])), 0) for row in mine]
-        assert difference == pytest.approx(np.cumsum(marks * of_row)[shared], abs=len(mine))
+        others = iter(range(*plain.rank_starts[rank : rank + 2].tolist()))
+        away = {key for key in size if key[0] == rank and _taken_first(program, key)}
+        moved, kept = int(found.costs.base_bytes[rank]), int(without.costs.base_bytes[rank])
+        for row in range(first, end):
+            moved += int(found.costs.live_bytes[row])
+            kind = int(columns.kind[row])
+            if kind not in ADDED:
+                kept += int(without.costs.live_bytes[next(others)])
+            elif kind in (RELEASE, ROOM):
+                (away.add if kind == RELEASE else away.discard)(_key(program, row))
+            assert kept - moved == pytest.approx(sum(size[key] for key in away), abs=end - first)
+
+
+def _key(program: Program, row: int) -> tuple[int, ...]:
+    columns = program.columns
+    return tuple(int(one[row]) for one in (columns.rank, columns.stage, columns.replica, columns.micro_batch))
+
+
+def _taken_first(program: Program, key: tuple[int, ...]) -> bool:
+    """Whether a cycle takes memory for something before it frees it: it begins in host memory."""
+    marks = np.flatnonzero(np.isin(program.columns.kind, (RELEASE, ROOM))).tolist()
+    first = next(row for row in marks if _key(program, row) == key)
+    return bool(program.columns.kind[first] == ROOM)
 
 
 def test_the_peak_falls_alike_over_every_link_and_a_slow_one_lengthens_the_step() -> None:
@@ -290,6 +315,11 @@ def test_a_device_of_its_own_says_its_host_link() -> None:
         ({}, {"state": True}, "offload.state: 'state' is not one of states, activations"),
         ({}, {}, "offload: names no stages of states or activations"),
         ({"optimizer": PLAIN_SGD}, {"states": True}, "the optimizer keeps no states"),
+        (
+            {"schedule": Choice(name="1f1b")},
+            {"activations": True},
+            "offload.activations: backward passes come so soon",
+        ),
         (
             {"recompute": "full"},
             {"activations": True},
@@ -334,7 +364,7 @@ def test_a_run_file_names_stages_or_all() -> None:
 
 
 def test_moves_offload_what_stays_and_only_that() -> None:
-    before = context()
+    before = context(schedule="gpipe")
     for name, word in (("offload optimizer states", "states"), ("offload activations", "activations")):
         move = all_moves()[name]
         assert move.applies(before) is None
@@ -374,3 +404,23 @@ def test_the_page_has_these_figures(machines: str) -> None:
         found = (prediction.step_s, max(prediction.peak_bytes) / 1e9, held.max() / 1e9)
         shown = f"{found[0]:.2f} s", f"{found[1]:.1f} GB", f"{found[2]:.3g} GB"
         assert (step, peak, host) == shown
+
+
+def test_advice_offloads_states_where_memory_lacks() -> None:
+    with pytest.raises(InputError, match="fits with offload optimizer states: a step of"):
+        plan_run(parse_run({**JOB, "cluster": {"use": "8xa100-40gb"}}))
+
+
+def test_host_memory_and_copies_that_nothing_hides_are_told() -> None:
+    planned = plan_run(parse_run({**JOB, "cluster": {"use": "8xh100-80gb"}}))
+    assert "host_bytes" not in simulation_record(planned, planned.predicted)
+    assert COPIES not in planned.step_breakdown
+    job = replace(planned, plan=offloading(planned.plan, states=True))
+    record = simulation_record(job, job.predicted)
+    # Two fp32 moments of every parameter.
+    parameters = sum(job.problem.job.graph.amounts("parameters", job.plan.shape(0)))
+    assert sum(record["host_bytes"]["states"]) == pytest.approx(8 * parameters, abs=100)
+    assert job.step_breakdown[COPIES] > 0.0
+    assert sum(job.step_breakdown.values()) == pytest.approx(record["step_s"])
+    text = host_memory_text(job.in_host_memory, job.problem.job.cluster)
+    assert text == "in host memory, of the fullest rank: states 11.2 GB; of the fullest node: 64.2 GB"

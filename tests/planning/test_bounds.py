@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from weft.describe.layout import Layout
-from weft.describe.plan import RECOMPUTES
+from weft.describe.plan import RECOMPUTES, Choice
 from weft.describe.prediction import Prediction
 from weft.moves.layout import build_plan, refuse
 from weft.planning.compile import compile_folded, compile_plan
@@ -25,6 +25,13 @@ PROBLEM = problem_of(model="gpt-1m", on="16xa100-40gb", global_batch=16)
 BOUNDS = Bounds(PROBLEM)
 SHARDINGS = ("zero-0", "zero-1", "zero-2", "zero-3")
 
+WORDS = ("states", "activations")
+
+
+def offloading(*words: str) -> tuple[Choice, ...]:
+    return (Choice(name="offload", options=dict.fromkeys(words, True)),)
+
+
 layouts = st.builds(
     Layout,
     pp=st.sampled_from([1, 2, 4]),
@@ -38,6 +45,7 @@ layouts = st.builds(
     island=st.sampled_from([None, 2]),
     recompute=st.sampled_from(["none", "full"]),
     blocking=st.sampled_from([(), ("reductions",)]),
+    methods=st.sampled_from([(), *(offloading(*words) for words in (("states",), WORDS[1:], WORDS))]),
 )
 # Without a pipeline nothing is sent.
 alone = st.builds(

@@ -7,6 +7,7 @@ from functools import partial
 
 from equality_table import Row
 from methods.rows.gradient_norm import Clips
+from methods.rows.micro_batch_norms import TellsNorms
 from one_process import Method
 from small_plans import divisible, tiny
 
@@ -53,6 +54,16 @@ ROWS = (
         precision="fp64",
     ),
     MOVED(tiny(), "gpipe", pp=2, recompute="full", methods=STATES),
+    MOVED(
+        divisible("gpt"),
+        "gpipe",
+        pp=2,
+        dp=2,
+        methods=(*BOTH, TellsNorms()),
+        loss="tokens",
+        same_bits=False,
+        precision="fp64",
+    ),
     MOVED(divisible("gpt"), "gpipe", tp=2, same_bits=False, precision="fp64"),
     MOVED(divisible("llama"), "gpipe", cp=2, tp=2, same_bits=False, precision="fp64"),
     DROPS(tiny(), "gpipe", pp=2),

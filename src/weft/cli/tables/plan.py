@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from rich.table import Table
 from rich.text import Text
 
@@ -76,7 +77,7 @@ def host_memory_text(held: Mapping[str, Ints], cluster: Cluster) -> str:
     """Return what the fullest rank keeps in host memory, by name, and the total of the fullest node."""
     of_rank = ", ".join(f"{name} {format_bytes(int(each.max()))}" for name, each in held.items())
     nodes: Counter[tuple[int, int]] = Counter()
-    for rank, total in enumerate(sum(held.values()).tolist()):
+    for rank, total in enumerate(np.stack([*held.values()]).sum(axis=0).tolist()):
         nodes[cluster.node_of(rank)] += total
     fullest = format_bytes(max(nodes.values()))
     return f"in host memory, of the fullest rank: {of_rank}; of the fullest node: {fullest}"

@@ -17,6 +17,7 @@ from weft.predict.cost.price import TICK_S
 from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import Held, KeptAway, LiveBytes, ResidentBytes, per_place
 from weft.program.arrays import Ints
+from weft.program.codes import codes
 from weft.program.kinds import is_any_of
 from weft.program.program import NONE
 
@@ -60,13 +61,26 @@ def _live(pricing: Pricing) -> Ints:
     return change
 
 
-def _away(pricing: Pricing) -> Held:
-    """Return the states that ranks do not hold all the time, as negative bytes."""
+def _states(pricing: Pricing) -> Ints:
+    """Return the bytes of offloaded states of each rank."""
     held = np.zeros(pricing.program.ranks, dtype=np.int64)
     for stage in owed_by(pricing.program).states:
-        held[pricing.placed.ranks_of_stage[stage].ravel()] -= state_bytes(
-            pricing.plan, pricing.model.graph, stage
-        )
+        size = state_bytes(pricing.plan, pricing.model.graph, stage)
+        held[pricing.placed.ranks_of_stage[stage].ravel()] += size
+    return held
+
+
+def _away(pricing: Pricing) -> Held:
+    """Return the states that are in host memory as a cycle begins, as negative bytes.
+
+    These are taken in the cycle before they are freed. Others are freed first, and so begin on the device.
+    """
+    columns, held = pricing.program.columns, -_states(pricing)
+    marks = np.flatnonzero(is_any_of(columns.kind, (RELEASE, ROOM)) & (columns.micro_batch == NONE))
+    place = codes(columns.rank[marks], columns.stage[marks], columns.replica[marks])
+    _, first = np.unique(place, return_index=True)
+    begin = marks[first][columns.kind[marks[first]] == RELEASE]
+    np.add.at(held, columns.rank[begin], _moved(pricing, begin))
     return Held(held)
 
 
@@ -80,7 +94,7 @@ def _in_host(pricing: Pricing) -> Mapping[str, Ints]:
     columns = pricing.program.columns
     stores = np.flatnonzero(is_any_of(columns.kind, (STORE_ACTIVATIONS, LOAD_ACTIVATIONS)))
     change = np.where(columns.kind[stores] == STORE_ACTIVATIONS, 1, -1) * _moved(pricing, stores)
-    held = {STATES: -_away(pricing).value, ACTIVATIONS: np.zeros(pricing.program.ranks, dtype=np.int64)}
+    held = {STATES: _states(pricing), ACTIVATIONS: np.zeros(pricing.program.ranks, dtype=np.int64)}
     for rank in np.unique(columns.rank[stores]).tolist():
         held[ACTIVATIONS][rank] = np.cumsum(change[columns.rank[stores] == rank]).max()
     return {word: one for word, one in held.items() if one.any()}

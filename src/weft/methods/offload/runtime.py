@@ -44,11 +44,11 @@ class OffloadedStates:
         self._leaving: list[torch.Tensor] = []
 
     def store(self) -> None:
-        """Copy all states to the host; their memory stays until `release`. Counts of steps do not move."""
+        """Copy all states to the host; their memory stays until `release`."""
         for parameter, state in self._optimizer.state.items():
             for leaf, value in state.items():
                 key = parameter, leaf
-                if not isinstance(value, torch.Tensor) or value.ndim == 0 or value is self._host.get(key):
+                if value is self._host.get(key) or not _moves(parameter, value):
                     continue
                 if key not in self._host:
                     self._host[key] = on_host(value)
@@ -72,6 +72,11 @@ class OffloadedStates:
                 self._host[parameter, leaf], non_blocking=True
             )
         self._room = {}
+
+
+def _moves(parameter: torch.Tensor, value: object) -> bool:
+    """Return True for a state beside its parameter; counts of steps stay, wherever they are."""
+    return isinstance(value, torch.Tensor) and value.ndim > 0 and value.device == parameter.device
 
 
 class MovedStorage:
@@ -247,7 +252,8 @@ def release(workspace: Workspace, instruction: Instruction) -> Issue:
             one.release()
 
     def issue(stream: Stream) -> Completion:
-        stored = workspace.values.get((STORED, stage, number), THERE)
+        # Before their first step there are no states, or those of a checkpoint.
+        stored = workspace.values.pop((STORED, stage, number), THERE)
         return stream.run(label, work, stored)
 
     return issue
@@ -275,8 +281,9 @@ def load_states(workspace: Workspace, instruction: Instruction) -> Issue:
     stage, label, state = instruction.stage, str(instruction), _state(workspace)
 
     def issue(stream: Stream) -> Completion:
-        stored, taken = (workspace.latest(name, stage) for name in (STORED, ROOM))
-        loaded = stream.run(label, state.states[stage].load, stored, taken)
+        # There is room once they have been stored and freed.
+        taken = workspace.values.pop((ROOM, stage, NONE))
+        loaded = stream.run(label, state.states[stage].load, taken)
         workspace.values[LOADED, stage, NONE] = Value.of(None, loaded)
         return loaded
 
@@ -289,7 +296,8 @@ def load_activations(workspace: Workspace, instruction: Instruction) -> Issue:
     state, values = _state(workspace), workspace.values
 
     def issue(stream: Stream) -> Completion:
-        saved, stored, taken = (values.pop((name, stage, number)) for name in (SAVED, STORED, ROOM))
+        # There is room once they have been stored and freed.
+        saved, taken = (values.pop((name, stage, number)) for name in (SAVED, ROOM))
         again: Value[object] = Value()
 
         def work() -> None:
@@ -297,7 +305,7 @@ def load_activations(workspace: Workspace, instruction: Instruction) -> Issue:
                 one.load()
             again.content = saved.content
 
-        again.completion = stream.run(label, work, saved, stored, taken)
+        again.completion = stream.run(label, work, taken)
         values[SAVED, stage, number] = again
         return again.completion
 
