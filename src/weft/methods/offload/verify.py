@@ -1,7 +1,7 @@
 """The checks that a program offloads what it owes, and holds no more than that allows.
 
-The values of `kinds` prove that each load follows its store and each use its load. These checks prove that
-the copies exist. They also prove that a device frees memory before it takes it again.
+The values of `kinds` prove that each load follows its store, and each use its load. So every step has its
+states. These checks prove which activations leave, and that a device frees memory before it takes it again.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ import numpy as np
 from weft.errors import Violation
 from weft.methods.offload.kinds import (
     LOAD_ACTIVATIONS,
-    LOAD_STATES,
     RELEASE,
     ROOM,
     STORE_ACTIVATIONS,
-    STORE_STATES,
     Offloads,
 )
 from weft.program.arrays import Ints
-from weft.program.checks.obligations import check_runs
 from weft.program.checks.report import name, rows_of, violations
 from weft.program.codes import codes
 from weft.program.kinds import (
@@ -87,14 +84,7 @@ def check_offload(program: Program, owed: Offloads | None) -> list[Violation]:
     """Return the violations of the moves that a program owes."""
     if owed is None:
         return []
-    return [*_check_states(program, owed), *_check_activations(program, owed), *_check_room(program)]
-
-
-def _check_states(program: Program, owed: Offloads) -> list[Violation]:
-    steps = program.obligations.step
-    wanted = np.insert(steps[np.isin(steps[:, 0], owed.states)], 2, NONE, axis=1)
-    kinds = (("loads of states", LOAD_STATES), ("stores of states", STORE_STATES))
-    return [one for what, kind in kinds for one in check_runs(program, what, wanted, kind)]
+    return [*_check_activations(program, owed), *_check_room(program)]
 
 
 def _check_activations(program: Program, owed: Offloads) -> list[Violation]:
@@ -109,17 +99,13 @@ def _check_activations(program: Program, owed: Offloads) -> list[Violation]:
     names = ("stage", "replica", "micro_batch", "iteration", "rank")
     expected = np.stack([getattr(columns, one)[np.array(wanted, dtype=np.int64)] for one in names], axis=1)
     found = []
-    for kind in (STORE_ACTIVATIONS, LOAD_ACTIVATIONS):
+    for kind, what in ((STORE_ACTIVATIONS, "stores"), (LOAD_ACTIVATIONS, "loads")):
         rows = rows_of(program, kind)
         present = np.stack([getattr(columns, one)[rows] for one in names], axis=1)
         if not np.array_equal(np.unique(expected, axis=0), np.unique(present, axis=0)):
             problem = f"{len(present)} micro-batches, where {len(expected)} leave the device"
-            found.append(Violation("offload", f"the program has {rows_name(kind)} of {problem}"))
+            found.append(Violation("offload", f"the program has {what} of {problem}"))
     return found
-
-
-def rows_name(kind: int) -> str:
-    return "stores" if kind == STORE_ACTIVATIONS else "loads"
 
 
 def _check_room(program: Program) -> list[Violation]:
