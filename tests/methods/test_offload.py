@@ -363,6 +363,13 @@ def test_a_run_file_names_stages_or_all() -> None:
     assert choice.options == {"states": True, "activations": "0,1"}
 
 
+@pytest.mark.parametrize("given", ["x", [1, -1], [True], 3])
+def test_a_run_file_that_names_no_stages_says_what_it_may(given: Any) -> None:
+    with pytest.raises(InputError, match=r"states: .*: must be true, false or a list of stages") as caught:
+        parse_run({**JOB, "cluster": {"use": "8xh100-80gb"}, "offload": {"states": given}})
+    assert len(caught.value.violations) == 1
+
+
 def test_moves_offload_what_stays_and_only_that() -> None:
     before = context(schedule="gpipe")
     for name, word in (("offload optimizer states", "states"), ("offload activations", "activations")):

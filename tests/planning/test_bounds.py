@@ -25,13 +25,6 @@ PROBLEM = problem_of(model="gpt-1m", on="16xa100-40gb", global_batch=16)
 BOUNDS = Bounds(PROBLEM)
 SHARDINGS = ("zero-0", "zero-1", "zero-2", "zero-3")
 
-WORDS = ("states", "activations")
-
-
-def offloading(*words: str) -> tuple[Choice, ...]:
-    return (Choice(name="offload", options=dict.fromkeys(words, True)),)
-
-
 layouts = st.builds(
     Layout,
     pp=st.sampled_from([1, 2, 4]),
@@ -45,7 +38,6 @@ layouts = st.builds(
     island=st.sampled_from([None, 2]),
     recompute=st.sampled_from(["none", "full"]),
     blocking=st.sampled_from([(), ("reductions",)]),
-    methods=st.sampled_from([(), *(offloading(*words) for words in (("states",), WORDS[1:], WORDS))]),
 )
 # Without a pipeline nothing is sent.
 alone = st.builds(
@@ -70,6 +62,17 @@ def mixed(draw: st.DrawFn) -> Layout:
     return layout.recomputing(draw(st.lists(words, min_size=layout.stages, max_size=layout.stages)))
 
 
+@st.composite
+def offloading(draw: st.DrawFn) -> Layout:
+    """Layouts that keep states in host memory, and activations where the order allows it."""
+    layout = draw(layouts)
+    every = Choice(name="offload", options={"states": True, "activations": draw(st.booleans())})
+    moved = replace(layout, methods=(every,))
+    if refuse(PROBLEM.job, moved) is None:
+        return moved
+    return replace(layout, methods=(Choice(name="offload", options={"states": True}),))
+
+
 def simulated(layout: Layout) -> Prediction:
     job = PROBLEM.job
     plan = build_plan(job, layout, BOUNDS.layer_seconds(layout))
@@ -77,7 +80,7 @@ def simulated(layout: Layout) -> Prediction:
     return predict(CostModel(graph=job.graph, cluster=job.cluster), plan, program).prediction
 
 
-@given(layouts | mixed())
+@given(layouts | mixed() | offloading())
 def test_no_step_is_shorter_and_no_peak_lower_than_its_bound(layout):
     assume(refuse(PROBLEM.job, layout) is None)
     prediction = simulated(layout)
@@ -120,7 +123,7 @@ def test_bounds_of_unlike_stages_lie_between_those_of_stages_that_are_alike(layo
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.filter_too_much])
-@given(layouts | mixed(), st.data())
+@given(layouts | mixed() | offloading(), st.data())
 def test_bounds_hold_for_stages_and_shares_of_any_size(layout, data):
     layout = replace(layout, blocking=(), sharding="zero-0", island=None)
     count, stages = len(PROBLEM.job.graph.layers), layout.stages

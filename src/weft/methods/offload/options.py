@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from weft.describe.optimizers import OptimizerWork
 from weft.describe.plan import Choice, Recompute
 from weft.describe.plan_file import listed
 from weft.describe.run_tables.methods import Options, RunTable
-from weft.describe.toml_table import TOML_ARRAY, TomlTable
+from weft.describe.toml_table import TomlTable
 from weft.describe.units import shown
-from weft.errors import Violation
+from weft.errors import InputError, Violation
 
 NAME = "offload"
 STATES, ACTIVATIONS = WORDS = ("states", "activations")
@@ -27,8 +27,18 @@ _STAGES = re.compile(r"[0-9]{1,6}(,[0-9]{1,6})*", re.ASCII)
 NO_STATES = "the optimizer keeps no states, so that there is nothing to offload"
 AGAIN = "a stage that recomputes keeps little, and makes the rest anew"
 
-_Stage = Annotated[int, Field(ge=0, lt=10**6)]
-_Stages = Annotated[bool | tuple[_Stage, ...], TOML_ARRAY]
+
+def _require_stages(given: object) -> object:
+    """Check true or false, or a list of stages."""
+    if isinstance(given, bool):
+        return given
+    known = isinstance(given, list | tuple) and all(type(one) is int and 0 <= one < 10**6 for one in given)
+    if not known:
+        raise InputError(Violation("", f"{shown(given)}: must be true, false or a list of stages", "true"))
+    return tuple(given)  # type: ignore[arg-type]  # a list, as checked
+
+
+_Stages = Annotated[bool | tuple[int, ...], BeforeValidator(_require_stages)]
 
 
 class OffloadTable(TomlTable):
@@ -42,8 +52,8 @@ class OffloadTable(TomlTable):
     )
 
 
-def _options(table: OffloadTable) -> Options | None:
-    return options_with({word: getattr(table, word) for word in WORDS}) or None
+def _options(table: OffloadTable) -> Options:
+    return options_with({word: getattr(table, word) for word in WORDS})
 
 
 def options_with(chosen: Mapping[str, bool | Sequence[int]]) -> dict[str, bool | str]:
