@@ -23,7 +23,7 @@ from program.rendezvous import stuck_rows
 from weft.cli.tables.plan import host_memory_text
 from weft.describe.families import layer_graph
 from weft.describe.optimizers import PLAIN_SGD
-from weft.describe.plan import Choice, Plan, Sharding
+from weft.describe.plan import Blocking, Choice, Plan, Sharding
 from weft.describe.plan_file import check_plan
 from weft.describe.request import request_of_run
 from weft.describe.run_file import parse_run
@@ -73,12 +73,14 @@ def chosen(draw: st.DrawFn) -> tuple[Case, Offloaded, Sharding]:
     return case, Offloaded(states=draw(some), activations=draw(some)), level
 
 
-def program_of(case: Case, stages: Offloaded, sharding: Sharding = "zero-0") -> Program:
+def program_of(
+    case: Case, stages: Offloaded, sharding: Sharding = "zero-0", blocking: tuple[Blocking, ...] = ()
+) -> Program:
     name, *sizes = case
     layout = schedule_layout(name, *sizes)
     count = len(layout.stages)
     options = OffloadOptions(stages, tuple(range(100, 100 + count)), tuple(range(10, 10 + count)))
-    methods = asked(sharding) | {"offload": options}
+    methods = asked(sharding, blocking=blocking) | {"offload": options}
     return build_training_program(layout, get_schedule(name), {}, methods=methods)
 
 
@@ -89,6 +91,15 @@ def test_every_offloading_program_is_proved_and_runs_to_its_end(
     program = program_of(*drawn)
     assert verify(program) == []
     assert not stuck_rows(program)
+
+
+@given(chosen())
+def test_offload_adds_no_deadlock_where_devices_wait_for_messages(
+    drawn: tuple[Case, Offloaded, Sharding],
+) -> None:
+    case, stages, sharding = drawn
+    plain, moved = (program_of(case, one, sharding, ("messages",)) for one in (Offloaded(), stages))
+    assert bool(verify(plain)) == bool(verify(moved))
 
 
 @given(chosen())
