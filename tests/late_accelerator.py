@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 from unittest.mock import patch
@@ -124,10 +124,10 @@ class LateKernelStream(KernelStream):
 
 
 @contextmanager
-def late_device(seed: int, *, kernels: bool) -> Iterator[LateAccelerator]:
-    """Runtimes that are made in this block compute on one; `kernels`: all work, messages and sums, too.
+def late_device(seed: int, *, kernels: bool, exchanges: bool | None = None) -> Iterator[LateAccelerator]:
+    """Runtimes made in this block compute on one; with `kernels`, all work runs when the device gets to it.
 
-    gloo exchanges in kernels of the late accelerator, as NCCL does in those of a GPU.
+    With `exchanges`, by default as `kernels`, gloo exchanges in kernels, too, as NCCL does in those of a GPU.
     """
     accelerator = LateAccelerator(seed)
 
@@ -136,12 +136,10 @@ def late_device(seed: int, *, kernels: bool) -> Iterator[LateAccelerator]:
         transport.in_kernels = True
         return transport
 
-    with patch("weft.run.rank_streams.accelerator_of", lambda device: accelerator):
-        if not kernels:
-            yield accelerator
-            return
-        with (
-            patch("weft.run.rank_streams.KernelStream", LateKernelStream),
-            patch("weft.run.resources.transport_of", in_kernels),
-        ):
-            yield accelerator
+    with ExitStack() as patched:
+        patched.enter_context(patch("weft.run.rank_streams.accelerator_of", lambda device: accelerator))
+        if kernels:
+            patched.enter_context(patch("weft.run.rank_streams.KernelStream", LateKernelStream))
+        if kernels if exchanges is None else exchanges:
+            patched.enter_context(patch("weft.run.resources.transport_of", in_kernels))
+        yield accelerator

@@ -4,6 +4,7 @@ Prints tokens per second, peak memory, what recording every instruction costs, a
 step and peak. Stages are compiled unless `--eager`.
 
     python benchmarks/gpu/llama_1b.py
+    python benchmarks/gpu/llama_1b.py --schedule gpipe --offload states activations
     python benchmarks/gpu/llama_1b.py --torchtitan FOLDER --torchtitan-config llama3_1b
 
 For the peer, `git clone https://github.com/pytorch/torchtitan FOLDER`, install what it needs, and add a
@@ -33,7 +34,7 @@ from harness import Report, parser
 
 from weft.describe.catalogue import catalogue
 from weft.describe.layout import Layout
-from weft.describe.plan import Plan
+from weft.describe.plan import Choice, Plan
 from weft.describe.prediction import Prediction
 from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
@@ -67,6 +68,8 @@ def main() -> int:
     cell = (
         f"{asked.model}, {batch}, {asked.steps} steps, recomputed {asked.recompute}, {layers}, {asked.device}"
     )
+    if asked.offload:
+        cell += f", {asked.schedule}, offload of {' and '.join(asked.offload)}"
     if report.missing(cell):
         figures, tokens_per_s, reserved = measured_beside_prediction(asked)
         report.add_cell(cell, figures)
@@ -110,6 +113,8 @@ def options() -> argparse.ArgumentParser:
     made.add_argument("--micro-batches", type=int, default=4)
     made.add_argument("--steps", type=int, default=20)
     made.add_argument("--recompute", default="none")
+    made.add_argument("--schedule", default="1f1b")
+    made.add_argument("--offload", nargs="+", choices=("states", "activations"), default=[])
     made.add_argument("--eager", action="store_true")
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     made.add_argument("--torchtitan", type=Path, default=None)
@@ -119,7 +124,7 @@ def options() -> argparse.ArgumentParser:
 
 def prepare(arguments: argparse.Namespace) -> tuple[Problem, Plan, Program, Prediction]:
     """One stage on one device, and what weft expects of it."""
-    samples = arguments.micro_batch_size * arguments.micro_batches
+    samples, offload = arguments.micro_batch_size * arguments.micro_batches, arguments.offload
     problem = problem_of(
         model=arguments.model,
         on=f"1x{_device_name(arguments.device)}",
@@ -132,8 +137,9 @@ def prepare(arguments: argparse.Namespace) -> tuple[Problem, Plan, Program, Pred
         dp=1,
         loops=1,
         micro_batch_size=arguments.micro_batch_size,
-        schedule="1f1b",
+        schedule=arguments.schedule,
         recompute=arguments.recompute,
+        methods=(Choice(name="offload", options=dict.fromkeys(offload, True)),) if offload else (),
     )
     plan = build_plan(problem.job, layout, flops_per_layer(problem.job))
     program = compile_plan(plan, problem.job.graph)

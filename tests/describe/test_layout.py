@@ -16,6 +16,7 @@ COUNTS = st.integers(1, 8)
 PLAIN = Layout(pp=1, dp=1, loops=1, micro_batch_size=1, schedule="1f1b")
 # Of a layout those that nobody can decide before a search.
 SEARCH_ONLY = {
+    "methods",
     "options",
     "sync",
     "recompute_per_stage",

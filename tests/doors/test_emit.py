@@ -13,7 +13,7 @@ import pytest
 import yaml
 from doors.jobs import planned, run_of
 
-from weft.describe.plan import Replica
+from weft.describe.plan import Choice, Replica
 from weft.doors.emit import EMITTERS, OWN_RUNS, emit
 from weft.doors.emit.base import Decided
 from weft.doors.explain import read_configuration
@@ -540,6 +540,15 @@ def test_another_packages_optimizer_is_lost_aloud(stack: str) -> None:
     other = with_optimizer(job, name="lion.torch:Lion")
     assert told in lost(stack, other)
     assert emit(other, stack).text.replace(f"# {told}\n", "") == emit(job, stack).text
+
+
+@pytest.mark.parametrize("stack", ["deepspeed", "megatron", "torchtitan", "torchtitan-toml"])
+def test_offload_is_lost_aloud(stack: str) -> None:
+    job = planned(run_of("llama-3-8b"), dp=16, sharding="zero-3")
+    moved = (Choice(name="offload", options={"states": True}),)
+    other = replace(job, plan=job.plan.model_copy(update={"methods": moved}))
+    told = [line for line in lost(stack, other) if line not in lost(stack, job)]
+    assert [line.startswith("lost: offload of optimizer states or activations; ") for line in told] == [True]
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def test_a_folder_is_a_method() -> None:
         "gradient_norm",
         "local_averaging",
         "micro_batch_norms",
+        "offload",
         "recomputation",
         "sharding",
         "tensor_collectives",
@@ -44,6 +45,7 @@ def test_passes_come_in_the_order_that_they_declare() -> None:
         "local-averaging",
         "micro-batch-norms",
         "tensor-collectives",
+        "offload",
     ]
     assert {one.name for one in parts(Pass)} <= set(bundles())
 

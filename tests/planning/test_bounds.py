@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from weft.describe.layout import Layout
-from weft.describe.plan import RECOMPUTES
+from weft.describe.plan import RECOMPUTES, Choice
 from weft.describe.prediction import Prediction
 from weft.moves.layout import build_plan, refuse
 from weft.planning.compile import compile_folded, compile_plan
@@ -62,6 +62,17 @@ def mixed(draw: st.DrawFn) -> Layout:
     return layout.recomputing(draw(st.lists(words, min_size=layout.stages, max_size=layout.stages)))
 
 
+@st.composite
+def offloading(draw: st.DrawFn) -> Layout:
+    """Layouts that keep states in host memory, and activations where the order allows it."""
+    layout = draw(layouts)
+    every = Choice(name="offload", options={"states": True, "activations": draw(st.booleans())})
+    moved = replace(layout, methods=(every,))
+    if refuse(PROBLEM.job, moved) is None:
+        return moved
+    return replace(layout, methods=(Choice(name="offload", options={"states": True}),))
+
+
 def simulated(layout: Layout) -> Prediction:
     job = PROBLEM.job
     plan = build_plan(job, layout, BOUNDS.layer_seconds(layout))
@@ -69,7 +80,7 @@ def simulated(layout: Layout) -> Prediction:
     return predict(CostModel(graph=job.graph, cluster=job.cluster), plan, program).prediction
 
 
-@given(layouts | mixed())
+@given(layouts | mixed() | offloading())
 def test_no_step_is_shorter_and_no_peak_lower_than_its_bound(layout):
     assume(refuse(PROBLEM.job, layout) is None)
     prediction = simulated(layout)
@@ -112,7 +123,7 @@ def test_bounds_of_unlike_stages_lie_between_those_of_stages_that_are_alike(layo
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.filter_too_much])
-@given(layouts | mixed(), st.data())
+@given(layouts | mixed() | offloading(), st.data())
 def test_bounds_hold_for_stages_and_shares_of_any_size(layout, data):
     layout = replace(layout, blocking=(), sharding="zero-0", island=None)
     count, stages = len(PROBLEM.job.graph.layers), layout.stages

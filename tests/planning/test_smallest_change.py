@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from weft.describe.layout import Layout
+from weft.describe.plan import Choice
 from weft.describe.run_file import run_of_keywords
 from weft.errors import InputError
 from weft.moves.layout import refuse
@@ -73,7 +74,8 @@ def test_every_notch_is_one_and_keeps_the_devices() -> None:
                 different -= {"recompute"}
             degrees = {"dp", "tp", "pp"}
             assert len(different - degrees - {"island"}) == (0 if different & degrees else 1), words
-    last = layout(micro_batch_size=1, recompute="full", sharding="zero-3", dp=1)
+    moved = (Choice(name="offload", options={"states": True, "activations": True}),)
+    last = layout(micro_batch_size=1, recompute="full", sharding="zero-3", dp=1, methods=moved)
     assert notches(asked, last) == []
 
 

@@ -10,7 +10,13 @@ from cyclopts import Parameter
 
 from weft.cli.output import Json, console, print_json, print_timeline
 from weft.cli.schedules import schedule
-from weft.cli.tables.plan import breakdown_text, cluster_table, memory_bars, stages_table
+from weft.cli.tables.plan import (
+    breakdown_text,
+    cluster_table,
+    host_memory_text,
+    memory_bars,
+    stages_table,
+)
 from weft.describe.cluster import Cluster, NodeGroup
 from weft.describe.plan import precision_words
 from weft.describe.run_file import load_run
@@ -84,6 +90,7 @@ def show(
     out.print(stages_table(planned), highlight=False)
     memory = [cluster.device_of(rank).memory_bytes for rank in range(plan.ranks)]
     out.print(memory_bars(planned.prediction.peak_bytes, memory))
+    _print_host_memory(planned)
     prediction = planned.predicted.prediction
     low, high = format_seconds(prediction.step_low_s), format_seconds(prediction.step_high_s)
     step = f"{format_seconds(prediction.step_s)} ({low} to {high}, {prediction.source})"
@@ -92,6 +99,13 @@ def show(
     if report is not None:
         write_whole(report, show_page(planned))
         out.print(f"wrote {report}", highlight=False)
+
+
+def _print_host_memory(planned: PlannedJob) -> None:
+    """Print what ranks keep in the memory of their hosts, if they keep something."""
+    held = planned.in_host_memory
+    if held:
+        console().print(host_memory_text(held, planned.problem.job.cluster), highlight=False)
 
 
 def _breakdown(planned: PlannedJob) -> str:
@@ -133,6 +147,7 @@ def simulate(
         f"bubble {record['bubble_fraction']:.1%}, peak {format_bytes(max(record['peak_bytes']))}, "
         f"{record['instructions']} instructions simulated in {format_seconds(record['simulate_s'])}"
     )
+    _print_host_memory(planned)
     out.print(_breakdown(planned))
     print_timeline(planned.predicted.simulation.timeline, svg, f"{planned.plan.model}, predicted step")
 
@@ -153,6 +168,7 @@ def simulation_record(planned: PlannedJob, predicted: PredictedStep) -> dict[str
     """Return the JSON answer; seconds, bytes and counts."""
     simulation = predicted.simulation
     kinds = planned.program.columns.kind[planned.program.columns.rank == 0]
+    in_host = {name: held.tolist() for name, held in planned.in_host_memory.items()}
     return {
         "plan_id": planned.plan.plan_id,
         "step_s": simulation.step_s,
@@ -167,6 +183,7 @@ def simulation_record(planned: PlannedJob, predicted: PredictedStep) -> dict[str
             str(planned.program.instruction(position)) if position != NONE else None
             for position in simulation.peak_positions.tolist()
         ],
+        **({"host_bytes": in_host} if in_host else {}),
         "gathers": int((kinds == KINDS.code("gather")).sum()),
         "reduces": int((kinds == KINDS.code("reduce")).sum()),
         "instructions": simulation.instructions,

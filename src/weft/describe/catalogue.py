@@ -29,6 +29,7 @@ class CatalogueEntry:
         devices: devices per node.
         link: the link between devices of one node, per device and direction.
         network: the network between nodes, per node and direction.
+        host_bytes_per_s: peak of a device's link to host memory, in one direction.
         aliases: other names that expressions and files may use.
         driver_names: the device's names in the vendor's driver.
         source: the documents with the numbers.
@@ -38,6 +39,7 @@ class CatalogueEntry:
     devices: int
     link: Link
     network: Link
+    host_bytes_per_s: float
     aliases: tuple[str, ...]
     driver_names: tuple[str, ...]
     source: str
@@ -87,6 +89,7 @@ def _entry(name: str, record: Mapping[str, Any]) -> CatalogueEntry:
         devices=record["devices"],
         link=Link(parse_bytes_per_second(record["bandwidth"]), parse_seconds(record["latency"])),
         network=Link(parse_bytes_per_second(record["network"]), parse_seconds(record["network_latency"])),
+        host_bytes_per_s=parse_bytes_per_second(record["host_bandwidth"]),
         aliases=tuple(record.get("aliases", ())),
         driver_names=tuple(record["driver_names"]),
         source=record["source"],

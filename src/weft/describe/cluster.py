@@ -122,8 +122,13 @@ class Cluster:
 
 
 def _record(group: NodeGroup) -> dict[str, Any]:
-    """Return a group's record, the same for `speeds` that are empty and `speeds` that are all 1."""
+    """Return a group's record, the same for `speeds` that are empty and `speeds` that are all 1.
+
+    A host link of the catalogue is left out, so that clusters keep the fingerprints of earlier versions.
+    """
     record = asdict(group)
     if set(group.speeds) <= {1.0}:
         del record["speeds"]
+    if group.device.host_bytes_per_s is None:
+        del record["device"]["host_bytes_per_s"]
     return record

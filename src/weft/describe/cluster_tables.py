@@ -69,6 +69,9 @@ class DeviceTable(TomlTable):
 
     memory: Bytes | None = None
     memory_bandwidth: Bandwidth | None = None
+    host_bandwidth: Bandwidth | None = Field(
+        default=None, description="peak of the link to host memory, in one direction"
+    )
     flops: dict[Precision, Flops] | None = Field(default=None, description="dense peak by precision")
     launch: Seconds | None = Field(default=None, description="host time to launch one kernel")
     synchronous: bool | None = Field(default=None, description="the host computes itself, as a CPU does")
@@ -137,6 +140,10 @@ def _device_values(device: Device) -> dict[str, Value]:
         "launch": exact_text(device.launch_s, SECONDS, parse_seconds),
         "synchronous": device.synchronous,
     }
+    if device.host_bytes_per_s is not None:
+        values["host_bandwidth"] = exact_text(
+            device.host_bytes_per_s, BYTES_PER_SECOND, parse_bytes_per_second
+        )
     if device.price_per_hour is not None:
         values["price_per_hour"] = device.price_per_hour
     return values

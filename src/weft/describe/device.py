@@ -24,6 +24,7 @@ class Device:
         memory_bytes, memory_bytes_per_s: capacity and peak bandwidth of the device's own memory.
         launch_s: host time to launch one kernel.
         synchronous: the host thread itself computes (a CPU), so it posts nothing while a kernel runs.
+        host_bytes_per_s: peak bandwidth to host memory in one direction; None: as the catalogue says.
         price_per_hour: in the user's currency; None until the user gives one.
     """
 
@@ -33,6 +34,7 @@ class Device:
     flops_per_s: Mapping[str, float] = field(default_factory=dict)
     launch_s: float = 5e-6
     synchronous: bool = False
+    host_bytes_per_s: float | None = None
     price_per_hour: float | None = None
 
     __repr__ = one_line

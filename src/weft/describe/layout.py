@@ -13,9 +13,9 @@ from typing import Annotated, Any, Self, TypedDict, Unpack
 from pydantic import BeforeValidator, Field, model_validator
 
 from weft.describe.amount import Shape
-from weft.describe.layout_text import counts_text, order_text, recomputes_text
+from weft.describe.layout_text import counts_text, methods_text, order_text, recomputes_text
 from weft.describe.one_line import one_line
-from weft.describe.plan import RECOMPUTES, Blocking, Recompute, Sharding, shared_out
+from weft.describe.plan import RECOMPUTES, Blocking, Choice, Recompute, Sharding, shared_out
 from weft.describe.replica_grid import ReplicaGrid
 from weft.describe.toml_table import TOML_ARRAY, Count, TomlTable, Word, value_text
 from weft.describe.units import shown
@@ -56,7 +56,8 @@ class Layout:
     cuts the chain of layers; None balances the stages. `rank_order` has the cluster's device for each rank of
     the mesh, rising in each replica of a stage; None: the device with the rank's number.
     `micro_batches_per_replica` has a count for each of the `dp` pipelines; None: equal shares. `splits` has
-    each stage's number of equal parts of a micro-batch, which it runs one by one; empty: no splits.
+    each stage's number of equal parts of a micro-batch, which it runs one by one; empty: no splits. `methods`
+    are chosen beside the job's, or in place of those with the same names.
     """
 
     pp: int
@@ -77,6 +78,12 @@ class Layout:
     layers_per_stage: tuple[int, ...] | None = None
     rank_order: tuple[int, ...] | None = None
     micro_batches_per_replica: tuple[int, ...] | None = None
+    methods: tuple[Choice, ...] = ()
+
+    def methods_beside(self, asked: Sequence[Choice]) -> tuple[Choice, ...]:
+        """Return the methods that a job asks for and those of this layout."""
+        own = {choice.name for choice in self.methods}
+        return (*(choice for choice in asked if choice.name not in own), *self.methods)
 
     @property
     def regular(self) -> Layout:
@@ -99,7 +106,9 @@ class Layout:
         """
         record = {name: getattr(self, name) for name in _RECORDED}
         said = [name for name in _SAID_WHERE_UNUSUAL if name in self.unusual]
-        return record | {"options": dict(self.options)} | {name: getattr(self, name) for name in said}
+        methods = {"methods": [one.model_dump() for one in self.methods]} if self.methods else {}
+        said_values = {name: getattr(self, name) for name in said}
+        return record | {"options": dict(self.options)} | said_values | methods
 
     @property
     def grid(self) -> ReplicaGrid:
@@ -169,6 +178,8 @@ class Layout:
             text += f", recompute {self.recompute_text}"
         if self.sync != DENSE:
             text += f", sync {self.sync}"
+        if self.methods:
+            text += f", {methods_text(self.methods)}"
         if self.blocking:
             text += f", blocking {' and '.join(self.blocking)}"
         if self.layers_per_stage is not None:

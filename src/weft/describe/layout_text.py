@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from weft.describe.plan import RECOMPUTES, Recompute
+from weft.describe.plan import RECOMPUTES, Choice, Recompute
 
 # Number of runs in the text of an order of devices.
 _RUNS_SHOWN = 6
@@ -20,6 +20,15 @@ def decision_text(name: str, value: object) -> str:
     if name == "splits" and isinstance(value, tuple):
         return f"splits {counts_text(value)}" if value else "whole micro-batches in all stages"
     return f"{name.replace('_', ' ')} {value}"
+
+
+def methods_text(methods: Sequence[Choice]) -> str:
+    """Return methods with their options, such as ``offload (states, activations 0,1)``."""
+    texts = []
+    for choice in methods:
+        options = [word if value is True else f"{word} {value}" for word, value in choice.options.items()]
+        texts.append(f"{choice.name} ({', '.join(options)})" if options else choice.name)
+    return " and ".join(texts)
 
 
 def counts_text(counts: Sequence[int]) -> str:

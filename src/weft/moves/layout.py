@@ -137,7 +137,7 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
         mesh=_mesh(layout),
         stages=_stages_of(job, layout, layer_seconds),
         schedule=Choice(name=layout.schedule, options=dict(layout.options)),
-        methods=job.methods,
+        methods=layout.methods_beside(job.methods),
         layer_choices=job.layer_choices,
         optimizer=job.optimizer,
         sync=Choice(name=layout.sync, options=dict(job.sync_options)),

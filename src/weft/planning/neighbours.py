@@ -7,10 +7,10 @@ needs larger ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.describe.layout import Layout
-from weft.describe.plan import Plan
+from weft.describe.plan import Choice, Plan
 from weft.errors import InputError
 from weft.moves.layout import build_plan
 from weft.moves.layout_of_plan import layout_of
@@ -56,7 +56,7 @@ def _of_plan(
     if move.applies(context) is not None:
         return
     try:
-        made = _said(problem, move.apply(context), layer_seconds)
+        made = _said(problem, move.apply(context), layout.methods, layer_seconds)
     except InputError as error:
         unsaid = f"move {move.name!r}: {error.violations[0]}"
         yield Neighbour(move=move, words=move.name, layout=layout, unsaid=unsaid)
@@ -64,11 +64,11 @@ def _of_plan(
         yield Neighbour(move=move, words=move.name, layout=made)
 
 
-def _said(problem: Problem, plan: Plan, layer_seconds: LayerSeconds) -> Layout:
+def _said(problem: Problem, plan: Plan, methods: tuple[Choice, ...], layer_seconds: LayerSeconds) -> Layout:
     """Return the layout that expresses all of a plan; raise InputError when there is none."""
     layout = layout_of(plan)
     seconds = layer_seconds(layout)
-    layout = layout_of(plan, seconds)
+    layout = replace(layout_of(plan, seconds), methods=methods)
     if build_plan(problem.job, layout, seconds).plan_id != plan.plan_id:
         raise InputError("it changes what no layout says")
     return layout

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from weft.bundles import parts
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.plan_file import PlanFile, check_plan
@@ -29,8 +31,12 @@ from weft.planning.precisions import in_precision, searched_in_each
 from weft.planning.problem import Problem, problem_of_run
 from weft.planning.ties import break_ties
 from weft.predict.cost.memory import STEPPED_BYTES
+from weft.predict.cost.placed_plan import PlacedPlan
 from weft.predict.cost.price import price
+from weft.predict.cost.pricing import Pricing
+from weft.predict.cost.residency import KeptAway
 from weft.predict.predict import PredictedStep, predict, predict_priced
+from weft.program.arrays import Ints
 from weft.program.passes import ordered_passes
 from weft.program.program import Program
 from weft.program.rank_program import RankProgram
@@ -104,6 +110,15 @@ class PlannedJob:
         """
         plan, graph = self.plan, self.problem.job.graph
         return compile_part(plan, graph, rank), compile_evaluation_part(plan, graph, rank)
+
+    @cached_property
+    def in_host_memory(self) -> Mapping[str, Ints]:
+        """The most bytes that each rank keeps in the memory of its host, by name; empty if it keeps none."""
+        placed = PlacedPlan(program=self.program, plan=self.plan, model=self.problem.cost_model)
+        pricing = Pricing(program=self.program, placed=placed)
+        methods = self.plan.methods
+        kept = [one for one in parts(KeptAway) if any(one.stages(methods, len(self.plan.stages)))]
+        return {name: held for one in kept for name, held in one.held(pricing).items()}
 
     @cached_property
     def predicted(self) -> PredictedStep:

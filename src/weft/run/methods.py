@@ -25,6 +25,7 @@ from weft.run.transport.mesh import Groups
 if TYPE_CHECKING:
     from weft.run.handlers.base import Handler
     from weft.run.resources import Resources
+    from weft.run.stage.stage_pass import StagePass
     from weft.run.workspace import Workspace
 
 
@@ -136,6 +137,10 @@ class MethodState:
     def roots(self, stage: int) -> Sequence[Root]:
         """Return the roots of a stage's backward passes besides its output; called once, after `begin`."""
         return ()
+
+    def around_forward(self, stage: int, micro_batch: int, run: StagePass) -> StagePass:
+        """Return the forward pass of a micro-batch in training, with the method's work around it."""
+        return run
 
     def shares(self, workspace: Workspace) -> Mapping[str, PartOfSum]:
         """Return this rank's shares of numbers of the ending step, by name; all ranks' shares are added up.

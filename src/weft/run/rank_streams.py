@@ -17,6 +17,8 @@ from weft.run.streams import Ended, Stream, Value
 from weft.run.work_queue import WorkQueue
 
 COMPUTE, COLLECTIVE = "compute", "collective"
+# Copies between a device and its host meet no other rank.
+COPIES = ("copy out", "copy in")
 _COMPUTATION = (COMPUTE, NONE)
 # Of a CUDA device at most; see `weft.run.launch.worker_start`.
 HARDWARE_QUEUES = 32
@@ -125,16 +127,17 @@ def open_streams(device: torch.device, *, exchanges_in_kernels: bool) -> RankStr
     def following(name: str) -> KernelStream:
         return KernelStream(name, accelerator, clock, accelerator.stream(), after=compute)
 
+    def open_stream(name: str) -> ClosableStream:
+        if exchanges_in_kernels or name in COPIES:
+            return following(name)
+        return CopyQueue(name, accelerator)
+
     sides = SideStreams(
         loading=KernelStream("loading", accelerator, clock, accelerator.stream()),
         reading=CopyQueue("results", accelerator),
         copying=following("checkpoint"),
     )
-    return RankStreams(
-        compute,
-        following if exchanges_in_kernels else lambda name: CopyQueue(name, accelerator),
-        sides,
-    )
+    return RankStreams(compute, open_stream, sides)
 
 
 def require_queues(program: RankProgram) -> None:

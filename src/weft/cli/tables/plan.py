@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from rich.table import Table
 from rich.text import Text
 
 from weft.cli.output import folded_table
 from weft.describe.cluster import Cluster
 from weft.describe.plan import Plan
+from weft.describe.units import format_bytes
 from weft.planning.planned import PlannedJob
+from weft.program.arrays import Ints
 from weft.web.rows.plan import (
     STAGE_HEAD,
     breakdown_rows,
@@ -67,6 +71,16 @@ def memory_bars(peak_bytes: Sequence[int], memory_bytes: Sequence[int]) -> Table
         bar = Text("#" * filled, style=ranks.colour).append("." * (_BAR - filled), style="dim")
         table.add_row(ranks.name, bar, ranks.words)
     return table
+
+
+def host_memory_text(held: Mapping[str, Ints], cluster: Cluster) -> str:
+    """Return what the fullest rank keeps in host memory, by name, and the total of the fullest node."""
+    of_rank = ", ".join(f"{name} {format_bytes(int(each.max()))}" for name, each in held.items())
+    nodes: Counter[tuple[int, int]] = Counter()
+    for rank, total in enumerate(np.stack([*held.values()]).sum(axis=0).tolist()):
+        nodes[cluster.node_of(rank)] += total
+    fullest = format_bytes(max(nodes.values()))
+    return f"in host memory, of the fullest rank: {of_rank}; of the fullest node: {fullest}"
 
 
 def breakdown_text(causes: Mapping[str, float], launching_share: float) -> str:

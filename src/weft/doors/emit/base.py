@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from weft.bundles import parts
 from weft.describe.added_layers import adds_layers
 from weft.describe.layout import USUAL, Layout
 from weft.describe.layout_text import decision_text
@@ -19,6 +20,7 @@ from weft.describe.run_file import RunFile
 from weft.errors import InputError, Violation
 from weft.moves.layout_of_plan import usual_layout_of
 from weft.planning.planned import PlannedJob
+from weft.predict.cost.residency import KeptAway
 from weft.program.schedules.depth_first import DepthFirst
 
 # The address of the first node in a stack's launch line.
@@ -202,6 +204,11 @@ class Decided:
                 f"{name} of single layers; {stack} is told nothing of it", "all layers as the model has them"
             )
             for name in sorted({choice.name for choice in plan.layer_choices})
+        ]
+        losses += [
+            Loss(f"{one.what}; {stack} is told nothing of it", "everything on the devices")
+            for one in parts(KeptAway)
+            if any(one.stages(plan.methods, len(plan.stages)))
         ]
         if layout.splits:
             what = f"stages that split micro-batches in {_listed(layout.splits)}"

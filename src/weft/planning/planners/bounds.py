@@ -5,12 +5,13 @@ The order of each pipeline is made once. Exchanges between context ranks are lef
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from weft.bundles import parts
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
 from weft.describe.layout import Layout
@@ -23,12 +24,13 @@ from weft.planning.problem import Problem
 from weft.predict.cost.memory import (
     ALLOCATOR_SLACK,
     SHARDINGS,
+    STEPPED_BYTES,
     buffered_bytes,
     resident_bytes,
     state_bytes,
     with_slack,
 )
-from weft.predict.cost.residency import kept_changes
+from weft.predict.cost.residency import KeptAway, kept_changes
 from weft.program.arrays import Floats, Ints
 from weft.program.buffers import SHARDED_BUFFERS
 from weft.program.schedules import SCHEDULES, get_schedule
@@ -75,9 +77,10 @@ class Bounds:
         self._problem = problem
         job = problem.job
         self._state_bytes = state_bytes(job.precision, job.optimizer, reduce_precision=job.reduce_precision)
+        self._optimizer_bytes = job.optimizer.kept_bytes(STEPPED_BYTES[job.precision])
         self._costs = LeastCosts(problem)
         self._partitions: dict[_CutKey, Ints] = {}
-        self._resident_states: dict[tuple[_CutKey, str, int, str, int], Ints] = {}
+        self._resident_states: dict[tuple[_CutKey, str, int, str, int, tuple[int, ...]], Ints] = {}
         self._kept: dict[tuple[str, str, Pipeline], list[_Kept]] = {}
 
     @property
@@ -143,6 +146,7 @@ class Bounds:
         layers = self._costs.of(layout)
         whole = with_slack(self._by_stage(layout, layers.kept).astype(np.int64))
         left = with_slack(self._as_recomputed(layout, layers.left).astype(np.int64))
+        left[list(self._away(layout)[1])] = 0
         return [
             Holding(resident=resident, activations=kept.most(left, whole))
             for resident, kept in zip(self._resident(layout).tolist(), self._kept_of(layout), strict=True)
@@ -160,10 +164,13 @@ class Bounds:
         each = sum(size / (sharers if turn < level else 1) for turn, size in enumerate(states.in_turn))
         slack = 1.0 + ALLOCATOR_SLACK
         arriving = states.arriving if sharers > 1 else 0
+        states_away, activations_away = (len(set(one)) == layout.stages for one in self._away(layout))
+        if states_away:
+            each -= self._optimizer_bytes / (sharers if level else 1)
         buffers = arriving + buffered_bytes(states, layout.sharding) * min(layout.loops, SHARDED_BUFFERS)
         return LayerBytes(
             states=slack * each * layers.parameters,
-            left=slack * layers.left(layout.recompute),
+            left=(0.0 if activations_away else slack) * layers.left(layout.recompute),
             buffers=slack * buffers * layers.parameters,
             made=slack * layers.made(layout.recompute),
         )
@@ -192,18 +199,32 @@ class Bounds:
         largest = self._as_recomputed(layout, self._costs.of(layout).made, np.maximum).astype(np.int64)
         room = np.zeros_like(held)
         np.maximum.at(room, placement, np.broadcast_to(largest, placement.shape))
-        return with_slack(held + room)
+        # The slack of states that are away is rounded by itself.
+        return with_slack(held + room) - bool(self._away(layout)[0])
 
     def _states(self, layout: Layout) -> Ints:
         """Return bytes of states and buffers per device of a pipeline, recomputation and slack aside."""
         sharers = sharers_of(layout)
-        key = (self._cut_key(layout), layout.schedule, layout.loops, layout.sharding, sharers)
+        away = tuple(self._away(layout)[0])
+        key = (self._cut_key(layout), layout.schedule, layout.loops, layout.sharding, sharers, away)
         if key not in self._resident_states:
             parameters = self._by_stage(layout, self._costs.of(layout).parameters).astype(np.int64)
             stages = _by_local_stage(self.placement(layout), parameters, sharers)
             held = resident_bytes(stages, layout.pp, self._state_bytes, layout.sharding)
+            placement, shards = self.placement(layout), sharers if layout.sharding != "zero-0" else 1
+            for stage in away:
+                np.subtract.at(
+                    held, placement[:, stage], self._optimizer_bytes * -(-parameters[stage] // shards)
+                )
             self._resident_states[key] = held
         return self._resident_states[key]
+
+    def _away(self, layout: Layout) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the stages whose optimizer states, and those whose activations, are off their devices."""
+        methods = layout.methods_beside(self._problem.job.methods)
+        each = [one.stages(methods, layout.stages) for one in parts(KeptAway)] if methods else []
+        states, activations = (sorted({stage for one in each for stage in one[kind]}) for kind in (0, 1))
+        return states, activations
 
     def placement(self, layout: Layout) -> Ints:
         """Return the device of each stage on each path, shape (paths, stages)."""

@@ -17,7 +17,7 @@ from weft.bundles import parts
 from weft.describe.amount import Shape
 from weft.describe.device import Device
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import Recompute
+from weft.describe.plan import Choice, Recompute
 from weft.predict.cost.memory import with_slack
 from weft.predict.cost.pricing import Pricing
 from weft.program.arrays import Ints
@@ -46,6 +46,33 @@ class ResidentBytes:
     hook: Callable[[Pricing], Held]
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeptAway:
+    """Bytes that a method keeps in host memory; the method contributes it.
+
+    Attributes:
+        what: the method's part of a plan, in words.
+        stages: gets the methods of a plan and its number of stages. It returns the stages whose optimizer
+            states are mostly off their devices, and those whose activations are. Lower bounds use it.
+        held: returns the most bytes in host memory, by name, each of shape (ranks,).
+    """
+
+    what: str
+    stages: Callable[[Sequence[Choice], int], tuple[Sequence[int], Sequence[int]]]
+    held: Callable[[Pricing], Mapping[str, Ints]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveBytes:
+    """Bytes that a method's instructions free or take; a method contributes them.
+
+    `hook` returns the change at the end of every instruction, with slack; each cycle adds up to 0.
+    """
+
+    what: str
+    hook: Callable[[Pricing], Ints]
+
+
 def base_bytes(pricing: Pricing) -> Ints:
     """Return the bytes that all methods keep all the time, with slack; shape (ranks,)."""
     held = np.zeros(pricing.program.ranks, dtype=np.int64)
@@ -70,6 +97,8 @@ def live_bytes(pricing: Pricing) -> Ints:
             change[rows] += changes[
                 columns.stage[rows], pricing.placed.device_set_of_rank[columns.rank[rows]]
             ]
+    for one in parts(LiveBytes):
+        change += one.hook(pricing)
     return change + _message_changes(pricing) + _border_changes(pricing)
 
 

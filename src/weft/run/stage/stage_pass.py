@@ -42,6 +42,14 @@ class _Pass(Protocol):
 
 def stage_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
     """Return the function that runs a stage forward; the last stage also computes the weighted loss."""
+    run = _own_pass(workspace, instruction)
+    for method in workspace.resources.methods.values() if workspace.training else ():
+        run = method.around_forward(instruction.stage, instruction.micro_batch, run)
+    return run
+
+
+def _own_pass(workspace: Workspace, instruction: Instruction) -> StagePass:
+    """Return the pass without the work of methods around it."""
     stage, number, resources = instruction.stage, instruction.micro_batch, workspace.resources
     last, roots = not resources.borders[stage].after, roots_of(workspace, stage)
     module, layers = resources.stages[stage], resources.layers[stage]

@@ -125,7 +125,8 @@ class SteppedWeights:
             return value
         if value.numel() == length:
             return value.view_as(piece.parameter)
-        size = len(self._own.masters)
+        # States may lie in host memory; ranks exchange tensors of their device.
+        value, size = value.to(self._own.masters.device), len(self._own.masters)
         if piece.start > 0:
             group.send(value, piece.begins // size)
             return value
