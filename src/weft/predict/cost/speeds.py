@@ -75,7 +75,7 @@ class MeasuredSpeeds:
     """Tables measured kernel by kernel; the one launch inside each time is taken out.
 
     Products of attention count as plain ones; only a profile of the layers has separate times of its kernels.
-    Products of 8 bits are as much faster than plain ones of the same work as the data sheet's peaks are.
+    A product of 8 bits takes a plain one's time, divided by the quotient of the data sheet's peaks.
     """
 
     def __init__(self, machine: MachineMeasurement, device: Device) -> None:
