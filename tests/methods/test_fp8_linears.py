@@ -63,17 +63,17 @@ def test_products_of_blocks_and_only_these_are_converted(recipe: str, size: int)
         assert kernels[:count] == [FP8_PRODUCT] * count
         assert kernels[count:] == [one.kernel for one in before.matmuls[count:]]
         assert after.flops(shape) == before.flops(shape)
-        # Every operand of a product is read and written in 8 bits at least, in 2 bytes per counted element.
+        # Every operand of a product is written in 8 bits at least, in 2 bytes per counted element.
         operands = [one.rows * one.inner + one.inner * one.columns for one in after.matmuls[:count]]
-        least = sum(amount(shape) for amount in operands) * (2 + 1) / 2
+        least = sum(amount(shape) for amount in operands) / 2 * (1 - 1e-9)
         assert after.memory(shape) - before.memory(shape) >= least
     assert block.parameters == plain.parameters
     assert (block.kept, block.kept_bytes) == (plain.kept, plain.kept_bytes)
 
 
-def test_tensorwise_casts_move_five_bytes_and_rowwise_ones_three_or_seven() -> None:
+def test_casts_move_the_bytes_of_torchaos_roofline() -> None:
     shape, plain = Shape(2, GRAPH.sequence), GRAPH.layers[1]
-    for recipe, factors in (("tensorwise", (5, 5, 5, 5, 5, 5)), ("rowwise", (3, 3, 3, 7, 7, 7))):
+    for recipe, factors in (("tensorwise", (5, 5, 5, 3, 1, 1)), ("rowwise", (3, 3, 3, 7, 5, 5))):
         block = eight_bits(recipe).job.graph.layers[1]
         passes = ("forward", "backward_input", "backward_weight")
         for name, left, right in zip(passes, factors[::2], factors[1::2], strict=True):

@@ -1,12 +1,10 @@
 """The cost of a block with products in 8 bits: their speed, and the traffic of the casts before them.
 
-Each of the three products of a linear layer (output, gradients of input and weight) casts both operands.
-Bytes per element of an operand in 16 bits, with each cast in as few kernels as
-`torchao/testing/training/roofline_utils.py` counts for compiled layers:
-
-- tensorwise: read for the largest absolute value (2), then read (2) and write (1);
-- rowwise: read (2) and write (1) if the rows lie along the inner side of the product; else also read and
-  write (4) for the transposed operand.
+Bytes per element of 16 bits are those of `torchao/testing/training/roofline_utils.py`, for compiled layers.
+Tensorwise, the first product of an operand reads it for the largest absolute value (2). It reads it again (2)
+and writes it (1). Its second product adds a write (1), or a second cast of a weight (3).
+Rowwise, the first product reads (2) and writes (1). Its second product needs scales along the other side. It
+transposes the operand (4, or 2 while the operand is in the first cast), and casts it (3).
 
 Backward passes keep the operands in the training's precision, as torchao's `matmul_with_hp_or_float8_args`
 does. So the kept activations are those of the unchanged layer. The price of emulation is not modelled.
@@ -36,10 +34,18 @@ class _Cast:
     kernels: int
 
 
-# By recipe: the cast of an operand with rows along the product's inner side, and of another one.
+# By recipe: the casts of both operands of the output, and of the gradients of the input and of the weight.
 _CASTS = {
-    "tensorwise": (_Cast(5.0, 3), _Cast(5.0, 3)),
-    "rowwise": (_Cast(3.0, 1), _Cast(7.0, 2)),
+    "tensorwise": (
+        (_Cast(5.0, 3), _Cast(5.0, 3)),
+        (_Cast(5.0, 3), _Cast(3.0, 1)),
+        (_Cast(1.0, 0), _Cast(1.0, 0)),
+    ),
+    "rowwise": (
+        (_Cast(3.0, 1), _Cast(3.0, 1)),
+        (_Cast(3.0, 1), _Cast(7.0, 2)),
+        (_Cast(5.0, 1), _Cast(5.0, 1)),
+    ),
 }
 
 
@@ -65,12 +71,12 @@ def refuse_job(job: Job) -> str | None:
 def changed(layer: Layer, value: Value, sequence: int) -> Layer:
     """Return the block with its products in 8 bits."""
     products = converted(layer)
-    along, across = _CASTS[str(value)]
+    output, of_input, of_weight = _CASTS[str(value)]
     return replace(
         layer,
-        forward=_cast(layer.forward, products, along, along),
-        backward_input=_cast(layer.backward_input, map(transposed_weight, products), along, across),
-        backward_weight=_cast(layer.backward_weight, map(transposed_input, products), across, across),
+        forward=_cast(layer.forward, products, *output),
+        backward_input=_cast(layer.backward_input, map(transposed_weight, products), *of_input),
+        backward_weight=_cast(layer.backward_weight, map(transposed_input, products), *of_weight),
     )
 
 
