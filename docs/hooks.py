@@ -122,13 +122,16 @@ def devices() -> str:
             f"`{name}`",
             format_bytes(entry.device.memory_bytes),
             f"{format_bytes(entry.device.memory_bytes_per_s)}/s",
-            *(_flops(entry.device.flops_per_s.get(precision)) for precision in ("fp32", "bf16", "fp16")),
+            *(
+                _flops(entry.device.flops_per_s.get(precision))
+                for precision in ("fp32", "bf16", "fp16", "fp8")
+            ),
             f"{entry.devices} at {format_bytes(entry.link.bytes_per_s)}/s",
             f"{format_bytes(entry.network.bytes_per_s)}/s",
         )
         for name, entry in catalogue().items()
     ]
-    head = ("device", "memory", "bandwidth", "fp32", "bf16", "fp16", "node", "network per node")
+    head = ("device", "memory", "bandwidth", "fp32", "bf16", "fp16", "fp8", "node", "network per node")
     return _table(head, rows)
 
 

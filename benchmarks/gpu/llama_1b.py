@@ -1,7 +1,7 @@
 """One GPU, bf16: Llama 3.2 1B through weft's runtime, beside its prediction and beside torchtitan.
 
 Prints tokens per second, peak memory, what recording every instruction costs, and predicted over measured
-step and peak. Stages are compiled unless `--eager`.
+step and peak. Stages are compiled unless `--eager`; `--fp8 tensorwise` multiplies blocks in 8 bits.
 
     python benchmarks/gpu/llama_1b.py
     python benchmarks/gpu/llama_1b.py --schedule gpipe --offload states activations
@@ -36,6 +36,7 @@ from weft.describe.catalogue import catalogue
 from weft.describe.layout import Layout
 from weft.describe.plan import Choice, Plan
 from weft.describe.prediction import Prediction
+from weft.methods.fp8_linears.options import RECIPES, Fp8LinearsTable, choices_of
 from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
 from weft.planning.problem import Problem, problem_of
@@ -65,8 +66,10 @@ def main() -> int:
     report.print_machine()
     batch = f"{asked.micro_batches} micro-batches of {asked.micro_batch_size} x {asked.sequence} tokens"
     layers = "eager" if asked.eager else "compiled"
+    products = "" if asked.fp8 is None else f", fp8 {asked.fp8}"
     cell = (
-        f"{asked.model}, {batch}, {asked.steps} steps, recomputed {asked.recompute}, {layers}, {asked.device}"
+        f"{asked.model}, {batch}, {asked.steps} steps, recomputed {asked.recompute}, "
+        f"{layers}{products}, {asked.device}"
     )
     if asked.offload:
         cell += f", {asked.schedule}, offload of {' and '.join(asked.offload)}"
@@ -116,6 +119,7 @@ def options() -> argparse.ArgumentParser:
     made.add_argument("--schedule", default="1f1b")
     made.add_argument("--offload", nargs="+", choices=("states", "activations"), default=[])
     made.add_argument("--eager", action="store_true")
+    made.add_argument("--fp8", choices=RECIPES, default=None, help="the recipe of products in 8 bits")
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     made.add_argument("--torchtitan", type=Path, default=None)
     made.add_argument("--torchtitan-config", default="llama3_1b")
@@ -132,6 +136,8 @@ def prepare(arguments: argparse.Namespace) -> tuple[Problem, Plan, Program, Pred
         sequence=arguments.sequence,
         precision="bf16",
     )
+    if arguments.fp8 is not None:
+        problem = problem.choosing(choices_of(Fp8LinearsTable(recipe=arguments.fp8), problem.job.graph))
     layout = Layout(
         pp=1,
         dp=1,

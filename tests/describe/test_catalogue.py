@@ -3,7 +3,7 @@
 import pytest
 
 from weft.describe.catalogue import catalogue, find_device
-from weft.describe.device import PRECISION_BYTES
+from weft.describe.device import FP8, PRECISION_BYTES
 from weft.errors import InputError
 
 
@@ -13,7 +13,10 @@ def test_every_entry_is_complete_and_plausible(name):
     device = entry.device
     assert device.name == name == name.lower()
     assert entry.source
-    assert set(device.flops_per_s) <= set(PRECISION_BYTES)
+    assert set(device.flops_per_s) <= {*PRECISION_BYTES, FP8}
+    # Matrix units take twice as many operands of half the size.
+    if FP8 in device.flops_per_s:
+        assert device.flops_per_s[FP8] == pytest.approx(2 * device.flops_per_s["bf16"], rel=0.02)
     assert {"fp16", "fp32"} <= set(device.flops_per_s)
     assert device.flops_per_s["fp16"] >= device.flops_per_s["fp32"] >= device.flops_per_s.get("fp64", 0)
     assert 10e9 < device.memory_bytes < 300e9

@@ -193,7 +193,7 @@ def test_everything_wrong_in_a_file_is_listed_at_once(tmp_path):
         latency = "5 us"
         [device.t4]
         memry = "16 GB"
-        flops = { fp8 = 1e12 }
+        flops = { int8 = 1e12 }
         """
     )
     with pytest.raises(InputError) as refused:

@@ -24,6 +24,7 @@ def test_a_folder_is_a_method() -> None:
         "attention_window",
         "auxiliary_head",
         "blocking",
+        "fp8_linears",
         "gradient_norm",
         "local_averaging",
         "micro_batch_norms",

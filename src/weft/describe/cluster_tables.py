@@ -39,7 +39,7 @@ Seconds = Annotated[float, BeforeValidator(parse_seconds), _quantity("3 us")]
 Flops = Annotated[float, BeforeValidator(parse_flops_per_second), _quantity("312 TFLOP/s")]
 Count = Annotated[int, Field(ge=1, le=MOST_DEVICES)]
 Speed = Annotated[float, Field(ge=LOWEST_SPEED, le=HIGHEST_SPEED)]
-Precision = Literal["fp64", "fp32", "bf16", "fp16"]
+Precision = Literal["fp64", "fp32", "bf16", "fp16", "fp8"]
 
 
 class NodeTable(TomlTable):

@@ -9,6 +9,9 @@ from weft.describe.one_line import one_line
 
 PRECISION_BYTES: Mapping[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
+# A precision of single products in trainings of another one.
+FP8 = "fp8"
+
 # Memory of the driver's context, the workspaces of libraries and the buffers of communicators on a device
 # that is not its own host: about 0.5 GiB for the first two, and 0.5 GiB for each of two communicators.
 CONTEXT_BYTES = 3 * 2**29
@@ -19,8 +22,8 @@ class Device:
     """One computing device.
 
     Attributes:
-        flops_per_s: dense peak by precision (`fp64`, `fp32`, `bf16`, `fp16`); a missing precision is not
-            supported.
+        flops_per_s: dense peak by precision (`fp64`, `fp32`, `bf16`, `fp16`, and `fp8` of single products); a
+            missing precision is not supported.
         memory_bytes, memory_bytes_per_s: capacity and peak bandwidth of the device's own memory.
         launch_s: host time to launch one kernel.
         synchronous: the host thread itself computes (a CPU), so it posts nothing while a kernel runs.

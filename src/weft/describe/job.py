@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from weft.describe.cluster import Cluster
-from weft.describe.layer_choices import with_choices
+from weft.describe.layer_choices import job_problems, with_choices
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.describe.plan import Choice, LayerChoice, precision_words
+from weft.errors import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,8 @@ class Job:
         """
         if choices == self.layer_choices:
             return self
+        if problems := job_problems(choices, self):
+            raise InputError(problems)
         return replace(self, graph=with_choices(self.graph, choices), layer_choices=choices)
 
     def __repr__(self) -> str:

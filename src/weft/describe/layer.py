@@ -8,13 +8,15 @@ from weft.describe.amount import ZERO, Amount, Shape
 from weft.describe.one_line import one_line
 
 PLAIN_PRODUCT = "product"
+# Of operands that are cast to 8 bits.
+FP8_PRODUCT = "fp8-product"
 
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
     """`count` products of a (rows x inner) by an (inner x columns) matrix.
 
-    `kernel` names their kernel: a plain product, or one of the kernels of attention.
+    `kernel` names their kernel: a plain product, one of 8 bits, or one of the kernels of attention.
     `weft.predict.cost.layer_times` has their speeds.
     """
 

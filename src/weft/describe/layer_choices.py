@@ -10,6 +10,7 @@ from weft.bundles import parts
 from weft.errors import InputError, Violation, nearest
 
 if TYPE_CHECKING:
+    from weft.describe.job import Job
     from weft.describe.layer import Layer
     from weft.describe.layer_graph import LayerGraph
     from weft.describe.plan import LayerChoice
@@ -26,11 +27,13 @@ class LayerOption:
         name: the choice's name in plans.
         refuse: returns the reason why a layer cannot have a value, or None.
         changed: returns the layer with a value, for samples of a number of tokens; its name does not change.
+        refuse_job: returns the reason why a job's devices or precision cannot run the option, or None.
     """
 
     name: str
     refuse: Callable[[Layer, Value], str | None]
     changed: Callable[[Layer, Value, int], Layer]
+    refuse_job: Callable[[Job], str | None] = lambda job: None
 
 
 def layer_options() -> Mapping[str, LayerOption]:
@@ -58,6 +61,13 @@ def choice_problems(choices: Sequence[LayerChoice], graph: LayerGraph) -> Iterat
             elif reason := option.refuse(_as_modelled(graph).layers[layer], choice.value):
                 yield Violation(_WHERE, f"{choice.name} of layer {layer}: {reason}")
             taken.add((choice.name, layer))
+
+
+def job_problems(choices: Sequence[LayerChoice], job: Job) -> list[Violation]:
+    """Return one line for each chosen option that a job's devices or precision cannot run."""
+    known = layer_options()
+    chosen = [known[name] for name in sorted({choice.name for choice in choices} & set(known))]
+    return [Violation(one.name, reason) for one in chosen if (reason := one.refuse_job(job)) is not None]
 
 
 def with_choices(graph: LayerGraph, choices: Sequence[LayerChoice]) -> LayerGraph:

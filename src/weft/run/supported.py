@@ -2,8 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from weft.bundles import parts
 from weft.describe.plan import GRADIENT_NORM, MICRO_BATCH_NORMS, SCALED, Plan
 from weft.errors import Violation
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeededPackage:
+    """A package without which ranks cannot run a choice of layers, and weft's extra that installs it."""
+
+    choice: str
+    package: str
+    extra: str
+
+
+def missing_packages(plan: Plan) -> list[Violation]:
+    """Return one line for each package that a plan's choices of layers need and this machine lacks."""
+    chosen = {choice.name for choice in plan.layer_choices}
+    return [
+        Violation(
+            one.choice,
+            f'needs the package {one.package}, which is not installed: pip install "weft[{one.extra}]"',
+        )
+        for one in parts(NeededPackage)
+        if one.choice in chosen and find_spec(one.package) is None
+    ]
 
 
 def unsupported(plan: Plan) -> list[Violation]:

@@ -16,7 +16,7 @@ from weft.planning.planned import PlannedJob, given_plan, plan_run, taking_over
 from weft.predict.ledger import STEP, Ledger
 from weft.run.launch.workers import launch_workers
 from weft.run.stage.compilable import compile_problems
-from weft.run.supported import unsupported
+from weft.run.supported import missing_packages, unsupported
 from weft.training.coordination.hang import HangWatch
 from weft.training.directory.resuming import kept_if_refused
 from weft.training.directory.run_directory import RunDirectory
@@ -36,12 +36,12 @@ def prepare(planned: PlannedJob, path: Path) -> Iterator[RunDirectory]:
 
     Raises:
         InputError: if the runtime does not support the plan, the optimizer keeps more states than the plan
-            counts, a logger is not installed, or another process trains in the directory.
+            counts, a logger or a needed package is not installed, or another process trains in the directory.
     """
     require_loggers(planned.run.report.log)
     problems = planned.misplaced
     for job in planned.all:
-        problems += unsupported(job.plan) + job.uncounted
+        problems += unsupported(job.plan) + missing_packages(job.plan) + job.uncounted
         if planned.run.train.compile:
             problems += compile_problems(job.plan, job.program.columns.kind, job.problem.job.graph)
     if problems:

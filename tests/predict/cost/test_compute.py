@@ -105,7 +105,7 @@ def test_launches_are_a_floor_where_the_host_runs_ahead_and_an_addend_where_it_c
 
 
 def test_measured_speeds_meet_the_measurements_with_one_launch_in_each() -> None:
-    speeds = MeasuredSpeeds(MACHINE)
+    speeds = MeasuredSpeeds(MACHINE, CPU)
     for flops, speed in MACHINE.matmul["fp32"]:
         assert speeds.matmul_s(flops, "fp32") + speeds.launch_s == pytest.approx(flops / speed)
     for moved, speed in MACHINE.memory:

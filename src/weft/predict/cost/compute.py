@@ -213,7 +213,7 @@ class ComputeModel:
         machine = self.machine
         if machine is not None and self._measured(device) and precision in machine.matmul:
             half_width = max(MACHINE_HALF_WIDTH, machine.spread)
-            return MeasuredSpeeds(machine), "measured machine", half_width
+            return MeasuredSpeeds(machine, device), "measured machine", half_width
         return DataSheetSpeeds(device), "data sheet", DATA_SHEET_HALF_WIDTH
 
     def _distinct(self, graph: LayerGraph, layers: Sequence[int]) -> Iterator[tuple[Layer, int]]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from weft.describe.amount import Shape
-from weft.describe.device import PRECISION_BYTES, Device
-from weft.describe.layer import PLAIN_PRODUCT, Layer, PassWork
+from weft.describe.device import FP8, PRECISION_BYTES, Device
+from weft.describe.layer import FP8_PRODUCT, PLAIN_PRODUCT, Layer, PassWork
 from weft.describe.layer_pieces import LayerPiece
 from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.errors import InputError, Violation, require_choice
@@ -23,12 +23,14 @@ MATMUL_SHARE = 0.82
 MEMORY_SHARE = 0.60
 START_UP_LAUNCHES = 1.0
 
-# Speed of a kernel relative to a large plain product, in products of the whole square of scores. By its
+# Speed of a kernel relative to a large plain product, in products of the whole square of scores. A product of
+# 8 bits is assumed to reach the same share of its own peak, as in torchao's roofline_utils.py. By its
 # release notes, FlashAttention reaches 25 to 40 % of the peak on an A100, FlashAttention-2 50 to 73 %. A
 # backward pass repeats the scores there: 3.5 forward passes are done and 3 counted. With causal masks both
 # skip half of the square, at the lower end of these. Stored scores are many small products.
 KERNEL_SPEEDS: Mapping[str, float] = {
     PLAIN_PRODUCT: 1.0,
+    FP8_PRODUCT: 1.0,
     "scores": 0.7,
     "flash1": 0.37,
     "flash1-causal": 0.56,
@@ -60,13 +62,8 @@ class DataSheetSpeeds:
 
     def matmul_s(self, flops: float, precision: str, kernel: str = PLAIN_PRODUCT) -> float:
         """Return seconds; raise InputError for a precision that the device lacks, or an unknown kernel."""
-        peak = self.device.flops_per_s.get(precision)
-        if peak is None:
-            has = ", ".join(sorted(self.device.flops_per_s))
-            raise InputError(
-                Violation("precision", f"{precision!r} is not supported by {self.device.name}; it has {has}")
-            )
         require_choice("kernel", kernel, KERNEL_SPEEDS)
+        peak = _peak(self.device, precision, kernel)
         return flops / (peak * MATMUL_SHARE * KERNEL_SPEEDS[kernel]) + self._start_up_s
 
     def memory_s(self, moved_bytes: float) -> float:
@@ -82,18 +79,39 @@ class MeasuredSpeeds:
     """Tables measured kernel by kernel; the one launch inside each time is taken out.
 
     Products of attention count as plain ones; only a profile of the layers has separate times of its kernels.
+    A product of 8 bits takes a plain one's time, divided by the quotient of the data sheet's peaks.
     """
 
-    def __init__(self, machine: MachineMeasurement) -> None:
+    def __init__(self, machine: MachineMeasurement, device: Device) -> None:
         self.launch_s = machine.launch_s
+        self._device = device
         self._matmul = {name: seconds_of_speeds(table) for name, table in machine.matmul.items()}
         self._memory = seconds_of_speeds(machine.memory)
 
     def matmul_s(self, flops: float, precision: str, kernel: str = PLAIN_PRODUCT) -> float:
-        return max(0.0, value_at(self._matmul[precision], flops) - self.launch_s)
+        seconds = max(0.0, value_at(self._matmul[precision], flops) - self.launch_s)
+        if kernel != FP8_PRODUCT:
+            return seconds
+        return seconds * _peak(self._device, precision) / _peak(self._device, precision, kernel)
 
     def memory_s(self, moved_bytes: float) -> float:
         return max(0.0, value_at(self._memory, moved_bytes) - self.launch_s)
+
+
+def _peak(device: Device, precision: str, kernel: str = PLAIN_PRODUCT) -> float:
+    """Return the data-sheet peak of a kernel; a synchronous device emulates 8 bits in the given precision.
+
+    Raises:
+        InputError: for a precision that the device lacks.
+    """
+    needed = FP8 if kernel == FP8_PRODUCT and not device.synchronous else precision
+    peak = device.flops_per_s.get(needed)
+    if peak is None:
+        has = ", ".join(sorted(device.flops_per_s))
+        raise InputError(
+            Violation("precision", f"{needed!r} is not supported by {device.name}; it has {has}")
+        )
+    return peak
 
 
 @dataclass(frozen=True, slots=True)
