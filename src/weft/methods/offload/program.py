@@ -81,7 +81,7 @@ def owes(layout: PipelineLayout, options: OffloadOptions) -> Offloads:
 
 
 @dataclass(slots=True)
-class _Added:
+class _AddedCopies:
     """New rows (kind, stage, replica, micro-batch, anchor, turn) and edges (source, target, distance).
 
     In edges, new row i is -1 - i until the rows are inserted.
@@ -100,7 +100,7 @@ class _Added:
 
 def offload(pipeline: LoweredPipeline, layout: PipelineLayout, options: OffloadOptions) -> LoweredPipeline:
     """Add the copies of all devices to one pipeline."""
-    columns, added = pipeline.columns, _Added()
+    columns, added = pipeline.columns, _AddedCopies()
     for device in range(int(columns.rank.max(initial=-1)) + 1):
         here = columns.rank == device
         computations = np.flatnonzero(here & is_compute(columns.kind) & (columns.micro_batch != NONE))
@@ -110,7 +110,7 @@ def offload(pipeline: LoweredPipeline, layout: PipelineLayout, options: OffloadO
     return _put_in(pipeline, options, added)
 
 
-def _move_activations(columns: Columns, rows: Ints, stages: tuple[int, ...], added: _Added) -> None:
+def _move_activations(columns: Columns, rows: Ints, stages: tuple[int, ...], added: _AddedCopies) -> None:
     """Add the moves of a device's activations; `rows` are its computations."""
     for forward, backward in leave(columns, rows, stages):
         first, last = int(rows[forward]), int(rows[backward])
@@ -131,7 +131,7 @@ def _move_activations(columns: Columns, rows: Ints, stages: tuple[int, ...], add
             added.edge(source, target)
 
 
-def _move_states(columns: Columns, rows: Ints, steps: list[int], added: _Added) -> None:
+def _move_states(columns: Columns, rows: Ints, steps: list[int], added: _AddedCopies) -> None:
     """Add the moves of a device's states; `rows` are its computations, `steps` the steps that need them."""
     for turn, step in enumerate(steps):
         of = int(columns.stage[step]), int(columns.replica[step]), NONE
@@ -150,7 +150,7 @@ def _move_states(columns: Columns, rows: Ints, steps: list[int], added: _Added) 
         added.edge(store, load, 1)
 
 
-def _put_in(pipeline: LoweredPipeline, options: OffloadOptions, added: _Added) -> LoweredPipeline:
+def _put_in(pipeline: LoweredPipeline, options: OffloadOptions, added: _AddedCopies) -> LoweredPipeline:
     if not added.rows:
         return pipeline
     columns, present = pipeline.columns, len(pipeline.columns)
