@@ -16,7 +16,7 @@ from weft.run.launch.flight_recorder import WRITE
 
 POLL_S = 0.05
 # A rank writes its flight recorder within milliseconds.
-RECORD_S = 0.5
+RECORD_S = 0.3
 
 
 class RankProcesses:
@@ -81,7 +81,8 @@ class RankProcesses:
         """Let the running ranks write their flight recorders; wait `RECORD_S`."""
         self.send(WRITE)
         for _ in range(round(RECORD_S / POLL_S)):
-            self.poll()
+            if self._running:
+                self.poll()
 
     def end(self, grace_s: float) -> None:
         """End the running ranks with SIGTERM, and after `grace_s` with SIGKILL."""
