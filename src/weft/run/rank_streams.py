@@ -78,8 +78,8 @@ class RankStreams:
         self._others: dict[tuple[str, int], ClosableStream] = {}
 
     @property
-    def loading(self) -> Stream:
-        return self._compute if self._sides is None else self._sides.loading
+    def loading(self) -> Stream | None:
+        return None if self._sides is None else self._sides.loading
 
     @property
     def reading(self) -> Stream:

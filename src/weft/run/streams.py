@@ -150,8 +150,11 @@ class Streams(Protocol):
     """The streams of one rank."""
 
     @property
-    def loading(self) -> Stream:
-        """The stream of work that copies micro-batches to the device; their memory is its own."""
+    def loading(self) -> Stream | None:
+        """The stream of work that copies micro-batches to the device, with memory of its own.
+
+        None where they are there, and to start work would take longer than to use them.
+        """
         ...
 
     @property

@@ -31,6 +31,13 @@ class MicroBatch(NamedTuple):
     inputs: torch.Tensor | None = None
     targets: torch.Tensor | None = None
 
+    def on(self, device: torch.device, dtype: torch.dtype) -> MicroBatch:
+        """Return the data on a device, and its inputs in that precision."""
+        inputs = None if self.inputs is None else to_device(self.inputs, device)
+        if inputs is not None and inputs.dtype != dtype and inputs.is_floating_point():
+            inputs = inputs.to(dtype)
+        return MicroBatch(inputs, None if self.targets is None else to_device(self.targets, device))
+
 
 # A rank calls it only for micro-batches with inputs or targets that its stages need.
 Batch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
@@ -120,15 +127,17 @@ class Workspace:
         pair = self.batch(whole)
         if splits > 1:
             pair = pair[0].tensor_split(splits)[part], pair[1].tensor_split(splits)[part]
-        loaded, device, dtype = Value[MicroBatch](), self.resources.device, self.resources.dtype
+        wanted = MicroBatch(pair[0] if inputs else None, pair[1] if targets else None)
+        resources = self.resources
+        stream = resources.streams.loading
+        if stream is None:
+            return Value.of(wanted.on(resources.device, resources.dtype))
+        loaded: Value[MicroBatch] = Value()
 
         def load() -> None:
-            samples = to_device(pair[0], device) if inputs else None
-            if samples is not None and samples.dtype != dtype and samples.is_floating_point():
-                samples = samples.to(dtype)
-            loaded.content = MicroBatch(samples, to_device(pair[1], device) if targets else None)
+            loaded.content = wanted.on(resources.device, resources.dtype)
 
-        loaded.completion = self.resources.streams.loading.run(f"micro-batch {number}", load)
+        loaded.completion = stream.run(f"micro-batch {number}", load)
         return loaded
 
     def latest(self, name: str, stage: int) -> Value[Any]:
