@@ -114,10 +114,12 @@ class PlannedJob:
     @cached_property
     def in_host_memory(self) -> Mapping[str, Ints]:
         """The most bytes that each rank keeps in the memory of its host, by name; empty if it keeps none."""
+        methods, stages = self.plan.methods, len(self.plan.stages)
+        kept = [one for one in parts(KeptAway) if any(one.stages(methods, stages))]
+        if not kept:
+            return {}
         placed = PlacedPlan(program=self.program, plan=self.plan, model=self.problem.cost_model)
         pricing = Pricing(program=self.program, placed=placed)
-        methods = self.plan.methods
-        kept = [one for one in parts(KeptAway) if any(one.stages(methods, len(self.plan.stages)))]
         return {name: held for one in kept for name, held in one.held(pricing).items()}
 
     @cached_property

@@ -17,10 +17,10 @@ import torch
 from weft.bundles import runtime_parts
 from weft.errors import InputError, RunError, Violation
 from weft.program.kinds import KINDS
-from weft.program.program import Instruction
+from weft.program.program import NONE, Instruction
 from weft.program.rank_program import RankProgram
 from weft.run.handlers import HANDLERS
-from weft.run.handlers.base import Handler, Issue
+from weft.run.handlers.base import COPIED, Handler, Issue
 from weft.run.methods import HandlerOf, PartOfSum
 from weft.run.record.recorder import Recorder
 from weft.run.streams import Completion, Value
@@ -111,6 +111,10 @@ class Executor:
         for completion in self._in_flight:
             completion.wait()
         self._in_flight = []
+
+    def step_after(self, copied: Completion) -> None:
+        """Let optimizers step after the end of a copy of weights and states."""
+        self._workspace.values[COPIED, NONE, NONE] = Value.of(None, copied)
 
     def _outcome(self) -> Outcome:
         workspace = self._workspace

@@ -15,10 +15,8 @@ from torch import nn
 from weft.describe.plan import GRADIENT_NORM, Plan
 from weft.errors import InputError, RunError, Violation
 from weft.program.buffers import last_gradients
-from weft.program.program import NONE
 from weft.program.rank_program import RankProgram
 from weft.run.executor import Executor, Outcome, require_supported
-from weft.run.handlers.base import COPIED
 from weft.run.methods import MethodState
 from weft.run.parallel.tensor_stage import disconnect_stages
 from weft.run.record.recorder import Recorder
@@ -214,9 +212,9 @@ class RankRuntime:
             generation=generation,
             timeout_s=timeout_s,
         )
-        workspace = self._workspace(program, training=True)
-        self._values = workspace.values
-        self._training: Executor | None = Executor(program, workspace, recorder=recorder)
+        self._training: Executor | None = Executor(
+            program, self._workspace(program, training=True), recorder=recorder
+        )
 
     @property
     def stages(self) -> Mapping[int, nn.Module]:
@@ -276,9 +274,11 @@ class RankRuntime:
 
         On an accelerator the passes of the next step run beside it; optimizers step after it.
         """
-        self._catch_up()
+        if self._training is None:
+            raise RunError("this runtime is closed")
+        self._training.drain()
         copied = self._resources.streams.copying.run("checkpoint", work, *reads)
-        self._values[COPIED, NONE, NONE] = Value.of(None, copied)
+        self._training.step_after(copied)
         return copied
 
     def average_statistics(self) -> None:

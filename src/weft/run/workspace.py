@@ -31,13 +31,6 @@ class MicroBatch(NamedTuple):
     inputs: torch.Tensor | None = None
     targets: torch.Tensor | None = None
 
-    def on(self, device: torch.device, dtype: torch.dtype) -> MicroBatch:
-        """Return the data on a device, and its inputs in that precision."""
-        inputs = None if self.inputs is None else to_device(self.inputs, device)
-        if inputs is not None and inputs.dtype != dtype and inputs.is_floating_point():
-            inputs = inputs.to(dtype)
-        return MicroBatch(inputs, None if self.targets is None else to_device(self.targets, device))
-
 
 # A rank calls it only for micro-batches with inputs or targets that its stages need.
 Batch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
@@ -127,18 +120,25 @@ class Workspace:
         pair = self.batch(whole)
         if splits > 1:
             pair = pair[0].tensor_split(splits)[part], pair[1].tensor_split(splits)[part]
-        wanted = MicroBatch(pair[0] if inputs else None, pair[1] if targets else None)
-        resources = self.resources
-        stream = resources.streams.loading
+        given = pair[0] if inputs else None, pair[1] if targets else None
+        stream = self.resources.streams.loading
         if stream is None:
-            return Value.of(wanted.on(resources.device, resources.dtype))
+            return Value.of(self._on_device(*given))
         loaded: Value[MicroBatch] = Value()
 
         def load() -> None:
-            loaded.content = wanted.on(resources.device, resources.dtype)
+            loaded.content = self._on_device(*given)
 
         loaded.completion = stream.run(f"micro-batch {number}", load)
         return loaded
+
+    def _on_device(self, inputs: torch.Tensor | None, targets: torch.Tensor | None) -> MicroBatch:
+        device, dtype = self.resources.device, self.resources.dtype
+        if inputs is not None:
+            inputs = to_device(inputs, device)
+            if inputs.dtype != dtype and inputs.is_floating_point():
+                inputs = inputs.to(dtype)
+        return MicroBatch(inputs, None if targets is None else to_device(targets, device))
 
     def latest(self, name: str, stage: int) -> Value[Any]:
         """Return the latest value of a stage under this name."""

@@ -9,7 +9,7 @@ recurrent neural networks, arXiv 1211.5063).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -68,9 +68,10 @@ class GradientNorm(MethodState):
         )
 
     @property
-    def scales(self) -> bool:
-        """True if losses have a factor."""
-        return self._scale is not None
+    def numbers(self) -> Mapping[str, Callable[[Group], torch.Tensor]]:
+        """The numbers of a step by name, each with the function that takes it; every rank must call it."""
+        norm = {NORM: self.take}
+        return norm if self._scale is None else {**norm, LOSS_SCALE: self._factor}
 
     def begin(self, resources: Resources) -> None:
         self._gradients = resources.own_gradients
@@ -82,10 +83,10 @@ class GradientNorm(MethodState):
         return 1.0 if self._scale is None else self._scale.factor
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        return {} if self._scale is None else {"loss_scale": self._scale.state}
+        return {} if self._scale is None else {LOSS_SCALE: self._scale.state}
 
     def figures(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
-        known = {name: workspace.values.get((name, NONE, NONE)) for name in (NORM, LOSS_SCALE)}
+        known = {name: workspace.values.get((name, NONE, NONE)) for name in self.numbers}
         return {name: value for name, value in known.items() if value is not None}
 
     def require(self, figures: Mapping[str, float]) -> None:
@@ -109,6 +110,9 @@ class GradientNorm(MethodState):
         if group.size > 1:
             group.all_reduce(squares)
         return squares.sqrt_().div_(self.loss_factor())
+
+    def _factor(self, group: Group) -> torch.Tensor:
+        return torch.tensor(self.loss_factor())
 
     def vote(self, stage: int, norm: Value[torch.Tensor]) -> torch.Tensor:
         """Return 1 if the norm is not finite, else 0, shape (); clip this rank's gradient of a stage.
@@ -162,18 +166,18 @@ def norm(workspace: Workspace, instruction: Instruction) -> Issue:
     assert isinstance(state, GradientNorm)
 
     def issue(stream: Stream) -> Completion:
-        value, scale = Value[torch.Tensor](), Value[torch.Tensor]()
+        made: dict[str, Value[torch.Tensor]] = {name: Value() for name in state.numbers}
 
         def work() -> None:
-            scale.content = torch.tensor(state.loss_factor())
-            value.content = state.take(group)
+            for name, number in state.numbers.items():
+                made[name].content = number(group)
 
         gradients = (workspace.latest(GRADIENT, stage) for stage in resources.stages)
-        value.completion = scale.completion = stream.run(label, work, *gradients)
-        workspace.values[NORM, NONE, NONE] = value
-        if state.scales:
-            workspace.values[LOSS_SCALE, NONE, NONE] = scale
-        return value.completion
+        ended = stream.run(label, work, *gradients)
+        for name, value in made.items():
+            value.completion = ended
+            workspace.values[name, NONE, NONE] = value
+        return ended
 
     return issue
 

@@ -7,7 +7,7 @@ finds the same views of new ones. Weights, and the inputs and outputs of a stage
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -201,6 +201,17 @@ class Offload(MethodState):
             return (self.states[stage],)
         return self.activations[stage, micro_batch].storages
 
+    def work_of(
+        self, instruction: Instruction, do: Callable[[MovedStorage | OffloadedStates], None]
+    ) -> Callable[[], None]:
+        """Return the work of an instruction, which does the same to all memory that it moves."""
+
+        def work() -> None:
+            for one in self.moved(instruction.stage, instruction.micro_batch):
+                do(one)
+
+        return work
+
 
 class StatesLoaded(StepGate):
     """A step waits for its states."""
@@ -227,12 +238,8 @@ def _state(workspace: Workspace) -> Offload:
 def store(workspace: Workspace, instruction: Instruction) -> Issue:
     """Copy activations to the host after their forward pass, or states after their step."""
     stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
-    state, values = _state(workspace), workspace.values
-    made = (WEIGHTS if number == NONE else SAVED, stage, number)
-
-    def work() -> None:
-        for one in state.moved(stage, number):
-            one.store()
+    values, made = workspace.values, (WEIGHTS if number == NONE else SAVED, stage, number)
+    work = _state(workspace).work_of(instruction, lambda one: one.store())
 
     def issue(stream: Stream) -> Completion:
         ended = stream.run(label, work, values[made])
@@ -245,11 +252,7 @@ def store(workspace: Workspace, instruction: Instruction) -> Issue:
 def release(workspace: Workspace, instruction: Instruction) -> Issue:
     """Free what has been copied to the host, in the order of computations, so that they take its memory."""
     stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
-    state = _state(workspace)
-
-    def work() -> None:
-        for one in state.moved(stage, number):
-            one.release()
+    work = _state(workspace).work_of(instruction, lambda one: one.release())
 
     def issue(stream: Stream) -> Completion:
         # Before their first step there are no states, or those of a checkpoint.
@@ -262,11 +265,7 @@ def release(workspace: Workspace, instruction: Instruction) -> Issue:
 def room(workspace: Workspace, instruction: Instruction) -> Issue:
     """Take memory for the copy back, in the order of computations, which leave it free."""
     stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
-    state = _state(workspace)
-
-    def work() -> None:
-        for one in state.moved(stage, number):
-            one.take_room()
+    work = _state(workspace).work_of(instruction, lambda one: one.take_room())
 
     def issue(stream: Stream) -> Completion:
         taken = stream.run(label, work)

@@ -76,8 +76,6 @@ class _Alone:
     def add_up(self, flat: torch.Tensor) -> None:
         """Leave it."""
 
-    all_reduce = add_up
-
     def reduce_scatter(self, flat: torch.Tensor) -> torch.Tensor:
         return flat.view(self.size, -1)[self.place].clone()
 
