@@ -149,7 +149,7 @@ class Row:
     def training(self, plan: Plan) -> Training:
         """What one process does in its place."""
         shares = [one.micro_batches for one in plan.stages[0].replicas]
-        in_parts = self.same_bits or any(method.by_replica for method in self.methods)
+        in_parts = self.same_bits or any(one.by_replica or one.by_share for one in self.methods)
         return Training(
             model=self.model,
             micro_batch_size=self.micro_batch_size,

@@ -47,6 +47,8 @@ class Method:
     runtime_options: ClassVar[Mapping[str, Any]] = {}
     # Whether every replica steps a model of its own.
     by_replica = False
+    # Whether it decides how gradients of replicas are added up, and what of masters a model gets.
+    by_share = False
 
     def added_loss(
         self, copy: Copy, values: Values, targets: torch.Tensor, told: Told
@@ -56,6 +58,15 @@ class Method:
 
     def see(self, copy: Copy, gradients: Sequence[torch.Tensor], told: Told) -> None:
         """Look at the gradients of a micro-batch alone, those of the mean over the global batch."""
+
+    def reduce(
+        self, copy: Copy, step: int, addends: Sequence[Sequence[torch.Tensor]]
+    ) -> Sequence[torch.Tensor]:
+        """The sums of the gradients of replicas, for a method that is `by_share`."""
+        raise NotImplementedError
+
+    def publish(self, copy: Copy, step: int) -> None:
+        """Bring the model up to date with its masters after a step, for a method that is `by_share`."""
 
     def before_step(self, copy: Copy, step: int, told: Told) -> None:
         """Change the gradients of a model that are about to be stepped with."""
@@ -110,7 +121,8 @@ class Copy:
         for method in training.methods:
             apply_choices(method.layer_choices, self.masters, range(config.layers + 2))
         self.model = self.masters
-        if computed != STEPPED[training.precision]:
+        self.by_share = next((method for method in training.methods if method.by_share), None)
+        if computed != STEPPED[training.precision] or self.by_share is not None:
             self.model = deepcopy(self.masters)
             lower_precision(self.model.parameters(), computed)
         drop_out([self.model], training.dropout)
@@ -131,14 +143,19 @@ class Copy:
         self.optimizer.step()
         self.masters.zero_grad()
         with torch.no_grad():
-            for parameter, master in zip(self.model.parameters(), self.masters.parameters(), strict=True):
-                parameter.copy_(master)
+            if self.by_share is not None:
+                self.by_share.publish(self, step)
+            else:
+                for parameter, master in zip(self.model.parameters(), self.masters.parameters(), strict=True):
+                    parameter.copy_(master)
         self.statistics.end_step()
 
     def gradients(self, step: int, part: Part, told: Told) -> list[torch.Tensor]:
         """Of the mean over the global batch, what these micro-batches have in it."""
         if isinstance(part, tuple):
             parts = [self.gradients(step, one, told) for one in part]
+            if self.by_share is not None:
+                return list(self.by_share.reduce(self, step, parts))
             return [self.reduced(same, part) for same in zip(*parts, strict=True)]
         sums, losses = [torch.zeros_like(one) for one in self.masters.parameters()], 0.0
         for number in part:
@@ -200,7 +217,8 @@ def alone(rank: int, ranks: int, training: Training) -> Outcome:
             told["evaluated"] = [copies[0].evaluate()]
         steps.append(told)
     masters, model = copies[0].masters, copies[0].model
-    return steps, tensors_of(model) | (stepped(masters.state_dict()) if model is not masters else {})
+    kept = PRECISIONS[training.precision] != STEPPED[training.precision]
+    return steps, tensors_of(model) | (stepped(masters.state_dict()) if kept else {})
 
 
 def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:

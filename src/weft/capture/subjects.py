@@ -205,9 +205,8 @@ def _trained(
 ) -> tuple[torch.optim.Optimizer, tuple[SummedGradients, ...]]:
     """Set the stage's precision; return its optimizer and its tensor ranks' summed gradients, as in a run."""
     optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-6, fused=True)
-    dtypes = {"dtype": PRECISIONS[precision], "stepped_dtype": STEPPED[precision]}
-    layouts = {0: FlatLayout.of(stage)}
-    states = make_states(layouts, {0: optimizer}, {}, "zero-0", **dtypes)
+    layouts, dtype, stepped = {0: FlatLayout.of(stage)}, PRECISIONS[precision], STEPPED[precision]
+    states = make_states(layouts, {0: optimizer}, {}, "zero-0", dtype=dtype, stepped_dtype=stepped)
     return optimizer, summed_gradients({0: stage}, layouts, {0: states.buckets[0].flat})[0]
 
 

@@ -27,7 +27,7 @@ from weft.describe.plan import Plan
 from weft.describe.plan_versions import in_this_version
 from weft.describe.prediction import Prediction
 from weft.describe.reading import read_json, violations_of
-from weft.describe.synchronisation import reduction_problem
+from weft.describe.synchronisation import derived_options, reduction_problem
 from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
 
@@ -122,6 +122,7 @@ def check_plan(plan: Plan, graph: LayerGraph, cluster: Cluster) -> list[Violatio
         *unknown_methods(plan),
         *_recompute(plan, graph),
         *_precision(plan, cluster),
+        *_synchronisation(plan, cluster),
     ]
 
 
@@ -270,6 +271,13 @@ def _precision(plan: Plan, cluster: Cluster) -> Iterable[Violation]:
             yield Violation("plan: precision", problem, near)
     if refused := reduction_problem(plan.reduce_precision, plan.precision, plan.sync.name):
         yield replace(refused, where=f"plan: {refused.where}")
+
+
+def _synchronisation(plan: Plan, cluster: Cluster) -> Iterable[Violation]:
+    for key, value in derived_options(plan.sync, plan.stages, cluster).items():
+        if (given := plan.sync.options.get(key)) != value:
+            problem = f"{key} is {shown(given)}; the replicas' places in {cluster.name} give {value}"
+            yield Violation("plan: sync", problem, str(value))
 
 
 def listed(numbers: list[int]) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
 from weft.bundles import parts
-from weft.describe.plan import SCALED, Choice
+from weft.describe.cluster import Cluster
+from weft.describe.plan import SCALED, Choice, Plan, Stage
 from weft.describe.reading import violations_of
 from weft.describe.toml_table import TomlTable
 from weft.errors import InputError, Violation
@@ -17,10 +18,11 @@ from weft.errors import InputError, Violation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """The communication and computation of replicas for each synchronised byte.
+    """The communication and computation of replicas for each byte of a collective.
 
     Attributes:
-        inside, between: bytes on links inside nodes, and between them.
+        inside, between: bytes on links inside nodes, and between them. 0: the collective has no part there,
+            because another instruction carries it.
         passes: bytes that each rank reads or writes for it.
     """
 
@@ -42,14 +44,18 @@ class SyncMethod:
     Attributes:
         name: the word.
         table: its additional keys of `[sync]`, which are the options of a plan's `sync`.
-        wire: returns the communication and computation for its options.
+        wire, gathered: return the communication and computation of a plan's reductions, and of its gathers
+            of stepped weights, from the checked options.
+        derived: by key, the options that follow from the places of a plan's stages in the cluster.
         local_gradients: each replica steps with its own gradient, without adding other replicas' gradients.
     """
 
     name: str
     table: type[TomlTable]
     local_gradients: bool = False
-    wire: Callable[[Any], Wire] = lambda options: AS_IT_IS
+    wire: Callable[[Any, Plan], Wire] = lambda options, plan: AS_IT_IS
+    gathered: Callable[[Any, Plan], Wire] = lambda options, plan: AS_IT_IS
+    derived: Mapping[str, Callable[[Sequence[Stage], Cluster], int]] = field(default_factory=dict)
 
 
 def sync_methods() -> Mapping[str, SyncMethod]:
@@ -83,14 +89,37 @@ def sync_words(sync: Choice) -> str:
     return ", ".join([sync.name, *options])
 
 
-def wire_of(sync: Choice) -> Wire:
-    """Return the communication and computation of a synchronisation method.
+def wire_of(plan: Plan) -> Wire:
+    """Return the communication and computation of a plan's reductions.
 
     Raises:
         InputError: as `sync_options` does.
     """
+    method = sync_methods().get(plan.sync.name)
+    return AS_IT_IS if method is None else method.wire(_options_of(plan), plan)
+
+
+def gather_wire_of(plan: Plan) -> Wire:
+    """Return the communication and computation of a plan's gathers of weights; as `wire_of`."""
+    method = sync_methods().get(plan.sync.name)
+    return AS_IT_IS if method is None else method.gathered(_options_of(plan), plan)
+
+
+def _options_of(plan: Plan) -> TomlTable:
+    return sync_options(plan.sync.name, plan.sync.options)
+
+
+def derived_options(sync: Choice, stages: Sequence[Stage], cluster: Cluster) -> Mapping[str, int]:
+    """Return the options of a synchronisation that follow from the places of its replicas, by key."""
     method = sync_methods().get(sync.name)
-    return AS_IT_IS if method is None else method.wire(sync_options(sync.name, sync.options))
+    return {} if method is None else {key: of(stages, cluster) for key, of in method.derived.items()}
+
+
+def asked_options(sync: Choice) -> Mapping[str, int | float | str | bool]:
+    """Return the options of a synchronisation without those that follow from places."""
+    method = sync_methods().get(sync.name)
+    derived = () if method is None else method.derived
+    return {key: value for key, value in sync.options.items() if key not in derived}
 
 
 def sync_options(name: str, given: Mapping[str, Any], where: str = "sync") -> TomlTable:

@@ -14,6 +14,7 @@ from weft.describe.job import Job
 from weft.describe.layout import AXES, KEPT_IN_PLANS, Layout
 from weft.describe.layout_text import order_text
 from weft.describe.plan import Choice, Plan, Recompute, Replica, Stage
+from weft.describe.synchronisation import derived_options
 from weft.errors import InputError, Violation
 from weft.moves.composition import refuse_composition
 from weft.moves.partition import balanced_partition
@@ -125,6 +126,7 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
     reason = refuse(job, layout)
     if reason is not None:
         raise InputError(Violation(str(layout), reason))
+    stages, sync = _stages_of(job, layout, layer_seconds), Choice(name=layout.sync, options=job.sync_options)
     return Plan(
         model=job.graph.name,
         model_fingerprint=job.graph.fingerprint,
@@ -135,12 +137,12 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
         precision=job.precision,  # type: ignore[arg-type]  # pydantic refuses what the literal does not name
         reduce_precision=job.reduce_precision,  # type: ignore[arg-type]  # see above
         mesh=_mesh(layout),
-        stages=_stages_of(job, layout, layer_seconds),
+        stages=stages,
         schedule=Choice(name=layout.schedule, options=dict(layout.options)),
         methods=layout.methods_beside(job.methods),
         layer_choices=job.layer_choices,
         optimizer=job.optimizer,
-        sync=Choice(name=layout.sync, options=dict(job.sync_options)),
+        sync=Choice(name=layout.sync, options={**sync.options, **derived_options(sync, stages, job.cluster)}),
         **{name: getattr(layout, name) for name in KEPT_IN_PLANS},
     )
 

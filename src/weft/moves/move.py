@@ -15,6 +15,7 @@ from weft.describe.contract import Contract
 from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
+from weft.describe.synchronisation import asked_options
 
 if TYPE_CHECKING:
     from weft.describe.layout import Layout
@@ -57,7 +58,7 @@ class Context:
             reduce_precision=plan.reduce_precision,
             methods=plan.methods,
             optimizer=plan.optimizer,
-            sync_options=plan.sync.options,
+            sync_options=asked_options(plan.sync),
             layer_choices=plan.layer_choices,
         )
 

@@ -171,6 +171,9 @@ class MethodState:
         """Enter a block where the weights are those that stand for all replicas; every rank enters it."""
         return nullcontext()
 
+    def resume(self) -> None:
+        """Go on from the rank's own tensors, which were loaded."""
+
     def rebase(self) -> None:
         """Restart from weights that were loaded and that no step of this state has made."""
 

@@ -34,14 +34,13 @@ from weft.run.state.precision import PRECISIONS, STEPPED, lower_precision
 from weft.run.state.shards import StageShard
 from weft.run.state.states import StageStates, make_states
 from weft.run.state.stepped import SteppedWeights, require_elementwise
-from weft.run.state.synchroniser_state import NAME as SYNCHRONISER
-from weft.run.state.synchroniser_state import SynchroniserState
+from weft.run.state.synchroniser_state import REPLICAS, SYNCHRONISER, ReplicaState, SynchroniserState
 from weft.run.streams import Streams
 from weft.run.transport.device_messages import ways_of
 from weft.run.transport.mesh import Groups, open_groups
 from weft.run.transport.transports import RankMessages, transport_of
 from weft.sync import get_synchroniser
-from weft.sync.base import Group, StatefulSynchroniser, Synchroniser
+from weft.sync.base import Gatherer, Group, Meeting, StatefulSynchroniser, Synchroniser
 from weft.sync.dense import RoundedDense
 
 # Mean loss of one micro-batch from (output of the last stage, targets). The output is a tensor, or a share of
@@ -140,13 +139,21 @@ def make_resources(
     methods = states_of(making, settings)
     if isinstance(synchroniser, StatefulSynchroniser) and not keeps_gradients_local(plan.sync):
         methods[SYNCHRONISER] = SynchroniserState(synchroniser)
+    if isinstance(synchroniser, Gatherer):
+        methods[REPLICAS] = ReplicaState()
     layouts = _layouts(program, stages, reducing, crossing, methods)
     dtype = PRECISIONS[plan.precision]
     states = make_states(
         layouts,
         optimizers,
-        {stage: groups.collective[group] for stage, group in shared.items()},
+        {
+            stage: Meeting(
+                group=groups.collective[group], stage=stage, replica=_replica_of(program, stage), seed=seed
+            )
+            for stage, group in shared.items()
+        },
         plan.sharding,
+        gatherer=synchroniser if isinstance(synchroniser, Gatherer) else None,
         dtype=dtype,
         stepped_dtype=STEPPED[plan.precision],
     )
@@ -221,6 +228,12 @@ def share_of(program: RankProgram, stage: int) -> float:
     return len(np.unique(columns.micro_batch[own])) / (
         program.micro_batches * program.obligations.split(stage)
     )
+
+
+def _replica_of(program: RankProgram, stage: int) -> int:
+    """Return the replica of one of the rank's stages."""
+    columns = program.columns
+    return int(columns.replica[(columns.kind == FORWARD) & (columns.stage == stage)][0])
 
 
 def _neighbours(program: RankProgram, stage: int) -> tuple[list[int], list[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -50,6 +50,14 @@ class Group(Protocol):
         """Send the r-th of `size` equal parts of `given`, shape (n,), to rank r; fill `taken` by rank."""
         ...
 
+    def exchange(self, taken: torch.Tensor, given: torch.Tensor, places: Sequence[int]) -> None:
+        """Exchange equal parts with the members at `places`, sorted, which include this rank.
+
+        The r-th part of `given`, shape (n,), goes to the r-th of them, and its part fills the r-th of
+        `taken`. Members outside `places` call it, too, with places of their own.
+        """
+        ...
+
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """Replace a tensor, contiguous or not, by the one of rank `source`, numbered over the whole job."""
         ...
@@ -71,11 +79,16 @@ class Meeting:
         group: the ranks that agree.
         stage: the stage of the gradient or weights; -1 for a weight that several stages share.
         step: the optimizer step, counted over the whole job.
+        part: the reduction of a stage's gradient in this step, if there are several.
+        replica, seed: of this rank and of the job, for random numbers of this meeting.
     """
 
     group: Group
     stage: int = -1
     step: int = 0
+    part: int = 0
+    replica: int = 0
+    seed: int = 0
 
 
 class Synchroniser(Protocol):
@@ -105,6 +118,19 @@ class Averager(Synchroniser, Protocol):
         """Replace flat `weights` of this replica by the agreed weights, on every rank of the meeting.
 
         `share` is the part of the batch that the replica runs.
+        """
+        ...
+
+
+@runtime_checkable
+class Gatherer(Synchroniser, Protocol):
+    """A synchroniser that also decides how replicas learn each other's stepped weights."""
+
+    def gather(self, weights: torch.Tensor, own: torch.Tensor, meeting: Meeting) -> None:
+        """Bring `weights`, shape (n,), up to date from every rank's `own` share, shape (n / size,).
+
+        `weights` is the same on all ranks of the meeting, before and after. It may stay different from the
+        shares.
         """
         ...
 

@@ -72,6 +72,11 @@ class SyncTable(TomlTable):
         if not isinstance(method, str) or "options" in record or method not in sync_methods():
             return record
         keys = {key: value for key, value in record.items() if key != "method"}
+        of_method = sync_methods()[method]
+        for key in of_method.derived:
+            # A table that was written out has all defaults.
+            if keys.pop(key, default := of_method.table.model_fields[key].default) != default:
+                raise ValueError(f"{key}: weft takes it from the cluster; leave it out")
         return {"method": method, "options": sync_options(method, keys, "")}
 
     @model_serializer(mode="wrap")

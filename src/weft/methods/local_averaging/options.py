@@ -36,7 +36,7 @@ _AVERAGE_PASSES = 8.0
 _OUTER_PASSES = 10.0
 
 
-def _wire(options: LocalAveragingOptions) -> Wire:
+def _wire(options: LocalAveragingOptions, plan: Plan) -> Wire:
     return Wire(passes=_AVERAGE_PASSES + (_OUTER_PASSES if options.steps_outside else 0.0))
 
 

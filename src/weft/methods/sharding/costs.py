@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from weft.describe.synchronisation import DENSE, gather_wire_of
 from weft.methods.sharding.kinds import REDUCE
 from weft.predict.cost.hooks import (
     CostHook,
@@ -14,7 +15,6 @@ from weft.predict.cost.hooks import (
     LeadOf,
     Taken,
     TimeOf,
-    collective_hook,
     gradient_pass_s,
     synchronising_hook,
     takes_nothing,
@@ -57,9 +57,10 @@ def reduction_lead(pricing: Pricing, rows: Ints, occupancy: Floats, link_s: Floa
     Gradients are reduced layer by layer as they become ready, and layers count as equal. Of n layers, n - 1
     overlap the backward, unless they are reduced faster than they become ready. A reduction that shares links
     takes longer and hides as much more. It starts as early as if it met all others on its links, but the last
-    layer's part always follows. A device that computes on its host starts no reduction meanwhile.
+    layer's part always follows. A device that computes on its host starts no reduction meanwhile, and other
+    methods than dense sums begin with a whole gradient.
     """
-    if "reductions" in pricing.plan.blocking:
+    if "reductions" in pricing.plan.blocking or pricing.plan.sync.name != DENSE:
         return Lead(np.zeros(len(rows)), np.zeros(len(rows)))
     columns, edges, links = pricing.program.columns, pricing.program.edges, pricing.placed.links
     made = is_any_of(columns.kind[edges.source], MAKES_GRADIENTS) & (columns.kind[edges.target] == REDUCE)
@@ -96,7 +97,7 @@ COSTS = (
     CostOf(kind="reduce", hook=_casting(synchronising_hook(_reduction), lambda shards: shards + 1)),
     # Ranks with the same shard add it up once more.
     CostOf(kind="reduce_across", hook=_casting(_ACROSS, lambda shards: np.full_like(shards, 2))),
-    CostOf(kind="gather", hook=collective_hook(lambda pricing: Network.all_gather)),
+    CostOf(kind="gather", hook=synchronising_hook(lambda pricing: Network.all_gather, gather_wire_of)),
     CostOf(kind="free", hook=takes_nothing),
     LeadOf(kind="reduce", hook=reduction_lead),
     ResidentBytes(what="states and buffers", hook=_states),

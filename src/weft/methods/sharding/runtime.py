@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from weft.program.program import NONE, Instruction
-from weft.run.handlers.base import GRADIENT, WEIGHTS, Issue
+from weft.run.handlers.base import GRADIENT, WEIGHTS, Issue, meeting_of
 from weft.run.methods import HandlerOf
 from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
-from weft.sync.base import Meeting
 
 
 def gather(workspace: Workspace, instruction: Instruction) -> Issue:
@@ -44,16 +43,17 @@ def reduce(workspace: Workspace, instruction: Instruction) -> Issue:
     """
     stage, part, label, resources = instruction.stage, instruction.part, str(instruction), workspace.resources
     bucket, shard = resources.buckets[stage], resources.shards.get(stage)
-    synchroniser, group = resources.synchroniser, resources.groups.collective[instruction.group]
+    synchroniser = resources.synchroniser
 
     def issue(stream: Stream) -> Completion:
-        meeting = Meeting(group=group, stage=stage, step=workspace.step)
+        meeting = meeting_of(workspace, instruction)
 
         def work() -> None:
             if shard is None:
                 synchroniser.reduce(bucket.flat, meeting)
             else:
                 shard.take_in(synchroniser.reduce_scatter(bucket.flat, meeting), part)
+                shard.weights.outdate(meeting.step)
                 bucket.hand_back()
 
         reduced = stream.run(label, work, workspace.latest(GRADIENT, stage))
@@ -68,10 +68,10 @@ def reduce(workspace: Workspace, instruction: Instruction) -> Issue:
 def reduce_across(workspace: Workspace, instruction: Instruction) -> Issue:
     """Add up the rank's shard of a stage's gradient with the same shard in other islands."""
     stage, label, resources = instruction.stage, str(instruction), workspace.resources
-    shard, group = resources.shards[stage], resources.groups.collective[instruction.group]
+    shard = resources.shards[stage]
 
     def issue(stream: Stream) -> Completion:
-        meeting = Meeting(group=group, stage=stage, step=workspace.step)
+        meeting = meeting_of(workspace, instruction)
 
         def work() -> None:
             resources.synchroniser.reduce(shard.own_gradient, meeting)

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.bundles import parts
-from weft.describe.synchronisation import wire_of
+from weft.describe.plan import Plan
+from weft.describe.synchronisation import Wire, wire_of
 from weft.errors import InputError, Violation
 from weft.predict.cost.compute import StageTimes
 from weft.predict.cost.exchanges import Exchanges
@@ -186,11 +187,13 @@ def collective_hook(time_of: Callable[[Pricing], TimeOf]) -> CostHook:
     return hook
 
 
-def synchronising_hook(time_of: Callable[[Pricing], TimeOf]) -> CostHook:
-    """Return the cost hook of synchronising collectives, with their method's traffic and passes (`Wire`)."""
+def synchronising_hook(
+    time_of: Callable[[Pricing], TimeOf], wire_of: Callable[[Plan], Wire] = wire_of
+) -> CostHook:
+    """Return the cost hook of synchronising collectives, with their method's traffic and passes."""
 
     def hook(pricing: Pricing, rows: Ints) -> Taken:
-        wire = wire_of(pricing.plan.sync)
+        wire = wire_of(pricing.plan)
         taken = _collective(pricing, rows, time_of(pricing), pricing.model.network.carrying(wire))
         if wire.passes == 0.0:
             return taken

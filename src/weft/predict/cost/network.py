@@ -116,6 +116,8 @@ class Network:
         """Return the time of a reduce-scatter or an all-gather, which mirror each other."""
         if spread.ranks < 2:
             return CollectiveTime(0.0, 0.0)
+        if self.wire.inside == 0.0 and spread.even:
+            return self._hierarchical(spread, total_bytes)
         flat = self._ring(spread, total_bytes)
         if spread.nodes == 1 or spread.fewest_on_a_node == 1 or not spread.even:
             return flat
@@ -132,7 +134,9 @@ class Network:
         """Return the time inside every node on all bytes, then between nodes on each device's share."""
         on_a_node = spread.most_on_a_node
         share = total_bytes / on_a_node
-        inside_s = max((on_a_node - 1) * _slowest_s([link], share) for link in self._inside(spread))
+        inside_s = max(
+            ((on_a_node - 1) * _slowest_s([link], share) for link in self._inside(spread)), default=0.0
+        )
         # All devices of a node exchange with their twins on the other nodes at once.
         between = self._between(spread.around, on_a_node)
         turns, share = spread.nodes - 1, share / spread.nodes
@@ -162,7 +166,9 @@ class Network:
         return CollectiveTime((depth + pieces - 1) * (latency_s + moving_s / pieces), on_link_s)
 
     def _inside(self, spread: Spread) -> list[Link]:
-        """Return the links inside the nodes."""
+        """Return the links inside the nodes, none if another collective uses them."""
+        if self.wire.inside == 0.0:
+            return []
         links = [self.cluster.groups[group].link for group in spread.inside]
         return links if self.wire.inside == 1.0 else [_slower(link, self.wire.inside) for link in links]
 

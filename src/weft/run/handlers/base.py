@@ -13,6 +13,7 @@ from collections.abc import Callable
 from weft.program.program import Instruction
 from weft.run.streams import Completion, Stream
 from weft.run.workspace import Workspace
+from weft.sync.base import Meeting
 
 Issue = Callable[[Stream], Completion]
 Handler = Callable[[Workspace, Instruction], Issue]
@@ -34,3 +35,16 @@ WEIGHTS, GRADIENT = "weights", "gradient"
 
 # The last copy of weights and optimizer states, which steps of all stages follow.
 COPIED = "copied"
+
+
+def meeting_of(workspace: Workspace, instruction: Instruction) -> Meeting:
+    """Return the meeting of a collective of replicas in the current step; call it when issuing."""
+    resources = workspace.resources
+    return Meeting(
+        group=resources.groups.collective[instruction.group],
+        stage=instruction.stage,
+        step=workspace.step,
+        part=instruction.part,
+        replica=instruction.replica,
+        seed=resources.seed,
+    )

@@ -106,6 +106,11 @@ class GradientBucket:
         self.buffer = buffer
 
     @property
+    def shards(self) -> int:
+        """The number of equal shards of the gradient."""
+        return self._layout.shards
+
+    @property
     def holds(self) -> bool:
         """True if the buffer has this stage's gradients."""
         return self.buffer.holder is self

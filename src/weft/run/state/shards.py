@@ -9,6 +9,7 @@ buffer (`GatheredWeights`), in which the stages of a rank take turns.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from weft.run.state.bucket import FlatLayout
 from weft.run.state.precision import give
 from weft.run.streams import THERE, Value
-from weft.sync.base import Group
+from weft.sync.base import Gatherer, Group, Meeting
 
 
 class StageWeights(Protocol):
@@ -29,6 +30,10 @@ class StageWeights(Protocol):
 
     own: torch.Tensor
     room: Value[None]
+
+    def outdate(self, step: int) -> None:
+        """Note that this step will change the own ranges of all."""
+        ...
 
     def gather(self, group: Group) -> None:
         """Take the room and bring the weights up to date from the shares of all."""
@@ -62,6 +67,9 @@ class ResidentWeights:
         self.room = THERE
         _make_of(layout, flat)
 
+    def outdate(self, step: int) -> None:
+        """Do nothing: every gather sends the whole range."""
+
     def gather(self, group: Group) -> None:
         # Copy the share: the gather overwrites the whole tensor while it reads the share.
         group.all_gather(self._flat, self.own.clone())
@@ -74,6 +82,65 @@ class ResidentWeights:
 
     def show(self, group: Group) -> None:
         self.gather(group)
+
+
+class ReplicaWeights:
+    """All weights of a stage, the same on all ranks, beside which a rank keeps its own range.
+
+    A synchroniser gathers: it brings all weights near the own ranges, once for every step. So evaluations
+    read what the next step computes with.
+
+    Args:
+        layout, flat, own: as for `ResidentWeights`; `own` becomes a tensor apart.
+        meeting: of the gathers, whatever their step.
+
+    Attributes:
+        shown: the own range of all weights.
+        steps: the number of the step that computes with all weights, and with the own ranges, on the host.
+    """
+
+    def __init__(
+        self, layout: FlatLayout, flat: torch.Tensor, own: slice, gatherer: Gatherer, meeting: Meeting
+    ) -> None:
+        self._flat = flat
+        self._gatherer = gatherer
+        self._meeting = meeting
+        self._source: torch.Tensor | None = None
+        self.own = flat[own].clone()
+        self.shown = flat[own]
+        self.steps = torch.zeros(2, dtype=torch.int64)
+        self.room = THERE
+        _make_of(layout, flat)
+
+    def outdate(self, step: int) -> None:
+        self.steps[1] = step + 1
+
+    def gather(self, group: Group) -> None:
+        if self._source is not None:
+            group.all_gather(self._flat, self._source.clone())
+            self._source = None
+        shown, stepped = self.steps.tolist()
+        if shown != stepped:
+            self._gatherer.gather(self._flat, self.own, replace(self._meeting, step=stepped))
+            self.steps[0] = stepped
+
+    def require(self) -> None:
+        """Do nothing: the weights are always there."""
+
+    def free(self) -> None:
+        """Do nothing: no other stage can use the room."""
+
+    def show(self, group: Group) -> None:
+        self.gather(group)
+
+    def resume(self) -> None:
+        """Take all weights from what a checkpoint has put in `shown` of every rank."""
+        self._source = self.shown
+
+    def rebase(self) -> None:
+        """Take all weights from the own ranges as they are."""
+        self._source = self.own
+        self.steps[0] = self.steps[1]
 
 
 class WeightBuffer:
@@ -111,6 +178,9 @@ class GatheredWeights:
     @room.setter
     def room(self, freed: Value[None]) -> None:
         self._buffer.freed = freed
+
+    def outdate(self, step: int) -> None:
+        """Do nothing: every gather sends the whole range."""
 
     def claim(self) -> None:
         """Take the room and ignore its content."""

@@ -9,9 +9,16 @@ import torch
 
 from weft.program.buffers import SHARDED_BUFFERS
 from weft.run.state.bucket import FlatLayout, GradientBucket, make_buckets
-from weft.run.state.shards import GatheredWeights, ResidentWeights, StageShard, StageWeights, WeightBuffer
+from weft.run.state.shards import (
+    GatheredWeights,
+    ReplicaWeights,
+    ResidentWeights,
+    StageShard,
+    StageWeights,
+    WeightBuffer,
+)
 from weft.run.state.stepped import OwnRange, SteppedWeights
-from weft.sync.base import Group
+from weft.sync.base import Gatherer, Meeting
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +39,10 @@ class StageStates:
 def make_states(
     layouts: Mapping[int, FlatLayout],
     optimizers: Mapping[int, torch.optim.Optimizer],
-    groups: Mapping[int, Group],
+    meetings: Mapping[int, Meeting],
     sharding: str,
     *,
+    gatherer: Gatherer | None = None,
     dtype: torch.dtype,
     stepped_dtype: torch.dtype,
 ) -> StageStates:
@@ -43,17 +51,18 @@ def make_states(
     Args:
         layouts: of all stages of the rank; each has one shard per rank of its group.
         optimizers: made for whole stages.
-        groups: the ranks that shard a stage, for the sharded stages.
+        meetings: of the ranks that shard a stage, for the sharded stages.
         sharding: the ZeRO level of the groups; `zero-0` has none.
+        gatherer: gathers weights that stay on all ranks; None: they are gathered as they are.
         stepped_dtype: the type of masters and gradients; at the call, parameters have it, too.
     """
-    few = bool(groups) and sharding in ("zero-2", "zero-3")
+    few = bool(meetings) and sharding in ("zero-2", "zero-3")
     buckets = make_buckets(layouts, SHARDED_BUFFERS if few else len(layouts), stepped_dtype)
-    rooms = _weight_buffers(layouts, dtype) if groups and sharding == "zero-3" else {}
+    rooms = _weight_buffers(layouts, dtype) if meetings and sharding == "zero-3" else {}
     shards: dict[int, StageShard] = {}
     stepped: dict[int, SteppedWeights] = {}
     for stage, layout in layouts.items():
-        group = groups.get(stage)
+        group = meetings[stage].group if stage in meetings else None
         if group is None and dtype == stepped_dtype:
             continue
         own = slice(0, layout.length) if group is None else layout.share(group.place)
@@ -61,6 +70,8 @@ def make_states(
         weights: StageWeights
         if stage in rooms:
             weights = GatheredWeights(layout, masters.to(dtype), own, rooms[stage])
+        elif gatherer is not None and stage in meetings:
+            weights = ReplicaWeights(layout, masters.to(dtype), own, gatherer, meetings[stage])
         else:
             weights = ResidentWeights(layout, masters.to(dtype), own)
         gradient = layout.zeros(own.stop - own.start, stepped_dtype) if few else buckets[stage].flat[own]

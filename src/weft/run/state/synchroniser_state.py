@@ -1,4 +1,4 @@
-"""`SynchroniserState`: a synchroniser's memory of gradients, per stage of a rank, as a method's state."""
+"""The memory of synchronisers, per stage of a rank, as states of methods."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from weft.run.methods import MethodState
+from weft.run.state.shards import ReplicaWeights
 from weft.sync.base import StatefulSynchroniser
 
 if TYPE_CHECKING:
     from weft.run.resources import Resources
 
-NAME = "synchroniser"
+SYNCHRONISER, REPLICAS = "synchroniser", "replicas"
 
 
 class SynchroniserState(MethodState):
@@ -33,3 +34,23 @@ class SynchroniserState(MethodState):
 
     def rank_tensors(self) -> Mapping[str, torch.Tensor]:
         return self._synchroniser.tensors()
+
+
+class ReplicaState(MethodState):
+    """The weights that all replicas have, of which a checkpoint keeps the own range of each rank."""
+
+    def begin(self, resources: Resources) -> None:
+        weights = {stage: shard.weights for stage, shard in resources.shards.items()}
+        self._weights = {stage: one for stage, one in weights.items() if isinstance(one, ReplicaWeights)}
+
+    def rank_tensors(self) -> Mapping[str, torch.Tensor]:
+        shown = {f"shown/{stage}": one.shown for stage, one in self._weights.items()}
+        return shown | {f"steps/{stage}": one.steps for stage, one in self._weights.items()}
+
+    def resume(self) -> None:
+        for one in self._weights.values():
+            one.resume()
+
+    def rebase(self) -> None:
+        for one in self._weights.values():
+            one.rebase()

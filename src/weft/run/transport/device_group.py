@@ -63,6 +63,11 @@ class DeviceGroup:
     def all_to_all(self, taken: torch.Tensor, given: torch.Tensor) -> None:
         self._group.alltoall_base(taken, given, [], []).wait()
 
+    def exchange(self, taken: torch.Tensor, given: torch.Tensor, places: Sequence[int]) -> None:
+        length = len(given) // len(places)
+        lengths = [length if place in places else 0 for place in range(self.size)]
+        self._group.alltoall_base(taken, given, lengths, lengths).wait()
+
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         whole = tensor.contiguous()
         self._group.broadcast(whole, self._ranks.index(source)).wait()

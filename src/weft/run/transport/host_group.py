@@ -6,6 +6,8 @@ device. A CPU's tensors are in host memory already, and nothing is copied.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from weft.run.transport import rank_order
@@ -34,6 +36,11 @@ class HostGroup(DeviceGroup):
     def all_to_all(self, taken: torch.Tensor, given: torch.Tensor) -> None:
         on_host = host_room(taken)
         super().all_to_all(on_host, given.to("cpu"))
+        bring_back(taken, on_host)
+
+    def exchange(self, taken: torch.Tensor, given: torch.Tensor, places: Sequence[int]) -> None:
+        on_host = host_room(taken)
+        super().exchange(on_host, given.to("cpu"), places)
         bring_back(taken, on_host)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:

@@ -248,6 +248,8 @@ def load(
             own = _rank_tensors(_own_tensors(stages, optimizers, shards), methods)
             read_tensors(path, {key: room for key, room in own.items() if key in known}, progress)
             fill_copies(stages, optimizers, shards)
+            for one in methods.values():
+                one.resume()
         else:
             for one in methods.values():
                 one.rebase()

@@ -1,0 +1,136 @@
+"""The options of SDP4Bit: keys of `[sync]`, and options of a plan's `sync`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby, pairwise
+from math import gcd
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from weft.describe.cluster import Cluster
+from weft.describe.plan import Plan, Stage
+from weft.describe.synchronisation import SyncMethod, Wire, sync_options
+from weft.describe.toml_table import Count, TomlTable
+from weft.predict.cost.memory import plan_states
+
+NAME = "sdp4bit"
+Bits = Annotated[int, Field(ge=2, le=8)]
+SCALE_BITS = 32
+
+
+class Sdp4BitOptions(TomlTable):
+    """The further keys of `[sync]` under `method = "sdp4bit"`."""
+
+    weights: Literal["difference", "direct", "whole"] = Field(
+        default="difference",
+        description="what replicas send of stepped weights: their quantised change, themselves quantised, or "
+        "themselves",
+    )
+    weight_bits: Bits = Field(default=4, description="of a sent weight")
+    weight_group: Count = Field(default=2048, description="weights with one scale")
+    gradients: Literal["quantised", "whole"] = Field(
+        default="quantised", description="whether replicas quantise the gradients that they send"
+    )
+    gradient_bits: Bits = Field(default=4, description="of a gradient sent between nodes")
+    inside_bits: Bits = Field(default=8, description="of a gradient sent inside a node")
+    gradient_group: Count = Field(default=128, description="gradients with one scale")
+    smooth: bool = Field(
+        default=True, description="whether a Hadamard transform of 32 gradients precedes quantising"
+    )
+    replicas_per_node: Count = Field(
+        default=1, description="replicas that add up gradients inside their node first; of the cluster"
+    )
+
+    def has_two_levels(self, replicas: int) -> bool:
+        """Return True if so many replicas add up gradients inside nodes before they send them to others."""
+        return self.gradients == "quantised" and 1 < self.replicas_per_node < replicas
+
+    def last_bits(self, replicas: int) -> int:
+        """Return the bits of a gradient in the only or last reduction of so many replicas."""
+        return self.inside_bits if self.replicas_per_node == replicas else self.gradient_bits
+
+
+def replicas_per_node(stages: Sequence[Stage], cluster: Cluster) -> int:
+    """Return the number of neighbours, in rank order, in each part of a stage's replicas inside one node.
+
+    It is the largest number for all stages. The replicas of a stage meet lane by lane. It is 1 where some
+    replicas are not neighbours on their node, or lanes are in different orders.
+    """
+    runs: list[int] = []
+    for stage in stages:
+        copies = sorted(replica.ranks for replica in stage.replicas)
+        for lane in zip(*copies, strict=True):
+            nodes = [cluster.node_of(rank) for rank in lane]
+            lengths = [len(list(run)) for _, run in groupby(nodes)]
+            ordered = all(one < other for one, other in pairwise(lane))
+            runs += lengths if ordered and len(lengths) == len(set(nodes)) else [1]
+    return gcd(*runs)
+
+
+def options_of(plan: Plan) -> Sdp4BitOptions | None:
+    """Return the options of SDP4Bit in a plan, or None if it has another `sync`.
+
+    Raises:
+        InputError: for unknown or wrong options.
+    """
+    if plan.sync.name != NAME:
+        return None
+    options = sync_options(NAME, plan.sync.options, "plan: sync.options")
+    assert isinstance(options, Sdp4BitOptions), "its own table checks them"
+    return options
+
+
+def sent_share(bits: int, group: int, element_bytes: int) -> float:
+    """Return bytes sent per byte of elements: their bits, and a scale for each group."""
+    return (bits + SCALE_BITS / group) / (8 * element_bytes)
+
+
+# Bytes read or written per byte of the fp32 gradient: encode the whole, decode, add up and encode the sums
+# of the node, decode and add up the last sums. An encoding reads elements twice, for the scale and for codes.
+_REDUCTION_PASSES = 2.5
+# Per byte of weights: subtract and encode the own share, decode and add all.
+_GATHER_PASSES = 2.5
+
+
+def inside_wire(plan: Plan) -> Wire:
+    """Return the communication and computation of a plan's sums inside nodes."""
+    options = options_of(plan)
+    assert options is not None, "only SDP4Bit has these sums"
+    share = sent_share(options.inside_bits, options.gradient_group, plan_states(plan).gradients)
+    return Wire(inside=share, passes=_REDUCTION_PASSES)
+
+
+def _wire(options: Sdp4BitOptions, plan: Plan) -> Wire:
+    if options.gradients == "whole":
+        return Wire()
+    replicas = len(plan.stages[0].replicas)
+    share = sent_share(options.last_bits(replicas), options.gradient_group, plan_states(plan).gradients)
+    if options.has_two_levels(replicas):
+        return Wire(inside=0.0, between=share, passes=_REDUCTION_PASSES / options.replicas_per_node)
+    return Wire(inside=share, between=share, passes=_REDUCTION_PASSES)
+
+
+def _gathered(options: Sdp4BitOptions, plan: Plan) -> Wire:
+    if options.weights == "whole":
+        return Wire()
+    share = sent_share(options.weight_bits, options.weight_group, plan.element_bytes)
+    # Passes count per byte of gradients.
+    passes = _GATHER_PASSES * plan.element_bytes / plan_states(plan).gradients
+    return Wire(inside=share, between=share, passes=passes)
+
+
+def keeps_apart(plan: Plan) -> bool:
+    """Return True if ranks keep the weights that they step apart from those that all replicas have."""
+    options = options_of(plan)
+    return options is not None and options.weights != "whole" and plan.sharding in ("zero-1", "zero-2")
+
+
+SYNC = SyncMethod(
+    name=NAME,
+    table=Sdp4BitOptions,
+    wire=_wire,
+    gathered=_gathered,
+    derived={"replicas_per_node": replicas_per_node},
+)
