@@ -18,7 +18,7 @@ from small_jobs import SEED
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice, LayerChoice
-from weft.run.randomness import counter_seed
+from weft.randomness import counter_seed
 from weft.run.runtime import RankRuntime
 from weft.run.stage.build import build_stage
 from weft.run.stage.layer_choices import apply_choices

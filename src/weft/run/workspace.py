@@ -13,8 +13,8 @@ from weft.program.arrays import Ints
 from weft.program.kinds import SEND_ACTIVATION, SEND_GRADIENT
 from weft.program.program import NONE
 from weft.program.rank_program import RankProgram
+from weft.randomness import counter_seed
 from weft.run.accelerator import to_device
-from weft.run.randomness import counter_seed
 from weft.run.resources import Resources
 from weft.run.streams import THERE, Value
 

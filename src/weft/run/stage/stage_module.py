@@ -12,6 +12,7 @@ from torch import nn
 
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice
+from weft.randomness import counter_seed
 from weft.run.parallel.context.divided_tokens import DividedTokens
 from weft.run.parallel.context.ranks import ContextRanks
 from weft.run.parallel.divided_logits import DividedLogits
@@ -23,7 +24,6 @@ from weft.run.parallel.tensor_layers import (
     replace_rows,
 )
 from weft.run.parallel.tensor_parallel import TensorRanks
-from weft.run.randomness import counter_seed
 from weft.run.stage.layers import LayerFunction
 from weft.run.stage.pieces import Branch, PieceList, StagePiece
 

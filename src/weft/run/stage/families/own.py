@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from weft.describe.families.own import OwnModel
-from weft.run.randomness import counter_seed
+from weft.randomness import counter_seed
 from weft.run.stage.layers import run_wired
 from weft.run.stage.wiring import SAMPLES, Wiring
 
