@@ -51,14 +51,12 @@ class FewBits(Method):
         """The flat layout of each stage's parameters of a model."""
         config, parameters = copy.training.model, dict(model.named_parameters())
         borders = list(accumulate(self.layers or (config.layers + 2,), initial=0))
+        stages = (build_stage(config, range(*pair), SEED, torch.float32) for pair in pairwise(borders))
         return [
             FlatLayout.of(
-                nn.ParameterList(
-                    [parameters[name] for name, _ in build_stage(config, range(*pair), SEED).named_parameters()]
-                ),
-                self.replicas,
+                nn.ParameterList([parameters[name] for name, _ in stage.named_parameters()]), self.replicas
             )
-            for pair in pairwise(borders)
+            for stage in stages
         ]
 
     def gradient_key(self, what: str, stage: int, step: int, replica: int) -> Key:
@@ -153,12 +151,15 @@ GPT = tiny(layers=2)
 SENT = partial(
     Row, GPT, micro_batches=2, sharding="zero-1", precision="fp32", optimizer="adamw", steps=3, same_bits=True
 )
+CLOSE = partial(SENT, precision="fp64", same_bits=False)
 ROWS = (
     SENT(dp=2, methods=(FewBits(2),)),
     SENT(dp=2, methods=(FewBits(2, 2),), precision="bf16"),
-    SENT(dp=4, methods=(FewBits(4, 2),), evaluates=True),
+    SENT(dp=4, methods=(FewBits(4, 2),)),
     SENT(dp=4, methods=(FewBits(4, 2, options=(("smooth", False), ("inside_bits", 4))),), precision="bf16"),
-    SENT(dp=3, methods=(FewBits(3), Clips()), shares=(3, 1, 2)),
+    # Losses and norms are added up in other orders than in one process.
+    CLOSE(dp=4, methods=(FewBits(4, 2),), evaluates=True),
+    CLOSE(dp=3, methods=(FewBits(3), Clips()), shares=(3, 1, 2)),
     SENT(dp=2, methods=(FewBits(2, options=(("weights", "direct"), ("weight_group", 64))),), precision="fp64"),
     SENT(dp=2, methods=(FewBits(2, options=(("weights", "whole"),)),), sharding="zero-3"),
     SENT(dp=2, methods=(FewBits(2, options=(("gradients", "whole"),)),), sharding="zero-2"),
