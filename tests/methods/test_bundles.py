@@ -30,6 +30,7 @@ def test_a_folder_is_a_method() -> None:
         "micro_batch_norms",
         "offload",
         "recomputation",
+        "sdp4bit",
         "sharding",
         "tensor_collectives",
         "tying",
@@ -39,6 +40,7 @@ def test_a_folder_is_a_method() -> None:
 def test_passes_come_in_the_order_that_they_declare() -> None:
     assert [one.name for one in ordered_passes()] == [
         "sharding",
+        "sdp4bit",
         "tying",
         "blocking",
         "gradient-norm",

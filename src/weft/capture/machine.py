@@ -24,6 +24,8 @@ from weft.run.accelerator import accelerator_of, finish
 from weft.run.runtime import TIMEOUT_S
 from weft.run.state.precision import PRECISIONS
 from weft.run.transport.transports import transport_of
+from weft.sync.codecs.counter import Key
+from weft.sync.codecs.quantiser import Quantiser
 
 # In a row on an accelerator: far fewer than its queue of launches holds.
 LAUNCHES = 64
@@ -32,10 +34,11 @@ MESSAGE_ROUNDS = 20
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes at which speeds are measured: widths of square matmuls, and bytes."""
+    """The sizes at which speeds are measured: widths of square matmuls, bytes, and values of codecs."""
 
     matmul: tuple[int, ...]
     memory: tuple[int, ...]
+    codec: tuple[int, ...]
     message: tuple[int, ...]
     reduce: tuple[int, ...]
 
@@ -43,6 +46,7 @@ class Sizes:
 ON_CPU = Sizes(
     matmul=(64, 128, 256, 512, 1024),
     memory=(2**16, 2**20, 2**24, 2**26),
+    codec=(2**12, 2**16, 2**20, 2**22),
     message=(0, 2**14, 2**17, 2**20, 2**22),
     reduce=(2**12, 2**16, 2**20, 2**22),
 )
@@ -50,6 +54,7 @@ ON_CPU = Sizes(
 ON_ACCELERATOR = Sizes(
     matmul=(128, 512, 1024, 2048, 4096, 8192),
     memory=(2**20, 2**24, 2**28, 2**30),
+    codec=(2**16, 2**20, 2**24, 2**28),
     message=(0, 2**14, 2**17, 2**20, 2**24, 2**27),
     reduce=(2**12, 2**16, 2**20, 2**24, 2**28),
 )
@@ -71,6 +76,7 @@ def measure_machine(
         for name in precisions
     }
     memory = tuple(_memory_speed(size, clock, budget_s) for size in sizes.memory)
+    encode, decode = zip(*(_codec_seconds(size, clock, budget_s) for size in sizes.codec), strict=True)
     interference = measure_interference(cluster, device)
     alone = dist.get_world_size() == 1
     messages = [] if alone else messages_between((0, 1), device, sizes.message)
@@ -86,6 +92,8 @@ def measure_machine(
         message=tuple((float(size), seconds) for size, seconds in messages),
         all_reduce=tuple(reductions),
         spread=launch.spread,
+        encode=encode,
+        decode=decode,
     )
 
 
@@ -132,6 +140,18 @@ def _memory_speed(size: int, clock: KernelClock, budget_s: float) -> tuple[float
     target = torch.empty_like(source)
     timing = _together(lambda: clock.seconds(lambda: torch.add(source, 1.0, out=target)), budget_s)
     return float(size), size / timing.seconds
+
+
+def _codec_seconds(
+    values: int, clock: KernelClock, budget_s: float
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return (values, seconds) to encode gradients as SDP4Bit sends them between nodes, and to decode."""
+    codec, key = Quantiser(bits=4, group=128, smooth=True), Key.of(0, "measure")
+    source = torch.linspace(-1.0, 1.0, values, device=clock.device)
+    payload = torch.empty(codec.payload_bytes(values), dtype=torch.uint8, device=clock.device)
+    encode = _together(lambda: clock.seconds(lambda: codec.encode(source, payload, key)), budget_s)
+    decode = _together(lambda: clock.seconds(lambda: codec.decode(payload, source)), budget_s)
+    return (float(values), encode.seconds), (float(values), decode.seconds)
 
 
 def _launches(device: torch.device) -> Callable[[], float]:

@@ -24,11 +24,14 @@ class Wire:
         inside, between: bytes on links inside nodes, and between them. 0: the collective has no part there,
             because another instruction carries it.
         passes: bytes that each rank reads or writes for it.
+        encoded, decoded: fp32 values that each rank brings into few bits for it, and back.
     """
 
     inside: float = 1.0
     between: float = 1.0
     passes: float = 0.0
+    encoded: float = 0.0
+    decoded: float = 0.0
 
 
 # Replicas add up their whole gradients.

@@ -103,6 +103,8 @@ class MachineMeasurement:
         message: (bytes of one message, seconds until it has arrived), rising, between two local ranks.
         all_reduce: (bytes reduced by each of two ranks, seconds), rising.
         spread: relative half-width of 90 % of the repeated measurements around their median.
+        encode, decode: (fp32 values, seconds in which one rank encodes them in 4 bits, or decodes them),
+            rising; empty in older measurements.
     """
 
     device: str
@@ -115,3 +117,5 @@ class MachineMeasurement:
     message: tuple[tuple[float, float], ...]
     all_reduce: tuple[tuple[float, float], ...]
     spread: float
+    encode: tuple[tuple[float, float], ...] = ()
+    decode: tuple[tuple[float, float], ...] = ()

@@ -115,7 +115,10 @@ class FewBits(Method):
         return total.to(flats[0].dtype)
 
     def publish(self, copy: Copy, step: int) -> None:
-        table, masters = self.table, dict(zip(copy.model.parameters(), copy.masters.parameters(), strict=True))
+        table, masters = (
+            self.table,
+            dict(zip(copy.model.parameters(), copy.masters.parameters(), strict=True)),
+        )
         quantiser = Quantiser(bits=table.weight_bits, group=table.weight_group)
         for stage, layout in enumerate(self.stages(copy, copy.model)):
             weights = layout.flatten(layout.parameters[0].dtype)
@@ -124,9 +127,7 @@ class FewBits(Method):
                 view.copy_(masters[parameter])
             for place in range(self.replicas):
                 mine = layout.share(place)
-                payload = torch.empty(
-                    quantiser.payload_bytes(mine.stop - mine.start), dtype=torch.uint8
-                )
+                payload = torch.empty(quantiser.payload_bytes(mine.stop - mine.start), dtype=torch.uint8)
                 key = Key.of(SEED, "weights", stage, step + 1, 0, place)
                 decoded = torch.empty(mine.stop - mine.start)
                 if table.weights == "whole":
@@ -160,7 +161,9 @@ ROWS = (
     # Losses and norms are added up in other orders than in one process.
     CLOSE(dp=4, methods=(FewBits(4, 2),), evaluates=True),
     CLOSE(dp=3, methods=(FewBits(3), Clips()), shares=(3, 1, 2)),
-    SENT(dp=2, methods=(FewBits(2, options=(("weights", "direct"), ("weight_group", 64))),), precision="fp64"),
+    SENT(
+        dp=2, methods=(FewBits(2, options=(("weights", "direct"), ("weight_group", 64))),), precision="fp64"
+    ),
     SENT(dp=2, methods=(FewBits(2, options=(("weights", "whole"),)),), sharding="zero-3"),
     SENT(dp=2, methods=(FewBits(2, options=(("gradients", "whole"),)),), sharding="zero-2"),
     SENT(dp=2, pp=2, schedule="1f1b", methods=(FewBits(2, layers=(2, 2)),)),

@@ -87,38 +87,34 @@ def sent_share(bits: int, group: int, element_bytes: int) -> float:
     return (bits + SCALE_BITS / group) / (8 * element_bytes)
 
 
-# Bytes read or written per byte of the fp32 gradient: encode the whole, decode, add up and encode the sums
-# of the node, decode and add up the last sums. An encoding reads elements twice, for the scale and for codes.
-_REDUCTION_PASSES = 2.5
-# Per byte of weights: subtract and encode the own share, decode and add all.
-_GATHER_PASSES = 2.5
-
-
 def inside_wire(plan: Plan) -> Wire:
-    """Return the communication and computation of a plan's sums inside nodes."""
-    options = options_of(plan)
+    """Return the communication and computation of a plan's sums inside nodes.
+
+    A rank encodes its whole gradient and decodes as much. It then encodes the sums that it sends on.
+    """
+    options, element = options_of(plan), plan_states(plan).gradients
     assert options is not None, "only SDP4Bit has these sums"
-    share = sent_share(options.inside_bits, options.gradient_group, plan_states(plan).gradients)
-    return Wire(inside=share, passes=_REDUCTION_PASSES)
+    share = sent_share(options.inside_bits, options.gradient_group, element)
+    encoded = (1 + 1 / options.replicas_per_node) / element
+    return Wire(inside=share, encoded=encoded, decoded=1 / element)
 
 
 def _wire(options: Sdp4BitOptions, plan: Plan) -> Wire:
     if options.gradients == "whole":
         return Wire()
-    replicas = len(plan.stages[0].replicas)
-    share = sent_share(options.last_bits(replicas), options.gradient_group, plan_states(plan).gradients)
+    replicas, element = len(plan.stages[0].replicas), plan_states(plan).gradients
+    share = sent_share(options.last_bits(replicas), options.gradient_group, element)
     if options.has_two_levels(replicas):
-        return Wire(inside=0.0, between=share, passes=_REDUCTION_PASSES / options.replicas_per_node)
-    return Wire(inside=share, between=share, passes=_REDUCTION_PASSES)
+        return Wire(inside=0.0, between=share, decoded=1 / (options.replicas_per_node * element))
+    return Wire(inside=share, between=share, encoded=1 / element, decoded=1 / element)
 
 
 def _gathered(options: Sdp4BitOptions, plan: Plan) -> Wire:
     if options.weights == "whole":
         return Wire()
     share = sent_share(options.weight_bits, options.weight_group, plan.element_bytes)
-    # Passes count per byte of gradients.
-    passes = _GATHER_PASSES * plan.element_bytes / plan_states(plan).gradients
-    return Wire(inside=share, between=share, passes=passes)
+    encoded = 1 / (len(plan.stages[0].replicas) * plan.element_bytes)
+    return Wire(inside=share, between=share, encoded=encoded, decoded=1 / plan.element_bytes)
 
 
 def keeps_apart(plan: Plan) -> bool:

@@ -209,6 +209,8 @@ def _machine_from(text: str) -> MachineMeasurement:
         message=_table(record["message"], least=0, from_zero=True),
         all_reduce=_table(record["all_reduce"], least=0, from_zero=True),
         spread=_number(record["spread"]),
+        encode=_table(record.get("encode", []), least=0),
+        decode=_table(record.get("decode", []), least=0),
     )
 
 

@@ -184,15 +184,13 @@ class ComputeModel:
 
     def instruction_s(self, device: Device) -> float:
         """Return the measured host time that the executor adds to every compute instruction, else 0."""
-        if self.machine is None or not self._measured(device):
-            return 0.0
-        return self.machine.instruction_s * self._factor(device)
+        machine = self.measured(device)
+        return 0.0 if machine is None else machine.instruction_s * self._factor(device)
 
     def slowdowns(self, device: Device) -> tuple[float, float]:
         """Return factors (computation, transfer) of their times while they overlap; 1 if not measured."""
-        if self.machine is None or not self._measured(device):
-            return 1.0, 1.0
-        return self.machine.compute_slowdown, self.machine.communication_slowdown
+        machine = self.measured(device)
+        return (1.0, 1.0) if machine is None else (machine.compute_slowdown, machine.communication_slowdown)
 
     def source_of(self, device: Device, precision: str) -> str:
         """Return the source of the device's times, before any correction."""
@@ -201,8 +199,10 @@ class ComputeModel:
     def _factor(self, device: Device) -> float:
         return self.correction.computations(device.name) if self.correction is not None else 1.0
 
-    def _measured(self, device: Device) -> bool:
-        return self.machine is not None and self.machine.device == device.name
+    def measured(self, device: Device) -> MachineMeasurement | None:
+        """Return the measurements of this kind of device, if there are any."""
+        machine = self.machine
+        return machine if machine is not None and machine.device == device.name else None
 
     def _profiles(self, device: Device) -> bool:
         return self.profile is not None and any(
@@ -210,8 +210,8 @@ class ComputeModel:
         )
 
     def _speeds(self, device: Device, precision: str) -> tuple[Speeds, str, float]:
-        machine = self.machine
-        if machine is not None and self._measured(device) and precision in machine.matmul:
+        machine = self.measured(device)
+        if machine is not None and precision in machine.matmul:
             half_width = max(MACHINE_HALF_WIDTH, machine.spread)
             return MeasuredSpeeds(machine, device), "measured machine", half_width
         return DataSheetSpeeds(device), "data sheet", DATA_SHEET_HALF_WIDTH

@@ -17,6 +17,7 @@ from weft.bundles import parts
 from weft.describe.plan import Plan
 from weft.describe.synchronisation import Wire, wire_of
 from weft.errors import InputError, Violation
+from weft.predict.cost.codec_times import codec_s
 from weft.predict.cost.compute import StageTimes
 from weft.predict.cost.exchanges import Exchanges
 from weft.predict.cost.network import CollectiveTime, Network
@@ -195,9 +196,12 @@ def synchronising_hook(
     def hook(pricing: Pricing, rows: Ints) -> Taken:
         wire = wire_of(pricing.plan)
         taken = _collective(pricing, rows, time_of(pricing), pricing.model.network.carrying(wire))
-        if wire.passes == 0.0:
-            return taken
-        return taken._replace(occupancy=taken.occupancy + wire.passes * gradient_pass_s(pricing, rows))
+        seconds = taken.occupancy
+        if wire.passes:
+            seconds = seconds + wire.passes * gradient_pass_s(pricing, rows)
+        if wire.encoded or wire.decoded:
+            seconds = seconds + _codec_s(pricing, rows, wire)
+        return taken._replace(occupancy=seconds)
 
     return hook
 
@@ -226,6 +230,22 @@ def gradient_pass_s(pricing: Pricing, rows: Ints) -> Floats:
         return max(one.read_gradients_s / speed for one, speed in times), 0.0, 0.0
 
     return by_table(place_s, columns.stage[rows], sets).occupancy
+
+
+def _codec_s(pricing: Pricing, rows: Ints, wire: Wire) -> Floats:
+    """Return seconds in which the slowest device of each row encodes and decodes what the row moves."""
+    columns, placed, model = pricing.program.columns, pricing.placed, pricing.model
+
+    def one_s(devices: int, moved_bytes: int) -> tuple[float, float, float]:
+        values = wire.encoded * moved_bytes, wire.decoded * moved_bytes
+        each = zip(placed.device_sets[devices], placed.speed_sets[devices], strict=True)
+        return (
+            max(codec_s(one, model.compute.measured(one), *values) / speed for one, speed in each),
+            0.0,
+            0.0,
+        )
+
+    return by_table(one_s, placed.device_set_of_rank[columns.rank[rows]], columns.bytes[rows]).occupancy
 
 
 def takes_nothing(pricing: Pricing, rows: Ints) -> Taken:
