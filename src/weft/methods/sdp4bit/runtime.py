@@ -55,6 +55,9 @@ class QuantisedGradients(Dense):
         first, last = self._quantiser(options.inside_bits), self._quantiser()
         length = len(gradient) // shards
         mine = self._slice(number, length)
+        if mine.start == mine.stop:
+            # The share has fewer groups than slices.
+            return
         # Neighbour j gets the shares of all ranks with place j on their nodes.
         encoded = self._encoded(gradient.view(shards, length), mine, first, meeting)
         given = encoded.view(nodes, size, -1).transpose(0, 1).contiguous()
@@ -95,11 +98,13 @@ class QuantisedGradients(Dense):
         size, step, length = meeting.group.size, self._options.replicas_per_node, len(gradient)
         if number == 0:
             self._totals[meeting.stage] = gradient.new_empty(length // size, dtype=torch.float32)
+        mine = self._slice(number, length // size)
+        if mine.start == mine.stop:
+            return
         given = self._sums[meeting.stage, number]
         taken = torch.empty_like(given)
         counterparts = range(meeting.group.place % step, size, step)
         meeting.group.exchange(taken.view(-1), given.view(-1), counterparts)
-        mine = self._slice(number, length // size)
         self._quantiser().decode_sum(taken, self._totals[meeting.stage][mine])
 
     def _slice(self, number: int, length: int) -> slice:
