@@ -2,7 +2,7 @@
 
 No residual is kept. That of weights is in the next change, which is taken to what all replicas have (Jia et
 al., SDP4Bit, arXiv 2410.15526). Gradients are transformed before their first quantising and back after the
-last sum: the transform is linear, and sums of transformed numbers are transformed sums.
+last sum. The transform is linear, so it does not matter where the sums are made.
 """
 
 from __future__ import annotations
