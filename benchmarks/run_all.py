@@ -25,6 +25,7 @@ BENCHMARKS = (
     ("prediction",),
     ("tensor_ranks",),
     ("tensor_collectives",),
+    ("few_bits_at_scale",),
     ("sleep_compute",),
     ("slow_link",),
     ("lab_plans",),
