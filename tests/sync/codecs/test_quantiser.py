@@ -256,3 +256,6 @@ def test_tensors_of_another_form_are_refused() -> None:
         quantiser.decode_sum(payload[None], values.double())
     with pytest.raises(ValueError, match="payload"):
         quantiser.decode_sum(payload[None, :-4], values)
+    for one in (values.double(), values[::2], values.view(8, 8)):
+        with pytest.raises(ValueError, match="of shape"):
+            smooth_(one)

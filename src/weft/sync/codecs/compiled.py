@@ -183,8 +183,8 @@ def _smooth_all(values: Floats) -> None:
 def _smooth(values: Floats, one: Floats, other: Floats) -> Floats:
     """Return the transform of `values` in one of two rooms.
 
-    The first numbers of all blocks come first, then all second ones: so each level is one long loop, and the
-    last one leaves the order of `values`.
+    The first numbers of all blocks come first, then all second ones. So each level is one long loop. The last
+    level leaves the order of `values`.
     """
     blocks = len(values) // BLOCK
     half, end = blocks * BLOCK // 2, blocks * BLOCK

@@ -17,7 +17,8 @@ class Quantiser:
     """A symmetric quantiser of groups of neighbouring elements (SDP4Bit, arXiv 2410.15526), in fp32.
 
     A group has the scale s = max|x| / (2^(bits-1) - 1) and the codes floor(x / s + u), clamped to `bits`
-    bits. The number u is uniform in [0, 1), or 1/2 to round to the nearest. The last group may be shorter.
+    bits. The number u is uniform in [0, 1), or 1/2 to round to the nearest. The ratio and u have 24 binary
+    places, and their sum is exact. So numbers on the lattice of codes stay. The last group may be shorter.
 
     - A group of zeros has the scale 1, and so has a group whose scale would be below 2^-126. Its codes are 0.
     - A group with an infinite number or a NaN has the scale NaN and codes 0. It is decoded to NaN everywhere,
@@ -135,8 +136,7 @@ class Quantiser:
     def _check(self, payload: torch.Tensor, *values: torch.Tensor) -> None:
         elements = values[0].numel()
         for one in values:
-            if one.shape != (elements,) or not one.is_contiguous() or not one.is_floating_point():
-                raise ValueError(f"values {_described(one)}")
+            _check_values(one, elements)
         self._check_payload(payload, elements)
 
     def _check_payload(self, payload: torch.Tensor, elements: int) -> None:
@@ -150,14 +150,29 @@ def smooth_(values: torch.Tensor) -> None:
     """Multiply each block of 32 elements of `values`, fp32, shape (n,), by the Hadamard matrix of Sylvester.
 
     A shorter block at the end stays as it is. The transform is not normalised.
+
+    Raises:
+        ValueError: for another shape or type, or a tensor that is not contiguous.
     """
+    if values.dtype != torch.float32:
+        raise ValueError(f"values {_described(values)}")
+    _check_values(values, values.numel())
     _path(values).smooth_(values)
 
 
 def unsmooth_(values: torch.Tensor) -> None:
-    """Undo `smooth_`: transform once more and divide by 32."""
-    _path(values).smooth_(values)
+    """Undo `smooth_`: transform once more and divide by 32.
+
+    Raises:
+        ValueError: as `smooth_`.
+    """
+    smooth_(values)
     values[: len(values) // BLOCK * BLOCK].div_(BLOCK)
+
+
+def _check_values(values: torch.Tensor, elements: int) -> None:
+    if values.shape != (elements,) or not values.is_contiguous() or not values.is_floating_point():
+        raise ValueError(f"values {_described(values)}")
 
 
 def _described(tensor: torch.Tensor) -> str:

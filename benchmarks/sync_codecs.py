@@ -3,7 +3,7 @@
 Rounds of a copy of the same values and of the codec alternate. The share is the rate of the codec over that
 of the copy. Times are CPU seconds of one thread. On a machine with CUDA all of it runs there, on the clock.
 
-    python benchmarks/codecs.py
+    python benchmarks/sync_codecs.py
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import torch
 from figures import Value
@@ -36,7 +37,7 @@ def options() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    report = Report("codecs", options().parse_args())
+    report = Report("sync_codecs", options().parse_args())
     report.print_machine()
     if CUDA:
         report.say(f"device: {torch.cuda.get_device_name()}")
@@ -47,57 +48,42 @@ def main() -> None:
 
 
 def cells() -> Iterator[tuple[str, Callable[[], None], float | None]]:
-    """The name of each cell, what it times, and its target on a CPU."""
-    values = torch.randn(ELEMENTS, device=DEVICE)
-    weights, total = torch.zeros_like(values, dtype=torch.bfloat16), torch.empty_like(values)
-    four, eight = (Quantiser(bits=bits, group=GRADIENT_GROUP, smooth=True) for bits in (4, 8))
-    for form in (four, eight):
-        payload = payload_of(form)
-        yield (
-            f"{form.bits} bits, Hadamard, encode",
-            lambda f=form, p=payload: f.encode(values, p, KEY),
-            (ENCODE if form is four else None),
-        )
-        yield (
-            f"{form.bits} bits, decode",
-            lambda f=form, p=payload: f.decode(p, total),
-            (DECODE if form is four else None),
-        )
+    """The name of each cell, the call that it times, and its target on a CPU."""
+    values, weights = torch.randn(ELEMENTS, device=DEVICE), torch.zeros(ELEMENTS, device=DEVICE).bfloat16()
+    targets: Mapping[int, tuple[float | None, float | None]] = {4: (ENCODE, DECODE), 8: (None, None)}
+    for bits, (encode, decode) in targets.items():
+        form = Quantiser(bits=bits, group=GRADIENT_GROUP, smooth=True)
+        payload, total = payload_of(form), torch.empty_like(values)
+        yield f"{bits} bits, Hadamard, encode", partial(form.encode, values, payload, KEY), encode
+        yield f"{bits} bits, decode", partial(form.decode, payload, total), decode
     payloads = torch.stack([payload] * REPLICAS)
-    yield f"8 bits, sum of {REPLICAS}", lambda: eight.decode_sum(payloads, total), None
-    again, sums = Quantiser(bits=4, group=GRADIENT_GROUP), payload_of(four)
+    yield f"{bits} bits, sum of {REPLICAS}", partial(form.decode_sum, payloads, total), None
+    again, change = (Quantiser(bits=4, group=group) for group in (GRADIENT_GROUP, WEIGHT_GROUP))
+    sums = partial(again.encode_sum, payloads, form, ELEMENTS, payload_of(again), KEY)
+    yield f"{bits} bits, sum of {REPLICAS}, encode in 4 bits", sums, None
     yield (
-        f"8 bits, sum of {REPLICAS}, encode in 4 bits",
-        lambda: again.encode_sum(payloads, eight, ELEMENTS, sums, KEY),
-        None,
-    )
-    changes = Quantiser(bits=4, group=WEIGHT_GROUP)
-    change = payload_of(changes)
-    yield (
-        "4 bits, difference to bf16",
-        lambda: changes.encode_difference(values, weights, change, KEY),
+        "4 bits, difference to bf16, encode",
+        partial(change.encode_difference, values, weights, payload_of(change), KEY),
         None,
     )
 
 
 def payload_of(form: Quantiser) -> torch.Tensor:
-    """A payload of all values, encoded zeros."""
-    payload = torch.zeros(form.payload_bytes(ELEMENTS), dtype=torch.uint8, device=DEVICE)
-    form.encode(torch.zeros(ELEMENTS, device=DEVICE), payload, KEY)
-    return payload
+    """A payload of as many elements: zeros."""
+    return torch.zeros(form.payload_bytes(ELEMENTS), dtype=torch.uint8, device=DEVICE)
 
 
 def beside_copy(call: Callable[[], None], target: float | None) -> dict[str, Value]:
     """Bytes of values per second, and the share of the rate of a copy."""
     source, copied = torch.randn(ELEMENTS, device=DEVICE), torch.empty(ELEMENTS, device=DEVICE)
-    pairs = []
-    for _ in range(ROUNDS + 1):
-        pairs.append((seconds(lambda: copied.copy_(source)), seconds(call)))
-    copies, calls = zip(*pairs[1:], strict=True)
-    share = statistics.median(copies) / statistics.median(calls)
-    rate = 4 * ELEMENTS / statistics.median(calls)
+    pairs = [(seconds(partial(copied.copy_, source)), seconds(call)) for _ in range(ROUNDS + 1)]
+    copy_s, call_s = (statistics.median(times) for times in zip(*pairs[1:], strict=True))
+    share = copy_s / call_s
     met = None if target is None else share >= target
-    return {"values": Value(rate, "per s"), "of a copy": Value(share, "share", target, met)}
+    return {
+        "values a second": Value(4 * ELEMENTS / call_s, "bytes"),
+        "of a copy": Value(share, "share", target, met),
+    }
 
 
 def seconds(call: Callable[[], object]) -> float:
