@@ -22,6 +22,7 @@ BENCHMARKS = (
     ("planners",),
     ("peer_figures",),
     ("recorder",),
+    ("sync_codecs",),
     ("prediction",),
     ("tensor_ranks",),
     ("tensor_collectives",),

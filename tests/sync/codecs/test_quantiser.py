@@ -74,7 +74,7 @@ def test_an_element_moves_by_less_than_its_scale(
 
 @pytest.mark.parametrize("bits", [3, 4, 8])
 def test_rounding_is_unbiased(bits: int) -> None:
-    quantiser, values, draws = Quantiser(bits=bits, group=64), heavy(256, 1), 2000
+    quantiser, values, draws = Quantiser(bits=bits, group=64), heavy(256, 1), 500
     mean = sum(through(quantiser, values, Key.of(seed)).double() for seed in range(draws)) / draws
     below = (values / scales(quantiser, values)).double() % 1
     deviation = scales(quantiser, values) * (below * (1 - below) / draws).sqrt()
@@ -256,3 +256,6 @@ def test_tensors_of_another_form_are_refused() -> None:
         quantiser.decode_sum(payload[None], values.double())
     with pytest.raises(ValueError, match="payload"):
         quantiser.decode_sum(payload[None, :-4], values)
+    for one in (values.double(), values[::2], values.view(8, 8)):
+        with pytest.raises(ValueError, match="of shape"):
+            smooth_(one)
