@@ -32,6 +32,7 @@ def test_a_folder_is_a_method() -> None:
         "recomputation",
         "sharding",
         "tensor_collectives",
+        "tensor_norms",
         "tying",
     }
 
@@ -47,6 +48,7 @@ def test_passes_come_in_the_order_that_they_declare() -> None:
         "micro-batch-norms",
         "tensor-collectives",
         "offload",
+        "tensor-norms",
     ]
     assert {one.name for one in parts(Pass)} <= set(bundles())
 
