@@ -20,8 +20,8 @@ from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
 from weft.sync.base import Meeting, SynchroniserOf
 from weft.sync.codecs.counter import Key
-from weft.sync.codecs.quantiser import Quantiser, unsmooth_
 from weft.sync.codecs.path import BLOCK
+from weft.sync.codecs.quantiser import Quantiser, unsmooth_
 from weft.sync.dense import Dense
 
 # The end of the sum inside nodes of a slice.
