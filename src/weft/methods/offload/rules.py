@@ -20,7 +20,7 @@ from weft.moves.composition import Composition
 from weft.moves.layout import pipeline_of
 from weft.program.program import Columns
 from weft.program.schedules import all_schedules, get_schedule
-from weft.program.schedules.base import Options, Pipeline
+from weft.program.schedules.base import Options, Pipeline, paths_of
 
 SOON = "backward passes come so soon that no device would hold fewer micro-batches"
 AGREED = "replicas that step by themselves average their states for checkpoints, on their devices"
