@@ -29,6 +29,7 @@ def test_a_folder_is_a_method() -> None:
         "local_averaging",
         "micro_batch_norms",
         "offload",
+        "power_sgd",
         "recomputation",
         "sdp4bit",
         "sharding",

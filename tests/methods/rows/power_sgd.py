@@ -64,14 +64,14 @@ class Factors(Method):
             self.memory[name] = first.to(gradients[0]), [torch.zeros_like(one) for one in gradients]
         right, errors = self.memory[name]
         wholes = [one + error for one, error in zip(gradients, errors, strict=True)]
-        basis = orthonormal(right)
+        basis = orthonormal(right.T)
         left = orthonormal(sum(whole @ basis for whole in wholes))
-        own = [whole.T @ left for whole in wholes]
+        own = [left.T @ whole for whole in wholes]
         self.memory[name] = (
             sum(own),
-            [torch.addmm(whole, left, one.T, alpha=-1.0) for whole, one in zip(wholes, own, strict=True)],
+            [torch.addmm(whole, left, one, alpha=-1.0) for whole, one in zip(wholes, own, strict=True)],
         )
-        return left @ sum(own).T
+        return left @ sum(own)
 
     def places(self, copy: Copy) -> dict[str, tuple[int, int]]:
         """Of each parameter the stage, and its number there."""

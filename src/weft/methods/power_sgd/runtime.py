@@ -68,7 +68,7 @@ class PowerSgd(Dense):
 
     def __init__(self, options: PowerSgdOptions) -> None:
         self._options = options
-        # By stage, in the order of the matrices: what each rank keeps, and the Q that all have.
+        # By stage, in the order of the matrices: what each rank keeps, and the Q^T that all have.
         self._stages: dict[int, FactoredStage] = {}
         self._errors: dict[int, torch.Tensor] = {}
         self._rights: dict[int, list[torch.Tensor]] = {}
@@ -115,30 +115,31 @@ class PowerSgd(Dense):
         kept = self._rights[meeting.stage]
         rest = gradient + error
         matrices = [matrix.view(rest) for matrix in stage.matrices]
-        lefts = [matrix @ orthonormal(right) for matrix, right in zip(matrices, kept, strict=True)]
+        lefts = [matrix @ orthonormal(right.T) for matrix, right in zip(matrices, kept, strict=True)]
         sums = _added_up([*lefts, *(rest[one] for one in stage.others)], meeting.group)
         lefts = [orthonormal(left) for left in sums[: len(lefts)]]
-        own = [matrix.T @ left for matrix, left in zip(matrices, lefts, strict=True)]
+        # A product of a wide transposed matrix and a narrow one is many times slower.
+        own = [left.T @ matrix for matrix, left in zip(matrices, lefts, strict=True)]
         rights = _added_up(own, meeting.group)
         for one, left, right in zip(stage.matrices, lefts, rights, strict=True):
-            torch.mm(left, right.T, out=one.view(total))
+            torch.mm(left, right, out=one.view(total))
         for matrix, left, right in zip(matrices, lefts, own, strict=True):
-            matrix.addmm_(left, right.T, alpha=-1.0)
+            matrix.addmm_(left, right, alpha=-1.0)
         for other, summed in zip(stage.others, sums[len(lefts) :], strict=True):
             total[other] = summed
             rest[other] = 0.0
-        finite = total.isfinite().all()
+        finite = torch.stack(total.aminmax()).isfinite().all()
         for before, after in zip((error, *kept), (rest, *rights), strict=True):
-            before.copy_(torch.where(finite, after, before))
+            torch.where(finite, after, before, out=before)
 
 
 def first_right(stage: int, matrix: FactoredMatrix) -> torch.Tensor:
-    """Return the Q of a matrix before its first step, shape (columns, rank), in fp32; the same in all jobs.
+    """Return the Q^T of a matrix before its first step, shape (rank, columns), in fp32; the same in all jobs.
 
     Tensor ranks that hold the same matrix have the same Q.
     """
     key = Key.of(0, NAME, stage, matrix.number)
-    return uniforms(key, 0, matrix.columns * matrix.rank, "cpu").view(matrix.columns, matrix.rank) - 0.5
+    return uniforms(key, 0, matrix.rank * matrix.columns, "cpu").view(matrix.rank, matrix.columns) - 0.5
 
 
 def orthonormal(factor: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """The elements that replicas send for a stage's gradient, as far as a model's graph tells.
 
-A graph has the sides of the matrices that layers multiply tokens with. It joins products of one input, such
-as those of queries, keys and values, which a model may hold as several matrices. The parameters of a layer
-without products count as one table, with rows as wide as the layer's output.
+A graph has the sides of the matrices that layers multiply tokens with. It joins the products of one input,
+such as those of queries, keys and values. A model may hold these as several matrices. The parameters of a
+layer without products count as one table, with rows as wide as the layer's output.
 """
 
 from __future__ import annotations
