@@ -26,6 +26,7 @@ def test_a_folder_is_a_method() -> None:
         "blocking",
         "fp8_linears",
         "gradient_norm",
+        "hierarchical",
         "local_averaging",
         "micro_batch_norms",
         "offload",
