@@ -1,7 +1,7 @@
 """Sums of gradients on two levels: inside nodes, then between nodes, then back the same way.
 
-Each of n replicas, p on a node, sends (n - p) / (n p) of a gradient to other nodes for a reduce-scatter. A
-flat exchange sends p times as much. Sums are in the order of ranks inside each node, then in that of nodes.
+With n replicas, p on each node, a rank sends (n - p) / (n p) of its gradient to other nodes. This is for one
+reduce-scatter; a flat exchange sends p times as much. Sums are in the order of ranks inside each node, then in that of nodes.
 """
 
 from __future__ import annotations
