@@ -53,7 +53,7 @@ class Group(Protocol):
     def exchange(self, taken: torch.Tensor, given: torch.Tensor, places: Sequence[int]) -> None:
         """Exchange equal parts with the members at `places`, sorted, which include this rank.
 
-        The r-th part of `given`, shape (n,), goes to the r-th of them, and its part fills the r-th of
+        The r-th part of `given`, shape (n,), goes to the r-th of them. What it sends fills the r-th part of
         `taken`. Members outside `places` call it, too, with places of their own.
         """
         ...

@@ -58,8 +58,8 @@ class SyncTable(TomlTable):
 
     method: Word | None = Field(
         default=None,
-        description="dense; local-averaging, which steps replicas apart and averages their weights "
-        "every so many steps; or what an installed package adds",
+        description="dense; sdp4bit, which sends about four bits; local-averaging, which steps replicas "
+        "apart and averages their weights every so many steps; or what an installed package adds",
     )
     # The method's options; in a file their keys are next to `method`.
     options: SkipJsonSchema[SerializeAsAny[TomlTable] | None] = None

@@ -1,7 +1,8 @@
 """Sums of gradients on two levels: inside nodes, then between nodes, then back the same way.
 
 With n replicas, p on each node, a rank sends (n - p) / (n p) of its gradient to other nodes. This is for one
-reduce-scatter; a flat exchange sends p times as much. Sums are in the order of ranks inside each node, then in that of nodes.
+reduce-scatter; a flat exchange sends p times as much. Sums are in the order of ranks inside each node, then
+in that of nodes.
 """
 
 from __future__ import annotations

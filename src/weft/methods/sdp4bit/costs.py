@@ -27,5 +27,6 @@ COSTS = (
     CostOf(
         kind="reduce_inside", hook=synchronising_hook(lambda pricing: Network.reduce_scatter, inside_wire)
     ),
+    CostOf(kind="reduce_between", hook=synchronising_hook(lambda pricing: Network.reduce_scatter)),
     ResidentBytes(what="own ranges of weights", hook=_own_ranges),
 )

@@ -36,6 +36,10 @@ class Sdp4BitOptions(TomlTable):
     smooth: bool = Field(
         default=True, description="whether a Hadamard transform of 32 gradients precedes quantising"
     )
+    slices: Count = Field(
+        default=1,
+        description="parts of a gradient, of which one crosses between nodes while the next is summed inside",
+    )
     replicas_per_node: Count = Field(
         default=1, description="replicas that add up gradients inside their node first; of the cluster"
     )

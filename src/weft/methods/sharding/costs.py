@@ -57,7 +57,7 @@ def reduction_lead(pricing: Pricing, rows: Ints, occupancy: Floats, link_s: Floa
     Gradients are reduced layer by layer as they become ready, and layers count as equal. Of n layers, n - 1
     overlap the backward, unless they are reduced faster than they become ready. A reduction that shares links
     takes longer and hides as much more. It starts as early as if it met all others on its links, but the last
-    layer's part always follows. A device that computes on its host starts no reduction meanwhile, and other
+    layer's part always follows. A device that computes on its host starts no reduction meanwhile. Other
     methods than dense sums begin with a whole gradient.
     """
     if "reductions" in pricing.plan.blocking or pricing.plan.sync.name != DENSE:
