@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from weft.describe.synchronisation import DENSE, gather_wire_of
+from weft.describe.synchronisation import DENSE, gather_wire_of, sent_share_of
 from weft.methods.sharding.kinds import REDUCE
 from weft.predict.cost.hooks import (
     CostHook,
@@ -92,9 +92,10 @@ def _states(pricing: Pricing) -> Held:
     return Held(resident_bytes(stages, ranks, states, plan.sharding, bucket_bytes=bucket_bytes))
 
 
+_REDUCE = synchronising_hook(_reduction, share_of=sent_share_of)
 _ACROSS = synchronising_hook(lambda pricing: Network.all_reduce)
 COSTS = (
-    CostOf(kind="reduce", hook=_casting(synchronising_hook(_reduction), lambda shards: shards + 1)),
+    CostOf(kind="reduce", hook=_casting(_REDUCE, lambda shards: shards + 1)),
     # Ranks with the same shard add it up once more.
     CostOf(kind="reduce_across", hook=_casting(_ACROSS, lambda shards: np.full_like(shards, 2))),
     CostOf(kind="gather", hook=synchronising_hook(lambda pricing: Network.all_gather, gather_wire_of)),
