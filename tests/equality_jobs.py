@@ -18,8 +18,22 @@ IGNORED = -100
 ADAMW = OptimizerSettings(
     name="adamw", learning_rate=0.05, warm_up_steps=0, betas=(0.9, 0.95), weight_decay=0.2
 )
+
+
+def falling(module: nn.Module) -> torch.optim.Optimizer:
+    """Plain descent whose learning rate falls after every step."""
+    optimizer = descent(module)
+
+    def fall(*_: object) -> None:
+        optimizer.param_groups[0]["lr"] *= 0.8
+
+    optimizer.register_step_post_hook(fall)
+    return optimizer
+
+
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "descent": descent,
+    "falling": falling,
     "adamw": optimizer_factory(ADAMW),
 }
 

@@ -24,6 +24,7 @@ def test_a_folder_is_a_method() -> None:
         "attention_window",
         "auxiliary_head",
         "blocking",
+        "diloco",
         "fp8_linears",
         "gradient_norm",
         "local_averaging",
@@ -31,6 +32,8 @@ def test_a_folder_is_a_method() -> None:
         "offload",
         "recomputation",
         "sharding",
+        "sign_momentum",
+        "slow_momentum",
         "tensor_collectives",
         "tying",
     }

@@ -16,10 +16,12 @@ from weft.describe.families import layer_graph
 from weft.describe.plan import Choice, Plan
 from weft.describe.reading import parse_toml
 from weft.describe.run_file import parse_run
+from weft.describe.synchronisation import wire_of
 from weft.errors import InputError
 from weft.methods.local_averaging.kinds import AVERAGE_WEIGHTS
 from weft.planning.compile import compile_evaluation, compile_folded
 from weft.planning.planned import plan_run
+from weft.predict.cost.network import Network
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
 from weft.program.kinds import STEP, is_collective
@@ -30,10 +32,10 @@ CONFIG = tiny(layers=2)
 ORDERS = [("gpipe", 1, 1), ("1f1b", 2, 1), ("breadth-first", 2, 2), ("zb-h1", 2, 1), ("chimera", 2, 1)]
 
 
-def averaging(every: int, *order: str | int, **options: float) -> Plan:
+def averaging(every: int, *order: str | int, method: str = "local-averaging", **options: float | str) -> Plan:
     schedule, pp, loops = order or ORDERS[1]
     plan = make_plan(CONFIG, pp=pp, dp=2, loops=loops, schedule=schedule, precision="fp32")
-    sync = Choice(name="local-averaging", options={"every": every, **options})
+    sync = Choice(name=method, options={"every": every, **options})
     return plan.model_copy(update={"sync": sync})
 
 
@@ -166,17 +168,36 @@ def test_a_step_is_a_part_of_a_predicted_cycle() -> None:
     assert steps[4] < steps[1]
 
 
-def test_an_outer_step_keeps_two_more_of_every_weight() -> None:
+@pytest.mark.parametrize(
+    ("method", "numbers"), [("slow-momentum", 1.0), ("diloco", 1.0), ("sign-momentum", 1.5)]
+)
+def test_two_replicas_share_out_what_an_outer_step_keeps(method: str, numbers: float) -> None:
     graph, cluster = layer_graph(CONFIG), parse_cluster("4xa100-80gb")
     plain, outer = (
         predict(CostModel(graph=graph, cluster=cluster), plan, make_program(CONFIG, plan)).prediction
-        for plan in (averaging(2), averaging(2, outer_momentum=0.9))
+        for plan in (averaging(2), averaging(2, method=method))
     )
     shape = Shape(1, CONFIG.sequence)
     parameters = sum(layer.parameters(shape) for layer in graph.layers)
     more = sum(outer.peak_bytes) - sum(plain.peak_bytes)
-    assert more == pytest.approx(2 * 2 * 4 * parameters * 1.03, rel=0.01)
+    assert more == pytest.approx(numbers * 2 * 4 * parameters * 1.03, rel=0.01)
     assert outer.step_s > plain.step_s
+
+
+def test_signs_come_down_in_two_bits_of_each_number_of_32() -> None:
+    network = Network(cluster=parse_cluster("2xa100-80gb+2xt4"))
+    whole_s, signs_s = (
+        network.carrying(wire_of(averaging(1, method="sign-momentum", download=download).sync))
+        .all_reduce((0, 2), 10**9)
+        .seconds
+        for download in ("weights", "signs")
+    )
+    assert signs_s == pytest.approx(whole_s * (1 + 1 / 16) / 2, rel=1e-3)
+
+
+def test_an_outer_step_of_averages_is_asked_for_by_its_own_name() -> None:
+    with pytest.raises(InputError, match=r"local averaging has no outer step; sync\.method diloco has one"):
+        make_program(CONFIG, averaging(2, outer_momentum=0.9))
 
 
 @pytest.mark.parametrize(

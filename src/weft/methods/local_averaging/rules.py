@@ -1,4 +1,4 @@
-"""The rules of local averaging for layouts and plans: more than one replica, and no clipping."""
+"""The rules of local steps for layouts and plans: more than one replica, and no clipping."""
 
 from __future__ import annotations
 
@@ -7,33 +7,35 @@ from collections.abc import Iterator
 from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import Layout
-from weft.describe.plan import GRADIENT_NORM, SCALED, Plan
+from weft.describe.plan import GRADIENT_NORM, SCALED, Choice, Plan
 from weft.describe.plan_file import PlanRule, listed
+from weft.describe.synchronisation import keeps_gradients_local, local_steps
 from weft.errors import InputError, Violation
-from weft.methods.local_averaging.options import NAME, options_of
+from weft.methods.local_averaging.options import NAME
 from weft.methods.local_averaging.program import CLIPS, NOBODY
 from weft.moves.composition import Composition
 from weft.moves.sharers import replicas_of
 
 
 def _nobody(job: Job, layout: Layout) -> str | None:
-    if layout.sync != NAME or replicas_of(layout) > 1:
+    if not keeps_gradients_local(Choice(name=layout.sync)) or replicas_of(layout) > 1:
         return None
-    return f"{NAME}: {NOBODY}, and dp is 1; nearest sync.method: dense"
+    return f"{layout.sync}: {NOBODY}, and dp is 1; nearest sync.method: dense"
 
 
 def _clips(job: Job, layout: Layout) -> str | None:
-    if layout.sync != NAME or all(choice.name != GRADIENT_NORM for choice in job.methods):
+    local = keeps_gradients_local(Choice(name=layout.sync))
+    if not local or all(choice.name != GRADIENT_NORM for choice in job.methods):
         return None
     cause = "optimizer.clip_norm and skip_non_finite"
     if job.precision in SCALED:
         cause = f"precision {job.precision}, whose losses are scaled, {cause}"
-    return f"{NAME}: {CLIPS}; leave out {cause}"
+    return f"{layout.sync}: {CLIPS}; leave out {cause}"
 
 
 def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
     try:
-        if options_of(plan) is None:
+        if local_steps(plan.sync, "plan: sync.options") is None:
             return
     except InputError as error:
         yield from error.violations
