@@ -14,7 +14,7 @@ from weft.methods.local_averaging.runtime.outer_step import (
     scattered_mean,
 )
 from weft.methods.sign_momentum.options import NAME, SignMomentumOptions
-from weft.methods.sign_momentum.runtime.signs import SlicePieces, packed, random_signs, unpacked
+from weft.methods.sign_momentum.runtime.signs import SlicePieces, packed, random_signs, signs_of, unpacked
 from weft.sync.base import Group, Meeting, SynchroniserOf
 
 
@@ -58,7 +58,7 @@ class SignMomentum(OuterStep):
         direction = momentum * options.beta1 + gradient * (1.0 - options.beta1)
         momentum.mul_(options.beta2).add_(gradient.mul_(1.0 - options.beta2))
         if options.sign == "exact":
-            return direction.sign_()
+            return signs_of(direction)
         return random_signs(direction, self._pieces[meeting.stage], meeting.group, done.seed, done.number)
 
     def _move(self, weights: torch.Tensor, signs: torch.Tensor, done: LocalRound) -> None:

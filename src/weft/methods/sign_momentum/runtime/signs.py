@@ -16,6 +16,11 @@ SIGNS_PER_BYTE = 4
 _NO_NUMBER = 3.0
 
 
+def signs_of(direction: torch.Tensor) -> torch.Tensor:
+    """Return the signs of numbers, 0 for 0; one that is no number stays none, unlike torch's own sign."""
+    return torch.where(direction.isnan(), direction, direction.sign())
+
+
 def packed(signs: torch.Tensor) -> torch.Tensor:
     """Return signs, shape (n,), as bytes, shape (n / 4,); one that is no number stays none."""
     codes = (signs + 1).nan_to_num_(nan=_NO_NUMBER).to(torch.uint8).view(-1, SIGNS_PER_BYTE)
@@ -79,7 +84,7 @@ def random_signs(
         own[one.number] = _of(direction, one).abs().max()
     group.all_gather(largest, own)
     bounds = largest.view(group.size, -1).amax(0)
-    signs = direction.sign()
+    signs = signs_of(direction)
     for one in pieces.own:
         stays = 0.5 + _of(direction, one).abs() / (2.0 * bounds[one.number])
         generator = torch.Generator(direction.device).manual_seed(

@@ -1,0 +1,88 @@
+"""Law: a replica whose weights are not finite counts in no average, and goes on from that of the others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from equality_jobs import LOSSES
+from equality_table import Row
+from pool import WorkerPool
+from small_jobs import batch_of, make_runtime
+from small_plans import divisible, make_program, tiny
+from torch import nn
+
+from weft.describe.model import ModelConfig
+from weft.describe.plan import Choice, Plan
+from weft.methods.local_averaging.options import LEFT_OUT
+from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
+
+pytestmark = pytest.mark.processes
+
+ADAMW = OptimizerSettings(name="adamw", learning_rate=0.01, weight_decay=0.1)
+EVERY, STEPS = 2, 6
+
+
+def broken_after(module: nn.Module, steps: int) -> torch.optim.Optimizer:
+    """AdamW that ends so many steps with one element and its states not finite, and then goes on."""
+    optimizer, done = optimizer_factory(ADAMW)(module), 0
+
+    def spoil(*_: object) -> None:
+        nonlocal done
+        done += 1
+        if done == steps:
+            # The last parameter, which tensor ranks divide.
+            parameter = optimizer.param_groups[0]["params"][-1]
+            with torch.no_grad():
+                for tensor in (parameter, *optimizer.state[parameter].values()):
+                    if tensor.ndim:
+                        tensor.view(-1)[0] = torch.inf
+
+    optimizer.register_step_post_hook(spoil)
+    return optimizer
+
+
+def train_broken(
+    rank: int, ranks: int, config: ModelConfig, plan: Plan, broken: int
+) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+    steps = 4 if rank == broken else -1
+    runtime = make_runtime(
+        rank,
+        config,
+        plan,
+        make_program(config, plan),
+        loss_fn=LOSSES["columns"],
+        optimizer_factory=lambda module: broken_after(module, steps),
+    )
+    results = [runtime.step(step, batch_of(config, plan, step)) for step in range(STEPS)]
+    told = [{"loss": result.loss, **result.totals} for result in results]
+    states = {
+        f"{stage} {number} {name}": state
+        for stage, optimizer in runtime.optimizers.items()
+        for number, states in enumerate(optimizer.state.values())
+        for name, state in states.items()
+    }
+    parameters = {
+        f"{stage} {name}": one.detach().clone()
+        for stage, module in runtime.stages.items()
+        for name, one in module.named_parameters()
+    }
+    assert all(one.isfinite().all() for one in (*states.values(), *parameters.values()))
+    runtime.close()
+    return told, parameters
+
+
+@pytest.mark.parametrize(("method", "tp"), [("diloco", 1), ("sign-momentum", 1), ("local-averaging", 2)])
+def test_a_lost_replica_goes_on_from_the_average_of_the_others(
+    worker_pool: WorkerPool, method: str, tp: int
+) -> None:
+    """If one tensor rank's part is not finite, none of its replica's ranks counts."""
+    config = tiny(layers=2) if tp == 1 else divisible("llama")
+    sync = Choice(name=method, options={"every": EVERY})
+    plan = Row(config, dp=2, tp=tp).plan.model_copy(update={"sync": sync})
+    outcomes = worker_pool.run(train_broken, config, plan, 2 * tp - 1, ranks=2 * tp)
+    for told, _ in outcomes:
+        assert [step.get(LEFT_OUT) for step in told] == [None, 0.0, None, float(tp), None, 0.0]
+        assert all(torch.tensor(step["loss"]).isfinite() for step in told)
+    for lane in range(tp):
+        one, other = outcomes[lane][1], outcomes[tp + lane][1]
+        assert all(torch.equal(value, other[name]) for name, value in one.items())
