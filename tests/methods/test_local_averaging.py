@@ -18,6 +18,7 @@ from weft.describe.reading import parse_toml
 from weft.describe.run_file import parse_run
 from weft.describe.synchronisation import wire_of
 from weft.errors import InputError
+from weft.methods.gradient_norm.kinds import NORM
 from weft.methods.local_averaging.kinds import AVERAGE_WEIGHTS
 from weft.planning.compile import compile_evaluation, compile_folded
 from weft.planning.planned import plan_run
@@ -204,10 +205,6 @@ def test_an_outer_step_of_averages_is_asked_for_by_its_own_name() -> None:
     ("change", "said"),
     [
         ({"sharding": "zero-1"}, "zero-1: replicas that step by themselves share nothing out"),
-        (
-            {"methods": (Choice(name="gradient-norm"),)},
-            "the norm of the whole gradient is that of no replica",
-        ),
         ({"sync": Choice(name="local-averaging")}, "sync.options: every: missing"),
         ({"sync": Choice(name="local-averaging", options={"every": 0})}, "sync.options: every: 0"),
     ],
@@ -225,17 +222,33 @@ def test_one_replica_has_nobody_to_average_with() -> None:
         make_program(CONFIG, plan)
 
 
-@pytest.mark.parametrize(
-    ("table", "cause"),
-    [
-        ('precision = "fp16"', "precision fp16, whose losses are scaled, optimizer.clip_norm"),
-        ('precision = "fp32"\n[optimizer]\nclip_norm = 1.0', "optimizer.clip_norm"),
-    ],
-)
-def test_a_run_file_learns_what_asks_for_the_norm(table: str, cause: str) -> None:
+@pytest.mark.parametrize("method", ["local-averaging", "sign-momentum"])
+def test_losses_of_replicas_that_step_by_themselves_are_not_scaled(method: str) -> None:
     text = (
         '[model]\npreset = "gpt-1m"\n[cluster]\nuse = "2xv100-16gb"\n[goal]\ncontract = "empirical"\n'
-        '[sync]\nmethod = "local-averaging"\nevery = 2\n[plan]\npp = 1\ndp = 2\n[train]\nglobal_batch = 8\n'
+        f'[sync]\nmethod = "{method}"\nevery = 2\n[plan]\npp = 1\ndp = 2\n'
+        '[train]\nglobal_batch = 8\nprecision = "fp16"\n'
     )
-    with pytest.raises(InputError, match=f"of their own; leave out {cause} and skip_non_finite"):
-        plan_run(parse_run(parse_toml(f"{text}{table}", "run")))
+    with pytest.raises(InputError, match=f"{method}: replicas .* have no common factor of their losses"):
+        plan_run(parse_run(parse_toml(text, "run")))
+
+
+def test_the_norm_of_a_replica_is_taken_by_its_own_ranks() -> None:
+    plan = averaging(2, "1f1b", 2, 1).model_copy(update={"methods": (Choice(name="gradient-norm"),)})
+    program = make_program(CONFIG, plan)
+    require_valid(program)
+    columns = program.columns
+    rows = np.flatnonzero(columns.kind == NORM)
+    assert len(rows) == 2 * plan.ranks
+    pairs = {(int(columns.replica[row]), program.groups[columns.group[row]]) for row in rows}
+    assert pairs == {(0, (0, 1)), (1, (2, 3))}
+    graph, cluster = layer_graph(CONFIG), parse_cluster("4xa100-80gb")
+    whole = predict(CostModel(graph=graph, cluster=cluster), plan, program)
+    folded = predict(CostModel(graph=graph, cluster=cluster), plan, compile_folded(plan, graph, cluster))
+    assert folded.prediction.step_s == pytest.approx(whole.prediction.step_s, rel=1e-6)
+
+
+def test_replicas_on_the_same_ranks_have_no_norms_of_their_own() -> None:
+    chimera = averaging(2, "chimera", 2, 1).model_copy(update={"methods": (Choice(name="gradient-norm"),)})
+    with pytest.raises(InputError, match="a rank holds stages of several replicas"):
+        make_program(CONFIG, chimera)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
 from equality_table import Row
+from methods.rows.gradient_norm import Clips
 from one_process import Copy, Method, Told
-from small_plans import tiny
+from small_plans import divisible, tiny
 
 from weft.describe.plan import Choice
 from weft.methods.local_averaging.options import LEFT_OUT
@@ -92,4 +93,7 @@ ROWS = (
     AVERAGED(TIED, "1f1b", pp=2, methods=(Averages(3),)),
     AVERAGED(GPT, methods=(DenseAveraging(1),)),
     AVERAGED(GPT, shares=(3, 1), methods=(Averages(2),)),
+    AVERAGED(GPT, shares=(3, 1), methods=(Averages(2), Clips(0.2))),
+    AVERAGED(TIED, "1f1b", pp=2, methods=(Averages(2), Clips(0.2))),
+    AVERAGED(replace(divisible("llama"), layers=2), tp=2, methods=(Averages(2), Clips(0.2))),
 )

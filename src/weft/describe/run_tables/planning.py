@@ -59,7 +59,8 @@ class SyncTable(TomlTable):
     method: Word | None = Field(
         default=None,
         description="dense; local-averaging, which steps replicas apart and averages their weights "
-        "every so many steps; or what an installed package adds",
+        "every so many steps; slow-momentum, diloco or sign-momentum, which step on from the average; "
+        "or what an installed package adds",
     )
     # The method's options; in a file their keys are next to `method`.
     options: SkipJsonSchema[SerializeAsAny[TomlTable] | None] = None

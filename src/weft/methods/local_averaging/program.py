@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import GRADIENT_NORM, Plan
+from weft.describe.plan import Plan
 from weft.describe.synchronisation import local_steps
 from weft.errors import Violation
 from weft.methods.local_averaging.kinds import AVERAGE_WEIGHTS, AveragesWeights
@@ -30,7 +30,6 @@ from weft.program.passes.insert import insert
 from weft.program.program import Columns, Edges
 
 NOBODY = "one replica has nobody to average with"
-CLIPS = "the norm of the whole gradient is that of no replica; replicas step with gradients of their own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +53,7 @@ def options(plan: Plan, graph: LayerGraph) -> AveragingOptions | None:
 
 
 def refuse(layout: PipelineLayout, averaging: AveragingOptions, others: Mapping[str, Any]) -> list[Violation]:
-    problems = [Violation("sync", NOBODY, "dense")] if layout.replicas == 1 else []
-    if GRADIENT_NORM in others:
-        problems.append(Violation("sync", CLIPS, "dense"))
-    return problems
+    return [Violation("sync", NOBODY, "dense")] if layout.replicas == 1 else []
 
 
 def average(

@@ -74,8 +74,9 @@ class LocalAveraging(MethodState):
     def agreed(
         self, own: Mapping[str, torch.Tensor], parameters: Mapping[str, str]
     ) -> Mapping[str, torch.Tensor]:
-        """Return the means of weights and of their optimizer states; replicas have equal counts of steps."""
-        found = dict(own)
+        """Return the means of weights and of their optimizer states, and this replica's counts of steps."""
+        # A replica may have left out steps, so its counts are its own.
+        found = {name: value if value.ndim else value.clone() for name, value in own.items()}
         for held in self._stages.values():
             mine = {name for name, _ in held.module.named_parameters()}
             names: dict[torch.dtype, list[str]] = {}

@@ -1,9 +1,9 @@
 """The meeting of replicas that step by themselves: the mean of their weights, and the step towards it.
 
-Each rank of a meeting owns a slice of the stage's flat weights. It gets the replicas' mean of the slice,
-makes the next weights of the slice, and gives them to all others. So its states of the outer step are slices,
-too. Slices begin at multiples of the widest vector, and sums are in the order of the ranks. So neither the
-number of slices nor the order of tensors changes a bit.
+Each rank of a meeting owns a slice of the stage's flat weights. It gets the replicas' mean of the slice, and
+gives its next weights to all others. So its states of the outer step are slices, too. Slices begin at
+multiples of the widest vector, and sums are in the order of the ranks. So neither the number of slices nor
+the order of tensors changes a bit.
 """
 
 from __future__ import annotations

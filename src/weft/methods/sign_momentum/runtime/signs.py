@@ -74,8 +74,8 @@ def random_signs(
     """Return random signs with the mean `direction / largest`, shape (n,).
 
     The largest magnitude is that of each parameter, over all ranks of the group. The sign of u stays with the
-    probability 1/2 + |u| / (2 largest), and is flipped otherwise. The number of an element depends on the
-    seed, the round `number`, the name of its parameter and its place there. So two plans draw the same, and
+    probability 1/2 + |u| / (2 largest), and is flipped otherwise. The number drawn for an element depends
+    on seed, round `number`, its parameter's name and its place there. So two plans draw the same, and
     so do copies of one weight in several stages.
     """
     largest = direction.new_zeros(group.size * pieces.parameters)
