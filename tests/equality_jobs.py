@@ -25,7 +25,7 @@ def falling(module: nn.Module) -> torch.optim.Optimizer:
     optimizer = descent(module)
 
     def fall(*_: object) -> None:
-        optimizer.param_groups[0]["lr"] *= 0.8
+        optimizer.param_groups[0]["lr"] -= 0.05
 
     optimizer.register_step_post_hook(fall)
     return optimizer
