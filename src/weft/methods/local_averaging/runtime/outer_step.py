@@ -58,8 +58,8 @@ def scattered_mean(flat: torch.Tensor, done: LocalRound, group: Group) -> torch.
     votes = flat.new_empty(group.size)
     group.all_gather(votes, (done.finite * done.share).to(flat.dtype).view(1))
     weight = votes[group.place] / votes.sum()
-    # Zero times infinity is no zero.
-    flat.mul_(weight).masked_fill_(~done.finite, weight)
+    # Zero times infinity is no zero; and the host reads no vote.
+    torch.where(done.finite, flat.mul_(weight), weight, out=flat)
     return reduce_scatter(flat, group, flat.dtype)
 
 
