@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from asked_methods import CLIPS
 from equality_jobs import LOSSES
 from equality_table import Row
 from pool import WorkerPool
@@ -51,6 +52,7 @@ def train_broken(
         plan,
         make_program(config, plan),
         loss_fn=LOSSES["columns"],
+        clip_norm=0.5 if plan.methods else None,
         optimizer_factory=lambda module: broken_after(module, steps),
     )
     results = [runtime.step(step, batch_of(config, plan, step)) for step in range(STEPS)]
@@ -69,6 +71,19 @@ def train_broken(
     assert all(one.isfinite().all() for one in (*states.values(), *parameters.values()))
     runtime.close()
     return told, parameters
+
+
+def test_a_lost_replica_that_clips_leaves_its_step_out_and_ends_no_run(worker_pool: WorkerPool) -> None:
+    config = tiny(layers=2)
+    update = {"sync": Choice(name="slow-momentum", options={"every": EVERY}), "methods": CLIPS}
+    plan = Row(config, "1f1b", pp=2, dp=2).plan.model_copy(update=update)
+    outcomes = worker_pool.run(train_broken, config, plan, 3, 3, ranks=4)
+    for told, _ in outcomes:
+        # The first stage of this replica is finite: it has not stepped with the loss of the second.
+        assert [step.get(LEFT_OUT) for step in told] == [None, 0.0, None, 1.0, None, 0.0]
+        norms = torch.tensor([step["gradient_norm"] for step in told])
+        assert norms.isfinite().tolist() == [True, True, True, False, True, True]
+        assert all(norm > 0.5 for norm in norms[:3])
 
 
 @pytest.mark.parametrize(
