@@ -12,7 +12,6 @@ from weft.describe.plan import Choice
 from weft.methods.local_averaging.runtime.outer_step import Averaging, LocalRound
 from weft.run.state.bucket import VECTOR_ELEMENTS
 from weft.sync import get_synchroniser
-from weft.sync.base import Meeting
 
 METHODS = ("local-averaging", "slow-momentum", "diloco", "sign-momentum")
 
@@ -52,18 +51,19 @@ def outer(
         synchroniser = get_synchroniser(Choice(name=method, options={"every": 1, **options}))
         assert isinstance(synchroniser, Averaging)
         weights = torch.nn.functional.pad(start, (0, padding))
-        synchroniser.begin(0, weights.clone(), group, lengths)
+        synchroniser.begin("0", weights.clone(), group, lengths)
         found = []
         for number, (moved, rate) in enumerate(rounds):
             weights = weights - torch.nn.functional.pad(moved[group.place], (0, padding))
             done = LocalRound(
+                name="0",
                 share=shares[group.place],
                 finite=weights.isfinite().all(),
                 learning_rate=rate,
                 number=number,
                 seed=7,
             )
-            synchroniser.average(weights, done, Meeting(group=group, step=number, stage=0))
+            synchroniser.average(weights, done, group)
             found.append(weights[: len(start)].clone())
         return OuterOutcome(torch.stack(found), dict(synchroniser.tensors()), group.sent_bytes)
 

@@ -31,8 +31,8 @@ def broken_after(module: nn.Module, steps: int) -> torch.optim.Optimizer:
         nonlocal done
         done += 1
         if done == steps:
-            # The last parameter, which tensor ranks divide.
-            parameter = optimizer.param_groups[0]["params"][-1]
+            # One that tensor ranks divide.
+            parameter = next(one for name, one in module.named_parameters() if "mlp" in name)
             with torch.no_grad():
                 for tensor in (parameter, *optimizer.state[parameter].values()):
                     if tensor.ndim:
@@ -84,6 +84,23 @@ def test_a_lost_replica_that_clips_leaves_its_step_out_and_ends_no_run(worker_po
         norms = torch.tensor([step["gradient_norm"] for step in told])
         assert norms.isfinite().tolist() == [True, True, True, False, True, True]
         assert all(norm > 0.5 for norm in norms[:3])
+
+
+@pytest.mark.parametrize("method", ["diloco", "sign-momentum"])
+def test_copies_of_a_weight_stay_equal_where_one_stage_of_a_replica_is_lost(
+    worker_pool: WorkerPool, method: str
+) -> None:
+    config = tiny(layers=2, tied=True)
+    plan = Row(config, "1f1b", pp=2, dp=2).plan
+    plan = plan.model_copy(update={"sync": Choice(name=method, options={"every": EVERY})})
+    found: dict[str, torch.Tensor] = {}
+    holders = set()
+    for told, parameters in worker_pool.run(train_broken, config, plan, 3, 4, ranks=4):
+        holders |= {name.split()[0] for name in parameters if name.endswith("wte.weight")}
+        assert told[3][LEFT_OUT] == 1.0
+        for name, value in parameters.items():
+            assert torch.equal(found.setdefault(name.split()[1], value), value), name
+    assert holders == {"0", "1"}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import torch
 
 from weft.methods.diloco.options import NAME, DilocoOptions
 from weft.methods.local_averaging.runtime.outer_step import LocalRound, OuterStep
-from weft.sync.base import Meeting, SynchroniserOf
+from weft.sync.base import SynchroniserOf
 
 
 class Diloco(OuterStep):
@@ -16,8 +16,8 @@ class Diloco(OuterStep):
         super().__init__()
         self._decay, self._rate = options.outer_momentum, options.outer_learning_rate
 
-    def agreed(self, mean: torch.Tensor, done: LocalRound, meeting: Meeting) -> torch.Tensor:
-        anchor, momentum = self.states[meeting.stage]
+    def agreed(self, mean: torch.Tensor, done: LocalRound) -> torch.Tensor:
+        anchor, momentum = self.states[done.name]
         moved = anchor - mean
         momentum.mul_(self._decay).add_(moved)
         return anchor.sub_(moved.add_(momentum, alpha=self._decay), alpha=self._rate)

@@ -6,7 +6,7 @@ import torch
 
 from weft.methods.local_averaging.runtime.outer_step import LocalRound, OuterStep
 from weft.methods.slow_momentum.options import NAME, SlowMomentumOptions
-from weft.sync.base import Meeting, SynchroniserOf
+from weft.sync.base import SynchroniserOf
 
 
 class SlowMomentum(OuterStep):
@@ -19,8 +19,8 @@ class SlowMomentum(OuterStep):
         super().__init__()
         self._decay, self._rate = options.outer_momentum, options.outer_learning_rate
 
-    def agreed(self, mean: torch.Tensor, done: LocalRound, meeting: Meeting) -> torch.Tensor:
-        anchor, momentum = self.states[meeting.stage]
+    def agreed(self, mean: torch.Tensor, done: LocalRound) -> torch.Tensor:
+        anchor, momentum = self.states[done.name]
         momentum.mul_(self._decay).add_(done.gradient(anchor - mean))
         return anchor.sub_(momentum, alpha=self._rate * done.learning_rate)
 

@@ -10,7 +10,7 @@ import torch
 
 from weft.describe.synchronisation import local_steps
 from weft.methods.local_averaging.options import LEFT_OUT, NAME
-from weft.methods.local_averaging.runtime.averaged_stage import AveragedStage
+from weft.methods.local_averaging.runtime.averaged_part import AveragedPart, averaged_parts
 from weft.methods.local_averaging.runtime.outer_step import Averaging
 from weft.program.program import NONE, Instruction
 from weft.run.handlers.base import WEIGHTS, Issue
@@ -18,7 +18,6 @@ from weft.run.methods import Making, MethodState, PartOfSum, StepGate
 from weft.run.resources import Resources, groups_of_stages, share_of
 from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
-from weft.sync.base import Meeting
 
 
 class LocalAveraging(MethodState):
@@ -28,28 +27,27 @@ class LocalAveraging(MethodState):
         steps = local_steps(making.plan.sync)
         assert steps is not None, "programs have averagings for local steps only"
         self._program, self._every = making.program, steps.every
-        self._stages: dict[int, AveragedStage] = {}
+        self._stages: dict[int, tuple[AveragedPart, ...]] = {}
 
     def begin(self, resources: Resources) -> None:
         assert isinstance(resources.synchroniser, Averaging), "methods with local steps bring such a one"
         self._synchroniser, self._seed = resources.synchroniser, resources.seed
         for stage, group in sorted(groups_of_stages(self._program, "average_weights").items()):
-            self._stages[stage] = AveragedStage(
-                resources.stages[stage],
-                resources.optimizers[stage],
-                resources.stepped.get(stage),
-                share_of(self._program, stage),
-                resources.groups.collective[group],
-            )
+            share, replicas = share_of(self._program, stage), resources.groups.collective[group]
+            self._stages[stage] = averaged_parts(resources, stage, share, replicas)
         self.rebase()
 
+    @property
+    def _parts(self) -> list[AveragedPart]:
+        return [part for parts in self._stages.values() for part in parts]
+
     def rebase(self) -> None:
-        for stage, one in self._stages.items():
+        for one in self._parts:
             one.rates.zero_()
-            self._synchroniser.begin(stage, one.flat(one.weights), one.group, one.lengths)
+            self._synchroniser.begin(one.name, one.flat(one.weights), one.group, one.lengths)
 
     def rank_tensors(self) -> Mapping[str, torch.Tensor]:
-        rates = {f"learning_rates/{stage}": one.rates for stage, one in self._stages.items()}
+        rates = {f"learning_rates/{one.name}": one.rates for one in self._parts}
         return {**rates, **self._synchroniser.tensors()}
 
     def gate(self, workspace: Workspace, stage: int) -> StepGate | None:
@@ -62,14 +60,14 @@ class LocalAveraging(MethodState):
 
     @contextmanager
     def settled(self) -> Iterator[None]:
-        own = {stage: [one.detach().clone() for one in held.weights] for stage, held in self._stages.items()}
-        for one in self._stages.values():
-            one.give(one.mean(one.weights))
+        own = [(part, [one.detach().clone() for one in part.weights]) for part in self._parts]
+        for part in self._parts:
+            part.give(part.mean(part.weights))
         try:
             yield
         finally:
-            for stage, weights in own.items():
-                self._stages[stage].give(weights)
+            for part, weights in own:
+                part.give(weights)
 
     def agreed(
         self, own: Mapping[str, torch.Tensor], parameters: Mapping[str, str]
@@ -77,11 +75,10 @@ class LocalAveraging(MethodState):
         """Return the means of weights and of their optimizer states, and this replica's counts of steps."""
         # A replica may have left out steps, so its counts are its own.
         found = {name: value if value.ndim else value.clone() for name, value in own.items()}
-        for held in self._stages.values():
-            mine = {name for name, _ in held.module.named_parameters()}
+        for held in self._parts:
             names: dict[torch.dtype, list[str]] = {}
             for name in sorted(own):
-                if parameters[name] in mine and own[name].ndim and own[name].is_floating_point():
+                if parameters[name] in held.lengths and own[name].ndim and own[name].is_floating_point():
                     names.setdefault(own[name].dtype, []).append(name)
             for some in names.values():
                 found |= dict(zip(some, held.mean([own[name] for name in some]), strict=True))
@@ -93,22 +90,23 @@ class LocalAveraging(MethodState):
 
     def begin_step(self, stage: int) -> None:
         """Note the learning rate of a stage's step."""
-        self._stages[stage].note_rate()
+        for one in self._stages[stage]:
+            one.note_rate()
 
     def end_step(self, stage: int, step: int) -> None:
         """Note whether a replica's weights are finite, after the last step before a meeting."""
-        one = self._stages[stage]
-        if self.meets_after(step):
+        for one in self._stages[stage] if self.meets_after(step) else ():
             one.finite = one.all_finite(one.weights)
 
     def average(self, stage: int, step: int) -> torch.Tensor:
-        """Average a stage's weights over its replicas; return 1 if it left out this one, else 0; shape ()."""
-        one = self._stages[stage]
-        flat, done = one.flat(one.weights), one.end_round(step // self._every, self._seed)
-        self._synchroniser.average(flat, done, Meeting(group=one.group, stage=stage, step=step))
-        one.give(one.parts(flat, one.weights))
-        one.clear_states(~done.finite)
-        return (~done.finite).float()
+        """Average a stage over its replicas; return 1 if any of this one are left out, else 0; shape ()."""
+        for one in self._stages[stage]:
+            flat, done = one.flat(one.weights), one.end_round(step // self._every, self._seed)
+            self._synchroniser.average(flat, done, one.group)
+            one.give(one.parts(flat, one.weights))
+            one.clear_states(~done.finite)
+        finite = torch.stack([one.finite for one in self._stages[stage]]).all()
+        return (~finite).float()
 
 
 class _LocalStep:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from weft.run.transport.rank_order import reduce_scatter
-from weft.sync.base import Group, Meeting
+from weft.sync.base import Group
 from weft.sync.dense import Dense
 
 
@@ -24,6 +24,7 @@ class LocalRound:
     """The steps of a replica between two meetings.
 
     Attributes:
+        name: that of the averaged part of a stage, by which a method keeps its state.
         share: the replica's share of the batch.
         finite: True if its weights are finite; shape ().
         learning_rate: the mean of its steps.
@@ -31,6 +32,7 @@ class LocalRound:
         seed: that of the job.
     """
 
+    name: str
     share: float
     finite: torch.Tensor
     learning_rate: float = 0.0
@@ -66,31 +68,31 @@ def scattered_mean(flat: torch.Tensor, done: LocalRound, group: Group) -> torch.
 class Averaging(Dense):
     """The mean of all replicas' weights. Gradients within one replica are summed as in `Dense`."""
 
-    def begin(self, stage: int, weights: torch.Tensor, group: Group, parts: Mapping[str, int]) -> None:
-        """Reset the state of a stage.
+    def begin(self, name: str, weights: torch.Tensor, group: Group, lengths: Mapping[str, int]) -> None:
+        """Reset the state of a part of a stage.
 
         Args:
+            name: that of the part.
             weights: the flat initial weights, shape (n,), equal on all replicas.
             group: the replicas.
-            parts: the tensors in `weights` by the names of their parameters, with their lengths, in order.
+            lengths: those of the tensors in `weights`, by the names of their parameters, in order.
         """
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """Return the state that a checkpoint keeps on this rank, by name; loading fills the same tensors."""
         return {}
 
-    def average(self, weights: torch.Tensor, done: LocalRound, meeting: Meeting) -> None:
-        """Replace a replica's flat `weights`, shape (n,), by those that all ranks of the meeting agree on."""
-        mean = scattered_mean(weights, done, meeting.group)
-        meeting.group.all_gather(weights, self.agreed(mean, done, meeting))
+    def average(self, weights: torch.Tensor, done: LocalRound, group: Group) -> None:
+        """Replace a replica's flat `weights`, shape (n,), by those that all ranks of the group agree on."""
+        group.all_gather(weights, self.agreed(scattered_mean(weights, done, group), done))
 
-    def agreed(self, mean: torch.Tensor, done: LocalRound, meeting: Meeting) -> torch.Tensor:
+    def agreed(self, mean: torch.Tensor, done: LocalRound) -> torch.Tensor:
         """Return the next weights of this rank's slice from its mean."""
         return mean
 
 
 class OuterState(NamedTuple):
-    """The last agreed weights of a stage, and the momentum of this rank's slice."""
+    """The last agreed weights of a part of a stage, and the momentum of this rank's slice."""
 
     anchor: torch.Tensor
     momentum: torch.Tensor
@@ -100,15 +102,15 @@ class OuterStep(Averaging):
     """A step from the last agreed weights, with a momentum; a method overrides `agreed`."""
 
     def __init__(self) -> None:
-        self.states: dict[int, OuterState] = {}
+        self.states: dict[str, OuterState] = {}
 
-    def begin(self, stage: int, weights: torch.Tensor, group: Group, parts: Mapping[str, int]) -> None:
+    def begin(self, name: str, weights: torch.Tensor, group: Group, lengths: Mapping[str, int]) -> None:
         own = own_slice(weights, group)
-        self.states[stage] = OuterState(own.clone(), torch.zeros_like(own))
+        self.states[name] = OuterState(own.clone(), torch.zeros_like(own))
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         return {
-            f"{name}/{stage}": value
-            for stage, state in self.states.items()
-            for name, value in state._asdict().items()
+            f"{what}/{name}": value
+            for name, state in self.states.items()
+            for what, value in state._asdict().items()
         }

@@ -15,7 +15,7 @@ from weft.methods.local_averaging.runtime.outer_step import (
 )
 from weft.methods.sign_momentum.options import NAME, SignMomentumOptions
 from weft.methods.sign_momentum.runtime.signs import SlicePieces, packed, random_signs, signs_of, unpacked
-from weft.sync.base import Group, Meeting, SynchroniserOf
+from weft.sync.base import Group, SynchroniserOf
 
 
 class SignMomentum(OuterStep):
@@ -30,17 +30,17 @@ class SignMomentum(OuterStep):
     def __init__(self, options: SignMomentumOptions) -> None:
         super().__init__()
         self._options = options
-        self._pieces: dict[int, SlicePieces] = {}
+        self._pieces: dict[str, SlicePieces] = {}
 
-    def begin(self, stage: int, weights: torch.Tensor, group: Group, parts: Mapping[str, int]) -> None:
+    def begin(self, name: str, weights: torch.Tensor, group: Group, lengths: Mapping[str, int]) -> None:
         own = own_slice(weights, group)
-        self.states[stage] = OuterState(weights.clone(), torch.zeros_like(own))
-        self._pieces[stage] = SlicePieces(parts, len(own), group.place)
+        self.states[name] = OuterState(weights.clone(), torch.zeros_like(own))
+        self._pieces[name] = SlicePieces(lengths, len(own), group.place)
 
-    def average(self, weights: torch.Tensor, done: LocalRound, meeting: Meeting) -> None:
-        group, anchor = meeting.group, self.states[meeting.stage].anchor
+    def average(self, weights: torch.Tensor, done: LocalRound, group: Group) -> None:
+        anchor = self.states[done.name].anchor
         moved = scattered_mean(weights.neg_().add_(anchor), done, group)
-        signs = self._signs(done.gradient(moved), done, meeting)
+        signs = self._signs(done.gradient(moved), done, group)
         if self._options.download == "signs":
             own = packed(signs)
             everyone = own.new_empty(group.size * len(own))
@@ -52,14 +52,14 @@ class SignMomentum(OuterStep):
             anchor.copy_(weights)
         weights.copy_(anchor)
 
-    def _signs(self, gradient: torch.Tensor, done: LocalRound, meeting: Meeting) -> torch.Tensor:
+    def _signs(self, gradient: torch.Tensor, done: LocalRound, group: Group) -> torch.Tensor:
         """Return the signs of the step for this rank's slice, and update its momentum."""
-        options, momentum = self._options, self.states[meeting.stage].momentum
+        options, momentum = self._options, self.states[done.name].momentum
         direction = momentum * options.beta1 + gradient * (1.0 - options.beta1)
         momentum.mul_(options.beta2).add_(gradient.mul_(1.0 - options.beta2))
         if options.sign == "exact":
             return signs_of(direction)
-        return random_signs(direction, self._pieces[meeting.stage], meeting.group, done.seed, done.number)
+        return random_signs(direction, self._pieces[done.name], group, done.seed, done.number)
 
     def _move(self, weights: torch.Tensor, signs: torch.Tensor, done: LocalRound) -> None:
         """Move flat weights by their signs; no rounding depends on the place of an element."""

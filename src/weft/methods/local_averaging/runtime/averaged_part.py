@@ -1,50 +1,48 @@
-"""`AveragedStage`: the weights of one stage that a replica steps by itself and averages with others."""
+"""`AveragedPart`: weights of one stage that a replica steps by itself and averages with others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
 from weft.methods.local_averaging.runtime.outer_step import Averaging, LocalRound
 from weft.run.parallel.tensor_stage import tensor_ranks
+from weft.run.resources import Resources
 from weft.run.state.bucket import VECTOR_ELEMENTS
 from weft.run.state.stepped import SteppedWeights
-from weft.sync.base import Group, Meeting
+from weft.sync.base import Group
 
 Tensors = Sequence[torch.Tensor]
 
 
-class AveragedStage:
-    """The tensors that a rank steps of one stage.
+class AveragedPart:
+    """Tensors that a rank steps of one stage, and averages at once.
 
     Args:
+        name: that of the part.
         module, optimizer: the stage and its optimizer.
         stepped: the masters in place of the stage's parameters, if there are any.
+        weights: the stepped tensors by the names of their parameters, in the same order on all replicas.
         share: this replica's share of the batch.
         group: the group of all replicas.
     """
 
     def __init__(
         self,
+        name: str,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
         stepped: SteppedWeights | None,
+        weights: Mapping[str, torch.Tensor],
         share: float,
         group: Group,
     ) -> None:
-        self.module, self.share, self.group = module, share, group
-        self._optimizer, self._stepped = optimizer, stepped
-        named = {id(parameter): name for name, parameter in module.named_parameters()}
-        pairs = (
-            [(one, one) for one in module.parameters() if one.requires_grad]
-            if stepped is None
-            else [(piece.parameter, piece.stepped) for piece in stepped.pieces]
-        )
-        # In the same order on all replicas.
-        self.weights: Tensors = [weights for _, weights in pairs]
-        self.lengths = {named[id(parameter)]: weights.numel() for parameter, weights in pairs}
+        self.name, self.share, self.group = name, share, group
+        self._ranks, self._optimizer, self._stepped = tensor_ranks(module), optimizer, stepped
+        self.weights: Tensors = list(weights.values())
+        self.lengths = {parameter: tensor.numel() for parameter, tensor in weights.items()}
         # The sum of the learning rates of this round's steps, and their number.
         self.rates = torch.zeros(2, dtype=torch.float64)
         self.finite = torch.ones((), dtype=torch.bool)
@@ -65,15 +63,14 @@ class AveragedStage:
 
     def mean(self, tensors: Tensors) -> Tensors:
         """Return the replicas' mean of tensors of one type, in new tensors; every rank of the group calls."""
-        flat, done = self.flat(tensors), LocalRound(share=self.share, finite=self.all_finite(tensors))
-        Averaging().average(flat, done, Meeting(group=self.group))
+        flat, done = self.flat(tensors), self._round(self.all_finite(tensors))
+        Averaging().average(flat, done, self.group)
         return self.parts(flat, tensors)
 
     def all_finite(self, tensors: Tensors) -> torch.Tensor:
         """Return True if the tensors are finite on all tensor ranks, shape (); all of them call it."""
         finite = torch.stack([tensor.detach().isfinite().all() for tensor in tensors]).all()
-        ranks = tensor_ranks(self.module)
-        return ranks.gather(finite.float()).bool().all() if ranks.size > 1 else finite
+        return self._ranks.gather(finite.float()).bool().all() if self._ranks.size > 1 else finite
 
     def note_rate(self) -> None:
         """Add the learning rate of a step to the round; it is that of the first group of parameters."""
@@ -84,7 +81,19 @@ class AveragedStage:
         total, steps = self.rates.tolist()
         self.rates.zero_()
         rate = total / max(steps, 1.0)
-        return LocalRound(share=self.share, finite=self.finite, learning_rate=rate, number=number, seed=seed)
+        return self._round(self.finite, rate, number, seed)
+
+    def _round(
+        self, finite: torch.Tensor, learning_rate: float = 0.0, number: int = 0, seed: int = 0
+    ) -> LocalRound:
+        return LocalRound(
+            name=self.name,
+            share=self.share,
+            finite=finite,
+            learning_rate=learning_rate,
+            number=number,
+            seed=seed,
+        )
 
     def give(self, weights: Tensors) -> None:
         """Set the stepped weights to these values, in their shapes."""
@@ -95,7 +104,29 @@ class AveragedStage:
 
     def clear_states(self, lost: torch.Tensor) -> None:
         """Set the optimizer's states to zero if `lost`, shape (), is True; the host does not read it."""
-        for states in self._optimizer.state.values():
-            for state in states.values():
+        for weights in self.weights:
+            for state in self._optimizer.state.get(weights, {}).values():
                 if isinstance(state, torch.Tensor) and state.ndim and state.is_floating_point():
                     state.masked_fill_(lost.to(state.device), 0.0)
+
+
+def averaged_parts(resources: Resources, stage: int, share: float, group: Group) -> tuple[AveragedPart, ...]:
+    """Return the parts of a stage: its own weights, and its copies of weights that other stages have, too.
+
+    Copies are averaged apart. Then they decide alike in all stages, and stay equal bit by bit.
+    """
+    module, stepped = resources.stages[stage], resources.stepped.get(stage)
+    apart = {id(copy) for one in resources.methods.values() for copy in one.apart(stage)}
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    pairs = (
+        [(one, one) for one in module.parameters() if one.requires_grad]
+        if stepped is None
+        else [(piece.parameter, piece.stepped) for piece in stepped.pieces]
+    )
+    found = []
+    for name, copies in ((f"{stage}", False), (f"{stage}/copies", True)):
+        weights = {names[id(one)]: tensor for one, tensor in pairs if (id(one) in apart) == copies}
+        if weights:
+            optimizer = resources.optimizers[stage]
+            found.append(AveragedPart(name, module, optimizer, stepped, weights, share, group))
+    return tuple(found)
