@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from weft.bundles import parts
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import SCALED, Choice, Plan, Stage
 from weft.describe.reading import violations_of
-from weft.describe.toml_table import TomlTable
+from weft.describe.toml_table import Count, TomlTable
 from weft.errors import InputError, Violation
 
 
@@ -43,6 +43,12 @@ DENSE = "dense"
 AS_IT_IS = Wire()
 
 
+class LocalSteps(TomlTable):
+    """The common key of `[sync]` of methods whose replicas step by themselves and then agree on weights."""
+
+    every: Count = Field(description="steps that replicas take by themselves between two averagings")
+
+
 @dataclass(frozen=True, kw_only=True)
 class SyncMethod:
     """One word of `sync.method`.
@@ -56,6 +62,8 @@ class SyncMethod:
             plan, its graph and the stage; `wire` counts on top. 1 where only the plan matters.
         derived: by key, the options that follow from the places of a plan's stages in the cluster.
         local_gradients: each replica steps with its own gradient, without adding other replicas' gradients.
+        kept: returns the numbers that each rank keeps for every weight, from the options and the number of
+            replicas.
     """
 
     name: str
@@ -65,6 +73,7 @@ class SyncMethod:
     gathered: Callable[[Any, Plan], Wire] = lambda options, plan: AS_IT_IS
     sent_share: Callable[[Any, Plan, LayerGraph, int], float] = lambda options, plan, graph, stage: 1.0
     derived: Mapping[str, Callable[[Sequence[Stage], Cluster], int]] = field(default_factory=dict)
+    kept: Callable[[Any, int], float] = lambda options, replicas: 0.0
 
 
 def sync_methods() -> Mapping[str, SyncMethod]:
@@ -76,6 +85,30 @@ def keeps_gradients_local(sync: Choice) -> bool:
     """Return True if each replica steps with its own gradient."""
     method = sync_methods().get(sync.name)
     return method is not None and method.local_gradients
+
+
+def local_steps(sync: Choice, where: str = "sync") -> LocalSteps | None:
+    """Return the options of a method whose replicas step by themselves and then agree; None for others.
+
+    Raises:
+        InputError: as `sync_options` does.
+    """
+    method = sync_methods().get(sync.name)
+    if method is None or not issubclass(method.table, LocalSteps):
+        return None
+    options = sync_options(sync.name, sync.options, where)
+    assert isinstance(options, LocalSteps), "its own table checks them"
+    return options
+
+
+def kept_numbers(sync: Choice, replicas: int) -> float:
+    """Return the numbers that each rank keeps for every weight between two meetings of replicas.
+
+    Raises:
+        InputError: as `sync_options` does.
+    """
+    method = sync_methods().get(sync.name)
+    return 0.0 if method is None else method.kept(sync_options(sync.name, sync.options), replicas)
 
 
 def reduction_problem(reduce_precision: str | None, precision: str, sync: str) -> Violation | None:

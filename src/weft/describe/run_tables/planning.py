@@ -58,8 +58,10 @@ class SyncTable(TomlTable):
 
     method: Word | None = Field(
         default=None,
-        description="dense; sdp4bit, which sends about four bits; local-averaging, which steps replicas "
-        "apart and averages their weights every so many steps; or what an installed package adds",
+        description="dense; hierarchical, which sums inside nodes first; sdp4bit, which sends four bits; "
+        "power-sgd, which sends low-rank factors; local-averaging, which steps replicas apart and averages "
+        "their weights every so many steps; slow-momentum, diloco or sign-momentum, which step on from the "
+        "average; or what an installed package adds",
     )
     # The method's options; in a file their keys are next to `method`.
     options: SkipJsonSchema[SerializeAsAny[TomlTable] | None] = None
