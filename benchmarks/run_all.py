@@ -27,6 +27,7 @@ BENCHMARKS = (
     ("tensor_ranks",),
     ("tensor_collectives",),
     ("few_bits_at_scale",),
+    ("sync_quality",),
     ("sleep_compute",),
     ("slow_link",),
     ("lab_plans",),
