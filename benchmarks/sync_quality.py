@@ -242,7 +242,8 @@ def difference(found: Sequence[float], other: Sequence[float]) -> Value:
 def beside_dense(name: str, found: Sequence[float], dense: Sequence[float]) -> dict[str, Value]:
     """The mean loss and the difference to dense; the gate is the upper end, for the control ten times it."""
     more = difference(found, dense)
-    assert more.low is not None and more.high is not None
+    assert more.low is not None
+    assert more.high is not None
     if name == "sdp4bit":
         more = replace(more, target=GATE, met=more.high <= GATE)
     elif name == CONTROL:
