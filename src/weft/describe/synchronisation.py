@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -14,6 +14,9 @@ from weft.describe.plan import SCALED, Choice, Plan, Stage
 from weft.describe.reading import violations_of
 from weft.describe.toml_table import TomlTable
 from weft.errors import InputError, Violation
+
+if TYPE_CHECKING:
+    from weft.describe.job import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,8 @@ class Wire:
 
 # Replicas add up their whole gradients.
 DENSE = "dense"
+# The planner chooses among all methods that the goal's contract admits.
+AUTO = "auto"
 # All bytes are sent uncompressed.
 AS_IT_IS = Wire()
 
@@ -51,6 +56,7 @@ class SyncMethod:
             of stepped weights, from the checked options.
         derived: by key, the options that follow from the places of a plan's stages in the cluster.
         local_gradients: each replica steps with its own gradient, without adding other replicas' gradients.
+        proposals: returns the options that a planner tries for a job, each as a mapping of keys to values.
     """
 
     name: str
@@ -59,6 +65,7 @@ class SyncMethod:
     wire: Callable[[Any, Plan], Wire] = lambda options, plan: AS_IT_IS
     gathered: Callable[[Any, Plan], Wire] = lambda options, plan: AS_IT_IS
     derived: Mapping[str, Callable[[Sequence[Stage], Cluster], int]] = field(default_factory=dict)
+    proposals: Callable[[Job], Sequence[Mapping[str, Any]]] = lambda job: ({},)
 
 
 def sync_methods() -> Mapping[str, SyncMethod]:
@@ -84,6 +91,19 @@ def reduction_problem(reduce_precision: str | None, precision: str, sync: str) -
         problem = f"{reduce_precision} has room for gradients of scaled losses, and {precision} scales none"
         return Violation("reduce_precision", problem, "bf16")
     return None
+
+
+def proposals_of(name: str, job: Job) -> tuple[Choice, ...]:
+    """Return a synchronisation method with each of the options that it proposes for a job."""
+    method = sync_methods().get(name)
+    proposed = ({},) if method is None else method.proposals(job)
+    return tuple(Choice(name=name, options=dict(options)) for options in proposed)
+
+
+def steps_apart(sync: Choice) -> int | None:
+    """Return the steps between two meetings of replicas that step by themselves; None for others."""
+    every = sync.options.get("every") if keeps_gradients_local(sync) else None
+    return every if isinstance(every, int) else None
 
 
 def sync_words(sync: Choice) -> str:

@@ -11,6 +11,8 @@ from weft.describe.synchronisation import SyncMethod, Wire, sync_options
 from weft.describe.toml_table import Count, TomlTable
 
 NAME = "local-averaging"
+# Steps between two averagings that planners try.
+PROPOSED_STEPS = (4, 8, 16, 32)
 
 
 class LocalAveragingOptions(TomlTable):
@@ -40,7 +42,13 @@ def _wire(options: LocalAveragingOptions, plan: Plan) -> Wire:
     return Wire(passes=_AVERAGE_PASSES + (_OUTER_PASSES if options.steps_outside else 0.0))
 
 
-SYNC = SyncMethod(name=NAME, table=LocalAveragingOptions, local_gradients=True, wire=_wire)
+SYNC = SyncMethod(
+    name=NAME,
+    table=LocalAveragingOptions,
+    local_gradients=True,
+    wire=_wire,
+    proposals=lambda job: [{"every": every} for every in PROPOSED_STEPS],
+)
 
 
 def options_of(plan: Plan) -> LocalAveragingOptions | None:
