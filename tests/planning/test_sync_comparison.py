@@ -33,7 +33,7 @@ def problem(bytes_per_s: float) -> Problem:
 def test_each_answer_has_the_figures_of_its_plan_and_the_others_a_reason() -> None:
     asked = problem(1e8)
     ranking = UniformPlanner().search(asked)
-    answers = compare_synchronisations(ranking, Choice(name="local-averaging", options={"every": 5}))
+    answers = compare_synchronisations(ranking, 200, Choice(name="local-averaging", options={"every": 5}))
     dense = next(one.figures for one in answers if one.found.sync.name == "dense")
     assert dense is not None
     assert (dense.added_bytes, dense.traffic.codecs_s, dense.exposed_s, dense.steps_apart) == (
@@ -50,13 +50,13 @@ def test_each_answer_has_the_figures_of_its_plan_and_the_others_a_reason() -> No
         others = one.figures.traffic.between_bytes, dense.traffic.between_bytes
         assert others[0] < others[1] or one.found.sync.name == "dense"
         assert one.figures.steps_apart == one.found.sync.options.get("every")
-    refused = compare_synchronisations(replace(ranking, problem=replace(asked, contract=Contract.EXACT)))
+    refused = compare_synchronisations(replace(ranking, problem=replace(asked, contract=Contract.EXACT)), 200)
     assert [one.figures is None for one in refused] == [False, True, True]
 
 
 @pytest.mark.parametrize("bytes_per_s", [1e7, 1e9, 1e12])
 def test_the_time_of_codecs_is_hidden_or_exposed(bytes_per_s: float) -> None:
-    for one in compare_synchronisations(UniformPlanner().search(problem(bytes_per_s))):
+    for one in compare_synchronisations(UniformPlanner().search(problem(bytes_per_s)), 200):
         assert one.figures is not None
         few_bits = one.found.sync.name == "sdp4bit"
         assert (one.figures.exposed_s > 0.0) == (one.figures.traffic.codecs_s > 0.0) == few_bits

@@ -27,7 +27,13 @@ from weft.planning.planned import given_plan, plan_run, searched_densely
 from weft.planning.planners import Candidate, Ranking, Verdict
 from weft.planning.planners.homogeneous import UniformPlanner
 from weft.planning.problem import Problem, problem_of
-from weft.planning.synchronisations import decided_sync, in_sync, merged, synchronised_in_each
+from weft.planning.synchronisations import (
+    Synchronised,
+    decided_sync,
+    in_sync,
+    merged,
+    synchronised_in_each,
+)
 from weft.planning.ties import break_ties
 
 CLUSTER = """
@@ -78,6 +84,10 @@ def dense_ranking(bytes_per_s: float, pins: PartialLayout = OPEN) -> Ranking:
     return break_ties(UniformPlanner().search(problem))
 
 
+def in_each(ranking: Ranking, asked: Choice | None = None) -> tuple[Synchronised, ...]:
+    return synchronised_in_each(ranking, 200, asked)
+
+
 def within(ranking: Ranking, contract: Contract) -> Ranking:
     return replace(ranking, problem=replace(ranking.problem, contract=contract))
 
@@ -88,7 +98,7 @@ def test_auto_keeps_the_contract_and_is_never_slower_than_dense(
     bytes_per_s: float, contract: Contract
 ) -> None:
     ranking = within(dense_ranking(bytes_per_s), contract)
-    found = synchronised_in_each(ranking)
+    found = in_each(ranking)
     assert all(one.contract <= contract for one in found if one.candidate is not None)
     assert {one.sync.name for one in found} == set(sync_contracts())
     assert all(one.reason for one in found if not one.fits)
@@ -103,7 +113,7 @@ def test_auto_keeps_the_contract_and_is_never_slower_than_dense(
 
 def test_dense_candidates_keep_their_order_among_methods() -> None:
     ranking = within(dense_ranking(1e8), Contract.EMPIRICAL)
-    found = synchronised_in_each(ranking)
+    found = in_each(ranking)
     mixed = merged(ranking, found)
     assert [one for one in mixed.candidates if one.chain.sync == "dense"] == list(ranking.candidates)
     others = [one for one in mixed.fitting if one.chain.sync != "dense"]
@@ -141,14 +151,12 @@ def with_link(bytes_per_s: float) -> Problem:
 
 
 def test_a_method_gets_the_sharding_that_it_needs_or_the_reason_why_it_cannot() -> None:
-    found = synchronised_in_each(within(dense_ranking(1e7), Contract.EMPIRICAL))
+    found = in_each(within(dense_ranking(1e7), Contract.EMPIRICAL))
     for one in found:
         assert one.candidate is not None
         assert one.sync.name != "sdp4bit" or one.candidate.chain.sharding != "zero-0"
         assert one.sync.name != "local-averaging" or one.candidate.chain.sharding == "zero-0"
-    pinned = synchronised_in_each(
-        within(dense_ranking(1e7, PartialLayout(sharding="zero-3")), Contract.EMPIRICAL)
-    )
+    pinned = in_each(within(dense_ranking(1e7, PartialLayout(sharding="zero-3")), Contract.EMPIRICAL))
     by_words = {str(one.sync.options.get("weights")): one for one in pinned if one.sync.name == "sdp4bit"}
     assert by_words["whole"].fits
     assert "no whole weights" in by_words["None"].reason
@@ -158,14 +166,14 @@ def test_a_method_gets_the_sharding_that_it_needs_or_the_reason_why_it_cannot() 
 
 
 def test_one_replica_is_a_reason() -> None:
-    found = synchronised_in_each(within(dense_ranking(1e7, PartialLayout(dp=1)), Contract.EMPIRICAL))
+    found = in_each(within(dense_ranking(1e7, PartialLayout(dp=1)), Contract.EMPIRICAL))
     assert found[0].sync.name == "dense"
     assert {one.reason for one in found[1:]} == {"no layout of the search has several replicas"}
 
 
 def test_a_given_choice_is_one_more_proposal() -> None:
     asked = Choice(name="local-averaging", options={"every": 5})
-    found = synchronised_in_each(within(dense_ranking(1e7), Contract.EMPIRICAL), asked)
+    found = in_each(within(dense_ranking(1e7), Contract.EMPIRICAL), asked)
     assert sum(one.sync == asked for one in found) == 1
 
 
@@ -211,15 +219,13 @@ def test_clipping_refuses_replicas_that_step_apart(tmp_path: Path) -> None:
 
 def test_what_is_too_big_recomputes_more() -> None:
     ranking = within(dense_ranking(1e7, PartialLayout(dp=4, micro_batch_size=4)), Contract.EMPIRICAL)
-    each = {
-        one.sync.name: one.candidate for one in synchronised_in_each(ranking) if one.candidate is not None
-    }
+    each = {one.sync.name: one.candidate for one in in_each(ranking) if one.candidate is not None}
     apart = each["local-averaging"]
     (group,) = ranking.problem.job.cluster.groups
     device = replace(group.device, memory_bytes=apart.peak_bytes + CONTEXT_BYTES - 1)
     cluster = replace(ranking.problem.job.cluster, groups=(replace(group, device=device),))
     problem = replace(ranking.problem, job=replace(ranking.problem.job, cluster=cluster))
-    found = synchronised_in_each(replace(ranking, problem=problem))
+    found = in_each(replace(ranking, problem=problem))
     again = next(one for one in found if one.sync.name == "local-averaging")
     assert again.fits
     assert again.candidate is not None
@@ -242,16 +248,14 @@ def test_a_mistake_is_a_clear_line(tmp_path: Path, sync: dict[str, Any], expecte
 
 def test_the_decided_problem_tells_each_method_once() -> None:
     ranking = within(dense_ranking(1e7), Contract.EMPIRICAL)
-    found = synchronised_in_each(ranking)
+    found = in_each(ranking)
     told = decided_sync(ranking.problem, found).assumed["sync"].partition("(")[2]
     assert [told.count(f"{name}: ") + told.count(f"{name}, ") for name in sync_contracts()] == [1, 1, 1]
 
 
 def test_where_nothing_fits_a_method_is_shown_on_a_pruned_layout() -> None:
     ranking = within(dense_ranking(1e7, PartialLayout(dp=4, micro_batch_size=4)), Contract.EMPIRICAL)
-    each = {
-        one.sync.name: one.candidate for one in synchronised_in_each(ranking) if one.candidate is not None
-    }
+    each = {one.sync.name: one.candidate for one in in_each(ranking) if one.candidate is not None}
     (group,) = ranking.problem.job.cluster.groups
     device = replace(group.device, memory_bytes=each["local-averaging"].peak_bytes + CONTEXT_BYTES - 1)
     cluster = replace(ranking.problem.job.cluster, groups=(replace(group, device=device),))
@@ -259,8 +263,16 @@ def test_where_nothing_fits_a_method_is_shown_on_a_pruned_layout() -> None:
     problem = replace(ranking.problem, pins=pins, job=replace(ranking.problem.job, cluster=cluster))
     (kept,) = ranking.fitting
     left_out = Candidate(layout=replace(kept.chain, micro_batch_size=1), verdict=Verdict.PRUNED, reason="")
-    found = synchronised_in_each(replace(ranking, problem=problem, candidates=(kept, left_out)))
+    found = in_each(replace(ranking, problem=problem, candidates=(kept, left_out)))
     apart = next(one for one in found if one.sync.name == "local-averaging")
     assert apart.fits
     assert apart.candidate is not None
     assert apart.candidate.chain.micro_batch_size == 1
+
+
+def test_replicas_that_would_never_meet_are_refused(tmp_path: Path) -> None:
+    planned = plan_run(run_file(tmp_path, train={"global_batch": 16, "steps": 9}))
+    assert planned.plan.sync == Choice(name="local-averaging", options={"every": 8})
+    found = synchronised_in_each(within(dense_ranking(1e7), Contract.EMPIRICAL), 9)
+    refused = [one.sync.options["every"] for one in found if "never meet in the 9 steps" in one.reason]
+    assert refused == [16, 32]

@@ -26,7 +26,7 @@ def show_synchronisations(run: RunFile, planner: Planner | None, *, out: Path | 
     dense = searched_densely(run, planner)
     assert dense.ranking is not None, "it was searched for"
     asked = None if run.sync.method == AUTO else run.sync.choice
-    answers = compare_synchronisations(dense.ranking, asked)
+    answers = compare_synchronisations(dense.ranking, run.train.steps, asked)
     best = answers[0].found.candidate
     assert best is not None, "dense fits at least"
     assert best.plan is not None, "a fitting candidate was simulated"

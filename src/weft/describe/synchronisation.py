@@ -68,6 +68,11 @@ class SyncMethod:
     proposals: Callable[[Job], Sequence[Mapping[str, Any]]] = lambda job: ({},)
 
 
+def proposed_steps(job: Job) -> Sequence[Mapping[str, Any]]:
+    """Return the proposals of methods that step replicas apart: `every`, the steps between two meetings."""
+    return [{"every": every} for every in (4, 8, 16, 32)]
+
+
 def sync_methods() -> Mapping[str, SyncMethod]:
     """Return synchronisation methods by name; methods without options may be missing."""
     return {one.name: one for one in parts(SyncMethod)}

@@ -242,7 +242,7 @@ def searched_densely(run: RunFile, planner: Planner | None = None) -> PlannedJob
 def _in_the_best_sync(run: RunFile, planner: Planner | None) -> PlannedJob:
     dense = searched_densely(run, planner)
     assert dense.ranking is not None, "it was searched for"
-    found = synchronised_in_each(dense.ranking)
+    found = synchronised_in_each(dense.ranking, run.train.steps)
     run, problem = in_sync(run, found[0].sync), decided_sync(dense.problem, found)
     return _best_of(run, problem, merged(dense.ranking, found))
 

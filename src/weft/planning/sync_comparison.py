@@ -49,9 +49,11 @@ class SyncAnswer:
     figures: SyncFigures | None
 
 
-def compare_synchronisations(ranking: Ranking, asked: Choice | None = None) -> tuple[SyncAnswer, ...]:
+def compare_synchronisations(
+    ranking: Ranking, steps: int, asked: Choice | None = None
+) -> tuple[SyncAnswer, ...]:
     """Return an answer for each of `synchronised_in_each`, in its order."""
-    found = synchronised_in_each(ranking, asked)
+    found = synchronised_in_each(ranking, steps, asked)
     return tuple(SyncAnswer(found=one, figures=_figures_of(ranking.problem, one)) for one in found)
 
 

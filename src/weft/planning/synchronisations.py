@@ -18,7 +18,7 @@ from weft.describe.layout import AXES, Layout
 from weft.describe.plan import RECOMPUTES, Choice
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.planning import SyncTable
-from weft.describe.synchronisation import AUTO, DENSE, asked_options, proposals_of, sync_words
+from weft.describe.synchronisation import AUTO, DENSE, asked_options, proposals_of, steps_apart, sync_words
 from weft.errors import InputError
 from weft.moves.layout import refuse
 from weft.moves.registry import sync_contracts
@@ -62,23 +62,32 @@ def in_sync(run: RunFile, sync: Choice) -> RunFile:
     return run.model_copy(update={"sync": table})
 
 
-def synchronised_in_each(ranking: Ranking, asked: Choice | None = None) -> tuple[Synchronised, ...]:
+def synchronised_in_each(
+    ranking: Ranking, steps: int, asked: Choice | None = None
+) -> tuple[Synchronised, ...]:
     """Return every synchronisation method with each of its proposals, best first, and refused ones last.
 
     `ranking` is that of a dense search in which something fits; its first candidate stands for dense.
-    `asked` is one more proposal.
+    `steps` are those of the run. `asked` is one more proposal.
     """
     problem, first, contracts = ranking.problem, ranking.fitting[0], sync_contracts()
     search = _Tried(ranking)
-    found = [Synchronised(sync=Choice(name=DENSE), contract=contracts.pop(DENSE), candidate=first)]
+    found = [Synchronised(sync=Choice(name=DENSE), contract=contracts[DENSE], candidate=first)]
     for name, contract in contracts.items():
+        if name == DENSE:
+            continue
         if contract > problem.contract:
             reason = f"goal.contract {problem.contract.word!r} keeps it out; it is {contract.word}"
             found.append(Synchronised(sync=Choice(name=name), contract=contract, reason=reason))
             continue
         proposals = [one for one in (asked,) if one is not None and one.name == name]
         proposals += [one for one in proposals_of(name, problem.job) if one not in proposals]
-        found += [search.best(sync, contract) for sync in proposals]
+        for sync in proposals:
+            if (steps_apart(sync) or 0) > steps:
+                reason = f"replicas would never meet in the {steps} steps of the run"
+                found.append(Synchronised(sync=sync, contract=contract, reason=reason))
+            else:
+                found.append(search.best(sync, contract))
     return tuple(sorted(found, key=lambda one: _order(problem, one.candidate)))
 
 

@@ -7,12 +7,10 @@ from typing import Annotated
 from pydantic import Field
 
 from weft.describe.plan import Plan
-from weft.describe.synchronisation import SyncMethod, Wire, sync_options
+from weft.describe.synchronisation import SyncMethod, Wire, proposed_steps, sync_options
 from weft.describe.toml_table import Count, TomlTable
 
 NAME = "local-averaging"
-# Steps between two averagings that planners try.
-PROPOSED_STEPS = (4, 8, 16, 32)
 
 
 class LocalAveragingOptions(TomlTable):
@@ -47,7 +45,7 @@ SYNC = SyncMethod(
     table=LocalAveragingOptions,
     local_gradients=True,
     wire=_wire,
-    proposals=lambda job: [{"every": every} for every in PROPOSED_STEPS],
+    proposals=proposed_steps,
 )
 
 
