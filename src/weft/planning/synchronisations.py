@@ -4,7 +4,7 @@ The search goes over dense layouts alone, once. Methods then get its fastest lay
 fastest layout of each mesh with the least lower bounds of a step. These bounds leave communication out, and
 no method has a shorter step than its bound. So they find the meshes that slow links held back. A layout that
 a method refuses gets the least sharding that the method takes. One that is too big recomputes more. Where no
-layout fits a method, those that the search pruned follow; they cannot beat dense, but show the method's step.
+layout fits a method, those that the search pruned follow. They cannot beat dense, but show the method's step.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The bytes that replicas send each other to agree, and the times of their codecs, in one step of a program.
+"""The bytes that replicas send each other to agree in a step, and the times of their codecs.
 
-The count follows the collectives of `weft.predict.cost.network`. In a group of m ranks on each of N nodes, a
-reduce-scatter or an all-gather of b bytes first goes through every node, then between the nodes:
+The count follows the collectives of `weft.predict.cost.network`. A group has m ranks on each of N nodes. Its
+reduce-scatter or all-gather of b bytes goes through every node, and between the nodes:
 
-    a node sends (m - 1) b inside, and (N - 1) / N b to other nodes
+    a node sends (m - 1) b inside, and (N - 1) / N b to other nodes.
 
 Where nodes hold one rank, or unequally many, it is a ring of n ranks. One rank of each node then sends
 (n - 1) / n b to another node. An all-reduce is both collectives. A method's `Wire` gives the bytes of each
