@@ -29,7 +29,7 @@ class Value:
     """What was measured.
 
     Attributes:
-        unit: `s`, `bytes`, `share`, `ratio`, `count` or `per s`.
+        unit: `s`, `bytes`, `share`, `ratio`, `count`, `nats` or `per s`.
         target: what the figure should keep to; `met` says whether it does, by default if it is at most that.
         low: with `high` the interval of the figure, or the spread of its repeats.
     """

@@ -79,6 +79,7 @@ TABLES: Mapping[str, Listed | Crossed] = {
     "simulator": Listed("simulator", "(?!one cycle of ).*"),
     "simulator, growth": Crossed("simulator", "what", ("one cycle", "each instruction"), "one cycle of .*"),
     "recorder": Listed("recorder"),
+    "sync_codecs": Crossed("sync_codecs", "what", ("values a second", "of a copy")),
     "taps": Crossed("taps", "what trains", ("step", "added", "share")),
     "training_beside": Crossed(
         "training_beside", "program", ("tokens", "peak memory", "start-up"), "(?!.* over ).*"

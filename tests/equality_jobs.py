@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,9 +19,15 @@ IGNORED = -100
 ADAMW = OptimizerSettings(
     name="adamw", learning_rate=0.05, warm_up_steps=0, betas=(0.9, 0.95), weight_decay=0.2
 )
+# Of another package.
+SHORTENING = "own_optimizers:Shortening"
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "descent": descent,
     "adamw": optimizer_factory(ADAMW),
+    **{
+        name: optimizer_factory(replace(ADAMW, name=name, learning_rate=0.01, betas=(0.9, 0.999)))
+        for name in ("lamb", "nvlamb", "lans", SHORTENING)
+    },
 }
 
 

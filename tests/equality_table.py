@@ -19,6 +19,7 @@ from small_plans import make_plan, make_program
 
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
+from weft.describe.optimizers import ADAMW, KNOWN_OPTIMIZERS, counted_work
 from weft.describe.plan import Plan, Recompute, ReducePrecision, Replica, Sharding, Stage
 from weft.planning.compile import compile_evaluation_part
 from weft.program.rank_program import part_of
@@ -123,6 +124,8 @@ class Row:
         layer_choices = tuple(choice for method in self.methods for choice in method.layer_choices)
         sharing = {"sharding": self.sharding, "island": self.island}
         sharing["reduce_precision"] = self.reduce_precision
+        known = self.optimizer in KNOWN_OPTIMIZERS or ":" in self.optimizer
+        sharing["optimizer"] = counted_work(self.optimizer).work if known else ADAMW
         return {**sharing, "methods": choices, "layer_choices": layer_choices, **sync}
 
     def _stage(self, index: int, stage: Stage) -> Stage:

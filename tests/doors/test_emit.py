@@ -531,13 +531,16 @@ def test_stacks_that_start_wefts_own_runtime_lose_nothing_of_the_order() -> None
         assert not any("schedule" in line for line in lost(stack, pipelined(schedule="zb-h1")))
 
 
+@pytest.mark.parametrize(
+    ("name", "owner"), [("lion.torch:Lion", "another package"), ("lamb", "weft"), ("lans", "weft")]
+)
 @pytest.mark.parametrize("stack", ["deepspeed", "megatron", "torchtitan", "torchtitan-toml"])
-def test_another_packages_optimizer_is_lost_aloud(stack: str) -> None:
+def test_an_optimizer_that_stacks_lack_is_lost_aloud(stack: str, name: str, owner: str) -> None:
     run = run_of("llama-3-8b")
     job = planned(run, dp=16, sharding="zero-3")
-    told = "lost: optimizer lion.torch:Lion of another package; nearest: AdamW"
+    told = f"lost: optimizer {name} of {owner}; nearest: AdamW"
     assert told not in lost(stack, job)
-    other = with_optimizer(job, name="lion.torch:Lion")
+    other = with_optimizer(job, name=name)
     assert told in lost(stack, other)
     assert emit(other, stack).text.replace(f"# {told}\n", "") == emit(job, stack).text
 

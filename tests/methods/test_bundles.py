@@ -26,13 +26,16 @@ def test_a_folder_is_a_method() -> None:
         "blocking",
         "fp8_linears",
         "gradient_norm",
+        "hierarchical",
         "local_averaging",
         "micro_batch_norms",
         "offload",
+        "power_sgd",
         "recomputation",
         "sdp4bit",
         "sharding",
         "tensor_collectives",
+        "tensor_norms",
         "tying",
     }
 
@@ -49,6 +52,7 @@ def test_passes_come_in_the_order_that_they_declare() -> None:
         "micro-batch-norms",
         "tensor-collectives",
         "offload",
+        "tensor-norms",
     ]
     assert {one.name for one in parts(Pass)} <= set(bundles())
 

@@ -12,17 +12,19 @@ from unittest.mock import patch
 import pytest
 import torch
 from asked_methods import CLIPS
+from equality_jobs import OPTIMIZERS
 from equality_table import Row, train
 from methods.rows.auxiliary_head import Head
 from methods.rows.gradient_norm import Clips
 from methods.rows.tensor_collectives import OVERLAPPED
 from one_process import Outcome
 from pool import RankError, WorkerPool
-from small_jobs import batch_of, loss_of, make_runtime, parameters_of
+from small_jobs import batch_of, descent, loss_of, make_runtime, parameters_of
 from small_plans import divisible, make_plan, make_program, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.describe.model import ModelConfig
+from weft.describe.optimizers import ADAMW, KNOWN_OPTIMIZERS
 from weft.describe.plan import Plan
 from weft.errors import InputError, RunError
 from weft.methods.gradient_norm.runtime import GradientNorm
@@ -96,13 +98,26 @@ def adamw(stage: torch.nn.Module, *, fused: bool = True) -> torch.optim.Optimize
     return torch.optim.AdamW(stage.parameters(), fused=fused)
 
 
+# The optimizers of the first row leave a step out by themselves.
+FACTORIES = {
+    "adamw": adamw,
+    **{name: OPTIMIZERS[name] for name in ("lamb", "nvlamb", "lans")},
+    "unfused": partial(adamw, fused=False),
+    "descent": descent,
+}
+
+
+def stepped_by(plan: Plan, optimizer: str) -> Plan:
+    return plan.model_copy(update={"optimizer": KNOWN_OPTIMIZERS.get(optimizer, ADAMW)})
+
+
 def break_a_step(
-    rank: int, ranks: int, config: ModelConfig, plan: Plan, skips: bool, by_device: bool = False
+    rank: int, ranks: int, config: ModelConfig, plan: Plan, skips: bool, optimizer: str = "descent"
 ) -> tuple[list[bool], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Which steps were left out when one micro-batch of one step overflows, the parameters, and what they
     would be without that step."""
     steps = [step for step in range(STEPS) if step != BROKEN_STEP]
-    calls, options = 0, {"optimizer_factory": adamw} if by_device else {}
+    calls, options = 0, {"optimizer_factory": FACTORIES[optimizer]}
 
     def overflowing(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         nonlocal calls
@@ -133,14 +148,22 @@ def break_a_step(
     return [result.left_out for result in results], found, expected
 
 
-@pytest.mark.parametrize("by_device", [False, True], ids=["by the host", "by the device"])
-@pytest.mark.parametrize("sharding", ["zero-0", "zero-2"])
+@pytest.mark.parametrize(
+    ("optimizer", "sharding"),
+    [
+        *((optimizer, sharding) for optimizer in ("descent", "adamw") for sharding in ("zero-0", "zero-2")),
+        ("lamb", "zero-2"),
+        ("nvlamb", "zero-0"),
+        ("lans", "zero-2"),
+    ],
+)
 def test_a_step_that_is_not_finite_is_left_out_by_all(
-    worker_pool: WorkerPool, sharding: str, by_device: bool
+    worker_pool: WorkerPool, sharding: str, optimizer: str
 ) -> None:
     config = tiny()
     plan = with_norm(make_plan(config, pp=2, dp=2, schedule="1f1b", precision="fp32"), sharding)
-    outcomes = worker_pool.run(break_a_step, config, plan, True, by_device, ranks=4)
+    plan = stepped_by(plan, optimizer)
+    outcomes = worker_pool.run(break_a_step, config, plan, True, optimizer, ranks=4)
     for left_out, found, expected in outcomes:
         assert left_out == [step == BROKEN_STEP for step in range(STEPS)]
         assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -205,7 +228,7 @@ class NoReads(TorchDispatchMode):
 
 
 def step_without_reads(
-    rank: int, ranks: int, config: ModelConfig, plan: Plan, fused: bool
+    rank: int, ranks: int, config: ModelConfig, plan: Plan, optimizer: str
 ) -> list[str | bool]:
     """What becomes of a finite step and one that overflows, whose numbers are read afterwards only."""
     scale = torch.ones(())
@@ -213,7 +236,7 @@ def step_without_reads(
     def overflowing(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return loss_of(logits, targets) * scale
 
-    program, factory = make_program(config, plan), partial(adamw, fused=fused)
+    program, factory = make_program(config, plan), FACTORIES[optimizer]
     runtime = make_runtime(
         rank, config, plan, program, loss_fn=overflowing, optimizer_factory=factory, skip_non_finite=True
     )
@@ -236,8 +259,10 @@ def step_without_reads(
 def test_the_host_reads_no_number_in_a_step(worker_pool: WorkerPool, sharding: str) -> None:
     config = tiny()
     plan = with_norm(make_plan(config, pp=2, dp=2, schedule="1f1b", precision="fp32"), sharding)
-    for told in worker_pool.run(step_without_reads, config, plan, True, ranks=4):
-        assert told == [False, True]
+    for optimizer in ("adamw", "lamb", "nvlamb", "lans"):
+        own = stepped_by(plan, optimizer)
+        for told in worker_pool.run(step_without_reads, config, own, optimizer, ranks=4):
+            assert told == [False, True], optimizer
     # An optimizer that cannot leave a step out by itself needs the host.
-    for told in worker_pool.run(step_without_reads, config, plan, False, ranks=4):
+    for told in worker_pool.run(step_without_reads, config, plan, "unfused", ranks=4):
         assert all("the host reads a number" in str(one) for one in told)

@@ -11,6 +11,7 @@ import pytest
 
 from weft.cli.main import run as weft
 from weft.describe.optimizers import MOMENTUM_SGD, PLAIN_SGD
+from weft.describe.plan import GRADIENT_NORM
 from weft.describe.run_file import RunFile, parse_run
 from weft.errors import InputError
 from weft.planning.planned import PlannedJob, given_plan, plan_run
@@ -117,6 +118,16 @@ def test_a_plan_that_counts_less_than_the_run_keeps_is_told() -> None:
     (violation,) = given_plan(run_with({}, **SMALL), plan).uncounted
     assert str(violation) == (
         "plan: optimizer: counts 4 bytes of states per parameter; adamw keeps 8; plan the run again"
+    )
+
+
+def test_norms_of_whole_tensors_are_shared_out_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+    planned({"name": "lamb"}, **SMALL, sharding="zero-1")
+    nvlamb = planned({"name": "nvlamb"}, **SMALL)
+    assert nvlamb.plan.method(GRADIENT_NORM) is not None
+    (violation,) = given_plan(run_with({"name": "lamb"}, **SMALL), planned({}, **SMALL).plan).uncounted
+    assert str(violation) == (
+        "plan: optimizer: counts other sums over whole tensors than lamb takes; plan the run again"
     )
 
 

@@ -48,10 +48,12 @@ def test_each_answer_has_the_figures_of_its_plan_and_the_others_a_reason() -> No
         assert one.figures == sync_figures(asked.cost_model, one.found.candidate.plan)
         assert one.figures.prediction == one.found.candidate.prediction
         others = one.figures.traffic.between_bytes, dense.traffic.between_bytes
-        assert others[0] < others[1] or one.found.sync.name == "dense"
+        assert others[0] < others[1] or one.found.contract is Contract.EXACT
         assert one.figures.steps_apart == one.found.sync.options.get("every")
     refused = compare_synchronisations(replace(ranking, problem=replace(asked, contract=Contract.EXACT)), 200)
-    assert [one.figures is None for one in refused] == [False, True, True]
+    assert [one.figures is None for one in refused] == [
+        one.found.contract > Contract.EXACT for one in refused
+    ]
 
 
 @pytest.mark.parametrize("bytes_per_s", [1e7, 1e9, 1e12])
@@ -59,8 +61,8 @@ def test_the_time_of_codecs_is_hidden_or_exposed(bytes_per_s: float) -> None:
     for one in compare_synchronisations(UniformPlanner().search(problem(bytes_per_s)), 200):
         assert one.figures is not None
         few_bits = one.found.sync.name == "sdp4bit"
-        assert (one.figures.exposed_s > 0.0) == (one.figures.traffic.codecs_s > 0.0) == few_bits
+        assert (one.figures.exposed_s > 0.0) == (one.figures.traffic.codecs_s > 0.0) >= few_bits
         busy_s = one.figures.hidden_s + one.figures.exposed_s
         assert busy_s == pytest.approx(one.figures.traffic.codecs_s, abs=1e-8)
-        keeps_apart = few_bits and one.found.sync.options.get("weights") != "whole"
-        assert (one.figures.added_bytes > 0) == keeps_apart
+        keeps_apart = one.found.sync.options.get("weights") != "whole"
+        assert not few_bits or (one.figures.added_bytes > 0) == keeps_apart

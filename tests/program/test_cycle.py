@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_plans import make_plan, make_program, tiny
 
+from weft.describe.plan import Choice
+from weft.errors import InputError
 from weft.program.kinds import FORWARD, STEP
 from weft.program.lower import LoweredPipeline
 from weft.program.passes import repeated
@@ -55,3 +58,11 @@ def test_the_unrolled_cycle_is_the_unrolled_step(
 def test_a_cycle_of_one_step_is_the_step(kind: int) -> None:
     one = step_of(3, [(0, 1, 0), (2, 0, 1)], 1)
     assert repeated(one, 1) is one
+
+
+def test_a_cycle_that_no_memory_holds_is_refused_in_one_line() -> None:
+    plan = make_plan(tiny(), pp=1, dp=2)
+    sync = Choice(name="local-averaging", options={"every": 10**6})
+    with pytest.raises(InputError, match="after 1000000 steps; a program has at most 4096") as refused:
+        make_program(tiny(), plan.model_copy(update={"sync": sync}))
+    assert len(refused.value.violations) == 1

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from asked_methods import CLIPS
 from pool import WorkerPool
 from saved_checkpoints import save_checkpoint
 from small_jobs import batch_of, make_runtime, parameters_of
 from small_plans import make_plan, make_program, tiny
 
+from weft.describe.optimizers import counted_work
 from weft.run.runtime import RankRuntime
 from weft.training.checkpoint import checkpoints
 from weft.training.checkpoint.checkpoints import TrainingState
@@ -33,8 +35,11 @@ PLAN = make_plan(CONFIG, dp=2, micro_batches=2).model_copy(update={"sharding": "
 
 
 def runtime_of(rank: int, settings: OptimizerSettings) -> RankRuntime:
+    work = counted_work(settings.name, momentum=settings.momentum).work
+    methods = CLIPS if work.unit_gradient else ()
+    plan = PLAN.model_copy(update={"optimizer": work, "methods": methods})
     return make_runtime(
-        rank, CONFIG, PLAN, make_program(CONFIG, PLAN), optimizer_factory=optimizer_factory(settings)
+        rank, CONFIG, plan, make_program(CONFIG, plan), optimizer_factory=optimizer_factory(settings)
     )
 
 
@@ -63,7 +68,10 @@ def go_on(rank: int, ranks: int, settings: OptimizerSettings, directory: Path) -
 
 @pytest.mark.parametrize(
     ("name", "momentum"),
-    [("adam", 0.0), ("sgd", 0.9), ("sgd", 0.0), ("own_optimizers:SignMomentum", 0.9)],
+    [
+        *((name, 0.0) for name in ("adam", "lamb", "nvlamb", "lans", "sgd")),
+        *((name, 0.9) for name in ("sgd", "own_optimizers:SignMomentum", "own_optimizers:Shortening")),
+    ],
 )
 def test_a_resumed_optimizer_steps_as_if_nothing_had_happened(
     worker_pool: WorkerPool, tmp_path: Path, name: str, momentum: float

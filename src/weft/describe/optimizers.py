@@ -36,6 +36,9 @@ class OptimizerWork(BaseModel):
         moved_bytes: bytes of kept states that one update reads and writes; None: each byte is read once and
             written once.
         elementwise: each element is stepped independently, so that ranks may step one shard each.
+        whole_sums: numbers per parameter tensor that each exchange of a step adds up over all ranks of the
+            stage. So an optimizer that needs norms of whole tensors steps shards, too.
+        unit_gradient: the optimizer steps with the gradient divided by the norm of the whole gradient.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -44,6 +47,13 @@ class OptimizerWork(BaseModel):
     state_bytes: _Few = 0
     moved_bytes: _Few | None = None
     elementwise: bool = False
+    whole_sums: tuple[Annotated[int, Field(ge=1, le=1000)], ...] = ()
+    unit_gradient: bool = False
+
+    @property
+    def steps_shards(self) -> bool:
+        """True if ranks may step one shard of a parameter each."""
+        return self.elementwise or bool(self.whole_sums)
 
     def kept_bytes(self, element_bytes: int) -> int:
         """Return the kept bytes per parameter; a stepped element has `element_bytes`."""
@@ -59,9 +69,16 @@ ADAMW = OptimizerWork(states=2, elementwise=True)
 # The sum of gradients that decays with the momentum; nothing is kept without momentum.
 MOMENTUM_SGD = OptimizerWork(states=1, elementwise=True)
 PLAIN_SGD = OptimizerWork(elementwise=True)
+# AdamW's moments; the norms of the weights and of the update (You et al., arXiv 1904.00962). Kernels that are
+# not fused move fp32 masters, gradients and states several times.
+LAMB = OptimizerWork(states=2, moved_bytes=120, whole_sums=(2,))
+NVLAMB = LAMB.model_copy(update={"unit_gradient": True})
+# First the norm of the gradient, then those of the weights and of both parts of the update (Zheng et al.,
+# arXiv 2006.13484).
+LANS = OptimizerWork(states=2, moved_bytes=264, whole_sums=(1, 3))
 
 KNOWN_OPTIMIZERS: Mapping[str, OptimizerWork] = MappingProxyType(
-    {"adamw": ADAMW, "adam": ADAMW, "sgd": MOMENTUM_SGD}
+    {"adamw": ADAMW, "adam": ADAMW, "sgd": MOMENTUM_SGD, "lamb": LAMB, "nvlamb": NVLAMB, "lans": LANS}
 )
 
 

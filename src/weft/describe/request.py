@@ -140,9 +140,10 @@ def request_of_run(run: RunFile) -> Request:
         problem = f"{AUTO!r} is for a search of one best plan; say which one"
         raise InputError(Violation("sync.method", problem, DENSE))
     table = run.optimizer
-    # Of the `[optimizer]` table, or of a scaled loss.
-    scaled = (Choice(name=GRADIENT_NORM),) if run.train.precision in SCALED else ()
     counted = counted_work(table.name, momentum=table.momentum, state_bytes=table.state_bytes)
+    # Of the `[optimizer]` table, or of a scaled loss or gradient.
+    scales = run.train.precision in SCALED or counted.work.unit_gradient
+    scaled = (Choice(name=GRADIENT_NORM),) if scales else ()
     found = request_of_names(
         model=run.model.preset or run.model.hf or run.model.build or "",
         on=run.cluster.use,

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from weft.bundles import parts
 from weft.describe.cluster import Cluster
+from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import SCALED, Choice, Plan, Stage
 from weft.describe.reading import violations_of
 from weft.describe.toml_table import TomlTable
@@ -28,6 +29,7 @@ class Wire:
             because another instruction carries it.
         passes: bytes that each rank reads or writes for it.
         encoded, decoded: fp32 values that each rank brings into few bits for it, and back.
+        rounds: collectives, one after the other, that carry equal parts of the bytes.
     """
 
     inside: float = 1.0
@@ -35,6 +37,7 @@ class Wire:
     passes: float = 0.0
     encoded: float = 0.0
     decoded: float = 0.0
+    rounds: int = 1
 
 
 # Replicas add up their whole gradients.
@@ -54,6 +57,8 @@ class SyncMethod:
         table: its additional keys of `[sync]`, which are the options of a plan's `sync`.
         wire, gathered: return the communication and computation of a plan's reductions, and of its gathers
             of stepped weights, from the checked options.
+        sent_share: returns the bytes sent for each byte of a stage's gradient, from the checked options, the
+            plan, its graph and the stage; `wire` counts on top. 1 where only the plan matters.
         derived: by key, the options that follow from the places of a plan's stages in the cluster.
         local_gradients: each replica steps with its own gradient, without adding other replicas' gradients.
         proposals: returns the options that a planner tries for a job, each as a mapping of keys to values.
@@ -64,6 +69,7 @@ class SyncMethod:
     local_gradients: bool = False
     wire: Callable[[Any, Plan], Wire] = lambda options, plan: AS_IT_IS
     gathered: Callable[[Any, Plan], Wire] = lambda options, plan: AS_IT_IS
+    sent_share: Callable[[Any, Plan, LayerGraph, int], float] = lambda options, plan, graph, stage: 1.0
     derived: Mapping[str, Callable[[Sequence[Stage], Cluster], int]] = field(default_factory=dict)
     proposals: Callable[[Job], Sequence[Mapping[str, Any]]] = lambda job: ({},)
 
@@ -131,6 +137,12 @@ def gather_wire_of(plan: Plan) -> Wire:
     """Return the communication and computation of a plan's gathers of weights; as `wire_of`."""
     method = sync_methods().get(plan.sync.name)
     return AS_IT_IS if method is None else method.gathered(_options_of(plan), plan)
+
+
+def sent_share_of(plan: Plan, graph: LayerGraph, stage: int) -> float:
+    """Return the bytes that replicas send for each byte of a stage's gradient; as `wire_of`."""
+    method = sync_methods().get(plan.sync.name)
+    return 1.0 if method is None else method.sent_share(_options_of(plan), plan, graph, stage)
 
 
 def _options_of(plan: Plan) -> TomlTable:

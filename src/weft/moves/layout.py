@@ -92,7 +92,7 @@ def _refuse_shared(job: Job, layout: Layout) -> str | None:
 
 def _refuse_share(job: Job, layout: Layout) -> str | None:
     """Return the reason why ranks cannot step one shard of a parameter each, or None."""
-    if job.optimizer.elementwise:
+    if job.optimizer.steps_shards:
         return None
     reason = "the optimizer is not known to step every element by itself"
     if layout.sharding != "zero-0":

@@ -140,14 +140,15 @@ class PlannedJob:
 
     @property
     def uncounted(self) -> list[Violation]:
-        """One line where the run's optimizer keeps more bytes of every parameter than its plan counts."""
-        kept = self.problem.job.optimizer.kept_bytes(STEPPED_BYTES[self.plan.precision])
-        counted = self.plan.optimizer.kept_bytes(STEPPED_BYTES[self.plan.precision])
-        if kept <= counted:
-            return []
-        name = self.run.optimizer.name
-        problem = f"counts {counted} bytes of states per parameter; {name} keeps {kept}; plan the run again"
-        return [Violation("plan: optimizer", problem)]
+        """One line if the optimizer keeps more bytes than its plan counts, or exchanges other sums."""
+        needs, planned = self.problem.job.optimizer, self.plan.optimizer
+        kept, counted = (one.kept_bytes(STEPPED_BYTES[self.plan.precision]) for one in (needs, planned))
+        name, found = self.run.optimizer.name, []
+        if kept > counted:
+            found.append(f"counts {counted} bytes of states per parameter; {name} keeps {kept}")
+        if needs.whole_sums != planned.whole_sums:
+            found.append(f"counts other sums over whole tensors than {name} takes")
+        return [Violation("plan: optimizer", f"{problem}; plan the run again") for problem in found]
 
     @property
     def misplaced(self) -> list[Violation]:

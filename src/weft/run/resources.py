@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from weft.describe.plan import Plan, Recompute
+from weft.describe.plan import GRADIENT_NORM, Plan, Recompute
 from weft.describe.synchronisation import keeps_gradients_local
 from weft.program.kinds import FORWARD, KINDS
 from weft.program.rank_program import RankProgram
@@ -35,6 +35,7 @@ from weft.run.state.shards import StageShard
 from weft.run.state.states import StageStates, make_states
 from weft.run.state.stepped import SteppedWeights, require_elementwise
 from weft.run.state.synchroniser_state import REPLICAS, SYNCHRONISER, ReplicaState, SynchroniserState
+from weft.run.state.whole_sums import require_counted
 from weft.run.streams import Streams
 from weft.run.transport.device_messages import ways_of
 from weft.run.transport.mesh import Groups, open_groups
@@ -125,6 +126,7 @@ def make_resources(
     divided = [stage for stage, module in stages.items() if tensor_ranks(module).size > 1]
     require_elementwise([optimizers[stage] for stage in shared], f"sharding {plan.sharding!r}")
     require_elementwise([optimizers[stage] for stage in divided], "tensor parallelism")
+    require_counted(optimizers.values(), plan, norm=GRADIENT_NORM in program.obligations.methods)
     timeout = timedelta(seconds=timeout_s)
     exchange = transport_of(transport, device)
     if exchange.in_kernels:

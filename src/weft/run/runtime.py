@@ -157,7 +157,8 @@ class RankRuntime:
             Replicas begin with the values of their group's first rank.
         loss_fn: (output of the last stage, targets) to the mean loss of the micro-batch.
         optimizer_factory: makes the optimizer of one stage. It must not replace `.grad`. Where replicas shard
-            its states, it must be one of `weft.run.state.stepped.ELEMENTWISE`.
+            its states, it must be one of `weft.run.state.stepped.ELEMENTWISE` or a
+            `weft.run.state.whole_sums.WholeSumsOptimizer`.
         device: where the stages compute.
         transport: the way of messages and sums, `host` or `device` (`weft.run.transport.transports`); None
             chooses by the device.

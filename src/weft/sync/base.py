@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -53,7 +53,7 @@ class Group(Protocol):
     def exchange(self, taken: torch.Tensor, given: torch.Tensor, places: Sequence[int]) -> None:
         """Exchange equal parts with the members at `places`, sorted, which include this rank.
 
-        The r-th part of `given`, shape (n,), goes to the r-th of them, and its part fills the r-th of
+        The r-th part of `given`, shape (n,), goes to the r-th of them. What it sends fills the r-th part of
         `taken`. Members outside `places` call it, too, with places of their own.
         """
         ...
@@ -148,6 +148,22 @@ class StatefulSynchroniser(Protocol):
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """Return the state that a checkpoint keeps on this rank, by name; loading fills the same tensors."""
+        ...
+
+
+class ParameterPlace(NamedTuple):
+    """A parameter in a stage's flat gradient: the index of its first element there, and its shape."""
+
+    start: int
+    shape: tuple[int, ...]
+
+
+@runtime_checkable
+class ShapedSynchroniser(StatefulSynchroniser, Protocol):
+    """A synchroniser with a state that follows the shapes of a stage's parameters."""
+
+    def lay_out(self, stage: int, places: Sequence[ParameterPlace]) -> None:
+        """Take the places of a stage's parameters in its flat gradient; called once, before `begin`."""
         ...
 
 

@@ -146,6 +146,7 @@ class FewBits(Method):
     def check(self, runtime: RankRuntime) -> None:
         kinds = {one.kind.name for one in runtime.program.instructions()}
         assert ("reduce_inside" in kinds) == (1 < self.per_node < self.replicas)
+        assert ("reduce_between" in kinds) == (self.table.slices > 1)
 
 
 GPT = tiny(layers=2)
@@ -157,6 +158,7 @@ ROWS = (
     SENT(dp=2, methods=(FewBits(2),)),
     SENT(dp=2, methods=(FewBits(2, 2),), precision="bf16"),
     SENT(dp=4, methods=(FewBits(4, 2),)),
+    SENT(dp=4, methods=(FewBits(4, 2, options=(("slices", 3), ("gradient_group", 32))),)),
     SENT(dp=4, methods=(FewBits(4, 2, options=(("smooth", False), ("inside_bits", 4))),), precision="bf16"),
     # Losses and norms are added up in other orders than in one process.
     CLOSE(dp=4, methods=(FewBits(4, 2),), evaluates=True),

@@ -30,7 +30,8 @@ PARAMETERS = GRAPH.parameters()
 BYTES_PER_S = 1e5
 KINDS_OF = {
     "dense": ("gather", "reduce"),
-    "sdp4bit": ("gather", "reduce"),
+    "sdp4bit": ("gather", "reduce", "reduce_between"),
+    "power-sgd": ("gather", "reduce"),
     "local-averaging": ("average_weights",),
 }
 METHODS: tuple[tuple[Choice, Sharding], ...] = (
@@ -38,6 +39,8 @@ METHODS: tuple[tuple[Choice, Sharding], ...] = (
     (Choice(name="dense"), "zero-1"),
     (Choice(name="sdp4bit"), "zero-1"),
     (Choice(name="sdp4bit", options={"weights": "whole", "gradient_bits": 8}), "zero-2"),
+    (Choice(name="power-sgd"), "zero-0"),
+    (Choice(name="power-sgd", options={"rank": 2}), "zero-1"),
     (Choice(name="local-averaging", options={"every": 4}), "zero-0"),
 )
 

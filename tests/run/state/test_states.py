@@ -36,6 +36,8 @@ OPTIMIZERS = (
     ("adam", 0.9),
     ("sgd", 0.9),
     ("sgd", 0.0),
+    ("lamb", 0.9),
+    ("lans", 0.9),
     ("own_optimizers:SignMomentum", 0.9),
     ("own_optimizers:momentum_sgd", 0.9),
 )

@@ -14,13 +14,13 @@ COUNT = 1 << 16
 def hashed(key: Key, element: int) -> int:
     """The hash as its docstring states it, in whole numbers."""
 
-    def mix(x: int) -> int:
-        x = (x ^ x >> 16) * 0x21F0AAAD % 2**32
+    def mix(x: int, y: int) -> int:
+        x = (x ^ x >> 16) * 0x21F0AAAD % 2**32 ^ y
         x = (x ^ x >> 15) * 0x735A2D97 % 2**32
         return x ^ x >> 15
 
     high, low = divmod(element, 2**32)
-    return mix(mix(low ^ key.low) ^ (high + key.high) % 2**32)
+    return mix(low ^ key.low, mix((high + key.high) % 2**32, 0))
 
 
 words = st.integers(0, 2**32 - 1)

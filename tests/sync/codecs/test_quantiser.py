@@ -74,7 +74,7 @@ def test_an_element_moves_by_less_than_its_scale(
 
 @pytest.mark.parametrize("bits", [3, 4, 8])
 def test_rounding_is_unbiased(bits: int) -> None:
-    quantiser, values, draws = Quantiser(bits=bits, group=64), heavy(256, 1), 2000
+    quantiser, values, draws = Quantiser(bits=bits, group=64), heavy(256, 1), 500
     mean = sum(through(quantiser, values, Key.of(seed)).double() for seed in range(draws)) / draws
     below = (values / scales(quantiser, values)).double() % 1
     deviation = scales(quantiser, values) * (below * (1 - below) / draws).sqrt()
@@ -230,6 +230,32 @@ def test_errors_are_those_of_the_method() -> None:
     assert relative_error(heavy(1 << 18, 0), smooth) == pytest.approx(0.150, rel=0.15)
 
 
+def error_of_two_levels(bits: int, smooth: bool, nodes: int = 4, ranks: int = 4) -> float:
+    """The relative error of a sum: in a few bits inside nodes, then in 4 bits between them."""
+    length, inside = 1 << 14, Quantiser(bits=bits, group=128, smooth=smooth)
+    between = Quantiser(bits=4, group=128)
+    gradients = [heavy(length, rank) for rank in range(nodes * ranks)]
+    payloads = torch.stack(
+        [encoded(inside, gradient, Key.of(0, rank)) for rank, gradient in enumerate(gradients)]
+    )
+    sums = torch.empty(nodes, between.payload_bytes(length), dtype=torch.uint8)
+    for node, received in enumerate(payloads.view(nodes, ranks, -1)):
+        between.encode_sum(received, inside, length, sums[node], Key.of(1, node))
+    total, exact = torch.empty(length), torch.stack(gradients).sum(0)
+    between.decode_sum(sums, total)
+    if smooth:
+        unsmooth_(total)
+    return float((total - exact).norm() / exact.norm())
+
+
+def test_two_levels_and_smoothing_each_make_the_error_smaller() -> None:
+    """The transform is undone once, behind both levels; then the second one's error is all there is."""
+    in_four, in_eight = error_of_two_levels(4, smooth=False), error_of_two_levels(8, smooth=False)
+    smoothed = error_of_two_levels(8, smooth=True)
+    assert in_four > 1.2 * in_eight > 1.2 * 1.2 * smoothed
+    assert smoothed == pytest.approx(0.166, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("bits", "group", "smooth"), [(1, 32, False), (9, 32, False), (4, 0, False), (4, 48, True)]
 )
@@ -256,3 +282,6 @@ def test_tensors_of_another_form_are_refused() -> None:
         quantiser.decode_sum(payload[None], values.double())
     with pytest.raises(ValueError, match="payload"):
         quantiser.decode_sum(payload[None, :-4], values)
+    for one in (values.double(), values[::2], values.view(8, 8)):
+        with pytest.raises(ValueError, match="of shape"):
+            smooth_(one)

@@ -7,6 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.sync.codecs.counter import Key
+from weft.sync.codecs.quantiser import Quantiser, smooth_
 from weft.sync.codecs.reference import pack, unpack
 
 
@@ -30,3 +32,14 @@ def test_the_first_code_has_the_highest_bits() -> None:
     assert pack(torch.tensor([1, -2, 7]), 4, 4).tolist() == [0x1E, 0x70, 0, 0]
     assert pack(torch.tensor([-128, 127]), 8, 4).tolist() == [0x80, 0x7F, 0, 0]
     assert pack(torch.tensor([1, 2, 3]), 3, 4).tolist() == [0b00101001, 0b10000000, 0, 0]
+
+
+@pytest.mark.parametrize("bits", [4, 5])
+def test_no_number_is_read_back(bits: int) -> None:
+    """A tensor without storage fails where the host asks for a number."""
+    form, values = Quantiser(bits=bits, group=32, smooth=True), torch.empty(300, device="meta")
+    payloads = torch.empty(2, form.payload_bytes(300), dtype=torch.uint8, device="meta")
+    form.encode(values, payloads[0], Key.of(1))
+    form.encode_sum(payloads, form, 300, payloads[1], Key.of(1))
+    form.decode_sum(payloads, values)
+    smooth_(values)

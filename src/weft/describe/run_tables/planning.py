@@ -59,9 +59,9 @@ class SyncTable(TomlTable):
 
     method: Word | None = Field(
         default=None,
-        description="dense; local-averaging, which steps replicas apart and averages their weights "
-        "every so many steps; what an installed package adds; or auto: the planner chooses the method "
-        "and its keys within goal.contract",
+        description="dense; sdp4bit, which sends about four bits; local-averaging, which steps replicas "
+        "apart and averages their weights every so many steps; what an installed package adds; or auto: the "
+        "planner chooses the method and its keys within goal.contract",
     )
     # The method's options; in a file their keys are next to `method`.
     options: SkipJsonSchema[SerializeAsAny[TomlTable] | None] = None

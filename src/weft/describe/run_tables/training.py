@@ -143,7 +143,10 @@ class OptimizerTable(TomlTable):
     decay_steps: Count | None = Field(
         default=None, description="steps, warm-up included, after which they are there; train.steps if absent"
     )
-    betas: Betas | None = Field(default=None, description="of adamw and adam; [0.9, 0.95] if absent")
+    betas: Betas | None = Field(
+        default=None,
+        description="of all but sgd; if absent, [0.9, 0.95], and [0.9, 0.999] of lamb, nvlamb and lans",
+    )
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(
         default=None, description="of sgd; 0.9 if absent"
     )
@@ -163,8 +166,10 @@ class OptimizerTable(TomlTable):
         """Refuse keys without an effect."""
         constant = self.schedule == "constant"
         keys = (
-            ("betas", self.name not in ("adamw", "adam"), "name"),
+            ("betas", self.name not in KNOWN_OPTIMIZERS or self.name == "sgd", "name"),
             ("momentum", self.name != "sgd", "name"),
+            # They divide gradients by their norms.
+            ("clip_norm", self.name in ("nvlamb", "lans"), "name"),
             ("state_bytes", self.name in KNOWN_OPTIMIZERS, "name"),
             ("final_learning_rate", constant, "schedule"),
             ("decay_steps", constant, "schedule"),

@@ -26,6 +26,9 @@ from weft.program.schedules.depth_first import DepthFirst
 # The address of the first node in a stack's launch line.
 MASTER = '--node-rank "${NODE_RANK:-0}" --master-addr "${MASTER_ADDR:-localhost}" --master-port 29500'
 
+# The optimizers that every stack has, or replaces by name.
+NAMED_OPTIMIZERS = ("adamw", "adam", "sgd")
+
 
 @dataclass(frozen=True, slots=True)
 class Loss:
@@ -166,14 +169,15 @@ class Decided:
 
     @property
     def optimizer(self) -> str:
-        """The run's optimizer, or AdamW in place of another package's."""
+        """The run's optimizer, or AdamW in place of one that no stack's file can name."""
         name = self.run.optimizer.name
-        return name if name in KNOWN_OPTIMIZERS else "adamw"
+        return name if name in NAMED_OPTIMIZERS else "adamw"
 
     def optimizer_losses(self) -> list[Loss]:
-        """Return the loss of another package's optimizer, which no stack's file can name."""
+        """Return the loss of an optimizer that no stack's file can name."""
         name = self.run.optimizer.name
-        return [] if name in KNOWN_OPTIMIZERS else [Loss(f"optimizer {name} of another package", "AdamW")]
+        owner = "weft" if name in KNOWN_OPTIMIZERS else "another package"
+        return [] if name in NAMED_OPTIMIZERS else [Loss(f"optimizer {name} of {owner}", "AdamW")]
 
     def reduction_losses(self, stack: str, *, told: Collection[str] = ("fp32",)) -> list[Loss]:
         """Return the loss of the precision of reductions, unless a stack's file says it."""

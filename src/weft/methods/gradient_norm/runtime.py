@@ -22,6 +22,7 @@ from weft.run.handlers.base import GRADIENT, Issue
 from weft.run.methods import HandlerOf, Making, MethodState, OwnGradient, StateOf, StepGate
 from weft.run.resources import Resources
 from weft.run.state.loss_scale import LEAST, LossScale
+from weft.run.state.whole_sums import needs_of
 from weft.run.streams import Completion, Stream, Value
 from weft.run.transport.rank_order import PIECE_ELEMENTS
 from weft.run.workspace import Workspace
@@ -57,6 +58,8 @@ class GradientNorm(MethodState):
         self._clip_norm = clip_norm
         self._skips = skip_non_finite
         self._scale = scale
+        # The stages whose optimizers step with a gradient of norm 1.
+        self._unit: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, making: Making) -> GradientNorm:
@@ -75,6 +78,9 @@ class GradientNorm(MethodState):
 
     def begin(self, resources: Resources) -> None:
         self._gradients = resources.own_gradients
+        self._unit = frozenset(
+            stage for stage, one in resources.optimizers.items() if needs_of(one).unit_gradient
+        )
 
     def gate(self, workspace: Workspace, stage: int) -> StepGate:
         return _Clipping(self, workspace, stage)
@@ -125,16 +131,20 @@ class GradientNorm(MethodState):
         return finite.logical_not().float()
 
     def clip(self, stage: int, norm: torch.Tensor, factor: float = 1.0) -> None:
-        """Scale this rank's gradient of a stage down to the limit, if the norm is larger.
+        """Scale this rank's gradient of a stage down to the limit, if the norm is larger; or to norm 1.
 
         Args:
             norm: the norm of the whole gradient, shape (), in fp64.
             factor: that of the losses; the gradient is divided by it.
         """
-        if self._clip_norm is None and factor == 1.0:
+        if stage in self._unit:
+            # A gradient of zeros stays one.
+            scale = torch.where(norm > 0, 1.0 / norm, 1.0) / factor
+        elif self._clip_norm is None and factor == 1.0:
             return
-        limit = math.inf if self._clip_norm is None else self._clip_norm
-        scale = (limit / (norm + EPSILON)).clamp(max=1.0) / factor
+        else:
+            limit = math.inf if self._clip_norm is None else self._clip_norm
+            scale = (limit / (norm + EPSILON)).clamp(max=1.0) / factor
         # Whoever reads the number of an accelerator waits for it. A CPU saves a pass over the gradient.
         if scale.device.type == "cpu" and scale.item() == 1.0:
             return

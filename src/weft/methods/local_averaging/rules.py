@@ -28,6 +28,8 @@ def _clips(job: Job, layout: Layout) -> str | None:
     cause = "optimizer.clip_norm and skip_non_finite"
     if job.precision in SCALED:
         cause = f"precision {job.precision}, whose losses are scaled, {cause}"
+    if job.optimizer.unit_gradient:
+        cause = f"an optimizer that divides gradients by their norm, {cause}"
     return f"{NAME}: {CLIPS}; leave out {cause}"
 
 

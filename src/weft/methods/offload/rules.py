@@ -19,7 +19,7 @@ from weft.methods.offload.verify import leave
 from weft.moves.composition import Composition
 from weft.moves.layout import pipeline_of
 from weft.program.program import Columns
-from weft.program.schedules import get_schedule
+from weft.program.schedules import all_schedules, get_schedule
 from weft.program.schedules.base import Options, Pipeline, paths_of
 
 SOON = "backward passes come so soon that no device would hold fewer micro-batches"
@@ -65,10 +65,13 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
     for one in problems_of(plan.methods, recomputes, plan.optimizer):
         yield replace(one, where=f"plan: methods: {one.where}")
     of = offloaded(plan.methods, len(plan.stages))
+    # Another rule refuses a schedule that nobody knows.
     name, share = plan.schedule.name, plan.stages[0].replicas[0].micro_batches
-    pipeline = Pipeline(plan.mesh.get("pp", 1), len(plan.stages), share * paths_of(get_schedule(name)))
-    if of.activations and _all_stay(name, plan.schedule.options, pipeline, of.activations):
-        yield Violation(f"plan: methods: {NAME}.{ACTIVATIONS}", SOON, "false")
+    if of.activations and name in all_schedules():
+        micro_batches = share * paths_of(get_schedule(name))
+        pipeline = Pipeline(plan.mesh.get("pp", 1), len(plan.stages), micro_batches)
+        if _all_stay(name, plan.schedule.options, pipeline, of.activations):
+            yield Violation(f"plan: methods: {NAME}.{ACTIVATIONS}", SOON, "false")
     if keeps_gradients_local(plan.sync) and of.states:
         yield Violation("plan: sync", f"{NAME}.{STATES}: {AGREED}", "dense")
 

@@ -28,6 +28,8 @@ COSTS = (
     CostOf(
         kind="reduce_inside", hook=synchronising_hook(lambda pricing: Network.reduce_scatter, inside_wire)
     ),
+    CostOf(kind="reduce_between", hook=synchronising_hook(lambda pricing: Network.reduce_scatter)),
     TrafficOf(kind="reduce_inside", ways=lambda plan: 1, wire=inside_wire),
+    TrafficOf(kind="reduce_between", ways=lambda plan: 1),
     ResidentBytes(what="own ranges of weights", hook=_own_ranges),
 )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import groupby, pairwise
-from math import gcd
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from weft.describe.cluster import Cluster
 from weft.describe.job import Job
-from weft.describe.plan import Plan, Stage
+from weft.describe.plan import Plan
 from weft.describe.synchronisation import SyncMethod, Wire, sync_options
 from weft.describe.toml_table import Count, TomlTable
+from weft.methods.sharding.neighbours import replicas_per_node
 from weft.predict.cost.memory import plan_states
 
 NAME = "sdp4bit"
@@ -40,6 +38,10 @@ class Sdp4BitOptions(TomlTable):
     smooth: bool = Field(
         default=True, description="whether a Hadamard transform of 32 gradients precedes quantising"
     )
+    slices: Count = Field(
+        default=1,
+        description="parts of a gradient, of which one crosses between nodes while the next is summed inside",
+    )
     replicas_per_node: Count = Field(
         default=1, description="replicas that add up gradients inside their node first; of the cluster"
     )
@@ -51,23 +53,6 @@ class Sdp4BitOptions(TomlTable):
     def last_bits(self, replicas: int) -> int:
         """Return the bits of a gradient in the only or last reduction of so many replicas."""
         return self.inside_bits if self.replicas_per_node == replicas else self.gradient_bits
-
-
-def replicas_per_node(stages: Sequence[Stage], cluster: Cluster) -> int:
-    """Return the number of neighbours, in rank order, in each part of a stage's replicas inside one node.
-
-    It is the largest number for all stages. The replicas of a stage meet lane by lane. It is 1 where some
-    replicas are not neighbours on their node, or lanes are in different orders.
-    """
-    runs: list[int] = []
-    for stage in stages:
-        copies = sorted(replica.ranks for replica in stage.replicas)
-        for lane in zip(*copies, strict=True):
-            nodes = [cluster.node_of(rank) for rank in lane]
-            lengths = [len(list(run)) for _, run in groupby(nodes)]
-            ordered = all(one < other for one, other in pairwise(lane))
-            runs += lengths if ordered and len(lengths) == len(set(nodes)) else [1]
-    return gcd(*runs)
 
 
 def options_of(plan: Plan) -> Sdp4BitOptions | None:

@@ -58,7 +58,10 @@ def _of_plan(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
     replicas = min(len(stage.replicas) for stage in plan.stages)
     found = _problem(options, plan.sharding, plan.island, replicas)
     if found is not None:
-        yield Violation(f"plan: {found[1].removeprefix('sync.')}", f"{NAME}: {found[0]}", found[2])
+        reason, key, near = found
+        if key.startswith("sync."):
+            key, near = "sync", f"{key.removeprefix('sync.')} = {near}"
+        yield Violation(f"plan: {key}", f"{NAME}: {reason}", near)
 
 
 RULES = (

@@ -2,10 +2,13 @@
 
 No residual is kept. That of weights is in the next change, which is taken to what all replicas have (Jia et
 al., SDP4Bit, arXiv 2410.15526). Gradients are transformed before their first quantising and back after the
-last sum: the transform is linear, and sums of transformed numbers are transformed sums.
+last sum. The transform is linear, so it does not matter where the sums are made.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
+from math import lcm
 
 import torch
 
@@ -17,8 +20,12 @@ from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
 from weft.sync.base import Meeting, SynchroniserOf
 from weft.sync.codecs.counter import Key
+from weft.sync.codecs.path import BLOCK
 from weft.sync.codecs.quantiser import Quantiser, unsmooth_
 from weft.sync.dense import Dense
+
+# The end of the sum inside nodes of a slice.
+INSIDE = "inside_sum"
 
 
 class QuantisedGradients(Dense):
@@ -26,49 +33,87 @@ class QuantisedGradients(Dense):
 
     def __init__(self, options: Sdp4BitOptions) -> None:
         self._options = options
-        # By stage: the sums of a node's replicas, encoded for the nodes that keep them.
-        self._sums: dict[int, torch.Tensor] = {}
+        # On two levels: by stage and slice, a node's sums, encoded for the ranks that add them up. They are
+        # kept from step to step, because one stream fills them and another one reads them.
+        self._sums: dict[tuple[int, int], torch.Tensor] = {}
+        # By stage, the sums of this rank's share.
+        self._totals: dict[int, torch.Tensor] = {}
 
-    def reduce_inside(self, gradient: torch.Tensor, everyone: int, meeting: Meeting) -> None:
-        """Add up the gradients of the meeting's replicas, neighbours on a node.
+    @property
+    def slices(self) -> int:
+        """The number of parts of each reduction on two levels."""
+        return self._options.slices
 
-        Keep the encoded sums of the shares that this rank's counterparts on all nodes own, of `everyone`
-        replicas.
+    def reduce_inside(self, gradient: torch.Tensor, shards: int, meeting: Meeting) -> None:
+        """Add up a slice of the gradients of the meeting's replicas, neighbours on a node.
+
+        Keep the sums for this rank and its counterparts on the other nodes. `shards` counts all replicas.
         """
-        size, place, nodes = meeting.group.size, meeting.group.place, everyone // meeting.group.size
-        first, last = self._quantiser(self._options.inside_bits), self._quantiser()
-        length = len(gradient) // everyone
+        options, size, nodes = self._options, meeting.group.size, shards // meeting.group.size
+        part, number = divmod(meeting.part, options.slices)
+        meeting = replace(meeting, part=part)
+        first, last = self._quantiser(options.inside_bits), self._quantiser()
+        length = len(gradient) // shards
+        mine = self._slice(number, length)
+        if mine.start == mine.stop:
+            # The share has fewer groups than slices.
+            return
         # Neighbour j gets the shares of all ranks with place j on their nodes.
-        by_node = self._encoded(gradient.view(everyone, length), first, meeting).view(nodes, size, -1)
-        given = by_node.transpose(0, 1).contiguous()
+        encoded = self._encoded(gradient.view(shards, length), mine, first, meeting)
+        given = encoded.view(nodes, size, -1).transpose(0, 1).contiguous()
         taken = torch.empty_like(given)
         meeting.group.all_to_all(taken.view(-1), given.view(-1))
-        sums = given.new_empty(nodes, last.payload_bytes(length))
-        key = key_of(meeting, "gradient sums")
-        for node, payload in enumerate(sums):
-            payloads = taken[:, node].contiguous()
-            last.encode_sum(payloads, first, length, payload, key, (node * size + place) * length)
-        self._sums[meeting.stage] = sums
+        elements = mine.stop - mine.start
+        key, place = key_of(meeting, "gradient sums"), (meeting.stage, number)
+        if place not in self._sums:
+            self._sums[place] = given.new_empty(nodes, last.payload_bytes(elements))
+        for node, payload in enumerate(self._sums[place]):
+            begins = (node * size + meeting.group.place) * length + mine.start
+            last.encode_sum(taken[:, node].contiguous(), first, elements, payload, key, begins)
+
+    def reduce_between(self, gradient: torch.Tensor, meeting: Meeting) -> None:
+        """Add up a slice of this rank's share over the nodes, from the sums inside all of them."""
+        self._add_up(meeting.part % self._options.slices, gradient, meeting)
 
     def reduce_scatter(self, gradient: torch.Tensor, meeting: Meeting) -> torch.Tensor:
         """Return this rank's share of the sum, shape (n / replicas,), in the precision of `gradient`."""
-        if self._options.gradients == "whole":
+        options, size = self._options, meeting.group.size
+        if options.gradients == "whole":
             return super().reduce_scatter(gradient, meeting)
-        size, places = meeting.group.size, range(meeting.group.size)
-        given = self._sums.pop(meeting.stage, None)
-        if given is None:
-            quantiser = self._quantiser(self._options.last_bits(size))
-            given = self._encoded(gradient.view(size, -1), quantiser, meeting)
+        if options.has_two_levels(size):
+            self._add_up(options.slices - 1, gradient, meeting)
+            total = self._totals.pop(meeting.stage)
         else:
-            quantiser, step = self._quantiser(), self._options.replicas_per_node
-            places = range(meeting.group.place % step, size, step)
-        taken = torch.empty_like(given)
-        meeting.group.exchange(taken.view(-1), given.view(-1), places)
-        total = gradient.new_empty(len(gradient) // size, dtype=torch.float32)
-        quantiser.decode_sum(taken, total)
-        if self._options.smooth:
+            quantiser, shares = self._quantiser(options.last_bits(size)), gradient.view(size, -1)
+            given = self._encoded(shares, slice(0, shares.shape[1]), quantiser, meeting)
+            taken, total = torch.empty_like(given), torch.empty_like(shares[0], dtype=torch.float32)
+            meeting.group.all_to_all(taken.view(-1), given.view(-1))
+            quantiser.decode_sum(taken, total)
+        if options.smooth:
             unsmooth_(total)
         return total.to(gradient.dtype)
+
+    def _add_up(self, number: int, gradient: torch.Tensor, meeting: Meeting) -> None:
+        """Exchange the encoded sums of a slice with this rank's counterparts, and add them up."""
+        size, step, length = meeting.group.size, self._options.replicas_per_node, len(gradient)
+        if number == 0:
+            self._totals[meeting.stage] = gradient.new_empty(length // size, dtype=torch.float32)
+        mine = self._slice(number, length // size)
+        if mine.start == mine.stop:
+            return
+        given = self._sums[meeting.stage, number]
+        taken = torch.empty_like(given)
+        counterparts = range(meeting.group.place % step, size, step)
+        meeting.group.exchange(taken.view(-1), given.view(-1), counterparts)
+        self._quantiser().decode_sum(taken, self._totals[meeting.stage][mine])
+
+    def _slice(self, number: int, length: int) -> slice:
+        """Return a slice of a share; whole groups of one scale and whole transforms fall into each."""
+        unit, slices = lcm(self._options.gradient_group, BLOCK), self._options.slices
+        ends = [
+            length * at // slices // unit * unit if at < slices else length for at in (number, number + 1)
+        ]
+        return slice(*ends)
 
     def _quantiser(self, bits: int | None = None) -> Quantiser:
         """Return the quantiser of gradients; None: of sums that are smooth already."""
@@ -76,13 +121,15 @@ class QuantisedGradients(Dense):
         smooth = options.smooth and bits is not None
         return Quantiser(bits=bits or options.gradient_bits, group=options.gradient_group, smooth=smooth)
 
-    def _encoded(self, shares: torch.Tensor, quantiser: Quantiser, meeting: Meeting) -> torch.Tensor:
-        """Return the payloads, shape (shares, bytes), of `shares`, shape (shares, n)."""
+    def _encoded(
+        self, shares: torch.Tensor, mine: slice, quantiser: Quantiser, meeting: Meeting
+    ) -> torch.Tensor:
+        """Return the payloads, shape (shares, bytes), of one slice of `shares`, shape (shares, n)."""
         count, length = shares.shape
-        payloads = shares.new_empty(count, quantiser.payload_bytes(length), dtype=torch.uint8)
-        key = key_of(meeting, "gradient")
+        size = quantiser.payload_bytes(mine.stop - mine.start)
+        payloads, key = shares.new_empty(count, size, dtype=torch.uint8), key_of(meeting, "gradient")
         for index, (share, payload) in enumerate(zip(shares, payloads, strict=True)):
-            quantiser.encode(share, payload, key, index * length)
+            quantiser.encode(share[mine], payload, key, index * length + mine.start)
         return payloads
 
 
@@ -116,10 +163,11 @@ def key_of(meeting: Meeting, *what: str) -> Key:
 
 
 def reduce_inside(workspace: Workspace, instruction: Instruction) -> Issue:
-    """Add up a stage's gradient over the replicas of this rank's node; its reduction then sends the sums."""
+    """Add up a slice of a stage's gradient over the replicas of this rank's node."""
     stage, label, resources = instruction.stage, str(instruction), workspace.resources
     bucket, synchroniser = resources.buckets[stage], resources.synchroniser
     assert isinstance(synchroniser, QuantisedGradients), "the method brings its own"
+    number = instruction.part % synchroniser.slices
 
     def issue(stream: Stream) -> Completion:
         meeting = meeting_of(workspace, instruction)
@@ -127,9 +175,30 @@ def reduce_inside(workspace: Workspace, instruction: Instruction) -> Issue:
         def work() -> None:
             synchroniser.reduce_inside(bucket.flat, bucket.shards, meeting)
 
-        summed = stream.run(label, work, workspace.latest(GRADIENT, stage))
-        workspace.values[GRADIENT, stage, NONE] = Value.of(None, summed)
-        return summed
+        summed = Value.of(None, stream.run(label, work, workspace.latest(GRADIENT, stage)))
+        workspace.values[INSIDE, stage, number] = summed
+        if number == synchroniser.slices - 1:
+            # The reduction follows it.
+            workspace.values[GRADIENT, stage, NONE] = summed
+        return summed.completion
+
+    return issue
+
+
+def reduce_between(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Add up a slice of a stage's gradient over the nodes; the reduction follows on the same stream."""
+    stage, label, resources = instruction.stage, str(instruction), workspace.resources
+    bucket, synchroniser = resources.buckets[stage], resources.synchroniser
+    assert isinstance(synchroniser, QuantisedGradients), "the method brings its own"
+    number = instruction.part % synchroniser.slices
+
+    def issue(stream: Stream) -> Completion:
+        meeting = meeting_of(workspace, instruction)
+
+        def work() -> None:
+            synchroniser.reduce_between(bucket.flat, meeting)
+
+        return stream.run(label, work, workspace.values[INSIDE, stage, number])
 
     return issue
 
@@ -140,5 +209,6 @@ def _synchroniser(options: Sdp4BitOptions) -> QuantisedGradients:
 
 PARTS = (
     HandlerOf(kind="reduce_inside", handler=reduce_inside),
+    HandlerOf(kind="reduce_between", handler=reduce_between),
     SynchroniserOf(name=NAME, make=_synchroniser),
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from weft.describe.synchronisation import DENSE, gather_wire_of
+from weft.describe.synchronisation import DENSE, gather_wire_of, sent_share_of
 from weft.methods.sharding.kinds import REDUCE
 from weft.predict.cost.hooks import (
     CostHook,
@@ -58,7 +58,7 @@ def reduction_lead(pricing: Pricing, rows: Ints, occupancy: Floats, link_s: Floa
     Gradients are reduced layer by layer as they become ready, and layers count as equal. Of n layers, n - 1
     overlap the backward, unless they are reduced faster than they become ready. A reduction that shares links
     takes longer and hides as much more. It starts as early as if it met all others on its links, but the last
-    layer's part always follows. A device that computes on its host starts no reduction meanwhile, and other
+    layer's part always follows. A device that computes on its host starts no reduction meanwhile. Other
     methods than dense sums begin with a whole gradient.
     """
     if "reductions" in pricing.plan.blocking or pricing.plan.sync.name != DENSE:
@@ -93,15 +93,16 @@ def _states(pricing: Pricing) -> Held:
     return Held(resident_bytes(stages, ranks, states, plan.sharding, bucket_bytes=bucket_bytes))
 
 
+_REDUCE = synchronising_hook(_reduction, share_of=sent_share_of)
 _ACROSS = synchronising_hook(lambda pricing: Network.all_reduce)
 COSTS = (
-    CostOf(kind="reduce", hook=_casting(synchronising_hook(_reduction), lambda shards: shards + 1)),
+    CostOf(kind="reduce", hook=_casting(_REDUCE, lambda shards: shards + 1)),
     # Ranks with the same shard add it up once more.
     CostOf(kind="reduce_across", hook=_casting(_ACROSS, lambda shards: np.full_like(shards, 2))),
     CostOf(kind="gather", hook=synchronising_hook(lambda pricing: Network.all_gather, gather_wire_of)),
     CostOf(kind="free", hook=takes_nothing),
     LeadOf(kind="reduce", hook=reduction_lead),
-    TrafficOf(kind="reduce", ways=lambda plan: 2 if plan.sharding == "zero-0" else 1),
+    TrafficOf(kind="reduce", ways=lambda plan: 2 if plan.sharding == "zero-0" else 1, share=sent_share_of),
     TrafficOf(kind="reduce_across", ways=lambda plan: 2),
     TrafficOf(kind="gather", ways=lambda plan: 1, wire=gather_wire_of),
     ResidentBytes(what="states and buffers", hook=_states),

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.bundles import parts
+from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
-from weft.describe.synchronisation import Wire, wire_of
+from weft.describe.synchronisation import AS_IT_IS, Wire, wire_of
 from weft.errors import InputError, Violation
 from weft.predict.cost.codec_times import codec_s
 from weft.predict.cost.compute import StageTimes
@@ -183,19 +184,29 @@ def collective_hook(time_of: Callable[[Pricing], TimeOf]) -> CostHook:
     """Return the cost hook of collectives, from the time of one alone on a distribution of ranks."""
 
     def hook(pricing: Pricing, rows: Ints) -> Taken:
-        return _collective(pricing, rows, time_of(pricing), pricing.model.network)
+        moved_bytes = pricing.program.columns.bytes[rows]
+        return _collective(pricing, rows, time_of(pricing), AS_IT_IS, moved_bytes)
 
     return hook
 
 
 def synchronising_hook(
-    time_of: Callable[[Pricing], TimeOf], wire_of: Callable[[Plan], Wire] = wire_of
+    time_of: Callable[[Pricing], TimeOf],
+    wire_of: Callable[[Plan], Wire] = wire_of,
+    share_of: Callable[[Plan, LayerGraph, int], float] = lambda plan, graph, stage: 1.0,
 ) -> CostHook:
-    """Return the cost hook of synchronising collectives, with their method's traffic and passes."""
+    """Return the cost hook of synchronising collectives, with their method's traffic and passes.
+
+    `share_of` returns the bytes sent for each byte of a stage's rows, on top of those of the wire.
+    """
 
     def hook(pricing: Pricing, rows: Ints) -> Taken:
-        wire = wire_of(pricing.plan)
-        taken = _collective(pricing, rows, time_of(pricing), pricing.model.network.carrying(wire))
+        wire, columns = wire_of(pricing.plan), pricing.program.columns
+        stages, which = np.unique(columns.stage[rows], return_inverse=True)
+        graph = pricing.model.graph
+        shares = np.array([share_of(pricing.plan, graph, stage) for stage in stages.tolist()])
+        moved_bytes = np.rint(columns.bytes[rows] * shares[which]).astype(np.int64)
+        taken = _collective(pricing, rows, time_of(pricing), wire, moved_bytes)
         seconds = taken.occupancy
         if wire.passes:
             seconds = seconds + wire.passes * gradient_pass_s(pricing, rows)
@@ -206,18 +217,19 @@ def synchronising_hook(
     return hook
 
 
-def _collective(pricing: Pricing, rows: Ints, alone: TimeOf, network: Network) -> Taken:
-    columns = pricing.program.columns
+def _collective(pricing: Pricing, rows: Ints, alone: TimeOf, wire: Wire, moved_bytes: Ints) -> Taken:
+    columns, network = pricing.program.columns, pricing.model.network.carrying(wire)
 
     def group_s(group: int, moved_bytes: int) -> tuple[float, float, float]:
         spreads = pricing.placed.links.spreads_of_group[group]
-        taken = max(alone(network, spread, moved_bytes) for spread in spreads)
+        one_round = max(alone(network, spread, moved_bytes // wire.rounds) for spread in spreads)
+        taken = one_round.scaled(wire.rounds)
         # Flows in step take the time in which all their bytes keep the link busy, if it exceeds one flow's
         # own time: the others' bytes move while one waits.
         link_s = taken.link_s * int(pricing.placed.links.flows_of_group[group])
         return max(taken.seconds, link_s), 0.0, link_s
 
-    return by_table(group_s, columns.group[rows], columns.bytes[rows])
+    return by_table(group_s, columns.group[rows], moved_bytes)
 
 
 def gradient_pass_s(pricing: Pricing, rows: Ints) -> Floats:

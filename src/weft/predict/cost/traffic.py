@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.bundles import parts
+from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.describe.synchronisation import Wire, wire_of
 from weft.predict.cost.hooks import codecs_s
@@ -29,6 +30,8 @@ from weft.program.arrays import Floats, Ints
 from weft.program.kinds import KINDS
 from weft.program.program import Program
 
+ShareOf = Callable[[Plan, LayerGraph, int], float]
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficOf:
@@ -37,12 +40,14 @@ class TrafficOf:
     Attributes:
         ways: how often a plan's collective moves its bytes: 1 for a reduce-scatter or an all-gather, 2 for an
             all-reduce.
-        wire: the traffic of each byte, as the cost of the kind has it.
+        wire, share: the traffic of each byte, and the bytes sent for each byte of a stage's gradient, as the
+            cost of the kind has them.
     """
 
     kind: str
     ways: Callable[[Plan], int]
     wire: Callable[[Plan], Wire] = wire_of
+    share: ShareOf = lambda plan, graph, stage: 1.0
 
 
 class Traffic(NamedTuple):
@@ -66,7 +71,9 @@ def traffic(pricing: Pricing) -> Traffic:
     for one, rows in _synchronising(program):
         wire, ways = one.wire(plan), one.ways(plan)
         np.add.at(busy_s, columns.rank[rows], codecs_s(pricing, rows, wire))
-        moved = np.bincount(columns.group[rows], weights=columns.bytes[rows], minlength=len(program.groups))
+        shares = np.array([one.share(plan, pricing.model.graph, stage) for stage in range(len(plan.stages))])
+        weights = columns.bytes[rows] * shares[columns.stage[rows]]
+        moved = np.bincount(columns.group[rows], weights=weights, minlength=len(program.groups))
         for group in np.flatnonzero(moved).tolist():
             ranks = program.groups[group]
             # Every rank of a group has its own row of a collective.

@@ -51,6 +51,9 @@ def repeated(pipeline: LoweredPipeline, steps: int) -> LoweredPipeline:
 
 Options = TypeVar("Options")
 
+# The most steps of a cycle. Its instructions are all in memory, and a simulation runs whole cycles.
+MOST_STEPS = 4096
+
 
 @dataclass(frozen=True, kw_only=True)
 class GroupTable:
@@ -180,8 +183,16 @@ class PassList:
 
     @property
     def steps_per_cycle(self) -> int:
-        """The fewest steps after which the cycles of all methods end."""
-        return lcm(*(one.cycle(options) for one, options in self.passes))
+        """The fewest steps after which the cycles of all methods end.
+
+        Raises:
+            InputError: if they are more than `MOST_STEPS`.
+        """
+        steps = lcm(*(one.cycle(options) for one, options in self.passes))
+        if steps > MOST_STEPS:
+            problem = f"the cycles of all methods end after {steps} steps; a program has at most {MOST_STEPS}"
+            raise InputError(Violation("methods", problem, str(MOST_STEPS)))
+        return steps
 
     def apply(self, pipeline: LoweredPipeline, layout: PipelineLayout) -> LoweredPipeline:
         """Apply all passes to the pipeline of one step and return the pipeline of a cycle."""

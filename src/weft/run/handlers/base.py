@@ -33,6 +33,9 @@ SEGMENT_WEIGHT = "segment_for_weight"
 # value and replaces it, so that the last work stands for all.
 WEIGHTS, GRADIENT = "weights", "gradient"
 
+# A stage's step whose first parts an instruction before it has run.
+BEGUN = "begun_step"
+
 # The last copy of weights and optimizer states, which steps of all stages follow.
 COPIED = "copied"
 

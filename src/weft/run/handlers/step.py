@@ -3,73 +3,112 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 
 from weft.program.program import NONE, Instruction
-from weft.run.handlers.base import COPIED, GRADIENT, WEIGHTS, Issue
+from weft.run.handlers.base import BEGUN, COPIED, GRADIENT, WEIGHTS, Issue
+from weft.run.state.whole_sums import WholeSumsOptimizer, leaving_out
 from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
 
 # Their fused kernels leave a step out by themselves. That of SGD does, too, but then its first momenta are
 # memory that nothing has written.
 _LEAVE_OUT: tuple[type[torch.optim.Optimizer], ...] = (torch.optim.Adam, torch.optim.AdamW)
-_VOTE = "found_inf"
+
+Awaited = Sequence[tuple[Value[Any], ...]]
+
+
+class BegunStep(NamedTuple):
+    """A step whose first parts earlier instructions have run.
+
+    Attributes:
+        votes: those against the step, each of shape ().
+        whole: the last sums over whole tensors, shape (sums, parameters).
+    """
+
+    votes: Sequence[torch.Tensor]
+    whole: torch.Tensor
+
+
+class StepGates:
+    """The conditions of methods on the step of a stage."""
+
+    def __init__(self, workspace: Workspace, stage: int) -> None:
+        methods = workspace.resources.methods.values()
+        self._gates = [gate for one in methods if (gate := one.gate(workspace, stage)) is not None]
+
+    def reads(self) -> Awaited:
+        """Return the values that each gate waits for; called when the step's first instruction is issued."""
+        return [gate.reads() for gate in self._gates]
+
+    def votes(self, awaited: Awaited) -> list[torch.Tensor]:
+        """Return the votes against the step."""
+        # Call every gate: each handles its own part of the gradient.
+        votes = [gate.votes(*values) for gate, values in zip(self._gates, awaited, strict=True)]
+        return [vote for vote in votes if vote is not None]
+
+    def stepped(self) -> None:
+        for gate in self._gates:
+            gate.stepped()
+
+
+def followed(workspace: Workspace, stage: int) -> tuple[Value[Any], ...]:
+    """Return the values that every step follows: its gradient, and the last copy of weights and states."""
+    return workspace.latest(GRADIENT, stage), workspace.latest(COPIED, NONE)
 
 
 def step(workspace: Workspace, instruction: Instruction) -> Issue:
     """Step a stage's optimizer once its gradient is complete, then clear the gradient.
 
     Methods may delay the step, and leave it out. Where the optimizer and the stage allow it, the device
-    decides that, and the host goes on. If a stage has handed its buffer back, the next stage to claim it
-    clears it.
+    decides that, and the host goes on. A method may have begun the step in an earlier instruction. If a stage
+    has handed its buffer back, the next stage to claim it clears it.
     """
     stage, label, resources = instruction.stage, str(instruction), workspace.resources
     optimizer, statistics = resources.optimizers[stage], resources.statistics[stage]
     bucket, shared = resources.buckets[stage], stage in resources.shards
-    gates = [gate for one in resources.methods.values() if (gate := one.gate(workspace, stage)) is not None]
-    device_decides = _leaves_out(optimizer) and not statistics.collects
+    gates, device_decides = StepGates(workspace, stage), _leaves_out(optimizer)
 
     def issue(stream: Stream) -> Completion:
-        awaited = [gate.reads() for gate in gates]
+        begun: Value[BegunStep] | None = workspace.values.pop((BEGUN, stage, NONE), None)
+        awaited = gates.reads() if begun is None else [(begun,)]
+        reads = chain(followed(workspace, stage), *awaited)
 
         def work() -> None:
-            # Call every gate: each handles its own part of the gradient.
-            votes = [gate.votes(*values) for gate, values in zip(gates, awaited, strict=True)]
-            against = [vote for vote in votes if vote is not None]
+            votes = gates.votes(awaited) if begun is None else begun.content.votes
+            # The host reads votes only for what it decides.
+            left = not (device_decides and not statistics.collects) and any(vote.item() for vote in votes)
             if device_decides:
-                _step_unless(optimizer, against)
-            elif not any(vote.item() for vote in against):
+                with leaving_out(optimizer, votes):
+                    _finish(optimizer, begun)
+            elif not left:
                 optimizer.step()
-                statistics.end_step()
-            else:
+            if left:
                 statistics.forget()
-            for gate in gates:
-                gate.stepped()
+            else:
+                statistics.end_step()
+            gates.stepped()
             if not shared:
                 bucket.clear()
 
-        values = (value for one in awaited for value in one)
-        there = workspace.latest(GRADIENT, stage), workspace.latest(COPIED, NONE)
-        stepped = stream.run(label, work, *there, *values)
+        stepped = stream.run(label, work, *reads)
         workspace.values[WEIGHTS, stage, NONE] = Value.of(None, stepped)
         return stepped
 
     return issue
 
 
+def _finish(optimizer: torch.optim.Optimizer, begun: Value[BegunStep] | None) -> None:
+    if begun is not None and isinstance(optimizer, WholeSumsOptimizer):
+        optimizer.step(whole=begun.content.whole)
+    else:
+        optimizer.step()
+
+
 def _leaves_out(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True if the optimizer's kernels leave a step out when a tensor says so."""
-    return type(optimizer) in _LEAVE_OUT and all(group["fused"] for group in optimizer.param_groups)
-
-
-def _step_unless(optimizer: torch.optim.Optimizer, votes: Sequence[torch.Tensor]) -> None:
-    """Step unless a vote is 1; the host reads none. `torch.amp.GradScaler` sets the same attribute."""
-    if not votes:
-        optimizer.step()
-        return
-    setattr(optimizer, _VOTE, torch.stack(tuple(votes)).amax())
-    try:
-        optimizer.step()
-    finally:
-        delattr(optimizer, _VOTE)
+    """Return True if the optimizer leaves a step out when a tensor says so."""
+    fused = type(optimizer) in _LEAVE_OUT and all(group["fused"] for group in optimizer.param_groups)
+    return fused or isinstance(optimizer, WholeSumsOptimizer)

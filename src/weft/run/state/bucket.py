@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from weft.run.streams import THERE
+from weft.sync.base import ParameterPlace
 
 # Kernels step the last elements of a tensor, which fill no vector, with other roundings than the rest. So
 # parameters and shards begin at multiples of the widest vector: a piece is stepped as the whole would be.
@@ -117,6 +118,12 @@ class GradientBucket:
     def shards(self) -> int:
         """The number of equal shards of the gradient."""
         return self._layout.shards
+
+    @property
+    def places(self) -> list[ParameterPlace]:
+        """The places of the stage's parameters in `flat`, in the order of the module."""
+        pairs = zip(self._layout.starts, self._layout.parameters, strict=True)
+        return [ParameterPlace(start, tuple(parameter.shape)) for start, parameter in pairs]
 
     @property
     def holds(self) -> bool:

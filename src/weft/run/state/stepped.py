@@ -144,7 +144,7 @@ def require_elementwise(optimizers: Iterable[torch.optim.Optimizer], needed_by: 
     Raises:
         InputError: one line for every kind of optimizer that may look at a parameter as a whole.
     """
-    names = {type(one).__name__ for one in optimizers if not _is_elementwise(one)}
+    names = {type(one).__name__ for one in optimizers if not _steps_shards(one)}
     problems = [
         Violation(
             "optimizer",
@@ -158,10 +158,10 @@ def require_elementwise(optimizers: Iterable[torch.optim.Optimizer], needed_by: 
         raise InputError(problems)
 
 
-def _is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True if the optimizer is known, or declares, to step every element by itself."""
+def _steps_shards(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True if the optimizer is known, or declares, to step shards as it steps whole tensors."""
     said = declared_work(optimizer, type(optimizer).__name__)
-    return said.elementwise if said is not None else type(optimizer) in ELEMENTWISE
+    return said.steps_shards if said is not None else type(optimizer) in ELEMENTWISE
 
 
 def narrow(optimizer: torch.optim.Optimizer, pieces: Iterable[Piece]) -> None:

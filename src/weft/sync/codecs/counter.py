@@ -2,12 +2,12 @@
 
 All words have 32 bits, sums and products wrap. The hash of element i with the key (low, high) is
 
-    mix(mix(i mod 2^32 ^ low) ^ (i div 2^32 + high))
+    mix(i mod 2^32 ^ low, mix(i div 2^32 + high, 0))
 
-    mix(x):  x ^= x >> 16;  x *= 0x21f0aaad;  x ^= x >> 15;  x *= 0x735a2d97;  x ^= x >> 15
+    mix(x, y):  x ^= x >> 16;  x *= 0x21f0aaad;  x ^= y;  x ^= x >> 15;  x *= 0x735a2d97;  x ^= x >> 15
 
-`mix` is a bijection of low bias, with constants of Wellons' hash prospector. The uniform number of the
-element is the upper 24 bits of its hash, times 2^-24.
+For each y, `mix` is a bijection of low bias, with constants of Wellons' hash prospector. The y of elements
+is the same for 2^32 of them. The uniform number of the element is the upper 24 bits of its hash, times 2^-24.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def uniforms(key: Key, first: int, count: int, device: torch.device | str) -> to
     """Return fp32 numbers in [0, 1), shape (count,), of the elements from `first` on; below 2^63."""
     # In int64: both factors are below 2^31, so that no product overflows.
     element = torch.arange(first, first + count, dtype=torch.int64, device=device)
-    mixed = _mix(_mix(element & WORD ^ key.low) ^ ((element >> 32) + key.high & WORD))
-    return (mixed >> 8).to(torch.float32) * 2.0**-24
+    above = _mix((element >> 32) + key.high & WORD)
+    return (_mix(element & WORD ^ key.low, above) >> 8).to(torch.float32) * 2.0**-24
 
 
-def _mix(x: torch.Tensor) -> torch.Tensor:
+def _mix(x: torch.Tensor, y: torch.Tensor | int = 0) -> torch.Tensor:
     """Return the bijection of 32-bit words, held in int64."""
-    x = (x ^ (x >> 16)) * FIRST_FACTOR & WORD
+    x = ((x ^ (x >> 16)) * FIRST_FACTOR & WORD) ^ y
     x = (x ^ (x >> 15)) * SECOND_FACTOR & WORD
     return x ^ (x >> 15)

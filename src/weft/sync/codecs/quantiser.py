@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 
-from weft.sync.codecs import reference
 from weft.sync.codecs.counter import Key
+from weft.sync.codecs.path import BLOCK, MOST_TILE, CodecPath
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +17,8 @@ class Quantiser:
     """A symmetric quantiser of groups of neighbouring elements (SDP4Bit, arXiv 2410.15526), in fp32.
 
     A group has the scale s = max|x| / (2^(bits-1) - 1) and the codes floor(x / s + u), clamped to `bits`
-    bits. The number u is uniform in [0, 1), or 1/2 to round to the nearest. The last group may be shorter.
+    bits. The number u is uniform in [0, 1), or 1/2 to round to the nearest. The ratio and u have 24 binary
+    places, and their sum is exact. So numbers on the lattice of codes stay. The last group may be shorter.
 
     - A group of zeros has the scale 1, and so has a group whose scale would be below 2^-126. Its codes are 0.
     - A group with an infinite number or a NaN has the scale NaN and codes 0. It is decoded to NaN everywhere,
@@ -45,7 +48,7 @@ class Quantiser:
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 8:
             raise ValueError(f"a code has 2 to 8 bits, not {self.bits}")
-        if self.group < 1 or (self.smooth and self.group % reference.BLOCK):
+        if self.group < 1 or (self.smooth and self.group % BLOCK):
             raise ValueError(f"a group of {self.group} elements, smooth: {self.smooth}")
 
     @property
@@ -75,7 +78,7 @@ class Quantiser:
             ValueError: if a tensor has another shape or type, or is not contiguous.
         """
         self._check(payload, values)
-        reference.encode(self, values, payload, key, first)
+        _path(payload, self).encode(self, values, payload, key, first)
 
     def encode_difference(
         self, target: torch.Tensor, weights: torch.Tensor, payload: torch.Tensor, key: Key, first: int = 0
@@ -86,7 +89,7 @@ class Quantiser:
             ValueError: as `encode`.
         """
         self._check(payload, target, weights)
-        reference.encode(self, target.to(weights.dtype) - weights, payload, key, first)
+        _path(payload, self).encode_difference(self, target, weights, payload, key, first)
 
     def encode_sum(
         self,
@@ -102,9 +105,10 @@ class Quantiser:
         Raises:
             ValueError: as `encode`.
         """
-        total = torch.empty(elements, dtype=torch.float32, device=payload.device)
-        sent.decode_sum(payloads, total)
-        self.encode(total, payload, key, first)
+        for one in payloads:
+            sent._check_payload(one, elements)
+        self._check_payload(payload, elements)
+        _path(payload, self, sent).encode_sum(self, payloads, sent, elements, payload, key, first)
 
     def decode(self, payload: torch.Tensor, values: torch.Tensor) -> None:
         """Fill `values`, shape (n,), with the decoded `payload`, rounded to their type.
@@ -112,9 +116,10 @@ class Quantiser:
         Raises:
             ValueError: as `encode`.
         """
-        total = torch.empty_like(values, dtype=torch.float32)
+        total = values if values.dtype == torch.float32 else torch.empty_like(values, dtype=torch.float32)
         self.decode_sum(payload[None], total)
-        values.copy_(total)
+        if total is not values:
+            values.copy_(total)
 
     def decode_sum(self, payloads: torch.Tensor, total: torch.Tensor) -> None:
         """Fill `total`, fp32, shape (n,), with the sum of the decoded `payloads`, shape (k, bytes), in order.
@@ -126,15 +131,18 @@ class Quantiser:
             raise ValueError(f"payloads {_described(payloads)}, total {_described(total)}")
         for payload in payloads:
             self._check(payload, total)
-        reference.decode_sum(self, payloads, total)
+        _path(total, self).decode_sum(self, payloads, total)
 
     def _check(self, payload: torch.Tensor, *values: torch.Tensor) -> None:
         elements = values[0].numel()
         for one in values:
-            if one.shape != (elements,) or not one.is_contiguous() or not one.is_floating_point():
-                raise ValueError(f"values {_described(one)}")
-        right = payload.dtype == torch.uint8 and payload.is_contiguous() and payload.storage_offset() % 4 == 0
-        if not right or payload.shape != (self.payload_bytes(elements),):
+            _check_values(one, elements)
+        self._check_payload(payload, elements)
+
+    def _check_payload(self, payload: torch.Tensor, elements: int) -> None:
+        right = payload.dtype == torch.uint8 and payload.is_contiguous()
+        aligned = payload.storage_offset() % 4 == 0 or not elements
+        if not right or not aligned or payload.shape != (self.payload_bytes(elements),):
             raise ValueError(f"payload {_described(payload)} of {elements} values, {self}")
 
 
@@ -142,16 +150,55 @@ def smooth_(values: torch.Tensor) -> None:
     """Multiply each block of 32 elements of `values`, fp32, shape (n,), by the Hadamard matrix of Sylvester.
 
     A shorter block at the end stays as it is. The transform is not normalised.
+
+    Raises:
+        ValueError: for another shape or type, or a tensor that is not contiguous.
     """
-    reference.smooth_(values)
+    if values.dtype != torch.float32:
+        raise ValueError(f"values {_described(values)}")
+    _check_values(values, values.numel())
+    _path(values).smooth_(values)
 
 
 def unsmooth_(values: torch.Tensor) -> None:
-    """Undo `smooth_`: transform once more and divide by 32."""
-    reference.smooth_(values)
-    values[: len(values) // reference.BLOCK * reference.BLOCK].div_(reference.BLOCK)
+    """Undo `smooth_`: transform once more and divide by 32.
+
+    Raises:
+        ValueError: as `smooth_`.
+    """
+    smooth_(values)
+    values[: len(values) // BLOCK * BLOCK].div_(BLOCK)
+
+
+def _check_values(values: torch.Tensor, elements: int) -> None:
+    if values.shape != (elements,) or not values.is_contiguous() or not values.is_floating_point():
+        raise ValueError(f"values {_described(values)}")
 
 
 def _described(tensor: torch.Tensor) -> str:
     contiguous = "contiguous" if tensor.is_contiguous() else "not contiguous"
     return f"of shape {tuple(tensor.shape)}, {tensor.dtype}, {contiguous}, offset {tensor.storage_offset()}"
+
+
+def _path(tensor: torch.Tensor, *forms: Quantiser) -> CodecPath:
+    """Return the fastest path for these forms on the device of `tensor`."""
+    device = tensor.device.type
+    fast = all(form.bits in (4, 8) for form in forms)
+    tiled = all(form.group % 8 == 0 and form.group <= MOST_TILE for form in forms)
+    return _path_of(device if fast and (tiled or device == "cpu") else "any")
+
+
+@cache
+def _path_of(device: str) -> CodecPath:
+    """Return the path of a type of device, and import its compiler only."""
+    if device == "cpu":
+        from weft.sync.codecs.compiled import CompiledPath
+
+        return CompiledPath()
+    if device == "cuda" and find_spec("triton") is not None:
+        from weft.sync.codecs.kernels import TritonPath
+
+        return TritonPath()
+    from weft.sync.codecs.reference import ReferencePath
+
+    return ReferencePath()

@@ -17,9 +17,14 @@ from torch import nn
 from weft.describe.optimizers import WORK, declared_work, own_optimizer, require_optimizer
 from weft.describe.run_file import RunFile
 from weft.errors import InputError, Violation
+from weft.training.optimizer.layer_wise import Lamb, Lans, NvLamb
 
 # The defaults of the optimizers that have these settings.
 BETAS, MOMENTUM = (0.9, 0.95), 0.9
+# Large batches of little noise have squares that change slowly.
+BETAS_OF: Mapping[str, tuple[float, float]] = MappingProxyType(
+    dict.fromkeys(("lamb", "nvlamb", "lans"), (0.9, 0.999))
+)
 # From the finished part of the decay, 0 to 1, to the remaining part of the way to the final rate. Cosine:
 # Loshchilov and Hutter, arXiv 1608.03983, without restarts.
 DECAYS: Mapping[str, Callable[[float], float]] = MappingProxyType(
@@ -71,7 +76,7 @@ def settings_of(run: RunFile) -> OptimizerSettings:
         schedule=table.schedule,
         final_learning_rate=table.final_learning_rate or 0.0,
         decay_steps=run.train.steps if table.decay_steps is None else table.decay_steps,
-        betas=BETAS if table.betas is None else table.betas,
+        betas=BETAS_OF.get(table.name, BETAS) if table.betas is None else table.betas,
         momentum=MOMENTUM if table.momentum is None else table.momentum,
         decay_all=table.decay_all,
     )
@@ -123,6 +128,27 @@ def sgd(stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum, fused=True)
 
 
+def lamb(stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """Build LAMB; vectors (norms and biases) step without ratios of norms."""
+    groups = [
+        {**group, "params": parameters, "adapts": adapts}
+        for group in parameter_groups(stage, settings)
+        for adapts in (True, False)
+        if (parameters := [one for one in group["params"] if (one.ndim >= 2) == adapts])
+    ]
+    return Lamb(groups, settings.learning_rate, betas=settings.betas)
+
+
+def nvlamb(stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """Build NVLAMB: all tensors step with ratios of norms, and with a gradient of norm 1."""
+    return NvLamb(parameter_groups(stage, settings), settings.learning_rate, betas=settings.betas)
+
+
+def lans(stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """Build LANS; all tensors step with ratios of norms."""
+    return Lans(parameter_groups(stage, settings), settings.learning_rate, betas=settings.betas)
+
+
 def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) -> None:
     """Set the learning rate of all parameter groups."""
     for optimizer in optimizers:
@@ -131,7 +157,7 @@ def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) 
 
 
 OPTIMIZERS: Mapping[str, Callable[[nn.Module, OptimizerSettings], torch.optim.Optimizer]] = MappingProxyType(
-    {"adamw": adamw, "adam": adam, "sgd": sgd}
+    {"adamw": adamw, "adam": adam, "sgd": sgd, "lamb": lamb, "nvlamb": nvlamb, "lans": lans}
 )
 
 

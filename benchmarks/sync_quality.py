@@ -1,0 +1,252 @@
+"""Held-out losses of ways for replicas to agree, beside dense training: 4 layers, 64 wide, 2,000 steps.
+
+Two ranks train a GPT on the bytes of Python's standard library. All methods see the same samples in the same
+order for one seed, so differences to dense are paired. Each method has a grid of as many settings, with the
+inner learning rate among them. It is searched with other seeds than those of the comparison. A control whose
+replicas tell each other nothing shows that the comparison can tell methods apart.
+
+    python benchmarks/sync_quality.py            # about a minute for each run of 2,000 steps
+    python benchmarks/sync_quality.py --quick    # few steps and seeds: shows only that it works
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, product
+from pathlib import Path
+from typing import Any
+
+import torch
+from figures import Value
+from harness import Report, launch, parser_of_ranks
+from torch import nn
+
+from weft.describe.cluster_file import parse_cluster
+from weft.describe.families import layer_graph
+from weft.describe.job import Job
+from weft.describe.layout import Layout
+from weft.describe.model import ModelConfig
+from weft.describe.plan import Plan, Sharding
+from weft.moves.layout import build_plan, flops_per_layer
+from weft.planning.compile import compile_evaluation_part, compile_part
+from weft.randomness import counter_seed
+from weft.run.launch.worker_start import start_worker
+from weft.run.runtime import RankRuntime
+from weft.run.stage.build import build_stages
+from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory, set_learning_rate
+
+RANKS, GLOBAL_BATCH, TAU = 2, 16, 12
+MODEL = ModelConfig(
+    name="gpt-quality",
+    family="gpt",
+    layers=4,
+    hidden=64,
+    heads=4,
+    key_value_heads=4,
+    feed_forward=256,
+    vocabulary=256,
+    sequence=64,
+)
+RATES = (1e-3, 3e-3, 6e-3)
+TUNING_SEEDS, SEEDS = (100,), (0, 1, 2, 3, 4)
+HELD_OUT_BATCHES = 40
+# Student's t for a two-sided 95 % interval of five paired differences.
+T_95 = 2.776
+# In nats: a method's interval must end below it, the control's begin far above it.
+GATE = 0.01
+
+
+# An inner learning rate, and options of the method.
+Setting = tuple[float, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to agree, with the settings of its grid besides the learning rate; all grids are as large."""
+
+    name: str
+    sync: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    sharding: Sharding = "zero-0"
+    grid: Sequence[Mapping[str, Any]] = ({},)
+
+    def settings(self) -> list[Setting]:
+        """Nine of each method: three rates, each with three settings, or three finer rates."""
+        if len(self.grid) == 1:
+            return [(rate * finer, self.grid[0]) for rate in RATES for finer in (0.7, 1.0, 1.4)]
+        return list(product(RATES, self.grid))
+
+
+def few(name: str, **options: Any) -> Method:
+    return Method(name, "sdp4bit", options, "zero-1")
+
+
+METHODS = (
+    Method("dense", "dense", sharding="zero-1"),
+    few("sdp4bit"),
+    few("sdp4bit, gradients not smoothed", smooth=False),
+    few("sdp4bit, weights only", gradients="whole"),
+    few("sdp4bit, direct weights", weights="direct"),
+    Method("local averaging", "local-averaging", {"every": TAU}),
+    Method("no communication", "local-averaging", {"every": 4096}),
+)
+CONTROL = "no communication"
+
+
+def text_bytes() -> torch.Tensor:
+    """The sources of the standard library without installed packages, shape (bytes,)."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = sorted(path for path in root.rglob("*.py") if "site-packages" not in path.parts)
+    return torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in files)), dtype=torch.uint8)
+
+
+def batches(
+    data: torch.Tensor, plan: Plan, *key: int | str
+) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+    """Micro-batches of random windows, keyed by what they are for and by their sample."""
+
+    def micro_batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        size = plan.micro_batch_size
+        starts = [
+            counter_seed(0, *key, sample) % (len(data) - MODEL.sequence - 1)
+            for sample in range(number * size, (number + 1) * size)
+        ]
+        tokens = torch.stack([data[start : start + MODEL.sequence + 1] for start in starts]).long()
+        return tokens[:, :-1], tokens[:, 1:]
+
+    return micro_batch
+
+
+def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def plan_of(method: Method, more: Mapping[str, Any]) -> Plan:
+    layout = Layout(
+        pp=1,
+        dp=RANKS,
+        tp=1,
+        loops=1,
+        micro_batch_size=GLOBAL_BATCH // RANKS,
+        schedule="gpipe",
+        sharding=method.sharding,
+        sync=method.sync,
+    )
+    job = Job(
+        graph=layer_graph(MODEL),
+        cluster=parse_cluster("+".join(["1xa100-80gb"] * RANKS)),
+        global_batch=GLOBAL_BATCH,
+        sequence=MODEL.sequence,
+        precision="fp32",
+        sync_options={**method.options, **more},
+    )
+    return build_plan(job, layout, flops_per_layer(job))
+
+
+def train(
+    rank: int, method: Method, setting: Setting, seed: int, steps: int, generation: int
+) -> tuple[float, float]:
+    """Return the held-out loss after so many steps, and the seconds of the run."""
+    rate, more = setting
+    began, plan, data = time.perf_counter(), plan_of(method, more), text_bytes()
+    split = int(0.95 * len(data))
+    settings = OptimizerSettings(
+        name="adamw",
+        learning_rate=rate,
+        weight_decay=0.1,
+        warm_up_steps=steps // 20,
+        schedule="cosine",
+        final_learning_rate=rate / 10,
+        decay_steps=steps,
+    )
+    runtime = RankRuntime(
+        plan,
+        compile_part(plan, layer_graph(MODEL), rank),
+        build_stages(plan, MODEL, rank, seed, torch.float32),
+        loss_of,
+        optimizer_factory(settings),
+        device="cpu",
+        seed=seed,
+        generation=generation,
+    )
+    for step in range(steps):
+        set_learning_rate(runtime.optimizers.values(), settings.rate(step))
+        runtime.step(step, batches(data[:split], plan, "train", seed, step))
+    runtime.gather_weights()
+    part = compile_evaluation_part(plan, layer_graph(MODEL), rank)
+    held_out = [batches(data[split:], plan, "held out", index) for index in range(HELD_OUT_BATCHES)]
+    loss = runtime.evaluate(part, held_out)
+    runtime.close()
+    return loss, time.perf_counter() - began
+
+
+def worker(report: Report, asked: argparse.Namespace) -> None:
+    context = start_worker()
+    torch.set_num_threads(1)
+    steps, seeds = (30, SEEDS[:2]) if asked.quick else (asked.steps, SEEDS)
+    generations = count()
+
+    def loss(method: Method, setting: Setting, seed: int) -> float:
+        rate, more = setting
+        words = [method.name, f"rate {rate:.2g}", *(f"{key} {value}" for key, value in more.items())]
+        cell = f"{', '.join(words)}, seed {seed}"
+        known = report.values(cell)
+        if "loss" in known:
+            return known["loss"]
+        found, seconds = train(context.rank, method, setting, seed, steps, next(generations))
+        if context.rank == 0:
+            report.add_cell(cell, {"loss": Value(found, "nats"), "run": Value(seconds, "s")})
+        return found
+
+    losses = {}
+    for method in METHODS:
+        settings = method.settings()[:1] if asked.quick else method.settings()
+        tuned = min(settings, key=lambda setting: sum(loss(method, setting, seed) for seed in TUNING_SEEDS))
+        losses[method.name] = [loss(method, tuned, seed) for seed in seeds]
+    if context.rank == 0:
+        for name, found in losses.items():
+            report.add_cell(name, beside_dense(name, found, losses["dense"]))
+    context.close()
+
+
+def beside_dense(name: str, found: Sequence[float], dense: Sequence[float]) -> dict[str, Value]:
+    """The mean loss, and the mean difference to dense with its 95 % interval over paired seeds."""
+    differences = [mine - other for mine, other in zip(found, dense, strict=True)]
+    mean = statistics.mean(differences)
+    half = T_95 * statistics.stdev(differences) / len(differences) ** 0.5
+    met = name == "dense" or (mean - half > 10 * GATE if name == CONTROL else None)
+    if name == "sdp4bit":
+        met = mean + half <= GATE
+    gate = None if met is None or name == "dense" else GATE
+    return {
+        "held-out loss": Value(statistics.mean(found), "nats"),
+        "more than dense": Value(mean, "nats", gate, met=met, low=mean - half, high=mean + half),
+    }
+
+
+def options() -> argparse.ArgumentParser:
+    made = parser_of_ranks(__doc__)
+    made.add_argument("--steps", type=int, default=2000)
+    made.add_argument("--quick", action="store_true")
+    return made
+
+
+def main() -> int:
+    asked = options().parse_args()
+    report = Report("sync_quality", asked)
+    if asked.worker:
+        worker(report, asked)
+        return 0
+    report.print_machine()
+    words = ["--steps", str(asked.steps), *(["--quick"] if asked.quick else [])]
+    return launch(__file__, RANKS, asked, *words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
