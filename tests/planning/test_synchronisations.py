@@ -103,7 +103,8 @@ def test_auto_keeps_the_contract_and_is_never_slower_than_dense(
     assert {one.sync.name for one in found} == set(sync_contracts())
     assert all(one.reason for one in found if not one.fits)
     best = merged(ranking, found).fitting[0]
-    assert best == found[0].candidate
+    dense_wins = found[0].sync.name == "dense"
+    assert best == (ranking.fitting[0] if dense_wins else found[0].candidate)
     assert best.step_s <= ranking.fitting[0].step_s
     if contract is Contract.EXACT:
         assert best == ranking.fitting[0]
@@ -148,6 +149,19 @@ def with_link(bytes_per_s: float) -> Problem:
     problem = dense_ranking(1e8).problem
     links = dict.fromkeys(problem.job.cluster.links, Link(bytes_per_s, 3e-5))
     return replace(problem, job=replace(problem.job, cluster=replace(problem.job.cluster, links=links)))
+
+
+def test_rules_among_tied_dense_plans_give_no_other_method_the_first_place() -> None:
+    ranking = within(dense_ranking(1e8), Contract.EMPIRICAL)
+    slower, faster = sorted(ranking.fitting, key=lambda one: -one.step_s)[:2]
+    ranking = replace(ranking, candidates=(slower, faster))
+    prediction = faster.prediction
+    assert prediction is not None
+    assert faster.step_s < slower.step_s
+    between = (faster.step_s + slower.step_s) / 2
+    other = replace(faster, prediction=prediction.model_copy(update={"step_s": between}))
+    found = Synchronised(sync=Choice(name="other"), contract=Contract.EXACT, candidate=other)
+    assert merged(ranking, [found]).fitting == [slower, faster, other]
 
 
 def test_a_method_gets_the_sharding_that_it_needs_or_the_reason_why_it_cannot() -> None:

@@ -38,7 +38,8 @@ class SyncFigures:
     @property
     def hidden_s(self) -> float:
         """Seconds in which the busiest rank's codecs run beside other work."""
-        return max(0.0, self.traffic.codecs_s - self.exposed_s)
+        # Predicted steps are whole nanoseconds.
+        return max(0.0, round(self.traffic.codecs_s - self.exposed_s, 9))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 The search goes over dense layouts alone, once. Methods then get its fastest layouts. They also get the
 fastest layout of each mesh with the least lower bounds of a step. These bounds leave communication out, and
-no method has a shorter step than its bound. So they find the meshes that slow links held back. A layout that
-a method refuses gets the least sharding that the method takes. One that is too big recomputes more. Where no
+no method has a shorter step than its bound. So they find the meshes that slow links held back. Methods get a
+layout with its own sharding and with the least that they take. One that is too big recomputes more. Where no
 layout fits a method, those that the search pruned follow. They cannot beat dense, but show the method's step.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import accumulate, islice
 
 from weft.describe.contract import Contract
 from weft.describe.layout import AXES, Layout
@@ -67,12 +67,13 @@ def synchronised_in_each(
 ) -> tuple[Synchronised, ...]:
     """Return every synchronisation method with each of its proposals, best first, and refused ones last.
 
-    `ranking` is that of a dense search in which something fits; its first candidate stands for dense.
+    `ranking` is that of a dense search in which something fits.
     `steps` are those of the run. `asked` is one more proposal.
     """
-    problem, first, contracts = ranking.problem, ranking.fitting[0], sync_contracts()
-    search = _Tried(ranking)
-    found = [Synchronised(sync=Choice(name=DENSE), contract=contracts[DENSE], candidate=first)]
+    problem, contracts = ranking.problem, sync_contracts()
+    fastest = min(ranking.fitting, key=lambda one: _value(problem, one))
+    search = _Tried(ranking, fastest)
+    found = [Synchronised(sync=Choice(name=DENSE), contract=contracts[DENSE], candidate=fastest)]
     for name, contract in contracts.items():
         if name == DENSE:
             continue
@@ -92,19 +93,18 @@ def synchronised_in_each(
 
 
 def merged(ranking: Ranking, found: Sequence[Synchronised]) -> Ranking:
-    """Return the ranking with the best candidate of each method; a method is before what it beats.
+    """Return the ranking with the best candidate of each method.
 
-    Dense candidates keep their order, so one that is not the fastest may stay the first of them.
+    Dense candidates keep their order, in which rules decide ties. A method comes before a dense candidate if
+    it beats this one and all that follow.
     """
     problem = ranking.problem
     others = [one for one in found if one.sync.name != DENSE and one.candidate is not None]
     if not others:
         return ranking
-    placed: list[tuple[float, Candidate]] = []
-    least = 0.0
-    for one in ranking.fitting:
-        least = max(least, _value(problem, one))
-        placed.append((least, one))
+    dense = ranking.fitting
+    least = list(accumulate((_value(problem, one) for one in reversed(dense)), min))
+    placed = list(zip(reversed(least), dense, strict=True))
     placed += [
         (_value(problem, one.candidate), one.candidate) for one in others if one.candidate and one.fits
     ]
@@ -133,9 +133,9 @@ def _result(problem: Problem, one: Synchronised) -> str:
 class _Tried:
     """The layouts on which methods are tried, and the dense step that they are compared with."""
 
-    def __init__(self, ranking: Ranking) -> None:
+    def __init__(self, ranking: Ranking, fastest: Candidate) -> None:
         self._problem, self._bounds = ranking.problem, Bounds(ranking.problem)
-        self._dense_s = ranking.fitting[0].step_s
+        self._dense_s = fastest.step_s
         self._layouts = self._of(ranking.fitting)
         pruned = [one for one in ranking.candidates if one.verdict is Verdict.PRUNED and _several(one)]
         pruned.sort(key=lambda one: one.bound_s or one.estimate_s or 0.0)
@@ -170,18 +170,17 @@ class _Tried:
         best: Candidate | None = None
         reason, tried = "no layout of the search has several replicas", set[str]()
         for layout in layouts:
-            asked = self._legal(replace(layout, sync=sync.name, sync_options=sync.options))
-            if isinstance(asked, str):
-                reason = asked
-                continue
-            if str(asked) in tried or not self._may_win(asked, best):
-                continue
-            tried.add(str(asked))
-            judged = self._judged(asked)
-            if judged.prediction is None:
-                reason = judged.reason
-            elif best is None or _order(self._problem, judged) < _order(self._problem, best):
-                best = judged
+            legal, refused = self._legal(replace(layout, sync=sync.name, sync_options=sync.options))
+            reason = refused or reason
+            for asked in legal:
+                if str(asked) in tried or not self._may_win(asked, best):
+                    continue
+                tried.add(str(asked))
+                judged = self._judged(asked)
+                if judged.prediction is None:
+                    reason = judged.reason
+                elif best is None or _order(self._problem, judged) < _order(self._problem, best):
+                    best = judged
         return best, reason
 
     def _roomier(self, sync: Choice) -> list[Layout]:
@@ -194,15 +193,16 @@ class _Tried:
         )
         return list(islice(may_fit, FASTEST))
 
-    def _legal(self, layout: Layout) -> Layout | str:
-        """Return the layout with its own sharding, or with the least that its method takes, or the reason."""
+    def _legal(self, layout: Layout) -> tuple[list[Layout], str]:
+        """Return the layout with its own sharding and with the least that its method takes, or a reason."""
         others = (replace(layout, sharding=level, island=None) for level in SHARDINGS)
         try:
-            return next(one for one in (layout, *others) if self._admits(one))
-        except StopIteration:
-            return refuse(self._problem.job, layout) or "the pinned sharding is not one that it takes"
+            own = [layout] if self._admits(layout) else []
+            least = [one for one in others if self._admits(one)][:1]
+            reason = "" if own or least else refuse(self._problem.job, layout)
         except InputError as error:
-            return str(error.violations[0])
+            return [], str(error.violations[0])
+        return own + least, reason or ""
 
     def _admits(self, layout: Layout) -> bool:
         return self._problem.pins.admit(layout) and refuse(self._problem.job, layout) is None
