@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError
 
@@ -15,6 +15,9 @@ from weft.describe.plan import SCALED, Choice, Plan, Stage
 from weft.describe.reading import violations_of
 from weft.describe.toml_table import Count, TomlTable
 from weft.errors import InputError, Violation
+
+if TYPE_CHECKING:
+    from weft.describe.job import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,8 @@ class Wire:
 
 # Replicas add up their whole gradients.
 DENSE = "dense"
+# The planner chooses among all methods that the goal's contract admits.
+AUTO = "auto"
 # All bytes are sent uncompressed.
 AS_IT_IS = Wire()
 
@@ -64,6 +69,7 @@ class SyncMethod:
         local_gradients: each replica steps with its own gradient, without adding other replicas' gradients.
         kept: returns the numbers that each rank keeps for every weight, from the options and the number of
             replicas.
+        proposals: returns the options that a planner tries for a job, each as a mapping of keys to values.
     """
 
     name: str
@@ -74,6 +80,12 @@ class SyncMethod:
     sent_share: Callable[[Any, Plan, LayerGraph, int], float] = lambda options, plan, graph, stage: 1.0
     derived: Mapping[str, Callable[[Sequence[Stage], Cluster], int]] = field(default_factory=dict)
     kept: Callable[[Any, int], float] = lambda options, replicas: 0.0
+    proposals: Callable[[Job], Sequence[Mapping[str, Any]]] = lambda job: ({},)
+
+
+def proposed_steps(job: Job) -> Sequence[Mapping[str, Any]]:
+    """Return the proposals of methods that step replicas apart: `every`, the steps between two meetings."""
+    return [{"every": every} for every in (4, 8, 16, 32)]
 
 
 def sync_methods() -> Mapping[str, SyncMethod]:
@@ -123,6 +135,19 @@ def reduction_problem(reduce_precision: str | None, precision: str, sync: str) -
         problem = f"{reduce_precision} has room for gradients of scaled losses, and {precision} scales none"
         return Violation("reduce_precision", problem, "bf16")
     return None
+
+
+def proposals_of(name: str, job: Job) -> tuple[Choice, ...]:
+    """Return a synchronisation method with each of the options that it proposes for a job."""
+    method = sync_methods().get(name)
+    proposed = ({},) if method is None else method.proposals(job)
+    return tuple(Choice(name=name, options=dict(options)) for options in proposed)
+
+
+def steps_apart(sync: Choice) -> int | None:
+    """Return the steps between two meetings of replicas that step by themselves; None for others."""
+    every = sync.options.get("every") if keeps_gradients_local(sync) else None
+    return every if isinstance(every, int) else None
 
 
 def sync_words(sync: Choice) -> str:

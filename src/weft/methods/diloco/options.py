@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from weft.describe.synchronisation import LocalSteps, SyncMethod, Wire
+from weft.describe.synchronisation import LocalSteps, SyncMethod, Wire, proposed_steps
 from weft.methods.local_averaging.options import AVERAGE_PASSES, OUTER_PASSES
 
 NAME = "diloco"
@@ -27,6 +27,7 @@ SYNC = SyncMethod(
     name=NAME,
     table=DilocoOptions,
     local_gradients=True,
+    proposals=proposed_steps,
     wire=lambda options, plan: Wire(passes=AVERAGE_PASSES + OUTER_PASSES),
     kept=lambda options, replicas: 2.0 / replicas,
 )

@@ -10,6 +10,7 @@ from weft.predict.cost.memory import plan_states, stage_parameters
 from weft.predict.cost.network import Network
 from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import Held, ResidentBytes
+from weft.predict.cost.traffic import TrafficOf
 
 
 def _outer_states(pricing: Pricing) -> Held:
@@ -25,5 +26,6 @@ def _outer_states(pricing: Pricing) -> Held:
 COSTS = (
     # A reduce-scatter and an all-gather, as in an all-reduce; the method's `Wire` has the bytes of both.
     CostOf(kind="average_weights", hook=synchronising_hook(lambda pricing: Network.all_reduce)),
+    TrafficOf(kind="average_weights", ways=lambda plan: 2),
     ResidentBytes(what="states of the outer step", hook=_outer_states),
 )

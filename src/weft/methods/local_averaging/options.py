@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from weft.describe.synchronisation import LocalSteps, SyncMethod, Wire
+from weft.describe.synchronisation import LocalSteps, SyncMethod, Wire, proposed_steps
 from weft.errors import InputError, Violation
 
 NAME = "local-averaging"
@@ -40,4 +40,5 @@ SYNC = SyncMethod(
     table=LocalAveragingOptions,
     local_gradients=True,
     wire=lambda options, plan: Wire(passes=AVERAGE_PASSES),
+    proposals=proposed_steps,
 )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from weft.describe.plan import Plan
-from weft.describe.synchronisation import LocalSteps, SyncMethod, Wire
+from weft.describe.synchronisation import LocalSteps, SyncMethod, Wire, proposed_steps
 from weft.methods.local_averaging.options import AVERAGE_PASSES, OUTER_PASSES
 
 NAME = "sign-momentum"
@@ -50,6 +50,7 @@ SYNC = SyncMethod(
     name=NAME,
     table=SignMomentumOptions,
     local_gradients=True,
+    proposals=proposed_steps,
     wire=_wire,
     kept=lambda options, replicas: 1.0 + 1.0 / replicas,
 )
