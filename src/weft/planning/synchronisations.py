@@ -29,6 +29,7 @@ from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.simulated import simulated
 from weft.planning.planners.space import overlaps
 from weft.planning.problem import Problem
+from weft.planning.ties import EVEN, probability_faster
 from weft.predict.cost.memory import SHARDINGS
 
 # Layouts to try: the fastest of the search, and one of each of the meshes with the least bounds.
@@ -71,7 +72,7 @@ def synchronised_in_each(
     `steps` are those of the run. `asked` is one more proposal.
     """
     problem, contracts = ranking.problem, sync_contracts()
-    fastest = min(ranking.fitting, key=lambda one: _value(problem, one))
+    fastest = _fastest(ranking)
     search = _Tried(ranking, fastest)
     found = [Synchronised(sync=Choice(name=DENSE), contract=contracts[DENSE], candidate=fastest)]
     for name, contract in contracts.items():
@@ -89,7 +90,7 @@ def synchronised_in_each(
                 found.append(Synchronised(sync=sync, contract=contract, reason=reason))
             else:
                 found.append(search.best(sync, contract))
-    return tuple(sorted(found, key=lambda one: _order(problem, one.candidate)))
+    return tuple(sorted(found, key=lambda one: _order(problem, one.candidate, fastest)))
 
 
 def merged(ranking: Ranking, found: Sequence[Synchronised]) -> Ranking:
@@ -102,11 +103,13 @@ def merged(ranking: Ranking, found: Sequence[Synchronised]) -> Ranking:
     others = [one for one in found if one.sync.name != DENSE and one.candidate is not None]
     if not others:
         return ranking
-    dense = ranking.fitting
+    dense, fastest = ranking.fitting, _fastest(ranking)
     least = list(accumulate((_value(problem, one) for one in reversed(dense)), min))
     placed = list(zip(reversed(least), dense, strict=True))
     placed += [
-        (_value(problem, one.candidate), one.candidate) for one in others if one.candidate and one.fits
+        (_standing(problem, one.candidate, fastest), one.candidate)
+        for one in others
+        if one.candidate and one.fits
     ]
     placed.sort(key=lambda pair: pair[0])
     too_big = [one.candidate for one in others if one.candidate is not None and not one.fits]
@@ -243,8 +246,33 @@ def _value(problem: Problem, candidate: Candidate) -> float:
     return goal_value(problem, candidate.prediction, candidate.plan.ranks if candidate.plan else 0)
 
 
-def _order(problem: Problem, candidate: Candidate | None) -> tuple[bool, bool, float]:
-    """Return a sort key: fitting ones first, then too big ones, each by what the problem minimises."""
+def _fastest(ranking: Ranking) -> Candidate:
+    """Return the fitting candidate with the least of what its problem minimises."""
+    return min(ranking.fitting, key=lambda one: _value(ranking.problem, one))
+
+
+def _standing(problem: Problem, candidate: Candidate, dense: Candidate) -> float:
+    """Return the value of a candidate, or that of dense if its step is not likely to be shorter.
+
+    A difference within the uncertainty of predictions is no reason to give up an exact gradient.
+    """
+    assert candidate.prediction is not None, "the candidate was simulated"
+    assert dense.prediction is not None, "the candidate was simulated"
+    value = _value(problem, candidate)
+    if problem.minimise != "time" or probability_faster(candidate.prediction, dense.prediction) > EVEN:
+        return value
+    return max(value, _value(problem, dense))
+
+
+def _order(
+    problem: Problem, candidate: Candidate | None, dense: Candidate | None = None
+) -> tuple[bool, bool, float, bool, float]:
+    """Return a sort key: fitting ones first, then too big ones, each by what the problem minimises.
+
+    `dense` comes before those that are not likely to beat it.
+    """
     if candidate is None:
-        return True, True, 0.0
-    return candidate.verdict is not Verdict.FITS, False, _value(problem, candidate)
+        return True, True, 0.0, True, 0.0
+    value = _value(problem, candidate)
+    standing = value if dense is None else _standing(problem, candidate, dense)
+    return candidate.verdict is not Verdict.FITS, False, standing, candidate is not dense, value
