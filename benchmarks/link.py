@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,17 +24,22 @@ class Measured:
     large_s: tuple[float, ...]
 
 
-def measured_link(rank: int, peer: int) -> Measured:
-    """Half a round trip of an empty message, and the bandwidth of a large one; every rank gets the answer."""
+def measured_link(
+    rank: int, peer: int, typical: Callable[[Sequence[float]], float] = statistics.median
+) -> Measured:
+    """Half a round trip of an empty message, and the bandwidth of a large one; every rank gets the answer.
+
+    `typical` chooses from the times of equal messages.
+    """
     empty = [seconds / 2 for seconds in _exchanges_s(rank, peer, 1)]
-    latency_s = statistics.median(empty)
+    latency_s = typical(empty)
     large = [seconds - latency_s for seconds in _exchanges_s(rank, peer, PROBE_BYTES)]
     figures = torch.tensor([*empty, *large], dtype=torch.float64)
     dist.broadcast(figures, rank)
     empty_s, large_s = figures[:PROBES].tolist(), figures[PROBES:].tolist()
     # The large message's own latency is not bandwidth's.
-    moving_s = statistics.median(large_s) - statistics.median(empty_s)
-    return Measured(Link(PROBE_BYTES / moving_s, statistics.median(empty_s)), tuple(empty_s), tuple(large_s))
+    moving_s = typical(large_s) - typical(empty_s)
+    return Measured(Link(PROBE_BYTES / moving_s, typical(empty_s)), tuple(empty_s), tuple(large_s))
 
 
 def _exchanges_s(rank: int, peer: int, there_bytes: int) -> list[float]:
