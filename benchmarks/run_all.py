@@ -28,6 +28,7 @@ BENCHMARKS = (
     ("tensor_collectives",),
     ("few_bits_at_scale",),
     ("rates",),
+    ("sync_quality",),
     ("sleep_compute",),
     ("slow_link",),
     ("sync_links",),

@@ -21,8 +21,22 @@ ADAMW = OptimizerSettings(
 )
 # Of another package.
 SHORTENING = "own_optimizers:Shortening"
+
+
+def falling(module: nn.Module) -> torch.optim.Optimizer:
+    """Plain descent whose learning rate falls after every step."""
+    optimizer = descent(module)
+
+    def fall(*_: object) -> None:
+        optimizer.param_groups[0]["lr"] -= 0.05
+
+    optimizer.register_step_post_hook(fall)
+    return optimizer
+
+
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "descent": descent,
+    "falling": falling,
     "adamw": optimizer_factory(ADAMW),
     **{
         name: optimizer_factory(replace(ADAMW, name=name, learning_rate=0.01, betas=(0.9, 0.999)))

@@ -128,6 +128,8 @@ class Copy:
         drop_out([self.model], training.dropout)
         self.statistics = RunningStatistics(self.model)
         self.optimizer = OPTIMIZERS[training.optimizer](self.masters)
+        # Of all steps.
+        self.learning_rates: list[float] = []
 
     @property
     def share(self) -> float:
@@ -140,6 +142,7 @@ class Copy:
             parameter.grad = gradient / self.share
         for method in self.training.methods:
             method.before_step(self, step, told)
+        self.learning_rates.append(self.optimizer.param_groups[0]["lr"])
         self.optimizer.step()
         self.masters.zero_grad()
         with torch.no_grad():

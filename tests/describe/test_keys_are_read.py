@@ -75,7 +75,7 @@ def test_everything_that_a_cluster_says_is_read():
             "describe/request.py",
             "run.sync.choice",
             "None",
-            "RunFile.sync, SyncTable.method, SyncTable.options",
+            "SyncTable.options",
         ),
         (RUN_READS, "training/loop.py", "run.job.run.checkpoint.keep", "2", "CheckpointTable.keep"),
         (RUN_READS, "training/optimizer/optimizers.py", "table.betas", "None", "OptimizerTable.betas"),

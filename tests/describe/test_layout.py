@@ -19,6 +19,7 @@ SEARCH_ONLY = {
     "methods",
     "options",
     "sync",
+    "sync_options",
     "recompute_per_stage",
     "layers_per_stage",
     "rank_order",

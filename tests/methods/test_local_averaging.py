@@ -16,10 +16,13 @@ from weft.describe.families import layer_graph
 from weft.describe.plan import Choice, Plan
 from weft.describe.reading import parse_toml
 from weft.describe.run_file import parse_run
+from weft.describe.synchronisation import wire_of
 from weft.errors import InputError
+from weft.methods.gradient_norm.kinds import NORM
 from weft.methods.local_averaging.kinds import AVERAGE_WEIGHTS
 from weft.planning.compile import compile_evaluation, compile_folded
 from weft.planning.planned import plan_run
+from weft.predict.cost.network import Network
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
 from weft.program.kinds import STEP, is_collective
@@ -30,10 +33,10 @@ CONFIG = tiny(layers=2)
 ORDERS = [("gpipe", 1, 1), ("1f1b", 2, 1), ("breadth-first", 2, 2), ("zb-h1", 2, 1), ("chimera", 2, 1)]
 
 
-def averaging(every: int, *order: str | int, **options: float) -> Plan:
+def averaging(every: int, *order: str | int, method: str = "local-averaging", **options: float | str) -> Plan:
     schedule, pp, loops = order or ORDERS[1]
     plan = make_plan(CONFIG, pp=pp, dp=2, loops=loops, schedule=schedule, precision="fp32")
-    sync = Choice(name="local-averaging", options={"every": every, **options})
+    sync = Choice(name=method, options={"every": every, **options})
     return plan.model_copy(update={"sync": sync})
 
 
@@ -166,27 +169,42 @@ def test_a_step_is_a_part_of_a_predicted_cycle() -> None:
     assert steps[4] < steps[1]
 
 
-def test_an_outer_step_keeps_two_more_of_every_weight() -> None:
+@pytest.mark.parametrize(
+    ("method", "numbers"), [("slow-momentum", 1.0), ("diloco", 1.0), ("sign-momentum", 1.5)]
+)
+def test_two_replicas_share_out_what_an_outer_step_keeps(method: str, numbers: float) -> None:
     graph, cluster = layer_graph(CONFIG), parse_cluster("4xa100-80gb")
     plain, outer = (
         predict(CostModel(graph=graph, cluster=cluster), plan, make_program(CONFIG, plan)).prediction
-        for plan in (averaging(2), averaging(2, outer_momentum=0.9))
+        for plan in (averaging(2), averaging(2, method=method))
     )
     shape = Shape(1, CONFIG.sequence)
     parameters = sum(layer.parameters(shape) for layer in graph.layers)
     more = sum(outer.peak_bytes) - sum(plain.peak_bytes)
-    assert more == pytest.approx(2 * 2 * 4 * parameters * 1.03, rel=0.01)
+    assert more == pytest.approx(numbers * 2 * 4 * parameters * 1.03, rel=0.01)
     assert outer.step_s > plain.step_s
+
+
+def test_signs_come_down_in_two_bits_of_each_number_of_32() -> None:
+    network = Network(cluster=parse_cluster("2xa100-80gb+2xt4"))
+    whole_s, signs_s = (
+        network.carrying(wire_of(averaging(1, method="sign-momentum", download=download)))
+        .all_reduce((0, 2), 10**9)
+        .seconds
+        for download in ("weights", "signs")
+    )
+    assert signs_s == pytest.approx(whole_s * (1 + 1 / 16) / 2, rel=1e-3)
+
+
+def test_an_outer_step_of_averages_is_asked_for_by_its_own_name() -> None:
+    with pytest.raises(InputError, match=r"local averaging has no outer step; sync\.method diloco has one"):
+        make_program(CONFIG, averaging(2, outer_momentum=0.9))
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"sharding": "zero-1"}, "zero-1: replicas that step by themselves share nothing out"),
-        (
-            {"methods": (Choice(name="gradient-norm"),)},
-            "the norm of the whole gradient is that of no replica",
-        ),
         ({"sync": Choice(name="local-averaging")}, "sync.options: every: missing"),
         ({"sync": Choice(name="local-averaging", options={"every": 0})}, "sync.options: every: 0"),
     ],
@@ -204,17 +222,33 @@ def test_one_replica_has_nobody_to_average_with() -> None:
         make_program(CONFIG, plan)
 
 
-@pytest.mark.parametrize(
-    ("table", "cause"),
-    [
-        ('precision = "fp16"', "precision fp16, whose losses are scaled, optimizer.clip_norm"),
-        ('precision = "fp32"\n[optimizer]\nclip_norm = 1.0', "optimizer.clip_norm"),
-    ],
-)
-def test_a_run_file_learns_what_asks_for_the_norm(table: str, cause: str) -> None:
+@pytest.mark.parametrize("method", ["local-averaging", "sign-momentum"])
+def test_losses_of_replicas_that_step_by_themselves_are_not_scaled(method: str) -> None:
     text = (
         '[model]\npreset = "gpt-1m"\n[cluster]\nuse = "2xv100-16gb"\n[goal]\ncontract = "empirical"\n'
-        '[sync]\nmethod = "local-averaging"\nevery = 2\n[plan]\npp = 1\ndp = 2\n[train]\nglobal_batch = 8\n'
+        f'[sync]\nmethod = "{method}"\nevery = 2\n[plan]\npp = 1\ndp = 2\n'
+        '[train]\nglobal_batch = 8\nprecision = "fp16"\n'
     )
-    with pytest.raises(InputError, match=f"of their own; leave out {cause} and skip_non_finite"):
-        plan_run(parse_run(parse_toml(f"{text}{table}", "run")))
+    with pytest.raises(InputError, match=f"{method}: replicas .* have no common factor of their losses"):
+        plan_run(parse_run(parse_toml(text, "run")))
+
+
+def test_the_norm_of_a_replica_is_taken_by_its_own_ranks() -> None:
+    plan = averaging(2, "1f1b", 2, 1).model_copy(update={"methods": (Choice(name="gradient-norm"),)})
+    program = make_program(CONFIG, plan)
+    require_valid(program)
+    columns = program.columns
+    rows = np.flatnonzero(columns.kind == NORM)
+    assert len(rows) == 2 * plan.ranks
+    pairs = {(int(columns.replica[row]), program.groups[columns.group[row]]) for row in rows}
+    assert pairs == {(0, (0, 1)), (1, (2, 3))}
+    graph, cluster = layer_graph(CONFIG), parse_cluster("4xa100-80gb")
+    whole = predict(CostModel(graph=graph, cluster=cluster), plan, program)
+    folded = predict(CostModel(graph=graph, cluster=cluster), plan, compile_folded(plan, graph, cluster))
+    assert folded.prediction.step_s == pytest.approx(whole.prediction.step_s, rel=1e-6)
+
+
+def test_replicas_on_the_same_ranks_have_no_norms_of_their_own() -> None:
+    chimera = averaging(2, "chimera", 2, 1).model_copy(update={"methods": (Choice(name="gradient-norm"),)})
+    with pytest.raises(InputError, match="a rank holds stages of several replicas"):
+        make_program(CONFIG, chimera)

@@ -27,8 +27,8 @@ ADAMW = OptimizerSettings(
 Outcome = tuple[list[float], dict[str, torch.Tensor]]
 
 
-def averaged(plan: Plan, every: int, **options: float) -> Plan:
-    sync = Choice(name="local-averaging", options={"every": every, **options})
+def averaged(plan: Plan, every: int, method: str, **options: float | str) -> Plan:
+    sync = Choice(name=method, options={"every": every, **options})
     return plan.model_copy(update={"sync": sync})
 
 
@@ -65,12 +65,20 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
-@pytest.mark.parametrize(("pp", "precision"), [(1, "bf16"), (2, "fp32")])
+@pytest.mark.parametrize(
+    ("pp", "precision", "method", "options"),
+    [
+        (1, "bf16", "diloco", {}),
+        (2, "fp32", "slow-momentum", {}),
+        (2, "bf16", "sign-momentum", {}),
+        (1, "fp32", "sign-momentum", {"sign": "random", "download": "weights"}),
+    ],
+)
 def test_a_run_resumed_inside_a_cycle_goes_on_to_the_bit(
-    worker_pool: WorkerPool, tmp_path: Path, pp: int, precision: str
+    worker_pool: WorkerPool, tmp_path: Path, pp: int, precision: str, method: str, options: dict[str, str]
 ) -> None:
     config = tiny(layers=2, tied=True)
-    plan = averaged(make_plan(config, pp=pp, dp=2, precision=precision), 3, outer_momentum=0.9)
+    plan = averaged(make_plan(config, pp=pp, dp=2, precision=precision), 3, method, **options)
     replicas = worker_pool.run(resume, config, plan, tmp_path, 4, ranks=plan.ranks)
     for (losses, whole), (first, _), (second, resumed) in replicas:
         assert first + second == losses

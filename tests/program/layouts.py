@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from weft.describe.plan import Blocking, Sharding
 from weft.describe.replica_grid import ReplicaGrid
+from weft.methods.gradient_norm.program import NormOptions
 from weft.methods.sharding.kinds import GATHER, REDUCE, REDUCE_ACROSS
 from weft.methods.sharding.program import Shared
 from weft.methods.tying.kinds import REDUCE_TIED
@@ -39,7 +40,7 @@ def asked(
     if blocking:
         methods["blocking"] = tuple(blocking)
     if norm:
-        methods["gradient-norm"] = True
+        methods["gradient-norm"] = NormOptions()
     if told:
         methods["micro-batch-norms"] = True
     if tied:

@@ -20,8 +20,8 @@ import torch
 from equality_matrix import CHOICES, cases, choices_of, covering
 from equality_table import Row, differences, together, tolerance_of, train
 from late_accelerator import late_device
+from methods.rows.diloco import StepsOutside
 from methods.rows.gradient_norm import Clips
-from methods.rows.local_averaging import Averages
 from methods.rows.sharding import ACROSS, PARTS, SAME_BITS, by_layout
 from one_process import Outcome, Training, alone
 from pool import WorkerPool
@@ -232,7 +232,7 @@ DEVICE = tuple(
         FORKED("zb-h1", splits=(4, 1, 2, 1)),
         Row(GPT, "depth-first", dp=4, loops=3, micro_batches=2, sharding="zero-1", island=2),
         Row(GPT, dp=4, micro_batches=1, optimizer="adamw", steps=3, sharding="zero-3"),
-        Row(GPT, dp=2, steps=6, methods=(Averages(2, 0.9),)),
+        Row(GPT, dp=2, steps=6, methods=(StepsOutside(2),)),
     )
 )
 

@@ -24,7 +24,7 @@ from weft.describe.catalogue import catalogue
 from weft.describe.cluster import Cluster, Link, NodeGroup
 from weft.describe.families import layer_graph
 from weft.describe.job import Job
-from weft.describe.plan import Plan
+from weft.describe.plan import Choice, Plan
 from weft.describe.plan_versions import former_ids
 from weft.describe.run_file import parse_run
 from weft.errors import RunError
@@ -448,6 +448,24 @@ def test_a_run_goes_on_under_another_plan(
     assert measured == rows(run_dir)[-1]["step_s"], "of the steps of the plan that it has now"
     newest = json.loads((run_dir / "checkpoints/step-00000006/state.json").read_text())
     assert newest["plan_id"] == changed.plan_id
+
+
+def test_replicas_that_step_by_themselves_begin_anew_from_their_average_under_another_plan(
+    worker_pool: WorkerPool, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run_dir = beside(uninterrupted, tmp_path)
+    sync = {"sync": Choice(name="sign-momentum", options={"every": 2})}
+    former = plan_of(pp=1, dp=2, micro_batches=2).model_copy(update=sync)
+    changed = plan_of(pp=2, dp=2, micro_batches=2).model_copy(update=sync)
+    worker_pool.run(run_training, run_dir, former, 3, ranks=2)
+    worker_pool.run(run_training, run_dir, changed, STEPS, ranks=4)
+    told = rows(run_dir, "events.jsonl")
+    assert [(row["step"], row["former"]) for row in told if row["event"] == "began anew"] == [
+        (3, former.plan_id)
+    ]
+    held_out = [row["held_out_loss"] for row in told if "held_out_loss" in row]
+    assert held_out[-1] < held_out[0]
+    assert [row["step"] for row in rows(run_dir)] == list(range(STEPS))
 
 
 def test_a_run_goes_on_with_another_global_batch_and_precision(

@@ -13,6 +13,7 @@ from weft.cli.curve import refuse_options, show_curve
 from weft.cli.emit import write_emitted
 from weft.cli.output import Json
 from weft.cli.rankings import budgeted, show_comparison
+from weft.cli.synchronisations import show_synchronisations
 from weft.describe.layout import PartialLayout
 from weft.describe.run_file import RunFile, changed, load_run, run_of_keywords
 from weft.planning.planned import plan_run
@@ -77,6 +78,7 @@ def plan(
     planner: str | None = None,
     budget_seconds: float | None = None,
     compare: str | None = None,
+    compare_sync: Annotated[bool, Parameter(negative=())] = False,
     top: int = SHOWN,
     what_if: Annotated[list[str] | None, Parameter(allow_leading_hyphen=True)] = None,
     out: Path | None = None,
@@ -95,6 +97,8 @@ def plan(
     Example: weft plan llama-13b --on 64xa100-80gb
 
     Example: weft plan gpt2 --on 8xa100-80gb+8xt4 --compare amp,megatron,metis-form
+
+    Example: weft plan run.toml --compare-sync
 
     Example: weft plan llama-13b --on 64xa100-80gb --emit megatron --out train.sh
 
@@ -121,6 +125,8 @@ def plan(
         Seconds after which the best plan so far is the answer (planner weft).
     compare
         Planners, separated by commas: show the best plan of each, predicted by one simulator.
+    compare_sync
+        Show each method of [sync] within the goal's contract, on its best layout, with its bytes and codecs.
     top
         The number of candidates to show.
     what_if
@@ -149,6 +155,7 @@ def plan(
         "--out": out,
         "--planner": planner,
         "--compare": compare,
+        "--compare-sync": compare_sync or None,
         "--emit": emit,
         "--what-if": what_if,
         "--report": report,
@@ -164,13 +171,25 @@ def plan(
         show_curve(problem_of_run(run), critical_batch=critical_batch, svg=svg, json=json)
         return
     if compare is not None:
-        never = {"--planner": planner, "--what-if": what_if, "--report": report, "--measure": measure}
+        never = {
+            "--planner": planner,
+            "--what-if": what_if,
+            "--report": report,
+            "--measure": measure,
+            "--compare-sync": compare_sync or None,
+        }
         refuse_options(never, "not with --compare, which names several planners")
         show_comparison(problem_of_run(run), compare, out=out, json=json)
         return
+    budget = None if budget_seconds is None else budgeted(run, budget_seconds)
+    if compare_sync:
+        never = {"--emit": emit, "--what-if": what_if, "--report": report, "--measure": measure}
+        refuse_options(never, "not with --compare-sync, which compares methods and chooses none")
+        show_synchronisations(run, budget, out=out, json=json)
+        return
     if measure is not None:
         require_this_machine(run, measure)
-    planned = plan_run(run, planner=None if budget_seconds is None else budgeted(run, budget_seconds))
+    planned = plan_run(run, planner=budget)
     if emit is not None:
         write_emitted(planned, emit, out, json=json)
         return

@@ -91,7 +91,7 @@ def print_ranking(planned: PlannedJob, ranking: Ranking, shown: Sequence[Advised
     """Print the shown candidates with their reasons, and the memory of the best one."""
     out = console()
     job = planned.problem.job
-    _print_problem(planned.problem)
+    print_problem(planned.problem)
     out.print(plans_table(shown, job.cluster))
     prediction = planned.prediction
     memory = [job.cluster.device_of(rank).memory_bytes for rank in range(planned.plan.ranks)]
@@ -175,11 +175,12 @@ def comparison_record(problem: Problem, answers: Sequence[Answer]) -> dict[str, 
 
 def print_comparison(problem: Problem, answers: Sequence[Answer]) -> None:
     """Print the problem, and the best plan of each planner."""
-    _print_problem(problem)
+    print_problem(problem)
     console().print(answers_table(answers))
 
 
-def _print_problem(problem: Problem) -> None:
+def print_problem(problem: Problem) -> None:
+    """Print the job, its assumptions and the moves that its contract excludes."""
     out, job = console(), problem.job
     out.print(
         f"[bold]{job.graph.name}[/bold] on {job.cluster.name}: {job.cluster.ranks} devices, "

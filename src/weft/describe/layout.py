@@ -57,7 +57,8 @@ class Layout:
     the mesh, rising in each replica of a stage; None: the device with the rank's number.
     `micro_batches_per_replica` has a count for each of the `dp` pipelines; None: equal shares. `splits` has
     each stage's number of equal parts of a micro-batch, which it runs one by one; empty: no splits. `methods`
-    are chosen beside the job's, or in place of those with the same names.
+    are chosen beside the job's, or in place of those with the same names. `sync_options` are options of
+    `sync` beside the job's.
     """
 
     pp: int
@@ -79,6 +80,7 @@ class Layout:
     rank_order: tuple[int, ...] | None = None
     micro_batches_per_replica: tuple[int, ...] | None = None
     methods: tuple[Choice, ...] = ()
+    sync_options: Mapping[str, int | float | str | bool] = field(default_factory=dict)
 
     def methods_beside(self, asked: Sequence[Choice]) -> tuple[Choice, ...]:
         """Return the methods that a job asks for and those of this layout."""
@@ -107,8 +109,9 @@ class Layout:
         record = {name: getattr(self, name) for name in _RECORDED}
         said = [name for name in _SAID_WHERE_UNUSUAL if name in self.unusual]
         methods = {"methods": [one.model_dump() for one in self.methods]} if self.methods else {}
+        sync_options = {"sync_options": dict(self.sync_options)} if self.sync_options else {}
         said_values = {name: getattr(self, name) for name in said}
-        return record | {"options": dict(self.options)} | said_values | methods
+        return record | {"options": dict(self.options)} | said_values | sync_options | methods
 
     @property
     def grid(self) -> ReplicaGrid:
@@ -177,7 +180,7 @@ class Layout:
         if self.recompute_per_stage is not None or self.recompute != "none":
             text += f", recompute {self.recompute_text}"
         if self.sync != DENSE:
-            text += f", sync {self.sync}"
+            text += f", sync {methods_text([Choice(name=self.sync, options=self.sync_options)])}"
         if self.methods:
             text += f", {methods_text(self.methods)}"
         if self.blocking:

@@ -26,7 +26,8 @@ def methods_text(methods: Sequence[Choice]) -> str:
     """Return methods with their options, such as ``offload (states, activations 0,1)``."""
     texts = []
     for choice in methods:
-        options = [word if value is True else f"{word} {value}" for word, value in choice.options.items()]
+        named = ((word.replace("_", " "), value) for word, value in choice.options.items())
+        options = [word if value is True else f"{word} {value}" for word, value in named]
         texts.append(f"{choice.name} ({', '.join(options)})" if options else choice.name)
     return " and ".join(texts)
 

@@ -20,7 +20,7 @@ from weft.describe.plan import GRADIENT_NORM, SCALED, Choice
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.methods import run_tables
 from weft.describe.run_tables.training import ANY_PRECISION
-from weft.describe.synchronisation import DENSE, reduction_problem
+from weft.describe.synchronisation import AUTO, DENSE, reduction_problem
 from weft.describe.tasks import task_problems
 from weft.errors import InputError, Violation
 
@@ -131,11 +131,14 @@ def request_of_run(run: RunFile) -> Request:
 
     Raises:
         InputError: see `request_of_names`; also when the task cannot train the model, and when the precision
-            is left to a search.
+            or the synchronisation is left to a search.
     """
     if run.train.precision == ANY_PRECISION:
         problem = f"{ANY_PRECISION!r} is for a search of one best plan; say which one"
         raise InputError(Violation("train.precision", problem, "bf16"))
+    if run.sync.method == AUTO:
+        problem = f"{AUTO!r} is for a search of one best plan; say which one"
+        raise InputError(Violation("sync.method", problem, DENSE))
     table = run.optimizer
     counted = counted_work(table.name, momentum=table.momentum, state_bytes=table.state_bytes)
     # Of the `[optimizer]` table, or of a scaled loss or gradient.

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from weft.bundles import parts
 from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import SCALED, Choice, Plan, Stage
 from weft.describe.reading import violations_of
-from weft.describe.toml_table import TomlTable
+from weft.describe.toml_table import Count, TomlTable
 from weft.errors import InputError, Violation
+
+if TYPE_CHECKING:
+    from weft.describe.job import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +42,16 @@ class Wire:
 
 # Replicas add up their whole gradients.
 DENSE = "dense"
+# The planner chooses among all methods that the goal's contract admits.
+AUTO = "auto"
 # All bytes are sent uncompressed.
 AS_IT_IS = Wire()
+
+
+class LocalSteps(TomlTable):
+    """The common key of `[sync]` of methods whose replicas step by themselves and then agree on weights."""
+
+    every: Count = Field(description="steps that replicas take by themselves between two averagings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +67,9 @@ class SyncMethod:
             plan, its graph and the stage; `wire` counts on top. 1 where only the plan matters.
         derived: by key, the options that follow from the places of a plan's stages in the cluster.
         local_gradients: each replica steps with its own gradient, without adding other replicas' gradients.
+        kept: returns the numbers that each rank keeps for every weight, from the options and the number of
+            replicas.
+        proposals: returns the options that a planner tries for a job, each as a mapping of keys to values.
     """
 
     name: str
@@ -65,6 +79,13 @@ class SyncMethod:
     gathered: Callable[[Any, Plan], Wire] = lambda options, plan: AS_IT_IS
     sent_share: Callable[[Any, Plan, LayerGraph, int], float] = lambda options, plan, graph, stage: 1.0
     derived: Mapping[str, Callable[[Sequence[Stage], Cluster], int]] = field(default_factory=dict)
+    kept: Callable[[Any, int], float] = lambda options, replicas: 0.0
+    proposals: Callable[[Job], Sequence[Mapping[str, Any]]] = lambda job: ({},)
+
+
+def proposed_steps(job: Job) -> Sequence[Mapping[str, Any]]:
+    """Return the proposals of methods that step replicas apart: `every`, the steps between two meetings."""
+    return [{"every": every} for every in (4, 8, 16, 32)]
 
 
 def sync_methods() -> Mapping[str, SyncMethod]:
@@ -76,6 +97,30 @@ def keeps_gradients_local(sync: Choice) -> bool:
     """Return True if each replica steps with its own gradient."""
     method = sync_methods().get(sync.name)
     return method is not None and method.local_gradients
+
+
+def local_steps(sync: Choice, where: str = "sync") -> LocalSteps | None:
+    """Return the options of a method whose replicas step by themselves and then agree; None for others.
+
+    Raises:
+        InputError: as `sync_options` does.
+    """
+    method = sync_methods().get(sync.name)
+    if method is None or not issubclass(method.table, LocalSteps):
+        return None
+    options = sync_options(sync.name, sync.options, where)
+    assert isinstance(options, LocalSteps), "its own table checks them"
+    return options
+
+
+def kept_numbers(sync: Choice, replicas: int) -> float:
+    """Return the numbers that each rank keeps for every weight between two meetings of replicas.
+
+    Raises:
+        InputError: as `sync_options` does.
+    """
+    method = sync_methods().get(sync.name)
+    return 0.0 if method is None else method.kept(sync_options(sync.name, sync.options), replicas)
 
 
 def reduction_problem(reduce_precision: str | None, precision: str, sync: str) -> Violation | None:
@@ -90,6 +135,19 @@ def reduction_problem(reduce_precision: str | None, precision: str, sync: str) -
         problem = f"{reduce_precision} has room for gradients of scaled losses, and {precision} scales none"
         return Violation("reduce_precision", problem, "bf16")
     return None
+
+
+def proposals_of(name: str, job: Job) -> tuple[Choice, ...]:
+    """Return a synchronisation method with each of the options that it proposes for a job."""
+    method = sync_methods().get(name)
+    proposed = ({},) if method is None else method.proposals(job)
+    return tuple(Choice(name=name, options=dict(options)) for options in proposed)
+
+
+def steps_apart(sync: Choice) -> int | None:
+    """Return the steps between two meetings of replicas that step by themselves; None for others."""
+    every = sync.options.get("every") if keeps_gradients_local(sync) else None
+    return every if isinstance(every, int) else None
 
 
 def sync_words(sync: Choice) -> str:

@@ -126,7 +126,8 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
     reason = refuse(job, layout)
     if reason is not None:
         raise InputError(Violation(str(layout), reason))
-    stages, sync = _stages_of(job, layout, layer_seconds), Choice(name=layout.sync, options=job.sync_options)
+    stages, options = _stages_of(job, layout, layer_seconds), {**job.sync_options, **layout.sync_options}
+    sync = Choice(name=layout.sync, options=options)
     return Plan(
         model=job.graph.name,
         model_fingerprint=job.graph.fingerprint,
@@ -142,7 +143,7 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
         methods=layout.methods_beside(job.methods),
         layer_choices=job.layer_choices,
         optimizer=job.optimizer,
-        sync=Choice(name=layout.sync, options={**sync.options, **derived_options(sync, stages, job.cluster)}),
+        sync=Choice(name=layout.sync, options={**options, **derived_options(sync, stages, job.cluster)}),
         **{name: getattr(layout, name) for name in KEPT_IN_PLANS},
     )
 

@@ -13,6 +13,7 @@ from weft.describe.contract import Contract
 from weft.describe.plan import Choice
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.methods import run_tables
+from weft.describe.synchronisation import AUTO
 from weft.errors import InputError, Violation, nearest
 from weft.installed import installed
 from weft.moves.move import Move, Purpose
@@ -80,6 +81,12 @@ def _of_others() -> Iterator[Move]:
 _METHOD = "sync.method"
 
 
+def sync_contracts() -> Mapping[str, Contract]:
+    """Return the contract of every synchronisation method, by its word in run files."""
+    asked = [(move.contract, *move.asked_by) for move in all_moves().values() if move.asked_by is not None]
+    return {word: contract for contract, key, word in asked if key == _METHOD}
+
+
 def refused_pins(run: RunFile) -> list[Violation]:
     """Return violations for pins without a move, and for moves and tables outside the goal's contract."""
     asked = [(move, *move.asked_by) for move in all_moves().values() if move.asked_by is not None]
@@ -88,7 +95,7 @@ def refused_pins(run: RunFile) -> list[Violation]:
         for move, key, word in asked
         if word in _pinned(run, key) and move.contract > Contract.of(run.goal.contract)
     ]
-    methods = sorted(word for _, key, word in asked if key == _METHOD)
+    methods = sorted([AUTO, *sync_contracts()])
     for method in _pinned(run, _METHOD):
         if method not in methods:
             problem = f"{method!r} is not one of {', '.join(methods)}"

@@ -8,13 +8,14 @@ whole.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.describe.plan import Plan
 from weft.describe.prediction import Prediction
 from weft.planning.compile import compile_folded
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan
-from weft.predict.cost.price import price_placed
+from weft.predict.cost.price import Priced, price_placed
 from weft.predict.predict import predict_priced
 from weft.program.program import Program
 from weft.program.schedules import SCHEDULES
@@ -41,8 +42,11 @@ class LongStep:
     waiting: float
 
 
-def predict_long(model: CostModel, plan: Plan) -> LongStep:
-    """Predict a step of a plan; exact where it is short.
+PriceOf = Callable[[PlacedPlan, Program], Priced]
+
+
+def predict_long(model: CostModel, plan: Plan, price: PriceOf = price_placed) -> LongStep:
+    """Predict a step of a plan, with the prices that `price` gives; exact where it is short.
 
     Raises:
         InputError: see `predict`.
@@ -53,7 +57,7 @@ def predict_long(model: CostModel, plan: Plan) -> LongStep:
         for one, length in shorter or ((plan, None),)
     ]
     placed = PlacedPlan(program=programs[0], plan=plan, model=model)
-    steps = [_predicted(placed, program) for program in programs]
+    steps = [_predicted(program, price(placed, program)) for program in programs]
     if shorter is None:
         return steps[0]
     near, far = steps
@@ -121,8 +125,8 @@ def _in_rounds(plan: Plan, depth: int, breadth: int) -> tuple[Plan, int]:
     return plan.model_copy(update={"schedule": schedule}), depth * breadth
 
 
-def _predicted(placed: PlacedPlan, program: Program) -> LongStep:
-    step = predict_priced(program, price_placed(placed, program))
+def _predicted(program: Program, priced: Priced) -> LongStep:
+    step = predict_priced(program, priced)
     return LongStep(
         prediction=step.prediction,
         resident_bytes=tuple(step.priced.costs.base_bytes.tolist()),

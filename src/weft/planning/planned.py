@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 from weft.bundles import parts
 from weft.describe.one_line import one_line
-from weft.describe.plan import Plan
+from weft.describe.plan import Choice, Plan
 from weft.describe.plan_file import PlanFile, check_plan
 from weft.describe.prediction import Prediction
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.planning import PlanTable
 from weft.describe.run_tables.training import ANY_PRECISION
+from weft.describe.synchronisation import AUTO, DENSE
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
 from weft.moves.registry import refused_pins
@@ -29,6 +30,7 @@ from weft.planning.goals import goal_value, goal_words, require_prices
 from weft.planning.planners import Candidate, Planner, Ranking, get_planner
 from weft.planning.precisions import in_precision, searched_in_each
 from weft.planning.problem import Problem, problem_of_run
+from weft.planning.synchronisations import decided_sync, in_sync, merged, synchronised_in_each
 from weft.planning.ties import break_ties
 from weft.predict.cost.memory import STEPPED_BYTES
 from weft.predict.cost.placed_plan import PlacedPlan
@@ -198,8 +200,11 @@ def plan_run(run: RunFile, *, problem: Problem | None = None, planner: Planner |
     """
     if run.train.precision == ANY_PRECISION:
         return _in_the_best_precision(run, planner)
-    problem = problem or problem_of_run(run)
-    job = replace(_searched(run, problem, planner), later=_searched_later(run, problem, planner))
+    if run.sync.method == AUTO:
+        job = _in_the_best_sync(run, planner)
+    else:
+        job = _searched(run, problem or problem_of_run(run), planner)
+    job = replace(job, later=_searched_later(job.run, job.problem, planner))
     if job.misplaced:
         raise InputError(job.misplaced)
     _require_deadline(job)
@@ -214,11 +219,33 @@ def _searched(run: RunFile, problem: Problem, planner: Planner | None) -> Planne
     ranking = break_ties(planner.search(problem))
     if not ranking.fitting:
         raise InputError(_nothing_fits(ranking))
+    return _best_of(run, problem, ranking)
+
+
+def _best_of(run: RunFile, problem: Problem, ranking: Ranking) -> PlannedJob:
     best = ranking.fitting[0]
     assert best.plan is not None, "a fitting candidate was simulated"
     plan = decided(problem, best.plan)
     chosen_for = best.prediction if plan == best.plan else None
     return PlannedJob(run=run, problem=problem, plan=plan, ranking=ranking, chosen_for=chosen_for)
+
+
+def searched_densely(run: RunFile, planner: Planner | None = None) -> PlannedJob:
+    """Return the best plan in which replicas add up whole gradients, whatever the run file says.
+
+    Raises:
+        InputError: as `plan_run` does.
+    """
+    dense = in_sync(run, Choice(name=DENSE))
+    return _searched(dense, problem_of_run(dense), planner)
+
+
+def _in_the_best_sync(run: RunFile, planner: Planner | None) -> PlannedJob:
+    dense = searched_densely(run, planner)
+    assert dense.ranking is not None, "it was searched for"
+    found = synchronised_in_each(dense.ranking, run.train.steps)
+    run, problem = in_sync(run, found[0].sync), decided_sync(dense.problem, found)
+    return _best_of(run, problem, merged(dense.ranking, found))
 
 
 def _searched_later(run: RunFile, problem: Problem, planner: Planner | None) -> Later | None:
@@ -261,6 +288,8 @@ def given_plan(run: RunFile, plan: Plan, prediction: Prediction | None = None) -
     """
     if run.train.precision == ANY_PRECISION:
         run = in_precision(run, plan.precision)
+    if run.sync.method == AUTO:
+        run = in_sync(run, plan.sync)
     return _checked(run, problem_of_run(run), plan, prediction)
 
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from weft.describe.plan import GRADIENT_NORM, Plan
+from weft.describe.synchronisation import keeps_gradients_local
 from weft.errors import InputError, RunError, Violation
 from weft.program.buffers import last_gradients
 from weft.program.rank_program import RankProgram
@@ -80,6 +81,7 @@ class StepResult:
     Args:
         numbers: complete when `read` has ended.
         shared: the names of the shares after that of the loss.
+        independent: replicas step by themselves, so that one can be lost without the others.
     """
 
     def __init__(
@@ -89,12 +91,14 @@ class StepResult:
         read: Completion = THERE.completion,
         series: Mapping[str, Value[torch.Tensor]] | None = None,
         shared: Sequence[str] = (),
+        independent: bool = False,
     ) -> None:
         self.step = step
         self._numbers = numbers
         self._read = read
         self._series = dict(series or {})
         self._shared = tuple(shared)
+        self._independent = independent
 
     @property
     def figures(self) -> dict[str, float]:
@@ -124,17 +128,30 @@ class StepResult:
         return self._total(0)
 
     @property
+    def lost_ranks(self) -> tuple[int, ...]:
+        """The ranks with a loss that is not finite, if those of other independent replicas are finite."""
+        losses = [share[0].item() for share in self._wait_for_shares().shares]
+        lost = tuple(rank for rank, loss in enumerate(losses) if not math.isfinite(loss))
+        # A rank without the last stage has the share 0.
+        others = any(loss != 0.0 for loss in losses if math.isfinite(loss))
+        return lost if self._independent and others else ()
+
+    @property
     def totals(self) -> dict[str, float]:
         """The sums over all ranks of methods' numbers, by name; reading them waits like the loss."""
         return {name: self._total(place) for place, name in enumerate(self._shared, 1)}
 
     def _total(self, place: int) -> float:
+        numbers = self._wait_for_shares()
+        # The sum goes in the order of the ranks: all ranks and all repetitions read the same bits.
+        return sum(share[place].item() for share in numbers.shares)
+
+    def _wait_for_shares(self) -> Numbers:
         numbers = self._waited()
         if numbers.exchange is not None:
             numbers.exchange.wait()
             numbers.exchange = None
-        # The sum goes in the order of the ranks: all ranks and all repetitions read the same bits.
-        return sum(share[place].item() for share in numbers.shares)
+        return numbers
 
     def _waited(self) -> Numbers:
         with _named(self.step):
@@ -386,7 +403,14 @@ class RankRuntime:
         reading = self._resources.streams.reading
         with _named(step):
             read = reading.run("results", lambda: numbers.read(outcome, group, methods), *outcome.numbers)
-        return StepResult(step, numbers, read, outcome.series, tuple(outcome.shares))
+        return StepResult(
+            step,
+            numbers,
+            read,
+            outcome.series,
+            tuple(outcome.shares),
+            independent=keeps_gradients_local(self.plan.sync),
+        )
 
 
 def require_runnable(plan: Plan, program: RankProgram) -> None:

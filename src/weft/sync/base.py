@@ -111,18 +111,6 @@ class Synchroniser(Protocol):
 
 
 @runtime_checkable
-class Averager(Synchroniser, Protocol):
-    """A synchroniser of weights: its replicas step independently. A gradient is that of one replica."""
-
-    def average(self, weights: torch.Tensor, share: float, meeting: Meeting) -> None:
-        """Replace flat `weights` of this replica by the agreed weights, on every rank of the meeting.
-
-        `share` is the part of the batch that the replica runs.
-        """
-        ...
-
-
-@runtime_checkable
 class Gatherer(Synchroniser, Protocol):
     """A synchroniser that also decides how replicas learn each other's stepped weights."""
 
@@ -140,10 +128,7 @@ class StatefulSynchroniser(Protocol):
     """A synchroniser with a state for every stage, kept from meeting to meeting."""
 
     def begin(self, stage: int, flat: torch.Tensor) -> None:
-        """Reset the state of a stage; its meetings exchange flat tensors like `flat`.
-
-        For an averager, `flat` holds the replicas' initial weights; for a method on gradients, zeros.
-        """
+        """Reset the state of a stage; its meetings exchange flat tensors like `flat`, which holds zeros."""
         ...
 
     def tensors(self) -> Mapping[str, torch.Tensor]:

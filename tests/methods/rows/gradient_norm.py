@@ -30,7 +30,8 @@ class Clips(Method):
         limit = math.inf if self.norm is None else self.norm
         norm = torch.nn.utils.clip_grad_norm_(copy.masters.parameters(), limit).item()
         assert step or self.norm is None or norm > self.norm, "nothing is clipped"
-        told["gradient_norm"] = [norm]
+        # Of replicas that step by themselves, the mean.
+        told["gradient_norm"] = [told.get("gradient_norm", [0.0])[0] + copy.share * norm]
 
 
 CLIPPED = partial(Row, methods=(Clips(),), steps=3)

@@ -3,52 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import ClassVar, NamedTuple
 
 import torch
 from equality_table import Row
-from one_process import Copy, Method
-from small_plans import tiny
-from torch import nn
+from methods.rows.gradient_norm import Clips
+from one_process import Copy, Method, Told
+from small_plans import divisible, tiny
 
 from weft.describe.plan import Choice
+from weft.methods.local_averaging.options import LEFT_OUT
 from weft.run.runtime import RankRuntime
+
+
+class OuterMemory(NamedTuple):
+    """Of a parameter, its last agreed values and the momentum of outer steps."""
+
+    anchor: torch.Tensor
+    momentum: torch.Tensor
 
 
 @dataclass(frozen=True)
 class Averages(Method):
-    """Averages count as many micro-batches as a replica runs; Nesterov's step from them is torch's own."""
+    """Averages count as many micro-batches as a replica runs; an outer step goes on from the last ones.
+
+    Every field is an option of the method.
+    """
 
     every: int
-    outer_momentum: float = 0.0
+    word: ClassVar[str] = "local-averaging"
     by_replica = True
 
     @property
     def sync(self) -> Choice:
-        options = {"every": self.every, "outer_momentum": self.outer_momentum}
-        return Choice(name="local-averaging", options=options)
+        options = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Choice(name=self.word, options=options)
+
+    def outer(self, state: OuterMemory, moved: torch.Tensor, rate: float, key: tuple[int, str]) -> None:
+        """Step from the anchor, which the copies have moved from so far on average, in place.
+
+        `rate` is the mean learning rate of the round; `key` has its number and the parameter's name.
+        """
+        state.anchor.sub_(moved)
+
+    def before_step(self, copy: Copy, step: int, told: Told) -> None:
+        if (step + 1) % self.every == 0:
+            told[LEFT_OUT] = [0.0]
 
     @torch.no_grad()
-    def begin(self, copies: Sequence[Copy]) -> torch.optim.Optimizer:
-        whole = [nn.Parameter(one.detach().clone()) for one in copies[0].masters.parameters()]
-        momentum = self.outer_momentum
-        return torch.optim.SGD(whole, lr=1.0, momentum=momentum, nesterov=momentum > 0.0)
+    def begin(self, copies: Sequence[Copy]) -> dict[str, OuterMemory]:
+        return {
+            name: OuterMemory(one.detach().clone(), torch.zeros_like(one))
+            for name, one in copies[0].masters.named_parameters()
+        }
 
     @torch.no_grad()
-    def after_step(self, copies: Sequence[Copy], step: int, outer: torch.optim.Optimizer) -> None:
+    def after_step(self, copies: Sequence[Copy], step: int, states: dict[str, OuterMemory]) -> None:
         if (step + 1) % self.every:
             return
-        [group] = outer.param_groups
-        same = list(zip(*(copy.masters.parameters() for copy in copies), strict=True))
-        for whole, parameters in zip(group["params"], same, strict=True):
-            # What the average has moved is the gradient.
-            mean = sum(copy.share * one for copy, one in zip(copies, parameters, strict=True))
-            whole.grad = whole - mean
-        outer.step()
-        for whole, parameters in zip(group["params"], same, strict=True):
+        rate = sum(copies[0].learning_rates[-self.every :]) / self.every
+        same = zip(*(copy.masters.parameters() for copy in copies), strict=True)
+        for (name, state), parameters in zip(states.items(), same, strict=True):
+            pairs = zip(copies, parameters, strict=True)
+            moved = sum(copy.share * (state.anchor - one) for copy, one in pairs)
+            self.outer(state, moved, rate, (step // self.every, name))
             for one in parameters:
-                one.copy_(whole)
+                one.copy_(state.anchor)
 
     def check(self, runtime: RankRuntime) -> None:
         assert runtime.program.steps_per_cycle == self.every
@@ -59,16 +81,19 @@ class DenseAveraging(Averages):
 
     by_replica = False
 
-    def after_step(self, copies: Sequence[Copy], step: int, outer: torch.optim.Optimizer) -> None:
+    def after_step(self, copies: Sequence[Copy], step: int, states: dict[str, OuterMemory]) -> None:
         pass
 
 
+# Biases of keys have no gradient but rounding, which Adam and signs make large. Llama has no such biases.
+LLAMA, TIED_LLAMA = tiny("llama", layers=2), tiny("llama", layers=2, tied=True)
 GPT, TIED, AVERAGED = tiny(layers=2), tiny(layers=2, tied=True), partial(Row, dp=2, steps=6)
 ROWS = (
     AVERAGED(GPT, methods=(Averages(1),)),
-    AVERAGED(TIED, methods=(Averages(2, 0.9),)),
     AVERAGED(TIED, "1f1b", pp=2, methods=(Averages(3),)),
-    AVERAGED(GPT, "breadth-first", pp=2, loops=2, methods=(Averages(2, 0.9),)),
     AVERAGED(GPT, methods=(DenseAveraging(1),)),
     AVERAGED(GPT, shares=(3, 1), methods=(Averages(2),)),
+    AVERAGED(GPT, shares=(3, 1), methods=(Averages(2), Clips(0.2))),
+    AVERAGED(TIED, "1f1b", pp=2, methods=(Averages(2), Clips(0.2))),
+    AVERAGED(replace(divisible("llama"), layers=2), tp=2, methods=(Averages(2), Clips(0.2))),
 )

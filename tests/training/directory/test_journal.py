@@ -11,7 +11,7 @@ from weft.errors import RunError
 from weft.run.runtime import Numbers, StepResult
 from weft.run.streams import Value
 from weft.training.directory.journal import Journal, peak_memory
-from weft.training.directory.run_directory import RunDirectory
+from weft.training.directory.run_directory import RunDirectory, warnings
 from weft.training.loggers.feed import Feeds
 
 
@@ -92,6 +92,21 @@ def test_a_loss_that_is_not_finite_is_an_error(tmp_path: Path, loss: float) -> N
     with pytest.raises(RunError, match="step 3"):
         journal.flush()
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_replica_without_a_finite_loss_is_an_event_where_others_go_on_by_themselves(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, writes=True)
+    for step, losses in enumerate(([0.5, 0.0, math.nan, 0.25], [0.5, 0.0, 0.5, 0.5])):
+        shares = [torch.tensor([loss]) for loss in losses]
+        journal.step(StepResult(step, Numbers(shares=shares), independent=True), step_s=1.0)
+    journal.flush()
+    assert [row["step"] for row in RunDirectory(tmp_path).metrics()] == [1]
+    [line] = warnings(RunDirectory(tmp_path), 0.0)
+    assert line.startswith("step 0: the loss of ranks [2] is not finite")
+    lost = Numbers(shares=[torch.tensor([math.nan]), torch.tensor([0.0])])
+    journal.step(StepResult(2, lost, independent=True), step_s=1.0)
+    with pytest.raises(RunError, match="step 2: the loss is nan"):
+        journal.flush()
 
 
 def test_only_the_first_rank_writes(tmp_path: Path) -> None:

@@ -67,6 +67,16 @@ def test_the_precision_of_reductions_stays_until_the_run_file_says_another(tmp_p
     assert RunDirectory(directory.path).plan().reduce_precision == "fp32"
 
 
+def test_a_synchronisation_left_to_the_planner_stays_that_of_the_run(tmp_path: Path) -> None:
+    plan = 'pp = 1\ndp = 2\n[goal]\ncontract = "empirical"\n[sync]\nmethod = '
+    first = run_file(tmp_path, "first", plan=f'{plan}"local-averaging"\nevery = 3')
+    _, directory = prepared(first, directory=tmp_path / "run")
+    (directory.path / "metrics.jsonl").touch()
+    former = directory.plan().sync
+    prepared(run_file(tmp_path, "auto", plan=f'{plan}"auto"'), resume=directory.path)
+    assert RunDirectory(directory.path).plan().sync == former
+
+
 def refusals(source: Path, **options: Path) -> list[str]:
     with pytest.raises(InputError) as refused:
         prepared(source, **options)

@@ -13,8 +13,9 @@ from pydantic.json_schema import SkipJsonSchema
 
 from weft.describe.layout import PartialLayout
 from weft.describe.plan import Choice, Count
-from weft.describe.synchronisation import sync_methods, sync_options
+from weft.describe.synchronisation import AUTO, sync_methods, sync_options
 from weft.describe.toml_table import TomlTable, Word
+from weft.errors import InputError, Violation
 
 
 class ClusterTable(TomlTable):
@@ -58,8 +59,11 @@ class SyncTable(TomlTable):
 
     method: Word | None = Field(
         default=None,
-        description="dense; sdp4bit, which sends about four bits; local-averaging, which steps replicas "
-        "apart and averages their weights every so many steps; or what an installed package adds",
+        description="dense; hierarchical, which sums inside nodes first; sdp4bit, which sends four bits; "
+        "power-sgd, which sends low-rank factors; local-averaging, which steps replicas apart and averages "
+        "their weights every so many steps; slow-momentum, diloco or sign-momentum, which step on from the "
+        "average; what an installed package adds; or auto: the planner chooses the method and its keys "
+        "within goal.contract",
     )
     # The method's options; in a file their keys are next to `method`.
     options: SkipJsonSchema[SerializeAsAny[TomlTable] | None] = None
@@ -68,6 +72,10 @@ class SyncTable(TomlTable):
     @classmethod
     def _keys_of_the_method(cls, record: Any) -> Any:
         method = record.get("method") if isinstance(record, Mapping) else None
+        if method == AUTO and (chosen := [key for key in record if key != "method"]):
+            raise InputError(
+                [Violation(key, f"the planner chooses it with {AUTO!r}; leave it out") for key in chosen]
+            )
         # An open method needs no list of methods, which may import these tables themselves.
         if not isinstance(method, str) or "options" in record or method not in sync_methods():
             return record

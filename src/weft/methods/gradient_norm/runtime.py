@@ -1,7 +1,8 @@
 """`GradientNorm`: the norm of a step's whole gradient, and the clipping or skipping of the step.
 
 One rank counts each element of the gradient. If all replicas hold a stage's summed gradient, each counts an
-equal share of it. All ranks get the same number, so all of them clip alike, or all of them skip the step. A
+equal share of it. All ranks get the same number, so all of them clip alike, or all of them skip the step. If
+replicas step by themselves, all this holds for the ranks of each replica. A
 gradient with a norm above the limit is scaled to the limit (Pascanu et al., On the difficulty of training
 recurrent neural networks, arXiv 1211.5063).
 """
@@ -15,12 +16,14 @@ from typing import Any
 import torch
 
 from weft.describe.plan import SCALED
+from weft.describe.synchronisation import keeps_gradients_local
 from weft.errors import RunError
 from weft.methods.gradient_norm.program import NAME
 from weft.program.program import NONE, Instruction
+from weft.program.rank_program import RankProgram
 from weft.run.handlers.base import GRADIENT, Issue
-from weft.run.methods import HandlerOf, Making, MethodState, OwnGradient, StateOf, StepGate
-from weft.run.resources import Resources
+from weft.run.methods import HandlerOf, Making, MethodState, OwnGradient, PartOfSum, StateOf, StepGate
+from weft.run.resources import Resources, groups_of_stages, share_of
 from weft.run.state.loss_scale import LEAST, LossScale
 from weft.run.state.whole_sums import needs_of
 from weft.run.streams import Completion, Stream, Value
@@ -44,6 +47,8 @@ class GradientNorm(MethodState):
         skip_non_finite: skip a step if its gradient is not finite, instead of failing.
         gradients: the gradients of the rank's stages, if they are known already.
         scale: the factor of the losses; None for 1.
+        replica_weight: for a replica that steps by itself, this rank's weight in the mean of all replicas'
+            norms. Such a replica skips steps that are not finite, and never fails.
     """
 
     def __init__(
@@ -53,11 +58,13 @@ class GradientNorm(MethodState):
         skip_non_finite: bool,
         gradients: Mapping[int, OwnGradient] | None = None,
         scale: LossScale | None = None,
+        replica_weight: float | None = None,
     ) -> None:
         self._gradients: Mapping[int, OwnGradient] = gradients or {}
         self._clip_norm = clip_norm
         self._skips = skip_non_finite
         self._scale = scale
+        self._replica_weight = replica_weight
         # The stages whose optimizers step with a gradient of norm 1.
         self._unit: frozenset[int] = frozenset()
 
@@ -68,6 +75,9 @@ class GradientNorm(MethodState):
             clip_norm=settings.get("clip_norm"),
             skip_non_finite=settings.get("skip_non_finite", False),
             scale=LossScale() if making.plan.precision in SCALED else None,
+            replica_weight=_replica_weight(making.program)
+            if keeps_gradients_local(making.plan.sync)
+            else None,
         )
 
     @property
@@ -92,6 +102,15 @@ class GradientNorm(MethodState):
         return {} if self._scale is None else {LOSS_SCALE: self._scale.state}
 
     def figures(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
+        return self._known(workspace) if self._replica_weight is None else {}
+
+    def shares(self, workspace: Workspace) -> Mapping[str, PartOfSum]:
+        """Return the share of a rank in the mean norm of replicas that step by themselves."""
+        if self._replica_weight is None or not workspace.training:
+            return {}
+        return {NORM: PartOfSum(tuple(self._known(workspace).values()), self._replica_weight)}
+
+    def _known(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
         known = {name: workspace.values.get((name, NONE, NONE)) for name in self.numbers}
         return {name: value for name, value in known.items() if value is not None}
 
@@ -150,6 +169,13 @@ class GradientNorm(MethodState):
             return
         for flat in self._gradients[stage].stepped:
             flat.mul_(scale)
+
+
+def _replica_weight(program: RankProgram) -> float:
+    """Return the replica's share of the batch, divided by its ranks that take the norm; 0 for other ranks."""
+    of_stages = groups_of_stages(program, "norm").items()
+    weights = [share_of(program, stage) / len(program.groups[group]) for stage, group in of_stages]
+    return weights[0] if weights else 0.0
 
 
 class _Clipping:

@@ -1,4 +1,4 @@
-"""The move that lets replicas step by themselves between averagings of their weights."""
+"""The moves that let replicas step by themselves between averagings of their weights."""
 
 from __future__ import annotations
 
@@ -12,30 +12,39 @@ from weft.moves.move import Context, Move
 _EVERY = 8
 
 
-def _applies(context: Context) -> str | None:
-    plan = context.plan
-    if plan.sync.name == NAME:
-        return "the plan already averages weights"
-    if any(len(stage.replicas) == 1 for stage in plan.stages):
-        return NOBODY
-    return None
+def averaging_move(method: str, *, name: str, summary: str, source: str) -> Move:
+    """Return the move to a method of this family, with its default options."""
 
+    def applies(context: Context) -> str | None:
+        plan = context.plan
+        if plan.sync.name == method:
+            return f"the plan already has sync {method}"
+        if any(len(stage.replicas) == 1 for stage in plan.stages):
+            return NOBODY
+        return None
 
-def _apply(context: Context) -> Plan:
-    sync = Choice(name=NAME, options={"every": _EVERY})
-    return context.plan.model_copy(update={"sync": sync})
+    def apply(context: Context) -> Plan:
+        sync = Choice(name=method, options={"every": _EVERY})
+        return context.plan.model_copy(update={"sync": sync})
+
+    return Move(
+        name=name,
+        contract=Contract.EMPIRICAL,
+        summary=summary,
+        source=source,
+        verify="weights equal those of one process that steps every replica by itself (float64 1e-9)",
+        applies=applies,
+        apply=apply,
+        purposes=frozenset(),
+        asked_by=("sync.method", method),
+    )
 
 
 MOVES: tuple[Move, ...] = (
-    Move(
+    averaging_move(
+        NAME,
         name="average weights",
-        contract=Contract.EMPIRICAL,
         summary="Replicas step with their own gradients and average their weights every so many steps.",
         source="Stich, Local SGD Converges Fast and Communicates Little, arXiv 1805.09767",
-        verify="weights equal those of one process that steps every replica by itself (float64 1e-9)",
-        applies=_applies,
-        apply=_apply,
-        purposes=frozenset(),
-        asked_by=("sync.method", NAME),
     ),
 )

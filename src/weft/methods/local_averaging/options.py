@@ -1,56 +1,44 @@
-"""The options of local averaging: keys of `[sync]`, and options of a plan's `sync`."""
+"""The options of local averaging, and the costs that all methods of its family share."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Any
 
-from pydantic import Field
+from pydantic import model_validator
 
-from weft.describe.plan import Plan
-from weft.describe.synchronisation import SyncMethod, Wire, sync_options
-from weft.describe.toml_table import Count, TomlTable
+from weft.describe.synchronisation import LocalSteps, SyncMethod, Wire, proposed_steps
+from weft.errors import InputError, Violation
 
 NAME = "local-averaging"
+# The number of stages' weights, one for each rank, that an averaging left out.
+LEFT_OUT = "weights_left_out"
+# Keys of an outer step.
+_OUTER_KEYS = ("outer_momentum", "outer_learning_rate")
+
+# Weights are flattened, checked, weighted, added and copied back; optimizer states of lost replicas cleared.
+AVERAGE_PASSES = 16.0
+# Two states are read and written, and two tensors are computed from them. Two replicas share this out.
+OUTER_PASSES = 5.0
 
 
-class LocalAveragingOptions(TomlTable):
+class LocalAveragingOptions(LocalSteps):
     """The further keys of `[sync]` under `method = "local-averaging"`."""
 
-    every: Count = Field(description="steps that replicas take by themselves between two averagings")
-    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.0, description="of Nesterov's step from the last averaged weights towards the new mean"
-    )
-    outer_learning_rate: Annotated[float, Field(gt=0)] = Field(
-        default=1.0, description="of that step; 1 without momentum goes to the mean itself"
-    )
-
-    @property
-    def steps_outside(self) -> bool:
-        """True if an outer step moves weights to other values than the mean."""
-        return self.outer_momentum != 0.0 or self.outer_learning_rate != 1.0
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_outside(cls, record: Any) -> Any:
+        found = [key for key in _OUTER_KEYS if isinstance(record, Mapping) and key in record]
+        if found:
+            problem = "local averaging has no outer step; sync.method diloco has one, with these keys"
+            raise InputError([Violation(key, problem, "diloco") for key in found])
+        return record
 
 
-# Weights are read and written when they are flattened, weighted, added and copied back.
-_AVERAGE_PASSES = 8.0
-# The outer step reads the mean, reads and writes anchor and momentum, and computes two tensors from them.
-_OUTER_PASSES = 10.0
-
-
-def _wire(options: LocalAveragingOptions, plan: Plan) -> Wire:
-    return Wire(passes=_AVERAGE_PASSES + (_OUTER_PASSES if options.steps_outside else 0.0))
-
-
-SYNC = SyncMethod(name=NAME, table=LocalAveragingOptions, local_gradients=True, wire=_wire)
-
-
-def options_of(plan: Plan) -> LocalAveragingOptions | None:
-    """Return the options of local averaging in a plan, or None if it has another `sync`.
-
-    Raises:
-        InputError: for unknown, missing or wrong options.
-    """
-    if plan.sync.name != NAME:
-        return None
-    options = sync_options(NAME, plan.sync.options, "plan: sync.options")
-    assert isinstance(options, LocalAveragingOptions), "its own table checks them"
-    return options
+SYNC = SyncMethod(
+    name=NAME,
+    table=LocalAveragingOptions,
+    local_gradients=True,
+    wire=lambda options, plan: Wire(passes=AVERAGE_PASSES),
+    proposals=proposed_steps,
+)

@@ -2,7 +2,8 @@
 
 Replicas exchange nothing in all steps but every K-th. After the K-th step of each cycle they average
 their weights, before their first read in the next cycle. Averagings stand at the end of a device's cycle, in
-the order of these first reads.
+the order of these first reads. The pass serves every method whose options are `LocalSteps`. Such methods
+differ in their outer step from the average to the next weights.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import GRADIENT_NORM, Plan
+from weft.describe.plan import Plan
+from weft.describe.synchronisation import local_steps
 from weft.errors import Violation
 from weft.methods.local_averaging.kinds import AVERAGE_WEIGHTS, AveragesWeights
-from weft.methods.local_averaging.options import NAME, options_of
+from weft.methods.local_averaging.options import NAME
 from weft.methods.local_averaging.verify import check_averagings
 from weft.predict.cost.memory import gradient_element_bytes, stage_parameters
 from weft.program.kinds import READS_WEIGHTS, STEP, is_any_of
@@ -28,7 +30,6 @@ from weft.program.passes.insert import insert
 from weft.program.program import Columns, Edges
 
 NOBODY = "one replica has nobody to average with"
-CLIPS = "the norm of the whole gradient is that of no replica; replicas step with gradients of their own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +41,19 @@ class AveragingOptions:
 
 
 def options(plan: Plan, graph: LayerGraph) -> AveragingOptions | None:
-    options = options_of(plan)
-    if options is None:
+    steps = local_steps(plan.sync, "plan: sync.options")
+    if steps is None:
         return None
     # Weights are averaged in the precision of their step, which is the precision of their gradients.
     element = gradient_element_bytes(plan)
     held = (
         stage_parameters(graph, stage.layers, plan.shape(index)) for index, stage in enumerate(plan.stages)
     )
-    return AveragingOptions(options.every, tuple(element * parameters for parameters in held))
+    return AveragingOptions(steps.every, tuple(element * parameters for parameters in held))
 
 
 def refuse(layout: PipelineLayout, averaging: AveragingOptions, others: Mapping[str, Any]) -> list[Violation]:
-    problems = [Violation("sync", NOBODY, "dense")] if layout.replicas == 1 else []
-    if GRADIENT_NORM in others:
-        problems.append(Violation("sync", CLIPS, "dense"))
-    return problems
+    return [Violation("sync", NOBODY, "dense")] if layout.replicas == 1 else []
 
 
 def average(

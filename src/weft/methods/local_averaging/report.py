@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weft.methods.local_averaging.options import NAME, options_of
+from weft.describe.synchronisation import local_steps
+from weft.methods.local_averaging.options import LEFT_OUT, NAME
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import ReportSection
 
 
 def _rows(planned: PlannedJob, metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    options = options_of(planned.plan)
-    if options is None:
+    steps = local_steps(planned.plan.sync)
+    if steps is None:
         return []
     replicas = len(planned.plan.stages[0].replicas)
-    averaged = sum((row["step"] + 1) % options.every == 0 for row in metrics)
+    averaged = sum((row["step"] + 1) % steps.every == 0 for row in metrics)
     return [
         ("replicas that step by themselves", str(replicas)),
-        ("steps between averagings", str(options.every)),
+        ("steps between averagings", str(steps.every)),
         ("averagings in the steps shown", str(averaged)),
+        ("weights left out of them, not finite", f"{sum(row.get(LEFT_OUT, 0) for row in metrics):.0f}"),
     ]
 
 

@@ -70,4 +70,10 @@ def _wire(options: PowerSgdOptions, plan: Plan) -> Wire:
     return Wire(inside=sides, between=sides, passes=_PASSES * plan.sharers(0), rounds=2)
 
 
-SYNC = SyncMethod(name=NAME, table=PowerSgdOptions, wire=_wire, sent_share=_sent_share)
+SYNC = SyncMethod(
+    name=NAME,
+    table=PowerSgdOptions,
+    wire=_wire,
+    sent_share=_sent_share,
+    proposals=lambda job: [{}, {"rank": 16}, {"rank": 64}],
+)

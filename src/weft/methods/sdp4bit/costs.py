@@ -10,6 +10,7 @@ from weft.predict.cost.memory import stage_parameters
 from weft.predict.cost.network import Network
 from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import Held, ResidentBytes
+from weft.predict.cost.traffic import TrafficOf
 
 
 def _own_ranges(pricing: Pricing) -> Held:
@@ -28,5 +29,7 @@ COSTS = (
         kind="reduce_inside", hook=synchronising_hook(lambda pricing: Network.reduce_scatter, inside_wire)
     ),
     CostOf(kind="reduce_between", hook=synchronising_hook(lambda pricing: Network.reduce_scatter)),
+    TrafficOf(kind="reduce_inside", ways=lambda plan: 1, wire=inside_wire),
+    TrafficOf(kind="reduce_between", ways=lambda plan: 1),
     ResidentBytes(what="own ranges of weights", hook=_own_ranges),
 )

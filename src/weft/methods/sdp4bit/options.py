@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from weft.describe.job import Job
 from weft.describe.plan import Plan
 from weft.describe.synchronisation import SyncMethod, Wire, sync_options
 from weft.describe.toml_table import Count, TomlTable
@@ -107,10 +109,21 @@ def keeps_apart(plan: Plan) -> bool:
     return options is not None and options.weights != "whole" and plan.sharding in ("zero-1", "zero-2")
 
 
+def _proposals(job: Job) -> list[Mapping[str, Any]]:
+    """Return 4 and 8 bits, with changes of weights or whole weights; layouts refuse the changes in zero-3."""
+    return [
+        {},
+        {"weights": "whole"},
+        {"gradient_bits": 8, "weight_bits": 8},
+        {"gradient_bits": 8, "weights": "whole"},
+    ]
+
+
 SYNC = SyncMethod(
     name=NAME,
     table=Sdp4BitOptions,
     wire=_wire,
     gathered=_gathered,
     derived={"replicas_per_node": replicas_per_node},
+    proposals=_proposals,
 )

@@ -41,7 +41,7 @@ def _problem(
 def _of_layout(job: Job, layout: Layout) -> str | None:
     if layout.sync != NAME:
         return None
-    options = sync_options(NAME, job.sync_options)
+    options = sync_options(NAME, {**job.sync_options, **layout.sync_options})
     assert isinstance(options, Sdp4BitOptions), "its own table checks them"
     found = _problem(options, layout.sharding, layout.island, replicas_of(layout))
     return None if found is None else f"{NAME}: {found[0]}; nearest {found[1]}: {found[2]}"

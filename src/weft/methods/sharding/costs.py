@@ -23,6 +23,7 @@ from weft.predict.cost.memory import STACKS, plan_states, resident_bytes, stage_
 from weft.predict.cost.network import Network
 from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import Held, ResidentBytes
+from weft.predict.cost.traffic import TrafficOf
 from weft.program.arrays import Floats, Ints
 from weft.program.kinds import MAKES_GRADIENTS, is_any_of
 
@@ -101,5 +102,8 @@ COSTS = (
     CostOf(kind="gather", hook=synchronising_hook(lambda pricing: Network.all_gather, gather_wire_of)),
     CostOf(kind="free", hook=takes_nothing),
     LeadOf(kind="reduce", hook=reduction_lead),
+    TrafficOf(kind="reduce", ways=lambda plan: 2 if plan.sharding == "zero-0" else 1, share=sent_share_of),
+    TrafficOf(kind="reduce_across", ways=lambda plan: 2),
+    TrafficOf(kind="gather", ways=lambda plan: 1, wire=gather_wire_of),
     ResidentBytes(what="states and buffers", hook=_states),
 )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from weft.describe.synchronisation import AS_IT_IS
 from weft.predict.cost.hooks import CostOf, collective_hook
 from weft.predict.cost.memory import plan_states, shared_parameters, unshared_bytes
 from weft.predict.cost.network import Network
 from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import Held, ResidentBytes
+from weft.predict.cost.traffic import TrafficOf
 
 
 def _whole_copies(pricing: Pricing) -> Held:
@@ -27,5 +29,6 @@ def _whole_copies(pricing: Pricing) -> Held:
 COSTS = (
     # Every holder of a tied weight steps all of it.
     CostOf(kind="reduce_tied", hook=collective_hook(lambda pricing: Network.all_reduce)),
+    TrafficOf(kind="reduce_tied", ways=lambda plan: 2, wire=lambda plan: AS_IT_IS),
     ResidentBytes(what="whole copies of tied weights", hook=_whole_copies),
 )

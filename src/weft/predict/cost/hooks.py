@@ -211,7 +211,7 @@ def synchronising_hook(
         if wire.passes:
             seconds = seconds + wire.passes * gradient_pass_s(pricing, rows)
         if wire.encoded or wire.decoded:
-            seconds = seconds + _codec_s(pricing, rows, wire)
+            seconds = seconds + codecs_s(pricing, rows, wire)
         return taken._replace(occupancy=seconds)
 
     return hook
@@ -244,7 +244,7 @@ def gradient_pass_s(pricing: Pricing, rows: Ints) -> Floats:
     return by_table(place_s, columns.stage[rows], sets).occupancy
 
 
-def _codec_s(pricing: Pricing, rows: Ints, wire: Wire) -> Floats:
+def codecs_s(pricing: Pricing, rows: Ints, wire: Wire) -> Floats:
     """Return seconds in which the slowest device of each row encodes and decodes what the row moves."""
     columns, placed, model = pricing.program.columns, pricing.placed, pricing.model
 

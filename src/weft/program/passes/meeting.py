@@ -55,9 +55,19 @@ def add_meeting(
     return insert(pipeline, added, anchors, np.full(len(anchors), -1, dtype=np.int64), Edges.join(edges))
 
 
-def meeting_groups(layout: PipelineLayout, kind: int) -> tuple[GroupTable, ...]:
-    """Return the group of a meeting: all ranks that hold a trained stage, rising."""
+def meeting_groups(layout: PipelineLayout, kind: int, *, by_replica: bool = False) -> tuple[GroupTable, ...]:
+    """Return the groups of a meeting: all ranks that hold a trained stage, rising, or those of each replica.
+
+    `by_replica` needs ranks that hold stages of one replica only.
+    """
     trained = layout.stages[layout.frozen_stages :]
-    ranks = tuple(sorted({rank for stage in trained for ranks in stage.replicas for rank in ranks}))
-    table = np.zeros(len(layout.stages[0].replicas[0]), dtype=np.int64)
-    return (GroupTable(kinds=(kind,), groups=(ranks,), by=(), table=table),)
+    replicas = range(layout.replicas)
+    together = [(replica,) for replica in replicas] if by_replica else [tuple(replicas)]
+    groups = tuple(
+        tuple(sorted({rank for stage in trained for one in some for rank in stage.replicas[one]}))
+        for some in together
+    )
+    lanes = len(layout.stages[0].replicas[0])
+    table = np.repeat(np.arange(len(groups), dtype=np.int64)[:, None], lanes, axis=1)
+    by, table = (("replica",), table) if by_replica else ((), table[0])
+    return (GroupTable(kinds=(kind,), groups=groups, by=by, table=table),)

@@ -63,10 +63,10 @@ class Journal:
             self._pending = (result, {**metrics, **about})
 
     def flush(self) -> None:
-        """Write the figures that are still kept, or an event for a step without an update.
+        """Write the figures that are still kept, or an event for a step without an update or a replica.
 
         Raises:
-            RunError: if the loss is not finite: no later step can be of use.
+            RunError: if the loss of no replica is finite: no later step can be of use.
         """
         if self._pending is None:
             return
@@ -77,6 +77,9 @@ class Journal:
         metrics |= result.figures | {name: _number(total) for name, total in result.totals.items()}
         if result.left_out:
             self.event("left out", step=result.step, gradient_norm=str(result.gradient_norm))
+            return
+        if not math.isfinite(loss) and result.lost_ranks:
+            self.event("replicas lost", step=result.step, ranks=list(result.lost_ranks))
             return
         if not math.isfinite(loss):
             self.event("diverged", step=result.step)

@@ -14,8 +14,10 @@ from weft.describe.plan import Plan
 from weft.describe.plan_file import load_plan
 from weft.describe.run_file import RunFile, load_run
 from weft.describe.run_tables.training import ANY_PRECISION
+from weft.describe.synchronisation import AUTO
 from weft.errors import InputError, Violation
 from weft.files import replacing
+from weft.planning.synchronisations import in_sync
 from weft.training.checkpoint.training_state import PRECISION, refuse_differences
 from weft.training.directory.run_directory import PLAN_FILES, RunDirectory, fresh_directory
 
@@ -23,7 +25,7 @@ from weft.training.directory.run_directory import PLAN_FILES, RunDirectory, fres
 def as_in(run: RunFile, path: Path) -> RunFile:
     """Return a run file with its open keys of the job filled in from the run directory `path`.
 
-    The keys are the global batch, the precisions and the sequence.
+    The keys are the global batch, the precisions, the sequence, and a synchronisation left to the planner.
 
     Raises:
         InputError: if `path` is not a run directory or a file in it is broken.
@@ -38,7 +40,8 @@ def as_in(run: RunFile, path: Path) -> RunFile:
     changes: dict[str, object] = {"train": run.train.model_copy(update=open_keys)}
     if run.task.sequence is None:
         changes["task"] = run.task.model_copy(update={"sequence": former.sequence})
-    return run.model_copy(update=changes)
+    filled = run.model_copy(update=changes)
+    return in_sync(filled, former.sync) if run.sync.method == AUTO else filled
 
 
 def require_job_of(run: RunFile, plan: Plan, path: Path) -> None:

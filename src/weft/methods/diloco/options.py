@@ -1,0 +1,33 @@
+"""The options of DiLoCo (Douillard et al., arXiv 2311.08105)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from weft.describe.synchronisation import LocalSteps, SyncMethod, Wire, proposed_steps
+from weft.methods.local_averaging.options import AVERAGE_PASSES, OUTER_PASSES
+
+NAME = "diloco"
+
+
+class DilocoOptions(LocalSteps):
+    """The further keys of `[sync]` under `method = "diloco"`."""
+
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.9, description="of Nesterov's step from the last averaged weights towards the new mean"
+    )
+    outer_learning_rate: Annotated[float, Field(gt=0)] = Field(
+        default=0.7, description="of that step; 1 without momentum goes to the mean itself"
+    )
+
+
+SYNC = SyncMethod(
+    name=NAME,
+    table=DilocoOptions,
+    local_gradients=True,
+    proposals=proposed_steps,
+    wire=lambda options, plan: Wire(passes=AVERAGE_PASSES + OUTER_PASSES),
+    kept=lambda options, replicas: 2.0 / replicas,
+)

@@ -1,0 +1,88 @@
+"""`weft plan --compare-sync`: every synchronisation method on its best layout, with its bytes and codecs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.describe.plan import Choice, Plan
+from weft.describe.prediction import Prediction
+from weft.describe.synchronisation import DENSE, steps_apart
+from weft.planning.compile import compile_plan
+from weft.planning.long_steps import predict_long
+from weft.planning.planners import Ranking
+from weft.planning.problem import Problem
+from weft.planning.synchronisations import Synchronised, synchronised_in_each
+from weft.predict.cost.placed_plan import CostModel, PlacedPlan
+from weft.predict.cost.pricing import Pricing
+from weft.predict.cost.traffic import Traffic, price_without_codecs, traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncFigures:
+    """Figures of a plan's synchronisation.
+
+    Attributes:
+        traffic: the bytes that a node sends per step, and the time of codecs.
+        added_bytes: the most that a rank holds beyond the same plan with dense sums.
+        exposed_s: the step minus the step of codecs that take no time.
+        steps_apart: steps between two meetings of replicas that step by themselves; None for others.
+    """
+
+    prediction: Prediction
+    traffic: Traffic
+    added_bytes: int
+    exposed_s: float
+    steps_apart: int | None
+
+    @property
+    def hidden_s(self) -> float:
+        """Seconds in which the busiest rank's codecs run beside other work."""
+        # Predicted steps are whole nanoseconds.
+        return max(0.0, round(self.traffic.codecs_s - self.exposed_s, 9))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncAnswer:
+    """A synchronisation method on its best layout, and its figures; None where it refuses every layout."""
+
+    found: Synchronised
+    figures: SyncFigures | None
+
+
+def compare_synchronisations(
+    ranking: Ranking, steps: int, asked: Choice | None = None
+) -> tuple[SyncAnswer, ...]:
+    """Return an answer for each of `synchronised_in_each`, in its order."""
+    found = synchronised_in_each(ranking, steps, asked)
+    return tuple(SyncAnswer(found=one, figures=_figures_of(ranking.problem, one)) for one in found)
+
+
+def _figures_of(problem: Problem, found: Synchronised) -> SyncFigures | None:
+    candidate = found.candidate
+    if candidate is None or candidate.plan is None:
+        return None
+    return sync_figures(problem.cost_model, candidate.plan)
+
+
+def sync_figures(model: CostModel, plan: Plan) -> SyncFigures:
+    """Return the figures of a plan's synchronisation, by simulation and by count.
+
+    Raises:
+        InputError: as `compile_plan` and `predict_long` do.
+    """
+    step, at_once = predict_long(model, plan), predict_long(model, plan, price_without_codecs)
+    dense = predict_long(model, plan.model_copy(update={"sync": Choice(name=DENSE)}))
+    program = compile_plan(plan, model.graph)
+    pricing = Pricing(program=program, placed=PlacedPlan(program=program, plan=plan, model=model))
+    return SyncFigures(
+        prediction=step.prediction,
+        traffic=traffic(pricing),
+        added_bytes=_most_added(step.resident_bytes, dense.resident_bytes),
+        exposed_s=max(0.0, step.prediction.step_s - at_once.prediction.step_s),
+        steps_apart=steps_apart(plan.sync),
+    )
+
+
+def _most_added(held: Sequence[int], held_densely: Sequence[int]) -> int:
+    return max(one - other for one, other in zip(held, held_densely, strict=True))

@@ -1,0 +1,115 @@
+"""The bytes that replicas send each other to agree in a step, and the times of their codecs.
+
+The count follows the collectives of `weft.predict.cost.network`. A group has m ranks on each of N nodes. Its
+reduce-scatter or all-gather of b bytes goes through every node, and between the nodes:
+
+    a node sends (m - 1) b inside, and (N - 1) / N b to other nodes.
+
+Where nodes hold one rank, or unequally many, it is a ring of n ranks. One rank of each node then sends
+(n - 1) / n b to another node. An all-reduce is both collectives. A method's `Wire` gives the bytes of each
+byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.bundles import parts
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.plan import Plan
+from weft.describe.synchronisation import Wire, wire_of
+from weft.predict.cost.hooks import codecs_s
+from weft.predict.cost.placed_plan import PlacedPlan
+from weft.predict.cost.price import TICK_S, Priced, price_placed
+from weft.predict.cost.pricing import Pricing
+from weft.program.arrays import Floats, Ints
+from weft.program.kinds import KINDS
+from weft.program.program import Program
+
+ShareOf = Callable[[Plan, LayerGraph, int], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficOf:
+    """The collective by which replicas agree in one kind of instruction; a method contributes it.
+
+    Attributes:
+        ways: how often a plan's collective moves its bytes: 1 for a reduce-scatter or an all-gather, 2 for an
+            all-reduce.
+        wire, share: the traffic of each byte, and the bytes sent for each byte of a stage's gradient, as the
+            cost of the kind has them.
+    """
+
+    kind: str
+    ways: Callable[[Plan], int]
+    wire: Callable[[Plan], Wire] = wire_of
+    share: ShareOf = lambda plan, graph, stage: 1.0
+
+
+class Traffic(NamedTuple):
+    """The agreement of replicas in a step.
+
+    Attributes:
+        between_bytes, inside_bytes: sent by the node that sends most, to other nodes and inside.
+        codecs_s: seconds in which the busiest rank encodes and decodes.
+    """
+
+    between_bytes: float
+    inside_bytes: float
+    codecs_s: float
+
+
+def traffic(pricing: Pricing) -> Traffic:
+    """Return the agreement of replicas in a mean step of a whole program, neither folded nor a part."""
+    program, plan, places = pricing.program, pricing.plan, pricing.model.network.places
+    columns, cycle = program.columns, program.steps_per_cycle
+    sent, busy_s = np.zeros((2, int(places.node.max()) + 1)), np.zeros(program.ranks)
+    for one, rows in _synchronising(program):
+        wire, ways = one.wire(plan), one.ways(plan)
+        np.add.at(busy_s, columns.rank[rows], codecs_s(pricing, rows, wire))
+        shares = np.array([one.share(plan, pricing.model.graph, stage) for stage in range(len(plan.stages))])
+        weights = columns.bytes[rows] * shares[columns.stage[rows]]
+        moved = np.bincount(columns.group[rows], weights=weights, minlength=len(program.groups))
+        for group in np.flatnonzero(moved).tolist():
+            ranks = program.groups[group]
+            # Every rank of a group has its own row of a collective.
+            sent += ways * moved[group] / len(ranks) * _sent(places.node[list(ranks)], wire, sent.shape[1])
+    between, inside = sent.max(axis=1) / cycle
+    return Traffic(float(between), float(inside), float(busy_s.max(initial=0.0)) / cycle)
+
+
+def _sent(nodes: Ints, wire: Wire, count: int) -> Floats:
+    """Return the bytes that each node sends one way for each byte, shape (between and inside, nodes).
+
+    `nodes` has the node of each rank of a group, and `count` is the number of all nodes.
+    """
+    held = np.bincount(nodes, minlength=count)
+    there, others = held > 0, np.maximum(held - 1, 0)
+    ranks, spanned, most = len(nodes), int(there.sum()), int(held.max())
+    even = most > 1 and spanned * most == ranks
+    between = (spanned - 1) / spanned if even else (ranks - 1) / ranks
+    return np.stack([wire.between * between * there, wire.inside * (1.0 if even else between) * others])
+
+
+def price_without_codecs(placed: PlacedPlan, program: Program) -> Priced:
+    """Return the costs as `price_placed` does, with codecs that take no time."""
+    priced, pricing = price_placed(placed, program), Pricing(program=program, placed=placed)
+    costs, saved = priced.costs, np.zeros(len(program), dtype=np.int64)
+    for one, rows in _synchronising(program):
+        saved[rows] = np.rint(codecs_s(pricing, rows, one.wire(placed.plan)) / TICK_S)
+    occupancy = np.maximum(costs.occupancy - saved, 0)
+    assert costs.demand is not None, "prices have the demand of every row"
+    # The bytes of a shorter collective keep its link busy for a larger part of it.
+    busier = np.divide(costs.occupancy, occupancy, out=np.ones(len(program)), where=occupancy > 0)
+    demand = np.minimum(costs.demand * busier, 1.0)
+    return replace(priced, costs=replace(costs, occupancy=occupancy, demand=demand))
+
+
+def _synchronising(program: Program) -> list[tuple[TrafficOf, Ints]]:
+    """Return the rows of each kind of instruction by which replicas agree, where there are some."""
+    kinds = ((one, np.flatnonzero(program.columns.kind == KINDS.code(one.kind))) for one in parts(TrafficOf))
+    return [(one, rows) for one, rows in kinds if len(rows)]

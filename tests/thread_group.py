@@ -1,0 +1,45 @@
+"""A group of threads that exchange tensors in one process, and count the bytes that leave each of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+LIMIT_S = 30.0
+
+
+class ThreadGroup:
+    """One thread's place in a group: what a `weft.sync.base.Group` needs for an averaging."""
+
+    def __init__(self, barrier: threading.Barrier, given: list[torch.Tensor], place: int) -> None:
+        self._barrier, self._given = barrier, given
+        self.size, self.place = barrier.parties, place
+        self.sent_bytes: dict[str, int] = {"all_gather": 0, "all_to_all": 0}
+
+    def all_gather(self, flat: torch.Tensor, share: torch.Tensor) -> None:
+        self.sent_bytes["all_gather"] += (self.size - 1) * share.nbytes
+        self._exchange(flat, share, lambda one: one)
+
+    def all_to_all(self, taken: torch.Tensor, given: torch.Tensor) -> None:
+        self.sent_bytes["all_to_all"] += given.nbytes * (self.size - 1) // self.size
+        self._exchange(taken, given, lambda one: one.view(self.size, -1)[self.place])
+
+    def _exchange(
+        self, taken: torch.Tensor, given: torch.Tensor, own: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        self._given[self.place] = given
+        self._barrier.wait(LIMIT_S)
+        found = torch.cat([own(one) for one in self._given])
+        self._barrier.wait(LIMIT_S)
+        taken.copy_(found)
+
+
+def in_groups(size: int, work: Callable[[ThreadGroup], Any]) -> Sequence[Any]:
+    """Return what `work` returns in each of so many threads, in the order of their places."""
+    barrier, given = threading.Barrier(size), [torch.empty(0)] * size
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(work, [ThreadGroup(barrier, given, place) for place in range(size)]))
