@@ -8,9 +8,16 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from harness import Report
 
 # Both ends of the link have the same name, each in its own namespace.
 INTERFACE = "weft0"
@@ -18,6 +25,10 @@ ADDRESSES = ("10.211.7.1", "10.211.7.2")
 TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv")
 BURST_BYTES, QUEUE_BYTES = 2**16, 2**24
 OPENING_S = 10.0
+# Of Ethernet, of IPv4, and of TCP with time stamps.
+HEADER_BYTES = 14 + 20 + 32
+PORT = 29500
+POLL_S = 0.2
 
 
 class NamespaceError(Exception):
@@ -31,15 +42,38 @@ def reason_to_skip() -> str | None:
     return f"this system has no {', '.join(missing)}" if missing else None
 
 
-def limit_rate(bytes_per_s: float, namespace: int | None = None) -> None:
-    """Limit what leaves the namespace of a process, of this one unless given."""
-    limit = f"rate {bytes_per_s * 8:.0f}bit burst {BURST_BYTES} limit {QUEUE_BYTES}"
+def limit_rate(bytes_per_s: float | None, namespace: int | None = None) -> None:
+    """Limit what leaves the namespace of a process, of this one unless given; None lets all pass."""
+    how = ["noqueue"]
+    if bytes_per_s is not None:
+        how = f"tbf rate {bytes_per_s * 8:.0f}bit burst {BURST_BYTES} limit {QUEUE_BYTES}".split()
     enter = [] if namespace is None else inside(namespace)
-    _run(*enter, "tc", "qdisc", "replace", "dev", INTERFACE, "root", "tbf", *limit.split())
+    _run(*enter, "tc", "qdisc", "replace", "dev", INTERFACE, "root", *how)
+
+
+class Sent(NamedTuple):
+    """What has left a namespace over the link: bytes with all headers, and packets."""
+
+    bytes: int
+    packets: int
+
+    @classmethod
+    def now(cls) -> Sent:
+        # `/sys/class/net` shows the namespace in which it was mounted.
+        lines = Path("/proc/self/net/dev").read_text().splitlines()
+        counters = next(line.split() for line in lines if line.strip().startswith(f"{INTERFACE}:"))
+        return cls(int(counters[9]), int(counters[10]))
+
+    def since(self, before: Sent) -> Sent:
+        return Sent(self.bytes - before.bytes, self.packets - before.packets)
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.bytes - HEADER_BYTES * self.packets
 
 
 @contextlib.contextmanager
-def two_namespaces(lifetime_s: float, bytes_per_s: float) -> Iterator[list[int]]:
+def two_namespaces(lifetime_s: float, bytes_per_s: float | None) -> Iterator[list[int]]:
     """Processes that each hold a network namespace, joined by a pair of interfaces.
 
     A namespace without a name ends with its last process: nothing is left behind, however this script ends.
@@ -93,3 +127,72 @@ def end_all(processes: list[subprocess.Popen[bytes]]) -> None:
         process.kill()
     for process in processes:
         process.wait()
+
+
+def launch(
+    report: Report, command: Sequence[str], *, devices: int, bytes_per_s: float | None, limit_s: float
+) -> int:
+    """Run `command --worker` as so many ranks in each of two namespaces; return the exit code.
+
+    The report says why if this system has no such namespaces.
+    """
+    reason = reason_to_skip()
+    if reason is not None:
+        report.say(f"skipped: {reason}")
+        return 0
+    report.print_machine()
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        with two_namespaces(2 * limit_s, bytes_per_s) as namespaces:
+            return 0 if _run_ranks(namespaces, command, devices, limit_s) else 1
+    except NamespaceError as error:
+        report.say(f"skipped: {error}")
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _start_ranks(
+    namespaces: list[int], command: Sequence[str], devices: int
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Node by node, device by device, as a cluster counts its ranks."""
+    ranks = devices * len(namespaces)
+    for rank in range(ranks):
+        node, device = divmod(rank, devices)
+        environment = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_RANK": str(device),
+            "LOCAL_WORLD_SIZE": str(devices),
+            "MASTER_ADDR": ADDRESSES[0],
+            "MASTER_PORT": str(PORT),
+            "GLOO_SOCKET_IFNAME": INTERFACE,
+            "OMP_NUM_THREADS": "1",
+            # A namespace has no name server, of which torch would warn.
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }
+        entered = [*inside(namespaces[node]), sys.executable, *command, "--worker"]
+        # Of its own session: Ctrl-C reaches this script, which ends the ranks.
+        yield subprocess.Popen(entered, env=os.environ | environment, start_new_session=True)
+
+
+def _run_ranks(namespaces: list[int], command: Sequence[str], devices: int, limit_s: float) -> bool:
+    """Whether all ranks ended well within the time limit; none is left when this returns."""
+    ranks: list[subprocess.Popen[bytes]] = []
+    deadline = time.monotonic() + limit_s
+    try:
+        ranks.extend(_start_ranks(namespaces, command, devices))
+        while any(rank.poll() is None for rank in ranks):
+            if any(rank.returncode for rank in ranks):
+                return False
+            if time.monotonic() > deadline:
+                print(f"the ranks did not finish within {limit_s:.0f} s", file=sys.stderr)
+                return False
+            time.sleep(POLL_S)
+        return not any(rank.returncode for rank in ranks)
+    finally:
+        end_all(ranks)
+
+
+def _stop(signal_number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + signal_number)

@@ -15,33 +15,19 @@ between the ranks. It needs root and ends everything it began.
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import FrameType
 
 import torch
 import torch.distributed as dist
 from figures import Value
 from harness import Report, parser_of_ranks, words_for_workers
-from namespaces import (
-    ADDRESSES,
-    INTERFACE,
-    NamespaceError,
-    end_all,
-    inside,
-    limit_rate,
-    reason_to_skip,
-    two_namespaces,
-)
+from link import measured_link, words_of
+from namespaces import launch, limit_rate
 from sleeping import LAYER_KIND, Case, Sleepers, StageSeconds
 
 from weft.describe.cluster import Cluster, Link, NodeGroup
@@ -76,56 +62,12 @@ WINDOWS_S = {
 # What the reductions of a node take on the link, by its nominal rate.
 REDUCTIONS_S = (0.12, 0.24, 0.48, 0.96, 1.44)
 
-PORT = 29500
 LIMIT_S = 560.0
-POLL_S = 0.2
-
-PROBE_BYTES, PROBES = 2**20, 5
 
 
 def nominal_rate(reductions_s: float) -> float:
     """Bytes per second at which the all-reduces of a node's devices take that long together."""
     return DEVICES * DEVICE_PARAMETERS * 4 / reductions_s
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A link as two ranks found it, and the raw times of empty and of large messages."""
-
-    link: Link
-    empty_s: tuple[float, ...]
-    large_s: tuple[float, ...]
-
-
-def measured_link(rank: int, peer: int) -> Measured:
-    """Half a round trip of an empty message, and the bandwidth of a large one; every rank gets the answer."""
-    empty = [seconds / 2 for seconds in _exchanges_s(rank, peer, 1)]
-    latency_s = statistics.median(empty)
-    large = [seconds - latency_s for seconds in _exchanges_s(rank, peer, PROBE_BYTES)]
-    figures = torch.tensor([*empty, *large], dtype=torch.float64)
-    dist.broadcast(figures, rank)
-    empty_s, large_s = figures[:PROBES].tolist(), figures[PROBES:].tolist()
-    # The large message's own latency is not bandwidth's.
-    moving_s = statistics.median(large_s) - statistics.median(empty_s)
-    return Measured(Link(PROBE_BYTES / moving_s, statistics.median(empty_s)), tuple(empty_s), tuple(large_s))
-
-
-def _exchanges_s(rank: int, peer: int, there_bytes: int) -> list[float]:
-    """Seconds until each message's empty answer is back, the first left out; the other ranks wait."""
-    there, back = torch.zeros(there_bytes, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
-    seconds = []
-    dist.barrier()
-    for _ in range(PROBES + 1):
-        began = time.perf_counter()
-        if dist.get_rank() == rank:
-            dist.send(there, peer)
-            dist.recv(back, peer)
-        elif dist.get_rank() == peer:
-            dist.recv(there, rank)
-            dist.send(back, rank)
-        seconds.append(time.perf_counter() - began)
-    dist.barrier()
-    return seconds[1:]
 
 
 def described(local: Link, between: Link) -> Cluster:
@@ -180,7 +122,7 @@ def worker(report: Report) -> None:
     context = start_worker()
     local = measured_link(0, 1)
     if context.rank == 0:
-        report.say(f"inside a node: {_words(local)}")
+        report.say(f"inside a node: {words_of(local)}")
     for number, reductions_s in enumerate(REDUCTIONS_S):
         left = [case for case in CASES if report.missing(cell_of(case, reductions_s))]
         if not left:
@@ -191,7 +133,7 @@ def worker(report: Report) -> None:
         # What a device's reductions take when the other device of its node reduces, too.
         moving_s = DEVICES * DEVICE_PARAMETERS * 4 / between.link.bytes_per_s
         if context.rank == 0:
-            report.say(f"between the nodes: {_words(between)}; reductions take {moving_s * 1e3:.0f} ms")
+            report.say(f"between the nodes: {words_of(between)}; reductions take {moving_s * 1e3:.0f} ms")
         for case in left:
             sleepers = sleepers_of(case)
             expected_s = predicted_s(sleepers, described(local.link, between.link))
@@ -247,61 +189,6 @@ def _growth(pairs: list[tuple[float, float]]) -> Iterator[tuple[float, float]]:
         yield (after[0] - before[0]) / grown, (after[1] - before[1]) / grown
 
 
-def _words(measured: Measured) -> str:
-    def listed(times: tuple[float, ...], unit: float) -> str:
-        return " ".join(f"{time * unit:.1f}" for time in times)
-
-    link = measured.link
-    return (
-        f"{link.bytes_per_s / 1e6:.2f} MB/s, {link.latency_s * 1e6:.0f} us "
-        f"(empty messages: {listed(measured.empty_s, 1e6)} us; "
-        f"of {PROBE_BYTES / 2**20:g} MiB: {listed(measured.large_s, 1e3)} ms)"
-    )
-
-
-def start_ranks(namespaces: list[int], words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Node by node, device by device, as a cluster counts its ranks."""
-    for rank in range(DEVICES * REPLICAS):
-        node, device = divmod(rank, DEVICES)
-        environment = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(DEVICES * REPLICAS),
-            "LOCAL_RANK": str(device),
-            "LOCAL_WORLD_SIZE": str(DEVICES),
-            "MASTER_ADDR": ADDRESSES[0],
-            "MASTER_PORT": str(PORT),
-            "GLOO_SOCKET_IFNAME": INTERFACE,
-            "OMP_NUM_THREADS": "1",
-            # A namespace has no name server, of which torch would warn.
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-        }
-        command = [*inside(namespaces[node]), sys.executable, __file__, "--worker", *words]
-        # Of its own session: Ctrl-C reaches this script, which ends the ranks.
-        yield subprocess.Popen(command, env=os.environ | environment, start_new_session=True)
-
-
-def run_ranks(namespaces: list[int], words: list[str]) -> bool:
-    """Whether all ranks ended well within the time limit; none is left when this returns."""
-    ranks: list[subprocess.Popen[bytes]] = []
-    deadline = time.monotonic() + LIMIT_S
-    try:
-        ranks.extend(start_ranks(namespaces, words))
-        while any(rank.poll() is None for rank in ranks):
-            if any(rank.returncode for rank in ranks):
-                return False
-            if time.monotonic() > deadline:
-                print(f"the ranks did not finish within {LIMIT_S:.0f} s", file=sys.stderr)
-                return False
-            time.sleep(POLL_S)
-        return not any(rank.returncode for rank in ranks)
-    finally:
-        end_all(ranks)
-
-
-def _stop(signal_number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + signal_number)
-
-
 def options() -> argparse.ArgumentParser:
     return parser_of_ranks(__doc__)
 
@@ -312,20 +199,13 @@ def main() -> int:
     if asked.worker:
         worker(report)
         return 0
-    reason = reason_to_skip()
-    if reason is not None:
-        report.say(f"skipped: {reason}")
-        return 0
-    report.print_machine()
-    signal.signal(signal.SIGTERM, _stop)
-    try:
-        with two_namespaces(2 * LIMIT_S, nominal_rate(REDUCTIONS_S[0])) as namespaces:
-            return 0 if run_ranks(namespaces, words_for_workers(asked)) else 1
-    except NamespaceError as error:
-        report.say(f"skipped: {error}")
-        return 0
-    except KeyboardInterrupt:
-        return 130
+    return launch(
+        report,
+        [__file__, *words_for_workers(asked)],
+        devices=DEVICES,
+        bytes_per_s=nominal_rate(REDUCTIONS_S[0]),
+        limit_s=LIMIT_S,
+    )
 
 
 if __name__ == "__main__":

@@ -80,6 +80,17 @@ TABLES: Mapping[str, Listed | Crossed] = {
     "simulator, growth": Crossed("simulator", "what", ("one cycle", "each instruction"), "one cycle of .*"),
     "recorder": Listed("recorder"),
     "sync_codecs": Crossed("sync_codecs", "what", ("values a second", "of a copy")),
+    "sync_links": Crossed(
+        "sync_links",
+        "method; link",
+        ("step", "predicted", "error", "communication", "sent", "payload / formula"),
+        "(?!.* over ).*; .*",
+    ),
+    "sync_links, gains": Crossed(
+        "sync_links", "dense over", ("sent", "communication", "step"), ".* over .*; .*"
+    ),
+    "sync_links, weights": Listed("sync_links", "final weights.*|computation.*"),
+    "rates": Listed("rates"),
     "taps": Crossed("taps", "what trains", ("step", "added", "share")),
     "training_beside": Crossed(
         "training_beside", "program", ("tokens", "peak memory", "start-up"), "(?!.* over ).*"

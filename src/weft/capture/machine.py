@@ -75,8 +75,8 @@ def measure_machine(
         name: tuple(_matmul_speed(size, PRECISIONS[name], clock, budget_s) for size in sizes.matmul)
         for name in precisions
     }
-    memory = tuple(_memory_speed(size, clock, budget_s) for size in sizes.memory)
-    encode, decode = zip(*(_codec_seconds(size, clock, budget_s) for size in sizes.codec), strict=True)
+    memory = tuple(memory_speed(size, clock, budget_s) for size in sizes.memory)
+    encode, decode = zip(*(codec_seconds(size, clock, budget_s) for size in sizes.codec), strict=True)
     interference = measure_interference(cluster, device)
     alone = dist.get_world_size() == 1
     messages = [] if alone else messages_between((0, 1), device, sizes.message)
@@ -135,14 +135,15 @@ def _matmul_speed(size: int, dtype: torch.dtype, clock: KernelClock, budget_s: f
     return flops, flops / timing.seconds
 
 
-def _memory_speed(size: int, clock: KernelClock, budget_s: float) -> tuple[float, float]:
+def memory_speed(size: int, clock: KernelClock, budget_s: float) -> tuple[float, float]:
+    """Return (bytes, bytes per second) of a kernel that reads and writes `size` bytes together."""
     source = torch.ones(size // 8, dtype=torch.float32, device=clock.device)
     target = torch.empty_like(source)
     timing = _together(lambda: clock.seconds(lambda: torch.add(source, 1.0, out=target)), budget_s)
     return float(size), size / timing.seconds
 
 
-def _codec_seconds(
+def codec_seconds(
     values: int, clock: KernelClock, budget_s: float
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return (values, seconds) to encode gradients as SDP4Bit sends them between nodes, and to decode."""
