@@ -12,7 +12,7 @@ CONSTRAINTS := $(if $(shell command -v nvidia-smi 2>/dev/null),,-c constraints.t
 # The documentation tool prints a note on its own future into every build.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: install demo test test-pure quick examples mutants late check bench docs pictures clean
+.PHONY: install demo test test-pure quick compiled examples mutants late check bench docs pictures clean
 
 install: $(VENV)/.installed
 
@@ -28,7 +28,7 @@ demo: install
 # The pure half is tested where there is no torch, the rest where there is. Four runners for two cores: some
 # tests wait for processes, and the others fill their time.
 test: test-pure install
-	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not pure and not examples"
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not pure and not examples and not compiler"
 
 test-pure: $(PURE)/.installed
 	$(PURE)/bin/python -m pytest -n 2 --dist loadgroup -p no:cacheprovider
@@ -42,6 +42,9 @@ $(PURE)/.installed: pyproject.toml constraints.txt
 # The pure half with few cases of each law: what to run after each change.
 quick: $(PURE)/.installed
 	WEFT_EXAMPLES=10 $(PURE)/bin/python -m pytest -n 2 --dist loadgroup -p no:cacheprovider
+
+compiled: install
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m compiler
 
 examples: install
 	$(BIN)/python -m pytest -m examples

@@ -136,6 +136,7 @@ def test_a_block_keeps_the_same_bytes_for_its_backward_pass(
     assert kept_bytes(stage, inputs) == plain > 0
 
 
+@pytest.mark.compiler
 def test_converted_layers_are_compiled_whole() -> None:
     found = []
     for compiles in (False, True):

@@ -100,7 +100,9 @@ def merged(ranking: Ranking, found: Sequence[Synchronised]) -> Ranking:
     it beats this one and all that follow.
     """
     problem = ranking.problem
-    others = [one for one in found if one.sync.name != DENSE and one.candidate is not None]
+    # The best comes first in `found`.
+    each = {one.sync.name: one for one in reversed(found) if one.candidate is not None}
+    others = [one for one in each.values() if one.sync.name != DENSE]
     if not others:
         return ranking
     dense, fastest = ranking.fitting, _fastest(ranking)

@@ -75,6 +75,7 @@ def test_compiled_layers_give_the_gradients_of_the_others() -> None:
         assert counters["stats"]["unique_graphs"] == 6
 
 
+@pytest.mark.compiler
 @pytest.mark.usefixtures("compiler")
 def test_compiled_layers_in_bf16_train_and_are_evaluated_with_gradients_in_fp32() -> None:
     inputs = torch.zeros(2, CONFIG.sequence, dtype=torch.int64)
@@ -156,6 +157,7 @@ def losses_of_divided_layers(
     return losses
 
 
+@pytest.mark.compiler
 @pytest.mark.processes
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("family", ["gpt", "llama"])
