@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -61,6 +62,28 @@ def is_pure(path: Path) -> bool:
     """Return whether the tests of a file run without torch."""
     place = path.relative_to(TESTS)
     return place.parts[0] in PURE_ROOMS and not any(place.match(pattern) for pattern in WITH_TORCH)
+
+
+# Every function of the codecs, each with the types that tests call it with.
+COMPILE_CODECS = """
+import torch
+from weft.sync.codecs.counter import Key
+from weft.sync.codecs.quantiser import Quantiser, unsmooth_
+codec, values = Quantiser(bits=4, group=32, smooth=True), torch.ones(64)
+payload = torch.empty(codec.payload_bytes(64), dtype=torch.uint8)
+codec.encode(values, payload, Key(0, 0))
+codec.encode_sum(payload[None], codec, 64, payload, Key(0, 0))
+codec.decode(payload, values)
+unsmooth_(values)
+"""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile the codecs once, before all runners and their processes do so at the same time."""
+    starts_runners = getattr(session.config.option, "numprocesses", None)
+    if starts_runners and find_spec("torch") is not None:
+        subprocess.run([sys.executable, "-c", COMPILE_CODECS], check=True)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
