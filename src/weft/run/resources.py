@@ -41,7 +41,14 @@ from weft.run.transport.device_messages import ways_of
 from weft.run.transport.mesh import Groups, open_groups
 from weft.run.transport.transports import RankMessages, transport_of
 from weft.sync import get_synchroniser
-from weft.sync.base import Gatherer, Group, Meeting, StatefulSynchroniser, Synchroniser
+from weft.sync.base import (
+    Gatherer,
+    Group,
+    Meeting,
+    ShapedSynchroniser,
+    StatefulSynchroniser,
+    Synchroniser,
+)
 from weft.sync.dense import RoundedDense
 
 # Mean loss of one micro-batch from (output of the last stage, targets). The output is a tensor, or a share of
@@ -159,6 +166,9 @@ def make_resources(
         dtype=dtype,
         stepped_dtype=STEPPED[plan.precision],
     )
+    if isinstance(synchroniser, ShapedSynchroniser):
+        for stage, bucket in states.buckets.items():
+            synchroniser.lay_out(stage, bucket.places)
     for module in stages.values():
         lower_precision(module.parameters(), dtype)
     resources = Resources(

@@ -144,11 +144,11 @@ class ParameterPlace(NamedTuple):
 
 
 @runtime_checkable
-class ShapedSynchroniser(StatefulSynchroniser, Protocol):
-    """A synchroniser with a state that follows the shapes of a stage's parameters."""
+class ShapedSynchroniser(Synchroniser, Protocol):
+    """A synchroniser that needs the places and shapes of a stage's parameters."""
 
     def lay_out(self, stage: int, places: Sequence[ParameterPlace]) -> None:
-        """Take the places of a stage's parameters in its flat gradient; called once, before `begin`."""
+        """Take the places of a stage's parameters in its flat gradient; called once, before the others."""
         ...
 
 

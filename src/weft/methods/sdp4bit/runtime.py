@@ -7,8 +7,9 @@ last sum. The transform is linear, so it does not matter where the sums are made
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from math import lcm
+from math import lcm, prod
 
 import torch
 
@@ -16,9 +17,10 @@ from weft.methods.sdp4bit.options import NAME, Sdp4BitOptions
 from weft.program.program import NONE, Instruction
 from weft.run.handlers.base import GRADIENT, Issue, meeting_of
 from weft.run.methods import HandlerOf
+from weft.run.state.bucket import GradientBucket
 from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
-from weft.sync.base import Meeting, SynchroniserOf
+from weft.sync.base import Meeting, ParameterPlace, SynchroniserOf
 from weft.sync.codecs.counter import Key
 from weft.sync.codecs.path import BLOCK
 from weft.sync.codecs.quantiser import Quantiser, unsmooth_
@@ -38,6 +40,12 @@ class QuantisedGradients(Dense):
         self._sums: dict[tuple[int, int], torch.Tensor] = {}
         # By stage, the sums of this rank's share.
         self._totals: dict[int, torch.Tensor] = {}
+        self._places: dict[int, Sequence[ParameterPlace]] = {}
+        # By stage, the elements of this rank's share with no parameter.
+        self._padding: dict[int, torch.Tensor] = {}
+
+    def lay_out(self, stage: int, places: Sequence[ParameterPlace]) -> None:
+        self._places[stage] = places
 
     @property
     def slices(self) -> int:
@@ -91,7 +99,20 @@ class QuantisedGradients(Dense):
             quantiser.decode_sum(taken, total)
         if options.smooth:
             unsmooth_(total)
+            # Transforms leave something of their neighbours there, which a norm would count.
+            total.index_fill_(0, self._padding_of(meeting, total), 0.0)
         return total.to(gradient.dtype)
+
+    def _padding_of(self, meeting: Meeting, share: torch.Tensor) -> torch.Tensor:
+        """Return the elements of this rank's share, shape (n,), that belong to no parameter."""
+        stage = meeting.stage
+        if stage not in self._padding:
+            empty, first = torch.ones(len(share), dtype=torch.bool), meeting.group.place * len(share)
+            everything = [ParameterPlace(first, (len(share),))]
+            for start, shape in self._places.get(stage, everything):
+                empty[max(0, start - first) : max(0, start + prod(shape) - first)] = False
+            self._padding[stage] = torch.nonzero(empty).flatten().to(share.device)
+        return self._padding[stage]
 
     def _add_up(self, number: int, gradient: torch.Tensor, meeting: Meeting) -> None:
         """Exchange the encoded sums of a slice with this rank's counterparts, and add them up."""
@@ -164,10 +185,8 @@ def key_of(meeting: Meeting, *what: str) -> Key:
 
 def reduce_inside(workspace: Workspace, instruction: Instruction) -> Issue:
     """Add up a slice of a stage's gradient over the replicas of this rank's node."""
-    stage, label, resources = instruction.stage, str(instruction), workspace.resources
-    bucket, synchroniser = resources.buckets[stage], resources.synchroniser
-    assert isinstance(synchroniser, QuantisedGradients), "the method brings its own"
-    number = instruction.part % synchroniser.slices
+    stage, label = instruction.stage, str(instruction)
+    bucket, synchroniser, number = _sliced(workspace, instruction)
 
     def issue(stream: Stream) -> Completion:
         meeting = meeting_of(workspace, instruction)
@@ -187,10 +206,8 @@ def reduce_inside(workspace: Workspace, instruction: Instruction) -> Issue:
 
 def reduce_between(workspace: Workspace, instruction: Instruction) -> Issue:
     """Add up a slice of a stage's gradient over the nodes; the reduction follows on the same stream."""
-    stage, label, resources = instruction.stage, str(instruction), workspace.resources
-    bucket, synchroniser = resources.buckets[stage], resources.synchroniser
-    assert isinstance(synchroniser, QuantisedGradients), "the method brings its own"
-    number = instruction.part % synchroniser.slices
+    stage, label = instruction.stage, str(instruction)
+    bucket, synchroniser, number = _sliced(workspace, instruction)
 
     def issue(stream: Stream) -> Completion:
         meeting = meeting_of(workspace, instruction)
@@ -201,6 +218,14 @@ def reduce_between(workspace: Workspace, instruction: Instruction) -> Issue:
         return stream.run(label, work, workspace.values[INSIDE, stage, number])
 
     return issue
+
+
+def _sliced(workspace: Workspace, instruction: Instruction) -> tuple[GradientBucket, QuantisedGradients, int]:
+    """Return the gradient of an instruction, what sums it, and the slice."""
+    resources = workspace.resources
+    synchroniser = resources.synchroniser
+    assert isinstance(synchroniser, QuantisedGradients), "the method brings its own"
+    return resources.buckets[instruction.stage], synchroniser, instruction.part % synchroniser.slices
 
 
 def _synchroniser(options: Sdp4BitOptions) -> QuantisedGradients:

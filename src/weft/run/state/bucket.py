@@ -81,14 +81,6 @@ class FlatLayout:
                 found.append((index, start, end))
         return found
 
-    def padding(self, first: int, last: int) -> torch.Tensor:
-        """Return the places from `first` to `last` with no parameter, counted from `first`, in int64."""
-        empty = torch.ones(last - first, dtype=torch.bool)
-        for index, start, end in self.within(first, last):
-            begins = self.starts[index] - first
-            empty[begins + start : begins + end] = False
-        return torch.nonzero(empty).flatten()
-
     def zeros(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a flat tensor of zeros on the parameters' device."""
         device = self.parameters[0].device if self.parameters else None

@@ -214,16 +214,12 @@ class StageShard:
     Args:
         weights: the stage's weights.
         gradient: the own range of the reduced gradient.
-        padding: the places in this range with no parameter.
         group: the ranks that share the stage.
     """
 
-    def __init__(
-        self, weights: StageWeights, gradient: torch.Tensor, padding: torch.Tensor, group: Group
-    ) -> None:
+    def __init__(self, weights: StageWeights, gradient: torch.Tensor, group: Group) -> None:
         self.weights = weights
         self.own_gradient = gradient
-        self._padding = padding.to(gradient.device)
         self._group = group
 
     def gather(self) -> None:
@@ -240,9 +236,6 @@ class StageShard:
             self.own_gradient.copy_(share)
         else:
             self.own_gradient.add_(share)
-        if len(self._padding):
-            # Quantised sums have some of their neighbours there, which a norm would count.
-            self.own_gradient.index_fill_(0, self._padding, 0.0)
 
 
 def gather_weights(shards: Mapping[int, StageShard]) -> None:

@@ -76,8 +76,7 @@ def make_states(
             weights = ResidentWeights(layout, masters.to(dtype), own)
         gradient = layout.zeros(own.stop - own.start, stepped_dtype) if few else buckets[stage].flat[own]
         if group is not None:
-            padding = layout.padding(own.start, own.stop)
-            shards[stage] = StageShard(weights, gradient, padding, group)
+            shards[stage] = StageShard(weights, gradient, group)
         if dtype == stepped_dtype:
             masters = weights.own
         elif group is not None:

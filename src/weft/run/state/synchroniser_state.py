@@ -9,7 +9,7 @@ import torch
 
 from weft.run.methods import MethodState
 from weft.run.state.shards import ReplicaWeights
-from weft.sync.base import ShapedSynchroniser, StatefulSynchroniser
+from weft.sync.base import StatefulSynchroniser
 
 if TYPE_CHECKING:
     from weft.run.resources import Resources
@@ -26,9 +26,6 @@ class SynchroniserState(MethodState):
 
     def begin(self, resources: Resources) -> None:
         self._like = {stage: bucket.flat for stage, bucket in resources.buckets.items()}
-        if isinstance(self._synchroniser, ShapedSynchroniser):
-            for stage, bucket in resources.buckets.items():
-                self._synchroniser.lay_out(stage, bucket.places)
         self.rebase()
 
     def rebase(self) -> None:
