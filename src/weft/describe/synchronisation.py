@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -39,6 +39,8 @@ class Wire:
     decoded: float = 0.0
     rounds: int = 1
 
+
+Table = TypeVar("Table", bound=TomlTable)
 
 # Replicas add up their whole gradients.
 DENSE = "dense"
@@ -148,6 +150,19 @@ def steps_apart(sync: Choice) -> int | None:
     """Return the steps between two meetings of replicas that step by themselves; None for others."""
     every = sync.options.get("every") if keeps_gradients_local(sync) else None
     return every if isinstance(every, int) else None
+
+
+def options_in(plan: Plan, method: str, table: type[Table]) -> Table | None:
+    """Return the checked options of a method, with this table, in a plan; None if it has another `sync`.
+
+    Raises:
+        InputError: for unknown or wrong options.
+    """
+    if plan.sync.name != method:
+        return None
+    options = sync_options(method, plan.sync.options, "plan: sync.options")
+    assert isinstance(options, table), "its own table checks them"
+    return options
 
 
 def sync_words(sync: Choice) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from weft.describe.plan import Plan
-from weft.describe.synchronisation import SyncMethod, sync_options
+from weft.describe.synchronisation import SyncMethod
 from weft.describe.toml_table import Count, TomlTable
 from weft.methods.sharding.neighbours import replicas_per_node
 
@@ -22,16 +21,3 @@ class HierarchicalOptions(TomlTable):
 
 # A collective is priced as the faster of a flat one and a hierarchical one.
 SYNC = SyncMethod(name=NAME, table=HierarchicalOptions, derived={"replicas_per_node": replicas_per_node})
-
-
-def options_of(plan: Plan) -> HierarchicalOptions | None:
-    """Return the options of hierarchical sums in a plan, or None if it has another `sync`.
-
-    Raises:
-        InputError: for unknown or wrong options.
-    """
-    if plan.sync.name != NAME:
-        return None
-    options = sync_options(NAME, plan.sync.options, "plan: sync.options")
-    assert isinstance(options, HierarchicalOptions), "its own table checks them"
-    return options

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from weft.describe.contract import Contract
-from weft.describe.plan import Choice, Plan
+from weft.describe.synchronisation import LocalSteps
 from weft.methods.local_averaging.options import NAME
 from weft.methods.local_averaging.program import NOBODY
-from weft.moves.move import Context, Move
+from weft.moves.move import Move
+from weft.moves.synchronisation import SyncChoice, SyncRefusal
 
 # Default number of steps between two averagings.
 _EVERY = 8
@@ -14,29 +15,18 @@ _EVERY = 8
 
 def averaging_move(method: str, *, name: str, summary: str, source: str) -> Move:
     """Return the move to a method of this family, with its default options."""
-
-    def applies(context: Context) -> str | None:
-        plan = context.plan
-        if plan.sync.name == method:
-            return f"the plan already has sync {method}"
-        if any(len(stage.replicas) == 1 for stage in plan.stages):
-            return NOBODY
-        return None
-
-    def apply(context: Context) -> Plan:
-        sync = Choice(name=method, options={"every": _EVERY})
-        return context.plan.model_copy(update={"sync": sync})
-
-    return Move(
+    choice = SyncChoice(
+        method=method,
+        table=LocalSteps,
+        refuse=lambda options, of: SyncRefusal(NOBODY) if of.replicas == 1 else None,
+        moved_options={"every": _EVERY},
+    )
+    return choice.move(
         name=name,
         contract=Contract.EMPIRICAL,
         summary=summary,
         source=source,
         verify="weights equal those of one process that steps every replica by itself (float64 1e-9)",
-        applies=applies,
-        apply=apply,
-        purposes=frozenset(),
-        asked_by=("sync.method", method),
     )
 
 

@@ -42,3 +42,15 @@ SYNC = SyncMethod(
     wire=lambda options, plan: Wire(passes=AVERAGE_PASSES),
     proposals=proposed_steps,
 )
+
+
+def outer_step_method(name: str, table: type[LocalSteps]) -> SyncMethod:
+    """Return a method whose ranks keep slices of the last agreed weights and of a momentum."""
+    return SyncMethod(
+        name=name,
+        table=table,
+        local_gradients=True,
+        wire=lambda options, plan: Wire(passes=AVERAGE_PASSES + OUTER_PASSES),
+        kept=lambda options, replicas: 2.0 / replicas,
+        proposals=proposed_steps,
+    )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from weft.bundles import Bundle
 from weft.methods.power_sgd.costs import COSTS
-from weft.methods.power_sgd.moves import MOVES
 from weft.methods.power_sgd.options import NAME
-from weft.methods.power_sgd.rules import RULES
+from weft.methods.power_sgd.rules import MOVES, RULES
 from weft.methods.power_sgd.traffic import SYNC
 
 BUNDLE = Bundle(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.methods.power_sgd.options import options_of
+from weft.describe.synchronisation import options_in
+from weft.methods.power_sgd.options import NAME, PowerSgdOptions
 from weft.methods.power_sgd.traffic import matrices_of
 from weft.predict.cost.memory import own_parameters, plan_states
 from weft.predict.cost.pricing import Pricing
@@ -18,7 +19,7 @@ def _kept(pricing: Pricing) -> Held:
     """
     ranks, plan, graph = pricing.program.ranks, pricing.plan, pricing.model.graph
     held, apart = np.zeros(ranks, dtype=np.int64), np.zeros(ranks, dtype=np.int64)
-    options = options_of(plan)
+    options = options_in(plan, NAME, PowerSgdOptions)
     if options is None:
         return Held(held)
     element = plan_states(plan).gradients

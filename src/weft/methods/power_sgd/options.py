@@ -6,8 +6,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from weft.describe.plan import Plan
-from weft.describe.synchronisation import sync_options
 from weft.describe.toml_table import Count, TomlTable
 
 NAME = "power-sgd"
@@ -29,16 +27,3 @@ class PowerSgdOptions(TomlTable):
         rank = min(self.rank, rows, columns)
         factors = rank * (rows + columns)
         return rank if rows * columns >= self.minimum_compression * factors else 0
-
-
-def options_of(plan: Plan) -> PowerSgdOptions | None:
-    """Return the options of PowerSGD in a plan, or None if it has another `sync`.
-
-    Raises:
-        InputError: for unknown or wrong options.
-    """
-    if plan.sync.name != NAME:
-        return None
-    options = sync_options(NAME, plan.sync.options, "plan: sync.options")
-    assert isinstance(options, PowerSgdOptions), "its own table checks them"
-    return options

@@ -5,10 +5,9 @@ from __future__ import annotations
 from weft.bundles import Bundle
 from weft.methods.sdp4bit.costs import COSTS
 from weft.methods.sdp4bit.kinds import USES
-from weft.methods.sdp4bit.moves import MOVES
 from weft.methods.sdp4bit.options import NAME, SYNC
 from weft.methods.sdp4bit.program import PASS
-from weft.methods.sdp4bit.rules import RULES
+from weft.methods.sdp4bit.rules import MOVES, RULES
 
 BUNDLE = Bundle(
     name=NAME,

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from weft.describe.job import Job
 from weft.describe.plan import Plan
-from weft.describe.synchronisation import SyncMethod, Wire, sync_options
+from weft.describe.synchronisation import SyncMethod, Wire, options_in
 from weft.describe.toml_table import Count, TomlTable
 from weft.methods.sharding.neighbours import replicas_per_node
 from weft.predict.cost.memory import plan_states
@@ -55,19 +55,6 @@ class Sdp4BitOptions(TomlTable):
         return self.inside_bits if self.replicas_per_node == replicas else self.gradient_bits
 
 
-def options_of(plan: Plan) -> Sdp4BitOptions | None:
-    """Return the options of SDP4Bit in a plan, or None if it has another `sync`.
-
-    Raises:
-        InputError: for unknown or wrong options.
-    """
-    if plan.sync.name != NAME:
-        return None
-    options = sync_options(NAME, plan.sync.options, "plan: sync.options")
-    assert isinstance(options, Sdp4BitOptions), "its own table checks them"
-    return options
-
-
 def sent_share(bits: int, group: int, element_bytes: int) -> float:
     """Return bytes sent per byte of elements: their bits, and a scale for each group."""
     return (bits + SCALE_BITS / group) / (8 * element_bytes)
@@ -78,7 +65,7 @@ def inside_wire(plan: Plan) -> Wire:
 
     A rank encodes its whole gradient and decodes as much. It then encodes the sums that it sends on.
     """
-    options, element = options_of(plan), plan_states(plan).gradients
+    options, element = options_in(plan, NAME, Sdp4BitOptions), plan_states(plan).gradients
     assert options is not None, "only SDP4Bit has these sums"
     share = sent_share(options.inside_bits, options.gradient_group, element)
     encoded = (1 + 1 / options.replicas_per_node) / element
@@ -105,7 +92,7 @@ def _gathered(options: Sdp4BitOptions, plan: Plan) -> Wire:
 
 def keeps_apart(plan: Plan) -> bool:
     """Return True if ranks keep the weights that they step apart from those that all replicas have."""
-    options = options_of(plan)
+    options = options_in(plan, NAME, Sdp4BitOptions)
     return options is not None and options.weights != "whole" and plan.sharding in ("zero-1", "zero-2")
 
 

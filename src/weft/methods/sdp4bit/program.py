@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from weft.describe.synchronisation import options_in
 from weft.errors import Violation
 from weft.methods.sdp4bit.kinds import REDUCE_BETWEEN, REDUCE_INSIDE, ReducesInside
-from weft.methods.sdp4bit.options import NAME, Sdp4BitOptions, options_of
+from weft.methods.sdp4bit.options import NAME, Sdp4BitOptions
 from weft.methods.sdp4bit.verify import check_inside
 from weft.methods.sharding.groups import islands_of
 from weft.methods.sharding.kinds import REDUCE
+from weft.moves.synchronisation import NOBODY
 from weft.program.arrays import Ints
 from weft.program.kinds import MAKES_GRADIENTS, is_any_of
 from weft.program.layout import PipelineLayout
@@ -26,8 +28,6 @@ from weft.program.lower import LoweredPipeline
 from weft.program.passes import GroupTable, Pass, replica_groups
 from weft.program.passes.insert import insert
 from weft.program.program import Columns, Edges
-
-NOBODY = "one replica sends nothing"
 
 
 def _two_levels(layout: PipelineLayout, options: Sdp4BitOptions) -> bool:
@@ -119,7 +119,7 @@ def owes(layout: PipelineLayout, options: Sdp4BitOptions) -> ReducesInside | Non
 
 PASS = Pass(
     name=NAME,
-    options=lambda plan, graph: options_of(plan),
+    options=lambda plan, graph: options_in(plan, NAME, Sdp4BitOptions),
     apply=on_two_levels,
     after=("sharding",),
     refuse=refuse,

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from weft.describe.synchronisation import LocalSteps, SyncMethod, Wire, proposed_steps
-from weft.methods.local_averaging.options import AVERAGE_PASSES, OUTER_PASSES
+from weft.describe.synchronisation import LocalSteps
+from weft.methods.local_averaging.options import outer_step_method
 
 NAME = "slow-momentum"
 
@@ -23,11 +23,4 @@ class SlowMomentumOptions(LocalSteps):
     )
 
 
-SYNC = SyncMethod(
-    name=NAME,
-    table=SlowMomentumOptions,
-    local_gradients=True,
-    proposals=proposed_steps,
-    wire=lambda options, plan: Wire(passes=AVERAGE_PASSES + OUTER_PASSES),
-    kept=lambda options, replicas: 2.0 / replicas,
-)
+SYNC = outer_step_method(NAME, SlowMomentumOptions)
