@@ -16,17 +16,14 @@ import torch
 import torch.distributed as dist
 from namespaces import Sent
 from sync_quality import MODEL as QUALITY_MODEL
-from sync_quality import batches, loss_of, text_bytes
+from sync_quality import RANKS, batches, loss_of, replicated_plan, text_bytes
 from torch import nn
 
 from weft.describe.cluster import Cluster, Link, NodeGroup
 from weft.describe.device import Device
 from weft.describe.families import layer_graph
-from weft.describe.job import Job
-from weft.describe.layout import Layout
-from weft.describe.plan import Plan, Sharding
+from weft.describe.plan import Choice, Plan, Sharding
 from weft.describe.synchronisation import DENSE
-from weft.moves.layout import build_plan, flops_per_layer
 from weft.program.kinds import BACKWARD, FORWARD, STEP, is_collective
 from weft.program.rank_program import RankProgram
 from weft.run.record.recorder import Recorder
@@ -35,7 +32,7 @@ from weft.run.runtime import RankRuntime
 from weft.run.stage.build import build_stages
 from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
 
-RANKS, GLOBAL_BATCH, SEED, EVERY, LOW_RANK = 2, 16, 7, 8, 4
+SEED, EVERY, LOW_RANK = 7, 8, 4
 MODEL = replace(QUALITY_MODEL, name="gpt-links", layers=5, hidden=128, feed_forward=512)
 GRAPH = layer_graph(MODEL)
 PRECISION = "bf16"
@@ -95,26 +92,8 @@ METHODS = (
 
 
 def plan_of(method: Method) -> Plan:
-    layout = Layout(
-        pp=1,
-        dp=RANKS,
-        tp=1,
-        loops=1,
-        micro_batch_size=GLOBAL_BATCH // RANKS,
-        schedule="gpipe",
-        sharding=method.sharding,
-        sync=method.sync,
-    )
-    job = Job(
-        graph=GRAPH,
-        cluster=described(1e10, Link(1e8, 1e-4)),
-        global_batch=GLOBAL_BATCH,
-        sequence=MODEL.sequence,
-        precision=PRECISION,
-        reduce_precision=method.reduce_precision,
-        sync_options=method.options,
-    )
-    return build_plan(job, layout, flops_per_layer(job))
+    sync, cluster = Choice(name=method.sync, options=method.options), described(1e10, Link(1e8, 1e-4))
+    return replicated_plan(GRAPH, cluster, sync, method.sharding, PRECISION, method.reduce_precision)
 
 
 def described(memory_bytes_per_s: float, between: Link) -> Cluster:

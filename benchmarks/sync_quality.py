@@ -27,12 +27,14 @@ from figures import Value
 from harness import Report, launch, parser_of_ranks
 from torch import nn
 
+from weft.describe.cluster import Cluster
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
 from weft.describe.job import Job
+from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
-from weft.describe.plan import Plan, Sharding
+from weft.describe.plan import Choice, Plan, Sharding
 from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import compile_evaluation_part, compile_part
 from weft.randomness import counter_seed
@@ -141,7 +143,15 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def plan_of(method: Method, more: Mapping[str, Any]) -> Plan:
+def replicated_plan(
+    graph: LayerGraph,
+    cluster: Cluster,
+    sync: Choice,
+    sharding: Sharding,
+    precision: str = "fp32",
+    reduce_precision: str | None = None,
+) -> Plan:
+    """The plan of replicas with one micro-batch each."""
     layout = Layout(
         pp=1,
         dp=RANKS,
@@ -149,18 +159,25 @@ def plan_of(method: Method, more: Mapping[str, Any]) -> Plan:
         loops=1,
         micro_batch_size=GLOBAL_BATCH // RANKS,
         schedule="gpipe",
-        sharding=method.sharding,
-        sync=method.sync,
+        sharding=sharding,
+        sync=sync.name,
     )
     job = Job(
-        graph=layer_graph(MODEL),
-        cluster=parse_cluster("+".join(["1xa100-80gb"] * RANKS)),
+        graph=graph,
+        cluster=cluster,
         global_batch=GLOBAL_BATCH,
         sequence=MODEL.sequence,
-        precision="fp32",
-        sync_options={**method.options, **more},
+        precision=precision,
+        reduce_precision=reduce_precision,
+        sync_options=sync.options,
     )
     return build_plan(job, layout, flops_per_layer(job))
+
+
+def plan_of(method: Method, more: Mapping[str, Any]) -> Plan:
+    cluster = parse_cluster("+".join(["1xa100-80gb"] * RANKS))
+    sync = Choice(name=method.sync, options={**method.options, **more})
+    return replicated_plan(layer_graph(MODEL), cluster, sync, method.sharding)
 
 
 def train(
