@@ -84,7 +84,7 @@ class SyncTable(TomlTable):
         for key in of_method.derived:
             # A table that was written out has all defaults.
             if keys.pop(key, default := of_method.table.model_fields[key].default) != default:
-                raise ValueError(f"{key}: weft takes it from the cluster; leave it out")
+                raise InputError(Violation(key, "weft takes it from the cluster; leave it out"))
         return {"method": method, "options": sync_options(method, keys, "")}
 
     @model_serializer(mode="wrap")
