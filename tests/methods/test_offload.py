@@ -45,6 +45,7 @@ from weft.moves.registry import all_moves
 from weft.planning.compile import compile_plan
 from weft.planning.planned import plan_run
 from weft.predict.cost.host_link import EFFICIENCY, LATENCY_S
+from weft.predict.cost.memory import stage_kept_bytes
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.cost.price import Priced, price
 from weft.predict.simulator import simulate
@@ -239,9 +240,8 @@ def test_copies_take_their_bytes_over_the_host_link() -> None:
         seconds = LATENCY_S + expected / (EFFICIENCY * HOST_BYTES_PER_S)
         assert found.costs.occupancy[first] == round(seconds * 1e9)
     stores = np.flatnonzero((columns.kind == STORE_ACTIVATIONS) & (columns.stage == 1))
-    kept = GRAPH.amounts("kept", plan.shape(1)), GRAPH.amounts("kept_bytes", plan.shape(1))
-    stays = 2 * MODEL.sequence * MODEL.hidden * 4
-    moved = sum(4 * kept[0][layer] + kept[1][layer] for layer in plan.stages[1].layers) - stays
+    kept_bytes = stage_kept_bytes(GRAPH, plan.stages[1].layers, plan.shape(1), "fp32")
+    moved = kept_bytes - 2 * MODEL.sequence * MODEL.hidden * 4
     assert columns.bytes[stores].tolist() == [round(moved)] * len(stores)
     seconds = LATENCY_S + round(moved) / (EFFICIENCY * HOST_BYTES_PER_S)
     assert found.costs.occupancy[stores].tolist() == [round(seconds * 1e9)] * len(stores)
@@ -425,8 +425,14 @@ def test_the_page_has_these_figures(machines: str) -> None:
 
 
 def test_advice_offloads_states_where_memory_lacks() -> None:
-    with pytest.raises(InputError, match="fits with offload optimizer states: a step of"):
-        plan_run(parse_run({**JOB, "cluster": {"use": "8xa100-40gb"}}))
+    more: dict[str, dict[str, Any]] = {
+        "model": {"preset": "llama-13b"},
+        "task": {**JOB["task"], "sequence": 12288},
+        "plan": {**JOB["plan"], "recompute": "full"},
+        "cluster": {"use": "8xa100-40gb"},
+    }
+    with pytest.raises(InputError, match="fits with offload optimizer states of the first 1 of 8 stages: a"):
+        plan_run(parse_run({**JOB, **more}))
 
 
 def test_host_memory_and_copies_that_nothing_hides_are_told() -> None:

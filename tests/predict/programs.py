@@ -62,6 +62,7 @@ def costs_of(
     *,
     synchronous: bool = False,
     live_bytes: npt.ArrayLike = 0,
+    working_bytes: npt.ArrayLike = 0,
     base_bytes: int = 0,
 ) -> Costs:
     """Costs in seconds of one tick; scalars fill their column."""
@@ -75,6 +76,7 @@ def costs_of(
         tick_s=1.0,
         synchronous=np.full(program.ranks, synchronous),
         live_bytes=column(live_bytes),
+        working_bytes=column(working_bytes),
         base_bytes=np.full(program.ranks, base_bytes, dtype=np.int64),
     )
 

@@ -13,7 +13,7 @@ from weft.planning.compile import compile_plan
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import live_curve, predict
 from weft.predict.simulator import peak_live_bytes
-from weft.program.kinds import FORWARD
+from weft.program.kinds import BACKWARD, FORWARD
 
 GRAPH = layer_graph(MODEL)
 
@@ -36,6 +36,14 @@ def test_what_comes_early_for_the_next_step_is_added_to_what_is_still_held() -> 
     ends = np.array([1, 8])
     assert peak_live_bytes(program, costs, ends, 20)[0].tolist() == [10]
     assert peak_live_bytes(program, costs, ends, 5)[0].tolist() == [20]
+
+
+def test_working_bytes_count_before_the_change_of_their_instruction() -> None:
+    program = by_hand([(0, FORWARD, 0), (0, BACKWARD, 0)], [])
+    ends = np.array([1, 2])
+    for working, peak in ([0, 0], 10), ([0, 5], 15), ([12, 0], 12), ([12, 5], 15):
+        costs = costs_of(program, 0, live_bytes=[10, -10], working_bytes=working)
+        assert peak_live_bytes(program, costs, ends, 20)[0].tolist() == [peak]
 
 
 def test_a_rank_without_instructions_holds_its_base() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from weft.describe.amount import ZERO, Amount
-from weft.describe.layer import PLAIN_PRODUCT, Layer, Matmul, PassWork
+from weft.describe.layer import PLAIN_PRODUCT, Layer, Matmul, PassWork, Temporaries
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 
@@ -115,7 +115,11 @@ def _with_attention(layer: Layer, config: ModelConfig, attention: Attention) -> 
     stored = _STORED_SCORES.get(attention)
     if stored is None:
         layer = replace(
-            layer, products=rest, product_bytes=layer.kept_bytes, again=PassWork(attends, kernels=1)
+            layer,
+            products=rest,
+            product_bytes=layer.kept_bytes,
+            freed_products=ZERO,
+            again=PassWork(attends, kernels=1),
         )
         return _each_pass(layer, lambda work: replace(work, matmuls=_renamed(work.matmuls, attention)))
     scores = Amount.of(config.heads, batch=1, sequence=2, tensor=1)
@@ -137,6 +141,9 @@ def _with_attention(layer: Layer, config: ModelConfig, attention: Attention) -> 
         kept_bytes=layer.kept_bytes + without + scores * stored.kept_bytes,
         products=rest,
         product_bytes=layer.kept_bytes + without,
+        freed_products=ZERO,
+        # The gradients of the softmax and of the scores.
+        temporaries=(*layer.temporaries, Temporaries(bytes=scores * stored.kept_bytes)),
         again=again,
     )
 
@@ -188,6 +195,15 @@ def _with_gathered_logits(layer: Layer, config: ModelConfig) -> Layer:
         layer,
         kept=undivided(layer.kept),
         kept_bytes=undivided(layer.kept_bytes),
+        products=undivided(layer.products or ZERO),
+        freed=undivided(layer.freed),
+        freed_bytes=undivided(layer.freed_bytes),
+        freed_products=undivided(layer.freed_products),
+        temporaries=tuple(
+            replace(one, elements=undivided(one.elements), bytes=undivided(one.bytes), divided=None)
+            for one in layer.temporaries
+            if one.divided is not True
+        ),
         forward=replace(layer.forward, memory=undivided(layer.forward.memory)),
         backward_input=replace(layer.backward_input, memory=undivided(layer.backward_input.memory)),
         tensor_reduced=layer.tensor_reduced + Amount.of(0.25 * vocabulary, batch=1, sequence=1),
@@ -208,6 +224,11 @@ def _with_stream(layer: Layer, config: ModelConfig, *, divided: bool) -> Layer:
             kept_bytes=whole(layer.kept_bytes),
             products=whole(layer.products) if layer.products is not None else None,
             product_bytes=whole(layer.product_bytes),
+            freed_products=whole(layer.freed_products),
+            temporaries=tuple(
+                replace(one, elements=whole(one.elements), bytes=whole(one.bytes))
+                for one in layer.temporaries
+            ),
             sent=whole(layer.sent),
         )
     gathered = {"block": 2.0, "head": 1.0}.get(layer.kind, 0.0) * config.hidden

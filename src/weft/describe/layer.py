@@ -50,6 +50,24 @@ class PassWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Temporaries:
+    """The memory of one moment of a layer's backward pass, beside its kept activations.
+
+    Attributes:
+        elements, bytes: gradients of activations, and copies of them.
+        weights: elements of the gradient of a weight. It has the compute precision. Another copy has the
+            precision in which gradients are added up, if that is another one.
+        divided: True, or False, for a moment that only happens if tensor ranks divide the layer, or if they
+            do not.
+    """
+
+    elements: Amount = ZERO
+    bytes: Amount = ZERO
+    weights: Amount = ZERO
+    divided: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """One node of the graph.
 
@@ -59,9 +77,13 @@ class Layer:
         parameters: count of parameters of one tensor rank.
         forward, backward_input, backward_weight: the three passes; a full backward is the sum of two.
         kept, kept_bytes: activations that the forward pass keeps for the backward pass, per micro-batch.
+        freed, freed_bytes: the part of them that it frees at its end: copies of logits.
         products, product_bytes: the part of its products' results (matrix products, convolutions, attention
             kernels) that suffices to recompute everything kept from the layer's input without the products;
             None if unknown.
+        freed_products: the part of `products` that a forward pass frees if it keeps everything for backward.
+        temporaries: the moments of the backward pass that may need most memory, with the gradient of the
+            layer's output. No pass needs more than the largest.
         again: the recomputed forward work if the layer keeps `products`; None: `forward` without products.
         sent: elements of the layer's output, per micro-batch.
         tensor_reduced: elements all-reduced over the tensor ranks in the forward pass; the backward pass
@@ -81,8 +103,12 @@ class Layer:
     backward_weight: PassWork = PassWork()
     kept: Amount = ZERO
     kept_bytes: Amount = ZERO
+    freed: Amount = ZERO
+    freed_bytes: Amount = ZERO
     products: Amount | None = None
     product_bytes: Amount = ZERO
+    freed_products: Amount = ZERO
+    temporaries: tuple[Temporaries, ...] = ()
     again: PassWork | None = None
     sent: Amount = ZERO
     tensor_reduced: Amount = ZERO
@@ -109,6 +135,19 @@ class Layer:
         Comparing identities is far cheaper than comparing amounts.
         """
         return tuple([id(getattr(self, name)) for name in _PARTS])
+
+    def temporary_bytes(self, shape: Shape, element_bytes: int, summed_bytes: int) -> float:
+        """Return the bytes of the largest `temporaries`; gradients are added up in `summed_bytes` each."""
+        copied_bytes = summed_bytes if summed_bytes != element_bytes else 0
+        divides = shape.tensor_parallel > 1
+        moments = (
+            element_bytes * one.elements(shape)
+            + one.bytes(shape)
+            + (element_bytes + copied_bytes) * one.weights(shape)
+            for one in self.temporaries
+            if one.divided is None or one.divided is divides
+        )
+        return max(moments, default=0.0)
 
     def flops(self, shape: Shape) -> float:
         """Return the floating-point operations of forward and backward of one micro-batch."""

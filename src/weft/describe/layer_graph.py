@@ -15,7 +15,7 @@ from math import gcd
 from typing import Any
 
 from weft.describe.amount import Amount, Shape
-from weft.describe.layer import PLAIN_PRODUCT, Layer, Matmul, PassWork
+from weft.describe.layer import PLAIN_PRODUCT, Layer, Matmul, PassWork, Temporaries
 from weft.describe.one_line import one_line
 from weft.describe.replica_grid import ReplicaGrid
 from weft.describe.units import format_count
@@ -116,6 +116,20 @@ class LayerGraph:
             self._evaluated[key] = tuple(known[index] for index in self.alike)
         return self._evaluated[key]
 
+    def temporary_bytes(self, shape: Shape, element_bytes: int, summed_bytes: int) -> tuple[float, ...]:
+        """Return the bytes of every layer's largest `Temporaries`; it is computed once for each shape.
+
+        Elements have `element_bytes`; gradients are added up in `summed_bytes` each.
+        """
+        key = (f"temporaries {element_bytes} {summed_bytes}", shape)
+        if key not in self._evaluated:
+            known = {
+                index: self.layers[index].temporary_bytes(shape, element_bytes, summed_bytes)
+                for index in set(self.alike)
+            }
+            self._evaluated[key] = tuple(known[index] for index in self.alike)
+        return self._evaluated[key]
+
     @cached_property
     def _evaluated(self) -> dict[tuple[str, Shape], tuple[float, ...]]:
         return {}
@@ -176,7 +190,7 @@ class LayerGraph:
     def fingerprint(self) -> str:
         """Sixteen hex digits that change when any of the model's data for planners changes.
 
-        The amounts of context ranks follow from the products, and are left out.
+        The amounts of context ranks, temporaries and freed activations follow, and are left out.
         """
         if self.model is not None:
             return self.model.fingerprint
@@ -244,6 +258,9 @@ def chain_edges(layers: int) -> tuple[tuple[int, int], ...]:
 
 _AMOUNTS = ("parameters", "kept", "kept_bytes", "sent", "tensor_reduced")
 _CONTEXT_AMOUNTS = ("gathered", "context_kept")
+_PRODUCTS = ("products", "product_bytes")
+_FREED = ("freed", "freed_bytes", "freed_products")
+_TEMPORARIES = ("elements", "bytes", "weights")
 _PASSES = ("forward", "backward_input", "backward_weight")
 
 
@@ -260,6 +277,9 @@ def layer_record(layer: Layer, *, context: bool) -> dict[str, Any]:
         record |= {"products": str(layer.products), "product_bytes": str(layer.product_bytes)}
     if context and layer.gathered.terms:
         record |= {key: str(getattr(layer, key)) for key in _CONTEXT_AMOUNTS}
+    if context and layer.temporaries:
+        record["temporaries"] = [_temporaries_record(one) for one in layer.temporaries]
+        record |= {key: str(getattr(layer, key)) for key in _FREED}
     works = {key: getattr(layer, key) for key in _PASSES}
     if layer.again is not None:
         works["again"] = layer.again
@@ -284,10 +304,22 @@ def layer_from(record: dict[str, Any]) -> Layer:
         if key in record or key in _PASSES
     }
     amounts: dict[str, Any] = {key: Amount.parse(record[key]) for key in _AMOUNTS}
-    if "products" in record:
-        amounts |= {key: Amount.parse(record[key]) for key in ("products", "product_bytes")}
-    amounts |= {key: Amount.parse(record[key]) for key in _CONTEXT_AMOUNTS if key in record}
-    return Layer(name=str(record["name"]), kind=str(record["kind"]), **amounts, **passes)
+    given = (*_PRODUCTS, *_FREED, *_CONTEXT_AMOUNTS)
+    amounts |= {key: Amount.parse(record[key]) for key in given if key in record}
+    temporaries = tuple(_temporaries_from(one) for one in record.get("temporaries", ()))
+    return Layer(
+        name=str(record["name"]), kind=str(record["kind"]), temporaries=temporaries, **amounts, **passes
+    )
+
+
+def _temporaries_record(one: Temporaries) -> dict[str, Any]:
+    amounts = {key: str(getattr(one, key)) for key in _TEMPORARIES if getattr(one, key).terms}
+    return amounts if one.divided is None else amounts | {"divided": one.divided}
+
+
+def _temporaries_from(record: dict[str, Any]) -> Temporaries:
+    amounts = {key: Amount.parse(record[key]) for key in _TEMPORARIES if key in record}
+    return Temporaries(divided=record.get("divided"), **amounts)
 
 
 def _matmul_record(matmul: Matmul) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from weft.describe.one_line import one_line
 from weft.program.arrays import Floats, Ints, Mask
 
@@ -20,6 +22,7 @@ class Costs:
         synchronous: per rank, True if the host computes itself, so that it posts later instructions only
             after the current computation.
         live_bytes: change of the rank's live bytes when the instruction ends (negative: freed).
+        working_bytes: bytes that the instruction takes while it runs, beside the live ones. None: nothing.
         base_bytes: per rank, bytes held all the time: weights, gradients, optimizer state, buffers.
         links: shape (instructions, 2): numbers of a message's links out of its node and into another; -1
             inside a node. Both have the same capacity. Messages that overlap on a link share it; alone,
@@ -44,6 +47,7 @@ class Costs:
     synchronous: Mask
     live_bytes: Ints
     base_bytes: Ints
+    working_bytes: Ints | None = None
     links: Ints | None = None
     group_links: tuple[tuple[int, ...], ...] | None = None
     demand: Floats | None = None
@@ -51,6 +55,11 @@ class Costs:
     rest: Ints | None = None
     compute_slowdown: Floats | None = None
     communication_slowdown: Floats | None = None
+
+    @property
+    def working(self) -> Ints:
+        """The working bytes, zeros if there are none."""
+        return np.zeros_like(self.live_bytes) if self.working_bytes is None else self.working_bytes
 
     def __repr__(self) -> str:
         return one_line(self, f"of {len(self.occupancy)} instructions on {len(self.base_bytes)} ranks")

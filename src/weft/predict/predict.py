@@ -63,12 +63,19 @@ def predict_priced(
 
 
 def live_curve(program: Program, predicted: PredictedStep, rank: int) -> list[tuple[float, int]]:
-    """Return (seconds since the start of the step, bytes live from then on) of one rank, in order of time."""
+    """Return (seconds since the start of the step, bytes live from then on) of one rank, in order of time.
+
+    An instruction's working bytes count from its start, on top of those just before its end.
+    """
     costs, timeline = predicted.priced.costs, predicted.simulation.timeline
-    mine = np.flatnonzero((timeline.rank == rank) & (costs.live_bytes[timeline.position] != 0))
-    change = costs.live_bytes[timeline.position[mine]]
-    order = np.lexsort((change < 0, timeline.end_ns[mine]))
-    live = int(costs.base_bytes[rank]) + np.cumsum(change[order])
-    seconds = timeline.end_ns[mine][order] / 1e9
+    live_bytes, working_bytes = (each[timeline.position] for each in (costs.live_bytes, costs.working))
+    mine = np.flatnonzero((timeline.rank == rank) & ((live_bytes != 0) | (working_bytes != 0)))
+    order = mine[np.lexsort((live_bytes[mine] < 0, timeline.end_ns[mine]))]
+    after = int(costs.base_bytes[rank]) + np.cumsum(live_bytes[order])
+    works = working_bytes[order] > 0
+    at_work = (after - live_bytes[order] + working_bytes[order])[works]
+    times = np.concatenate([timeline.start_ns[order][works], timeline.end_ns[order]]) / 1e9
+    levels = np.concatenate([at_work, after])
+    by_time = np.argsort(times, kind="stable")
     start = (0.0, int(costs.base_bytes[rank]))
-    return [start, *zip(seconds.tolist(), live.tolist(), strict=True)]
+    return [start, *zip(times[by_time].tolist(), levels[by_time].tolist(), strict=True)]

@@ -129,9 +129,11 @@ def peak_live_bytes(program: Program, costs: Costs, end: Ints, period: float) ->
     """Return each rank's peak live bytes and the row that ends at the peak; -1 for ranks without rows.
 
     Two cycles, `period` ticks apart, count. A rank may receive early for the next step while it still holds
-    bytes of this one. At equal times additions come first. Both arrays have shape (ranks,).
+    bytes of this one. At equal times additions come first. An instruction has its working bytes until its
+    end, just before its own change. Both arrays have shape (ranks,).
     """
-    changing = np.flatnonzero(costs.live_bytes)
+    working = costs.working
+    changing = np.flatnonzero((costs.live_bytes != 0) | (working != 0))
     peak = costs.base_bytes.copy()
     position = np.where(np.diff(program.rank_starts) > 0, program.rank_starts[:-1], NONE)
     # Rank by rank: sorting a few thousand changes at a time is faster than millions at once.
@@ -141,7 +143,8 @@ def peak_live_bytes(program: Program, costs: Costs, end: Ints, period: float) ->
         change = np.tile(costs.live_bytes[mine], 2)
         times = np.concatenate([end[mine], end[mine] + round(period)])
         order = np.lexsort((change < 0, times))
-        held = np.cumsum(change[order])
+        after = np.cumsum(change[order])
+        held = after + np.maximum(0, np.tile(working[mine], 2)[order] - change[order])
         highest = int(np.argmax(held))
         if held[highest] > 0:
             peak[one] += held[highest]

@@ -10,9 +10,8 @@ from predict.cost.machines import CPU, GPU, MACHINE, MODEL, profile_of
 from weft.describe.amount import Amount, Shape
 from weft.describe.families import layer_graph
 from weft.describe.layer import Matmul, PassWork
-from weft.describe.plan import RECOMPUTES
+from weft.describe.plan import RECOMPUTES, Recompute
 from weft.errors import InputError
-from weft.methods.recomputation.costs import made_again_bytes
 from weft.predict.cost.compute import (
     DATA_SHEET_HALF_WIDTH,
     MACHINE_HALF_WIDTH,
@@ -77,13 +76,30 @@ def test_recomputing_runs_forward_again_before_the_input_gradient(model: Compute
 
 
 @pytest.mark.parametrize("model", [ComputeModel(), ComputeModel(profile=profile_of(GRAPH))])
-def test_recomputing_keeps_inputs_and_needs_room_for_the_largest_layer(model: ComputeModel) -> None:
+def test_recomputing_keeps_inputs_and_makes_the_rest_again(model: ComputeModel) -> None:
     each = [model.kept_bytes(GRAPH, (layer,), SHAPE, "fp32", CPU) for layer in ALL]
     assert model.kept_bytes(GRAPH, ALL, SHAPE, "fp32", CPU) == pytest.approx(sum(each), abs=len(each))
     inputs = stage_input_bytes(GRAPH, ALL, SHAPE, "fp32")
     assert model.kept_bytes(GRAPH, ALL, SHAPE, "fp32", CPU, "full") == inputs
-    assert made_again_bytes(model, GRAPH, ALL, SHAPE, "fp32", CPU, "full") == max(each)
-    assert made_again_bytes(model, GRAPH, ALL, SHAPE, "fp32", CPU, "none") == 0
+    for layer, kept in zip(ALL, each, strict=True):
+        left = model.kept_bytes(GRAPH, (layer,), SHAPE, "fp32", CPU, "full")
+        taken = [model.taken_bytes(GRAPH, (layer,), SHAPE, "fp32", CPU, word) for word in ("none", "full")]
+        assert taken[1] - taken[0] == pytest.approx(kept - left, abs=2)
+
+
+@pytest.mark.parametrize("model", [ComputeModel(), ComputeModel(profile=profile_of(GRAPH))])
+@pytest.mark.parametrize("recompute", RECOMPUTES)
+def test_a_backward_pass_takes_most_at_one_layer_and_has_freed_the_later_ones(
+    model: ComputeModel, recompute: Recompute
+) -> None:
+    asked = SHAPE, "fp32", CPU, recompute
+    left = [model.kept_bytes(GRAPH, (layer,), *asked) for layer in ALL]
+    taken = [model.taken_bytes(GRAPH, (layer,), *asked) for layer in ALL]
+    for first in ALL:
+        for end in range(first + 1, len(ALL) + 1):
+            moments = [taken[layer] - sum(left[layer + 1 : end]) for layer in range(first, end)]
+            found = model.taken_bytes(GRAPH, range(first, end), *asked)
+            assert found == pytest.approx(max(moments), abs=len(ALL))
 
 
 def test_large_kernels_reach_the_declared_share_and_small_ones_less() -> None:
@@ -193,15 +209,15 @@ def test_selective_recomputation_lies_between_none_and_full(size: int, tensor_pa
     shape = Shape(size, GRAPH.sequence, tensor_parallel)
     layers = range(len(GRAPH.layers))
     compute = ComputeModel()
-    seconds, kept, again = [], [], []
+    seconds, kept, taken = [], [], []
     for recompute in RECOMPUTES:
         times = compute.stage_times(GRAPH, layers, shape, "bf16", GPU, recompute=recompute)
         seconds.append(times.backward_input_s)
         kept.append(compute.kept_bytes(GRAPH, layers, shape, "bf16", GPU, recompute))
-        again.append(made_again_bytes(compute, GRAPH, layers, shape, "bf16", GPU, recompute))
+        taken.append(compute.taken_bytes(GRAPH, layers[1:2], shape, "bf16", GPU, recompute))
     assert seconds[0] < seconds[1] < seconds[2]
     assert kept[0] > kept[1] > kept[2]
-    assert again[0] == 0 < again[1] < again[2]
+    assert 0 < taken[0] < taken[1] < taken[2]
 
 
 def test_a_layer_that_does_not_know_its_products_cannot_be_recomputed_selectively() -> None:

@@ -16,8 +16,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from weft.describe.amount import ZERO, Amount
-from weft.describe.families.transformer import LOSS_BYTES_PER_LOGIT, ONE, TOKEN_BYTES, passes
-from weft.describe.layer import Layer, Matmul, PassWork
+from weft.describe.families.transformer import (
+    LOGITS_COPY_BYTES,
+    LOSS_BYTES_PER_LOGIT,
+    ONE,
+    TOKEN_BYTES,
+    passes,
+)
+from weft.describe.layer import Layer, Matmul, PassWork, Temporaries
 from weft.describe.layer_graph import LayerGraph, chain_edges
 from weft.describe.model import ModelConfig
 from weft.errors import InputError, Violation
@@ -77,6 +83,9 @@ class LayerWork:
         self._kernels = 0
         self._kept = ZERO
         self._kept_bytes = ZERO
+        # The most elements of an operator's input and output together, and the elements of a shortcut.
+        self._widest, self._shortcut = 0, 0
+        self._largest_weight = 0
         # True if the producer of `maps` also keeps them.
         self._is_kept = is_kept
 
@@ -101,6 +110,7 @@ class LayerWork:
     def max_pool(self, kernel: int, *, stride: int, padding: int = 0) -> None:
         self._take(keeps=True)
         before, self.maps = self.maps, self.maps.after(self.maps.channels, kernel, stride, padding)
+        self._widen(before, self.maps)
         self._move(before.elements + self.maps.elements)
         self._kept_bytes += Amount.of(INDEX_BYTES * self.maps.elements, batch=1)
 
@@ -108,6 +118,7 @@ class LayerWork:
         """Add means over windows; a mean of whole maps keeps nothing."""
         self._take(keeps=size > 1)
         before, self.maps = self.maps, Maps(self.maps.channels, size)
+        self._widen(before, self.maps)
         self._move(before.elements + self.maps.elements)
 
     def flatten(self) -> None:
@@ -130,6 +141,7 @@ class LayerWork:
             self._kept += Amount.of(projected.elements, batch=1)
             self._normalised(projected)
         self._move(SUM * self.maps.elements)
+        self._shortcut = self.maps.elements
 
     def layer(self, name: str, kind: str, *, first: bool = False, classifies: bool = False) -> Layer:
         """Build the layer of all added operators.
@@ -139,10 +151,14 @@ class LayerWork:
             classifies: True if its outputs are logits, for which it computes the loss.
         """
         kept, kept_bytes, memory, kernels = self._kept, self._kept_bytes, self._memory, self._kernels
+        # The gradients of the output and input of an operator, and of a shortcut.
+        elements = Amount.of(self._widest + self._shortcut, batch=1)
+        temporaries = [Temporaries(elements=elements, weights=Amount.of(self._largest_weight))]
         if classifies:
             classes = self.maps.channels
             kept += Amount.of(classes, batch=1)
             kept_bytes += Amount.of(LOSS_BYTES_PER_LOGIT * classes + TOKEN_BYTES, batch=1)
+            temporaries.append(Temporaries(bytes=Amount.of(LOSS_BYTES_PER_LOGIT * classes, batch=1)))
             memory += CROSS_ENTROPY * classes
             kernels += 3
         parameters = Amount.of(self._parameters)
@@ -166,6 +182,9 @@ class LayerWork:
             parameters=parameters,
             kept=kept,
             kept_bytes=kept_bytes,
+            freed=Amount.of(self.maps.channels, batch=1) if classifies else ZERO,
+            freed_bytes=Amount.of(LOGITS_COPY_BYTES * self.maps.channels, batch=1) if classifies else ZERO,
+            temporaries=tuple(temporaries),
             sent=ZERO if classifies else Amount.of(self.maps.elements, batch=1),
             **work,
         )
@@ -180,20 +199,26 @@ class LayerWork:
         self._memory += elements
         self._kernels += 1
 
+    def _widen(self, before: Maps, after: Maps) -> None:
+        self._widest = max(self._widest, before.elements + after.elements)
+
     def _convolved(
         self, source: Maps, channels: int, kernel: int, stride: int, padding: int, *, bias: bool
     ) -> Maps:
         result = source.after(channels, kernel, stride, padding)
+        self._widen(source, result)
         inner = source.channels * kernel**2
         rows = Amount.of(result.size**2, batch=1)
         self._products.append(Matmul(ONE, rows, Amount.of(inner), Amount.of(channels)))
         self._parameters += channels * (inner + int(bias))
+        self._largest_weight = max(self._largest_weight, channels * inner)
         return result
 
     def _normalised(self, maps: Maps) -> None:
         if maps.size < 2:
             problem = "a batch norm would see maps of 1 x 1, of which one sample has no variance"
             raise InputError(Violation("model: image_size", f"{problem}; larger images are needed"))
+        self._widen(maps, maps)
         self._move(BATCH_NORM * maps.elements)
         self._parameters += 2 * maps.channels
         self._kept_bytes += Amount.of(BATCH_NORM_BYTES * maps.channels)

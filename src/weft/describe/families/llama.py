@@ -19,7 +19,7 @@ from weft.describe.families.transformer import (
     repeated,
     token_product,
 )
-from weft.describe.layer import Layer
+from weft.describe.layer import Layer, Temporaries
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 
@@ -77,6 +77,16 @@ def _block(config: ModelConfig) -> Layer:
         # The attention's product; q, k, v, the attention, gate and up.
         products=per_token(width) + per_token(2.0 * width + 2.0 * key_width + 2.0 * inner, divided=True),
         product_bytes=per_token(LOG_SUM_EXP_BYTES * heads, divided=True),
+        # The attention's product, of which the next norm keeps the sum; q and k before their rotation.
+        freed_products=per_token(width) + per_token(width + key_width, divided=True),
+        # The last product of the feed-forward, and the activation before it.
+        temporaries=(
+            Temporaries(
+                elements=per_stream_token(width) + per_token(inner, divided=True),
+                weights=Amount.of(width * inner, tensor=1),
+            ),
+            Temporaries(elements=per_stream_token(width) + per_token(2.0 * inner, divided=True)),
+        ),
         sent=per_stream_token(width),
         tensor_reduced=per_token(2.0 * width),
         **passes(

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TypedDict
 
 from weft.describe.amount import ZERO, Amount
-from weft.describe.layer import Layer, Matmul, PassWork
+from weft.describe.layer import Layer, Matmul, PassWork, Temporaries
 from weft.describe.layer_graph import LayerGraph, TiedParameters, chain_edges
 from weft.describe.model import ModelConfig
 
@@ -24,8 +24,10 @@ TOKENS = Amount.of(1.0, batch=1, sequence=1)
 ONE = Amount.of(1.0)
 SEQUENCE = Amount.of(1.0, sequence=1)
 
-# fp32 bytes per token: the logits' fp32 copy and its gradient (or log-softmax).
+# fp32 bytes per token: cross entropy makes a copy of the logits and their log-softmax, and keeps the latter.
+# Its backward pass has the gradients of both; tensor ranks compute that of the copy only.
 LOSS_BYTES_PER_LOGIT = 8.0
+LOGITS_COPY_BYTES = 4.0
 # fp32 log-sum-exp that a fused attention kernel keeps per token and head.
 LOG_SUM_EXP_BYTES = 4.0
 # Token numbers are int64.
@@ -137,6 +139,7 @@ def embedding(config: ModelConfig, *, learned_positions: bool) -> Layer:
         backward_weight=PassWork(memory=lookups + 4.0 * tables, kernels=6 if learned_positions else 3),
         kept_bytes=per_token(TOKEN_BYTES),
         products=ZERO,
+        temporaries=(Temporaries(elements=per_stream_token(width), weights=tables),),
         sent=per_stream_token(width),
         # Half of an all-reduce forward and half of one backward, or all of one forward.
         tensor_reduced=per_token(0.5 * width),
@@ -167,6 +170,7 @@ def biased_block(
     replicated = 4 * width + 2 * width
     divided = 4 * width * width + 3 * width + 2 * width * inner + inner
     parameters = Amount.of(replicated) + Amount.of(divided, tensor=1)
+    residual_products = per_token((2.0 if norms_last else 1.0) * width)
     return Layer(
         name="block",
         kind="block",
@@ -180,9 +184,17 @@ def biased_block(
         kept_bytes=per_stream_token(16.0) + per_token(LOG_SUM_EXP_BYTES * heads, divided=True),
         # The attention's product; q, k, v, the attention and the first product of the feed-forward. A
         # product followed only by a residual is not needed; a norm after it needs it.
-        products=per_token((2.0 if norms_last else 1.0) * width)
-        + per_token(4.0 * width + inner, divided=True),
+        products=residual_products + per_token(4.0 * width + inner, divided=True),
         product_bytes=per_token(LOG_SUM_EXP_BYTES * heads, divided=True),
+        # The norm after a residual keeps the sum.
+        freed_products=residual_products,
+        # The second product of the feed-forward.
+        temporaries=(
+            Temporaries(
+                elements=per_stream_token(width) + per_token(inner, divided=True),
+                weights=Amount.of(width * inner, tensor=1),
+            ),
+        ),
         sent=per_stream_token(width),
         tensor_reduced=per_token(2.0 * width),
         **passes(
@@ -206,6 +218,18 @@ def over_context(block: Layer, *, keys: float, kept: float) -> Layer:
     """
     gathered, more = (per_token(elements, divided=True) for elements in (2.0 * keys, kept))
     return replace(block, gathered=gathered, context_kept=more)
+
+
+def loss_temporaries(vocabulary: float, matrix: Amount) -> tuple[Temporaries, ...]:
+    """Return the moments of cross entropy's backward pass, and of the product before it."""
+    logits = per_token(vocabulary, divided=True)
+    return (
+        Temporaries(bytes=logits * LOSS_BYTES_PER_LOGIT, divided=False),
+        Temporaries(bytes=logits * LOGITS_COPY_BYTES, divided=True),
+        Temporaries(
+            elements=logits, bytes=logits * (LOGITS_COPY_BYTES - LOSS_BYTES_PER_LOGIT), weights=matrix
+        ),
+    )
 
 
 def head(
@@ -238,6 +262,10 @@ def head(
         + per_token(TOKEN_BYTES)
         + per_stream_token(norm_kept_bytes),
         products=per_token(vocabulary, divided=True),
+        freed=per_token(vocabulary, divided=True),
+        freed_bytes=per_token(LOGITS_COPY_BYTES * vocabulary, divided=True),
+        freed_products=per_token(vocabulary, divided=True),
+        temporaries=loss_temporaries(vocabulary, matrix),
         tensor_reduced=per_token(0.5 * width + 3.0),
         **passes(
             (product,),

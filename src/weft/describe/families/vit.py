@@ -8,6 +8,7 @@ from __future__ import annotations
 from weft.describe.amount import ZERO, Amount
 from weft.describe.families.transformer import (
     LAYER_NORM,
+    LOGITS_COPY_BYTES,
     LOSS_BYTES_PER_LOGIT,
     ONE,
     TOKEN_BYTES,
@@ -20,7 +21,7 @@ from weft.describe.families.transformer import (
     repeated,
     transposed_input,
 )
-from weft.describe.layer import Layer, Matmul, PassWork
+from weft.describe.layer import Layer, Matmul, PassWork, Temporaries
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 
@@ -66,6 +67,7 @@ def _embedding(config: ModelConfig) -> Layer:
         ),
         kept=Amount.of(config.channels * config.image_size**2, batch=1),
         products=ZERO,
+        temporaries=(Temporaries(elements=per_token(width), weights=Amount.of(pixels * width)),),
         sent=per_stream_token(width),
     )
 
@@ -82,7 +84,15 @@ def _head(config: ModelConfig) -> Layer:
         # The norm's input and gathered output; the logits.
         kept=per_stream_token(width) + per_token(width) + Amount.of(classes, batch=1),
         kept_bytes=Amount.of(LOSS_BYTES_PER_LOGIT * classes + TOKEN_BYTES, batch=1),
+        freed=Amount.of(classes, batch=1),
+        freed_bytes=Amount.of(LOGITS_COPY_BYTES * classes, batch=1),
         products=Amount.of(classes, batch=1),
+        freed_products=Amount.of(classes, batch=1),
+        temporaries=(
+            Temporaries(bytes=Amount.of(LOSS_BYTES_PER_LOGIT * classes, batch=1)),
+            # The gradients of the norm's output and input.
+            Temporaries(elements=per_token(width) + per_stream_token(width)),
+        ),
         **passes(
             (product,),
             (),

@@ -73,6 +73,11 @@ def _together(block: Layer, head: Layer) -> Layer:
         kept_bytes=block.kept_bytes + head.kept_bytes,
         products=(block.products or ZERO) + (head.products or ZERO) if known else None,
         product_bytes=block.product_bytes + head.product_bytes,
+        freed=block.freed + head.freed,
+        freed_bytes=block.freed_bytes + head.freed_bytes,
+        freed_products=block.freed_products + head.freed_products,
+        # The head's backward pass comes first.
+        temporaries=block.temporaries + head.temporaries,
     )
 
 

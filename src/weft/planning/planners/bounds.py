@@ -33,6 +33,7 @@ from weft.predict.cost.memory import (
 from weft.predict.cost.residency import KeptAway, kept_changes
 from weft.program.arrays import Floats, Ints
 from weft.program.buffers import SHARDED_BUFFERS
+from weft.program.kinds import BACKWARD, BACKWARD_INPUT, is_any_of
 from weft.program.schedules import SCHEDULES, get_schedule
 from weft.program.schedules.base import ComputeOrder, Pipeline, placements
 
@@ -56,18 +57,18 @@ class LayerBytes(NamedTuple):
     """Bytes of every layer on a rank, each of shape (layers,).
 
     `states` are the layer's states. `left` is what a micro-batch leaves in it until its backward pass.
-    `buffers` is room for buffers and arriving gradients; a rank needs it for its largest stage. `made` is
-    room for recomputed activations; a rank needs it for its largest layer.
+    `buffers` is room for buffers and arriving gradients; a rank needs it for its largest stage. `taken` is
+    room for the backward pass of a layer, which frees what later layers of its stage have left.
     """
 
     states: Floats
     left: Floats
     buffers: Floats
-    made: Floats
+    taken: Floats
 
     def of_each(self, stages: int) -> LayerBytes:
         """Divide the room that a device's `stages` use in turn equally among them."""
-        return self._replace(buffers=self.buffers / stages, made=self.made / stages)
+        return self._replace(buffers=self.buffers / stages, taken=self.taken / stages)
 
 
 class Bounds:
@@ -146,16 +147,17 @@ class Bounds:
         layers = self._costs.of(layout)
         whole = with_slack(self._by_stage(layout, layers.kept).astype(np.int64))
         left = with_slack(self._as_recomputed(layout, layers.left).astype(np.int64))
+        taken = with_slack(self._taken(layout).astype(np.int64))
         left[list(self._away(layout)[1])] = 0
         return [
-            Holding(resident=resident, activations=kept.most(left, whole))
+            Holding(resident=resident, activations=kept.most(left, whole, taken))
             for resident, kept in zip(self._resident(layout).tolist(), self._kept_of(layout), strict=True)
         ]
 
     def most_in_flight(self, layout: Layout) -> Ints:
         """Return the most micro-batches that each device of a pipeline keeps at once, shape (devices,)."""
         one = np.ones(layout.stages, dtype=np.int64)
-        return np.array([kept.most(one, one) for kept in self._kept_of(layout)])
+        return np.array([kept.most(one, one, 0 * one) for kept in self._kept_of(layout)])
 
     def layer_bytes(self, layout: Layout) -> LayerBytes:
         """Return the bytes that each layer holds on a rank of the layout, allocator slack included."""
@@ -172,7 +174,7 @@ class Bounds:
             states=slack * each * layers.parameters,
             left=(0.0 if activations_away else slack) * layers.left(layout.recompute),
             buffers=slack * buffers * layers.parameters,
-            made=slack * layers.made(layout.recompute),
+            taken=slack * layers.taken(layout.recompute),
         )
 
     def exchanged_bytes(self, layout: Layout) -> tuple[Floats, Floats]:
@@ -194,16 +196,12 @@ class Bounds:
         return both + self._as_recomputed(layout, layers.again_s)
 
     def _resident(self, layout: Layout) -> Ints:
-        """Return bytes per device of a pipeline: states, buffers and the largest recomputed layer."""
-        placement, held = self.placement(layout), self._states(layout)
-        largest = self._as_recomputed(layout, self._costs.of(layout).made, np.maximum).astype(np.int64)
-        room = np.zeros_like(held)
-        np.maximum.at(room, placement, np.broadcast_to(largest, placement.shape))
+        """Return bytes per device of a pipeline in states and buffers."""
         # The slack of states that are away is rounded by itself.
-        return with_slack(held + room) - bool(self._away(layout)[0])
+        return with_slack(self._states(layout)) - bool(self._away(layout)[0])
 
     def _states(self, layout: Layout) -> Ints:
-        """Return bytes of states and buffers per device of a pipeline, recomputation and slack aside."""
+        """Return bytes of states and buffers per device of a pipeline, without slack."""
         sharers = sharers_of(layout)
         away = tuple(self._away(layout)[0])
         key = (self._cut_key(layout), layout.schedule, layout.loops, layout.sharding, sharers, away)
@@ -252,6 +250,17 @@ class Bounds:
         joined = {word: join.reduceat(of(word), cuts) for word in set(words)}
         return np.array([joined[word][stage] for stage, word in enumerate(words)])
 
+    def _taken(self, layout: Layout) -> Floats:
+        """Return the bytes that the backward pass of each stage takes beside those that were left."""
+        layers, cuts = self._costs.of(layout), self._cuts(layout)
+
+        def before_freed(word: Recompute) -> Floats:
+            left = np.cumsum(layers.left(word))
+            freed = np.repeat(left[cuts[1:] - 1], np.diff(cuts)) - left
+            return layers.taken(word) - freed
+
+        return np.maximum(self._as_recomputed(layout, before_freed, np.maximum), 0.0)
+
     def _cut_key(self, layout: Layout) -> _CutKey:
         return layout.shape(self._problem.job.sequence), layout.stages, layout.layers_per_stage
 
@@ -271,15 +280,19 @@ class Bounds:
 
 class _Kept(NamedTuple):
     """Every combination of micro-batches that an order keeps at once. `left` counts those after their forward
-    pass, `whole` those before their weight part. Both have shape (combinations, stages of the device)."""
+    pass, `whole` those before their weight part. `taken` is 1 for the stage with a backward pass that begins
+    now. All have shape (combinations, stages of the device)."""
 
     stages: Ints
     left: Ints
     whole: Ints
+    taken: Ints
 
-    def most(self, left: Ints, whole: Ints) -> int:
-        """Return the most bytes at once, from bytes per micro-batch of each stage, of either kind."""
-        return int((self.left @ left[self.stages] + self.whole @ whole[self.stages]).max(initial=0))
+    def most(self, left: Ints, whole: Ints, taken: Ints) -> int:
+        """Return the most bytes at once, from bytes per micro-batch of each stage, of each kind."""
+        mine = self.stages
+        held = self.left @ left[mine] + self.whole @ whole[mine] + self.taken @ taken[mine]
+        return int(held.max(initial=0))
 
 
 def _kept(order: ComputeOrder) -> _Kept:
@@ -288,8 +301,15 @@ def _kept(order: ComputeOrder) -> _Kept:
     for kind, change in kept_changes(np.array([1, 0]), np.array([0, 1])).items():
         rows = np.flatnonzero(order.kind == kind)
         changes[rows, :, local[rows]] = change
-    once = np.unique(np.cumsum(changes, axis=0).reshape(len(changes), -1), axis=0)
-    return _Kept(stages, once[:, : len(stages)], once[:, len(stages) :])
+    after = np.cumsum(changes, axis=0)
+    begins = np.zeros((len(order.kind), 1, len(stages)), dtype=np.int64)
+    rows = np.flatnonzero(is_any_of(order.kind, (BACKWARD, BACKWARD_INPUT)))
+    begins[rows, 0, local[rows]] = 1
+    moments = np.concatenate(
+        [np.concatenate([after, 0 * begins], 1), np.concatenate([after - changes, begins], 1)[rows]]
+    )
+    once = np.unique(moments.reshape(len(moments), -1), axis=0)
+    return _Kept(stages, *np.split(once, 3, axis=1))
 
 
 def _by_local_stage(placement: Ints, parameters: Ints, replicas: int) -> Iterator[tuple[Ints, Ints, int]]:

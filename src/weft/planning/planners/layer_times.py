@@ -16,7 +16,7 @@ from weft.describe.layout import Layout
 from weft.describe.plan import Recompute
 from weft.planning.problem import Problem
 from weft.predict.cost.keeping import keeping_of
-from weft.predict.cost.memory import stage_product_bytes
+from weft.predict.cost.memory import STEPPED_BYTES, stage_product_bytes
 from weft.program.arrays import Floats
 
 
@@ -41,7 +41,8 @@ class LayerCosts(NamedTuple):
     """The costs of one micro-batch in every layer, all of shape (layers,).
 
     Seconds are the same as in `PassSeconds`. `kept` is the bytes that backward passes need, `inputs` the
-    bytes from which they can recompute these. `products` is kept too where all but products is recomputed.
+    bytes from which they can recompute these. `products` is kept too where all but products is recomputed;
+    `freed_products` is the part of it that is not in `kept`. Backward passes take `temporaries` besides.
     `parameters` are those of a rank.
     """
 
@@ -51,6 +52,8 @@ class LayerCosts(NamedTuple):
     kept: Floats
     inputs: Floats
     products: Floats
+    freed_products: Floats
+    temporaries: Floats
     parameters: Floats
 
     def again_s(self, recompute: Recompute) -> Floats:
@@ -61,9 +64,9 @@ class LayerCosts(NamedTuple):
         """Return the bytes that a micro-batch leaves between its passes."""
         return keeping_of(recompute).left(self)
 
-    def made(self, recompute: Recompute) -> Floats:
-        """Return the bytes that a backward pass recomputes for its current layer."""
-        return np.maximum(keeping_of(recompute).made(self), 0.0)
+    def taken(self, recompute: Recompute) -> Floats:
+        """Return the bytes that a backward pass takes for its current layer, beside those that were left."""
+        return keeping_of(recompute).taken(self)
 
 
 class _ProblemLayers:
@@ -161,6 +164,8 @@ class LeastCosts(_ProblemLayers):
             min(self._compute.kept_bytes(*asked, group.device) for group in job.cluster.groups),
             self._compute.kept_bytes(*asked, self._fastest, "full"),
             0.0 if layer.products is None else stage_product_bytes(*asked),
+            layer.freed_products(shape) * PRECISION_BYTES[job.precision],
+            layer.temporary_bytes(shape, PRECISION_BYTES[job.precision], STEPPED_BYTES[job.precision]),
             round(layer.parameters(shape)),
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES, Device
@@ -30,6 +31,7 @@ from weft.predict.cost.layer_times import (
     roofline,
 )
 from weft.predict.cost.memory import (
+    STEPPED_BYTES,
     context_kept,
     copied_parameters,
     stage_input_bytes,
@@ -182,6 +184,31 @@ class ComputeModel:
         """
         return round(keeping_of(recompute).left(StageWork(self, graph, layers, shape, precision, device)))
 
+    def taken_bytes(
+        self,
+        graph: LayerGraph,
+        layers: Sequence[int],
+        shape: Shape,
+        precision: str,
+        device: Device,
+        recompute: Recompute = "none",
+    ) -> int:
+        """Return the most bytes that a stage's backward pass takes beside those that its forward pass left.
+
+        It goes from layer to layer, and frees what each of them has left.
+
+        Raises:
+            InputError: as `stage_times` does.
+        """
+        keeping, most, freed = keeping_of(recompute), 0.0, 0.0
+        # Of equal layers in a row, the last one needs most.
+        for _, equal in groupby(reversed(layers), key=lambda layer: graph.alike[layer]):
+            run = tuple(equal)
+            last = StageWork(self, graph, run[:1], shape, precision, device)
+            most = max(most, keeping.taken(last) - freed)
+            freed += len(run) * keeping.left(last)
+        return round(most)
+
     def instruction_s(self, device: Device) -> float:
         """Return the measured host time that the executor adds to every compute instruction, else 0."""
         machine = self.measured(device)
@@ -273,6 +300,18 @@ class StageWork:
     @property
     def products(self) -> float:
         return stage_product_bytes(self.graph, self.layers, self.shape, self.precision)
+
+    @property
+    def freed_products(self) -> float:
+        each = self.graph.amounts("freed_products", self.shape)
+        return sum(each[layer] for layer in self.layers) * PRECISION_BYTES[self.precision]
+
+    @property
+    def temporaries(self) -> float:
+        """Bytes of the largest temporaries of a layer."""
+        sizes = PRECISION_BYTES[self.precision], STEPPED_BYTES[self.precision]
+        each = self.graph.temporary_bytes(self.shape, *sizes)
+        return max(each[layer] for layer in self.layers)
 
     @property
     def without_products_s(self) -> float:

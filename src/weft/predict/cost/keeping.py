@@ -33,6 +33,14 @@ class Kept(Protocol[_Given]):
     def products(self) -> _Given:
         """Bytes of kept products, without inputs; backward passes do not repeat these products."""
 
+    @property
+    def freed_products(self) -> _Given:
+        """The part of `products` that is not in `kept`."""
+
+    @property
+    def temporaries(self) -> _Given:
+        """Bytes that the backward pass of a layer takes, besides the kept ones."""
+
 
 class Timed(Protocol[_Given]):
     """Seconds that one micro-batch takes in layers."""
@@ -58,6 +66,10 @@ class Keeping(ABC):
     @abstractmethod
     def made(self, layers: Kept[Number]) -> Number:
         """Return bytes that backward passes recompute; less than 0 where there is nothing to recompute."""
+
+    def taken(self, layers: Kept[Number]) -> Number:
+        """Return the bytes that a layer's backward pass takes beside those that were left."""
+        return self.made(layers) + layers.temporaries
 
     @abstractmethod
     def again_s(self, layers: Timed[Number]) -> Number:

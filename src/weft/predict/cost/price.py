@@ -15,7 +15,7 @@ from weft.errors import InputError, Violation
 from weft.predict.cost.hooks import LeadOf, hook_of
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.predict.cost.pricing import Pricing
-from weft.predict.cost.residency import base_bytes, live_bytes
+from weft.predict.cost.residency import base_bytes, live_bytes, working_bytes
 from weft.predict.costs import Costs
 from weft.program.arrays import Floats, Ints
 from weft.program.kinds import KINDS
@@ -104,6 +104,7 @@ def _costs_of(pricing: Pricing) -> tuple[Costs, float, frozenset[str]]:
         tick_s=TICK_S,
         synchronous=synchronous,
         live_bytes=live_bytes(pricing),
+        working_bytes=working_bytes(pricing),
         base_bytes=base_bytes(pricing),
         links=pricing.links,
         group_links=pricing.placed.links.group_links,

@@ -22,7 +22,10 @@ from weft.predict.cost.memory import with_slack
 from weft.predict.cost.pricing import Pricing
 from weft.program.arrays import Ints
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, MESSAGES, is_any_of
-from weft.program.segments import segment_borders
+from weft.program.segments import BACKWARD_SEGMENT, INPUT_SEGMENT, segment_borders
+
+# Passes that free a stage's kept activations layer by layer, or make them again.
+_BACKWARDS = (BACKWARD, BACKWARD_INPUT, BACKWARD_SEGMENT, INPUT_SEGMENT)
 
 
 class Held(NamedTuple):
@@ -100,6 +103,18 @@ def live_bytes(pricing: Pricing) -> Ints:
     for one in parts(LiveBytes):
         change += one.hook(pricing)
     return change + _message_changes(pricing) + _border_changes(pricing)
+
+
+def working_bytes(pricing: Pricing) -> Ints:
+    """Return the bytes that instructions take while they run, beside the live ones; shape (instructions,)."""
+    columns = pricing.program.columns
+    working = np.zeros(len(columns), dtype=np.int64)
+    if pricing.program.obligations.purpose == "train":
+        taken = with_slack(per_place(pricing, pricing.model.compute.taken_bytes))
+        rows = np.flatnonzero(is_any_of(columns.kind, _BACKWARDS))
+        sets = pricing.placed.device_set_of_rank[columns.rank[rows]]
+        working[rows] = taken[columns.stage[rows], sets]
+    return working
 
 
 def _border_changes(pricing: Pricing) -> Ints:

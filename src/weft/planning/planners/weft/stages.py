@@ -74,7 +74,7 @@ def deal(
     fewest, room = in_flight.min(), room_bytes.sum()
     if all((one.states + one.buffers + fewest * one.left).sum() > room for one in memories):
         return None
-    largest = [_largest(memory.made) for memory in memories]
+    largest = [_largest(memory) for memory in memories]
     known: dict[tuple[int, ...], list[list[float]]] = {}
     seconds = []
     for row in map(tuple, pace.tolist()):
@@ -87,10 +87,10 @@ def deal(
             _Line(
                 seconds=sums,
                 held=_sums(memory.states + memory.buffers + count * memory.left),
-                made=made,
+                taken=taken,
                 room=rooms[device],
             )
-            for sums, memory, made in zip(seconds[device], memories, largest, strict=True)
+            for sums, memory, taken in zip(seconds[device], memories, largest, strict=True)
         ]
         for device, count in zip(place.tolist(), in_flight.tolist(), strict=True)
     ]
@@ -138,34 +138,36 @@ def dealt(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
     """All layers on a stage's devices in one way. `seconds` and `held` are sums before each layer.
-    `made[start]` is by length the bytes that the largest layer from `start` on recomputes (None: nothing).
+    `taken[start]` is by length the most bytes that a backward pass of the layers from `start` on takes.
     `room` is the memory of the stage."""
 
     seconds: list[float]
     held: list[float]
-    made: list[list[float]] | None
+    taken: list[list[float]]
     room: float
 
     def needed(self, start: int, end: int) -> float:
         """Return the bytes of a stage with these layers."""
-        made = 0.0 if self.made is None else self.made[start][end - start - 1]
-        return self.held[end] - self.held[start] + made
+        return self.held[end] - self.held[start] + self.taken[start][end - start - 1]
 
     def furthest(self, start: int, last: int, limit_s: float) -> int:
         """Return the end of the longest run of layers from `start` that is within the limit and fits."""
         end = bisect_right(self.seconds, self.seconds[start] + limit_s, start, last + 1) - 1
         end = min(end, bisect_right(self.held, self.held[start] + self.room, start, last + 1) - 1)
-        if self.made is None or end <= start:
+        if end <= start:
             return end
         ends = range(start + 1, end + 1)
         return start + bisect_right(ends, self.room, key=lambda one: self.needed(start, one))
 
 
-def _largest(values: Floats) -> list[list[float]] | None:
-    """Return the running maximum from each layer on, row by row; None where all are zero."""
-    if not values.any():
-        return None
-    return [np.maximum.accumulate(values[start:]).tolist() for start in range(len(values))]
+def _largest(memory: LayerBytes) -> list[list[float]]:
+    """Return the bytes that backward passes of runs of layers take: from each layer on, by length."""
+    left = np.cumsum(memory.left)
+    most = memory.taken + left
+    return [
+        np.maximum(0.0, np.maximum.accumulate(most[start:]) - left[start:]).tolist()
+        for start in range(len(left))
+    ]
 
 
 def _together(times_s: Sequence[Floats], row: tuple[int, ...], *, uneven: bool) -> Floats:

@@ -1,0 +1,161 @@
+"""The memory of a training step, tracked over fake tensors, and the predicted one.
+
+One rank of the runtime trains its stage without computing anything: torch's fake tensors have sizes only.
+`MemTracker` follows every storage. What other ranks would send is made up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from weft.describe.cluster_file import parse_cluster
+from weft.describe.families import layer_graph
+from weft.describe.job import Job
+from weft.describe.layout import Layout
+from weft.describe.model import ModelConfig
+from weft.describe.optimizers import counted_work
+from weft.describe.plan import Recompute
+from weft.moves.layout import build_plan, flops_per_layer
+from weft.planning.compile import compile_plan
+from weft.predict.cost.memory import ALLOCATOR_SLACK
+from weft.predict.cost.placed_plan import CostModel
+from weft.predict.predict import predict
+from weft.run.stage.build import build_stage
+from weft.run.stage.layers import layer_functions, run_layers
+from weft.run.stage.stage_module import StageModule
+from weft.run.state.bucket import FlatLayout
+from weft.run.state.precision import PRECISIONS, STEPPED, at_least_fp32, lower_precision
+from weft.run.state.states import make_states
+from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
+from weft.training.tasks.base import cross_entropy
+
+CLUSTER = "{ranks}xh100-80gb"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedStep:
+    """A step of one micro-batch on one rank, or on one of so many tensor ranks."""
+
+    model: ModelConfig
+    micro_batch_size: int = 4
+    precision: str = "fp32"
+    recompute: Recompute = "none"
+    tensor_parallel: int = 1
+    optimizer: str = "adamw"
+
+
+@dataclass(frozen=True)
+class TrackedBytes:
+    """Bytes at the peak of a step, of which `resident_bytes` stay between steps."""
+
+    peak_bytes: int
+    resident_bytes: int
+
+
+class MadeUpGroup:
+    """A group whose other ranks send nothing that has values."""
+
+    place = 0
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def add_up(self, flat: torch.Tensor, sent_as: torch.dtype | None = None) -> None:
+        """Leave the tensor as it is: a sum takes its place."""
+
+    def all_gather(self, flat: torch.Tensor, share: torch.Tensor) -> None:
+        """Leave the tensor as it is: its room is there."""
+
+    def reduce_scatter(self, flat: torch.Tensor, sent_as: torch.dtype | None = None) -> torch.Tensor:
+        return flat.new_empty(len(flat) // self.size)
+
+
+def inputs(step: TrackedStep) -> tuple[torch.Tensor, torch.Tensor]:
+    """A micro-batch and its targets."""
+    model, size = step.model, step.micro_batch_size
+    if model.image_size:
+        images = torch.randn(size, model.channels, model.image_size, model.image_size)
+        return images.to(PRECISIONS[step.precision]), torch.randint(0, model.vocabulary, (size,))
+    tokens = torch.randint(0, model.vocabulary, (size, model.sequence))
+    return tokens, tokens.clone()
+
+
+def tracked(step: TrackedStep) -> TrackedBytes:
+    """Track the second step; the first one makes the optimizer's states."""
+    dtype, stepped_dtype = PRECISIONS[step.precision], STEPPED[step.precision]
+    # Buffers on the meta device are no fake tensors.
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        share = (0, step.tensor_parallel)
+        stage = build_stage(step.model, range(step.model.layers + 2), 0, stepped_dtype, tensor_share=share)
+        assert isinstance(stage, StageModule)
+        if step.tensor_parallel > 1:
+            stage.tensor.connect(MadeUpGroup(step.tensor_parallel))  # type: ignore[arg-type]  # as far as needed
+        settings = OptimizerSettings(name=step.optimizer, learning_rate=1e-3, weight_decay=0.1)
+        optimizer = optimizer_factory(settings)(stage)
+        states = make_states(
+            {0: FlatLayout.of(stage)},
+            {0: optimizer},
+            {},
+            "zero-0",
+            dtype=dtype,
+            stepped_dtype=stepped_dtype,
+        )
+        lower_precision([*stage.parameters()], dtype)
+        tracker = MemTracker()
+        masters = [piece.stepped.data for piece in states.stepped[0].pieces] if states.stepped else []
+        tracker.track_external(stage, optimizer, states.buckets[0].flat, *masters)
+        resident = 0
+        with tracker:
+            for number in range(2):
+                _pass_both_ways(stage, step)
+                optimizer.step()
+                states.buckets[0].clear()
+                if number == 0:
+                    resident = _total(tracker, "current")
+                    tracker.reset_mod_stats()
+        return TrackedBytes(_total(tracker, "peak"), resident)
+
+
+def _pass_both_ways(stage: StageModule, step: TrackedStep) -> None:
+    samples, targets = inputs(step)
+    *others, last = layer_functions(stage, samples)
+
+    def loss(value: torch.Tensor) -> torch.Tensor:
+        output = at_least_fp32(last(value))
+        share = stage.divided(output)
+        return cross_entropy(output if share is None else share, targets)
+
+    run_layers([*others, loss], samples, recompute=step.recompute, draws=False).backward()
+
+
+def _total(tracker: MemTracker, when: str) -> int:
+    return sum(parts["Total"] for parts in tracker.get_tracker_snapshot(when).values())
+
+
+def predicted(step: TrackedStep) -> int:
+    """Return the predicted peak bytes of a rank, without the allocator's slack."""
+    cluster, graph = parse_cluster(CLUSTER.format(ranks=step.tensor_parallel)), layer_graph(step.model)
+    job = Job(
+        graph=graph,
+        cluster=cluster,
+        global_batch=step.micro_batch_size,
+        sequence=step.model.sequence,
+        precision=step.precision,
+        optimizer=counted_work(step.optimizer).work,
+    )
+    layout = Layout(
+        pp=1,
+        dp=1,
+        tp=step.tensor_parallel,
+        loops=1,
+        micro_batch_size=step.micro_batch_size,
+        schedule="gpipe",
+        recompute=step.recompute,
+    )
+    plan = build_plan(job, layout, flops_per_layer(job))
+    found = predict(CostModel(graph=graph, cluster=cluster), plan, compile_plan(plan, graph))
+    return round(found.prediction.peak_bytes[0] / (1.0 + ALLOCATOR_SLACK))

@@ -1,0 +1,34 @@
+"""The predicted peak of a step is the one that torch tracks over fake tensors of the real modules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tracked import TrackedStep, predicted, tracked
+from tracked_memory import MODELS, SHAPES, TARGET
+
+SMALL = {"hidden": 128, "heads": 4, "key_value_heads": 4, "layers": 2, "feed_forward": 384}
+TINY = {name: replace(MODELS[name], **SMALL) for name in ("gpt", "llama", "bert", "vit")}
+LONG, MANY = ({**sizes} for sizes in SHAPES.values())
+ROWS = [
+    TrackedStep(model=TINY["gpt"], optimizer="sgd"),
+    TrackedStep(model=replace(TINY["gpt"], **MANY), precision="bf16", recompute="selective"),
+    TrackedStep(model=replace(TINY["gpt"], **LONG), precision="bf16", tensor_parallel=4),
+    TrackedStep(model=replace(TINY["llama"], **LONG), recompute="selective"),
+    TrackedStep(model=TINY["llama"], precision="bf16", recompute="full", tensor_parallel=2),
+    TrackedStep(model=TINY["bert"], recompute="full"),
+    TrackedStep(model=TINY["vit"], precision="bf16"),
+    TrackedStep(model=MODELS["resnet"]),
+]
+
+
+def words(step: TrackedStep) -> str:
+    return f"{step.model.family} {step.precision} {step.recompute} tp {step.tensor_parallel}"
+
+
+@pytest.mark.parametrize("step", ROWS, ids=words)
+def test_the_predicted_peak_is_the_tracked_one(step: TrackedStep) -> None:
+    found = tracked(step)
+    assert found.resident_bytes < found.peak_bytes
+    assert predicted(step) == pytest.approx(found.peak_bytes, rel=TARGET)
