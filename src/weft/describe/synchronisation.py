@@ -68,6 +68,7 @@ class SyncMethod:
         sent_share: returns the bytes sent for each byte of a stage's gradient, from the checked options, the
             plan, its graph and the stage; `wire` counts on top. 1 where only the plan matters.
         derived: by key, the options that follow from the places of a plan's stages in the cluster.
+        logged: returns whether a run can log the payloads of those gathers, from the checked options.
         local_gradients: each replica steps with its own gradient, without adding other replicas' gradients.
         kept: returns the numbers that each rank keeps for every weight, from the options and the number of
             replicas.
@@ -79,6 +80,7 @@ class SyncMethod:
     local_gradients: bool = False
     wire: Callable[[Any, Plan], Wire] = lambda options, plan: AS_IT_IS
     gathered: Callable[[Any, Plan], Wire] = lambda options, plan: AS_IT_IS
+    logged: Callable[[Any], bool] = lambda options: False
     sent_share: Callable[[Any, Plan, LayerGraph, int], float] = lambda options, plan, graph, stage: 1.0
     derived: Mapping[str, Callable[[Sequence[Stage], Cluster], int]] = field(default_factory=dict)
     kept: Callable[[Any, int], float] = lambda options, replicas: 0.0
@@ -185,6 +187,16 @@ def gather_wire_of(plan: Plan) -> Wire:
     """Return the communication and computation of a plan's gathers of weights; as `wire_of`."""
     method = sync_methods().get(plan.sync.name)
     return AS_IT_IS if method is None else method.gathered(_options_of(plan), plan)
+
+
+def is_logged(sync: Choice) -> bool:
+    """Return True if a run can log the payloads in which replicas learn each other's stepped weights.
+
+    Raises:
+        InputError: as `sync_options` does.
+    """
+    method = sync_methods().get(sync.name)
+    return method is not None and method.logged(sync_options(sync.name, sync.options))
 
 
 def sent_share_of(plan: Plan, graph: LayerGraph, stage: int) -> float:
