@@ -15,7 +15,7 @@ from weft.describe.prediction import Prediction
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.planning import PlanTable
 from weft.describe.run_tables.training import ANY_PRECISION
-from weft.describe.synchronisation import AUTO, DENSE
+from weft.describe.synchronisation import AUTO, DENSE, is_logged
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
 from weft.moves.registry import refused_pins
@@ -149,6 +149,18 @@ class PlannedJob:
         if needs.whole_sums != planned.whole_sums:
             found.append(f"counts other sums over whole tensors than {name} takes")
         return [Violation("plan: optimizer", f"{problem}; plan the run again") for problem in found]
+
+    @property
+    def unlogged(self) -> list[Violation]:
+        """One line if the run asks for a log of weights, and the plan sends nothing for it."""
+        if not self.run.checkpoint.weight_log:
+            return []
+        problem = None
+        if not is_logged(self.plan.sync):
+            problem = f"replicas send no payloads of few bits for weights, with sync {self.plan.sync.name!r}"
+        elif any(self.plan.grid(stage).ranks > 1 for stage in range(len(self.plan.stages))):
+            problem = "a log is kept of replicas without tensor or context ranks"
+        return [] if problem is None else [Violation("checkpoint.weight_log", problem, "false")]
 
     @property
     def misplaced(self) -> list[Violation]:

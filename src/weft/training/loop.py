@@ -20,6 +20,7 @@ from weft.run.launch.heartbeat import beating
 from weft.run.launch.worker_start import WorkerContext
 from weft.run.runtime import StepResult
 from weft.training.checkpoint.checkpoints import has_rank_tensors
+from weft.training.checkpoint.manifest import generations
 from weft.training.checkpoint.saver import Saved, Saver
 from weft.training.checkpoint.training_state import TrainingState
 from weft.training.coordination.agreement import StopRequest, gather, meeting_peers, together
@@ -28,7 +29,7 @@ from weft.training.data.sampler import SampleLedger
 from weft.training.directory.journal import peak_memory
 from weft.training.directory.run_directory import (
     RunDirectory,
-    checkpoint_times,
+    checkpoint_figures,
     last_plan_id,
     recorded_loss,
     warnings,
@@ -123,6 +124,8 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
     ledger = SampleLedger(run.task.samples, state.seed)
     tokens_per_step = plan.global_batch * run.task.tokens_per_sample
     first = state.origin(plan.global_batch)
+    if run.weight_log is not None:
+        run.weight_log.begin(state.step)
     with (
         StopRequest() as stop,
         _saver(run, state) as saver,
@@ -231,11 +234,16 @@ def _save(run: OpenRun, saver: Saver, state: TrainingState) -> None:
     with meeting_peers():
         runtime.average_statistics()
     _report(run, saver.save(state, runtime.stages, runtime.optimizers, runtime.stepped, runtime.methods))
+    if run.weight_log is not None:
+        run.weight_log.begin(state.step)
 
 
 def _report(run: OpenRun, saved: list[Saved]) -> None:
     for one in saved:
         run.journal.event("checkpoint", **asdict(one))
+    if saved and run.weight_log is not None:
+        oldest, _ = generations(run.checkpoints)[-1]
+        run.weight_log.prune(oldest)
 
 
 def _finish(run: OpenRun, state: TrainingState) -> None:
@@ -250,8 +258,16 @@ def _finish(run: OpenRun, state: TrainingState) -> None:
         final_loss=final_loss,
         final_metrics=metrics,
         steps=steps,
-        **checkpoint_times(run.directory),
+        **checkpoint_figures(run.directory),
+        **_log_figures(run),
     )
+
+
+def _log_figures(run: OpenRun) -> dict[str, float]:
+    """Return the mean bytes that all ranks have logged in a step; every rank calls it."""
+    if run.weight_log is None:
+        return {}
+    return {"weight_log_step_bytes": sum(gather(run.weight_log.step_bytes))}
 
 
 @contextmanager
