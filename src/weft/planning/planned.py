@@ -235,11 +235,21 @@ def _searched(run: RunFile, problem: Problem, planner: Planner | None) -> Planne
 
 
 def _best_of(run: RunFile, problem: Problem, ranking: Ranking) -> PlannedJob:
-    best = ranking.fitting[0]
-    assert best.plan is not None, "a fitting candidate was simulated"
-    plan = decided(problem, best.plan)
-    chosen_for = best.prediction if plan == best.plan else None
-    return PlannedJob(run=run, problem=problem, plan=plan, ranking=ranking, chosen_for=chosen_for)
+    plan, prediction = decided_file(problem, ranking.fitting[0])
+    return PlannedJob(run=run, problem=problem, plan=plan, ranking=ranking, chosen_for=prediction)
+
+
+def decided_file(problem: Problem, candidate: Candidate) -> PlanFile:
+    """Return the plan of a fitting candidate after all methods have decided, with its prediction.
+
+    Raises:
+        InputError: as `decided` does.
+    """
+    assert candidate.plan is not None, "a fitting candidate was simulated"
+    plan, graph = decided(problem, candidate.plan), problem.job.graph
+    if plan == candidate.plan:
+        return PlanFile(plan, candidate.prediction)
+    return PlanFile(plan, predict(problem.cost_model, plan, compile_plan(plan, graph)).prediction)
 
 
 def searched_densely(run: RunFile, planner: Planner | None = None) -> PlannedJob:
