@@ -1,4 +1,4 @@
-"""The weights that all replicas had in a step, from a checkpoint before it and the logs of all ranks since.
+"""The weights of all replicas in a step, from a checkpoint before it and the logs of all ranks since.
 
 The payloads pass through the function that ends a gather in training. So the weights have the same bits.
 """
