@@ -74,6 +74,13 @@ class Method:
     def begin(self, copies: Sequence[Copy]) -> Any:
         """What `after_step` remembers."""
 
+    def rests(self, place: int, step: int) -> bool:
+        """Whether the model with this place among all takes no step."""
+        return False
+
+    def see_all(self, copies: Sequence[Copy], step: int, told: Told) -> None:
+        """Change what the models have told of a step together."""
+
     def after_step(self, copies: Sequence[Copy], step: int, begun: Any) -> None:
         """Change the models that have stepped."""
 
@@ -212,9 +219,11 @@ def alone(rank: int, ranks: int, training: Training) -> Outcome:
     begun = [method.begin(copies) for method in training.methods]
     for step in range(training.steps):
         told: Told = {}
-        for copy in copies:
-            copy.step(step, told)
+        for place, copy in enumerate(copies):
+            if not any(method.rests(place, step) for method in training.methods):
+                copy.step(step, told)
         for method, state in zip(training.methods, begun, strict=True):
+            method.see_all(copies, step, told)
             method.after_step(copies, step, state)
         if training.evaluates:
             told["evaluated"] = [copies[0].evaluate()]

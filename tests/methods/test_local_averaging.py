@@ -4,30 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from program.mutations import without_edge, without_row
 from small_plans import make_plan, make_program, tiny
 
 from weft.describe.amount import Shape
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.models import resolve_model
 from weft.describe.plan import Choice, Plan
 from weft.describe.reading import parse_toml
 from weft.describe.run_file import parse_run
 from weft.describe.synchronisation import wire_of
 from weft.errors import InputError
 from weft.methods.gradient_norm.kinds import NORM
-from weft.methods.local_averaging.kinds import AVERAGE_WEIGHTS
-from weft.planning.compile import compile_evaluation, compile_folded
+from weft.methods.local_averaging.kinds import AVERAGE_WEIGHTS, AveragesWeights
+from weft.methods.local_averaging.options import LocalAveragingOptions
+from weft.methods.local_averaging.program import decide
+from weft.planning.compile import compile_evaluation, compile_folded, compile_part, compile_plan
 from weft.planning.planned import plan_run
 from weft.predict.cost.network import Network
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
 from weft.program.kinds import STEP, is_collective
 from weft.program.program import Columns, Program
+from weft.program.rank_program import digests
 from weft.program.verify import require_valid, verify
+from weft.timeline.figures import step_breakdown
 
 CONFIG = tiny(layers=2)
 ORDERS = [("gpipe", 1, 1), ("1f1b", 2, 1), ("breadth-first", 2, 2), ("zb-h1", 2, 1), ("chimera", 2, 1)]
@@ -74,6 +83,43 @@ def test_an_evaluation_averages_nothing() -> None:
     require_valid(program)
     assert program.steps_per_cycle == 1
     assert not (program.columns.kind == AVERAGE_WEIGHTS).any()
+
+
+@given(every=st.integers(1, 40), data=st.data())
+def test_the_steps_that_a_replica_takes_are_spread_evenly_and_end_with_the_cycle(
+    every: int, data: st.DataObject
+) -> None:
+    own = data.draw(st.integers(1, every))
+    options = LocalAveragingOptions(every=every, replica_steps=f"{every} {own}")
+    whole, taken = options.taken(2)
+    assert whole == tuple(range(every))
+    assert len(taken) == own
+    assert taken[-1] == every - 1
+    gaps = {later - step for step, later in pairwise((-1, *taken))}
+    assert gaps <= {every // own, -(-every // own)}
+
+
+@given(
+    order=st.sampled_from([*ORDERS[:4], ("gpipe", 2, 1)]),
+    steps=st.lists(st.integers(1, 4), min_size=2, max_size=2).filter(lambda steps: 4 in steps),
+    clips=st.booleans(),
+)
+def test_a_replica_that_rests_has_no_instructions_and_all_parts_are_those_of_the_whole(
+    order: tuple[str, int, int], steps: list[int], clips: bool
+) -> None:
+    plan = averaging(4, *order, replica_steps=" ".join(map(str, steps)))
+    if clips:
+        plan = plan.model_copy(update={"methods": (Choice(name="gradient-norm"),)})
+    program, graph = make_program(CONFIG, plan), layer_graph(CONFIG)
+    require_valid(program)
+    columns = program.columns
+    for replica, own in enumerate(LocalAveragingOptions(**plan.sync.options).taken(2)):
+        mine = columns.replica == replica
+        assert set(columns.iteration[mine].tolist()) == set(own)
+        assert set(columns.iteration[mine & (columns.kind == STEP)].tolist()) == set(own)
+        assert set(columns.iteration[mine & (columns.kind == AVERAGE_WEIGHTS)].tolist()) == {3}
+    parts = [compile_part(plan, graph, rank) for rank in range(plan.ranks)]
+    assert [part.digest for part in parts] == digests(program).tolist()
 
 
 def _average_of(program: Program) -> int:
@@ -167,6 +213,92 @@ def test_a_step_is_a_part_of_a_predicted_cycle() -> None:
         assert len(np.unique(whole.simulation.timeline.step)) == every
         steps[every] = whole.prediction.step_s
     assert steps[4] < steps[1]
+
+
+def test_replicas_that_take_other_numbers_of_steps_than_owed_are_named() -> None:
+    program = make_program(CONFIG, averaging(3, replica_steps="3 2"))
+    owed = AveragesWeights(every=3, steps=(3, 3))
+    methods = {**program.obligations.methods, "local-averaging": owed}
+    other = replace(program, obligations=replace(program.obligations, methods=methods))
+    said = "; ".join(str(one) for one in verify(other))
+    assert "averagings: replica 1 takes 2 steps of stage 0 in a cycle (nearest valid: 3)" in said
+    assert "replica 0" not in said
+
+
+UNEQUAL = parse_cluster("1xa100-80gb+1xv100-32gb")
+
+
+def waiting(plan: Plan, graph: LayerGraph) -> float:
+    program = compile_plan(plan, graph)
+    require_valid(program)
+    predicted = predict(CostModel(graph=graph, cluster=UNEQUAL), plan, program)
+    breakdown = step_breakdown(
+        predicted.simulation.timeline,
+        program.columns.peer,
+        predicted.simulation.step_s,
+        cycle=program.steps_per_cycle,
+    )
+    return breakdown["waiting"] / sum(breakdown.values())
+
+
+def test_unequal_devices_take_their_own_steps_and_meet_with_little_idle_time() -> None:
+    config = resolve_model("gpt2")
+    graph, model = layer_graph(config), CostModel(graph=layer_graph(config), cluster=UNEQUAL)
+    plain = make_plan(config, pp=1, dp=2, schedule="gpipe", precision="fp32")
+    plan = plain.model_copy(
+        update={"sync": Choice(name="local-averaging", options={"every": 32, "replica_steps": "auto"})}
+    )
+    predicted = predict(model, plan, compile_plan(plan, graph))
+    decided = decide(plan, compile_plan(plan, graph), predicted.simulation.timeline)
+    assert decide(decided, compile_plan(plan, graph), predicted.simulation.timeline) == decided
+    fast, slow = map(int, decided.sync.options["replica_steps"].split())
+    assert fast == 32 > slow
+    idle, own_idle = waiting(plan, graph), waiting(decided, graph)
+    assert own_idle < 0.03 < 0.1 < idle
+    # With one more step the slow replica would be late.
+    more = {**decided.sync.options, "replica_steps": f"32 {slow + 1}"}
+    late = plan.model_copy(update={"sync": Choice(name="local-averaging", options=more)})
+    step_s = [predict(model, one, compile_plan(one, graph)).prediction.step_s for one in (decided, late)]
+    assert step_s[0] < step_s[1]
+
+
+def test_the_planner_decides_own_steps_and_the_plan_records_them() -> None:
+    text = (
+        '[model]\npreset = "gpt2"\n[cluster]\nuse = "1xa100-80gb+1xv100-32gb"\n[goal]\n'
+        'contract = "empirical"\n[sync]\nmethod = "diloco"\nevery = 8\nreplica_steps = "auto"\n'
+        '[plan]\npp = 1\ndp = 2\n[train]\nglobal_batch = 2\nprecision = "fp32"\n'
+    )
+    job = plan_run(parse_run(parse_toml(text, "run")))
+    steps = str(job.plan.sync.options["replica_steps"]).split()
+    assert len(steps) == 2
+    assert max(map(int, steps)) == 8 > min(map(int, steps))
+    assert job.program.steps_per_cycle == 8
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ("3 4", "replica_steps: '4' is not one of 1 to 3, the steps of a cycle (nearest valid: auto)"),
+        ("3 many", "replica_steps: 'many' is not one of 1 to 3, the steps of a cycle"),
+        ("3 0", "replica_steps: '0' is not one of 1 to 3"),
+        ("2 1", "replica_steps: no replica takes all 3 steps of a cycle"),
+        ("3 2 1", "sync.replica_steps: 3 numbers for 2 replicas"),
+    ],
+)
+def test_wrong_numbers_of_steps_are_refused_in_one_line(steps: str, said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        make_program(CONFIG, averaging(3, replica_steps=steps))
+    [line] = refused.value.violations
+    assert said in str(line)
+
+
+def test_numbers_of_all_replicas_in_every_step_refuse_rests() -> None:
+    plan = averaging(3, replica_steps="3 2")
+    told = plan.model_copy(update={"methods": (Choice(name="micro-batch-norms"),)})
+    with pytest.raises(InputError, match="no replica rests in a step with micro-batch-norms"):
+        make_program(CONFIG, told)
+    with pytest.raises(InputError, match="no replica rests in a step with two paths on the same ranks"):
+        make_program(CONFIG, averaging(3, *ORDERS[4], replica_steps="3 3 2 2"))
 
 
 @pytest.mark.parametrize(

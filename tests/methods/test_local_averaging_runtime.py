@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from saved_checkpoints import save_checkpoint
 from small_jobs import SEED, batch_of, make_runtime, parameters_of
 from small_plans import make_plan, make_program, tiny
+from stopped_runs import text_run, through_and_stopped
 
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice, Plan
@@ -72,6 +74,7 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
         (2, "fp32", "slow-momentum", {}),
         (2, "bf16", "sign-momentum", {}),
         (1, "fp32", "sign-momentum", {"sign": "random", "download": "weights"}),
+        (1, "fp32", "diloco", {"replica_steps": "3 2"}),
     ],
 )
 def test_a_run_resumed_inside_a_cycle_goes_on_to_the_bit(
@@ -85,3 +88,31 @@ def test_a_run_resumed_inside_a_cycle_goes_on_to_the_bit(
         assert all(torch.equal(value, whole[name]) for name, value in resumed.items())
     one, other = replicas[0][1][1], replicas[pp][1][1]
     assert any(not torch.equal(value, other[name]) for name, value in one.items()), "replicas differ"
+
+
+OWN_STEPS = """
+[goal]
+contract = "empirical"
+[sync]
+method = "local-averaging"
+every = 3
+replica_steps = "3 2"
+"""
+
+
+def test_a_replica_that_rests_draws_no_samples_also_in_a_run_that_is_stopped(
+    worker_pool: WorkerPool, tmp_path: Path
+) -> None:
+    run_file = text_run(tmp_path, OWN_STEPS, steps=6).replace("pp = 2\ndp = 1", "pp = 1\ndp = 2")
+    through, stopped = through_and_stopped(worker_pool, tmp_path, run_file, steps=6, stop=4)
+    for directory in (through, stopped):
+        state = json.loads((directory / "checkpoints" / "step-00000006" / "state.json").read_text())
+        # Of three steps with two samples of each replica, one replica leaves out the first.
+        assert state["samples"] == 2 * (3 * 4 - 2)
+    rows = [
+        {row["step"]: row for row in map(json.loads, (one / "metrics.jsonl").read_text().splitlines())}
+        for one in (through, stopped)
+    ]
+    assert [row["loss"] for row in rows[0].values()] == [row["loss"] for row in rows[1].values()]
+    tokens = [row["tokens_per_s"] * row["step_s"] / 16 for row in rows[0].values()]
+    assert tokens == pytest.approx([2, 4, 4] * 2)

@@ -57,9 +57,13 @@ class Summary(BaseModel):
     checkpoints: Annotated[int, Field(ge=0)] = Field(
         default=0, description="completed, by all starts of the run"
     )
+    checkpoint_bytes: float = Field(default=0, description="of the last one")
     checkpoint_stall_s: float = Field(default=0.0, description="how long training stood still for them")
     checkpoint_write_s: float = Field(
         default=0.0, description="how long they were written while training went on"
+    )
+    weight_log_step_bytes: float | None = Field(
+        default=None, description="of all ranks' logs of weights in a step; absent without `weight_log`"
     )
 
 

@@ -18,13 +18,12 @@ from weft.cli.tables.candidates import candidate_record, plans_table
 from weft.cli.tables.plan import memory_bars
 from weft.cli.tables.search import kept_out_record
 from weft.describe.plan import precision_words
-from weft.describe.plan_file import PlanFile
 from weft.describe.run_file import RunFile
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
 from weft.planning.advice import Advised
 from weft.planning.comparison import Answer, compare_planners
-from weft.planning.planned import DEFAULT_PLANNER, PlannedJob
+from weft.planning.planned import DEFAULT_PLANNER, PlannedJob, decided_file
 from weft.planning.planners import Planner, Ranking, get_planner
 from weft.planning.planners.weft import WeftPlanner
 from weft.planning.precisions import precisions_of
@@ -160,7 +159,7 @@ def compared(problem: Problem, planners: Sequence[Planner], out: Path | None) ->
         raise InputError([Violation(f"{one.planner}: no layout fits", one.reason) for one in answers])
     best = answers[0].candidate
     if out is not None and best is not None and best.plan is not None:
-        out.write_text(PlanFile(best.plan, best.prediction).to_json())
+        out.write_text(decided_file(problem, best).to_json())
     return answers
 
 

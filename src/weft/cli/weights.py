@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from weft.training.interchange.hugging_face import WrittenFolder
 
 
-def export(run: Path, out: Path, /, *, checkpoint: int | None = None, json: Json = False) -> None:
+def export(
+    run: Path, out: Path, /, *, checkpoint: int | None = None, replay: int | None = None, json: Json = False
+) -> None:
     """Write the weights of a run as a folder that transformers loads.
 
     Example: weft export runs/demo gpt-demo
@@ -28,11 +30,14 @@ def export(run: Path, out: Path, /, *, checkpoint: int | None = None, json: Json
         The folder to write; it must not exist.
     checkpoint
         The step of the checkpoint; default: the newest complete checkpoint.
+    replay
+        Instead of a checkpoint's weights, those with which all replicas compute this step, from the log that
+        checkpoint.weight_log keeps.
     """
     require_torch()
     from weft.training.interchange.export import export as write_export
 
-    exported = write_export(run, out, checkpoint=checkpoint)
+    exported = write_export(run, out, checkpoint=checkpoint, replay=replay)
     for reason in exported.skipped:
         print(f"weft: skipped a checkpoint: {reason}", file=sys.stderr)
     _answer(exported.folder, exported.checkpoint, {"checkpoint": exported.checkpoint}, json)

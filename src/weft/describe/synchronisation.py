@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from weft.bundles import parts
 from weft.describe.cluster import Cluster
@@ -14,6 +15,7 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import SCALED, Choice, Plan, Stage
 from weft.describe.reading import violations_of
 from weft.describe.toml_table import Count, TomlTable
+from weft.describe.units import shown
 from weft.errors import InputError, Violation
 
 if TYPE_CHECKING:
@@ -50,10 +52,52 @@ AUTO = "auto"
 AS_IT_IS = Wire()
 
 
+# The option is decided from the predicted step of the chosen plan.
+DECIDED = "auto"
+
+
 class LocalSteps(TomlTable):
-    """The common key of `[sync]` of methods whose replicas step by themselves and then agree on weights."""
+    """The common keys of `[sync]` of methods whose replicas step by themselves and then agree on weights."""
 
     every: Count = Field(description="steps that replicas take by themselves between two averagings")
+    replica_steps: str = Field(
+        default="",
+        description='how many of them each replica takes, such as "8 3"; auto: as many as end with the '
+        "fastest replica's; default: all",
+    )
+
+    @model_validator(mode="after")
+    def _steps_of_a_cycle(self) -> LocalSteps:
+        words = self.replica_steps.split()
+        if words in ([], [DECIDED]):
+            return self
+        wrong = next((one for one in words if not one.isdecimal() or not 1 <= int(one) <= self.every), None)
+        if wrong is not None:
+            problem = f"{shown(wrong)} is not one of 1 to {self.every}, the steps of a cycle"
+            raise InputError([Violation("replica_steps", problem, DECIDED)])
+        if str(self.every) not in words:
+            problem = f"no replica takes all {self.every} steps of a cycle"
+            raise InputError([Violation("replica_steps", problem, DECIDED)])
+        return self
+
+    def steps_of(self, replicas: int) -> tuple[int, ...]:
+        """Return the steps of a cycle that each replica takes, at least one entry for each of `replicas`."""
+        words = self.replica_steps.split()
+        return (self.every,) * replicas if words in ([], [DECIDED]) else tuple(int(word) for word in words)
+
+    def taken(self, replicas: int) -> tuple[tuple[int, ...], ...]:
+        """Return the numbers of the steps of a cycle that each replica takes, evenly spread.
+
+        Every replica takes the last one.
+        """
+        return tuple(
+            tuple(
+                step
+                for step in range(self.every)
+                if (step + 1) * steps // self.every > step * steps // self.every
+            )
+            for steps in self.steps_of(replicas)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +112,7 @@ class SyncMethod:
         sent_share: returns the bytes sent for each byte of a stage's gradient, from the checked options, the
             plan, its graph and the stage; `wire` counts on top. 1 where only the plan matters.
         derived: by key, the options that follow from the places of a plan's stages in the cluster.
+        logged: returns whether a run can log the payloads of those gathers, from the checked options.
         local_gradients: each replica steps with its own gradient, without adding other replicas' gradients.
         kept: returns the numbers that each rank keeps for every weight, from the options and the number of
             replicas.
@@ -79,6 +124,7 @@ class SyncMethod:
     local_gradients: bool = False
     wire: Callable[[Any, Plan], Wire] = lambda options, plan: AS_IT_IS
     gathered: Callable[[Any, Plan], Wire] = lambda options, plan: AS_IT_IS
+    logged: Callable[[Any], bool] = lambda options: False
     sent_share: Callable[[Any, Plan, LayerGraph, int], float] = lambda options, plan, graph, stage: 1.0
     derived: Mapping[str, Callable[[Sequence[Stage], Cluster], int]] = field(default_factory=dict)
     kept: Callable[[Any, int], float] = lambda options, replicas: 0.0
@@ -113,6 +159,32 @@ def local_steps(sync: Choice, where: str = "sync") -> LocalSteps | None:
     options = sync_options(sync.name, sync.options, where)
     assert isinstance(options, LocalSteps), "its own table checks them"
     return options
+
+
+def micro_batches_of_steps(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """Return, by step of a cycle, the numbers in the global batch of the micro-batches that run.
+
+    The cycle has one step unless replicas rest in some steps.
+
+    Raises:
+        InputError: as `sync_options` does.
+    """
+    shares = [copy.micro_batches for copy in plan.stages[0].replicas]
+    ends = list(accumulate(shares))
+    of_replica = [range(end - share, end) for share, end in zip(shares, ends, strict=True)]
+    steps = local_steps(plan.sync)
+    if steps is None or set(steps.steps_of(len(shares))) == {steps.every}:
+        return (tuple(range(ends[-1])),)
+    taken = steps.taken(len(shares))
+    return tuple(
+        tuple(
+            number
+            for numbers, of_cycle in zip(of_replica, taken, strict=True)
+            if step in of_cycle
+            for number in numbers
+        )
+        for step in range(steps.every)
+    )
 
 
 def kept_numbers(sync: Choice, replicas: int) -> float:
@@ -185,6 +257,16 @@ def gather_wire_of(plan: Plan) -> Wire:
     """Return the communication and computation of a plan's gathers of weights; as `wire_of`."""
     method = sync_methods().get(plan.sync.name)
     return AS_IT_IS if method is None else method.gathered(_options_of(plan), plan)
+
+
+def is_logged(sync: Choice) -> bool:
+    """Return True if a run can log the payloads in which replicas learn each other's stepped weights.
+
+    Raises:
+        InputError: as `sync_options` does.
+    """
+    method = sync_methods().get(sync.name)
+    return method is not None and method.logged(sync_options(sync.name, sync.options))
 
 
 def sent_share_of(plan: Plan, graph: LayerGraph, stage: int) -> float:

@@ -64,10 +64,10 @@ def compile_folded(
 ) -> Program:
     """Return the training program with one pipeline for all equal ones, and one lane where lanes are equal.
 
-    All pipelines stay where shares of the batch are unequal, or where none is slowest in all of its stages.
-    Lanes are equal when each replica's ranks are equally fast devices of one node. Then they do the same at
-    the same time over the same links. Prices are those of the slowest. `micro_batches` is as for
-    `compile_plan`.
+    All pipelines stay where shares of the batch or steps of a cycle are unequal. They also stay where none is
+    slowest in all of its stages. Lanes are equal when each replica's ranks are equally fast devices of one
+    node. Then they do the same at the same time over the same links. Prices are those of the slowest.
+    `micro_batches` is as for `compile_plan`.
 
     Raises:
         InputError: see `compile_plan`.
@@ -75,8 +75,10 @@ def compile_folded(
     layout = _layout(plan, graph, micro_batches)
     layout.require_valid()
     places, ranks = ClusterPlaces(cluster), np.stack(layout.rank_tables)
-    foldable = len(set(layout.micro_batches)) == 1 and _one_is_slowest(plan, places, ranks)
-    program = assemble(_lowered(plan, graph, layout), 0 if foldable else None)
+    lowered = _lowered(plan, graph, layout)
+    alike = len(set(layout.micro_batches)) == len(set(lowered.taken)) == 1
+    foldable = alike and _one_is_slowest(plan, places, ranks)
+    program = assemble(lowered, 0 if foldable else None)
     equal = all((column[ranks] == column[ranks[..., :1]]).all() for column in (places.node, places.pace))
     return fold_lanes(program) if equal else program
 

@@ -15,7 +15,7 @@ from weft.describe.prediction import Prediction
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.planning import PlanTable
 from weft.describe.run_tables.training import ANY_PRECISION
-from weft.describe.synchronisation import AUTO, DENSE
+from weft.describe.synchronisation import AUTO, DENSE, is_logged
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
 from weft.moves.registry import refused_pins
@@ -151,6 +151,18 @@ class PlannedJob:
         return [Violation("plan: optimizer", f"{problem}; plan the run again") for problem in found]
 
     @property
+    def unlogged(self) -> list[Violation]:
+        """One line if the run asks for a log of weights, and the plan sends nothing for it."""
+        if not self.run.checkpoint.weight_log:
+            return []
+        problem = None
+        if not is_logged(self.plan.sync):
+            problem = f"replicas send no payloads of few bits for weights, with sync {self.plan.sync.name!r}"
+        elif any(self.plan.grid(stage).ranks > 1 for stage in range(len(self.plan.stages))):
+            problem = "a log is kept of replicas without tensor or context ranks"
+        return [] if problem is None else [Violation("checkpoint.weight_log", problem, "false")]
+
+    @property
     def misplaced(self) -> list[Violation]:
         """One line for each reason why the later plan cannot take over."""
         if self.later is None:
@@ -223,11 +235,21 @@ def _searched(run: RunFile, problem: Problem, planner: Planner | None) -> Planne
 
 
 def _best_of(run: RunFile, problem: Problem, ranking: Ranking) -> PlannedJob:
-    best = ranking.fitting[0]
-    assert best.plan is not None, "a fitting candidate was simulated"
-    plan = decided(problem, best.plan)
-    chosen_for = best.prediction if plan == best.plan else None
-    return PlannedJob(run=run, problem=problem, plan=plan, ranking=ranking, chosen_for=chosen_for)
+    plan, prediction = decided_file(problem, ranking.fitting[0])
+    return PlannedJob(run=run, problem=problem, plan=plan, ranking=ranking, chosen_for=prediction)
+
+
+def decided_file(problem: Problem, candidate: Candidate) -> PlanFile:
+    """Return the plan of a fitting candidate after all methods have decided, with its prediction.
+
+    Raises:
+        InputError: as `decided` does.
+    """
+    assert candidate.plan is not None, "a fitting candidate was simulated"
+    plan, graph = decided(problem, candidate.plan), problem.job.graph
+    if plan == candidate.plan:
+        return PlanFile(plan, candidate.prediction)
+    return PlanFile(plan, predict(problem.cost_model, plan, compile_plan(plan, graph)).prediction)
 
 
 def searched_densely(run: RunFile, planner: Planner | None = None) -> PlannedJob:

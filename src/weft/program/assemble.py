@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from weft.errors import InputError, Violation
-from weft.program.arrays import Ints
+from weft.program.arrays import Ints, Mask
 from weft.program.codes import numbered
 from weft.program.kinds import is_collective
 from weft.program.layout import PipelineLayout
@@ -23,19 +24,38 @@ from weft.program.rank_program import RankProgram
 from weft.program.splits import per_micro_batch
 
 
+class PipelineWork(NamedTuple):
+    """The micro-batches of a pipeline's steps, and the steps of a cycle that it takes."""
+
+    micro_batches: int
+    taken: tuple[int, ...]
+
+
+def pipeline_works(layout: PipelineLayout, taken: Sequence[tuple[int, ...]]) -> tuple[PipelineWork, ...]:
+    """Return the work of each pipeline; `taken` has its steps of a cycle."""
+    return tuple(map(PipelineWork, layout.pipeline_micro_batches, taken))
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoweredLayout:
-    """A valid layout with its lowered pipelines, by their micro-batches per step.
+    """A valid layout with its lowered pipelines, by their work.
 
     Attributes:
+        taken: by pipeline, the steps of a cycle that it takes.
         purpose, schedule: as in the program.
     """
 
     layout: PipelineLayout
     passes: PassList
-    pipelines: Mapping[int, LoweredPipeline]
+    taken: tuple[tuple[int, ...], ...]
+    pipelines: Mapping[PipelineWork, LoweredPipeline]
     purpose: str
     schedule: str = ""
+
+    @property
+    def works(self) -> tuple[PipelineWork, ...]:
+        """The work of each pipeline."""
+        return pipeline_works(self.layout, self.taken)
 
 
 def assemble(lowered: LoweredLayout, only_replica: int | None = None) -> Program:
@@ -48,12 +68,12 @@ def assemble(lowered: LoweredLayout, only_replica: int | None = None) -> Program
     kept = _kept_pipelines(layout, only_replica)
     ranks = layout.rank_table()
     meetings = passes.groups(layout)
-    shares = layout.pipeline_micro_batches
+    works = lowered.works
     parts: list[Columns] = []
     edges: list[Edges] = []
     first_row = 0
     for pipeline in kept:
-        one = lowered.pipelines[shares[pipeline]]
+        one = lowered.pipelines[works[pipeline]]
         for lane in range(ranks.shape[2]):
             copy = _copy(layout, one.columns, ranks[..., lane], pipeline)
             parts.append(replace(copy, group=meetings.of(copy, lane)))
@@ -91,7 +111,7 @@ def assemble_part(lowered: LoweredLayout, rank: int) -> RankProgram:
         problem = f"{rank} holds no stage; ranks 0 to {layout.ranks - 1} do"
         raise InputError(Violation("rank", problem, str(layout.ranks - 1)))
     pipeline, device, lane = found[0].tolist()
-    one = lowered.pipelines[layout.pipeline_micro_batches[pipeline]]
+    one = lowered.pipelines[lowered.works[pipeline]]
     devices = one.columns.rank
     rows = np.flatnonzero(devices == device)
     copy = _copy(layout, one.columns.take(rows), ranks[..., lane], pipeline)
@@ -122,10 +142,10 @@ def assemble_part(lowered: LoweredLayout, rank: int) -> RankProgram:
 def _first_rows(lowered: LoweredLayout, ranks: Ints) -> Ints:
     """Return the first row of each rank; `ranks` has shape (pipelines, devices, lanes)."""
     counts = {
-        share: np.bincount(one.columns.rank, minlength=ranks.shape[1])
-        for share, one in lowered.pipelines.items()
+        work: np.bincount(one.columns.rank, minlength=ranks.shape[1])
+        for work, one in lowered.pipelines.items()
     }
-    rows = np.stack([counts[share] for share in lowered.layout.pipeline_micro_batches])
+    rows = np.stack([counts[work] for work in lowered.works])
     of_rank = np.zeros(lowered.layout.ranks, dtype=np.int64)
     of_rank[ranks] = rows[..., None]
     return np.cumsum(of_rank) - of_rank
@@ -172,7 +192,10 @@ def _obligations(
     )
     owned = sorted((stage, replica) for replica, held in stages.items() for stage in held.tolist())
     trains = lowered.purpose == "train"
-    passes, steps = (_in_each_step(rows, lowered.passes.steps_per_cycle) for rows in (passes, steps))
+    runs = np.zeros((layout.replicas, lowered.passes.steps_per_cycle), dtype=np.bool_)
+    for replica in range(layout.replicas):
+        runs[replica, list(lowered.taken[replica // layout.paths])] = True
+    passes, steps = (_in_each_step(rows, runs) for rows in (passes, steps))
     backward, steps = (rows[rows[:, 0] >= layout.frozen_stages] for rows in (passes, steps))
     return Obligations(
         purpose=lowered.purpose,
@@ -187,10 +210,15 @@ def _obligations(
     )
 
 
-def _in_each_step(rows: Ints, steps: int) -> Ints:
-    """Repeat the rows for each step of a cycle, and append the step's number as their last column."""
+def _in_each_step(rows: Ints, runs: Mask) -> Ints:
+    """Repeat the rows for each step that their replica takes; the step's number is the last column.
+
+    `runs` has shape (replicas, steps of a cycle); the second column of rows is the replica.
+    """
+    steps = runs.shape[1]
     iteration = np.repeat(np.arange(steps, dtype=np.int64), len(rows))
-    return np.concatenate([np.tile(rows, (steps, 1)), iteration[:, None]], axis=1)
+    repeated = np.concatenate([np.tile(rows, (steps, 1)), iteration[:, None]], axis=1)
+    return repeated[np.flatnonzero(runs[repeated[:, 1], iteration])]
 
 
 def _product(stages: Ints, splits: Ints, replica: int, first: int, micro_batches: int) -> Ints:

@@ -14,7 +14,7 @@ import numpy as np
 
 from weft.errors import InputError, Violation, nearest
 from weft.program.arrays import Ints, Mask
-from weft.program.assemble import LoweredLayout, assemble
+from weft.program.assemble import LoweredLayout, PipelineWork, assemble, pipeline_works
 from weft.program.kinds import COMPUTATIONS, FORWARD, is_any_of, is_collective
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline, lower
@@ -66,14 +66,22 @@ def lowered_training(
     """
     layout.require_valid()
     passes = PassList.of(methods or {}, layout, trains=True)
-    pipelines: dict[int, LoweredPipeline] = {}
-    for micro_batches in dict.fromkeys(layout.pipeline_micro_batches):
-        orders = _schedule_orders(layout, schedule, options, micro_batches)
-        lowered = lower(layout, orders, micro_batches, schedule.name, trains=True)
-        pipelines[micro_batches] = passes.apply(lowered, layout)
-    _require_one_sequence(pipelines)
+    taken = passes.taken(layout)
+    pipelines: dict[PipelineWork, LoweredPipeline] = {}
+    for work in dict.fromkeys(pipeline_works(layout, taken)):
+        orders = _schedule_orders(layout, schedule, options, work.micro_batches)
+        lowered = lower(layout, orders, work.micro_batches, schedule.name, trains=True)
+        pipelines[work] = passes.apply(lowered, layout, work.taken)
+    for steps in dict.fromkeys(taken):
+        same = {work.micro_batches: one for work, one in pipelines.items() if work.taken == steps}
+        _require_one_sequence(same)
     return LoweredLayout(
-        layout=layout, passes=passes, pipelines=pipelines, purpose="train", schedule=schedule.name
+        layout=layout,
+        passes=passes,
+        taken=taken,
+        pipelines=pipelines,
+        purpose="train",
+        schedule=schedule.name,
     )
 
 
@@ -81,17 +89,17 @@ def lowered_evaluation(layout: PipelineLayout, methods: Mapping[str, Any] | None
     """Return the lowered pipelines of `build_evaluation_program`, as `lowered_training` does."""
     layout.require_valid()
     passes = PassList.of(methods or {}, layout, trains=False)
-    pipelines: dict[int, LoweredPipeline] = {}
-    for micro_batches in dict.fromkeys(layout.pipeline_micro_batches):
+    taken = passes.taken(layout)
+    pipelines: dict[PipelineWork, LoweredPipeline] = {}
+    for work in dict.fromkeys(pipeline_works(layout, taken)):
+        each = work.micro_batches // layout.paths
         orders = [
-            split_order(
-                _forward_order(layout.placement == device, micro_batches // layout.paths), layout.splits
-            )
+            split_order(_forward_order(layout.placement == device, each), layout.splits)
             for device in range(int(layout.placement.max()) + 1)
         ]
-        lowered = lower(layout, orders, micro_batches, "evaluation", trains=False)
-        pipelines[micro_batches] = passes.apply(lowered, layout)
-    return LoweredLayout(layout=layout, passes=passes, pipelines=pipelines, purpose="evaluate")
+        lowered = lower(layout, orders, work.micro_batches, "evaluation", trains=False)
+        pipelines[work] = passes.apply(lowered, layout, work.taken)
+    return LoweredLayout(layout=layout, passes=passes, taken=taken, pipelines=pipelines, purpose="evaluate")
 
 
 def _require_one_sequence(pipelines: Mapping[int, LoweredPipeline]) -> None:

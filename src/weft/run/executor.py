@@ -119,9 +119,13 @@ class Executor:
     def _outcome(self) -> Outcome:
         workspace = self._workspace
         methods = workspace.resources.methods.values()
+        shares = {name: share for one in methods for name, share in one.shares(workspace).items()}
+        if not self._actions[workspace.step % len(self._actions)]:
+            # The rank rests; its values are those of an earlier step.
+            return Outcome(PartOfSum(()), dict.fromkeys(shares, PartOfSum(())), {}, {})
         return Outcome(
-            PartOfSum(tuple(workspace.losses)),
-            {name: share for one in methods for name, share in one.shares(workspace).items()},
+            PartOfSum(tuple(workspace.losses), 1.0 / workspace.step_share),
+            shares,
             {name: value for one in methods for name, value in one.figures(workspace).items()},
             {name: value for one in methods for name, value in one.series(workspace).items()},
         )

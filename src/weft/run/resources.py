@@ -242,6 +242,13 @@ def share_of(program: RankProgram, stage: int) -> float:
     )
 
 
+def taken_share(program: RankProgram, stage: int) -> float:
+    """Return the share of a cycle's steps in which the rank runs one of its stages."""
+    columns = program.columns
+    own = (columns.kind == FORWARD) & (columns.stage == stage)
+    return len(np.unique(columns.iteration[own])) / program.steps_per_cycle
+
+
 def _replica_of(program: RankProgram, stage: int) -> int:
     """Return the replica of one of the rank's stages."""
     columns = program.columns

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from weft.describe.plan import GRADIENT_NORM, Plan
-from weft.describe.synchronisation import keeps_gradients_local
+from weft.describe.synchronisation import keeps_gradients_local, micro_batches_of_steps
 from weft.errors import InputError, RunError, Violation
 from weft.program.buffers import last_gradients
 from weft.program.rank_program import RankProgram
@@ -389,6 +389,9 @@ class RankRuntime:
             gradient_weight=gradient_weight(self.plan, self.program, last_stage)
             if last_stage in self._stages
             else 1.0,
+            step_shares=tuple(len(one) / program.micro_batches for one in micro_batches_of_steps(self.plan))
+            if training
+            else (1.0,),
             segments=stage_runs(program, self._resources),
             last_gradients=frozenset(program.first_row + row for row in last),
         )

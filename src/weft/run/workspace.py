@@ -78,6 +78,7 @@ class Workspace:
         micro_batch_weight: one over the micro-batches of the global batch, so that the losses add up to the
             global mean.
         gradient_weight: the factor of such a weighted loss in the gradient of a replica that steps by itself.
+        step_shares: by step of a cycle, the share of the global batch that runs; replicas may rest in a step.
         values: by (name, stage, micro-batch). The reader of a micro-batch's value removes it. A value of a
             whole stage stays until it is replaced.
         crossed: the values that cross between stages and have not been read.
@@ -92,6 +93,7 @@ class Workspace:
     training: bool
     micro_batch_weight: float
     gradient_weight: float = 1.0
+    step_shares: tuple[float, ...] = (1.0,)
     values: dict[tuple[str, int, int], Value[Any]] = field(default_factory=dict)
     crossed: dict[Crossed, Value[torch.Tensor]] = field(default_factory=dict)
     segments: Mapping[int, StageRun] = field(default_factory=dict)
@@ -103,6 +105,11 @@ class Workspace:
     def begin(self, step: int, batch: Batch) -> None:
         self.step, self.batch = step, batch
         self.losses.clear()
+
+    @property
+    def step_share(self) -> float:
+        """The share of the global batch that runs in this step."""
+        return self.step_shares[self.step % len(self.step_shares)]
 
     def loss_factor(self) -> float:
         """Return the factor of all losses in the gradients of the pass that runs now."""

@@ -114,11 +114,21 @@ class Synchroniser(Protocol):
 class Gatherer(Synchroniser, Protocol):
     """A synchroniser that also decides how replicas learn each other's stepped weights."""
 
-    def gather(self, weights: torch.Tensor, own: torch.Tensor, meeting: Meeting) -> None:
+    def gather(self, weights: torch.Tensor, own: torch.Tensor, meeting: Meeting) -> torch.Tensor:
         """Bring `weights`, shape (n,), up to date from every rank's `own` share, shape (n / size,).
 
         `weights` is the same on all ranks of the meeting, before and after. It may stay different from the
         shares.
+
+        Returns:
+            The payload that this rank has sent, uint8, of shape (bytes,).
+        """
+        ...
+
+    def take_in(self, weights: torch.Tensor, payloads: torch.Tensor) -> None:
+        """Bring `weights`, shape (n,), up to date from the payloads of all ranks, shape (size, bytes).
+
+        A gather ends with it. So weights and logged payloads give the same bits again.
         """
         ...
 

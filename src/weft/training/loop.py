@@ -13,22 +13,25 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from weft.describe.plan import Plan
 from weft.describe.plan_versions import current_id, former_ids
+from weft.describe.synchronisation import micro_batches_of_steps
 from weft.errors import RunError
 from weft.planning.planned import PlannedJob
 from weft.run.launch.heartbeat import beating
 from weft.run.launch.worker_start import WorkerContext
 from weft.run.runtime import StepResult
 from weft.training.checkpoint.checkpoints import has_rank_tensors
+from weft.training.checkpoint.manifest import generations
 from weft.training.checkpoint.saver import Saved, Saver
 from weft.training.checkpoint.training_state import TrainingState
 from weft.training.coordination.agreement import StopRequest, gather, meeting_peers, together
 from weft.training.data.reader import BatchReader, micro_batches_read, training_samples
-from weft.training.data.sampler import SampleLedger
+from weft.training.data.sampler import SampleLedger, StepSamples
 from weft.training.directory.journal import peak_memory
 from weft.training.directory.run_directory import (
     RunDirectory,
-    checkpoint_times,
+    checkpoint_figures,
     last_plan_id,
     recorded_loss,
     warnings,
@@ -121,12 +124,14 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
     plan, runtime, journal = run.job.plan, run.runtime, run.journal
     steps, every = run.job.last_step, run.job.run.checkpoint.every
     ledger = SampleLedger(run.task.samples, state.seed)
-    tokens_per_step = plan.global_batch * run.task.tokens_per_sample
-    first = state.origin(plan.global_batch)
+    samples = samples_of(plan)
+    first = state.origin(samples)
+    if run.weight_log is not None:
+        run.weight_log.begin(state.step)
     with (
         StopRequest() as stop,
         _saver(run, state) as saver,
-        _reader(run, state, ledger, first) as reader,
+        _reader(run, state, ledger, samples) as reader,
         _collecting_by_hand() as collect,
     ):
         left_out, former = 0, None
@@ -140,7 +145,7 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
             result = runtime.step(step, batch)
             step_s = (time.monotonic_ns() - started_ns) / 1e9
             vote = stop.read_vote()
-            consumed = first + (step + 1) * plan.global_batch
+            consumed = first + samples.before(step + 1)
             # Whether this step was left out, the host would have to wait for.
             if former is not None:
                 left_out = left_out + 1 if former.left_out else 0
@@ -150,7 +155,7 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
             journal.step(
                 result,
                 step_s=step_s,
-                tokens_per_s=tokens_per_step / step_s,
+                tokens_per_s=samples.of(step) * run.task.tokens_per_sample / step_s,
                 learning_rate=rate,
                 epoch=ledger.epochs(consumed),
                 data_wait_s=reader.waited_s,
@@ -197,7 +202,7 @@ def _saver(run: OpenRun, state: TrainingState) -> Saver:
 def _tell_data(run: OpenRun, state: TrainingState) -> None:
     """Write the event of the run's data; a task's warning is a separate event, which launchers print."""
     task, train = run.task, run.job.run.train
-    samples = state.samples + (train.steps - state.step) * run.job.plan.global_batch
+    samples = state.origin(samples_of(run.job.plan)) + samples_of(run.job.plan).before(train.steps)
     about = dict(getattr(task, "about", {}))
     warning = about.pop("warning", "")
     run.journal.event(
@@ -215,12 +220,17 @@ def _tell_data(run: OpenRun, state: TrainingState) -> None:
         run.journal.event("data warning", step=state.step, warning=warning)
 
 
-def _reader(run: OpenRun, state: TrainingState, ledger: SampleLedger, first: int) -> BatchReader:
-    plan = run.job.plan
+def samples_of(plan: Plan) -> StepSamples:
+    """Return the samples of a plan's steps."""
+    return StepSamples(micro_batches_of_steps(plan), plan.micro_batch_size)
+
+
+def _reader(run: OpenRun, state: TrainingState, ledger: SampleLedger, samples: StepSamples) -> BatchReader:
     return BatchReader(
-        training_samples(run.task, ledger, first, plan.global_batch, plan.micro_batch_size),
+        training_samples(run.task, ledger, state.origin(samples), samples),
         micro_batches_read(run.program, run.runtime.target_stages),
         range(state.step, run.job.last_step),
+        samples.runs,
     )
 
 
@@ -231,27 +241,42 @@ def _save(run: OpenRun, saver: Saver, state: TrainingState) -> None:
     with meeting_peers():
         runtime.average_statistics()
     _report(run, saver.save(state, runtime.stages, runtime.optimizers, runtime.stepped, runtime.methods))
+    if run.weight_log is not None:
+        run.weight_log.begin(state.step)
 
 
 def _report(run: OpenRun, saved: list[Saved]) -> None:
     for one in saved:
         run.journal.event("checkpoint", **asdict(one))
+    if saved and run.weight_log is not None:
+        oldest, _ = generations(run.checkpoints)[-1]
+        run.weight_log.prune(oldest)
 
 
 def _finish(run: OpenRun, state: TrainingState) -> None:
-    steps = run.job.run.train.steps
+    steps, samples = run.job.run.train.steps, samples_of(run.job.plan)
+    cycle = len(samples.numbers)
+    mean_samples = samples.before(cycle) / cycle
     final_loss, metrics = held_out(run, held_out_samples(run))
     run.journal.event("finished", step=steps, held_out_loss=final_loss, **metrics)
     run.journal.finish(
-        tokens_per_step=run.job.plan.global_batch * run.task.tokens_per_sample,
+        tokens_per_step=mean_samples * run.task.tokens_per_sample,
         memory=gather(peak_memory(run.device)),
         steps_per_cycle=run.program.steps_per_cycle,
         first_loss=state.first_loss,
         final_loss=final_loss,
         final_metrics=metrics,
         steps=steps,
-        **checkpoint_times(run.directory),
+        **checkpoint_figures(run.directory),
+        **_log_figures(run),
     )
+
+
+def _log_figures(run: OpenRun) -> dict[str, float]:
+    """Return the mean bytes that all ranks have logged in a step; every rank calls it."""
+    if run.weight_log is None:
+        return {}
+    return {"weight_log_step_bytes": sum(gather(run.weight_log.step_bytes))}
 
 
 @contextmanager

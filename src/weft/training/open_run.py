@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from weft.describe.plan_versions import current_id, former_ids
-from weft.errors import InputError
+from weft.errors import InputError, Violation
 from weft.files import weft_home
 from weft.planning.planned import PlannedJob
 from weft.program.rank_program import RankProgram
@@ -25,6 +25,7 @@ from weft.run.runtime import RankRuntime, require_runnable
 from weft.run.stage.build import build_stages
 from weft.run.stage.compilable import compile_problems
 from weft.run.state.precision import PRECISIONS, STEPPED
+from weft.run.state.synchroniser_state import REPLICAS, ReplicaState
 from weft.run.verified import require_verified
 from weft.training.checkpoint import checkpoints
 from weft.training.checkpoint.training_state import (
@@ -33,6 +34,8 @@ from weft.training.checkpoint.training_state import (
     require_same_job,
     require_steps_left,
 )
+from weft.training.checkpoint.weight_log import LOG, LogHeader, WeightLog
+from weft.training.checkpoint.weight_replay import unlogged_tensors
 from weft.training.coordination.agreement import together
 from weft.training.coordination.attendance import Attendance
 from weft.training.data.tokenizers import tokenizer_name
@@ -64,6 +67,7 @@ class OpenRun:
     device: torch.device
     recorder: Recorder | None
     journal: Journal
+    weight_log: WeightLog | None
 
     @property
     def directory(self) -> RunDirectory:
@@ -71,6 +75,8 @@ class OpenRun:
 
     def close(self) -> None:
         """End threads and free process groups; every rank calls it."""
+        if self.weight_log is not None:
+            self.weight_log.close()
         self.runtime.close()
         self.checkpoint_ranks.close()
 
@@ -152,6 +158,8 @@ def open_run(
         transport=run.run.transport,
         generation=generation,
     )
+    with together():
+        weight_log = _weight_log(job, run_dir, runtime) if run.checkpoint.weight_log else None
     return OpenRun(
         job=job,
         checkpoints=run_dir / "checkpoints",
@@ -167,7 +175,32 @@ def open_run(
         device=torch.device(context.device),
         recorder=recorder,
         journal=journal,
+        weight_log=weight_log,
     )
+
+
+def _weight_log(job: PlannedJob, run_dir: Path, runtime: RankRuntime) -> WeightLog:
+    """Return the log of the payloads that the runtime's gathers send.
+
+    Raises:
+        InputError: if the plan has no such payloads, or training changes tensors of the model without them.
+    """
+    if job.unlogged:
+        raise InputError(job.unlogged)
+    replicas = runtime.methods[REPLICAS]
+    assert isinstance(replicas, ReplicaState), "it has the name"
+    weights = replicas.weights
+    left_out = [
+        name for stage, one in weights.items() for name in unlogged_tensors(runtime.stages[stage], one.layout)
+    ]
+    if left_out:
+        problem = f"stages change {left_out[0]} without the gathers that a log keeps"
+        raise InputError(Violation("checkpoint.weight_log", problem, "false"))
+    places = {stage: one.place for stage, one in weights.items()}
+    log = WeightLog(run_dir / LOG, LogHeader(plan_id=job.plan.plan_id, rank=runtime.rank, places=places))
+    for one in weights.values():
+        one.keep = log.keep
+    return log
 
 
 def load(run: OpenRun, newest: Path) -> TrainingState:

@@ -41,7 +41,7 @@ def prepare(planned: PlannedJob, path: Path) -> Iterator[RunDirectory]:
     require_loggers(planned.run.report.log)
     problems = planned.misplaced
     for job in planned.all:
-        problems += unsupported(job.plan) + missing_packages(job.plan) + job.uncounted
+        problems += unsupported(job.plan) + missing_packages(job.plan) + job.uncounted + job.unlogged
         if planned.run.train.compile:
             problems += compile_problems(job.plan, job.program.columns.kind, job.problem.job.graph)
     if problems:

@@ -19,7 +19,7 @@ from weft.describe.run_file import RunFile
 from weft.describe.run_tables.training import CheckpointTable, ReportTable
 from weft.describe.this_machine import THIS_MACHINE
 from weft.errors import InputError, RunError, Violation
-from weft.planning.planned import PlannedJob
+from weft.planning.planned import PlannedJob, decided_file
 from weft.planning.planners import Candidate
 from weft.planning.residuals import observe
 from weft.predict.corrections import Observation
@@ -147,7 +147,7 @@ def trial(planned: PlannedJob, candidate: Candidate, steps: int) -> Trial:
 
 def job_of_trial(planned: PlannedJob, candidate: Candidate, steps: int) -> PlannedJob:
     """Return the job with another of its plans, `steps` steps, one checkpoint at the end and no loggers."""
-    assert candidate.plan is not None, "a fitting candidate was simulated"
+    plan, prediction = decided_file(planned.problem, candidate)
     run = planned.run
     short = run.model_copy(
         update={
@@ -156,9 +156,7 @@ def job_of_trial(planned: PlannedJob, candidate: Candidate, steps: int) -> Plann
             "report": ReportTable(),
         }
     )
-    return PlannedJob(
-        run=short, problem=planned.problem, plan=candidate.plan, chosen_for=candidate.prediction
-    )
+    return PlannedJob(run=short, problem=planned.problem, plan=plan, chosen_for=prediction)
 
 
 def _measured(job: PlannedJob, candidate: Candidate, directory: RunDirectory) -> Trial:

@@ -63,17 +63,53 @@ class Averages(Method):
     def after_step(self, copies: Sequence[Copy], step: int, states: dict[str, OuterMemory]) -> None:
         if (step + 1) % self.every:
             return
-        rate = sum(copies[0].learning_rates[-self.every :]) / self.every
+        rate, weights = self.rate(copies), self.weights(copies)
         same = zip(*(copy.masters.parameters() for copy in copies), strict=True)
         for (name, state), parameters in zip(states.items(), same, strict=True):
-            pairs = zip(copies, parameters, strict=True)
-            moved = sum(copy.share * (state.anchor - one) for copy, one in pairs)
+            pairs = zip(weights, parameters, strict=True)
+            moved = sum(weight * (state.anchor - one) for weight, one in pairs)
             self.outer(state, moved, rate, (step // self.every, name))
             for one in parameters:
                 one.copy_(state.anchor)
 
+    def weights(self, copies: Sequence[Copy]) -> list[float]:
+        """Those of the copies in the average."""
+        return [copy.share for copy in copies]
+
+    def rate(self, copies: Sequence[Copy]) -> float:
+        """The learning rate of a round."""
+        return sum(copies[0].learning_rates[-self.every :]) / self.every
+
     def check(self, runtime: RankRuntime) -> None:
         assert runtime.program.steps_per_cycle == self.every
+
+
+@dataclass(frozen=True)
+class OwnSteps(Averages):
+    """A replica takes as many steps of a cycle as its number says; its samples of them count."""
+
+    replica_steps: str = ""
+
+    @property
+    def taken(self) -> list[set[int]]:
+        """The steps of a cycle that each replica takes: its n-th ends no earlier than its share of them."""
+        numbers = [int(word) for word in self.replica_steps.split()]
+        return [{-(-turn * self.every // steps) - 1 for turn in range(1, steps + 1)} for steps in numbers]
+
+    def rests(self, place: int, step: int) -> bool:
+        return step % self.every not in self.taken[place]
+
+    def weights(self, copies: Sequence[Copy]) -> list[float]:
+        samples = [copy.share * len(taken) for copy, taken in zip(copies, self.taken, strict=True)]
+        return [one / sum(samples) for one in samples]
+
+    def rate(self, copies: Sequence[Copy]) -> float:
+        return copies[0].learning_rates[-1]
+
+    def see_all(self, copies: Sequence[Copy], step: int, told: Told) -> None:
+        ran = sum(copy.share for place, copy in enumerate(copies) if not self.rests(place, step))
+        for name in {"loss", "gradient_norm"} & told.keys():
+            told[name] = [told[name][0] / ran]
 
 
 class DenseAveraging(Averages):
@@ -96,4 +132,8 @@ ROWS = (
     AVERAGED(GPT, shares=(3, 1), methods=(Averages(2), Clips(0.2))),
     AVERAGED(TIED, "1f1b", pp=2, methods=(Averages(2), Clips(0.2))),
     AVERAGED(replace(divisible("llama"), layers=2), tp=2, methods=(Averages(2), Clips(0.2))),
+    AVERAGED(GPT, methods=(OwnSteps(3, "3 1"),)),
+    AVERAGED(GPT, shares=(3, 1), methods=(OwnSteps(3, "2 3"),)),
+    AVERAGED(LLAMA, optimizer="adamw", methods=(OwnSteps(3, "2 3"),)),
+    AVERAGED(TIED, "1f1b", pp=2, methods=(OwnSteps(3, "3 2"), Clips(0.2))),
 )

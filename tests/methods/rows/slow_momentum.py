@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from methods.rows.local_averaging import AVERAGED, GPT, TIED, Averages, OuterMemory
+from methods.rows.local_averaging import AVERAGED, GPT, TIED, Averages, OuterMemory, OwnSteps
 from small_plans import divisible
 
 
@@ -23,8 +23,13 @@ class SlowSteps(Averages):
         state.anchor.copy_(state.anchor - self.outer_learning_rate * rate * state.momentum)
 
 
+class OwnSlowSteps(OwnSteps, SlowSteps):
+    """Of replicas that take their own numbers of steps; the round's rate is that of its last step."""
+
+
 ROWS = (
     AVERAGED(GPT, optimizer="falling", methods=(SlowSteps(2),)),
     AVERAGED(TIED, "1f1b", pp=2, optimizer="adamw", methods=(SlowSteps(3, 0.8, 0.5),)),
+    AVERAGED(GPT, methods=(OwnSlowSteps(3, replica_steps="3 2"),)),
     AVERAGED(replace(divisible("llama"), layers=2), tp=2, methods=(SlowSteps(2),)),
 )

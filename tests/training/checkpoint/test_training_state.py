@@ -14,7 +14,7 @@ from weft.errors import InputError
 from weft.run.state.precision import STEPPED
 from weft.training.checkpoint.training_state import TrainingState, require_same_job, require_steps_left
 from weft.training.data.reader import training_samples
-from weft.training.data.sampler import SampleLedger
+from weft.training.data.sampler import SampleLedger, StepSamples
 
 SAVED = TrainingState(
     step=7,
@@ -60,8 +60,8 @@ def test_every_sample_comes_once_per_epoch_whatever_the_global_batches(
     """Starts of some steps each, with their micro-batches and the size of these."""
     ledger, state, task = SampleLedger(samples, 3), replace(SAVED, step=0, samples=0), Reads()
     for steps, micro_batches, size in segments:
-        batch = micro_batches * size
-        read = training_samples(task, ledger, state.origin(batch), batch, size)
+        of_steps, batch = StepSamples((tuple(range(micro_batches)),), size), micro_batches * size
+        read = training_samples(task, ledger, state.origin(of_steps), of_steps)
         for step in range(state.step, state.step + steps):
             for number in range(micro_batches):
                 read(step, number)

@@ -16,7 +16,7 @@ from weft.describe.models import resolve_model
 from weft.errors import RunError
 from weft.program.rank_program import part_of
 from weft.training.data.reader import BatchReader, Pair, micro_batches_read, training_samples
-from weft.training.data.sampler import SampleLedger
+from weft.training.data.sampler import SampleLedger, StepSamples
 from weft.training.tasks.base import TaskSettings
 
 STEPS = range(3, 7)
@@ -165,7 +165,9 @@ def test_a_sample_that_cannot_be_read_is_named_at_the_step_that_needed_it(tmp_pa
     ledger = SampleLedger(8, 1)
     where = ledger.take(0, 8).tolist().index(5)
     bad_step, number = where // 4, where % 4 // 2
-    with BatchReader(training_samples(task, ledger, 0, 4, 2), [0, 1], range(2)) as reader:
+    with BatchReader(
+        training_samples(task, ledger, 0, StepSamples(((0, 1),), 2)), [0, 1], range(2)
+    ) as reader:
         for step in range(2):
             batch = reader.step(step)
             for micro_batch in range(2):
@@ -193,4 +195,4 @@ def test_samples_that_can_be_read_one_by_one_are_all_named(tmp_path: Path) -> No
     ledger = SampleLedger(8, 0)
     first, second = ledger.take(2, 2).tolist()
     with pytest.raises(RunError, match=f"step 0: samples {first}, {second}: ValueError"):
-        training_samples(task, ledger, 0, 4, 2)(0, 1)
+        training_samples(task, ledger, 0, StepSamples(((0, 1),), 2))(0, 1)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import InputError
-from weft.training.data.sampler import SampleLedger
+from weft.training.data.sampler import SampleLedger, StepSamples
 
 samples = st.integers(1, 700)
 seeds = st.integers(0, 2**63)
@@ -105,3 +105,24 @@ def test_the_order_stays_the_same_across_versions() -> None:
 def test_no_samples_is_refused() -> None:
     with pytest.raises(InputError, match="0 samples"):
         SampleLedger(0, 1)
+
+
+@given(
+    numbers=st.lists(st.lists(st.integers(0, 9), min_size=1, unique=True), min_size=1, max_size=4),
+    size=st.integers(1, 3),
+    steps=st.integers(0, 10),
+)
+def test_micro_batches_that_run_take_one_sample_after_the_other(
+    numbers: list[list[int]], size: int, steps: int
+) -> None:
+    samples = StepSamples(tuple(map(tuple, numbers)), size)
+    taken: list[int] = []
+    for step in range(steps):
+        assert samples.before(step) == len(taken)
+        for number in numbers[step % len(numbers)]:
+            assert samples.runs(step, number)
+            first = samples.position(step, number)
+            taken += range(first, first + size)
+        assert not samples.runs(step, 10)
+        assert samples.of(step) == len(taken) - samples.before(step)
+    assert taken == list(range(samples.before(steps)))

@@ -10,7 +10,7 @@ import pytest
 
 from weft.training.directory.run_directory import (
     RunDirectory,
-    checkpoint_times,
+    checkpoint_figures,
     last_plan_id,
     plan_since,
     recorded_loss,
@@ -37,10 +37,10 @@ def directory(tmp_path: Path) -> RunDirectory:
         lines(
             [
                 event("started", 0.0, step=0, plan_id="a"),
-                event("checkpoint", 2.0, step=1, stall_s=0.25, write_s=1.0),
+                event("checkpoint", 2.0, step=1, stall_s=0.25, write_s=1.0, bytes=70),
                 event("plan changed", 4.5, step=1, former="a", now="b"),
                 event("resumed", 5.0, step=1, plan_id="b"),
-                event("checkpoint", 6.0, step=2, stall_s=0.5, write_s=2.0),
+                event("checkpoint", 6.0, step=2, stall_s=0.5, write_s=2.0, bytes=80),
             ]
         )
         + '{"event": "torn'
@@ -60,8 +60,9 @@ def test_a_loss_counts_where_the_same_plan_recorded_it_last(directory: RunDirect
 def test_starts_and_checkpoints_are_counted(directory: RunDirectory) -> None:
     assert last_plan_id(directory) == "b"
     assert plan_since(directory) == 1
-    assert checkpoint_times(directory) == {
+    assert checkpoint_figures(directory) == {
         "checkpoints": 2,
+        "checkpoint_bytes": 80,
         "checkpoint_stall_s": 0.75,
         "checkpoint_write_s": 3.0,
     }
@@ -72,7 +73,7 @@ def test_a_run_without_files_has_no_history(tmp_path: Path) -> None:
     assert last_plan_id(fresh) is None
     assert plan_since(fresh) == 0
     assert recorded_loss(fresh, 0, ["a"]) is None
-    assert checkpoint_times(fresh)["checkpoints"] == 0
+    assert checkpoint_figures(fresh)["checkpoints"] == 0
     assert warnings(fresh, 0.0) == []
 
 

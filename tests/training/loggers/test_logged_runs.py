@@ -115,7 +115,12 @@ def test_a_logger_that_cannot_start_does_not_stop_the_run(worker_pool: WorkerPoo
 def test_the_config_is_the_run_file_and_the_plan_in_short(tmp_path: Path) -> None:
     job = job_of(tmp_path, ["csv"])
     config = json.loads(json.dumps(config_of(job)))
-    assert config["run"]["checkpoint"] == {"every": EVERY, "keep": 2, "load_timeout_s": 30.0}
+    assert config["run"]["checkpoint"] == {
+        "every": EVERY,
+        "keep": 2,
+        "load_timeout_s": 30.0,
+        "weight_log": False,
+    }
     assert config["run"]["report"]["log"] == ["csv"]
     assert config["plan"]["plan_id"] == job.plan.plan_id
     assert config["plan"]["mesh"] == {"dp": 1, "pp": 1}

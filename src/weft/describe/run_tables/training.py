@@ -204,6 +204,10 @@ class CheckpointTable(TomlTable):
     load_timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=30.0, description="how long ranks that have loaded one wait for a rank that reads nothing"
     )
+    weight_log: bool = Field(
+        default=False,
+        description="keep the few bits in which replicas send stepped weights, since the oldest one",
+    )
 
 
 class ReportTable(TomlTable):

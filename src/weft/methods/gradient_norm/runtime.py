@@ -108,7 +108,8 @@ class GradientNorm(MethodState):
         """Return the share of a rank in the mean norm of replicas that step by themselves."""
         if self._replica_weight is None or not workspace.training:
             return {}
-        return {NORM: PartOfSum(tuple(self._known(workspace).values()), self._replica_weight)}
+        weight = self._replica_weight / workspace.step_share
+        return {NORM: PartOfSum(tuple(self._known(workspace).values()), weight)}
 
     def _known(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
         known = {name: workspace.values.get((name, NONE, NONE)) for name in self.numbers}

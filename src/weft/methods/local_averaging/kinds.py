@@ -23,10 +23,15 @@ AVERAGE_WEIGHTS = KINDS.register(
 
 @dataclass(frozen=True, kw_only=True)
 class AveragesWeights(Owed):
-    """The obligation of every trained stage's replicas to average its weights after `every` steps."""
+    """The obligation of every trained stage's replicas to average its weights after `every` steps.
+
+    Replica r takes `steps[r]` of them.
+    """
 
     every: int
+    steps: tuple[int, ...]
 
     @property
     def facts(self) -> Mapping[str, str]:
-        return {"weights averaged every": str(self.every)}
+        own = {} if set(self.steps) == {self.every} else {"steps of replicas": " ".join(map(str, self.steps))}
+        return {"weights averaged every": str(self.every), **own}

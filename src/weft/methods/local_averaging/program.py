@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import Plan
-from weft.describe.synchronisation import local_steps
+from weft.describe.plan import Choice, Plan
+from weft.describe.synchronisation import DECIDED, local_steps
 from weft.errors import Violation
 from weft.methods.local_averaging.kinds import AVERAGE_WEIGHTS, AveragesWeights
 from weft.methods.local_averaging.options import NAME
@@ -27,17 +27,28 @@ from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
 from weft.program.passes import GroupTable, Pass, replica_groups
 from weft.program.passes.insert import insert
-from weft.program.program import Columns, Edges
+from weft.program.program import Columns, Edges, Program
+from weft.timeline.timeline import Timeline
 
 NOBODY = "one replica has nobody to average with"
+# Methods whose numbers are of all replicas in every step.
+_EVERY_STEP = ("auxiliary-head", "micro-batch-norms")
 
 
 @dataclass(frozen=True, slots=True)
 class AveragingOptions:
-    """The number of steps between averagings, and the bytes of each stage's stepped weights on one rank."""
+    """The options of a cycle.
+
+    Attributes:
+        every: steps between averagings.
+        weight_bytes: by stage, of the stepped weights on one rank.
+        steps, taken: by replica, the number of these steps that it takes, and their numbers.
+    """
 
     every: int
     weight_bytes: tuple[int, ...]
+    steps: tuple[int, ...]
+    taken: tuple[tuple[int, ...], ...]
 
 
 def options(plan: Plan, graph: LayerGraph) -> AveragingOptions | None:
@@ -49,11 +60,48 @@ def options(plan: Plan, graph: LayerGraph) -> AveragingOptions | None:
     held = (
         stage_parameters(graph, stage.layers, plan.shape(index)) for index, stage in enumerate(plan.stages)
     )
-    return AveragingOptions(steps.every, tuple(element * parameters for parameters in held))
+    replicas = len(plan.stages[0].replicas)
+    return AveragingOptions(
+        every=steps.every,
+        weight_bytes=tuple(element * parameters for parameters in held),
+        steps=steps.steps_of(replicas),
+        taken=steps.taken(replicas),
+    )
 
 
 def refuse(layout: PipelineLayout, averaging: AveragingOptions, others: Mapping[str, Any]) -> list[Violation]:
-    return [Violation("sync", NOBODY, "dense")] if layout.replicas == 1 else []
+    if layout.replicas == 1:
+        return [Violation("sync", NOBODY, "dense")]
+    if len(averaging.steps) != layout.replicas:
+        problem = f"{len(averaging.steps)} numbers for {layout.replicas} replicas"
+        return [Violation("sync.replica_steps", problem, DECIDED)]
+    if set(averaging.steps) == {averaging.every}:
+        return []
+    together = [name for name in _EVERY_STEP if name in others]
+    if layout.paths > 1:
+        together.append("two paths on the same ranks")
+    return [
+        Violation("sync.replica_steps", f"no replica rests in a step with {one}", str(averaging.every))
+        for one in together
+    ]
+
+
+def decide(plan: Plan, program: Program, timeline: Timeline) -> Plan:
+    """Return the plan with the steps of replicas, as many as fit into those of the fastest one.
+
+    Heterogeneous local steps are those of Wang et al., arXiv 2007.07481.
+    """
+    steps = local_steps(plan.sync, "plan: sync.options")
+    if steps is None or steps.replica_steps != DECIDED:
+        return plan
+    own = timeline.kind != AVERAGE_WEIGHTS
+    replica = program.columns.replica[timeline.position[own]]
+    ends = np.zeros(len(plan.stages[0].replicas), dtype=np.int64)
+    np.maximum.at(ends, replica, timeline.end_ns[own])
+    spans = ends - timeline.start_ns[own].min()
+    fitting = np.maximum(1, spans.min() * steps.every // spans)
+    options = {**plan.sync.options, "replica_steps": " ".join(map(str, fitting.tolist()))}
+    return plan.model_copy(update={"sync": Choice(name=plan.sync.name, options=options)})
 
 
 def average(
@@ -97,10 +145,12 @@ PASS = Pass(
     name=NAME,
     options=options,
     cycle=lambda averaging: averaging.every,
+    taken=lambda averaging: averaging.taken,
     apply_to_cycle=average,
     last=True,
     refuse=refuse,
     groups=groups,
-    owes=lambda layout, averaging: AveragesWeights(every=averaging.every),
+    owes=lambda layout, averaging: AveragesWeights(every=averaging.every, steps=averaging.steps),
     check=check_averagings,
+    decide=decide,
 )

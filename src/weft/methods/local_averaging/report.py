@@ -20,6 +20,7 @@ def _rows(planned: PlannedJob, metrics: Sequence[Mapping[str, Any]]) -> list[tup
     return [
         ("replicas that step by themselves", str(replicas)),
         ("steps between averagings", str(steps.every)),
+        ("of them, steps of each replica", " ".join(map(str, steps.steps_of(replicas)))),
         ("averagings in the steps shown", str(averaged)),
         ("weights left out of them, not finite", f"{sum(row.get(LEFT_OUT, 0) for row in metrics):.0f}"),
     ]

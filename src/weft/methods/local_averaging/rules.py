@@ -9,7 +9,7 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import Layout
 from weft.describe.plan import SCALED, Choice, Plan
 from weft.describe.plan_file import PlanRule, listed
-from weft.describe.synchronisation import keeps_gradients_local, local_steps
+from weft.describe.synchronisation import DECIDED, keeps_gradients_local, local_steps
 from weft.errors import InputError, Violation
 from weft.methods.local_averaging.options import NAME
 from weft.methods.local_averaging.program import NOBODY
@@ -33,8 +33,13 @@ def _scales(job: Job, layout: Layout) -> str | None:
 
 def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
     try:
-        if local_steps(plan.sync, "plan: sync.options") is None:
+        steps = local_steps(plan.sync, "plan: sync.options")
+        if steps is None:
             return
+        if steps.replica_steps == DECIDED:
+            problem = f"replica_steps: {DECIDED}: the choice of a plan decides it, and a plan states it"
+            all_steps = " ".join(map(str, steps.steps_of(len(plan.stages[0].replicas))))
+            yield Violation("plan: sync.options", problem, all_steps)
     except InputError as error:
         yield from error.violations
         return

@@ -21,8 +21,22 @@ def check_averagings(program: Program, owed: AveragesWeights | None) -> list[Vio
     steps = program.obligations.step
     last = steps[(steps[:, 2] + 1) % owed.every == 0]
     found = check_runs(program, "averagings", np.insert(last, 2, -1, axis=1), AVERAGE_WEIGHTS)
+    found += _check_own_steps(program, owed)
     # A folded program has the rows of one replica only.
     return found if program.kept_replica is not None else found + _check_members(program)
+
+
+def _check_own_steps(program: Program, owed: AveragesWeights) -> list[Violation]:
+    """Check that every replica takes as many steps of a cycle as its own number says."""
+    places, counts = np.unique(program.obligations.step[:, :2], axis=0, return_counts=True)
+    cycles = program.steps_per_cycle // owed.every
+    return [
+        Violation(
+            "averagings", f"replica {replica} takes {count} steps of stage {stage} in a cycle", str(own)
+        )
+        for (stage, replica), count in zip(places.tolist(), counts.tolist(), strict=True)
+        if count != (own := cycles * owed.steps[replica])
+    ]
 
 
 def _check_members(program: Program) -> list[Violation]:

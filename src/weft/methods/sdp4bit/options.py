@@ -111,6 +111,7 @@ SYNC = SyncMethod(
     table=Sdp4BitOptions,
     wire=_wire,
     gathered=_gathered,
+    logged=lambda options: options.weights != "whole",
     derived={"replicas_per_node": replicas_per_node},
     proposals=_proposals,
 )

@@ -157,10 +157,9 @@ class QuantisedGradients(Dense):
 class QuantisedSharding(QuantisedGradients):
     """Gradients as in `QuantisedGradients`, and gathers of quantised weights or of their changes."""
 
-    def gather(self, weights: torch.Tensor, own: torch.Tensor, meeting: Meeting) -> None:
+    def gather(self, weights: torch.Tensor, own: torch.Tensor, meeting: Meeting) -> torch.Tensor:
         """Add every rank's quantised change, or put its quantised weights, into `weights` on all ranks."""
-        options, shares = self._options, weights.view(meeting.group.size, -1)
-        quantiser = Quantiser(bits=options.weight_bits, group=options.weight_group)
+        options, shares, quantiser = self._options, weights.view(meeting.group.size, -1), self._of_weights
         payload = own.new_empty(quantiser.payload_bytes(len(own)), dtype=torch.uint8)
         key = key_of(meeting, "weights")
         if options.weights == "direct":
@@ -169,13 +168,22 @@ class QuantisedSharding(QuantisedGradients):
             quantiser.encode_difference(own, shares[meeting.group.place], payload, key)
         payloads = payload.new_empty(len(shares), len(payload))
         meeting.group.all_gather(payloads.view(-1), payload)
-        decoded = torch.empty_like(own, dtype=torch.float32)
+        self.take_in(weights, payloads)
+        return payload
+
+    def take_in(self, weights: torch.Tensor, payloads: torch.Tensor) -> None:
+        shares = weights.view(len(payloads), -1)
+        decoded = torch.empty_like(shares[0], dtype=torch.float32)
         for share, received in zip(shares, payloads, strict=True):
-            quantiser.decode(received, decoded)
-            if options.weights == "direct":
+            self._of_weights.decode(received, decoded)
+            if self._options.weights == "direct":
                 share.copy_(decoded)
             else:
                 share.add_(decoded.to(share.dtype))
+
+    @property
+    def _of_weights(self) -> Quantiser:
+        return Quantiser(bits=self._options.weight_bits, group=self._options.weight_group)
 
 
 def key_of(meeting: Meeting, *what: str) -> Key:

@@ -82,6 +82,7 @@ class Pass(Generic[Options]):
         apply: returns the pipeline of one step with the method's rows and edges.
         cycle: returns the steps in a cycle of the method; a program's cycle is their least common multiple.
         apply_to_cycle: returns the pipeline of a whole cycle with the method's rows and edges.
+        taken: returns, by replica, the steps of the method's cycle that it takes; None: all of them.
         default: the options of programs that are built without a plan.
         after: methods with passes that come before this one.
         last: True: the pass comes after all passes that are not last.
@@ -103,6 +104,7 @@ class Pass(Generic[Options]):
     apply_to_cycle: Callable[[LoweredPipeline, PipelineLayout, Options], LoweredPipeline] = (
         lambda pipeline, layout, options: pipeline
     )
+    taken: Callable[[Options], Sequence[Sequence[int]] | None] = lambda options: None
     default: Options | None = None
     after: tuple[str, ...] = ()
     last: bool = False
@@ -194,11 +196,32 @@ class PassList:
             raise InputError(Violation("methods", problem, str(MOST_STEPS)))
         return steps
 
-    def apply(self, pipeline: LoweredPipeline, layout: PipelineLayout) -> LoweredPipeline:
-        """Apply all passes to the pipeline of one step and return the pipeline of a cycle."""
+    def taken(self, layout: PipelineLayout) -> tuple[tuple[int, ...], ...]:
+        """Return, by pipeline, the steps of a cycle that it takes."""
+        found = [range(self.steps_per_cycle)] * layout.pipelines
+        steps = [tuple(one) for one in found]
+        for method, options in self.passes:
+            by_replica, cycle = method.taken(options), method.cycle(options)
+            if by_replica is not None:
+                of_pipeline = by_replica[:: layout.paths]
+                steps = [
+                    tuple(step for step in mine if step % cycle in own)
+                    for mine, own in zip(steps, of_pipeline, strict=True)
+                ]
+        return tuple(steps)
+
+    def apply(
+        self, pipeline: LoweredPipeline, layout: PipelineLayout, taken: Sequence[int]
+    ) -> LoweredPipeline:
+        """Apply all passes to the pipeline of one step and return its pipeline of a cycle.
+
+        It has the steps in `taken` only, and each of them follows the one before in `taken`.
+        """
         for one, options in self.passes:
             pipeline = one.apply(pipeline, layout, options)
-        pipeline = repeated(pipeline, self.steps_per_cycle)
+        columns, edges = repeated(pipeline, len(taken))
+        number = np.array(taken, dtype=np.int64)[columns.iteration]
+        pipeline = LoweredPipeline(replace(columns, iteration=number), edges)
         for one, options in self.passes:
             pipeline = one.apply_to_cycle(pipeline, layout, options)
         return pipeline

@@ -8,7 +8,7 @@ buffer (`GatheredWeights`), in which the stages of a rank take turns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -18,6 +18,9 @@ from weft.run.state.bucket import FlatLayout
 from weft.run.state.precision import give
 from weft.run.streams import THERE, Value
 from weft.sync.base import Gatherer, Group, Meeting
+
+# Keeps a payload of a gather: (the step that computes with the gathered weights, the stage, the payload).
+KeepPayload = Callable[[int, int, torch.Tensor], None]
 
 
 class StageWeights(Protocol):
@@ -95,7 +98,9 @@ class ReplicaWeights:
         meeting: of the gathers, whatever their step.
 
     Attributes:
+        layout: the stage's layout.
         shown: the own range of all weights.
+        keep: takes each payload that this rank sends: its step, its stage, the payload; None keeps none.
         steps: the number of the step that computes with all weights, and with the own ranges, on the host.
     """
 
@@ -105,6 +110,8 @@ class ReplicaWeights:
         self._flat = flat
         self._gatherer = gatherer
         self._meeting = meeting
+        self.layout = layout
+        self.keep: KeepPayload | None = None
         self._source: torch.Tensor | None = None
         self.own = flat[own].clone()
         self.shown = flat[own]
@@ -121,8 +128,15 @@ class ReplicaWeights:
             self._source = None
         shown, stepped = self.steps.tolist()
         if shown != stepped:
-            self._gatherer.gather(self._flat, self.own, replace(self._meeting, step=stepped))
+            sent = self._gatherer.gather(self._flat, self.own, replace(self._meeting, step=stepped))
             self.steps[0] = stepped
+            if self.keep is not None:
+                self.keep(stepped, self._meeting.stage, sent)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """This rank's place among the ranks that share the stage, and their number."""
+        return self._meeting.group.place, self._meeting.group.size
 
     def require(self) -> None:
         """Do nothing: the weights are always there."""

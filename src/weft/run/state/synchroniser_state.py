@@ -37,20 +37,27 @@ class SynchroniserState(MethodState):
 
 
 class ReplicaState(MethodState):
-    """The weights that all replicas have, of which a checkpoint keeps the own range of each rank."""
+    """The weights that all replicas have, of which a checkpoint keeps the own range of each rank.
+
+    Attributes:
+        weights: by stage.
+    """
+
+    def __init__(self) -> None:
+        self.weights: Mapping[int, ReplicaWeights] = {}
 
     def begin(self, resources: Resources) -> None:
         weights = {stage: shard.weights for stage, shard in resources.shards.items()}
-        self._weights = {stage: one for stage, one in weights.items() if isinstance(one, ReplicaWeights)}
+        self.weights = {stage: one for stage, one in weights.items() if isinstance(one, ReplicaWeights)}
 
     def rank_tensors(self) -> Mapping[str, torch.Tensor]:
-        shown = {f"shown/{stage}": one.shown for stage, one in self._weights.items()}
-        return shown | {f"steps/{stage}": one.steps for stage, one in self._weights.items()}
+        shown = {f"shown/{stage}": one.shown for stage, one in self.weights.items()}
+        return shown | {f"steps/{stage}": one.steps for stage, one in self.weights.items()}
 
     def resume(self) -> None:
-        for one in self._weights.values():
+        for one in self.weights.values():
             one.resume()
 
     def rebase(self) -> None:
-        for one in self._weights.values():
+        for one in self.weights.values():
             one.rebase()

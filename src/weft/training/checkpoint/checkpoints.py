@@ -97,12 +97,18 @@ def _rank_tensors(
     own: Mapping[str, torch.Tensor], methods: Mapping[str, MethodState]
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of this rank alone by name, for replicas that differ."""
+    rank = dist.get_rank()
     kept = {
-        f"method/{method}/{name}": tensor
+        rank_tensor(rank, method, name): tensor
         for method, state in methods.items()
         for name, tensor in state.rank_tensors().items()
     }
-    return {f"{_RANK}/{dist.get_rank()}/{name}": tensor for name, tensor in {**own, **kept}.items()}
+    return {f"{_RANK}/{rank}/{name}": tensor for name, tensor in own.items()} | kept
+
+
+def rank_tensor(rank: int, method: str, name: str) -> str:
+    """Return the name in a checkpoint of a tensor that a method keeps for one rank alone."""
+    return f"{_RANK}/{rank}/method/{method}/{name}"
 
 
 def _method_tensors(methods: Mapping[str, MethodState]) -> dict[str, torch.Tensor]:

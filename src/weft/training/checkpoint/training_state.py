@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from weft.errors import InputError, RunError, Violation
 from weft.training.checkpoint.manifest import FORMAT, canonical
+from weft.training.data.sampler import StepSamples
 
 STATE = "state.json"
 PRECISION = "precision"
@@ -47,13 +48,13 @@ class TrainingState:
         """Return the content of `state.json`."""
         return canonical({"format": FORMAT, **asdict(self)})
 
-    def origin(self, global_batch: int) -> int:
-        """Return the ledger position of step 0 such that the next step of `global_batch` begins at `samples`.
+    def origin(self, steps: StepSamples) -> int:
+        """Return the ledger position of step 0 such that the next step begins at `samples`.
 
-        Step s takes the samples from `origin + s * global_batch` on. The origin is negative if earlier steps
+        Step s takes the samples from `origin + steps.before(s)` on. The origin is negative if earlier steps
         were smaller; no step begins there.
         """
-        return self.samples - self.step * global_batch
+        return self.samples - steps.before(self.step)
 
 
 def read_state(path: Path) -> TrainingState:

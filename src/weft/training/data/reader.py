@@ -18,7 +18,7 @@ from weft.program.arrays import Ints
 from weft.program.kinds import FORWARD
 from weft.program.rank_program import RankProgram
 from weft.run.workspace import Batch
-from weft.training.data.sampler import SampleLedger
+from weft.training.data.sampler import SampleLedger, StepSamples
 from weft.training.tasks.base import Task
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -33,11 +33,19 @@ class BatchReader:
         read: the function that reads a micro-batch; called in the thread, in the order of the steps.
         numbers: global micro-batch numbers of a step, in the order of their use.
         steps: the steps to read, in order.
+        runs: returns whether a micro-batch, by its number, runs in a step; others are not read.
     """
 
-    def __init__(self, read: Read, numbers: Sequence[int], steps: range) -> None:
+    def __init__(
+        self,
+        read: Read,
+        numbers: Sequence[int],
+        steps: range,
+        runs: Callable[[int, int], bool] = lambda step, number: True,
+    ) -> None:
         self._read = read
         self._numbers = tuple(numbers)
+        self._runs = runs
         self._steps = steps
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="weft-reader")
         self._waited_s = 0.0
@@ -73,7 +81,11 @@ class BatchReader:
     def _ask(self, step: int) -> dict[int, Future[Pair]]:
         if step not in self._steps:
             return {}
-        return {number: self._pool.submit(self._read, step, number) for number in self._numbers}
+        return {
+            number: self._pool.submit(self._read, step, number)
+            for number in self._numbers
+            if self._runs(step, number)
+        }
 
 
 def micro_batches_read(program: RankProgram, target_stages: Collection[int] = ()) -> list[int]:
@@ -92,21 +104,19 @@ def micro_batches_read(program: RankProgram, target_stages: Collection[int] = ()
     return list(dict.fromkeys(needed))
 
 
-def training_samples(task: Task, ledger: SampleLedger, first: int, global_batch: int, size: int) -> Read:
-    """Return a function that reads micro-batch g of step s.
-
-    It has samples g * size to (g + 1) * size of the step's global batch. A failed read raises RunError.
+def training_samples(task: Task, ledger: SampleLedger, first: int, samples: StepSamples) -> Read:
+    """Return a function that reads micro-batch g of step s. A failed read raises RunError.
 
     Args:
         first: the ledger position of step 0 (`TrainingState.origin`).
     """
 
     def read(step: int, number: int) -> Pair:
-        samples = ledger.take(first + step * global_batch + number * size, size)
+        taken = ledger.take(first + samples.position(step, number), samples.size)
         try:
-            return task.batch(samples)
+            return task.batch(taken)
         except Exception as error:
-            raise RunError(f"step {step}: {_named(task, samples, error)}") from error
+            raise RunError(f"step {step}: {_named(task, taken, error)}") from error
 
     return read
 

@@ -69,6 +69,40 @@ class SampleLedger:
         return position / self.samples
 
 
+@dataclass(frozen=True, slots=True)
+class StepSamples:
+    """The samples that steps take from a ledger, one micro-batch after the other.
+
+    Attributes:
+        numbers: by step of a cycle, the numbers in the global batch of the micro-batches that run.
+        size: samples of a micro-batch.
+    """
+
+    numbers: tuple[tuple[int, ...], ...]
+    size: int
+
+    def of(self, step: int) -> int:
+        """Return the number of samples of a step."""
+        return self.size * len(self._of(step))
+
+    def before(self, step: int) -> int:
+        """Return the number of samples of all steps before this one."""
+        cycles, rest = divmod(step, len(self.numbers))
+        counts = [len(numbers) for numbers in self.numbers]
+        return self.size * (cycles * sum(counts) + sum(counts[:rest]))
+
+    def position(self, step: int, number: int) -> int:
+        """Return the number of samples before a micro-batch that runs in a step."""
+        return self.before(step) + self.size * self._of(step).index(number)
+
+    def runs(self, step: int, number: int) -> bool:
+        """Return True if the micro-batch runs in the step."""
+        return number in self._of(step)
+
+    def _of(self, step: int) -> tuple[int, ...]:
+        return self.numbers[step % len(self.numbers)]
+
+
 _MASK = (1 << 64) - 1
 _ROUND_CONSTANTS = np.arange(1, ROUNDS + 1, dtype=np.uint64) * GOLDEN
 

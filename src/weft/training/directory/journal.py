@@ -102,7 +102,7 @@ class Journal:
     def finish(
         self,
         *,
-        tokens_per_step: int,
+        tokens_per_step: float,
         memory: Sequence[Mapping[str, int]],
         steps_per_cycle: int = 1,
         **results: Any,

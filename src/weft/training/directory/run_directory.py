@@ -7,6 +7,7 @@ The launcher uses it; it does not import torch.
       verified.json                                         the launcher's verified digests, for its workers
       then/plan.json ...                                    the same files of a plan that takes over later
       metrics.jsonl events.jsonl slots/ logs/ checkpoints/  written by the workers
+      weight_log/                                           few bits of stepped weights, if asked for
       measured.parquet summary.json trace.json report.html  written when the run ends
       evaluation.json                                       written when a checkpoint is evaluated
       run.lock                                              locked while the run is being trained
@@ -264,11 +265,15 @@ def recorded_loss(directory: RunDirectory, step: int, plan_ids: Collection[str])
     return None
 
 
-def checkpoint_times(directory: RunDirectory) -> dict[str, float]:
-    """Return the number of checkpoints of all starts, with their total seconds of stall and of writing."""
+def checkpoint_figures(directory: RunDirectory) -> dict[str, float]:
+    """Return the number of checkpoints of all starts, with their total seconds of stall and of writing.
+
+    The bytes are those of the last one.
+    """
     saved = [event for event in directory.events() if event["event"] == "checkpoint"]
     return {
         "checkpoints": len(saved),
+        "checkpoint_bytes": saved[-1]["bytes"] if saved else 0,
         "checkpoint_stall_s": sum(event["stall_s"] for event in saved),
         "checkpoint_write_s": sum(event["write_s"] for event in saved),
     }

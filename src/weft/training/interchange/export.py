@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from weft.describe.run_file import RunFile, load_run
 from weft.describe.run_tables.training import BYTES
 from weft.errors import InputError, Violation
 from weft.training.checkpoint.manifest import generation_path, generations, newest_complete, verify
-from weft.training.checkpoint.tensor_folders import SafetensorsFolder
+from weft.training.checkpoint.tensor_folders import SafetensorsFolder, TensorFolder
+from weft.training.checkpoint.weight_replay import replay as replayed_weights
 from weft.training.data.tokenizer_json import SETTINGS_FILE, TOKENIZER_FILE, JsonTokenizer, tokenizer_file
 from weft.training.data.tokenizers import fingerprint_of, get_tokenizer, tokenizer_name
 from weft.training.directory.run_directory import RunDirectory
@@ -39,7 +40,12 @@ class Exported:
 
 
 def export(
-    run_dir: Path, out: Path, *, checkpoint: int | None = None, file_bytes: int = FILE_BYTES
+    run_dir: Path,
+    out: Path,
+    *,
+    checkpoint: int | None = None,
+    replay: int | None = None,
+    file_bytes: int = FILE_BYTES,
 ) -> Exported:
     """Write a checkpoint of a run as a folder for `transformers.AutoModelForCausalLM.from_pretrained`.
 
@@ -48,21 +54,32 @@ def export(
 
     Args:
         checkpoint: the step of the checkpoint; default: the newest whole one.
+        replay: write the weights with which all replicas compute this step, from the run's log of weights.
         file_bytes: the largest number of tensor bytes in one file.
 
     Raises:
-        InputError: if there is no such run or checkpoint, its tensors are not the model's, or `out` exists.
+        InputError: if there is no such run or checkpoint, its tensors are not the model's, or `out` exists;
+            or if the log does not reach the step.
         RunError: if the checkpoint is damaged.
     """
     RunDirectory(run_dir).require()
     run = load_run(run_dir / "run.toml")
     config = _model_of(run, run_dir)
-    source, skipped = _checkpoint(run_dir / "checkpoints", checkpoint)
-    weights = match_weights(SafetensorsFolder(source), config, others=True)
+    source: TensorFolder
+    if replay is None:
+        path, skipped = _checkpoint(run_dir / "checkpoints", checkpoint)
+        source, name = SafetensorsFolder(path), path.name
+    elif checkpoint is not None:
+        raise InputError(Violation("replay", "it begins with a checkpoint that it finds", "no checkpoint"))
+    else:
+        replayed = replayed_weights(run_dir, load_plan(run_dir / "plan.json"), config, replay)
+        source, skipped = replayed.folder, replayed.skipped
+        name = f"{replayed.checkpoint}, replayed to step {replay}"
+    weights = match_weights(source, config, others=True)
     # A task of the user's own may have any tokenizer, or none.
     tokenizer = _tokenizer_of(run, run_dir, config.sequence) if run.task.kind in _TEXT_TASKS else {}
     written = write_folder(out, config, weights, extra_files=tokenizer, file_bytes=file_bytes)
-    return Exported(written, source.name, tuple(skipped))
+    return Exported(written, name, tuple(skipped))
 
 
 def _model_of(run: RunFile, run_dir: Path) -> ModelConfig:
@@ -84,7 +101,7 @@ def _tokenizer_of(run: RunFile, run_dir: Path, sequence: int) -> Mapping[str, st
     return tokenizer_files(name, sequence)
 
 
-def _checkpoint(directory: Path, step: int | None) -> tuple[Path, list[str]]:
+def _checkpoint(directory: Path, step: int | None) -> tuple[Path, Sequence[str]]:
     steps = [step for step, _ in generations(directory)]
     if not steps:
         raise InputError(Violation(str(directory), "no checkpoint yet"))

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from weft.describe.synchronisation import local_steps
+from weft.describe.synchronisation import local_steps, micro_batches_of_steps
 from weft.methods.local_averaging.options import LEFT_OUT, NAME
 from weft.methods.local_averaging.runtime.averaged_part import AveragedPart, averaged_parts
 from weft.methods.local_averaging.runtime.outer_step import Averaging
 from weft.program.program import NONE, Instruction
 from weft.run.handlers.base import WEIGHTS, Issue
 from weft.run.methods import Making, MethodState, PartOfSum, StepGate
-from weft.run.resources import Resources, groups_of_stages, share_of
+from weft.run.resources import Resources, groups_of_stages, share_of, taken_share
 from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
 
@@ -27,13 +27,16 @@ class LocalAveraging(MethodState):
         steps = local_steps(making.plan.sync)
         assert steps is not None, "programs have averagings for local steps only"
         self._program, self._every = making.program, steps.every
+        self._rests = len(micro_batches_of_steps(making.plan)) > 1
         self._stages: dict[int, tuple[AveragedPart, ...]] = {}
 
     def begin(self, resources: Resources) -> None:
         assert isinstance(resources.synchroniser, Averaging), "methods with local steps bring such a one"
         self._synchroniser, self._seed = resources.synchroniser, resources.seed
         for stage, group in sorted(groups_of_stages(self._program, "average_weights").items()):
-            share, replicas = share_of(self._program, stage), resources.groups.collective[group]
+            # By the samples of a cycle.
+            share = share_of(self._program, stage) * taken_share(self._program, stage)
+            replicas = resources.groups.collective[group]
             self._stages[stage] = averaged_parts(resources, stage, share, replicas)
         self.rebase()
 
@@ -91,6 +94,9 @@ class LocalAveraging(MethodState):
     def begin_step(self, stage: int) -> None:
         """Note the learning rate of a stage's step."""
         for one in self._stages[stage]:
+            if self._rests:
+                # Replicas agree on the rate of the last step, which all of them take.
+                one.rates.zero_()
             one.note_rate()
 
     def end_step(self, stage: int, step: int) -> None:

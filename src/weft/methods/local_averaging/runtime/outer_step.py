@@ -58,7 +58,7 @@ def scattered_mean(flat: torch.Tensor, done: LocalRound, group: Group) -> torch.
     A replica that is not finite has the weight 0. If none is finite, nor is the mean.
     """
     votes = flat.new_empty(group.size)
-    group.all_gather(votes, (done.finite * done.share).to(flat.dtype).view(1))
+    group.all_gather(votes, (done.finite.to(flat.dtype) * done.share).view(1))
     weight = votes[group.place] / votes.sum()
     # Zero times infinity is no zero; and the host reads no vote.
     torch.where(done.finite, flat.mul_(weight), weight, out=flat)
