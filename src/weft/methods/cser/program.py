@@ -7,7 +7,7 @@ order of the stages, before the first reads of the weights in the next step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,10 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.describe.synchronisation import options_in
 from weft.errors import Violation
+from weft.methods.cser.blocks import Blocks
 from weft.methods.cser.kinds import RESET_ERROR, SYNCHRONISE_UPDATE, ResetsErrors
 from weft.methods.cser.options import NAME, CserOptions
-from weft.methods.cser.traffic import MeetingBytes, stage_bytes
+from weft.methods.cser.traffic import MeetingBytes, part_sizes, stage_bytes
 from weft.methods.cser.verify import check_resets
 from weft.methods.local_averaging.program import NOBODY
 from weft.program.arrays import Ints, Mask
@@ -33,10 +34,11 @@ from weft.program.program import Columns, Edges
 
 @dataclass(frozen=True, slots=True)
 class ResetPlan:
-    """The steps with meetings, and the bytes of each stage's meetings on one rank."""
+    """The steps with meetings, the bytes of each stage's meetings on one rank, and reasons against them."""
 
     owed: ResetsErrors
     stages: tuple[MeetingBytes, ...]
+    problems: tuple[Violation, ...] = ()
 
 
 def owed_by(options: CserOptions) -> ResetsErrors:
@@ -54,11 +56,24 @@ def options(plan: Plan, graph: LayerGraph) -> ResetPlan | None:
     if found is None:
         return None
     stages = (stage_bytes(found, plan, graph, stage) for stage in range(len(plan.stages)))
-    return ResetPlan(owed_by(found), tuple(stages))
+    return ResetPlan(owed_by(found), tuple(stages), tuple(_too_few_blocks(found, plan, graph))[:1])
+
+
+def _too_few_blocks(options: CserOptions, plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
+    """Yield a violation for each part of a stage with fewer blocks than the ratio of a meeting."""
+    ratio = options.ratios.largest
+    for index, stage in enumerate(plan.stages if options.compressor == "blocks" else ()):
+        for size in part_sizes(graph, stage.layers, plan.shape(index)):
+            blocks = Blocks.of(size, ratio, options.block)
+            if not blocks.admit(ratio):
+                problem = f"stage {index}: a ratio of {ratio:g} keeps none of {blocks.count} blocks"
+                nearest = f"block {int(size / ratio)}" if size >= ratio else f"a ratio of {size}"
+                yield Violation("sync", f"{problem} of {blocks.length} numbers", nearest)
 
 
 def refuse(layout: PipelineLayout, asked: ResetPlan, others: Mapping[str, Any]) -> list[Violation]:
-    return [Violation("sync", NOBODY, "dense")] if layout.replicas == 1 else []
+    alone = [Violation("sync", NOBODY, "dense")] if layout.replicas == 1 else []
+    return alone or list(asked.problems)
 
 
 def add_meetings(pipeline: LoweredPipeline, layout: PipelineLayout, asked: ResetPlan) -> LoweredPipeline:
@@ -89,7 +104,7 @@ def add_meetings(pipeline: LoweredPipeline, layout: PipelineLayout, asked: Reset
     return insert(LoweredPipeline(columns, moved), added, anchors, turn, Edges.join(edges))
 
 
-def _where(iteration: Ints, holds: Any) -> Mask:
+def _where(iteration: Ints, holds: Callable[[int], bool]) -> Mask:
     table = np.array([holds(step) for step in range(int(iteration.max(initial=0)) + 1)], dtype=bool)
     found: Mask = table[iteration]
     return found
