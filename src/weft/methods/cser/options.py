@@ -92,9 +92,8 @@ class CserOptions(TomlTable):
             sent = 1.0 / (ratios.update or inf) + 1.0 / ((ratios.reset or 1.0) * ratios.every)
             low = ratios.update is not None and ratios.update < 1.0
             if low or (ratios.reset or 1.0) < 1.0 or abs(sent * self.ratio - 1.0) > _TOLERANCE:
-                raise InputError(
-                    Violation("ratio", f"{self.ratio:g}: the other keys send more or less than this ratio")
-                )
+                problem = f"{self.ratio:g}: the other keys send more or less than this ratio"
+                raise InputError(Violation("ratio", problem))
         return self
 
 

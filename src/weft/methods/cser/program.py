@@ -1,8 +1,8 @@
 """CSER (Xie et al., arXiv 2007.13221): replicas step by themselves and average parts of updates and errors.
 
-After each step the replicas of a stage average a part of their updates, and after every H-th step a part of
-their errors. These are the only collectives over replicas. They stand at the end of a device's step, in the
-order of the stages, before the first reads of the weights in the next step.
+After each step the replicas of a stage average a part of their updates. After every H-th step they also
+average a part of their errors. These are the only collectives over replicas. They stand at the end of a
+device's step, in the order of the stages. The next step reads the weights after them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The steps of CSER and of its baseline, on the flat weights of one replica.
 
-`x` are the weights, `p` the update of a local step, `e` the error: the replica's part of its updates that no
-mean has. In all forms of the paper, `x - e` is the same on all replicas.
+`x` are the weights and `p` the update of a local step. `e` is the error, the part of a replica's updates that
+no mean has. In all forms of the paper, `x - e` is the same on all replicas.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weft.methods.cser.runtime.meeting import Assembly
 
 
 class Form(Protocol):
-    """How a replica's weights change around a step, with `weights` of shape (n,) in place.
+    """The changes of a replica's weights around a step; `weights`, shape (n,), change in place.
 
     Attributes:
         restores: True if `after` takes back a step that was not finite.

@@ -1,7 +1,7 @@
 """The meeting of replicas about parts of their weights: weighted means of messages, and a mark in each.
 
-Every message begins with the sender's weight and with a mark of the blocks that it chose. So ranks that chose
-different blocks find out without a message of their own, and none waits for bytes that nobody sends.
+Every message begins with the sender's weight and with a mark of the blocks that it chose. All messages of a
+part have one length. So ranks that chose different blocks find out, and none waits for missing bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Assembly:
         """Return the replicas' mean of messages, shape (m,), the same bits on all of them.
 
         It is `own` where replicas have different marks, below 2^24. Each rank adds up a slice in the order
-        of ranks and gives it to the others: the two halves of an all-reduce.
+        of ranks, and gives it to the others. These are the two halves of an all-reduce.
         """
         group = self.group
         length = -(-len(own) // group.size)
