@@ -22,10 +22,12 @@ from weft.describe.synchronisation import kept_numbers, sync_options
 from weft.errors import InputError
 from weft.methods.cser.blocks import Blocks
 from weft.methods.cser.kinds import RESET_ERROR, SYNCHRONISE_UPDATE
-from weft.methods.cser.options import CserOptions
+from weft.methods.cser.options import DISAGREEMENT, STALEST, CserOptions
 from weft.methods.cser.traffic import message_bytes, part_sizes
+from weft.methods.local_averaging.options import LEFT_OUT
 from weft.planning.compile import compile_evaluation, compile_folded
 from weft.planning.planned import plan_run
+from weft.planning.report_sections import sections_of
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
 from weft.program.kinds import STEP, is_collective
@@ -127,6 +129,22 @@ def _not_awaited(program: Program) -> Program:
 def test_a_program_that_meets_otherwise_is_refused(broken: Callable[[Program], Program], said: str) -> None:
     program = make_program(CONFIG, meeting(PAPER))
     assert said in "; ".join(str(one) for one in verify(broken(program)))
+
+
+def test_a_report_has_the_real_ratio_and_the_last_disagreement() -> None:
+    text = (
+        '[model]\npreset = "gpt-1m"\n[cluster]\nuse = "2xa100-80gb"\n[goal]\ncontract = "empirical"\n'
+        '[sync]\nmethod = "cser"\nratio = 32.0\n[plan]\npp = 1\ndp = 2\n[train]\nglobal_batch = 8\n'
+    )
+    planned = plan_run(parse_run(parse_toml(text, "run")))
+    metrics = [{"step": step, LEFT_OUT: 0.0} for step in range(40)]
+    for step, apart in ((15, 9.0), (31, 4.0)):
+        metrics[step] |= {DISAGREEMENT: apart, STALEST: float(step)}
+    [rows] = [dict(one.rows) for one in sections_of(planned, metrics) if one.name == "cser"]
+    assert rows["resets in the steps shown"] == "2"
+    assert float(rows["bytes of all weights over those sent in a mean step"]) == pytest.approx(32.0, rel=0.01)
+    assert rows["distance of replicas from their mean, at the last reset"] == "2"
+    assert rows["most steps between two meetings of a block"] == "31"
 
 
 @given(

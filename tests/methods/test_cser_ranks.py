@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ from pool import WorkerPool
 from small_jobs import batch_of, descent, make_runtime, parameters_of
 from small_plans import divisible, make_plan, make_program, tiny
 
+from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice, Plan
 from weft.errors import RunError
 from weft.methods.cser.options import DISAGREEMENT, STALEST
+from weft.methods.cser.runtime.replicas import CserReplicas
+from weft.methods.cser.traffic import part_sizes
 from weft.methods.local_averaging.options import LEFT_OUT
 
 pytestmark = pytest.mark.processes
@@ -96,6 +100,28 @@ def test_a_lost_replica_leaves_steps_out_until_resets_have_brought_its_blocks_ba
         assert max(step[STALEST] for step in told) <= 2.0
         apart = [step[DISAGREEMENT] > 0.0 for step in told]
         assert apart == [True, keep_errors, keep_errors, True, True, True]
+
+
+def sizes_of(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> dict[int, list[int]]:
+    """The numbers of the parts of a rank's stages."""
+    runtime = make_runtime(rank, config, plan, make_program(config, plan))
+    state = runtime.methods["cser"]
+    assert isinstance(state, CserReplicas)
+    found = {stage: [len(one.flat) for one in state.synced_parts(stage)] for stage in state.stages}
+    runtime.close()
+    return found
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_parts_have_the_numbers_that_the_program_counts(worker_pool: WorkerPool, tp: int) -> None:
+    config = replace(divisible("llama"), layers=2, tied_embeddings=tp == 1)
+    plan = with_sync(Row(config, "1f1b", pp=2, dp=2, tp=tp).plan, "cser", ratio=8.0)
+    for found in worker_pool.run(sizes_of, config, plan, ranks=4 * tp):
+        for stage, sizes in found.items():
+            counted = part_sizes(layer_graph(config), plan.stages[stage].layers, plan.shape(stage))
+            # Tensor ranks fill shares that do not divide with zeros.
+            assert sizes == (counted if tp == 1 else pytest.approx(counted, rel=0.01))
+            assert len(sizes) == 3 - tp
 
 
 def skip(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> str:

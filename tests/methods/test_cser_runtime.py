@@ -204,7 +204,6 @@ def test_a_draw_keeps_distinct_blocks_that_no_other_draw_moves(
         assert torch.equal(chosen.numbers, again.numbers)
         assert chosen.mark == again.mark
         assert len(chosen.numbers.unique()) == len(chosen.numbers) == blocks.kept(ratio)
-        assert torch.equal(chosen.places // length, chosen.places // length)
         assert set((chosen.places // length).tolist()) == set(chosen.numbers.tolist())
         assert len(chosen.places.unique()) == len(chosen.places)
 
@@ -213,10 +212,10 @@ def test_every_block_is_drawn_with_the_probability_of_the_ratio() -> None:
     """Chi-square with 39 degrees of freedom, below its 99.99 % quantile."""
     compressor = BlockCompressor(Blocks(120, 3), 8.0, False, 3, "update", "weight")
     counts = torch.zeros(40)
-    for number in range(800):
+    for number in range(400):
         counts[compressor.chosen(number).numbers] += 1
-    expected = 800 * 5 / 40
-    assert counts.sum() == 800 * 5
+    expected = 400 * 5 / 40
+    assert counts.sum() == 400 * 5
     # Draws without replacement vary by the part of the blocks that stay.
     assert ((counts - expected) ** 2 / (expected * (1 - 1 / 8))).sum() < 80.0
 
@@ -263,13 +262,11 @@ def test_a_replica_sends_two_halves_of_the_kept_blocks_and_heads(
     """2 (n - 1) / n times 8 bytes for each kept number, and 2 numbers for each other replica."""
     length, steps = 640, 8
     _, updates = drawn_updates(1, replicas, steps, length)
-    number = 2 if options.get("update_ratio") is None else 0
     for one in cser(replicas, start_of(length), updates, steps, block=4, **options):
         count = sum(places is not None for places in one.met)
         count += 2 if {"update_ratio", "reset_ratio"} <= set(options) and "variant" not in options else 0
         payload = 2 * (replicas - 1) / replicas * 8 * length * meetings
         assert one.sent_bytes == payload + count * (replicas - 1) * 2 * 8
-    del number
 
 
 def test_larger_ratios_leave_replicas_further_apart() -> None:
@@ -277,7 +274,7 @@ def test_larger_ratios_leave_replicas_further_apart() -> None:
     apart = []
     for ratio in (1.0, 4.0, 16.0):
         total = 0.0
-        for seed in range(10):
+        for seed in range(6):
             fresh = momentum_updates(seed, 3, 64)
             found = cser(3, start_of(64), fresh(), 24, reset_ratio=ratio, every=2, block=2)
             last = torch.stack([one.weights[-8:] for one in found])

@@ -190,6 +190,7 @@ ROWS = (
     ),
     Row(LLAMA, dp=2, steps=4, optimizer="adamw", methods=(resets(reset_ratio=4.0, every=2),)),
     Row(GPT, dp=2, steps=4, methods=(resets(update_ratio=4.0, reset_ratio=2.0, every=2, keep_errors=True),)),
+    Row(GPT, "chimera", pp=2, micro_batches=6, steps=4, methods=(resets(2, ratio=8.0),)),
     Row(GPT, dp=2, shares=(3, 1), steps=4, methods=(resets(ratio=8.0, variant="error-feedback"),)),
     Row(
         LLAMA, dp=2, steps=3, optimizer="lans", methods=(resets(update_ratio=8.0, reset_ratio=2.0, every=2),)

@@ -23,6 +23,7 @@ from weft.methods.cser.options import NAME, CserOptions
 from weft.methods.cser.traffic import MeetingBytes, part_sizes, stage_bytes
 from weft.methods.cser.verify import check_resets
 from weft.methods.local_averaging.program import NOBODY
+from weft.predict.cost.memory import gradient_element_bytes
 from weft.program.arrays import Ints, Mask
 from weft.program.kinds import READS_WEIGHTS, STEP, is_any_of
 from weft.program.layout import PipelineLayout
@@ -49,6 +50,21 @@ def owed_by(options: CserOptions) -> ResetsErrors:
         updates=ratios.update is not None,
         instead=options.variant == "code",
     )
+
+
+def real_ratio(options: CserOptions, plan: Plan, graph: LayerGraph) -> float:
+    """Return the bytes of a rank's weights over those of its messages in a mean step, of all stages."""
+    owed, stages = owed_by(options), range(len(plan.stages))
+    cycle = range(owed.every or 1)
+    updates, resets = (sum(map(after, cycle)) for after in (owed.updates_after, owed.resets_after))
+    sent = weights = 0
+    for stage in stages:
+        messages = 1 if options.compressor == "blocks" else len(plan.stages[stage].replicas)
+        meetings = stage_bytes(options, plan, graph, stage)
+        sent += (updates * meetings.update + resets * meetings.reset) // messages
+        sizes = part_sizes(graph, plan.stages[stage].layers, plan.shape(stage))
+        weights += gradient_element_bytes(plan) * sum(sizes)
+    return weights * len(cycle) / sent
 
 
 def options(plan: Plan, graph: LayerGraph) -> ResetPlan | None:

@@ -86,7 +86,7 @@ class CserReplicas(ReplicaMeans):
         found = {LEFT_OUT: of(LEFT_OUT)}
         if resets and self._options.compressor == "blocks":
             found[DISAGREEMENT] = of(DISAGREEMENT)
-            found[STALEST] = of(STALEST, 1.0 / (self._ranks * len(self.stages)))
+            found[STALEST] = of(STALEST, 1.0 / (self._ranks * max(len(self.stages), 1)))
         return found
 
     def begin_step(self, stage: int, step: int) -> torch.Tensor:
@@ -123,6 +123,10 @@ class CserReplicas(ReplicaMeans):
                 one.form.after(one.flat, part.finite)
             part.publish()
             part.clear_states(~part.finite)
+
+    def synced_parts(self, stage: int) -> list[SyncedPart]:
+        """Return the parts of a stage that share blocks, its own weights first."""
+        return [one for part in self.stages[stage] for one in self._synced[part.name]]
 
     def meet(self, stage: int, step: int, *, reset: bool) -> Mapping[str, torch.Tensor]:
         """Average a part of a stage's updates, or of its errors; return numbers of the meeting, shape ()."""
