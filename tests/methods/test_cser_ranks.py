@@ -61,10 +61,10 @@ def train(
     rank: int, ranks: int, config: ModelConfig, plan: Plan, steps: range, broken: tuple[int, ...] = ()
 ) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
     """What every step told, and the weights; the weights of rank 1 are spoiled after `broken` steps."""
-    options: dict[str, Any] = {"optimizer_factory": descent}
-    if broken and rank == 1:
-        options["optimizer_factory"] = partial(broken_after, steps=broken[0])
-    runtime = make_runtime(rank, config, plan, make_program(config, plan), **options)
+    factory: Any = descent
+    if broken:
+        factory = partial(broken_after, steps=broken[0] if rank == 1 else -1)
+    runtime = make_runtime(rank, config, plan, make_program(config, plan), optimizer_factory=factory)
     results = [runtime.step(step, batch_of(config, plan, step)) for step in steps]
     told = [{"lost": result.lost_ranks, **result.totals} for result in results]
     weights = parameters_of(runtime)
@@ -85,7 +85,7 @@ def test_whole_resets_of_tensor_ranks_are_local_averaging(worker_pool: WorkerPoo
 
 
 @pytest.mark.parametrize("keep_errors", [False, True])
-def test_a_lost_replica_leaves_steps_out_until_resets_have_brought_its_blocks_back(
+def test_a_lost_replica_is_back_when_resets_have_brought_its_blocks_back(
     worker_pool: WorkerPool, keep_errors: bool
 ) -> None:
     """With an error for every weight, the step that broke it is taken back at once."""
@@ -100,6 +100,22 @@ def test_a_lost_replica_leaves_steps_out_until_resets_have_brought_its_blocks_ba
         assert max(step[STALEST] for step in told) <= 2.0
         apart = [step[DISAGREEMENT] > 0.0 for step in told]
         assert apart == [True, keep_errors, keep_errors, True, True, True]
+
+
+def test_copies_of_a_weight_stay_equal_where_one_stage_of_a_replica_is_lost(worker_pool: WorkerPool) -> None:
+    """The other stage gets no finite gradient meanwhile; copies have one gradient, so they step alike."""
+    config = tiny(layers=2, tied=True)
+    options = {"update_ratio": 8.0, "reset_ratio": 8.0, "every": 1, "order": "shuffled"}
+    plan = with_sync(Row(config, "1f1b", pp=2, dp=2).plan, "cser", **options)
+    outcomes = worker_pool.run(train, config, plan, range(12), (2,), ranks=4)
+    left_out = [step[LEFT_OUT] for step in outcomes[0][0]]
+    assert left_out[0] == left_out[-1] == 0.0
+    assert sum(left_out) > 1.0
+    for first, last in ((outcomes[0], outcomes[1]), (outcomes[2], outcomes[3])):
+        [name] = first[1].keys() & last[1].keys()
+        assert name.endswith("wte.weight")
+        assert torch.equal(first[1][name], last[1][name])
+        assert all(one.isfinite().all() for one in (*first[1].values(), *last[1].values()))
 
 
 def sizes_of(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> dict[int, list[int]]:

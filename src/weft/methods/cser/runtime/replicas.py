@@ -47,7 +47,6 @@ class CserReplicas(ReplicaMeans):
             self.stages[stage] = averaged_parts(resources, stage, share, replicas)
             self._due[stage] = torch.full((), -1, dtype=torch.int64)
             for part in self.stages[stage]:
-                part.finite = part.finite.to(resources.device)
                 self._synced[part.name] = self._parts_of(part, str(stage), resources.seed)
 
     def _parts_of(self, part: AveragedPart, stage: str, seed: int) -> tuple[SyncedPart, ...]:
@@ -89,10 +88,11 @@ class CserReplicas(ReplicaMeans):
             found[STALEST] = of(STALEST, 1.0 / (self._ranks * max(len(self.stages), 1)))
         return found
 
-    def begin_step(self, stage: int, step: int) -> torch.Tensor:
-        """Keep what the meetings need; return 1 if the replica leaves the step out, else 0; shape ().
+    def begin_step(self, stage: int, step: int) -> None:
+        """Keep what the meetings need; set gradients of a part that are not all finite to 0.
 
-        It does so if its gradient is not finite, or its weights are not since an earlier step.
+        Else a lost replica would spoil the blocks that a reset has brought back. Copies of a weight have one
+        gradient in all stages, so they step alike.
 
         Raises:
             RunError: if replicas chose different blocks in the last step, or a reset was left out.
@@ -100,13 +100,13 @@ class CserReplicas(ReplicaMeans):
         if stage in self._alike:
             require_alike(self._alike[stage])
         self._require_reset(stage, step)
-        healthy = []
         for part in self.stages[stage]:
-            healthy += [part.all_finite([one.grad for one in part.weights if one.grad is not None])]
+            gradients = [one.grad for one in part.weights if one.grad is not None]
+            lost = ~part.all_finite(gradients)
+            for gradient in gradients:
+                gradient.masked_fill_(lost, 0.0)
             for one in self._synced[part.name]:
                 one.begin_step(step)
-                healthy += [part.finite] if not one.form.restores else []
-        return (~torch.stack(healthy).all()).float()
 
     def _require_reset(self, stage: int, step: int) -> None:
         due, every = int(self._due[stage]), self._owed.every
@@ -159,8 +159,9 @@ class _MeetingStep:
     def reads(self) -> tuple[Value[int], ...]:
         return (Value.of(self._workspace.step),)
 
-    def votes(self, *values: Value[Any]) -> torch.Tensor:
-        return self._state.begin_step(self._stage, values[0].content)
+    def votes(self, *values: Value[Any]) -> None:
+        """Admit every step."""
+        self._state.begin_step(self._stage, values[0].content)
 
     def stepped(self) -> None:
         self._state.end_step(self._stage)
