@@ -88,6 +88,7 @@ METHODS = (
     rare("slow-momentum"),
     rare("diloco"),
     rare("sign-momentum", 32 + 2),
+    Method("cser", 64 * EVERY / 32, "cser", {"ratio": 32.0, "every": EVERY}, steps=EVERY),
 )
 
 

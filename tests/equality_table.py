@@ -198,9 +198,10 @@ def train(rank: int, ranks: int, row: Row, plan: Plan) -> Outcome:
             held_out = samples(row.model, plan, HELD_OUT, row.masks)
             steps[-1]["evaluated"] = [runtime.evaluate(part, [held_out])]
     masters = {}
-    if STEPPED[plan.precision] != PRECISIONS[plan.precision]:
-        masters = stepped(model_tensors(runtime.stages, runtime.stepped))
-    tensors = whole_tensors(runtime) | masters
+    with runtime.settled():
+        if STEPPED[plan.precision] != PRECISIONS[plan.precision]:
+            masters = stepped(model_tensors(runtime.stages, runtime.stepped))
+        tensors = whole_tensors(runtime) | masters
     if row.sharding == "zero-0":
         assert all(not bucket.flat.any() for bucket in runtime.buckets.values())
     for method in row.methods:

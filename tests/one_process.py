@@ -84,6 +84,12 @@ class Method:
     def after_step(self, copies: Sequence[Copy], step: int, begun: Any) -> None:
         """Change the models that have stepped."""
 
+    def tell(self, told: Told, begun: Any) -> None:
+        """Tell what `after_step` has found."""
+
+    def settle(self, copies: Sequence[Copy]) -> None:
+        """Give the first model what stands for all that differ, after the last step."""
+
     def check(self, runtime: RankRuntime) -> None:
         """Assert what else the method has left on a rank of a plan."""
 
@@ -225,9 +231,12 @@ def alone(rank: int, ranks: int, training: Training) -> Outcome:
         for method, state in zip(training.methods, begun, strict=True):
             method.see_all(copies, step, told)
             method.after_step(copies, step, state)
+            method.tell(told, state)
         if training.evaluates:
             told["evaluated"] = [copies[0].evaluate()]
         steps.append(told)
+    for method in training.methods:
+        method.settle(copies)
     masters, model = copies[0].masters, copies[0].model
     kept = PRECISIONS[training.precision] != STEPPED[training.precision]
     return steps, tensors_of(model) | (stepped(masters.state_dict()) if kept else {})

@@ -33,6 +33,7 @@ KINDS_OF = {
     "sdp4bit": ("gather", "reduce", "reduce_between"),
     "power-sgd": ("gather", "reduce"),
     "local-averaging": ("average_weights",),
+    "cser": ("synchronise_update", "reset_error"),
 }
 METHODS: tuple[tuple[Choice, Sharding], ...] = (
     (Choice(name="dense"), "zero-0"),
@@ -42,6 +43,8 @@ METHODS: tuple[tuple[Choice, Sharding], ...] = (
     (Choice(name="power-sgd"), "zero-0"),
     (Choice(name="power-sgd", options={"rank": 2}), "zero-1"),
     (Choice(name="local-averaging", options={"every": 4}), "zero-0"),
+    (Choice(name="cser", options={"ratio": 4.0, "every": 2}), "zero-0"),
+    (Choice(name="cser", options={"ratio": 4.0, "every": 2, "compressor": "top-k"}), "zero-0"),
 )
 
 

@@ -23,7 +23,11 @@ def check_averagings(program: Program, owed: AveragesWeights | None) -> list[Vio
     found = check_runs(program, "averagings", np.insert(last, 2, -1, axis=1), AVERAGE_WEIGHTS)
     found += _check_own_steps(program, owed)
     # A folded program has the rows of one replica only.
-    return found if program.kept_replica is not None else found + _check_members(program)
+    return (
+        found
+        if program.kept_replica is not None
+        else found + check_members(program, "averagings", AVERAGE_WEIGHTS)
+    )
 
 
 def _check_own_steps(program: Program, owed: AveragesWeights) -> list[Violation]:
@@ -39,14 +43,14 @@ def _check_own_steps(program: Program, owed: AveragesWeights) -> list[Violation]
     ]
 
 
-def _check_members(program: Program) -> list[Violation]:
-    """Check that all ranks with the same part of a stage average it together."""
+def check_members(program: Program, what: str, *kinds: int) -> list[Violation]:
+    """Check that all ranks with the same part of a stage run its collectives of these kinds together."""
     columns, owners = program.columns, program.obligations.owners
     holders: dict[int, list[tuple[int, ...]]] = {}
     for (stage, _), ranks in owners.items():
         holders.setdefault(stage, []).append(ranks)
     wrong = []
-    for row in rows_of(program, AVERAGE_WEIGHTS).tolist():
+    for row in rows_of(program, *kinds).tolist():
         stage, rank = int(columns.stage[row]), int(columns.rank[row])
         own = owners.get((stage, int(columns.replica[row])), ())
         lane = own.index(rank) if rank in own else -1
@@ -55,7 +59,7 @@ def _check_members(program: Program) -> list[Violation]:
         if not 0 <= group < len(program.groups) or set(program.groups[group]) != expected:
             wrong.append(row)
     return violations(
-        "averagings",
+        what,
         np.array(wrong, dtype=np.int64),
         lambda row: f"{name(program, row)} is not with all replicas of its stage",
     )

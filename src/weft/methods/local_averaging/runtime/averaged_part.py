@@ -99,6 +99,10 @@ class AveragedPart:
         """Set the stepped weights to these values, in their shapes."""
         for mine, value in zip(self.weights, weights, strict=True):
             mine.detach().copy_(value)
+        self.publish()
+
+    def publish(self) -> None:
+        """Round masters that were changed to the weights of the stage."""
         if self._stepped is not None:
             self._stepped.publish()
 

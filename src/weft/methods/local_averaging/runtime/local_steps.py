@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from weft.describe.synchronisation import local_steps, micro_batches_of_steps
 from weft.methods.local_averaging.options import LEFT_OUT, NAME
-from weft.methods.local_averaging.runtime.averaged_part import AveragedPart, averaged_parts
+from weft.methods.local_averaging.runtime.averaged_part import averaged_parts
 from weft.methods.local_averaging.runtime.outer_step import Averaging
+from weft.methods.local_averaging.runtime.replica_means import ReplicaMeans
 from weft.program.program import NONE, Instruction
 from weft.run.handlers.base import WEIGHTS, Issue
-from weft.run.methods import Making, MethodState, PartOfSum, StepGate
+from weft.run.methods import Making, PartOfSum, StepGate
 from weft.run.resources import Resources, groups_of_stages, share_of, taken_share
 from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
 
 
-class LocalAveraging(MethodState):
+class LocalAveraging(ReplicaMeans):
     """The rounds of local steps on one rank; the synchroniser has the states of an outer step."""
 
     def __init__(self, making: Making) -> None:
         steps = local_steps(making.plan.sync)
         assert steps is not None, "programs have averagings for local steps only"
+        super().__init__()
         self._program, self._every = making.program, steps.every
         self._rests = len(micro_batches_of_steps(making.plan)) > 1
-        self._stages: dict[int, tuple[AveragedPart, ...]] = {}
 
     def begin(self, resources: Resources) -> None:
         assert isinstance(resources.synchroniser, Averaging), "methods with local steps bring such a one"
@@ -37,55 +37,25 @@ class LocalAveraging(MethodState):
             # By the samples of a cycle.
             share = share_of(self._program, stage) * taken_share(self._program, stage)
             replicas = resources.groups.collective[group]
-            self._stages[stage] = averaged_parts(resources, stage, share, replicas)
+            self.stages[stage] = averaged_parts(resources, stage, share, replicas)
         self.rebase()
 
-    @property
-    def _parts(self) -> list[AveragedPart]:
-        return [part for parts in self._stages.values() for part in parts]
-
     def rebase(self) -> None:
-        for one in self._parts:
+        for one in self.parts:
             one.rates.zero_()
             self._synchroniser.begin(one.name, one.flat(one.weights), one.group, one.lengths)
 
     def rank_tensors(self) -> Mapping[str, torch.Tensor]:
-        rates = {f"learning_rates/{one.name}": one.rates for one in self._parts}
+        rates = {f"learning_rates/{one.name}": one.rates for one in self.parts}
         return {**rates, **self._synchroniser.tensors()}
 
     def gate(self, workspace: Workspace, stage: int) -> StepGate | None:
-        return _LocalStep(self, workspace, stage) if stage in self._stages else None
+        return _LocalStep(self, workspace, stage) if stage in self.stages else None
 
     def shares(self, workspace: Workspace) -> Mapping[str, PartOfSum]:
         if not workspace.training or not self.meets_after(workspace.step):
             return {}
-        return {LEFT_OUT: PartOfSum(tuple(workspace.latest(LEFT_OUT, stage) for stage in self._stages))}
-
-    @contextmanager
-    def settled(self) -> Iterator[None]:
-        own = [(part, [one.detach().clone() for one in part.weights]) for part in self._parts]
-        for part in self._parts:
-            part.give(part.mean(part.weights))
-        try:
-            yield
-        finally:
-            for part, weights in own:
-                part.give(weights)
-
-    def agreed(
-        self, own: Mapping[str, torch.Tensor], parameters: Mapping[str, str]
-    ) -> Mapping[str, torch.Tensor]:
-        """Return the means of weights and of their optimizer states, and this replica's counts of steps."""
-        # A replica may have left out steps, so its counts are its own.
-        found = {name: value if value.ndim else value.clone() for name, value in own.items()}
-        for held in self._parts:
-            names: dict[torch.dtype, list[str]] = {}
-            for name in sorted(own):
-                if parameters[name] in held.lengths and own[name].ndim and own[name].is_floating_point():
-                    names.setdefault(own[name].dtype, []).append(name)
-            for some in names.values():
-                found |= dict(zip(some, held.mean([own[name] for name in some]), strict=True))
-        return found
+        return {LEFT_OUT: PartOfSum(tuple(workspace.latest(LEFT_OUT, stage) for stage in self.stages))}
 
     def meets_after(self, step: int) -> bool:
         """Return True if replicas average their weights after this step."""
@@ -93,7 +63,7 @@ class LocalAveraging(MethodState):
 
     def begin_step(self, stage: int) -> None:
         """Note the learning rate of a stage's step."""
-        for one in self._stages[stage]:
+        for one in self.stages[stage]:
             if self._rests:
                 # Replicas agree on the rate of the last step, which all of them take.
                 one.rates.zero_()
@@ -101,17 +71,17 @@ class LocalAveraging(MethodState):
 
     def end_step(self, stage: int, step: int) -> None:
         """Note whether a replica's weights are finite, after the last step before a meeting."""
-        for one in self._stages[stage] if self.meets_after(step) else ():
+        for one in self.stages[stage] if self.meets_after(step) else ():
             one.finite = one.all_finite(one.weights)
 
     def average(self, stage: int, step: int) -> torch.Tensor:
         """Average a stage over its replicas; return 1 if any of this one are left out, else 0; shape ()."""
-        for one in self._stages[stage]:
+        for one in self.stages[stage]:
             flat, done = one.flat(one.weights), one.end_round(step // self._every, self._seed)
             self._synchroniser.average(flat, done, one.group)
             one.give(one.parts(flat, one.weights))
             one.clear_states(~done.finite)
-        finite = torch.stack([one.finite for one in self._stages[stage]]).all()
+        finite = torch.stack([one.finite for one in self.stages[stage]]).all()
         return (~finite).float()
 
 

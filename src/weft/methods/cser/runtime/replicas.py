@@ -1,0 +1,191 @@
+"""A rank's replicas of stages that average parts of their updates and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from weft.describe.synchronisation import options_in
+from weft.errors import RunError
+from weft.methods.cser.kinds import ResetsErrors
+from weft.methods.cser.options import DISAGREEMENT, NAME, STALEST, CserOptions
+from weft.methods.cser.runtime.meeting import Assembly, require_alike
+from weft.methods.cser.runtime.synced_part import SyncedPart
+from weft.methods.local_averaging.options import LEFT_OUT
+from weft.methods.local_averaging.runtime.averaged_part import AveragedPart, averaged_parts
+from weft.methods.local_averaging.runtime.replica_means import ReplicaMeans
+from weft.program.program import NONE, Instruction
+from weft.run.handlers.base import WEIGHTS, Issue
+from weft.run.methods import Making, PartOfSum, StepGate
+from weft.run.resources import Resources, groups_of_stages, share_of
+from weft.run.streams import Completion, Stream, Value
+from weft.run.workspace import Workspace
+
+
+class CserReplicas(ReplicaMeans):
+    """The meetings of one rank, and its errors."""
+
+    def __init__(self, making: Making) -> None:
+        super().__init__()
+        options, owed = options_in(making.plan, NAME, CserOptions), making.program.obligations.methods[NAME]
+        assert options is not None, "programs have meetings for this method only"
+        assert isinstance(owed, ResetsErrors), "its own pass owes them"
+        self._program, self._options, self._owed = making.program, options, owed
+        self._ranks = making.plan.ranks
+        # Of each part with weights that are checked together, those that share blocks.
+        self._synced: dict[str, tuple[SyncedPart, ...]] = {}
+        self._alike: dict[int, torch.Tensor] = {}
+        # By stage, the step after which the next reset is due; -1 before the first step.
+        self._due: dict[int, torch.Tensor] = {}
+
+    def begin(self, resources: Resources) -> None:
+        groups = groups_of_stages(self._program, "synchronise_update", "reset_error")
+        for stage, group in sorted(groups.items()):
+            share, replicas = share_of(self._program, stage), resources.groups.collective[group]
+            self.stages[stage] = averaged_parts(resources, stage, share, replicas)
+            self._due[stage] = torch.full((), -1, dtype=torch.int64)
+            for part in self.stages[stage]:
+                self._synced[part.name] = self._parts_of(part, str(stage), resources.seed)
+
+    def _parts_of(self, part: AveragedPart, stage: str, seed: int) -> tuple[SyncedPart, ...]:
+        """Return a stage's own weights as one part, and each weight that it shares with others as one."""
+        names = list(part.lengths)
+        if part.name == stage:
+            return (SyncedPart(names[0], part.weights, self._options, seed),)
+        pairs = zip(names, part.weights, strict=True)
+        return tuple(SyncedPart(name, [weight], self._options, seed) for name, weight in pairs)
+
+    def rebase(self) -> None:
+        for due in self._due.values():
+            due.fill_(-1)
+        for parts in self._synced.values():
+            for one in parts:
+                one.restart()
+
+    def rank_tensors(self) -> Mapping[str, torch.Tensor]:
+        found = {f"reset_due/{stage}": due for stage, due in self._due.items()}
+        for part, parts in self._synced.items():
+            for one in parts:
+                found |= {f"{part}/{name}": value for name, value in one.tensors().items()}
+        return found
+
+    def gate(self, workspace: Workspace, stage: int) -> StepGate | None:
+        return _MeetingStep(self, workspace, stage) if stage in self.stages else None
+
+    def shares(self, workspace: Workspace) -> Mapping[str, PartOfSum]:
+        resets = self._owed.resets_after(workspace.step)
+        if not workspace.training or not (resets or self._owed.updates_after(workspace.step)):
+            return {}
+
+        def of(name: str, weight: float = 1.0) -> PartOfSum:
+            return PartOfSum(tuple(workspace.latest(name, stage) for stage in self.stages), weight)
+
+        found = {LEFT_OUT: of(LEFT_OUT)}
+        if resets and self._options.compressor == "blocks":
+            found[DISAGREEMENT] = of(DISAGREEMENT)
+            found[STALEST] = of(STALEST, 1.0 / (self._ranks * max(len(self.stages), 1)))
+        return found
+
+    def begin_step(self, stage: int, step: int) -> None:
+        """Keep what the meetings need; set gradients of a part that are not all finite to 0.
+
+        Else a lost replica would spoil the blocks that a reset has brought back. Copies of a weight have one
+        gradient in all stages, so they step alike.
+
+        Raises:
+            RunError: if replicas chose different blocks in the last step, or a reset was left out.
+        """
+        if stage in self._alike:
+            require_alike(self._alike[stage])
+        self._require_reset(stage, step)
+        for part in self.stages[stage]:
+            gradients = [one.grad for one in part.weights if one.grad is not None]
+            lost = ~part.all_finite(gradients)
+            for gradient in gradients:
+                gradient.masked_fill_(lost, 0.0)
+            for one in self._synced[part.name]:
+                one.begin_step(step)
+
+    def _require_reset(self, stage: int, step: int) -> None:
+        due, every = int(self._due[stage]), self._owed.every
+        if 0 <= due < step:
+            raise RunError(f"stage {stage}: the reset after step {due} was missed; now it is step {step}")
+        if every and due < 0:
+            self._due[stage].fill_(step + every - 1 - step % every)
+
+    def end_step(self, stage: int) -> None:
+        """Take a stage's local step in, and note whether its weights are finite."""
+        for part in self.stages[stage]:
+            part.finite = part.all_finite(part.weights)
+            for one in self._synced[part.name]:
+                one.form.after(one.flat, part.finite)
+            part.publish()
+            part.clear_states(~part.finite)
+
+    def synced_parts(self, stage: int) -> list[SyncedPart]:
+        """Return the parts of a stage that share blocks, its own weights first."""
+        return [one for part in self.stages[stage] for one in self._synced[part.name]]
+
+    def meet(self, stage: int, step: int, *, reset: bool) -> Mapping[str, torch.Tensor]:
+        """Average a part of a stage's updates, or of its errors; return numbers of the meeting, shape ()."""
+        squares, stalest = torch.zeros((), dtype=torch.float64), 0
+        for part in self.stages[stage]:
+            for one in self._synced[part.name]:
+                finite = torch.ones_like(part.finite) if one.form.restores else part.finite
+                assembly = Assembly.of(part.group, part.share, finite)
+                if reset:
+                    met = one.form.reset(one.flat, step // self._owed.every, assembly)
+                    self._due[stage].fill_(step + self._owed.every)
+                else:
+                    met = one.form.update(one.flat, step, assembly)
+                one.note(met, step, reset=reset)
+                self._alike[stage] = self._alike.get(stage, assembly.alike) & assembly.alike
+                scale = len(one.flat) / len(met.own) * part.share
+                squares = squares.to(met.own.device) + scale * torch.where(finite, met.squares, 0.0)
+                stalest = max(stalest, one.stalest(step))
+            part.publish()
+        finite = torch.stack([part.finite for part in self.stages[stage]]).all()
+        return {LEFT_OUT: (~finite).float(), DISAGREEMENT: squares, STALEST: torch.tensor(float(stalest))}
+
+
+class _MeetingStep:
+    """The gate around a replica's own step."""
+
+    def __init__(self, state: CserReplicas, workspace: Workspace, stage: int) -> None:
+        self._state, self._workspace, self._stage = state, workspace, stage
+
+    def reads(self) -> tuple[Value[int], ...]:
+        return (Value.of(self._workspace.step),)
+
+    def votes(self, *values: Value[Any]) -> None:
+        """Admit every step."""
+        self._state.begin_step(self._stage, values[0].content)
+
+    def stepped(self) -> None:
+        self._state.end_step(self._stage)
+
+
+def meet(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Run one collective of a stage's replicas after its step."""
+    stage, label, reset = instruction.stage, str(instruction), instruction.kind.name == "reset_error"
+    state = workspace.resources.methods[NAME]
+    assert isinstance(state, CserReplicas)
+
+    def issue(stream: Stream) -> Completion:
+        step = workspace.step
+        told = {name: Value[torch.Tensor]() for name in (LEFT_OUT, DISAGREEMENT, STALEST)}
+
+        def work() -> None:
+            for name, number in state.meet(stage, step, reset=reset).items():
+                told[name].content = number
+
+        done = stream.run(label, work, workspace.latest(WEIGHTS, stage))
+        for name, value in told.items():
+            value.completion = done
+            workspace.values[name, stage, NONE] = value
+        workspace.values[WEIGHTS, stage, NONE] = Value.of(None, done)
+        return done
+
+    return issue

@@ -1,0 +1,156 @@
+"""Laws of CSER on ranks: stopped runs go on to the bit, lost replicas come back, missed resets are named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from equality_table import Row
+from methods.test_local_averaging_runtime import resume
+from methods.test_lost_replicas_runtime import broken_after
+from pool import WorkerPool
+from small_jobs import batch_of, descent, make_runtime, parameters_of
+from small_plans import divisible, make_plan, make_program, tiny
+
+from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
+from weft.describe.plan import Choice, Plan
+from weft.errors import RunError
+from weft.methods.cser.options import DISAGREEMENT, STALEST
+from weft.methods.cser.runtime.replicas import CserReplicas
+from weft.methods.cser.traffic import part_sizes
+from weft.methods.local_averaging.options import LEFT_OUT
+
+pytestmark = pytest.mark.processes
+
+
+def with_sync(plan: Plan, method: str, **options: Any) -> Plan:
+    return plan.model_copy(update={"sync": Choice(name=method, options=options)})
+
+
+PAPER = {"update_ratio": 8.0, "reset_ratio": 2.0, "every": 3}
+
+
+@pytest.mark.parametrize(
+    ("pp", "precision", "options"),
+    [
+        (2, "bf16", PAPER),
+        (1, "fp32", {**PAPER, "keep_errors": True, "order": "shuffled"}),
+        (1, "bf16", {"compressor": "top-k", "ratio": 8.0}),
+        (2, "fp32", {"variant": "code", **PAPER}),
+    ],
+)
+def test_a_run_resumed_between_resets_goes_on_to_the_bit(
+    worker_pool: WorkerPool, tmp_path: Path, pp: int, precision: str, options: dict[str, Any]
+) -> None:
+    config = tiny(layers=2, tied=True)
+    plan = with_sync(make_plan(config, pp=pp, dp=2, precision=precision), "cser", **options)
+    replicas = worker_pool.run(resume, config, plan, tmp_path, 4, ranks=plan.ranks)
+    for (losses, whole), (first, _), (second, resumed) in replicas:
+        assert first + second == losses
+        assert all(torch.equal(value, whole[name]) for name, value in resumed.items())
+    one, other = replicas[0][1][1], replicas[pp][1][1]
+    assert any(not torch.equal(value, other[name]) for name, value in one.items()), "replicas differ"
+
+
+def train(
+    rank: int, ranks: int, config: ModelConfig, plan: Plan, steps: range, broken: tuple[int, ...] = ()
+) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+    """What every step told, and the weights; the weights of rank 1 are spoiled after `broken` steps."""
+    factory: Any = descent
+    if broken:
+        factory = partial(broken_after, steps=broken[0] if rank == 1 else -1)
+    runtime = make_runtime(rank, config, plan, make_program(config, plan), optimizer_factory=factory)
+    results = [runtime.step(step, batch_of(config, plan, step)) for step in steps]
+    told = [{"lost": result.lost_ranks, **result.totals} for result in results]
+    weights = parameters_of(runtime)
+    runtime.close()
+    return told, weights
+
+
+def test_whole_resets_of_tensor_ranks_are_local_averaging(worker_pool: WorkerPool) -> None:
+    config = divisible("llama")
+    plan = Row(config, dp=2, tp=2).plan
+    found, expected = (
+        worker_pool.run(train, config, with_sync(plan, method, every=2, **options), range(4), ranks=4)
+        for method, options in (("cser", {"reset_ratio": 1.0}), ("local-averaging", {}))
+    )
+    for (_, mine), (_, its) in zip(found, expected, strict=True):
+        for name, value in mine.items():
+            assert torch.allclose(value, its[name], rtol=1e-12, atol=1e-14), name
+
+
+@pytest.mark.parametrize("keep_errors", [False, True])
+def test_a_lost_replica_is_back_when_resets_have_brought_its_blocks_back(
+    worker_pool: WorkerPool, keep_errors: bool
+) -> None:
+    """With an error for every weight, the step that broke it is taken back at once."""
+    config = tiny(layers=2)
+    options = {"update_ratio": 8.0, "reset_ratio": 2.0, "every": 1, "order": "shuffled"}
+    plan = with_sync(Row(config, dp=2).plan, "cser", keep_errors=keep_errors, **options)
+    for told, weights in worker_pool.run(train, config, plan, range(6), (2,), ranks=2):
+        # Two resets bring all blocks back, and meanwhile one step has a loss that is not finite.
+        assert [step[LEFT_OUT] for step in told] == [0.0, 1.0, float(not keep_errors), 0.0, 0.0, 0.0]
+        assert [step["lost"] for step in told] == [(), (), () if keep_errors else (1,), (), (), ()]
+        assert all(one.isfinite().all() for one in weights.values())
+        assert max(step[STALEST] for step in told) <= 2.0
+        apart = [step[DISAGREEMENT] > 0.0 for step in told]
+        assert apart == [True, keep_errors, keep_errors, True, True, True]
+
+
+def test_copies_of_a_weight_stay_equal_where_one_stage_of_a_replica_is_lost(worker_pool: WorkerPool) -> None:
+    """The other stage gets no finite gradient meanwhile; copies have one gradient, so they step alike."""
+    config = tiny(layers=2, tied=True)
+    options = {"update_ratio": 8.0, "reset_ratio": 8.0, "every": 1, "order": "shuffled"}
+    plan = with_sync(Row(config, "1f1b", pp=2, dp=2).plan, "cser", **options)
+    outcomes = worker_pool.run(train, config, plan, range(12), (2,), ranks=4)
+    left_out = [step[LEFT_OUT] for step in outcomes[0][0]]
+    assert left_out[0] == left_out[-1] == 0.0
+    assert sum(left_out) > 1.0
+    for first, last in ((outcomes[0], outcomes[1]), (outcomes[2], outcomes[3])):
+        [name] = first[1].keys() & last[1].keys()
+        assert name.endswith("wte.weight")
+        assert torch.equal(first[1][name], last[1][name])
+        assert all(one.isfinite().all() for one in (*first[1].values(), *last[1].values()))
+
+
+def sizes_of(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> dict[int, list[int]]:
+    """The numbers of the parts of a rank's stages."""
+    runtime = make_runtime(rank, config, plan, make_program(config, plan))
+    state = runtime.methods["cser"]
+    assert isinstance(state, CserReplicas)
+    found = {stage: [len(one.flat) for one in state.synced_parts(stage)] for stage in state.stages}
+    runtime.close()
+    return found
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_parts_have_the_numbers_that_the_program_counts(worker_pool: WorkerPool, tp: int) -> None:
+    config = replace(divisible("llama"), layers=2, tied_embeddings=tp == 1)
+    plan = with_sync(Row(config, "1f1b", pp=2, dp=2, tp=tp).plan, "cser", ratio=8.0)
+    for found in worker_pool.run(sizes_of, config, plan, ranks=4 * tp):
+        for stage, sizes in found.items():
+            counted = part_sizes(layer_graph(config), plan.stages[stage].layers, plan.shape(stage))
+            # Tensor ranks fill shares that do not divide with zeros.
+            assert sizes == (counted if tp == 1 else pytest.approx(counted, rel=0.01))
+            assert len(sizes) == 3 - tp
+
+
+def skip(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> str:
+    """What a rank says that goes on behind the step of a reset."""
+    try:
+        train(rank, ranks, config, plan, range(0, 3, 2))
+    except RunError as error:
+        return str(error)
+    return ""
+
+
+def test_a_missed_reset_is_named(worker_pool: WorkerPool) -> None:
+    config = tiny(layers=2)
+    plan = with_sync(Row(config, dp=2).plan, "cser", reset_ratio=2.0, every=2)
+    for said in worker_pool.run(skip, config, plan, ranks=2):
+        assert "stage 0: the reset after step 1 was missed; now it is step 2" in said
