@@ -1,0 +1,281 @@
+"""`TwoWaySums`: gradients added up piece by piece, encoded on the way to their owners and on the way back.
+
+The r-th of equal shares of a piece belongs to the r-th rank. For rank i with gradient g_i and error e_i, and
+an owner with error E, the sums in the order of the ranks (Zhong et al., arXiv 2105.07829, algorithm 1):
+
+    p_i = g_i + e_i,  c_i = C(p_i),  e_i <- p_i - D(c_i);   P = sum_i D(c_i) + E,  c = C(P),  E <- P - D(c)
+
+All ranks step with D(c). If it is not finite, they keep the errors of before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import NamedTuple
+
+import torch
+
+from weft.methods.clan.options import NAME, ClanOptions
+from weft.methods.clan.runtime.codecs import Draw, codec_of
+from weft.sync.base import Group, Meeting, ParameterPlace
+from weft.sync.codecs.counter import Key
+from weft.sync.dense import Dense
+
+FP32_BYTES = 4
+
+
+class CompressedRange(NamedTuple):
+    """A range of a stage's flat gradient, and the place of its first element in its piece."""
+
+    flat: slice
+    place: int
+
+    @property
+    def own(self) -> slice:
+        return slice(self.place, self.place + self.flat.stop - self.flat.start)
+
+
+class GradientPiece(NamedTuple):
+    """A piece of a stage's gradient: its ranges, its elements, and the blocks of each rank's share."""
+
+    ranges: tuple[CompressedRange, ...]
+    elements: int
+    blocks: int
+
+    def elements_of(self, place: int, block: int) -> int:
+        """Return the elements of a share; zeros fill its blocks."""
+        length = self.blocks * block
+        return min(max(self.elements - place * length, 0), length)
+
+    def take(self, flat: torch.Tensor, into: torch.Tensor) -> None:
+        """Copy the piece out of a flat tensor to the beginning of `into`."""
+        for one in self.ranges:
+            into[one.own] = flat[one.flat]
+
+
+@dataclass(slots=True)
+class UnderWay:
+    """A piece between two instructions: payloads, the owner's next error, and the decoded sum."""
+
+    payloads: torch.Tensor
+    error: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class PiecedStage:
+    """A stage's pieces and errors.
+
+    Attributes:
+        whole: the ranges of the flat gradient that are sent whole.
+        group: the replicas of the stage.
+        error: of this rank, shape of the flat gradient; None where no errors are kept.
+        owned: by piece, the errors of the sums that this rank owns, in its blocks.
+    """
+
+    pieces: tuple[GradientPiece, ...]
+    whole: tuple[slice, ...]
+    group: Group
+    error: torch.Tensor | None = None
+    owned: list[torch.Tensor] = field(default_factory=list)
+
+
+class TwoWaySums(Dense):
+    """Sums of encoded pieces; `reduce` adds up all other ranges of a gradient as they are."""
+
+    def __init__(self, options: ClanOptions) -> None:
+        self._options = options
+        self._codec = codec_of(options)
+        self._places: dict[int, Sequence[ParameterPlace]] = {}
+        self._stages: dict[int, PiecedStage] = {}
+        self._under_way: dict[tuple[int, int], UnderWay] = {}
+
+    def lay_out(self, stage: int, places: Sequence[ParameterPlace]) -> None:
+        self._places[stage] = places
+
+    def cut(self, stage: int, pieces: int, group: Group, whole: Collection[int] = ()) -> None:
+        """Cut a stage's gradient into pieces; parameters with the numbers `whole` are sent whole, too."""
+        compressed, others = [], []
+        for number, (start, shape) in enumerate(self._places[stage]):
+            found = slice(start, start + prod(shape))
+            small = FP32_BYTES * prod(shape) < self._options.minimum_bytes
+            (others if small or number in whole else compressed).append(found)
+        cut = pieces_of(_joined(compressed), pieces, group.size * self._options.block, group.size)
+        self._stages[stage] = PiecedStage(cut, _joined(others), group)
+
+    def group_of(self, stage: int) -> Group:
+        """Return the replicas of a stage."""
+        return self._stages[stage].group
+
+    def begin(self, stage: int, flat: torch.Tensor) -> None:
+        one = self._stages.get(stage)
+        if one is not None and self._options.keeps_errors:
+            one.error = torch.zeros_like(flat)
+            one.owned = [flat.new_zeros(piece.blocks, self._options.block) for piece in one.pieces]
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        found = {f"error/{number}": one.error for number, one in self._stages.items() if one.error is not None}
+        return found | {
+            f"owned/{number}/{part}": owned
+            for number, one in self._stages.items()
+            for part, owned in enumerate(one.owned)
+        }
+
+    def compress(self, gradient: torch.Tensor, meeting: Meeting) -> None:
+        """Encode the shares of all owners of a piece, and leave the next error in its place in `gradient`."""
+        stage, piece = self._piece(meeting)
+        size, block = stage.group.size, self._options.block
+        numbers = gradient.new_zeros(size * piece.blocks, block)
+        flat = numbers.view(-1)
+        for one in piece.ranges:
+            if stage.error is None:
+                flat[one.own] = gradient[one.flat]
+            else:
+                torch.add(gradient[one.flat], stage.error[one.flat], out=flat[one.own])
+        shares = numbers.to(torch.float32).view(size, piece.blocks, block)
+        payloads = self._room(size, piece, gradient)
+        for place, (share, payload) in enumerate(zip(shares, payloads, strict=True)):
+            elements = piece.elements_of(place, block)
+            self._codec.encode(share, elements, payload, self._draw(meeting, "push", place))
+        self._under_way[meeting.stage, meeting.part] = UnderWay(payloads)
+        if stage.error is None:
+            return
+        decoded = torch.empty_like(shares)
+        for place, payload in enumerate(payloads):
+            self._codec.decode(payload, decoded[place], self._draw(meeting, "push", place))
+        left = numbers.sub_(decoded.view_as(numbers)).view(-1)
+        for one in piece.ranges:
+            gradient[one.flat] = left[one.own]
+
+    def push(self, meeting: Meeting) -> None:
+        """Give every owner its shares."""
+        stage, piece = self._piece(meeting)
+        under_way = self._under_way[meeting.stage, meeting.part]
+        if piece.blocks:
+            taken = torch.empty_like(under_way.payloads)
+            stage.group.all_to_all(taken.view(-1), under_way.payloads.view(-1))
+            under_way.payloads = taken
+
+    def aggregate(self, gradient: torch.Tensor, meeting: Meeting) -> None:
+        """Decode and add up the shares that this rank owns, and encode the sum."""
+        stage, piece = self._piece(meeting)
+        under_way, place = self._under_way[meeting.stage, meeting.part], stage.group.place
+        draw = self._draw(meeting, "pull", place)
+        total = gradient.new_empty(piece.blocks, self._options.block)
+        self._codec.decode_sum(under_way.payloads, total, draw)
+        elements = piece.elements_of(place, self._options.block)
+        total.view(-1)[elements:] = 0.0
+        if stage.owned:
+            total += stage.owned[meeting.part]
+        payload = self._room(1, piece, gradient)
+        numbers = total.to(torch.float32)
+        self._codec.encode(numbers, elements, payload[0], draw)
+        if stage.owned:
+            decoded = torch.empty_like(numbers)
+            self._codec.decode(payload[0], decoded, draw)
+            under_way.error = total.sub_(decoded)
+            under_way.error.view(-1)[elements:] = 0.0
+        under_way.payloads = payload
+
+    def pull(self, meeting: Meeting) -> None:
+        """Get the encoded sums of all owners."""
+        stage, piece = self._piece(meeting)
+        under_way = self._under_way[meeting.stage, meeting.part]
+        if piece.blocks:
+            everyone = under_way.payloads.new_empty(stage.group.size, under_way.payloads.shape[1])
+            stage.group.all_gather(everyone.view(-1), under_way.payloads.view(-1))
+            under_way.payloads = everyone
+
+    def decompress(self, gradient: torch.Tensor, meeting: Meeting) -> None:
+        """Put the decoded sum into its place in `gradient`, and keep the new errors if it is finite."""
+        stage, piece = self._piece(meeting)
+        under_way = self._under_way.pop((meeting.stage, meeting.part))
+        if not piece.blocks:
+            return
+        shares = gradient.new_empty(
+            stage.group.size, piece.blocks, self._options.block, dtype=torch.float32
+        )
+        for place, payload in enumerate(under_way.payloads):
+            self._codec.decode(payload, shares[place], self._draw(meeting, "pull", place))
+        decoded = shares.view(-1)
+        if stage.error is not None and under_way.error is not None:
+            finite = torch.stack(decoded[: piece.elements].aminmax()).isfinite().all()
+            for one in piece.ranges:
+                before = stage.error[one.flat]
+                torch.where(finite, gradient[one.flat], before, out=before)
+            before = stage.owned[meeting.part]
+            torch.where(finite, under_way.error, before, out=before)
+        for one in piece.ranges:
+            gradient[one.flat] = decoded[one.own]
+
+    def reduce(self, gradient: torch.Tensor, meeting: Meeting) -> None:
+        """Add up the ranges that are sent whole; all of a gradient that belongs to no stage."""
+        stage = self._stages.get(meeting.stage)
+        if stage is None:
+            super().reduce(gradient, meeting)
+            return
+        parts = [gradient[one] for one in stage.whole]
+        length = sum(len(one) for one in parts)
+        if not length:
+            return
+        message = gradient.new_zeros(-(-length // meeting.group.size) * meeting.group.size)
+        torch.cat(parts, out=message[:length])
+        meeting.group.add_up(message)
+        for part, summed in zip(parts, message.split([*map(len, parts), len(message) - length]), strict=False):
+            part.copy_(summed)
+
+    def _piece(self, meeting: Meeting) -> tuple[PiecedStage, GradientPiece]:
+        stage = self._stages[meeting.stage]
+        return stage, stage.pieces[meeting.part]
+
+    def _room(self, shares: int, piece: GradientPiece, gradient: torch.Tensor) -> torch.Tensor:
+        """Return payloads to fill, shape (shares, bytes)."""
+        return gradient.new_empty(shares, self._options.payload_bytes(piece.blocks), dtype=torch.uint8)
+
+    def _draw(self, meeting: Meeting, direction: str, place: int) -> Draw:
+        """Return the random numbers of a share that this rank encodes, or that an owner has encoded."""
+        where = meeting.stage, meeting.step, meeting.part
+        own = Key.of(meeting.seed, NAME, direction, *where, meeting.replica)
+        first = place * self._stages[meeting.stage].pieces[meeting.part].blocks
+        return Draw(own, Key.of(meeting.seed, NAME, "indices", *where), first)
+
+
+def pieces_of(
+    ranges: Sequence[slice], count: int, unit: int, shares: int
+) -> tuple[GradientPiece, ...]:
+    """Cut ranges of a flat tensor into `count` pieces of about as many elements each.
+
+    A piece has whole blocks in `shares` equal shares; a unit is a block of each share.
+    """
+    total = sum(one.stop - one.start for one in ranges)
+    found = []
+    for number in range(count):
+        first, last = total * number // count, total * (number + 1) // count
+        units = -(-(last - first) // unit)
+        found.append(GradientPiece(tuple(_within(ranges, first, last)), last - first, units))
+    return tuple(found)
+
+
+def _within(ranges: Sequence[slice], first: int, last: int) -> list[CompressedRange]:
+    """Return the parts of the ranges, taken one behind the other, from place `first` to `last`."""
+    found, begins = [], 0
+    for one in ranges:
+        ends = begins + one.stop - one.start
+        start, end = max(first, begins), min(last, ends)
+        if start < end:
+            shift = one.start - begins
+            found.append(CompressedRange(slice(start + shift, end + shift), start - first))
+        begins = ends
+    return found
+
+
+def _joined(ranges: Sequence[slice]) -> tuple[slice, ...]:
+    """Return sorted ranges with neighbours joined to one."""
+    found: list[slice] = []
+    for one in ranges:
+        if found and found[-1].stop == one.start:
+            found[-1] = slice(found[-1].start, one.stop)
+        else:
+            found.append(one)
+    return tuple(found)
