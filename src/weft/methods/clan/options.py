@@ -35,14 +35,16 @@ class ClanOptions(TomlTable):
         default=4096, description="gradients with one scale, or of which the same number is sent"
     )
     piece_bytes: Count = Field(
-        default=4_096_000, description="of a piece of a gradient in fp32, which is one of a queue of exchanges"
+        default=4_096_000,
+        description="of a piece of a gradient in fp32, which is one of a queue of exchanges",
     )
     minimum_bytes: Annotated[int, Field(ge=0)] = Field(
         default=65_536, description="of a parameter in fp32; gradients of smaller ones are sent whole"
     )
     errors: Literal["by codec", "kept", "dropped"] = Field(
         default="by codec",
-        description="whether ranks add what a codec left out to the next gradient; `by codec`: if it is biased",
+        description="whether ranks add the part that a codec left out to the next gradient; `by codec`: if "
+        "it is biased",
     )
 
     @property
@@ -105,9 +107,7 @@ CODECS: Mapping[Codec, CodecTraits] = MappingProxyType(
             encoded=1.0,
             decoded=1.0,
         ),
-        "linear-dithering": CodecTraits(
-            block_bytes=_codes_and_scale, biased=False, encoded=1.0, decoded=1.0
-        ),
+        "linear-dithering": CodecTraits(block_bytes=_codes_and_scale, biased=False, encoded=1.0, decoded=1.0),
         "natural-dithering": CodecTraits(
             block_bytes=_codes_and_scale, biased=False, encoded=1.0, decoded=1.0
         ),

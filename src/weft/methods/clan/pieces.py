@@ -30,7 +30,7 @@ def compressed_elements(options: ClanOptions, plan: Plan, graph: LayerGraph, sta
 
 @dataclass(frozen=True, slots=True)
 class PiecedStages:
-    """The options of a plan, and by stage the number of pieces and the bytes of all before they are encoded."""
+    """The options of a plan, and by stage the number of pieces and the bytes of all, not encoded."""
 
     options: ClanOptions
     pieces: tuple[int, ...]

@@ -37,7 +37,10 @@ def _rows(planned: PlannedJob, metrics: Metrics) -> Rows:
     options = options_in(planned.plan, NAME, ClanOptions)
     if options is None:
         return []
-    rows = [("codec", options.codec), ("bits of a gradient", f"{8 * options.block_bytes / options.block:.3g}")]
+    rows = [
+        ("codec", options.codec),
+        ("bits of a gradient", f"{8 * options.block_bytes / options.block:.3g}"),
+    ]
     for stage, points in _points(planned, metrics, CONTRACTION).items():
         values = [value for _, value in points]
         rows.append((f"left out of stage {stage}, of the square", f"{np.median(values):.3g}, middle step"))

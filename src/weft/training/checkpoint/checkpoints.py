@@ -82,7 +82,7 @@ def collect(
         agreed, parameters = own, {name: parameter_of(name) for name in own}
         for one in methods.values():
             agreed = one.agreed(agreed, parameters)
-        found = join_shares(stages, agreed) | _method_tensors(methods)
+        found = join_shares(stages, {**agreed, **_method_tensors(methods)})
         apart = {name: tensor for name, tensor in own.items() if agreed[name] is not tensor}
         return found | _rank_tensors(apart, methods)
 

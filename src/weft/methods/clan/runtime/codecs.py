@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from weft.methods.clan.options import INDEX_BYTES, SCALE_BYTES, Codec, ClanOptions
+from weft.methods.clan.options import INDEX_BYTES, SCALE_BYTES, ClanOptions, Codec
 from weft.sync.codecs.counter import Key, uniforms
 from weft.sync.codecs.path import SMALLEST_SCALE
 from weft.sync.codecs.quantiser import Quantiser
@@ -196,7 +196,9 @@ class NaturalDithering(BlockCodec):
         codes = level | (numbers < 0).to(torch.int32) << (self.options.bits - 1)
         packed, scales = _codes_and_scales(payload, len(numbers))
         packed.copy_(_packed(codes.flatten(), self.options.bits, len(packed)))
-        scales.copy_(torch.where(usable | most.isfinite(), torch.where(usable, most, 0.0), torch.nan).flatten())
+        scales.copy_(
+            torch.where(usable | most.isfinite(), torch.where(usable, most, 0.0), torch.nan).flatten()
+        )
 
     def decode(self, payload: torch.Tensor, numbers: torch.Tensor, draw: Draw) -> None:
         packed, scales = _codes_and_scales(payload, len(numbers))

@@ -49,10 +49,16 @@ class GradientPiece(NamedTuple):
         length = self.blocks * block
         return min(max(self.elements - place * length, 0), length)
 
-    def take(self, flat: torch.Tensor, into: torch.Tensor) -> None:
-        """Copy the piece out of a flat tensor to the beginning of `into`."""
+    def owned_ranges(self, place: int, block: int) -> list[CompressedRange]:
+        """Return the ranges of a share, with places in the share."""
+        length = self.blocks * block
+        found = []
         for one in self.ranges:
-            into[one.own] = flat[one.flat]
+            start, stop = max(one.place, place * length), min(one.own.stop, (place + 1) * length)
+            if start < stop:
+                shift = one.flat.start - one.place
+                found.append(CompressedRange(slice(start + shift, stop + shift), start - place * length))
+        return found
 
 
 @dataclass(slots=True)
@@ -72,6 +78,7 @@ class PiecedStage:
         group: the replicas of the stage.
         error: of this rank, shape of the flat gradient; None where no errors are kept.
         owned: by piece, the errors of the sums that this rank owns, in its blocks.
+        squares: the result of the last `compress`.
     """
 
     pieces: tuple[GradientPiece, ...]
@@ -79,6 +86,7 @@ class PiecedStage:
     group: Group
     error: torch.Tensor | None = None
     owned: list[torch.Tensor] = field(default_factory=list)
+    squares: torch.Tensor | float = 0.0
 
 
 class TwoWaySums(Dense):
@@ -96,7 +104,8 @@ class TwoWaySums(Dense):
 
     def cut(self, stage: int, pieces: int, group: Group, whole: Collection[int] = ()) -> None:
         """Cut a stage's gradient into pieces; parameters with the numbers `whole` are sent whole, too."""
-        compressed, others = [], []
+        compressed: list[slice] = []
+        others: list[slice] = []
         for number, (start, shape) in enumerate(self._places[stage]):
             found = slice(start, start + prod(shape))
             small = FP32_BYTES * prod(shape) < self._options.minimum_bytes
@@ -115,40 +124,78 @@ class TwoWaySums(Dense):
             one.owned = [flat.new_zeros(piece.blocks, self._options.block) for piece in one.pieces]
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        found = {f"error/{number}": one.error for number, one in self._stages.items() if one.error is not None}
+        found = {
+            f"error/{number}": one.error for number, one in self._stages.items() if one.error is not None
+        }
         return found | {
             f"owned/{number}/{part}": owned
             for number, one in self._stages.items()
             for part, owned in enumerate(one.owned)
         }
 
-    def compress(self, gradient: torch.Tensor, meeting: Meeting) -> None:
-        """Encode the shares of all owners of a piece, and leave the next error in its place in `gradient`."""
+    def carried(self, stage: int) -> torch.Tensor | None:
+        one = self._stages.get(stage)
+        if one is None or one.error is None:
+            return None
+        total = one.error.clone()
+        for piece, owned in zip(one.pieces, one.owned, strict=True):
+            for part in piece.owned_ranges(one.group.place, self._options.block):
+                total[part.flat] += owned.view(-1)[part.own]
+        one.group.add_up(total)
+        return total
+
+    def carry_on(self, stage: int, carried: torch.Tensor) -> None:
+        """Give each owner the rest of its shares. Parameters that are now sent whole leave it behind."""
+        if stage not in self._stages or not self._options.keeps_errors:
+            return
+        one = self._stages[stage]
+        for piece, owned in zip(one.pieces, one.owned, strict=True):
+            for part in piece.owned_ranges(one.group.place, self._options.block):
+                owned.view(-1)[part.own] = carried[part.flat]
+
+    def compress(self, gradient: torch.Tensor, meeting: Meeting) -> tuple[torch.Tensor, torch.Tensor]:
+        """Encode the shares of all owners of a piece, and leave the next error in its place in `gradient`.
+
+        Return two ratios of the stage's pieces so far, both of shape (): of the square that decoding leaves
+        out to that of the encoded numbers; and of the norm of this rest, kept or not, to the gradient's.
+        Where errors are dropped, both are of this rank's own share.
+        """
         stage, piece = self._piece(meeting)
-        size, block = stage.group.size, self._options.block
-        numbers = gradient.new_zeros(size * piece.blocks, block)
-        flat = numbers.view(-1)
+        shares = gradient.new_zeros(stage.group.size, piece.blocks, self._options.block)
+        flat = shares.view(-1)
         for one in piece.ranges:
-            if stage.error is None:
-                flat[one.own] = gradient[one.flat]
-            else:
-                torch.add(gradient[one.flat], stage.error[one.flat], out=flat[one.own])
-        shares = numbers.to(torch.float32).view(size, piece.blocks, block)
-        payloads = self._room(size, piece, gradient)
-        for place, (share, payload) in enumerate(zip(shares, payloads, strict=True)):
-            elements = piece.elements_of(place, block)
+            flat[one.own] = gradient[one.flat]
+        of_gradient = _square(shares)
+        if stage.error is not None:
+            for one in piece.ranges:
+                flat[one.own] += stage.error[one.flat]
+        payloads = self._room(len(shares), piece, gradient)
+        for place, (share, payload) in enumerate(zip(shares.to(torch.float32), payloads, strict=True)):
+            elements = piece.elements_of(place, self._options.block)
             self._codec.encode(share, elements, payload, self._draw(meeting, "push", place))
         self._under_way[meeting.stage, meeting.part] = UnderWay(payloads)
-        if stage.error is None:
-            return
-        decoded = torch.empty_like(shares)
-        for place, payload in enumerate(payloads):
-            self._codec.decode(payload, decoded[place], self._draw(meeting, "push", place))
-        left = numbers.sub_(decoded.view_as(numbers)).view(-1)
-        for one in piece.ranges:
-            gradient[one.flat] = left[one.own]
+        own = range(stage.group.place, stage.group.place + 1)
+        seen = own if stage.error is None else range(len(shares))
+        encoded = _square(shares[seen.start : seen.stop])
+        for place in seen:
+            self._leave(shares[place], payloads[place], place, piece, self._draw(meeting, "push", place))
+        left = _square(shares[seen.start : seen.stop])
+        for one in piece.ranges if stage.error is not None else ():
+            gradient[one.flat] = flat[one.own]
+        squares = torch.stack([encoded, left, encoded if stage.error is None else of_gradient])
+        stage.squares = squares + (stage.squares if meeting.part else 0.0)
+        whole, left, of_gradient = stage.squares
+        return _ratio(left, whole), _ratio(left, of_gradient).sqrt()
 
-    def push(self, meeting: Meeting) -> None:
+    def _leave(
+        self, share: torch.Tensor, payload: torch.Tensor, place: int, piece: GradientPiece, draw: Draw
+    ) -> None:
+        """Subtract from a share, shape (blocks, block), what its payload is decoded to."""
+        decoded = torch.empty_like(share, dtype=torch.float32)
+        self._codec.decode(payload, decoded, draw)
+        share.sub_(decoded).view(-1)[piece.elements_of(place, self._options.block) :] = 0.0
+
+    def push(self, gradient: torch.Tensor, meeting: Meeting) -> None:
         """Give every owner its shares."""
         stage, piece = self._piece(meeting)
         under_way = self._under_way[meeting.stage, meeting.part]
@@ -168,17 +215,13 @@ class TwoWaySums(Dense):
         total.view(-1)[elements:] = 0.0
         if stage.owned:
             total += stage.owned[meeting.part]
-        payload = self._room(1, piece, gradient)
-        numbers = total.to(torch.float32)
-        self._codec.encode(numbers, elements, payload[0], draw)
+        under_way.payloads = self._room(1, piece, gradient)
+        self._codec.encode(total.to(torch.float32), elements, under_way.payloads[0], draw)
         if stage.owned:
-            decoded = torch.empty_like(numbers)
-            self._codec.decode(payload[0], decoded, draw)
-            under_way.error = total.sub_(decoded)
-            under_way.error.view(-1)[elements:] = 0.0
-        under_way.payloads = payload
+            self._leave(total, under_way.payloads[0], place, piece, draw)
+            under_way.error = total
 
-    def pull(self, meeting: Meeting) -> None:
+    def pull(self, gradient: torch.Tensor, meeting: Meeting) -> None:
         """Get the encoded sums of all owners."""
         stage, piece = self._piece(meeting)
         under_way = self._under_way[meeting.stage, meeting.part]
@@ -193,9 +236,7 @@ class TwoWaySums(Dense):
         under_way = self._under_way.pop((meeting.stage, meeting.part))
         if not piece.blocks:
             return
-        shares = gradient.new_empty(
-            stage.group.size, piece.blocks, self._options.block, dtype=torch.float32
-        )
+        shares = gradient.new_empty(stage.group.size, piece.blocks, self._options.block, dtype=torch.float32)
         for place, payload in enumerate(under_way.payloads):
             self._codec.decode(payload, shares[place], self._draw(meeting, "pull", place))
         decoded = shares.view(-1)
@@ -222,7 +263,9 @@ class TwoWaySums(Dense):
         message = gradient.new_zeros(-(-length // meeting.group.size) * meeting.group.size)
         torch.cat(parts, out=message[:length])
         meeting.group.add_up(message)
-        for part, summed in zip(parts, message.split([*map(len, parts), len(message) - length]), strict=False):
+        for part, summed in zip(
+            parts, message.split([*map(len, parts), len(message) - length]), strict=False
+        ):
             part.copy_(summed)
 
     def _piece(self, meeting: Meeting) -> tuple[PiecedStage, GradientPiece]:
@@ -241,9 +284,7 @@ class TwoWaySums(Dense):
         return Draw(own, Key.of(meeting.seed, NAME, "indices", *where), first)
 
 
-def pieces_of(
-    ranges: Sequence[slice], count: int, unit: int, shares: int
-) -> tuple[GradientPiece, ...]:
+def pieces_of(ranges: Sequence[slice], count: int, unit: int, shares: int) -> tuple[GradientPiece, ...]:
     """Cut ranges of a flat tensor into `count` pieces of about as many elements each.
 
     A piece has whole blocks in `shares` equal shares; a unit is a block of each share.
@@ -255,6 +296,17 @@ def pieces_of(
         units = -(-(last - first) // unit)
         found.append(GradientPiece(tuple(_within(ranges, first, last)), last - first, units))
     return tuple(found)
+
+
+def _square(numbers: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the squares of a contiguous tensor, shape (), in fp64."""
+    flat = numbers.view(-1)
+    return torch.dot(flat, flat).double()
+
+
+def _ratio(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """Return a ratio of two numbers, 0 where both are 0."""
+    return torch.where(whole > 0, part / whole, part)
 
 
 def _within(ranges: Sequence[slice], first: int, last: int) -> list[CompressedRange]:
