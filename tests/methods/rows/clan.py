@@ -8,7 +8,6 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
-import convolutional_jobs
 import torch
 from equality_table import Row
 from methods.rows.gradient_norm import Clips
@@ -177,5 +176,4 @@ ROWS = (
     # Losses and norms are added up in other orders than in one process.
     SENT(dp=3, shares=(3, 1, 2), precision="fp64", methods=(BothWays((5,)), Clips(0.05))),
     SENT(dp=2, precision="fp64", methods=(BothWays((5,), "fp16", options=(("errors", "dropped"),)),)),
-    Row(convolutional_jobs.tiny("resnet"), dp=2, methods=(BothWays((2,)),)),
 )

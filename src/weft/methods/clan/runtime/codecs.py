@@ -132,8 +132,7 @@ class RandomK(BlockCodec):
         _values_of(payload, blocks, self.options)[0].copy_(torch.where(finite, chosen, torch.nan))
 
     def decode(self, payload: torch.Tensor, numbers: torch.Tensor, draw: Draw) -> None:
-        values = _values_of(payload, len(numbers), self.options)[0].to(torch.float32)
-        numbers.zero_().scatter_(1, self._indices(len(numbers), draw, numbers.device), values)
+        self._scatter(_values_of(payload, len(numbers), self.options)[0].to(torch.float32), numbers, draw)
 
     def decode_sum(self, payloads: torch.Tensor, total: torch.Tensor, draw: Draw) -> None:
         """Add up packed values: all ranks have sent those of the same indices."""
@@ -141,7 +140,12 @@ class RandomK(BlockCodec):
         summed = total.new_zeros(blocks, self.options.kept)
         for payload in payloads:
             summed += _values_of(payload, blocks, self.options)[0]
-        total.zero_().scatter_(1, self._indices(blocks, draw, total.device), summed)
+        self._scatter(summed, total, draw)
+
+    def _scatter(self, values: torch.Tensor, numbers: torch.Tensor, draw: Draw) -> None:
+        """Put values into their places; one that is none fills its block, which may be chosen elsewhere."""
+        numbers.zero_().scatter_(1, self._indices(len(numbers), draw, numbers.device), values)
+        numbers.add_(torch.where(values.isnan().any(1, keepdim=True), torch.nan, 0.0))
 
     def _indices(self, blocks: int, draw: Draw, device: torch.device) -> torch.Tensor:
         """Return the chosen indices, shape (blocks, kept)."""
