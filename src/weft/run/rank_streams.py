@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from weft.errors import InputError, Violation
+from weft.program.kinds import CODEC
 from weft.program.program import NONE, Instruction
 from weft.program.rank_program import RankProgram
 from weft.run.accelerator import accelerator_of
@@ -18,7 +19,7 @@ from weft.run.work_queue import WorkQueue
 
 COMPUTE, COLLECTIVE = "compute", "collective"
 # Copies between a device and its host, and codecs of messages, meet no other rank.
-ALONE = ("copy out", "copy in", "codec")
+ALONE = ("copy out", "copy in", CODEC)
 _COMPUTATION = (COMPUTE, NONE)
 # Of a CUDA device at most; see `weft.run.launch.worker_start`.
 HARDWARE_QUEUES = 32

@@ -13,7 +13,7 @@ import numpy as np
 
 from weft.program.arrays import Ints
 from weft.program.codes import numbered
-from weft.program.kinds import KINDS, AddedUses, Kind
+from weft.program.kinds import CODEC, KINDS, AddedUses, Kind
 from weft.program.places import Places
 from weft.program.program import Owed, Program
 from weft.program.values import PER_STAGE, VALUES, Read, ValueKind
@@ -26,7 +26,7 @@ for _name in BETWEEN:
 
 def _codec(name: str, symbol: str, reads: str | Read, writes: str) -> int:
     """Register a computation of the codecs, which have a stream of their own, and return its code."""
-    return KINDS.register(Kind(name=name, symbol=symbol, stream="codec", reads=(reads,), writes=(writes,)))
+    return KINDS.register(Kind(name=name, symbol=symbol, stream=CODEC, reads=(reads,), writes=(writes,)))
 
 
 def _exchange(name: str, symbol: str, reads: str, writes: str) -> int:
