@@ -14,8 +14,9 @@ from typing import NamedTuple
 import torch
 
 from weft.methods.clan.options import INDEX_BYTES, SCALE_BYTES, ClanOptions, Codec
+from weft.sync.codecs import compiled, packing
 from weft.sync.codecs.counter import Key, uniforms
-from weft.sync.codecs.path import SMALLEST_SCALE
+from weft.sync.codecs.path import PLACES, SMALLEST_SCALE
 from weft.sync.codecs.quantiser import Quantiser
 from weft.sync.codecs.reference import pack, unpack
 
@@ -77,7 +78,7 @@ class ScaledSign(BlockCodec):
 
     def decode(self, payload: torch.Tensor, numbers: torch.Tensor, draw: Draw) -> None:
         signs, scales = _codes_and_scales(payload, len(numbers))
-        torch.index_select(_SIGNS.to(numbers.device), 0, signs.to(torch.int64), out=numbers.view(-1, 8))
+        torch.index_select(_SIGNS.to(numbers.device), 0, signs.to(torch.int32), out=numbers.view(-1, 8))
         numbers.mul_(scales[:, None])
 
 
@@ -191,22 +192,21 @@ class NaturalDithering(BlockCodec):
         usable = most.isfinite() & (most >= SMALLEST_SCALE)
         ratio = torch.where(usable, numbers.abs() / most, 0.0)
         first = draw.first * self.options.block
-        uniform = uniforms(draw.own, first, numbers.numel(), numbers.device).view_as(numbers)
+        drawn = _words(draw.own, first, numbers)
         # A random mantissa carries into the exponent with the probability of the own mantissa.
-        added = (uniform * 2.0**_MANTISSA).to(torch.int32)
-        level = (ratio.view(torch.int32) + added >> _MANTISSA) - _OFFSET + self._levels
-        lowest = uniform < ratio * 2.0 ** (self._levels - 1)
+        level = (ratio.view(torch.int32) + (drawn >> 1) >> _MANTISSA) - _OFFSET + self._levels
+        lowest = drawn < ratio * 2.0 ** (self._levels - 1 + PLACES)
         level = torch.where(ratio < 2.0 ** (1 - self._levels), lowest.to(torch.int32), level)
         codes = level | (numbers < 0).to(torch.int32) << (self.options.bits - 1)
         packed, scales = _codes_and_scales(payload, len(numbers))
-        packed.copy_(_packed(codes.flatten(), self.options.bits, len(packed)))
+        _pack(codes.flatten(), self.options.bits, packed)
         scales.copy_(
             torch.where(usable | most.isfinite(), torch.where(usable, most, 0.0), torch.nan).flatten()
         )
 
     def decode(self, payload: torch.Tensor, numbers: torch.Tensor, draw: Draw) -> None:
         packed, scales = _codes_and_scales(payload, len(numbers))
-        codes = _unpacked(packed, self.options.bits, numbers.numel())
+        codes = _unpack(packed, self.options.bits, numbers.numel())
         torch.index_select(self._factors(numbers.device), 0, codes, out=numbers.view(-1))
         numbers.mul_(scales[:, None])
 
@@ -240,13 +240,32 @@ def _values_of(payload: torch.Tensor, blocks: int, options: ClanOptions) -> tupl
     return payload[:border].view(kind).view(blocks, options.kept), border
 
 
-def _packed(codes: torch.Tensor, bits: int, length: int) -> torch.Tensor:
-    return codes if bits == 8 else pack(codes.to(torch.int64), bits, length)
+def _words(key: Key, first: int, like: torch.Tensor) -> torch.Tensor:
+    """Return the upper 24 bits of the hashes of elements from `first` on, int32, in the shape of `like`."""
+    if like.device.type == "cpu":
+        return compiled.words(key, first, like.numel()).view_as(like)
+    numbers = uniforms(key, first, like.numel(), like.device)
+    return (numbers * 2.0**PLACES).to(torch.int32).view_as(like)
 
 
-def _unpacked(packed: torch.Tensor, bits: int, elements: int) -> torch.Tensor:
+def _pack(codes: torch.Tensor, bits: int, packed: torch.Tensor) -> None:
+    """Fill `packed` with codes, int32, shape (n,); n is a multiple of 8."""
     if bits == 8:
-        return packed.to(torch.int64)
+        packed.copy_(codes)
+    elif codes.device.type == "cpu":
+        packing.pack(codes.to(torch.int8).numpy(), len(codes), packed.numpy(), (1 << (bits - 1)) - 1)
+    else:
+        packed.copy_(pack(codes.to(torch.int64), bits, len(packed)))
+
+
+def _unpack(packed: torch.Tensor, bits: int, elements: int) -> torch.Tensor:
+    """Return codes without a sign, in an integer type that may be an index."""
+    if bits == 8:
+        return packed.to(torch.int32)
+    if packed.device.type == "cpu":
+        codes = torch.empty(elements, dtype=torch.int8)
+        packing.unpack(packed.numpy(), elements, (1 << (bits - 1)) - 1, codes.numpy())
+        return codes.to(torch.int32) & ((1 << bits) - 1)
     return unpack(packed, bits, elements) & ((1 << bits) - 1)
 
 
