@@ -191,12 +191,17 @@ def test_smaller_parameters_than_the_least_are_sent_whole() -> None:
     assert ticks(joined_by(1e3, 0.0), plan, PUSH, PULL) == 0.0
 
 
-def test_codecs_encode_and_decode_more_where_errors_are_kept() -> None:
+@pytest.mark.parametrize("bits", [8, 7])
+def test_codecs_take_multiples_of_the_time_of_the_quantiser(bits: int) -> None:
     where = joined_by(1e9, 0.0)
-    kept, dropped = (compressed(codec="scaled-sign", errors=word) for word in ("kept", "dropped"))
-    assert ticks(where, kept, COMPRESS) > ticks(where, dropped, COMPRESS) > 0.0
-    assert ticks(where, kept, AGGREGATE) > ticks(where, dropped, AGGREGATE) > 0.0
-    assert ticks(where, kept, DECOMPRESS) == ticks(where, dropped, DECOMPRESS) > 0.0
+    plan, other = compressed(bits=bits), compressed(codec="scaled-sign")
+    for kind, name in ((COMPRESS, "compress"), (AGGREGATE, "aggregate"), (DECOMPRESS, "decompress")):
+        times = [ClanOptions.model_validate(dict(one.sync.options)).times for one in (plan, other)]
+        ratio = getattr(times[0], name) / getattr(times[1], name)
+        assert ticks(where, plan, kind) == pytest.approx(ratio * ticks(where, other, kind), rel=0.05)
+    assert ticks(where, plan, COMPRESS) > ticks(where, compressed(bits=4), COMPRESS) * (
+        2.9 if bits == 7 else 0.9
+    )
 
 
 def test_the_comparison_of_methods_counts_bytes_and_codecs() -> None:

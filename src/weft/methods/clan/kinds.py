@@ -1,7 +1,7 @@
 """The five instructions that exchange one piece of a gradient, their values, and the obligation to run them.
 
-A piece is a `part` of its stage's gradient. The last instruction of all pieces precedes the reduction of the
-stage, which adds up the parameters that are sent whole.
+A piece is a `part` of its stage's gradient. After all pieces comes the stage's reduction, which adds up the
+parameters that are sent whole.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -53,6 +53,13 @@ class ClanOptions(TomlTable):
         return self.errors == "kept" or (self.errors == "by codec" and CODECS[self.codec].biased)
 
     @property
+    def times(self) -> PieceTimes:
+        """The seconds of a piece, as multiples of those of weft's quantiser."""
+        times = CODECS[self.codec].times
+        packs = self.codec.endswith("dithering") and self.bits not in (4, 8)
+        return PieceTimes(*(PACKED * one for one in times)) if packs else times
+
+    @property
     def kept(self) -> int:
         """The numbers of a block that top-k or random-k sends, at least one."""
         return max(1, int(self.block / self.ratio))
@@ -67,6 +74,18 @@ class ClanOptions(TomlTable):
         return 4 * -(-blocks * self.block_bytes // 4)
 
 
+class PieceTimes(NamedTuple):
+    """Seconds of the three computations of a piece on a CPU, as multiples of those of weft's quantiser.
+
+    `compress` is a multiple of its time to encode the piece; the others are multiples of its time to decode.
+    They include the copies to and from the gradient. Source: `benchmarks/codec_queues.py`.
+    """
+
+    compress: float
+    aggregate: float
+    decompress: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecTraits:
     """The traits of a codec that plans and predictions need.
@@ -74,13 +93,16 @@ class CodecTraits:
     Attributes:
         block_bytes: returns the bytes of a block.
         biased: decoded numbers differ from the encoded ones in the mean, too.
-        encoded, decoded: seconds for a number, as multiples of those of the measured quantiser on a CPU.
+        times: those of 4 and 8 bits, where a codec has bits.
     """
 
     block_bytes: Callable[[ClanOptions], int]
     biased: bool
-    encoded: float
-    decoded: float
+    times: PieceTimes
+
+
+# Codes of other bits than 4 and 8 take longer to pack.
+PACKED = 3.0
 
 
 def _codes_and_scale(options: ClanOptions) -> int:
@@ -92,27 +114,26 @@ CODECS: Mapping[Codec, CodecTraits] = MappingProxyType(
         "scaled-sign": CodecTraits(
             block_bytes=lambda options: options.block // 8 + SCALE_BYTES,
             biased=True,
-            encoded=1.0,
-            decoded=1.0,
+            times=PieceTimes(3.3, 3.6, 3.3),
         ),
         "top-k": CodecTraits(
             block_bytes=lambda options: options.kept * (INDEX_BYTES + options.value_bits // 8),
             biased=True,
-            encoded=1.0,
-            decoded=1.0,
+            times=PieceTimes(3.5, 8.8, 6.5),
         ),
         "random-k": CodecTraits(
             block_bytes=lambda options: options.kept * options.value_bits // 8,
             biased=True,
-            encoded=1.0,
-            decoded=1.0,
+            times=PieceTimes(5.1, 14.0, 11.0),
         ),
-        "linear-dithering": CodecTraits(block_bytes=_codes_and_scale, biased=False, encoded=1.0, decoded=1.0),
+        "linear-dithering": CodecTraits(
+            block_bytes=_codes_and_scale, biased=False, times=PieceTimes(1.4, 3.2, 2.9)
+        ),
         "natural-dithering": CodecTraits(
-            block_bytes=_codes_and_scale, biased=False, encoded=1.0, decoded=1.0
+            block_bytes=_codes_and_scale, biased=False, times=PieceTimes(5.6, 19.0, 6.3)
         ),
         "fp16": CodecTraits(
-            block_bytes=lambda options: 2 * options.block, biased=True, encoded=1.0, decoded=1.0
+            block_bytes=lambda options: 2 * options.block, biased=True, times=PieceTimes(1.5, 4.0, 8.6)
         ),
     }
 )

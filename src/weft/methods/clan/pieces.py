@@ -1,7 +1,7 @@
 """The pieces of a stage's gradient and the bytes that replicas send, as far as a model's graph tells.
 
 A graph has the sides of the matrices that layers multiply tokens with. It joins the products of one input,
-such as those of queries, keys and values, which a model may hold as several matrices.
+such as queries, keys and values. A model may hold these as several matrices.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.describe.synchronisation import SyncMethod, Wire, options_in
-from weft.methods.clan.options import CODECS, NAME, ClanOptions
+from weft.methods.clan.options import NAME, ClanOptions
 from weft.methods.power_sgd.traffic import matrices_of
 from weft.predict.cost.memory import own_parameters, plan_states
 
@@ -44,42 +44,33 @@ class PiecedStages:
             return None
         sizes = [compressed_elements(options, plan, graph, stage) for stage in range(len(plan.stages))]
         pieces = tuple(max(1, -(-FP32_BYTES * size // options.piece_bytes)) for size in sizes)
-        return cls(options, pieces, tuple(plan_states(plan).gradients * size for size in sizes))
+        return cls(options, pieces, tuple(_element_bytes(plan) * size for size in sizes))
 
 
 def exchange_wire(plan: Plan) -> Wire:
     """Return the communication of a push or a pull for each byte of its piece."""
     options = _options_of(plan)
-    sent = options.block_bytes / (options.block * plan_states(plan).gradients)
+    sent = options.block_bytes / (options.block * _element_bytes(plan))
     return Wire(inside=sent, between=sent)
 
 
-def codec_wire(plan: Plan, encoded: float, decoded: float) -> Wire:
-    """Return the codec's work for each byte of a piece, of which so many parts are encoded and decoded."""
-    options, element = _options_of(plan), plan_states(plan).gradients
-    traits = CODECS[options.codec]
-    return Wire(
-        inside=0.0,
-        between=0.0,
-        encoded=traits.encoded * encoded / element,
-        decoded=traits.decoded * decoded / element,
-    )
-
-
 def compress_wire(plan: Plan) -> Wire:
-    """Encode a whole piece; decode it, too, where errors are kept."""
-    return codec_wire(plan, 1.0, float(_options_of(plan).keeps_errors))
+    """Return the work of a `compress` for each byte of its piece."""
+    return Wire(inside=0.0, between=0.0, encoded=_options_of(plan).times.compress / _element_bytes(plan))
 
 
 def aggregate_wire(plan: Plan) -> Wire:
-    """Decode the shares of all replicas, and encode their sum."""
-    share = 1.0 / len(plan.stages[0].replicas)
-    return codec_wire(plan, share, 1.0 + share * _options_of(plan).keeps_errors)
+    """Return the work of an `aggregate` for each byte of its piece, of which a rank owns a share."""
+    return Wire(inside=0.0, between=0.0, decoded=_options_of(plan).times.aggregate / _element_bytes(plan))
 
 
 def decompress_wire(plan: Plan) -> Wire:
-    """Decode a whole piece."""
-    return codec_wire(plan, 0.0, 1.0)
+    """Return the work of a `decompress` for each byte of its piece."""
+    return Wire(inside=0.0, between=0.0, decoded=_options_of(plan).times.decompress / _element_bytes(plan))
+
+
+def _element_bytes(plan: Plan) -> int:
+    return plan_states(plan).gradients
 
 
 def _options_of(plan: Plan) -> ClanOptions:

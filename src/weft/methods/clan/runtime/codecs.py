@@ -1,8 +1,7 @@
 """The codecs of CLAN, in torch: each brings blocks of fp32 numbers into a payload, and back.
 
 A payload is one flat uint8 tensor, aligned to 4 bytes. Decoding is exact, so all devices decode the same
-bits. A block with an infinite number or a NaN is decoded to a NaN at least once, so that no such number gets
-lost.
+bits. A block with an infinite number or a NaN is decoded to a NaN or an infinite number, so that none gets lost.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ class TopK(BlockCodec):
 
 
 class RandomK(BlockCodec):
-    """The same random numbers of each block from all ranks, whose indices nobody sends.
+    """Random places of each block, the same on all ranks, so that nobody sends their indices.
 
     A subset drawn for the piece is rotated by a shift drawn for each block. So every subset of a block has
     the same probability. Without errors, numbers are scaled to be right in the mean.

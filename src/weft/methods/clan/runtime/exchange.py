@@ -1,7 +1,7 @@
 """`TwoWaySums`: gradients added up piece by piece, encoded on the way to their owners and on the way back.
 
-The r-th of equal shares of a piece belongs to the r-th rank. For rank i with gradient g_i and error e_i, and
-an owner with error E, the sums in the order of the ranks (Zhong et al., arXiv 2105.07829, algorithm 1):
+The r-th of equal shares of a piece belongs to the r-th rank. Rank i has the gradient g_i and the error e_i,
+and the owner of a share has the error E. Sums are in the order of the ranks (Zhong et al., arXiv 2105.07829):
 
     p_i = g_i + e_i,  c_i = C(p_i),  e_i <- p_i - D(c_i);   P = sum_i D(c_i) + E,  c = C(P),  E <- P - D(c)
 
@@ -156,9 +156,9 @@ class TwoWaySums(Dense):
     def compress(self, gradient: torch.Tensor, meeting: Meeting) -> tuple[torch.Tensor, torch.Tensor]:
         """Encode the shares of all owners of a piece, and leave the next error in its place in `gradient`.
 
-        Return two ratios of the stage's pieces so far, both of shape (): of the square that decoding leaves
-        out to that of the encoded numbers; and of the norm of this rest, kept or not, to the gradient's.
-        Where errors are dropped, both are of this rank's own share.
+        Return two ratios of the stage's pieces so far, of shape () and in fp64. The first is the square of
+        the rest that decoding leaves out, over that of the encoded numbers. The second is the norm of the
+        rest, over that of the gradient. Where errors are dropped, both are of this rank's own share.
         """
         stage, piece = self._piece(meeting)
         shares = gradient.new_zeros(stage.group.size, piece.blocks, self._options.block)
