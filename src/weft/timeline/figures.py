@@ -87,8 +87,8 @@ def step_breakdown(timeline: Timeline, peer: Ints, step_s: float, *, cycle: int 
     """Return seconds of a step by cause, the mean of all ranks; they add up to `step_s`.
 
     Computations count by kind, in order of registration. Collectives count where their rank does not compute
-    meanwhile. Codecs count where it also takes part in no collective, then copies, and last messages. A message
-    occupies both of its ranks. Steps without codecs or copies have no such cause. The rest is waiting:
+    meanwhile. Codecs count where it also takes part in no collective, then copies, and last messages. A
+    message occupies both of its ranks. Steps without codecs or copies have no such cause. The rest is waiting:
     bubbles, and delays by hosts.
 
     Args:

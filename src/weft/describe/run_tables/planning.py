@@ -62,8 +62,8 @@ class SyncTable(TomlTable):
         description="dense; hierarchical, which sums inside nodes first; sdp4bit, which sends four bits; "
         "power-sgd, which sends low-rank factors; clan, which encodes gradients and sums; local-averaging, "
         "which steps replicas apart and averages their weights every so many steps; slow-momentum, diloco "
-        "or sign-momentum, which step on from the average; what an installed package adds; or auto: the planner chooses the method and its keys "
-        "within goal.contract",
+        "or sign-momentum, which step on from the average; what an installed package adds; or auto: the "
+        "planner chooses the method and its keys within goal.contract",
     )
     # The method's options; in a file their keys are next to `method`.
     options: SkipJsonSchema[SerializeAsAny[TomlTable] | None] = None

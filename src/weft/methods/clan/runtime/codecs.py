@@ -1,7 +1,7 @@
 """The codecs of CLAN, in torch: each brings blocks of fp32 numbers into a payload, and back.
 
 A payload is one flat uint8 tensor, aligned to 4 bytes. Decoding is exact, so all devices decode the same
-bits. A block with an infinite number or a NaN is decoded to a NaN or an infinite number, so that none gets lost.
+bits. A block with an infinite number or a NaN is decoded to one of these, so that none gets lost.
 """
 
 from __future__ import annotations
