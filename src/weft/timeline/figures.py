@@ -88,8 +88,8 @@ def step_breakdown(timeline: Timeline, peer: Ints, step_s: float, *, cycle: int 
 
     Computations count by kind, in order of registration. Collectives count where their rank does not compute
     meanwhile. Codecs count where it also takes part in no collective, then copies, and last messages. A
-    message occupies both of its ranks. Steps without codecs or copies have no such cause. The rest is waiting:
-    bubbles, and delays by hosts.
+    message occupies both of its ranks. Steps without codecs or copies have no such cause. The rest is
+    waiting: bubbles, and delays by hosts.
 
     Args:
         timeline: one cycle of many equal ones, each `cycle` steps after the one before; they may overlap.
