@@ -34,7 +34,7 @@ MAGNITUDE, INFINITY = np.int32(0x7FFF_FFFF), np.int32(0x7F80_0000)
 
 
 class CompiledPath(CodecPath):
-    """The path of CPUs: for codes of 4 and 8 bits, and in groups of a multiple of 8 for all codes.
+    """The path of CPUs. Codes of other bits than 4 and 8 need groups of a multiple of 8.
 
     The calling thread computes, without Python's lock.
     """
