@@ -21,7 +21,8 @@ from thread_group import ThreadGroup, in_groups
 
 from weft.describe.plan import Choice, Plan
 from weft.methods.clan.options import CODECS, NAME, ClanOptions
-from weft.methods.clan.runtime.exchange import TwoWaySums, pieces_of
+from weft.methods.clan.ranges import pieces_of
+from weft.methods.clan.runtime.exchange import TwoWaySums
 from weft.run.runtime import RankRuntime
 from weft.run.state.synchroniser_state import SYNCHRONISER, UNSENT
 from weft.sync.base import Meeting, ParameterPlace
@@ -316,6 +317,8 @@ def test_unsent_gradients_are_the_same_sum_in_another_plan(
 ) -> None:
     plans = [compressed(make_plan(CONFIG, pp=p, dp=d, precision="fp32")) for p, d in ((1, 2), (pp, dp))]
     before = worker_pool.run(begin_and_save, plans[0], tmp_path, ranks=2)[0]
+    # So the run does not say that it begins anew.
+    assert not checkpoints.has_rank_tensors(tmp_path / f"step-{DONE:08}")
     after: dict[str, torch.Tensor] = {}
     for own in worker_pool.run(load_and_tell, plans[1], tmp_path, ranks=pp * dp):
         after |= own

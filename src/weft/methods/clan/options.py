@@ -13,7 +13,7 @@ from weft.describe.toml_table import Count, TomlTable
 
 NAME = "clan"
 Codec = Literal["scaled-sign", "top-k", "random-k", "linear-dithering", "natural-dithering", "fp16"]
-SCALE_BYTES, INDEX_BYTES = 4, 2
+FP32_BYTES, SCALE_BYTES, INDEX_BYTES = 4, 4, 2
 # Indices have 16 bits.
 LARGEST_BLOCK = 1 << 16
 

@@ -14,11 +14,9 @@ from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.describe.synchronisation import SyncMethod, Wire, options_in
-from weft.methods.clan.options import NAME, ClanOptions
+from weft.methods.clan.options import FP32_BYTES, NAME, ClanOptions
 from weft.methods.power_sgd.traffic import matrices_of
 from weft.predict.cost.memory import own_parameters, plan_states
-
-FP32_BYTES = 4
 
 
 def compressed_elements(options: ClanOptions, plan: Plan, graph: LayerGraph, stage: int) -> int:

@@ -13,57 +13,23 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import NamedTuple
 
 import torch
 
-from weft.methods.clan.options import NAME, ClanOptions
+from weft.methods.clan.options import FP32_BYTES, NAME, ClanOptions
+from weft.methods.clan.ranges import GradientPiece, joined, pieces_of
 from weft.methods.clan.runtime.codecs import Draw, codec_of
 from weft.sync.base import Group, Meeting, ParameterPlace
 from weft.sync.codecs.counter import Key
 from weft.sync.dense import Dense
 
-FP32_BYTES = 4
-
-
-class CompressedRange(NamedTuple):
-    """A range of a stage's flat gradient, and the place of its first element in its piece."""
-
-    flat: slice
-    place: int
-
-    @property
-    def own(self) -> slice:
-        return slice(self.place, self.place + self.flat.stop - self.flat.start)
-
-
-class GradientPiece(NamedTuple):
-    """A piece of a stage's gradient: its ranges, its elements, and the blocks of each rank's share."""
-
-    ranges: tuple[CompressedRange, ...]
-    elements: int
-    blocks: int
-
-    def elements_of(self, place: int, block: int) -> int:
-        """Return the elements of a share; zeros fill its blocks."""
-        length = self.blocks * block
-        return min(max(self.elements - place * length, 0), length)
-
-    def owned_ranges(self, place: int, block: int) -> list[CompressedRange]:
-        """Return the ranges of a share, with places in the share."""
-        length = self.blocks * block
-        found = []
-        for one in self.ranges:
-            start, stop = max(one.place, place * length), min(one.own.stop, (place + 1) * length)
-            if start < stop:
-                shift = one.flat.start - one.place
-                found.append(CompressedRange(slice(start + shift, stop + shift), start - place * length))
-        return found
+# Pieces of a stage under way at once: the first one is decoded before the fourth one is encoded.
+IN_FLIGHT = 3
 
 
 @dataclass(slots=True)
 class UnderWay:
-    """A piece between two instructions: payloads, the owner's next error, and the decoded sum."""
+    """A piece between two instructions: its payloads, and the next error of its owner."""
 
     payloads: torch.Tensor
     error: torch.Tensor | None = None
@@ -98,6 +64,8 @@ class TwoWaySums(Dense):
         self._places: dict[int, Sequence[ParameterPlace]] = {}
         self._stages: dict[int, PiecedStage] = {}
         self._under_way: dict[tuple[int, int], UnderWay] = {}
+        # Payloads, kept from piece to piece, because one stream fills them and another one reads them.
+        self._rooms: dict[tuple[str, int, int], torch.Tensor] = {}
 
     def lay_out(self, stage: int, places: Sequence[ParameterPlace]) -> None:
         self._places[stage] = places
@@ -110,8 +78,8 @@ class TwoWaySums(Dense):
             found = slice(start, start + prod(shape))
             small = FP32_BYTES * prod(shape) < self._options.minimum_bytes
             (others if small or number in whole else compressed).append(found)
-        cut = pieces_of(_joined(compressed), pieces, group.size * self._options.block, group.size)
-        self._stages[stage] = PiecedStage(cut, _joined(others), group)
+        cut = pieces_of(joined(compressed), pieces, group.size * self._options.block, group.size)
+        self._stages[stage] = PiecedStage(cut, joined(others), group)
 
     def group_of(self, stage: int) -> Group:
         """Return the replicas of a stage."""
@@ -169,7 +137,7 @@ class TwoWaySums(Dense):
         if stage.error is not None:
             for one in piece.ranges:
                 flat[one.own] += stage.error[one.flat]
-        payloads = self._room(len(shares), piece, gradient)
+        payloads = self._room("given", len(shares), meeting, gradient)
         for place, (share, payload) in enumerate(zip(shares.to(torch.float32), payloads, strict=True)):
             elements = piece.elements_of(place, self._options.block)
             self._codec.encode(share, elements, payload, self._draw(meeting, "push", place))
@@ -200,7 +168,7 @@ class TwoWaySums(Dense):
         stage, piece = self._piece(meeting)
         under_way = self._under_way[meeting.stage, meeting.part]
         if piece.blocks:
-            taken = torch.empty_like(under_way.payloads)
+            taken = self._room("taken", stage.group.size, meeting, gradient)
             stage.group.all_to_all(taken.view(-1), under_way.payloads.view(-1))
             under_way.payloads = taken
 
@@ -215,7 +183,7 @@ class TwoWaySums(Dense):
         total.view(-1)[elements:] = 0.0
         if stage.owned:
             total += stage.owned[meeting.part]
-        under_way.payloads = self._room(1, piece, gradient)
+        under_way.payloads = self._room("own", 1, meeting, gradient)
         self._codec.encode(total.to(torch.float32), elements, under_way.payloads[0], draw)
         if stage.owned:
             self._leave(total, under_way.payloads[0], place, piece, draw)
@@ -226,7 +194,7 @@ class TwoWaySums(Dense):
         stage, piece = self._piece(meeting)
         under_way = self._under_way[meeting.stage, meeting.part]
         if piece.blocks:
-            everyone = under_way.payloads.new_empty(stage.group.size, under_way.payloads.shape[1])
+            everyone = self._room("everyone", stage.group.size, meeting, gradient)
             stage.group.all_gather(everyone.view(-1), under_way.payloads.view(-1))
             under_way.payloads = everyone
 
@@ -272,9 +240,14 @@ class TwoWaySums(Dense):
         stage = self._stages[meeting.stage]
         return stage, stage.pieces[meeting.part]
 
-    def _room(self, shares: int, piece: GradientPiece, gradient: torch.Tensor) -> torch.Tensor:
-        """Return payloads to fill, shape (shares, bytes)."""
-        return gradient.new_empty(shares, self._options.payload_bytes(piece.blocks), dtype=torch.uint8)
+    def _room(self, what: str, shares: int, meeting: Meeting, like: torch.Tensor) -> torch.Tensor:
+        """Return payloads of a piece to fill, shape (shares, bytes)."""
+        stage, piece = self._piece(meeting)
+        size, place = self._options.payload_bytes(piece.blocks), (meeting.stage, meeting.part % IN_FLIGHT)
+        if (what, *place) not in self._rooms:
+            most = self._options.payload_bytes(max(one.blocks for one in stage.pieces))
+            self._rooms[(what, *place)] = like.new_empty(shares * most, dtype=torch.uint8)
+        return self._rooms[(what, *place)][: shares * size].view(shares, size)
 
     def _draw(self, meeting: Meeting, direction: str, place: int) -> Draw:
         """Return the random numbers of a share that this rank encodes, or that an owner has encoded."""
@@ -282,20 +255,6 @@ class TwoWaySums(Dense):
         own = Key.of(meeting.seed, NAME, direction, *where, meeting.replica)
         first = place * self._stages[meeting.stage].pieces[meeting.part].blocks
         return Draw(own, Key.of(meeting.seed, NAME, "indices", *where), first)
-
-
-def pieces_of(ranges: Sequence[slice], count: int, unit: int, shares: int) -> tuple[GradientPiece, ...]:
-    """Cut ranges of a flat tensor into `count` pieces of about as many elements each.
-
-    A piece has whole blocks in `shares` equal shares; a unit is a block of each share.
-    """
-    total = sum(one.stop - one.start for one in ranges)
-    found = []
-    for number in range(count):
-        first, last = total * number // count, total * (number + 1) // count
-        units = -(-(last - first) // unit)
-        found.append(GradientPiece(tuple(_within(ranges, first, last)), last - first, units))
-    return tuple(found)
 
 
 def _square(numbers: torch.Tensor) -> torch.Tensor:
@@ -307,27 +266,3 @@ def _square(numbers: torch.Tensor) -> torch.Tensor:
 def _ratio(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     """Return a ratio of two numbers, 0 where both are 0."""
     return torch.where(whole > 0, part / whole, part)
-
-
-def _within(ranges: Sequence[slice], first: int, last: int) -> list[CompressedRange]:
-    """Return the parts of the ranges, taken one behind the other, from place `first` to `last`."""
-    found, begins = [], 0
-    for one in ranges:
-        ends = begins + one.stop - one.start
-        start, end = max(first, begins), min(last, ends)
-        if start < end:
-            shift = one.start - begins
-            found.append(CompressedRange(slice(start + shift, end + shift), start - first))
-        begins = ends
-    return found
-
-
-def _joined(ranges: Sequence[slice]) -> tuple[slice, ...]:
-    """Return sorted ranges with neighbours joined to one."""
-    found: list[slice] = []
-    for one in ranges:
-        if found and found[-1].stop == one.start:
-            found[-1] = slice(found[-1].start, one.stop)
-        else:
-            found.append(one)
-    return tuple(found)
