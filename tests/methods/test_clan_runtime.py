@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from equality_jobs import LOSSES
 from equality_table import Row, together, train
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from small_jobs import SEED, batch_of, make_runtime, parameters_of
 from small_plans import divisible, make_plan, make_program, tiny
 from thread_group import ThreadGroup, in_groups
 
+from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice, Plan
 from weft.methods.clan.options import CODECS, NAME, ClanOptions
 from weft.methods.clan.ranges import pieces_of
@@ -27,6 +29,7 @@ from weft.run.runtime import RankRuntime
 from weft.run.state.synchroniser_state import SYNCHRONISER, UNSENT
 from weft.sync.base import Meeting, ParameterPlace
 from weft.training.checkpoint import checkpoints
+from weft.training.checkpoint.tensor_shares import join_shares
 from weft.training.checkpoint.training_state import TrainingState
 from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
 
@@ -241,10 +244,16 @@ def compressed(plan: Plan, **options: Any) -> Plan:
     return plan.model_copy(update={"sync": Choice(name=NAME, options={**SMALL, **options})})
 
 
-def opened(rank: int, plan: Plan, generation: int = 0) -> RankRuntime:
-    factory = optimizer_factory(ADAMW)
-    program = make_program(CONFIG, plan)
-    return make_runtime(rank, CONFIG, plan, program, optimizer_factory=factory, generation=generation)
+def opened(rank: int, plan: Plan, generation: int = 0, config: ModelConfig = CONFIG) -> RankRuntime:
+    return make_runtime(
+        rank,
+        config,
+        plan,
+        make_program(config, plan),
+        loss_fn=LOSSES["columns"],
+        optimizer_factory=optimizer_factory(ADAMW),
+        generation=generation,
+    )
 
 
 def parts_of(runtime: RankRuntime) -> tuple[Any, ...]:
@@ -283,45 +292,59 @@ def test_a_resumed_run_goes_on_to_the_bit(worker_pool: WorkerPool, tmp_path: Pat
         assert all(torch.equal(value, whole[1][name]) for name, value in resumed[1].items())
 
 
-def begin_and_save(rank: int, ranks: int, plan: Plan, folder: Path) -> dict[str, torch.Tensor]:
-    runtime = opened(rank, plan)
-    assert all(isfinite(runtime.step(step, batch_of(CONFIG, plan, step)).loss) for step in range(DONE))
+def begin_and_save(
+    rank: int, ranks: int, config: ModelConfig, plan: Plan, folder: Path
+) -> dict[str, torch.Tensor]:
+    runtime = opened(rank, plan, config=config)
+    assert all(isfinite(runtime.step(step, batch_of(config, plan, step)).loss) for step in range(DONE))
     save(runtime, plan, folder)
     left = unsent(runtime)
     runtime.close()
     return left
 
 
-def load_and_tell(rank: int, ranks: int, plan: Plan, folder: Path) -> dict[str, torch.Tensor]:
-    runtime = opened(rank, plan)
+def load_and_tell(
+    rank: int, ranks: int, config: ModelConfig, plan: Plan, folder: Path
+) -> dict[str, torch.Tensor]:
+    runtime = opened(rank, plan, config=config)
     checkpoints.load(folder / f"step-{DONE:08}", *parts_of(runtime))
     kept = runtime.methods[SYNCHRONISER].rank_tensors()
     assert not any(one.any() for name, one in kept.items() if name.startswith("error/"))
     left = unsent(runtime)
-    assert isfinite(runtime.step(DONE, batch_of(CONFIG, plan, DONE)).loss)
+    assert isfinite(runtime.step(DONE, batch_of(config, plan, DONE)).loss)
     runtime.close()
     return left
 
 
 def unsent(runtime: RankRuntime) -> dict[str, torch.Tensor]:
-    """What all replicas together have not sent, by parameter; of this rank's parts where it has some."""
+    """What all replicas together have not sent, by parameter."""
     state = runtime.methods[SYNCHRONISER]
     state.agreed({}, {})
-    return {name: one.clone() for name, one in state.tensors().items()}
+    tensors = {f"method/{SYNCHRONISER}/{name}": one for name, one in state.tensors().items()}
+    return {name: one.clone() for name, one in join_shares(runtime.stages, tensors).items()}
+
+
+WIDE = divisible("gpt")
+
+
+def in_parts(**axes: int) -> Plan:
+    return compressed(Row(WIDE, precision="fp32", **axes).plan)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("pp", "dp"), [(1, 3), (2, 2)])
+@pytest.mark.parametrize(
+    ("first", "then"), [({"dp": 2}, {"dp": 3}), ({"dp": 2, "tp": 2}, {"pp": 2, "dp": 2})], ids=str
+)
 def test_unsent_gradients_are_the_same_sum_in_another_plan(
-    worker_pool: WorkerPool, tmp_path: Path, pp: int, dp: int
+    worker_pool: WorkerPool, tmp_path: Path, first: dict[str, int], then: dict[str, int]
 ) -> None:
-    plans = [compressed(make_plan(CONFIG, pp=p, dp=d, precision="fp32")) for p, d in ((1, 2), (pp, dp))]
-    before = worker_pool.run(begin_and_save, plans[0], tmp_path, ranks=2)[0]
+    plans, told = [in_parts(**axes) for axes in (first, then)], []
+    for work, plan in zip((begin_and_save, load_and_tell), plans, strict=True):
+        found = worker_pool.run(work, WIDE, plan, tmp_path, ranks=plan.ranks)
+        told.append({name: one for own in found for name, one in own.items()})
     # So the run does not say that it begins anew.
     assert not checkpoints.has_rank_tensors(tmp_path / f"step-{DONE:08}")
-    after: dict[str, torch.Tensor] = {}
-    for own in worker_pool.run(load_and_tell, plans[1], tmp_path, ranks=pp * dp):
-        after |= own
+    before, after = told
     assert before.keys() == after.keys()
     assert sum(bool(one.any()) for one in before.values()) > 3
     assert all(torch.equal(one, after[name]) for name, one in before.items())
@@ -330,7 +353,7 @@ def test_unsent_gradients_are_the_same_sum_in_another_plan(
 
 @pytest.mark.processes
 def test_tensor_ranks_decode_alike_what_they_hold_alike(worker_pool: WorkerPool, tmp_path: Path) -> None:
-    row = Row(divisible("gpt"), dp=2, tp=2, precision="fp32", steps=3)
+    row = Row(WIDE, dp=2, tp=2, precision="fp32", steps=3)
     plan = compressed(row.plan, minimum_bytes=64)
     # Of every tensor, all ranks have the same bits.
     steps, _ = together(worker_pool.run(train, row, plan, ranks=4))
