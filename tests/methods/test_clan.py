@@ -94,6 +94,14 @@ def test_every_piece_goes_both_ways_between_backward_passes_and_their_reduction(
         assert (mine & (columns.kind == COMPRESS)).sum() == stages.pieces[stage]
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_pieces_precede_reductions_that_wait_for_all_backward_passes(order: tuple[str, int, int]) -> None:
+    plan = compressed(*order).model_copy(update={"blocking": ("reductions",)})
+    program = make_program(CONFIG, plan)
+    assert verify(program) == []
+    assert not stuck_rows(program)
+
+
 def test_a_piece_is_on_the_way_while_the_next_is_encoded() -> None:
     plan = compressed(piece_bytes=4096)
     model = CostModel(graph=GRAPH, cluster=joined_by(1e5, 0.0))

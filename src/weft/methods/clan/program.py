@@ -79,7 +79,8 @@ PASS = Pass(
     name=NAME,
     options=PiecedStages.of,
     apply=in_pieces,
-    after=("sharding",),
+    # Blocking may move reductions, which the pieces precede.
+    after=("sharding", "blocking"),
     refuse=refuse,
     groups=groups,
     owes=lambda layout, stages: CompressesBothWays(pieces=stages.pieces),
