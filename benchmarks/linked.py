@@ -24,6 +24,7 @@ from weft.describe.device import Device
 from weft.describe.families import layer_graph
 from weft.describe.plan import Choice, Plan, Sharding
 from weft.describe.synchronisation import DENSE
+from weft.methods.clan.options import FP32_BYTES, ClanOptions
 from weft.program.kinds import BACKWARD, FORWARD, STEP, is_collective
 from weft.program.rank_program import RankProgram
 from weft.run.record.recorder import Recorder
@@ -33,6 +34,8 @@ from weft.run.stage.build import build_stages
 from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
 
 SEED, EVERY, LOW_RANK = 7, 8, 4
+# Of a sign and its part of a scale, there and back.
+SIGN_BITS = 2 * (1 + 32 / ClanOptions().block)
 MODEL = replace(QUALITY_MODEL, name="gpt-links", layers=5, hidden=128, feed_forward=512)
 GRAPH = layer_graph(MODEL)
 PRECISION = "bf16"
@@ -54,6 +57,13 @@ def factored_elements(stage: nn.Module) -> int:
     return found
 
 
+def signed_elements(stage: nn.Module) -> float:
+    """Of all, where small parameters count by the bits that they take whole."""
+    least = ClanOptions().minimum_bytes // FP32_BYTES
+    sizes = [parameter.numel() for parameter in stage.parameters()]
+    return sum(size if size >= least else size * 64 / SIGN_BITS for size in sizes)
+
+
 @dataclass(frozen=True)
 class Method:
     """A way to agree; a cycle of `steps` sends `bits` for each of its elements, there and back together."""
@@ -65,7 +75,7 @@ class Method:
     sharding: Sharding = "zero-0"
     reduce_precision: str | None = None
     steps: int = 1
-    elements: Callable[[nn.Module], int] = all_elements
+    elements: Callable[[nn.Module], float] = all_elements
 
     def formula_bytes(self, stage: nn.Module) -> float:
         """Bytes that one rank sends in a mean step."""
@@ -84,6 +94,7 @@ METHODS = (
     DENSE_BF16,
     FEW_BITS,
     Method("power-sgd", 64, "power-sgd", {"rank": LOW_RANK}, elements=factored_elements),
+    Method("clan", SIGN_BITS, "clan", {"codec": "scaled-sign"}, elements=signed_elements),
     rare("local-averaging"),
     rare("slow-momentum"),
     rare("diloco"),

@@ -29,6 +29,8 @@ import torch
 from figures import Value
 from harness import Report, parser
 
+from weft.methods.clan.options import ClanOptions
+from weft.methods.clan.runtime.codecs import Draw, codec_of
 from weft.randomness import counter_seed
 from weft.sync.codecs.counter import Key
 from weft.sync.codecs.quantiser import Quantiser, unsmooth_
@@ -99,6 +101,33 @@ def sdp4bit(length: int, noise: Noise) -> Points:
         step += 1
 
 
+def clan(length: int, noise: Noise) -> Points:
+    """Encoded gradients and their encoded sum step x; workers and the owner of the sum keep errors."""
+    # Errors reach x late, so that a step as long as that of SGD overshoots.
+    x, rate = start(), 0.25 / (SMOOTHNESS * math.sqrt(length / LENGTHS[0]))
+    table = ClanOptions(codec="scaled-sign", block=32)
+    codec, draw = codec_of(table), Draw(Key.of(SEED, "own"), Key.of(SEED, "common"))
+    errors, owned = torch.zeros(WORKERS, SIZE), torch.zeros(1, SIZE)
+
+    def coded(numbers: torch.Tensor) -> torch.Tensor:
+        blocks = numbers.view(-1, table.block)
+        payload = torch.empty(table.payload_bytes(len(blocks)), dtype=torch.uint8)
+        codec.encode(blocks, blocks.numel(), payload, draw)
+        decoded = torch.empty_like(blocks)
+        codec.decode(payload, decoded, draw)
+        return decoded.view_as(numbers)
+
+    while True:
+        yield x
+        numbers = errors + (gradient(x) + noise.next()) / WORKERS
+        sent = coded(numbers)
+        errors = numbers - sent
+        total = sent.sum(0, keepdim=True) + owned
+        found = coded(total)
+        owned = total - found
+        x = x - rate * found[0]
+
+
 def mean_way(x: torch.Tensor, rate: float, noise: Noise) -> torch.Tensor:
     """The mean gradient of a round: all workers take local steps of SGD from x."""
     local = x.expand(WORKERS, SIZE)
@@ -155,6 +184,7 @@ class Theorem:
 THEOREMS = (
     Theorem("SGD, squared l2", sgd, squared, -0.5),
     Theorem("SDP4Bit, squared l2", sdp4bit, squared, -0.5),
+    Theorem("CLAN with scaled signs, squared l2", clan, squared, -0.5),
     Theorem("exact sign momentum, l1", exact_sign, absolute, -0.25),
     Theorem("random sign momentum, squared l2", random_sign, squared, -0.5),
 )

@@ -23,6 +23,7 @@ BENCHMARKS = (
     ("peer_figures",),
     ("recorder",),
     ("sync_codecs",),
+    ("codec_queues",),
     ("prediction",),
     ("tensor_ranks",),
     ("tensor_collectives",),

@@ -79,6 +79,10 @@ TABLES: Mapping[str, Listed | Crossed] = {
     "simulator": Listed("simulator", "(?!one cycle of ).*"),
     "simulator, growth": Crossed("simulator", "what", ("one cycle", "each instruction"), "one cycle of .*"),
     "recorder": Listed("recorder"),
+    "codec_queues": Crossed("codec_queues", "codec; threads", ("measured", "simulated", "error")),
+    "codec_queues, rates": Crossed(
+        "codec_queues", "codec", ("compress", "aggregate", "decompress"), ".*; 1 thread: .*"
+    ),
     "sync_codecs": Crossed("sync_codecs", "what", ("values a second", "of a copy")),
     "sync_links": Crossed(
         "sync_links",

@@ -13,7 +13,7 @@ LIMIT_S = 30.0
 
 
 class ThreadGroup:
-    """One thread's place in a group: what a `weft.sync.base.Group` needs for an averaging."""
+    """One thread's place in a group: what a `weft.sync.base.Group` needs for sums and averagings."""
 
     def __init__(self, barrier: threading.Barrier, given: list[torch.Tensor], place: int) -> None:
         self._barrier, self._given = barrier, given
@@ -27,6 +27,11 @@ class ThreadGroup:
     def all_to_all(self, taken: torch.Tensor, given: torch.Tensor) -> None:
         self.sent_bytes["all_to_all"] += given.nbytes * (self.size - 1) // self.size
         self._exchange(taken, given, lambda one: one.view(self.size, -1)[self.place])
+
+    def add_up(self, flat: torch.Tensor, sent_as: torch.dtype | None = None) -> None:
+        each = torch.empty(self.size, len(flat), dtype=flat.dtype)
+        self._exchange(each.view(-1), flat, lambda one: one)
+        flat.copy_(sum(each))
 
     def _exchange(
         self, taken: torch.Tensor, given: torch.Tensor, own: Callable[[torch.Tensor], torch.Tensor]

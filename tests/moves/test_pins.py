@@ -57,7 +57,7 @@ def test_all_pins_are_answered_for_at_once(weft_example: Path) -> None:
 
 def test_a_method_that_no_move_knows_is_refused_with_the_nearest() -> None:
     assert lines(run(sync={"method": "dens"})) == [
-        "sync.method: 'dens' is not one of auto, cser, dense, diloco, hierarchical, local-averaging, "
+        "sync.method: 'dens' is not one of auto, clan, cser, dense, diloco, hierarchical, local-averaging, "
         "power-sgd, sdp4bit, sign-momentum, slow-momentum "
         "(nearest valid: dense)"
     ]

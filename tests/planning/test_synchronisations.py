@@ -264,7 +264,7 @@ def test_what_is_too_big_recomputes_more() -> None:
     ("sync", "expected"),
     [
         ({"method": AUTO, "every": 4}, "every: the planner chooses it with 'auto'; leave it out"),
-        ({"method": "aut"}, "'aut' is not one of auto, cser, dense"),
+        ({"method": "aut"}, "'aut' is not one of auto, clan, cser, dense"),
     ],
 )
 def test_a_mistake_is_a_clear_line(tmp_path: Path, sync: dict[str, Any], expected: str) -> None:

@@ -112,6 +112,10 @@ class KindRegistry:
         return len(self._kinds)
 
 
+# The stream of codecs with instructions of their own, which meet no other rank.
+CODEC = "codec"
+
+
 def name_hash(name: str) -> int:
     """Return a 64-bit hash of a kind's name that is the same in every process and version."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")

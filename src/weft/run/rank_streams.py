@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from weft.errors import InputError, Violation
+from weft.program.kinds import CODEC
 from weft.program.program import NONE, Instruction
 from weft.program.rank_program import RankProgram
 from weft.run.accelerator import accelerator_of
@@ -17,8 +18,8 @@ from weft.run.streams import Ended, Stream, Value
 from weft.run.work_queue import WorkQueue
 
 COMPUTE, COLLECTIVE = "compute", "collective"
-# Copies between a device and its host meet no other rank.
-COPIES = ("copy out", "copy in")
+# Copies between a device and its host, and codecs of messages, meet no other rank.
+ALONE = ("copy out", "copy in", CODEC)
 _COMPUTATION = (COMPUTE, NONE)
 # Of a CUDA device at most; see `weft.run.launch.worker_start`.
 HARDWARE_QUEUES = 32
@@ -128,7 +129,7 @@ def open_streams(device: torch.device, *, exchanges_in_kernels: bool) -> RankStr
         return KernelStream(name, accelerator, clock, accelerator.stream(), after=compute)
 
     def open_stream(name: str) -> ClosableStream:
-        if exchanges_in_kernels or name in COPIES:
+        if exchanges_in_kernels or name in ALONE:
             return following(name)
         return CopyQueue(name, accelerator)
 

@@ -146,6 +146,22 @@ class StatefulSynchroniser(Protocol):
         ...
 
 
+@runtime_checkable
+class CarryingSynchroniser(StatefulSynchroniser, Protocol):
+    """A synchroniser with an unsent rest of all replicas' gradients that another plan can take over."""
+
+    def carried(self, stage: int) -> torch.Tensor | None:
+        """Return the unsent rest of a stage's gradients, added up over its replicas; None if there is none.
+
+        It has the shape of the stage's flat gradient. Every rank of the stage calls it between two steps.
+        """
+        ...
+
+    def carry_on(self, stage: int, carried: torch.Tensor) -> None:
+        """Begin with such a rest, the same on every rank of the stage; called after `begin`."""
+        ...
+
+
 class ParameterPlace(NamedTuple):
     """A parameter in a stage's flat gradient: the index of its first element there, and its shape."""
 

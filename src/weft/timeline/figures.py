@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from weft.program.arrays import Floats, Ints
-from weft.program.kinds import BACKWARD, BACKWARD_WEIGHT, FORWARD, KINDS, is_collective, is_compute
+from weft.program.kinds import BACKWARD, BACKWARD_WEIGHT, CODEC, FORWARD, KINDS, is_collective, is_compute
 from weft.program.program import NONE, Program
 from weft.timeline.timeline import Timeline
 
@@ -78,17 +78,17 @@ def error_text(error: float) -> str:
     return f"{error:+.1%}" if math.isfinite(error) else "-"
 
 
-# Causes of a rank without computation: it takes part in a collective, it copies to or from its host, it sends
-# or receives a message, or it waits for computations of other ranks.
-COLLECTIVES, COPIES, MESSAGES, WAITING = "collectives", "copies", "messages", "waiting"
+# Causes of a rank without computation: it takes part in a collective, it encodes or decodes its messages, it
+# copies to or from its host, it sends or receives a message, or it waits for computations of other ranks.
+COLLECTIVES, CODECS, COPIES, MESSAGES, WAITING = "collectives", "codecs", "copies", "messages", "waiting"
 
 
 def step_breakdown(timeline: Timeline, peer: Ints, step_s: float, *, cycle: int = 1) -> dict[str, float]:
     """Return seconds of a step by cause, the mean of all ranks; they add up to `step_s`.
 
     Computations count by kind, in order of registration. Collectives count where their rank does not compute
-    meanwhile. Copies count where their rank also takes part in no collective, messages where it also copies
-    nothing. A message occupies both of its ranks. Steps without copies have no such cause. The rest is
+    meanwhile. Codecs count where it also takes part in no collective, then copies, and last messages. A
+    message occupies both of its ranks. Steps without codecs or copies have no such cause. The rest is
     waiting: bubbles, and delays by hosts.
 
     Args:
@@ -103,7 +103,9 @@ def step_breakdown(timeline: Timeline, peer: Ints, step_s: float, *, cycle: int 
     compute = is_compute(timeline.kind)
     other = np.asarray(peer)[timeline.position]
     message = (other != NONE) & ~compute
-    copy = ~compute & ~message & ~is_collective(timeline.kind)
+    alone = ~compute & ~message & ~is_collective(timeline.kind)
+    codec = alone & np.isin(timeline.kind, [code for code, kind in enumerate(KINDS) if kind.stream == CODEC])
+    copy = alone & ~codec
     length_ns = timeline.end_ns - timeline.start_ns
     causes: dict[str, float] = {}
     for code, kind in enumerate(KINDS):
@@ -115,16 +117,19 @@ def step_breakdown(timeline: Timeline, peer: Ints, step_s: float, *, cycle: int 
     place = np.searchsorted(ranks, np.concatenate((timeline.rank, other[arriving])))
     start_ns = np.concatenate((timeline.start_ns, timeline.start_ns[arriving]))
     length_ns = np.concatenate((length_ns, length_ns[arriving]))
-    computing = np.concatenate((compute, np.zeros(int(arriving.sum()), dtype=np.bool_)))
-    messaging = np.concatenate((message, np.ones(int(arriving.sum()), dtype=np.bool_)))
-    copying = np.concatenate((copy, np.zeros(int(arriving.sum()), dtype=np.bool_)))
+    # In the order in which they count: computations, collectives, codecs, copies, messages.
+    order = np.select([compute, codec, copy, message], [0, 2, 3, 4], default=1)
+    order = np.concatenate((order, np.full(int(arriving.sum()), 4)))
     cycle_s = step_s * cycle
-    in_computation, in_collective, in_copy, in_message = (
+    covered = [
         _covered_ns(place[rows], start_ns[rows], length_ns[rows], cycle_s * 1e9)
-        for rows in (computing, ~messaging & ~copying, ~messaging, np.ones_like(computing))
-    )
-    copies = {COPIES: in_copy - in_collective} if copy.any() else {}
-    causes |= {COLLECTIVES: in_collective - in_computation, **copies, MESSAGES: in_message - in_copy}
+        for rows in (order <= last for last in range(5))
+    ]
+    in_collective, in_codec, in_copy, in_message = np.diff(covered).tolist()
+    causes[COLLECTIVES] = in_collective
+    causes |= {CODECS: in_codec} if codec.any() else {}
+    causes |= {COPIES: in_copy} if copy.any() else {}
+    causes[MESSAGES] = in_message
     seconds = {cause: ns * 1e-9 / (len(ranks) * cycle) for cause, ns in causes.items()}
     return {**seconds, WAITING: max(0.0, step_s - sum(seconds.values()))}
 

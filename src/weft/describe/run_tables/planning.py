@@ -60,10 +60,11 @@ class SyncTable(TomlTable):
     method: Word | None = Field(
         default=None,
         description="dense; hierarchical, which sums inside nodes first; sdp4bit, which sends four bits; "
-        "power-sgd, which sends low-rank factors; local-averaging, which steps replicas apart and averages "
-        "their weights every so many steps; slow-momentum, diloco or sign-momentum, which step on from the "
-        "average; cser, which averages blocks of updates and of errors; what an installed package adds; or "
-        "auto: the planner chooses the method and its keys within goal.contract",
+        "power-sgd, which sends low-rank factors; clan, which encodes gradients and sums; local-averaging, "
+        "which steps replicas apart and averages their weights every so many steps; slow-momentum, diloco "
+        "or sign-momentum, which step on from the average; cser, which averages blocks of updates and of "
+        "errors; what an installed package adds; or auto: the planner chooses the method and its keys within "
+        "goal.contract",
     )
     # The method's options; in a file their keys are next to `method`.
     options: SkipJsonSchema[SerializeAsAny[TomlTable] | None] = None

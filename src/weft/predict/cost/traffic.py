@@ -28,7 +28,7 @@ from weft.predict.cost.price import TICK_S, Priced, price_placed
 from weft.predict.cost.pricing import Pricing
 from weft.program.arrays import Floats, Ints
 from weft.program.kinds import KINDS
-from weft.program.program import Program
+from weft.program.program import NONE, Program
 
 ShareOf = Callable[[Plan, LayerGraph, int], float]
 
@@ -71,6 +71,8 @@ def traffic(pricing: Pricing) -> Traffic:
     for one, rows in _synchronising(program):
         wire, ways = one.wire(plan), one.ways(plan)
         np.add.at(busy_s, columns.rank[rows], codecs_s(pricing, rows, wire))
+        # Codecs with instructions of their own meet nobody.
+        rows = rows[columns.group[rows] != NONE]
         shares = np.array([one.share(plan, pricing.model.graph, stage) for stage in range(len(plan.stages))])
         weights = columns.bytes[rows] * shares[columns.stage[rows]]
         moved = np.bincount(columns.group[rows], weights=weights, minlength=len(program.groups))

@@ -112,6 +112,11 @@ class GradientBucket:
         return self._layout.shards
 
     @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """The stage's parameters in the order of the module."""
+        return self._layout.parameters
+
+    @property
     def places(self) -> list[ParameterPlace]:
         """The places of the stage's parameters in `flat`, in the order of the module."""
         pairs = zip(self._layout.starts, self._layout.parameters, strict=True)

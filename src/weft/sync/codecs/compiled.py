@@ -7,23 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import lcm
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from weft.sync.codecs.counter import FIRST_FACTOR, SECOND_FACTOR, Key
+from weft.sync.codecs.packing import Bytes, Codes, bytes_of, compiled, pack, unpack
 from weft.sync.codecs.path import BLOCK, HALF, ONE, PLACES, SMALLEST_SCALE, CodecPath, sections
 
 if TYPE_CHECKING:
     from weft.sync.codecs.quantiser import Quantiser
 
-Function = TypeVar("Function", bound=Callable[..., object])
 Floats = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
-Codes = npt.NDArray[np.int8]
 Words = npt.NDArray[np.int32]
 
 # Elements of a tile and of a chunk of tiles, or a few more: an even number of groups begins with a byte.
@@ -37,7 +34,10 @@ MAGNITUDE, INFINITY = np.int32(0x7FFF_FFFF), np.int32(0x7F80_0000)
 
 
 class CompiledPath(CodecPath):
-    """The path of CPUs, for codes of 4 and 8 bits. The calling thread computes, without Python's lock."""
+    """The path of CPUs. Codes of other bits than 4 and 8 need groups of a multiple of 8.
+
+    The calling thread computes, without Python's lock.
+    """
 
     def encode(
         self, form: Quantiser, values: torch.Tensor, payload: torch.Tensor, key: Key, first: int
@@ -85,6 +85,13 @@ class CompiledPath(CodecPath):
         _smooth_all(values.detach().numpy())
 
 
+def words(key: Key, first: int, count: int) -> torch.Tensor:
+    """Return the 24 bits of the uniform numbers of the elements from `first` on, int32, shape (count,)."""
+    drawn = torch.empty(count, dtype=torch.int32)
+    _draw(drawn.numpy(), np.uint32(key.low), np.uint32(key.high), first)
+    return drawn
+
+
 def _encode_chunks(
     form: Quantiser,
     elements: int,
@@ -110,11 +117,6 @@ def _encode_chunks(
             form.smooth,
             form.stochastic,
         )
-
-
-def compiled(function: Function) -> Function:
-    """Compile a function at its first call, or load it from disk."""
-    return cast(Function, numba.njit(nogil=True, cache=True)(function))
 
 
 @compiled
@@ -146,7 +148,7 @@ def _encode(
             part = slice(start, min(start + group, count))
             place = (begin + start) // group
             _quantise(numbers[part], added[part], scales[place : place + 1], levels, quantised[part])
-        _pack(quantised, count, codes[_bytes(begin, levels) :], levels)
+        pack(quantised, count, codes[bytes_of(begin, levels) :], levels)
 
 
 @compiled
@@ -159,7 +161,7 @@ def _decode_sum(payloads: Bytes, border: int, total: Floats, first: int, group: 
         sums[:] = 0
         for payload in payloads:
             scales = payload[border:].view(np.float32)
-            _unpack(payload[_bytes(first + begin, levels) : border], len(sums), levels, quantised)
+            unpack(payload[bytes_of(first + begin, levels) : border], len(sums), levels, quantised)
             for start in range(0, len(sums), group):
                 part = slice(start, min(start + group, len(sums)))
                 _add(quantised[part], scales[(first + begin + start) // group], sums[part])
@@ -242,34 +244,5 @@ def _quantise(numbers: Floats, added: Words, scale: Floats, levels: int, codes: 
 
 
 @compiled
-def _pack(codes: Codes, count: int, packed: Bytes, levels: int) -> None:
-    if levels > 7:
-        for place in range(count):
-            packed[place] = np.uint8(codes[place])
-        return
-    if count % 2:
-        codes[count] = 0
-    for place in range((count + 1) // 2):
-        packed[place] = np.uint8((codes[2 * place] << 4) | (codes[2 * place + 1] & 15))
-
-
-@compiled
-def _unpack(packed: Bytes, count: int, levels: int, codes: Codes) -> None:
-    if levels > 7:
-        for place in range(count):
-            codes[place] = np.int8(packed[place])
-        return
-    for place in range((count + 1) // 2):
-        byte = np.int8(packed[place])
-        codes[2 * place] = byte >> 4
-        codes[2 * place + 1] = np.int8(byte << 4) >> 4
-
-
-@compiled
 def _tile(group: int) -> int:
     return 2 * group * max(1, TILE // (2 * group))
-
-
-@compiled
-def _bytes(elements: int, levels: int) -> int:
-    return elements if levels > 7 else elements // 2

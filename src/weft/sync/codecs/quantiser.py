@@ -31,7 +31,7 @@ class Quantiser:
     Values are flat and contiguous, in fp32, bf16, fp16 or fp64. All devices make the same bits, NaNs apart.
 
     Attributes:
-        bits: those of a code, 2 to 8; 4 and 8 have fast paths.
+        bits: those of a code, 2 to 8; 4 and 8 have fast paths, and all on a CPU in groups of a multiple of 8.
         group: elements per scale; with `smooth` a multiple of 32.
         smooth: transform blocks of 32 elements before they are quantised.
         stochastic: round without bias, instead of to the nearest.
@@ -183,9 +183,12 @@ def _described(tensor: torch.Tensor) -> str:
 def _path(tensor: torch.Tensor, *forms: Quantiser) -> CodecPath:
     """Return the fastest path for these forms on the device of `tensor`."""
     device = tensor.device.type
-    fast = all(form.bits in (4, 8) for form in forms)
-    tiled = all(form.group % 8 == 0 and form.group <= MOST_TILE for form in forms)
-    return _path_of(device if fast and (tiled or device == "cpu") else "any")
+    usual = all(form.bits in (4, 8) for form in forms)
+    in_eights = all(form.group % 8 == 0 for form in forms)
+    if device == "cpu":
+        return _path_of(device if usual or in_eights else "any")
+    tiled = in_eights and all(form.group <= MOST_TILE for form in forms)
+    return _path_of(device if usual and tiled else "any")
 
 
 @cache

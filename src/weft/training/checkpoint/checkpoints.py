@@ -35,6 +35,7 @@ from torch import nn
 from weft.describe.run_tables.training import CheckpointTable
 from weft.files import flush, naming
 from weft.run.methods import MethodState
+from weft.run.state.synchroniser_state import UNSENT
 from weft.training.checkpoint.manifest import (
     MANIFEST,
     digest_of,
@@ -82,7 +83,7 @@ def collect(
         agreed, parameters = own, {name: parameter_of(name) for name in own}
         for one in methods.values():
             agreed = one.agreed(agreed, parameters)
-        found = join_shares(stages, agreed) | _method_tensors(methods)
+        found = join_shares(stages, {**agreed, **_method_tensors(methods)})
         apart = {name: tensor for name, tensor in own.items() if agreed[name] is not tensor}
         return found | _rank_tensors(apart, methods)
 
@@ -265,12 +266,13 @@ def load(
 
 
 def has_rank_tensors(path: Path) -> bool:
-    """Return True if a checkpoint also has tensors of single ranks, because replicas differed.
+    """Return True if a checkpoint has tensors of single ranks, and no sums that another plan can carry on.
 
     Raises:
         RunError: if a file cannot be read.
     """
-    return _apart(known_tensors(path))
+    known = known_tensors(path)
+    return _apart(known) and not any(name.endswith(f"/{UNSENT}") for name in known)
 
 
 def _apart(known: Collection[str]) -> bool:

@@ -57,9 +57,12 @@ def shares_of(stages: Mapping[int, nn.Module]) -> dict[str, Share]:
 
 
 def parameter_of(key: str) -> str:
-    """Return the parameter name of a checkpoint key: the key itself, or NAME of `optimizer/NAME/STATE`."""
+    """Return the parameter name of a checkpoint key.
+
+    It is the key itself, or NAME of `optimizer/NAME/STATE` or `method/METHOD/NAME/STATE`.
+    """
     parts = key.split("/")
-    return parts[1] if len(parts) == 3 else key
+    return parts[-2] if len(parts) in (3, 4) else key
 
 
 def join_shares(

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.program.arrays import Ints
-from weft.program.kinds import KINDS, is_compute
+from weft.program.kinds import CODEC, KINDS, is_compute
 from weft.program.program import NONE
 from weft.timeline.timeline import Timeline, label, stream_names
 from weft.web.charts.axes import time_ticks
@@ -60,7 +60,7 @@ def shade_of_rows(timeline: Timeline) -> npt.NDArray[np.float64]:
 
 
 MAXIMUM_RANKS = 64
-_STREAMS = ("compute", "collective")
+_STREAMS = ("compute", CODEC, "collective")
 _GUTTER = 118
 _LENGTH = WIDTH - _GUTTER - 12
 _LANE = 26
@@ -71,7 +71,7 @@ _LETTER = 6.6
 
 
 def timeline_svg(timeline: Timeline, *, title: str) -> str:
-    """Draw computation and collectives of each rank as coloured blocks on a common time axis.
+    """Draw computations, codecs and collectives of each rank as coloured blocks on a common time axis.
 
     Blocks show their micro-batch if there is room; later stages of a rank are darker. Times count from the
     first start. With more than 64 ranks the first 64 are drawn, and the picture says so.

@@ -11,12 +11,13 @@ from weft.describe.cluster import Cluster, NodeGroup
 from weft.describe.plan import Plan, Stage
 from weft.describe.prediction import Prediction
 from weft.describe.units import format_bytes, format_seconds
-from weft.timeline.figures import COLLECTIVES, COPIES, MESSAGES
+from weft.timeline.figures import CODECS, COLLECTIVES, COPIES, MESSAGES
 
 STAGE_HEAD = ("stage", "layers", "ranks", "recompute", "peak memory", "of the device's")
 BREAKDOWN_HEAD = ("cause", "seconds of a mean rank", "of the step")
 _WORDS = {
     COLLECTIVES: "collectives not hidden",
+    CODECS: "codecs not hidden",
     COPIES: "copies not hidden",
     MESSAGES: "messages not hidden",
 }

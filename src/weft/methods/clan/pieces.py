@@ -1,0 +1,91 @@
+"""The pieces of a stage's gradient and the bytes that replicas send, as far as a model's graph tells.
+
+A graph has the sides of the matrices that layers multiply tokens with. It joins the products of one input,
+such as queries, keys and values. A model may hold these as several matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from weft.describe.job import Job
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.plan import Plan
+from weft.describe.synchronisation import SyncMethod, Wire, options_in
+from weft.methods.clan.options import FP32_BYTES, NAME, ClanOptions
+from weft.methods.power_sgd.traffic import matrices_of
+from weft.predict.cost.memory import own_parameters, plan_states
+
+
+def compressed_elements(options: ClanOptions, plan: Plan, graph: LayerGraph, stage: int) -> int:
+    """Return the gradients of one rank's parameters that are large enough to be compressed."""
+    layers, shape = plan.stages[stage].layers, plan.shape(stage)
+    sizes = (rows * columns for rows, columns in matrices_of(graph, layers, shape))
+    return sum(size for size in sizes if FP32_BYTES * size >= options.minimum_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class PiecedStages:
+    """The options of a plan, and by stage the number of pieces and the bytes of all, not encoded."""
+
+    options: ClanOptions
+    pieces: tuple[int, ...]
+    piece_bytes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, plan: Plan, graph: LayerGraph) -> PiecedStages | None:
+        """Return those of a plan; None if it has another `sync`."""
+        options = options_in(plan, NAME, ClanOptions)
+        if options is None:
+            return None
+        sizes = [compressed_elements(options, plan, graph, stage) for stage in range(len(plan.stages))]
+        pieces = tuple(max(1, -(-FP32_BYTES * size // options.piece_bytes)) for size in sizes)
+        return cls(options, pieces, tuple(_element_bytes(plan) * size for size in sizes))
+
+
+def exchange_wire(plan: Plan) -> Wire:
+    """Return the communication of a push or a pull for each byte of its piece."""
+    options = _options_of(plan)
+    sent = options.block_bytes / (options.block * _element_bytes(plan))
+    return Wire(inside=sent, between=sent)
+
+
+def compress_wire(plan: Plan) -> Wire:
+    """Return the work of a `compress` for each byte of its piece."""
+    return Wire(inside=0.0, between=0.0, encoded=_options_of(plan).times.compress / _element_bytes(plan))
+
+
+def aggregate_wire(plan: Plan) -> Wire:
+    """Return the work of an `aggregate` for each byte of its piece, of which a rank owns a share."""
+    return Wire(inside=0.0, between=0.0, decoded=_options_of(plan).times.aggregate / _element_bytes(plan))
+
+
+def decompress_wire(plan: Plan) -> Wire:
+    """Return the work of a `decompress` for each byte of its piece."""
+    return Wire(inside=0.0, between=0.0, decoded=_options_of(plan).times.decompress / _element_bytes(plan))
+
+
+def _element_bytes(plan: Plan) -> int:
+    return plan_states(plan).gradients
+
+
+def _options_of(plan: Plan) -> ClanOptions:
+    options = options_in(plan, NAME, ClanOptions)
+    assert options is not None, "only this method has pieces"
+    return options
+
+
+def _whole_share(options: ClanOptions, plan: Plan, graph: LayerGraph, stage: int) -> float:
+    """Return the share of a stage's gradient that its reduction sends whole."""
+    own = own_parameters(graph, plan.stages[stage].layers, plan.shape(stage))
+    return 1.0 - compressed_elements(options, plan, graph, stage) / own if own else 1.0
+
+
+def _proposals(job: Job) -> list[Mapping[str, Any]]:
+    """Return 8 and 4 bits, one bit, and one number of a thousand."""
+    return [{}, {"bits": 4}, {"codec": "scaled-sign"}, {"codec": "top-k"}]
+
+
+SYNC = SyncMethod(name=NAME, table=ClanOptions, sent_share=_whole_share, proposals=_proposals)
