@@ -14,7 +14,7 @@ from thread_group import in_groups
 
 from weft.errors import RunError
 from weft.methods.cser.blocks import Blocks
-from weft.methods.cser.runtime.compressors import BlockCompressor, ScaledSign, TopK
+from weft.methods.cser.runtime.compressors import BlockCompressor, SignCompressor, TopKCompressor
 from weft.methods.cser.runtime.meeting import Assembly, require_alike
 
 SEEDS = st.integers(0, 2**31)
@@ -326,7 +326,9 @@ def test_top_k_keeps_the_largest_numbers_and_signs_their_mean_magnitude() -> Non
 
     def met(group: Any) -> tuple[torch.Tensor, torch.Tensor]:
         assembly = Assembly.of(group, 1.0, torch.tensor(True))
-        return TopK(8, 4.0).meet(vector, 0, assembly).mean, ScaledSign().meet(vector, 0, assembly).mean
+        return TopKCompressor(8, 4.0).meet(vector, 0, assembly).mean, SignCompressor().meet(
+            vector, 0, assembly
+        ).mean
 
     [(largest, signs)] = in_groups(1, met)
     assert largest.tolist() == [0.0, -4.0, 0.0, 3.0, 0.0, 0.0, 0.0, 0.0]

@@ -168,7 +168,9 @@ def test_what_overflows_on_the_way_stays_infinite(worker_pool: WorkerPool, kind:
 
 def test_methods_are_chosen_by_name() -> None:
     assert isinstance(get_synchroniser(Choice(name="dense")), Dense)
-    with pytest.raises(InputError, match=r"'dens' is not one of dense, .* \(nearest valid: dense\)"):
+    with pytest.raises(
+        InputError, match=r"'dens' is not one of clan, cser, dense, .* \(nearest valid: dense\)"
+    ):
         get_synchroniser(Choice(name="dens"))
     with pytest.raises(InputError, match="'dense' takes no options, given every"):
         get_synchroniser(Choice(name="dense", options={"every": 2}))

@@ -66,6 +66,9 @@ class Temporaries:
     weights: Amount = ZERO
     divided: bool | None = None
 
+    def __repr__(self) -> str:
+        return one_line(self, f"{self.elements} elements, {self.bytes} bytes, {self.weights} of a weight")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:

@@ -103,7 +103,7 @@ class BlockCompressor:
         return Met(chosen.places.to(own.device), own, mean, chosen.numbers)
 
 
-class TopK:
+class TopKCompressor:
     """The numbers of the largest magnitude of each replica, and their places."""
 
     def __init__(self, numbers: int, ratio: float) -> None:
@@ -123,7 +123,7 @@ class TopK:
         return Met(None, own, mean)
 
 
-class ScaledSign:
+class SignCompressor:
     """The signs of all numbers, times the mean magnitude of each `SCALED` of them."""
 
     def meet(self, vector: torch.Tensor, number: int, assembly: Assembly) -> Met:

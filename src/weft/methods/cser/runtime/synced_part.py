@@ -10,7 +10,13 @@ from torch import nn
 
 from weft.methods.cser.blocks import Blocks
 from weft.methods.cser.options import CserOptions
-from weft.methods.cser.runtime.compressors import BlockCompressor, Compressor, Met, ScaledSign, TopK
+from weft.methods.cser.runtime.compressors import (
+    BlockCompressor,
+    Compressor,
+    Met,
+    SignCompressor,
+    TopKCompressor,
+)
 from weft.methods.cser.runtime.forms import BlockAveraging, BlockUpdates, ErrorFeedback, ExplicitErrors, Form
 from weft.run.state.precision import give
 
@@ -33,9 +39,9 @@ class SyncedPart:
 
         def compressor(ratio: float, purpose: str) -> Compressor:
             if options.compressor == "top-k":
-                return TopK(len(self.flat), ratio)
+                return TopKCompressor(len(self.flat), ratio)
             if options.compressor == "sign":
-                return ScaledSign()
+                return SignCompressor()
             return BlockCompressor(blocks, ratio, options.order == "shuffled", seed, purpose, name)
 
         updates = None if ratios.update is None else compressor(ratios.update, "update")
