@@ -12,6 +12,7 @@ from weft.describe.families.transformer import (
     chain,
     embedding,
     head,
+    last_product_temporaries,
     over_context,
     passes,
     per_stream_token,
@@ -81,10 +82,7 @@ def _block(config: ModelConfig) -> Layer:
         freed_products=per_token(width) + per_token(width + key_width, divided=True),
         # The last product of the feed-forward, and the activation before it.
         temporaries=(
-            Temporaries(
-                elements=per_stream_token(width) + per_token(inner, divided=True),
-                weights=Amount.of(width * inner, tensor=1),
-            ),
+            *last_product_temporaries(width, inner),
             Temporaries(elements=per_stream_token(width) + per_token(2.0 * inner, divided=True)),
         ),
         sent=per_stream_token(width),
