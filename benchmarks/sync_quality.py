@@ -100,8 +100,8 @@ METHODS = (
     outer("local-averaging"),
     outer(
         "sign-momentum",
+        {"outer_learning_rate": 1.5},
         {"outer_learning_rate": 3.0},
-        {"outer_learning_rate": 6.0},
         beta1=0.8,
         beta2=0.95,
         weight_decay=0.0,
