@@ -162,7 +162,7 @@ def test_a_ratio_alone_is_shared_between_updates_and_resets(options: dict[str, s
     assert found.update <= 2.0 * ratio * (1.0 + 1e-6)
     if found.reset > 1.0:
         assert found.update == pytest.approx(2.0 * ratio)
-    assert found.every == pytest.approx(found.update / found.reset)
+        assert found.every == pytest.approx(found.update / found.reset)
 
 
 @pytest.mark.parametrize(
