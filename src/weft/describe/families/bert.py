@@ -11,13 +11,12 @@ from weft.describe.amount import Amount
 from weft.describe.families.transformer import (
     ACTIVATION,
     LAYER_NORM,
-    LOGITS_COPY_BYTES,
     LOSS_BYTES_PER_LOGIT,
     TOKEN_BYTES,
     biased_block,
     chain,
     embedding,
-    loss_temporaries,
+    loss_memory,
     over_context,
     passes,
     per_stream_token,
@@ -96,10 +95,7 @@ def _head(config: ModelConfig) -> Layer:
         + per_token(TOKEN_BYTES)
         + per_stream_token(8.0),
         products=per_token(width) + per_token(vocabulary, divided=True),
-        freed=per_token(vocabulary, divided=True),
-        freed_bytes=per_token(LOGITS_COPY_BYTES * vocabulary, divided=True),
-        freed_products=per_token(vocabulary, divided=True),
-        temporaries=loss_temporaries(vocabulary, matrix),
+        **loss_memory(per_token(vocabulary, divided=True), matrix),
         tensor_reduced=per_token(0.5 * width + 3.0),
         **passes(
             (dense, product),

@@ -228,16 +228,29 @@ def over_context(block: Layer, *, keys: float, kept: float) -> Layer:
     return replace(block, gathered=gathered, context_kept=more)
 
 
-def loss_temporaries(vocabulary: float, matrix: Amount) -> tuple[Temporaries, ...]:
-    """Return the moments of cross entropy's backward pass, and of the product before it."""
-    logits = per_token(vocabulary, divided=True)
-    return (
-        Temporaries(bytes=logits * LOSS_BYTES_PER_LOGIT, divided=False),
-        Temporaries(bytes=logits * LOGITS_COPY_BYTES, divided=True),
-        Temporaries(
-            elements=logits, bytes=logits * (LOGITS_COPY_BYTES - LOSS_BYTES_PER_LOGIT), weights=matrix
+class LossMemory(TypedDict):
+    """The memory of a head's loss, as keyword arguments of `Layer`."""
+
+    freed: Amount
+    freed_bytes: Amount
+    freed_products: Amount
+    temporaries: tuple[Temporaries, ...]
+
+
+def loss_memory(logits: Amount, matrix: Amount) -> LossMemory:
+    """Return the logits that cross entropy frees, and the worst moments of a head's backward pass."""
+    return {
+        "freed": logits,
+        "freed_bytes": logits * LOGITS_COPY_BYTES,
+        "freed_products": logits,
+        "temporaries": (
+            Temporaries(bytes=logits * LOSS_BYTES_PER_LOGIT, divided=False),
+            Temporaries(bytes=logits * LOGITS_COPY_BYTES, divided=True),
+            Temporaries(
+                elements=logits, bytes=logits * (LOGITS_COPY_BYTES - LOSS_BYTES_PER_LOGIT), weights=matrix
+            ),
         ),
-    )
+    }
 
 
 def head(
@@ -270,10 +283,7 @@ def head(
         + per_token(TOKEN_BYTES)
         + per_stream_token(norm_kept_bytes),
         products=per_token(vocabulary, divided=True),
-        freed=per_token(vocabulary, divided=True),
-        freed_bytes=per_token(LOGITS_COPY_BYTES * vocabulary, divided=True),
-        freed_products=per_token(vocabulary, divided=True),
-        temporaries=loss_temporaries(vocabulary, matrix),
+        **loss_memory(per_token(vocabulary, divided=True), matrix),
         tensor_reduced=per_token(0.5 * width + 3.0),
         **passes(
             (product,),

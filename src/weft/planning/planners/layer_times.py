@@ -15,8 +15,8 @@ from weft.describe.device import PRECISION_BYTES, Device
 from weft.describe.layout import Layout
 from weft.describe.plan import Recompute
 from weft.planning.problem import Problem
+from weft.predict.cost.compute import StageWork
 from weft.predict.cost.keeping import keeping_of
-from weft.predict.cost.memory import STEPPED_BYTES, stage_product_bytes
 from weft.program.arrays import Floats
 
 
@@ -159,13 +159,14 @@ class LeastCosts(_ProblemLayers):
     def _costs(self, index: int, shape: Shape) -> tuple[float, ...]:
         job, layer = self._job, self._job.graph.layers[index]
         asked = job.graph, (index,), shape, job.precision
+        work = StageWork(self._compute, *asked, self._fastest)
         return (
             *self._passes_s(index, shape, self._fastest, self._exchanged_s(index, shape)),
             min(self._compute.kept_bytes(*asked, group.device) for group in job.cluster.groups),
             self._compute.kept_bytes(*asked, self._fastest, "full"),
-            0.0 if layer.products is None else stage_product_bytes(*asked),
-            layer.freed_products(shape) * PRECISION_BYTES[job.precision],
-            layer.temporary_bytes(shape, PRECISION_BYTES[job.precision], STEPPED_BYTES[job.precision]),
+            0.0 if layer.products is None else work.products,
+            work.freed_products,
+            work.temporaries,
             round(layer.parameters(shape)),
         )
 

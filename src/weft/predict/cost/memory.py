@@ -216,14 +216,10 @@ def unshared_bytes(parameters: int, replicas: int, states: StateBytes, sharding:
 def stage_kept_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str) -> int:
     """Return bytes per rank that one micro-batch leaves in a stage from its forward to its backward pass."""
     element = PRECISION_BYTES[precision]
+    elements, more_bytes = graph.amounts("kept", shape), graph.amounts("kept_bytes", shape)
+    freed, freed_bytes = graph.amounts("freed", shape), graph.amounts("freed_bytes", shape)
     kept = sum(
-        sign * factor * graph.amounts(name, shape)[index]
-        for name, sign, factor in (
-            ("kept", 1, element),
-            ("kept_bytes", 1, 1),
-            ("freed", -1, element),
-            ("freed_bytes", -1, 1),
-        )
+        element * (elements[index] - freed[index]) + more_bytes[index] - freed_bytes[index]
         for index in layers
     )
     return round(kept + element * sum(context_kept(graph.layers[index], shape) for index in layers))
