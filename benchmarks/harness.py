@@ -24,6 +24,8 @@ from figures import Figure, Record, Row, Value, Watch
 
 STANDARD_OUTPUT = "-"
 
+Worker = Callable[["Report", argparse.Namespace], None]
+
 
 def parser(documentation: str | None) -> argparse.ArgumentParser:
     """The options that every benchmark has."""
@@ -50,6 +52,14 @@ def parser_of_ranks(documentation: str | None, ranks: int | None = None) -> argp
     return made
 
 
+def parser_of_trainings(documentation: str | None, steps: int) -> argparse.ArgumentParser:
+    """The options of a benchmark of trainings on ranks; `steps`: of each, unless `--steps` says otherwise."""
+    made = parser_of_ranks(documentation)
+    made.add_argument("--steps", type=int, default=steps)
+    made.add_argument("--quick", action="store_true")
+    return made
+
+
 def words_for_workers(asked: argparse.Namespace) -> list[str]:
     """The options of `parser` for a process that this one starts."""
     words = [] if asked.json is None else ["--json", asked.json]
@@ -62,6 +72,17 @@ def launch(script: str, ranks: int, asked: argparse.Namespace, *words: str) -> i
     return subprocess.run(
         [*command, script, "--worker", *words, *words_for_workers(asked)], check=False
     ).returncode
+
+
+def run_trainings(script: str, ranks: int, asked: argparse.Namespace, worker: Worker) -> int:
+    """Run `worker` in a worker, and else `script` on so many ranks; return the exit code."""
+    report = Report(Path(script).stem, asked)
+    if asked.worker:
+        worker(report, asked)
+        return 0
+    report.print_machine()
+    words = ["--steps", str(asked.steps), *(["--quick"] if asked.quick else [])]
+    return launch(script, ranks, asked, *words)
 
 
 def print_machine() -> None:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from figures import Value
-from harness import Report, launch, parser_of_ranks
+from harness import Report, parser_of_trainings, run_trainings
 from PIL import Image, ImageDraw, ImageFont
 from torch import nn
 
@@ -280,21 +280,11 @@ def beside_dense(
 
 
 def options() -> argparse.ArgumentParser:
-    made = parser_of_ranks(__doc__)
-    made.add_argument("--steps", type=int, default=STEPS)
-    made.add_argument("--quick", action="store_true")
-    return made
+    return parser_of_trainings(__doc__, STEPS)
 
 
 def main() -> int:
-    asked = options().parse_args()
-    report = Report("images_at_ratios", asked)
-    if asked.worker:
-        worker(report, asked)
-        return 0
-    report.print_machine()
-    words = ["--steps", str(asked.steps), *(["--quick"] if asked.quick else [])]
-    return launch(__file__, RANKS, asked, *words)
+    return run_trainings(__file__, RANKS, options().parse_args(), worker)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from figures import Value
-from harness import Report, launch, parser_of_ranks
+from harness import Report, parser_of_trainings, run_trainings
 from torch import nn
 
 from weft.describe.cluster import Cluster
@@ -269,21 +269,11 @@ def beside_dense(name: str, found: Sequence[float], dense: Sequence[float]) -> d
 
 
 def options() -> argparse.ArgumentParser:
-    made = parser_of_ranks(__doc__)
-    made.add_argument("--steps", type=int, default=2000)
-    made.add_argument("--quick", action="store_true")
-    return made
+    return parser_of_trainings(__doc__, 2000)
 
 
 def main() -> int:
-    asked = options().parse_args()
-    report = Report("sync_quality", asked)
-    if asked.worker:
-        worker(report, asked)
-        return 0
-    report.print_machine()
-    words = ["--steps", str(asked.steps), *(["--quick"] if asked.quick else [])]
-    return launch(__file__, RANKS, asked, *words)
+    return run_trainings(__file__, RANKS, options().parse_args(), worker)
 
 
 if __name__ == "__main__":
