@@ -175,7 +175,7 @@ def micro_batches_of_steps(plan: Plan) -> tuple[tuple[int, ...], ...]:
     steps = local_steps(plan.sync)
     if steps is None or set(steps.steps_of(len(shares))) == {steps.every}:
         return (tuple(range(ends[-1])),)
-    taken = steps.taken(len(shares))
+    taken = list(map(frozenset, steps.taken(len(shares))))
     return tuple(
         tuple(
             number

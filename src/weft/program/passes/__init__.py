@@ -198,12 +198,11 @@ class PassList:
 
     def taken(self, layout: PipelineLayout) -> tuple[tuple[int, ...], ...]:
         """Return, by pipeline, the steps of a cycle that it takes."""
-        found = [range(self.steps_per_cycle)] * layout.pipelines
-        steps = [tuple(one) for one in found]
+        steps = [tuple(range(self.steps_per_cycle))] * layout.pipelines
         for method, options in self.passes:
             by_replica, cycle = method.taken(options), method.cycle(options)
             if by_replica is not None:
-                of_pipeline = by_replica[:: layout.paths]
+                of_pipeline = map(frozenset, by_replica[:: layout.paths])
                 steps = [
                     tuple(step for step in mine if step % cycle in own)
                     for mine, own in zip(steps, of_pipeline, strict=True)

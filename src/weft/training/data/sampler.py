@@ -13,7 +13,10 @@ job draws the same samples.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -69,7 +72,7 @@ class SampleLedger:
         return position / self.samples
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepSamples:
     """The samples that steps take from a ledger, one micro-batch after the other.
 
@@ -83,24 +86,33 @@ class StepSamples:
 
     def of(self, step: int) -> int:
         """Return the number of samples of a step."""
-        return self.size * len(self._of(step))
+        return self.size * len(self._places_in(step))
 
     def before(self, step: int) -> int:
         """Return the number of samples of all steps before this one."""
         cycles, rest = divmod(step, len(self.numbers))
-        counts = [len(numbers) for numbers in self.numbers]
-        return self.size * (cycles * sum(counts) + sum(counts[:rest]))
+        return self.size * (cycles * self._starts[-1] + self._starts[rest])
 
     def position(self, step: int, number: int) -> int:
         """Return the number of samples before a micro-batch that runs in a step."""
-        return self.before(step) + self.size * self._of(step).index(number)
+        return self.before(step) + self.size * self._places_in(step)[number]
 
     def runs(self, step: int, number: int) -> bool:
         """Return True if the micro-batch runs in the step."""
-        return number in self._of(step)
+        return number in self._places_in(step)
 
-    def _of(self, step: int) -> tuple[int, ...]:
-        return self.numbers[step % len(self.numbers)]
+    def _places_in(self, step: int) -> Mapping[int, int]:
+        """Return the place of each micro-batch among those that run in a step, by its number."""
+        return self._places[step % len(self.numbers)]
+
+    @cached_property
+    def _places(self) -> tuple[Mapping[int, int], ...]:
+        return tuple({number: place for place, number in enumerate(one)} for one in self.numbers)
+
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        """The micro-batches of a cycle before each of its steps, and those of the whole cycle."""
+        return tuple(accumulate(map(len, self.numbers), initial=0))
 
 
 _MASK = (1 << 64) - 1
