@@ -136,8 +136,8 @@ def _total(tracker: MemTracker, when: str) -> int:
     return sum(parts["Total"] for parts in tracker.get_tracker_snapshot(when).values())
 
 
-def predicted(step: TrackedStep) -> int:
-    """Return the predicted peak bytes of a rank, without the allocator's slack."""
+def predicted(step: TrackedStep) -> TrackedBytes:
+    """Return the predicted bytes of a rank, without the allocator's slack."""
     cluster, graph = parse_cluster(CLUSTER.format(ranks=step.tensor_parallel)), layer_graph(step.model)
     job = Job(
         graph=graph,
@@ -158,4 +158,5 @@ def predicted(step: TrackedStep) -> int:
     )
     plan = build_plan(job, layout, flops_per_layer(job))
     found = predict(CostModel(graph=graph, cluster=cluster), plan, compile_plan(plan, graph))
-    return round(found.prediction.peak_bytes[0] / (1.0 + ALLOCATOR_SLACK))
+    held = found.prediction.peak_bytes[0], int(found.priced.costs.base_bytes[0])
+    return TrackedBytes(*(round(each / (1.0 + ALLOCATOR_SLACK)) for each in held))

@@ -36,9 +36,7 @@ from weft.planning.planned import plan_run
 from weft.planning.sync_comparison import sync_figures
 from weft.predict.cost.memory import own_parameters, with_slack
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan
-from weft.predict.cost.price import price
-from weft.predict.cost.pricing import Pricing
-from weft.predict.cost.residency import base_bytes
+from weft.predict.cost.price import price, price_placed
 from weft.predict.predict import predict
 from weft.program.kinds import MAKES_GRADIENTS
 from weft.program.program import Program
@@ -240,7 +238,7 @@ def test_a_rank_keeps_an_error_for_each_gradient_and_for_the_sums_that_it_owns(
     for one in (dense(plan), plan):
         program = make_program(CONFIG, one)
         placed = PlacedPlan(program=program, plan=one, model=CostModel(graph=GRAPH, cluster=where))
-        held.append(base_bytes(Pricing(program=program, placed=placed)))
+        held.append(price_placed(placed, program).costs.base_bytes)
     added = 4 * (parameters() + owned) if kept else 0
     assert np.abs(held[1] - held[0] - with_slack(np.array(added))).max() <= 1
 

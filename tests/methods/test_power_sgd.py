@@ -25,9 +25,7 @@ from weft.moves.composition import Composition
 from weft.planning.compile import compile_plan
 from weft.predict.cost.memory import own_parameters, with_slack
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan
-from weft.predict.cost.price import price
-from weft.predict.cost.pricing import Pricing
-from weft.predict.cost.residency import base_bytes
+from weft.predict.cost.price import price, price_placed
 
 BUNDLE = bundles()["power-sgd"]
 GRAPH = layer_graph(MODEL)
@@ -90,7 +88,7 @@ def test_a_rank_keeps_an_error_for_each_gradient(sharding: str, gradients: int) 
     for plan in (dense, few):
         program = compile_plan(plan, GRAPH)
         placed = PlacedPlan(program=program, plan=plan, model=model)
-        held.append(base_bytes(Pricing(program=program, placed=placed)))
+        held.append(price_placed(placed, program).costs.base_bytes)
     assert np.abs(held[1] - held[0] - with_slack(np.array(added))).max() <= 1
 
 

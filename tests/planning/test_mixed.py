@@ -28,7 +28,7 @@ def posed(on: str = "4xv100-16gb", *, room: float, model: str = "gpt-1m", **pins
     """A problem on devices with so much room: 0 is what a pipeline of all of them needs to recompute fully,
     1 to recompute nothing."""
     pinned = PartialLayout(**pins)  # type: ignore[arg-type]
-    problem = problem_of(model=model, on=on, global_batch=32, precision="fp16", pins=pinned)
+    problem = problem_of(model=model, on=on, global_batch=32, precision="fp16", pins=pinned, memory_risk=0.5)
     ranks = problem.job.cluster.ranks
     layout = Layout(pp=ranks, dp=1, loops=1, micro_batch_size=2, schedule="1f1b")
     bounds = Bounds(problem)

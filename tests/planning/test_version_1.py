@@ -85,7 +85,8 @@ def written(name: str) -> dict[str, Any]:
 
 
 def with_peaks_of(other: Prediction, prediction: Prediction) -> Prediction:
-    return prediction.model_copy(update={"peak_bytes": other.peak_bytes})
+    peaks = {"peak_bytes": other.peak_bytes, "peak_high_bytes": other.peak_high_bytes}
+    return prediction.model_copy(update=peaks)
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -240,7 +240,7 @@ def test_placements_use_every_device_once():
 def test_what_bounds_say_of_layers_is_what_a_stage_holds():
     problem = posed("4xa100-80gb", dp=1, pp=1, tp=1, recompute="none")
     layout = next(iter(get_planner("homogeneous").space(problem)))
-    bounds = Bounds(problem)
+    bounds = Bounds(replace(problem, memory_risk=0.5))
     memory = bounds.layer_bytes(layout)
     holding = bounds.holding(layout)
     assert memory.states.sum() == pytest.approx(holding.resident, rel=1e-6)
@@ -260,7 +260,7 @@ def test_what_layers_hold_of_equal_stages_is_what_their_device_holds(sharding, l
         schedule="depth-first",
         sharding=sharding,
     )
-    bounds = Bounds(problem)
+    bounds = Bounds(replace(problem, memory_risk=0.5))
     memory = bounds.layer_bytes(layout).of_each(loops)
     counts = np.diff(bounds._cuts(layout))
     largest = loops * np.add.reduceat(memory.buffers, np.cumsum(counts) - counts).max()

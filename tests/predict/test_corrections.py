@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from predict.observed import observed, several
 
-from weft.describe.prediction import SHARED
+from weft.describe.prediction import END_OF_INTERVAL, SHARED
 from weft.predict.corrections import (
-    END_OF_INTERVAL,
     MOST,
     Correction,
     fit,

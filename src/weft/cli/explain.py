@@ -10,7 +10,7 @@ from rich.table import Table
 
 from weft.cli.output import Json, console, print_json
 from weft.describe.plan import Recompute
-from weft.describe.units import format_bytes, format_seconds
+from weft.describe.units import format_bytes, format_odds, format_seconds
 from weft.doors.explained import Explanation, explain_text, layout_record
 from weft.doors.implied import Answers
 from weft.doors.trace.analysis import Analysis, analyse, says
@@ -133,6 +133,8 @@ def _print_predictions(explanation: Explanation, *, searched: bool) -> None:
         out.print(_verdict(explanation), markup=False, soft_wrap=True)
     elif explanation.overfull_bytes > 0:
         out.print(_overfull(explanation), markup=False, soft_wrap=True)
+    if risky := _risky(explanation):
+        out.print(risky, markup=False, soft_wrap=True)
 
 
 def _verdict(explanation: Explanation) -> str:
@@ -151,6 +153,16 @@ def _verdict(explanation: Explanation) -> str:
     if gain_s < 0:
         return f"this file's layout is {format_seconds(-gain_s)} ({share:.0%}) faster than weft's best"
     return f"weft's plan takes {format_seconds(gain_s)} ({share:.0%}) less per step, by both predictions"
+
+
+def _risky(explanation: Explanation) -> str:
+    """Return one line on a layout that fits by a narrow margin; empty for others."""
+    chance = explanation.chance_to_fit
+    if chance is None or explanation.implied is None or explanation.overfull_bytes > 0:
+        return ""
+    if 1.0 - chance <= explanation.implied.problem.memory_risk:
+        return ""
+    return f"this file's layout would not fit in {format_odds(1.0 - chance)}"
 
 
 def _overfull(explanation: Explanation) -> str:

@@ -76,6 +76,7 @@ def plan(
     precision: str | None = None,
     pins: Annotated[LayoutOptions | None, Parameter(name="*")] = None,  # type: ignore[valid-type]
     planner: str | None = None,
+    memory_risk: float | None = None,
     budget_seconds: float | None = None,
     compare: str | None = None,
     compare_sync: Annotated[bool, Parameter(negative=())] = False,
@@ -121,6 +122,8 @@ def plan(
     planner
         The planner of the search: weft (default), homogeneous, uniform, megatron, amp, annealing,
         metis-form, random or exhaustive.
+    memory_risk
+        The largest probability that a plan does not fit (0.02).
     budget_seconds
         Seconds after which the best plan so far is the answer (planner weft).
     compare
@@ -167,6 +170,7 @@ def plan(
         refuse_options(only_curve, "only with --curve")
     words = {**decided(pins), "planner": planner}
     run = asked_run(source, on, global_batch, sequence, precision, words)
+    run = changed(run, {"goal": {"memory_risk": memory_risk}})
     if curve:
         show_curve(problem_of_run(run), critical_batch=critical_batch, svg=svg, json=json)
         return

@@ -45,7 +45,7 @@ def score(
     profile
         A layer profile that replaces the profile of every row.
     output
-        Write a copy of the file with predicted_step_s, low, high, peak_bytes and fits.
+        Write a copy of the file with predicted_step_s, low, high, peak_bytes, fits and chance_to_fit.
     report
         Write a page that shows every prediction next to its measurement.
     ledger

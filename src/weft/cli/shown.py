@@ -12,9 +12,11 @@ from weft.cli.output import Json, console, print_json, print_timeline
 from weft.cli.schedules import schedule
 from weft.cli.tables.plan import (
     breakdown_text,
+    chance_text,
     cluster_table,
     host_memory_text,
     memory_bars,
+    memory_parts_table,
     stages_table,
 )
 from weft.describe.cluster import Cluster, NodeGroup
@@ -90,6 +92,9 @@ def show(
     out.print(stages_table(planned), highlight=False)
     memory = [cluster.device_of(rank).memory_bytes for rank in range(plan.ranks)]
     out.print(memory_bars(planned.prediction.peak_bytes, memory))
+    out.print(chance_text(planned.prediction, cluster, planned.problem.memory_risk))
+    out.print(f"memory of rank {planned.fullest_rank} at its peak:")
+    out.print(memory_parts_table(planned.memory_parts(planned.fullest_rank)), highlight=False)
     _print_host_memory(planned)
     prediction = planned.predicted.prediction
     low, high = format_seconds(prediction.step_low_s), format_seconds(prediction.step_high_s)
@@ -179,6 +184,9 @@ def simulation_record(planned: PlannedJob, predicted: PredictedStep) -> dict[str
         "bubble_fraction": bubble_fraction(simulation.timeline),
         "peak_in_flight": peak_in_flight(planned.program),
         "peak_bytes": [int(value) for value in simulation.peak_bytes],
+        "peak_high_bytes": list(predicted.prediction.peak_high_bytes),
+        "chance_to_fit": predicted.prediction.chance_to_fit(planned.usable_bytes),
+        "memory": {part.name: round(part.value) for part in planned.memory_parts(planned.fullest_rank)},
         "peak_instruction": [
             str(planned.program.instruction(position)) if position != NONE else None
             for position in simulation.peak_positions.tolist()

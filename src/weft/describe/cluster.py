@@ -124,14 +124,15 @@ class Cluster:
 def _record(group: NodeGroup) -> dict[str, Any]:
     """Return a group's record, the same for `speeds` that are empty and `speeds` that are all 1.
 
-    A host link of the catalogue and peaks in fp8 are left out. So clusters keep the fingerprints of earlier
-    versions.
+    A host link of the catalogue, the usual reserve and peaks in fp8 are left out. So clusters keep the
+    fingerprints of earlier versions.
     """
     record = asdict(group)
     if set(group.speeds) <= {1.0}:
         del record["speeds"]
-    if group.device.host_bytes_per_s is None:
-        del record["device"]["host_bytes_per_s"]
+    for name in ("host_bytes_per_s", "reserve_bytes"):
+        if record["device"][name] is None:
+            del record["device"][name]
     record["device"]["flops_per_s"] = {
         name: peak for name, peak in group.device.flops_per_s.items() if name != FP8
     }

@@ -107,6 +107,7 @@ def _device(
     given: dict[str, Any] = {
         "memory_bytes": table.memory,
         "memory_bytes_per_s": table.memory_bandwidth,
+        "reserve_bytes": table.reserve,
         "host_bytes_per_s": table.host_bandwidth,
         "flops_per_s": table.flops,
         "launch_s": table.launch,

@@ -69,6 +69,9 @@ class DeviceTable(TomlTable):
 
     memory: Bytes | None = None
     memory_bandwidth: Bandwidth | None = None
+    reserve: Bytes | None = Field(
+        default=None, description="memory that no plan gets: driver, libraries, communicators (1.5 GiB)"
+    )
     host_bandwidth: Bandwidth | None = Field(
         default=None, description="peak of the link to host memory, in one direction"
     )
@@ -144,6 +147,8 @@ def _device_values(device: Device) -> dict[str, Value]:
         values["host_bandwidth"] = exact_text(
             device.host_bytes_per_s, BYTES_PER_SECOND, parse_bytes_per_second
         )
+    if device.reserve_bytes is not None:
+        values["reserve"] = exact_text(device.reserve_bytes, BYTES, parse_bytes)
     if device.price_per_hour is not None:
         values["price_per_hour"] = device.price_per_hour
     return values

@@ -12,9 +12,9 @@ PRECISION_BYTES: Mapping[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2
 # A precision of single products in trainings of another one.
 FP8 = "fp8"
 
-# Memory of the driver's context, the workspaces of libraries and the buffers of communicators on a device
-# that is not its own host: about 0.5 GiB for the first two, and 0.5 GiB for each of two communicators.
-CONTEXT_BYTES = 3 * 2**29
+# Reserve on a device that is not its own host: about 0.5 GiB for the driver's context and the workspaces of
+# libraries, and 0.5 GiB for the buffers of each of two communicators.
+RESERVE_BYTES = 3 * 2**29
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,8 @@ class Device:
         flops_per_s: dense peak by precision (`fp64`, `fp32`, `bf16`, `fp16`, and `fp8` of single products); a
             missing precision is not supported.
         memory_bytes, memory_bytes_per_s: capacity and peak bandwidth of the device's own memory.
+        reserve_bytes: memory that no plan gets: the driver's context, workspaces of libraries, communicators.
+            None: `RESERVE_BYTES`, or nothing on a synchronous device.
         launch_s: host time to launch one kernel.
         synchronous: the host thread itself computes (a CPU), so it posts nothing while a kernel runs.
         host_bytes_per_s: peak bandwidth to host memory in one direction; None: as the catalogue says.
@@ -35,6 +37,7 @@ class Device:
     memory_bytes: int
     memory_bytes_per_s: float
     flops_per_s: Mapping[str, float] = field(default_factory=dict)
+    reserve_bytes: int | None = None
     launch_s: float = 5e-6
     synchronous: bool = False
     host_bytes_per_s: float | None = None
@@ -45,4 +48,5 @@ class Device:
     @property
     def usable_bytes(self) -> int:
         """Bytes that a program can allocate."""
-        return self.memory_bytes - (0 if self.synchronous else CONTEXT_BYTES)
+        usual_bytes = 0 if self.synchronous else RESERVE_BYTES
+        return self.memory_bytes - (usual_bytes if self.reserve_bytes is None else self.reserve_bytes)

@@ -19,6 +19,7 @@ from weft.describe.optimizers import ADAMW, OptimizerWork, counted_work
 from weft.describe.plan import GRADIENT_NORM, SCALED, Choice
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.methods import run_tables
+from weft.describe.run_tables.planning import MEMORY_RISK
 from weft.describe.run_tables.training import ANY_PRECISION
 from weft.describe.synchronisation import AUTO, DENSE, reduction_problem
 from weft.describe.tasks import task_problems
@@ -33,7 +34,8 @@ class Request:
     """A job with its names resolved, and the user's decisions about its plan.
 
     `pins` are the user's decisions on a layout; `sync` is the user's rule to synchronise replicas, if any.
-    Plans must keep at least `contract` of the training. `assumed` lists assumptions in words, made where the
+    Plans must keep at least `contract` of the training, and may not fit with at most the probability
+    `memory_risk`. `assumed` lists assumptions in words, made where the
     user left choices open.
     """
 
@@ -43,6 +45,7 @@ class Request:
     sync: str | None = None
     minimise: str = "time"
     contract: Contract = Contract.EXACT
+    memory_risk: float = MEMORY_RISK
     assumed: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -68,6 +71,7 @@ class RequestOptions(TypedDict, total=False):
     sync: Choice | None
     minimise: str
     contract: Contract
+    memory_risk: float
     methods: tuple[Choice, ...]
     optimizer: OptimizerWork
 
@@ -112,6 +116,7 @@ def request_of(config: ModelConfig, cluster: Cluster, **options: Unpack[RequestO
         sync=None if sync is None else sync.name,
         minimise=options.get("minimise", "time"),
         contract=options.get("contract", Contract.EXACT),
+        memory_risk=options.get("memory_risk", MEMORY_RISK),
         assumed=assumed,
     )
 
@@ -155,6 +160,7 @@ def request_of_run(run: RunFile) -> Request:
         sync=run.sync.choice,
         minimise=run.goal.minimise,
         contract=Contract.of(run.goal.contract),
+        memory_risk=run.goal.memory_risk,
         methods=(*(run.optimizer.methods or scaled), *run.report.methods, *_methods(run)),
         optimizer=counted.work,
     )

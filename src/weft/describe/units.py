@@ -82,6 +82,11 @@ def format_count(count: float) -> str:
     return _format(count, ("", "k", "M", "B", "T")).rstrip()
 
 
+def format_odds(probability: float) -> str:
+    """Return a probability of at most a half, and above 0, in words: 1 of 5."""
+    return f"1 of {round(1.0 / probability)}"
+
+
 def format_seconds(seconds: float) -> str:
     """Return a time for people: ``3.2 us``, ``15.8 ms``, ``1.25 s``, ``2 h 05 min``."""
     magnitude = abs(seconds)

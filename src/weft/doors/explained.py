@@ -58,6 +58,13 @@ class Explanation:
         return self.plan.overfull_bytes(self.implied.problem.job.cluster)
 
     @property
+    def chance_to_fit(self) -> float | None:
+        """The probability that the file's layout fits; None if it is unknown."""
+        if self.implied is None or self.plan is None:
+            return None
+        return self.plan.chance_to_fit(self.implied.problem.job.cluster)
+
+    @property
     def gain_s(self) -> float | None:
         """Seconds per step that weft's plan saves by prediction. None without both predictions, or where the
         file's layout does not fit."""
@@ -79,6 +86,7 @@ class Explanation:
             "missing": [str(violation) for violation in self.missing],
             "assumed": list(needed.assumed) if needed else [],
             "predicted": _record(str(needed.layout), self.plan.prediction) if needed and self.plan else None,
+            "chance_to_fit": self.chance_to_fit,
             "fits": self.overfull_bytes <= 0 if self.plan else None,
             "weft": _record(best.words, best.prediction) if best and best.prediction else None,
             "gain_s": self.gain_s,
@@ -147,7 +155,7 @@ def _memory_to_spare(needed: Implied, plan: PredictedPlan) -> Iterator[Finding]:
             other = planned_layout(problem, one.layout)
         except InputError:
             continue
-        over = other.overfull_bytes(problem.job.cluster)
+        over = other.overfull_bytes(problem.job.cluster, problem.memory_risk)
         gain_s = plan.prediction.step_s - other.prediction.step_s
         if over > 0 or gain_s <= 0:
             continue

@@ -76,10 +76,18 @@ class PredictedPlan:
     plan: Plan
     prediction: Prediction
 
-    def overfull_bytes(self, cluster: Cluster) -> int:
-        """Return the fullest device's excess over its memory in bytes; negative where all fits."""
-        peaks = enumerate(self.prediction.peak_bytes)
+    def overfull_bytes(self, cluster: Cluster, risk: float = 0.5) -> int:
+        """Return the excess in bytes over a device's memory that the fullest one exceeds with this risk.
+
+        It is negative where all fits.
+        """
+        peaks = enumerate(self.prediction.peaks_at(risk))
         return max(held - cluster.device_of(rank).usable_bytes for rank, held in peaks)
+
+    def chance_to_fit(self, cluster: Cluster) -> float:
+        """Return the probability that all devices have enough memory."""
+        ranks = range(len(self.prediction.peak_bytes))
+        return self.prediction.chance_to_fit([cluster.device_of(rank).usable_bytes for rank in ranks])
 
 
 def with_answers(configuration: Configuration, answers: Answers) -> Configuration:

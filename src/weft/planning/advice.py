@@ -69,7 +69,7 @@ class SmallestChanges:
                 bound_s = self._bounds.step_s(one.layout)
             except InputError:
                 continue  # a profile was not measured there
-            if self._bounds.holding(one.layout).total <= self._bounds.largest_memory_bytes:
+            if self._bounds.may_fit(one.layout):
                 yield bound_s, one.words, one.layout
 
     def _judge(self, layout: Layout) -> Candidate:

@@ -8,7 +8,7 @@ whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from weft.describe.plan import Plan
@@ -67,6 +67,9 @@ def predict_long(model: CostModel, plan: Plan, price: PriceOf = price_placed) ->
     def onward(one: float, other: float) -> float:
         return one + rounds * (other - one)
 
+    def onward_each(ones: Sequence[int], others: Sequence[int]) -> tuple[int, ...]:
+        return tuple(round(onward(*pair)) for pair in zip(ones, others, strict=True))
+
     before, after = near.prediction, far.prediction
     step_s = onward(before.step_s, after.step_s)
     prediction = Prediction(
@@ -74,9 +77,8 @@ def predict_long(model: CostModel, plan: Plan, price: PriceOf = price_placed) ->
         step_low_s=onward(before.step_low_s, after.step_low_s),
         step_high_s=onward(before.step_high_s, after.step_high_s),
         first_step_s=onward(before.first_step_s, after.first_step_s),
-        peak_bytes=tuple(
-            round(onward(one, other)) for one, other in zip(before.peak_bytes, after.peak_bytes, strict=True)
-        ),
+        peak_bytes=onward_each(before.peak_bytes, after.peak_bytes),
+        peak_high_bytes=onward_each(before.peak_high_bytes, after.peak_high_bytes),
         source=after.source,
         shared=after.shared,
     )

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from weft.bundles import parts
 from weft.describe.one_line import one_line
 from weft.describe.plan import Choice, Plan
@@ -37,6 +39,7 @@ from weft.predict.cost.placed_plan import PlacedPlan
 from weft.predict.cost.price import price
 from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import KeptAway
+from weft.predict.memory_parts import MemoryPart, memory_parts, reserve_part
 from weft.predict.predict import PredictedStep, predict, predict_priced
 from weft.program.arrays import Ints
 from weft.program.passes import ordered_passes
@@ -127,6 +130,24 @@ class PlannedJob:
     @cached_property
     def predicted(self) -> PredictedStep:
         return predict(self.problem.cost_model, self.plan, self.program)
+
+    @property
+    def usable_bytes(self) -> list[int]:
+        """The memory that a plan may use on the device of each of its ranks."""
+        usable: list[int] = self.problem.cost_model.network.places.usable_bytes[: self.plan.ranks].tolist()
+        return usable
+
+    @property
+    def fullest_rank(self) -> int:
+        """The rank with the least memory left at its peak."""
+        left = np.array(self.usable_bytes) - np.array(self.predicted.prediction.peak_bytes)
+        return int(np.argmin(left))
+
+    def memory_parts(self, rank: int) -> list[MemoryPart]:
+        """Return the parts of a rank's memory at its predicted peak, with the reserve of its device."""
+        placed = PlacedPlan(program=self.program, plan=self.plan, model=self.problem.cost_model)
+        reserve = reserve_part(self.problem.job.cluster.device_of(rank))
+        return [*memory_parts(placed, self.program, self.predicted, rank), reserve]
 
     @property
     def prediction(self) -> Prediction:

@@ -193,7 +193,7 @@ class _Tried:
         may_fit = (
             layout
             for layout in self._pruned
-            if self._bounds.holding(layout).total <= self._bounds.largest_memory_bytes
+            if self._bounds.may_fit(layout)
             and self._admits(replace(layout, sync=sync.name, sync_options=sync.options))
         )
         return list(islice(may_fit, FASTEST))

@@ -21,12 +21,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import NormalDist, median
+from statistics import median
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from weft.describe.prediction import SHARED
+from weft.describe.prediction import END_OF_INTERVAL, SHARED
 
 # The declared own spread counts as this many residuals; with fewer its mean would be undefined.
 PRIOR = 3
@@ -34,7 +34,6 @@ PRIOR = 3
 LEAST = 3
 # A machine drifts: only this many of the newest measurements count.
 MOST = 64
-END_OF_INTERVAL = NormalDist().inv_cdf(0.95)
 
 _DEVIATIONS_OF_NORMAL = 1.4826
 _SMALL_SAMPLE = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}

@@ -48,14 +48,16 @@ def predict_priced(
     """
     simulation = simulate(program, priced.costs, run=run_name, plan_id=plan_id)
     peak_bytes = simulation.peak_bytes.copy()
+    high_bytes = peak_bytes + np.rint(priced.peak_half_widths(peak_bytes)).astype(np.int64)
     for rank, alike in priced.twins.items():
-        peak_bytes[alike] = simulation.peak_bytes[rank]
+        peak_bytes[alike], high_bytes[alike] = peak_bytes[rank], high_bytes[rank]
     prediction = Prediction(
         step_s=simulation.step_s,
         step_low_s=simulation.step_s * priced.low_scale,
         step_high_s=simulation.step_s * priced.high_scale,
         first_step_s=simulation.first_step_s,
         peak_bytes=tuple(peak_bytes.tolist()),
+        peak_high_bytes=tuple(high_bytes.tolist()),
         source=priced.source,
         shared=priced.shared,
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -132,24 +133,51 @@ def peak_live_bytes(program: Program, costs: Costs, end: Ints, period: float) ->
     bytes of this one. At equal times additions come first. An instruction has its working bytes until its
     end, just before its own change. Both arrays have shape (ranks,).
     """
-    working = costs.working
-    changing = np.flatnonzero((costs.live_bytes != 0) | (working != 0))
+    changing = np.flatnonzero((costs.live_bytes != 0) | (costs.working != 0))
     peak = costs.base_bytes.copy()
     position = np.where(np.diff(program.rank_starts) > 0, program.rank_starts[:-1], NONE)
     # Rank by rank: sorting a few thousand changes at a time is faster than millions at once.
     starts = np.searchsorted(changing, program.rank_starts)
     for one in np.flatnonzero(np.diff(starts)).tolist():
-        mine = changing[starts[one] : starts[one + 1]]
-        change = np.tile(costs.live_bytes[mine], 2)
-        times = np.concatenate([end[mine], end[mine] + round(period)])
-        order = np.lexsort((change < 0, times))
-        after = np.cumsum(change[order])
-        held = after + np.maximum(0, np.tile(working[mine], 2)[order] - change[order])
-        highest = int(np.argmax(held))
-        if held[highest] > 0:
-            peak[one] += held[highest]
-            position[one] = mine[order[highest] % len(mine)]
+        rows, held_bytes = _until_peak(costs, changing[starts[one] : starts[one + 1]], end, period)
+        if held_bytes > 0:
+            peak[one] += held_bytes
+            position[one] = rows[-1]
     return peak, position
+
+
+def _until_peak(costs: Costs, rows: Ints, end: Ints, period: float) -> tuple[Ints, int]:
+    """Return the rows up to the peak, in order of their ends, and the bytes at the peak beside the base."""
+    rows, times = np.tile(rows, 2), np.concatenate([end[rows], end[rows] + round(period)])
+    rows = rows[np.lexsort((costs.live_bytes[rows] < 0, times))]
+    change = costs.live_bytes[rows]
+    held = np.cumsum(change) + np.maximum(0, costs.working[rows] - change)
+    highest = int(np.argmax(held))
+    return rows[: highest + 1], int(held[highest])
+
+
+class AtPeak(NamedTuple):
+    """A rank's peak: the rows whose changes count, and the bytes that the running instruction takes."""
+
+    rows: Ints
+    working_bytes: int
+
+
+def at_peak(program: Program, costs: Costs, simulation: Simulation, rank: int) -> AtPeak:
+    """Return what a rank's peak in a simulation consists of."""
+    timeline, end = simulation.timeline, np.zeros(len(program), dtype=np.int64)
+    end[timeline.position] = timeline.end_ns
+    mine = np.arange(*program.rank_starts[rank : rank + 2])
+    changing = mine[(costs.live_bytes[mine] != 0) | (costs.working[mine] != 0)]
+    if not len(changing):
+        return AtPeak(changing, 0)
+    period_ns = simulation.step_s * program.steps_per_cycle * 1e9
+    rows, held_bytes = _until_peak(costs, changing, end, period_ns)
+    if held_bytes <= 0:
+        return AtPeak(rows[:0], 0)
+    working_bytes = int(costs.working[rows[-1]])
+    # It frees its own bytes at its end only.
+    return AtPeak(rows[:-1], working_bytes) if working_bytes > costs.live_bytes[rows[-1]] else AtPeak(rows, 0)
 
 
 def _mean_period(program: Program, ends: list[Ints]) -> float:

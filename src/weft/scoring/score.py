@@ -38,7 +38,7 @@ def plain_step_s(plan: Plan, graph: LayerGraph, cluster: Cluster) -> float:
 UNGROUPED = "all"
 # From this number of rows on, loading the compiled engine saves time.
 _MANY = 20
-PREDICTED_COLUMNS = ("predicted_step_s", "low", "high", "peak_bytes", "fits")
+PREDICTED_COLUMNS = ("predicted_step_s", "low", "high", "peak_bytes", "fits", "chance_to_fit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,8 @@ class ScoredRow:
     """The prediction for a row: seconds of a step with the ends of the 90 % interval, and bytes of memory.
 
     `peak_bytes` and `room_bytes` are the peak and the usable memory of the rank with the least memory left.
-    `plain_s` is the result of `plain_step_s`.
+    `chance_to_fit` is the probability that all ranks have enough memory. `plain_s` is the result of
+    `plain_step_s`.
     """
 
     row: Measurement
@@ -55,6 +56,7 @@ class ScoredRow:
     high_s: float
     peak_bytes: int
     room_bytes: int
+    chance_to_fit: float
     plain_s: float
     source: str
 
@@ -134,7 +136,8 @@ class Scores:
             found = self.rows.get(number)
             answer: dict[str, object] = dict.fromkeys(PREDICTED_COLUMNS, "")
             if found is not None:
-                values = (found.step_s, found.low_s, found.high_s, found.peak_bytes, int(found.fits))
+                times = found.step_s, found.low_s, found.high_s
+                values = (*times, found.peak_bytes, int(found.fits), f"{found.chance_to_fit:.4g}")
                 answer = dict(zip(PREDICTED_COLUMNS, values, strict=True))
             writer.writerow({**cells, **answer})
         return text.getvalue()
@@ -187,6 +190,7 @@ def _predicted(row: Measurement, subject: Subject) -> ScoredRow:
         high_s=prediction.step_high_s,
         peak_bytes=peak,
         room_bytes=room,
+        chance_to_fit=prediction.chance_to_fit(usable_bytes),
         plain_s=plain_step_s(subject.plan, subject.cost_model.graph, subject.cost_model.cluster),
         source=prediction.source,
     )

@@ -15,7 +15,7 @@ from weft.describe.plan import Plan, Sharding
 from weft.methods.gradient_norm.kinds import NORM
 from weft.methods.sharding.kinds import GATHER, REDUCE, REDUCE_ACROSS
 from weft.planning.compile import compile_plan
-from weft.predict.cost.memory import resident_bytes, stage_parameters, state_bytes, with_slack
+from weft.predict.cost.memory import resident_states, stage_parameters, state_bytes, with_slack
 from weft.predict.cost.network import Network
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.cost.price import price
@@ -96,7 +96,9 @@ def test_replicas_hold_and_step_the_share_of_an_island_and_read_a_part_of_it() -
         shape = Shape(plan.micro_batch_size, plan.sequence)
         size = stage_parameters(GRAPH, plan.stages[0].layers, shape)
         costs = price(CostModel(graph=GRAPH, cluster=where), program, plan).costs
-        resident = resident_bytes([(np.arange(8), size, island or 8)], 8, state_bytes("fp32"), "zero-3")
+        resident = resident_states(
+            [(np.arange(8), size, island or 8)], 8, state_bytes("fp32"), "zero-3"
+        ).total
         assert costs.base_bytes.tolist() == with_slack(resident).tolist()
         found[island] = [int(costs.occupancy[program.columns.kind == kind][0]) for kind in (STEP, NORM)]
     # One eighth, one quarter and one half of the parameters are stepped; all read an eighth of the gradient.

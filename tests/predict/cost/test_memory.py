@@ -13,7 +13,7 @@ from weft.describe.families import layer_graph
 from weft.predict.cost.memory import (
     ALLOCATOR_SLACK,
     SHARDINGS,
-    resident_bytes,
+    resident_states,
     stage_input_bytes,
     stage_kept_bytes,
     state_bytes,
@@ -29,7 +29,7 @@ def held(sizes: list[int], replicas: int, sharding: str) -> int:
     """Of one rank with local stages of these sizes, without the room for what arrives."""
     stages = [(np.array([0]), size, replicas) for size in sizes]
     arriving = GRADIENTS * max(sizes) if replicas > 1 else 0
-    return int(resident_bytes(stages, 1, STATES, sharding)[0]) - arriving  # type: ignore[arg-type]
+    return int(resident_states(stages, 1, STATES, sharding).total[0]) - arriving  # type: ignore[arg-type]
 
 
 @given(st.integers(1, 6), st.integers(1, 1000), st.integers(1, 8))
@@ -68,7 +68,7 @@ def test_more_replicas_never_hold_more(sizes: list[int], sharding: str) -> None:
 def test_ranks_are_counted_apart() -> None:
     stages = [(np.array([0, 1]), 10, 2), (np.array([1, 2]), 100, 2)]
     total = WEIGHTS + GRADIENTS + OPTIMIZER
-    assert resident_bytes(stages, 4, STATES, "zero-0").tolist() == [
+    assert resident_states(stages, 4, STATES, "zero-0").total.tolist() == [
         total * 10 + GRADIENTS * 10,
         total * 110 + GRADIENTS * 100,
         total * 100 + GRADIENTS * 100,

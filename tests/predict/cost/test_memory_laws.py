@@ -36,11 +36,12 @@ kernel_choices = st.builds(
 def peaks(
     graph: LayerGraph, *, recompute: Recompute = "none", sharding: Sharding = "zero-0", **shape: int
 ) -> tuple[int, ...]:
-    """Of every rank; `shape` as `plan_of` takes it."""
+    """Of every rank, and their upper ends at a risk of 2 %; `shape` as `plan_of` takes it."""
     plan = plan_of(graph, WIDE, **shape)  # type: ignore[arg-type]
     stages = tuple(stage.model_copy(update={"recompute": recompute}) for stage in plan.stages)
     plan = plan.model_copy(update={"stages": stages, "sharding": sharding})
-    return step_of(plan, WIDE, graph).prediction.peak_bytes
+    prediction = step_of(plan, WIDE, graph).prediction
+    return (*prediction.peak_bytes, *prediction.peaks_at(0.02))
 
 
 def rises(sizes: list[tuple[int, ...]]) -> bool:
@@ -63,6 +64,13 @@ def test_more_of_a_sample_needs_more(model, kernels: Kernels, what: str, recompu
         size = more if what == "mbs" else 1
         sizes.append(peaks(graph, recompute=recompute, pp=2, tp=2, micro_batch_size=size))
     assert rises(sizes)
+
+
+@settings(max_examples=6)
+@given(models, st.sampled_from(RECOMPUTES), st.sampled_from(["zero-0", "zero-3"]))
+def test_more_layers_need_more(model, recompute: Recompute, sharding: Sharding) -> None:
+    graphs = [layer_graph(replace(model, layers=layers)) for layers in (4, 6, 8)]
+    assert rises([peaks(graph, recompute=recompute, sharding=sharding, pp=2, dp=2) for graph in graphs])
 
 
 @settings(max_examples=6)

@@ -19,7 +19,7 @@ from weft.describe.optimizers import ADAMW, OptimizerWork, counted_work
 from weft.describe.plan import Plan
 from weft.errors import RunError
 from weft.methods.sharding.runtime import gather as whole
-from weft.predict.cost.memory import SHARDINGS, resident_bytes, stage_parameters, state_bytes
+from weft.predict.cost.memory import SHARDINGS, resident_states, stage_parameters, state_bytes
 from weft.program.program import NONE, Instruction
 from weft.run.executor import all_handlers
 from weft.run.handlers.base import WEIGHTS, Handler, Issue
@@ -90,7 +90,7 @@ def predicted(config: ModelConfig, plan: Plan) -> int:
     graph, shape = layer_graph(config), Shape(plan.micro_batch_size, plan.sequence, 1)
     sizes = [stage_parameters(graph, stage.layers, shape) for stage in plan.stages]
     states = state_bytes(plan.precision, plan.optimizer)
-    resident = resident_bytes([(np.arange(2), size, 2) for size in sizes], 2, states, plan.sharding)
+    resident = resident_states([(np.arange(2), size, 2) for size in sizes], 2, states, plan.sharding).total
     assert resident[0] == resident[1]
     return int(resident[0]) - max(sizes) * states.gradients
 

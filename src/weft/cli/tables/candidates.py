@@ -33,6 +33,7 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
         "step_low_s": prediction.step_low_s if prediction else None,
         "step_high_s": prediction.step_high_s if prediction else None,
         "peak_bytes": candidate.peak_bytes or None,
+        "peak_high_bytes": max(prediction.peak_high_bytes) if prediction else None,
         "plan_id": candidate.plan.plan_id if candidate.plan else None,
     }
 

@@ -12,8 +12,10 @@ from rich.text import Text
 from weft.cli.output import folded_table
 from weft.describe.cluster import Cluster
 from weft.describe.plan import Plan
+from weft.describe.prediction import Prediction
 from weft.describe.units import format_bytes
 from weft.planning.planned import PlannedJob
+from weft.predict.memory_parts import MemoryPart
 from weft.program.arrays import Ints
 from weft.web.rows.plan import (
     STAGE_HEAD,
@@ -28,6 +30,8 @@ from weft.web.rows.plan import (
 )
 
 _BAR = 32
+# Normal tails say nothing beyond.
+_SURE = 0.999
 # Causes with a smaller share of the step are left out of the line.
 _LEAST = 0.001
 # The share of launches in the passes from which a step is called host-bound: kernels do less than start.
@@ -71,6 +75,31 @@ def memory_bars(peak_bytes: Sequence[int], memory_bytes: Sequence[int]) -> Table
         bar = Text("#" * filled, style=ranks.colour).append("." * (_BAR - filled), style="dim")
         table.add_row(ranks.name, bar, ranks.words)
     return table
+
+
+def memory_parts_table(parts: Sequence[MemoryPart]) -> Table:
+    """Return a row for each part of a rank's memory at its peak, with its 90 % interval and its origin."""
+    table = folded_table(("part", "bytes", "", "origin"))
+    for part in parts:
+        spread = f"+- {part.spread:.0%}" if part.spread else ""
+        size = format_bytes(abs(round(part.value)))
+        table.add_row(part.name, f"-{size}" if part.value < 0 else size, spread, part.source)
+    return table
+
+
+def chance_text(prediction: Prediction, cluster: Cluster, risk: float) -> str:
+    """Return the chance that a plan fits, beside the accepted risk, and the reserve."""
+    devices = {group.device.name: group.device for group in cluster.groups}.values()
+    usable = [cluster.device_of(rank).usable_bytes for rank in range(len(prediction.peak_bytes))]
+    reserves = ", ".join(
+        f"{format_bytes(one.memory_bytes - one.usable_bytes)} of {one.name}"
+        for one in devices
+        if one.usable_bytes < one.memory_bytes
+    )
+    kept = f"; {reserves} stay in reserve" if reserves else ""
+    chance = prediction.chance_to_fit(usable)
+    words = f"over {_SURE:.1%}" if chance > _SURE else f"{chance:.1%}"
+    return f"fits with a chance of {words} (accepted risk {risk:.0%}){kept}"
 
 
 def host_memory_text(held: Mapping[str, Ints], cluster: Cluster) -> str:

@@ -17,6 +17,9 @@ from weft.describe.synchronisation import AUTO, sync_methods, sync_options
 from weft.describe.toml_table import TomlTable, Word
 from weft.errors import InputError, Violation
 
+# A run that dies for want of memory costs more than a slower step.
+MEMORY_RISK = 0.02
+
 
 class ClusterTable(TomlTable):
     """`[cluster]`."""
@@ -31,6 +34,9 @@ class GoalTable(TomlTable):
 
     minimise: Literal["time", "memory", "cost"] = "time"
     contract: Literal["exact", "function-preserving", "unbiased", "empirical"] = "exact"
+    memory_risk: Annotated[float, Field(gt=0.0, le=0.5)] = Field(
+        default=MEMORY_RISK, description="the largest probability that a plan does not fit"
+    )
     deadline_hours: Annotated[float, Field(gt=0)] | None = None
 
 

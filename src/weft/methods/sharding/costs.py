@@ -19,7 +19,7 @@ from weft.predict.cost.hooks import (
     synchronising_hook,
     takes_nothing,
 )
-from weft.predict.cost.memory import STACKS, plan_states, resident_bytes, stage_parameters
+from weft.predict.cost.memory import STACKS, plan_states, resident_states, stage_parameters
 from weft.predict.cost.network import Network
 from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import Held, ResidentBytes
@@ -90,7 +90,8 @@ def _states(pricing: Pricing) -> Held:
         for index, stage in enumerate(plan.stages)
     )
     states, bucket_bytes = plan_states(plan), STACKS[plan.stack].bucket_bytes
-    return Held(resident_bytes(stages, ranks, states, plan.sharding, bucket_bytes=bucket_bytes))
+    held = resident_states(stages, ranks, states, plan.sharding, bucket_bytes=bucket_bytes)
+    return Held(held.total, parts=held._asdict())
 
 
 _REDUCE = synchronising_hook(_reduction, share_of=sent_share_of)

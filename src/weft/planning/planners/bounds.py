@@ -16,6 +16,7 @@ from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
 from weft.describe.layout import Layout
 from weft.describe.plan import Recompute
+from weft.describe.prediction import margin_at
 from weft.moves.layout import parts_of, pipeline_of
 from weft.moves.sharers import sharers_of
 from weft.planning.planners.layer_times import LeastCosts
@@ -26,11 +27,11 @@ from weft.predict.cost.memory import (
     SHARDINGS,
     STEPPED_BYTES,
     buffered_bytes,
-    resident_bytes,
+    resident_states,
     state_bytes,
     with_slack,
 )
-from weft.predict.cost.residency import KeptAway, kept_changes
+from weft.predict.cost.residency import LIVE_SPREAD, RESIDENT_SPREAD, KeptAway, kept_changes
 from weft.program.arrays import Floats, Ints
 from weft.program.buffers import SHARDED_BUFFERS
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, is_any_of
@@ -51,6 +52,10 @@ class Holding:
     @property
     def total(self) -> int:
         return self.resident + self.activations
+
+    def at(self, margin: float) -> int:
+        """Return the total with so many half-widths of the 90 % intervals of both on top."""
+        return self.total + round(margin * (RESIDENT_SPREAD * self.resident + LIVE_SPREAD * self.activations))
 
 
 class LayerBytes(NamedTuple):
@@ -79,6 +84,7 @@ class Bounds:
         job = problem.job
         self._state_bytes = state_bytes(job.precision, job.optimizer, reduce_precision=job.reduce_precision)
         self._optimizer_bytes = job.optimizer.kept_bytes(STEPPED_BYTES[job.precision])
+        self._margin = margin_at(problem.memory_risk)
         self._costs = LeastCosts(problem)
         self._partitions: dict[_CutKey, Ints] = {}
         self._resident_states: dict[tuple[_CutKey, str, int, str, int, tuple[int, ...]], Ints] = {}
@@ -87,6 +93,14 @@ class Bounds:
     @property
     def largest_memory_bytes(self) -> int:
         return max(group.device.usable_bytes for group in self._problem.job.cluster.groups)
+
+    def may_fit(self, layout: Layout) -> bool:
+        """Return True unless a device of the layout would hold too much for the largest, at the problem's risk."""
+        return max(self.held_at_risk(layout)) <= self.largest_memory_bytes
+
+    def held_at_risk(self, layout: Layout) -> list[int]:
+        """Return the bytes that each device's holding exceeds with the problem's `memory_risk`."""
+        return [one.at(self._margin) for one in self.holdings(layout)]
 
     def layer_seconds(self, layout: Layout) -> list[float]:
         """Return the weights of the layers for balancing stages."""
@@ -160,21 +174,25 @@ class Bounds:
         return np.array([kept.most(one, one, 0 * one) for kept in self._kept_of(layout)])
 
     def layer_bytes(self, layout: Layout) -> LayerBytes:
-        """Return the bytes that each layer holds on a rank of the layout, allocator slack included."""
+        """Return the bytes that each layer holds on a rank of the layout, allocator slack and the margin of
+        the problem's `memory_risk` included."""
         layers, states = self._costs.of(layout), self._state_bytes
         sharers, level = sharers_of(layout), SHARDINGS.index(layout.sharding)
         each = sum(size / (sharers if turn < level else 1) for turn, size in enumerate(states.in_turn))
-        slack = 1.0 + ALLOCATOR_SLACK
+        resident, live = (
+            (1.0 + ALLOCATOR_SLACK) * (1.0 + self._margin * spread)
+            for spread in (RESIDENT_SPREAD, LIVE_SPREAD)
+        )
         arriving = states.arriving if sharers > 1 else 0
         states_away, activations_away = (len(set(one)) == layout.stages for one in self._away(layout))
         if states_away:
             each -= self._optimizer_bytes / (sharers if level else 1)
         buffers = arriving + buffered_bytes(states, layout.sharding) * min(layout.loops, SHARDED_BUFFERS)
         return LayerBytes(
-            states=slack * each * layers.parameters,
-            left=(0.0 if activations_away else slack) * layers.left(layout.recompute),
-            buffers=slack * buffers * layers.parameters,
-            taken=slack * layers.taken(layout.recompute),
+            states=resident * each * layers.parameters,
+            left=(0.0 if activations_away else live) * layers.left(layout.recompute),
+            buffers=resident * buffers * layers.parameters,
+            taken=live * layers.taken(layout.recompute),
         )
 
     def exchanged_bytes(self, layout: Layout) -> tuple[Floats, Floats]:
@@ -208,7 +226,7 @@ class Bounds:
         if key not in self._resident_states:
             parameters = self._by_stage(layout, self._costs.of(layout).parameters).astype(np.int64)
             stages = _by_local_stage(self.placement(layout), parameters, sharers)
-            held = resident_bytes(stages, layout.pp, self._state_bytes, layout.sharding)
+            held = resident_states(stages, layout.pp, self._state_bytes, layout.sharding).total
             placement, shards = self.placement(layout), sharers if layout.sharding != "zero-0" else 1
             for stage in away:
                 np.subtract.at(
@@ -313,7 +331,7 @@ def _kept(order: ComputeOrder) -> _Kept:
 
 
 def _by_local_stage(placement: Ints, parameters: Ints, replicas: int) -> Iterator[tuple[Ints, Ints, int]]:
-    """Yield the first stages of all devices, then the second ones and so on, for `resident_bytes`."""
+    """Yield the first stages of all devices, then the second ones and so on, for `resident_states`."""
     # Sorted by stage, so that a device's stages rise.
     devices, sizes = placement.T.ravel(), np.repeat(parameters, len(placement))
     order = np.argsort(devices, kind="stable")

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from weft.describe.layout import Layout
-from weft.describe.units import format_bytes, format_seconds
+from weft.describe.units import format_bytes, format_odds, format_seconds
 from weft.errors import InputError
 from weft.moves.layout import build_plan, pipeline_of
-from weft.planning.long_steps import predict_long
+from weft.planning.long_steps import LongStep, predict_long
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds, Holding
 from weft.planning.problem import Problem
@@ -39,24 +39,32 @@ def simulated(problem: Problem, candidate: Candidate, layer_seconds: Sequence[fl
     except InputError as error:
         # Blocking communication can make an order wait for itself; only the program shows this.
         return replace(candidate, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
-    peak_bytes = step.prediction.peak_bytes
-    over = np.array(peak_bytes) - problem.cost_model.network.places.usable_bytes[: len(peak_bytes)]
-    rank = int(np.argmax(over))
-    if over[rank] > 0:
-        resident = step.resident_bytes[rank]
-        fills = filled(Holding(resident=resident, activations=peak_bytes[rank] - resident))
-        reason = f"rank {rank} would need {format_bytes(int(over[rank]))} more than its device has: {fills}"
-        verdict = Verdict.TOO_BIG
-    else:
-        verdict, reason = Verdict.FITS, _why(problem, candidate.chain, step.waiting)
+    too_big = _misfit(problem, step)
     return replace(
         candidate,
-        verdict=verdict,
-        reason=reason,
-        peak_bytes=max(peak_bytes),
+        verdict=Verdict.TOO_BIG if too_big else Verdict.FITS,
+        reason=too_big or _why(problem, candidate.chain, step.waiting),
+        peak_bytes=max(step.prediction.peak_bytes),
         plan=plan,
         prediction=step.prediction,
     )
+
+
+def _misfit(problem: Problem, step: LongStep) -> str | None:
+    """Return the reason why a step does not fit at the problem's `memory_risk`; None if it fits."""
+    prediction = step.prediction
+    peak_bytes = np.array(prediction.peak_bytes)
+    usable_bytes = problem.cost_model.network.places.usable_bytes[: len(peak_bytes)]
+    over = np.array(prediction.peaks_at(problem.memory_risk)) - usable_bytes
+    rank = int(np.argmax(over))
+    if over[rank] <= 0:
+        return None
+    resident, missing = step.resident_bytes[rank], int(peak_bytes[rank] - usable_bytes[rank])
+    fills = filled(Holding(resident=resident, activations=int(peak_bytes[rank]) - resident))
+    if missing > 0:
+        return f"rank {rank} would need {format_bytes(missing)} more than its device has: {fills}"
+    chance = prediction.chance_to_fit(usable_bytes.tolist())
+    return f"would not fit in {format_odds(1.0 - chance)}: {fills} on rank {rank}"
 
 
 def filled(holding: Holding) -> str:
@@ -91,11 +99,12 @@ def empty_stage(layout: Layout) -> Candidate:
 
 def too_big(candidate: Candidate, bounds: Bounds) -> Candidate | None:
     """Return the candidate as too big by its states and kept activations; None if it fits."""
+    if bounds.may_fit(candidate.chain):
+        return None
     holding = bounds.holding(candidate.chain)
     over = holding.total - bounds.largest_memory_bytes
-    if over <= 0:
-        return None
-    reason = f"needs {format_bytes(over)} more than any device has: {filled(holding)}"
+    needs = f"needs {format_bytes(over)} more than any device has" if over > 0 else "would hardly fit"
+    reason = f"{needs}: {filled(holding)}"
     return replace(candidate, verdict=Verdict.TOO_BIG, reason=reason, peak_bytes=holding.total)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -118,15 +118,33 @@ def plan_states(plan: Plan) -> StateBytes:
     return state_bytes(plan.precision, plan.optimizer, stack=plan.stack, reduce_precision=reduced)
 
 
-def resident_bytes(
+class ResidentStates(NamedTuple):
+    """Bytes that every rank holds all the time for its parameters, without slack; each of shape (ranks,).
+
+    Optimizer states cover masters. Arriving gradients have a room of their own.
+    """
+
+    optimizer_states: Ints
+    gradients: Ints
+    weights: Ints
+    arriving_gradients: Ints
+    sharding_buffers: Ints
+
+    @property
+    def total(self) -> Ints:
+        total: Ints = np.sum(self, axis=0)
+        return total
+
+
+def resident_states(
     stages: Iterable[tuple[Ints, int | Ints, int]],
     ranks: int,
     states: StateBytes,
     sharding: Sharding,
     *,
     bucket_bytes: int | None = None,
-) -> Ints:
-    """Return bytes that every rank holds all the time in states and buffers, without slack; shape (ranks,).
+) -> ResidentStates:
+    """Return bytes that every rank holds all the time in states and buffers.
 
     `stages` are (ranks that hold a stage, parameters of each or of all, replicas), in buffer order of a rank.
     These replicas reduce the stage's gradient together and shard its states. A rank with phi parameters and n
@@ -141,14 +159,12 @@ def resident_bytes(
     large as the largest of them, or as a bucket (see `StackMemory`).
     """
     level = SHARDINGS.index(sharding)
-    shared, whole = sum(states.in_turn[:level]), sum(states.in_turn[level:])
     buffer_bytes = buffered_bytes(states, sharding)
-    held = np.zeros(ranks, dtype=np.int64)
-    arriving = np.zeros_like(held)
-    local = np.zeros_like(held)
+    whole, shares, arriving, local = (np.zeros(ranks, dtype=np.int64) for _ in range(4))
     buffers = np.zeros((ranks, SHARDED_BUFFERS), dtype=np.int64)
     for holders, parameters, replicas in stages:
-        held[holders] += shared * -(-parameters // replicas) + whole * parameters
+        whole[holders] += parameters
+        shares[holders] += -(-parameters // replicas)
         if replicas > 1:
             room = parameters * states.arriving
             room = room if bucket_bytes is None else np.minimum(room, bucket_bytes)
@@ -159,8 +175,10 @@ def resident_bytes(
             buffered = buffered if bucket_bytes is None else np.minimum(buffered, bucket_bytes)
             buffers[holders, used] = np.maximum(buffers[holders, used], buffered)
             local[holders] += 1
-    resident: Ints = held + arriving + buffers.sum(axis=1)
-    return resident
+    optimizer, gradients, weights = (
+        size * (shares if turn < level else whole) for turn, size in enumerate(states.in_turn)
+    )
+    return ResidentStates(optimizer, gradients, weights, arriving, buffers.sum(axis=1))
 
 
 def buffered_bytes(states: StateBytes, sharding: Sharding) -> int:
@@ -209,7 +227,7 @@ def copied_parameters(graph: LayerGraph, layers: Sequence[int]) -> list[TiedPara
 
 
 def unshared_bytes(parameters: int, replicas: int, states: StateBytes, sharding: Sharding) -> int:
-    """Return the bytes that a rank without sharding of `parameters` holds beyond `resident_bytes`."""
+    """Return the bytes that a rank without sharding of `parameters` holds beyond `resident_states`."""
     return sum(states.in_turn[: SHARDINGS.index(sharding)]) * (parameters - -(-parameters // replicas))
 
 

@@ -15,7 +15,14 @@ from weft.errors import InputError, Violation
 from weft.predict.cost.hooks import LeadOf, hook_of
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.predict.cost.pricing import Pricing
-from weft.predict.cost.residency import base_bytes, live_bytes, working_bytes
+from weft.predict.cost.residency import (
+    LIVE_SPREAD,
+    base_bytes,
+    base_half_widths,
+    held_bytes,
+    live_bytes,
+    working_bytes,
+)
 from weft.predict.costs import Costs
 from weft.program.arrays import Floats, Ints
 from weft.program.kinds import KINDS
@@ -33,10 +40,12 @@ class Priced:
 
     `twins` are the ranks that each rank with instructions stands for, itself included. `low_scale` and
     `high_scale` times a predicted time are the ends of its 90 % interval. `source` names the origins of the
-    times. `shared` is the part of the errors' variance that all plans share.
+    times. `shared` is the part of the errors' variance that all plans share. `base_half_widths` are those of
+    the intervals of `costs.base_bytes`, shape (ranks,).
     """
 
     costs: Costs
+    base_half_widths: Floats
     twins: Mapping[int, Ints]
     low_scale: float
     high_scale: float
@@ -44,6 +53,13 @@ class Priced:
     shared: float = SHARED
 
     __repr__ = one_line
+
+    def peak_half_widths(self, peak_bytes: Ints) -> Floats:
+        """Return the half-widths of the 90 % intervals of peaks; shapes (ranks,).
+
+        Errors of parts count as fully correlated: they come from one model of the same layers.
+        """
+        return self.base_half_widths + LIVE_SPREAD * (peak_bytes - self.costs.base_bytes)
 
 
 def price(model: CostModel, program: Program, plan: Plan) -> Priced:
@@ -67,7 +83,9 @@ def price_placed(placed: PlacedPlan, program: Program) -> Priced:
         raise InputError(
             Violation("plan", f"uses {program.ranks} ranks, but {cluster.name} has {cluster.ranks}")
         )
-    costs, half_width, sources = _costs_of(Pricing(program=program, placed=placed))
+    pricing = Pricing(program=program, placed=placed)
+    held = held_bytes(pricing).values()
+    costs, half_width, sources = _costs_of(pricing, base_bytes(held, program.ranks))
     low_scale, high_scale = max(LEAST_SCALE, 1.0 - half_width), 1.0 + half_width
     source, shared = ", ".join(sorted(sources)), SHARED
     if (correction := placed.model.correction) is not None:
@@ -75,6 +93,7 @@ def price_placed(placed: PlacedPlan, program: Program) -> Priced:
         source, shared = f"{source}, {correction.in_words()}", correction.shared
     return Priced(
         costs=costs,
+        base_half_widths=base_half_widths(held, program.ranks),
         twins=placed.twins,
         low_scale=low_scale,
         high_scale=high_scale,
@@ -83,7 +102,7 @@ def price_placed(placed: PlacedPlan, program: Program) -> Priced:
     )
 
 
-def _costs_of(pricing: Pricing) -> tuple[Costs, float, frozenset[str]]:
+def _costs_of(pricing: Pricing, base_bytes: Ints) -> tuple[Costs, float, frozenset[str]]:
     """Return the costs of all rows by their hooks, the hooks' largest spread and their sources."""
     program = pricing.program
     occupancy, latency, link_s = (np.zeros(len(program)) for _ in range(3))
@@ -105,7 +124,7 @@ def _costs_of(pricing: Pricing) -> tuple[Costs, float, frozenset[str]]:
         synchronous=synchronous,
         live_bytes=live_bytes(pricing),
         working_bytes=working_bytes(pricing),
-        base_bytes=base_bytes(pricing),
+        base_bytes=base_bytes,
         links=pricing.links,
         group_links=pricing.placed.links.group_links,
         demand=np.divide(link_s, occupancy, out=np.ones(len(program)), where=occupancy > 0.0),

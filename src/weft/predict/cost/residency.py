@@ -7,9 +7,8 @@ it grows by the allocator's slack.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Choice, Recompute
 from weft.predict.cost.memory import with_slack
 from weft.predict.cost.pricing import Pricing
-from weft.program.arrays import Ints
+from weft.program.arrays import Floats, Ints
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, MESSAGES, is_any_of
 from weft.program.segments import BACKWARD_SEGMENT, INPUT_SEGMENT, segment_borders
 
@@ -28,17 +27,27 @@ from weft.program.segments import BACKWARD_SEGMENT, INPUT_SEGMENT, segment_borde
 _BACKWARDS = (BACKWARD, BACKWARD_INPUT, BACKWARD_SEGMENT, INPUT_SEGMENT)
 
 
-class Held(NamedTuple):
+# Relative half-widths of 90 % intervals. States are known, and an allocator places them once, in few blocks.
+RESIDENT_SPREAD = 0.01
+# Activations, temporaries and messages: `benchmarks/tracked_memory` finds this much of them.
+TRACKED_SPREAD = 0.02
+# An assumption: what comes and goes leaves fragments, and kernels of an accelerator keep other tensors.
+FRAGMENTS_SPREAD = 0.04
+LIVE_SPREAD = TRACKED_SPREAD + FRAGMENTS_SPREAD
+
+
+@dataclass(frozen=True)
+class Held:
     """Bytes that every rank of a program holds all the time, without slack; shape (ranks,).
 
     Attributes:
         spread: relative half-width of their 90 % interval.
-        source: their origin.
+        parts: the same bytes by name, where several kinds are told apart.
     """
 
     value: Ints
-    spread: float = 0.0
-    source: str = "counted"
+    spread: float = RESIDENT_SPREAD
+    parts: Mapping[str, Ints] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,19 +85,44 @@ class LiveBytes:
     hook: Callable[[Pricing], Ints]
 
 
-def base_bytes(pricing: Pricing) -> Ints:
+def held_bytes(pricing: Pricing) -> dict[str, Held]:
+    """Return the bytes that each method keeps all the time, without slack, by their names."""
+    return {one.what: one.hook(pricing) for one in parts(ResidentBytes)}
+
+
+def base_bytes(held: Iterable[Held], ranks: int) -> Ints:
     """Return the bytes that all methods keep all the time, with slack; shape (ranks,)."""
-    held = np.zeros(pricing.program.ranks, dtype=np.int64)
-    for one in parts(ResidentBytes):
-        held += one.hook(pricing).value
-    return with_slack(held)
+    return with_slack(sum((one.value for one in held), np.zeros(ranks, dtype=np.int64)))
+
+
+def base_half_widths(held: Iterable[Held], ranks: int) -> Floats:
+    """Return the half-widths of the 90 % intervals of `base_bytes`; errors count as fully correlated."""
+    half_widths: Floats = np.zeros(ranks)
+    for one in held:
+        half_widths += one.spread * with_slack(one.value)
+    return half_widths
 
 
 def live_bytes(pricing: Pricing) -> Ints:
-    """Return the change of a rank's live bytes at the end of every instruction; each cycle adds up to 0.
+    """Return the change of a rank's live bytes at the end of every instruction; each cycle adds up to 0."""
+    return sum(live_parts(pricing).values(), np.zeros(len(pricing.program), dtype=np.int64))
+
+
+def live_parts(pricing: Pricing) -> dict[str, Ints]:
+    """Return the changes of `live_bytes` by the kind of bytes.
 
     With a split backward pass, activations recomputed in its input part stay until its weight part has ended.
     """
+    methods = {one.what: one.hook(pricing) for one in parts(LiveBytes)}
+    return {
+        "activations": _kept_changes(pricing),
+        "messages": _message_changes(pricing),
+        "tensors across segments": _border_changes(pricing),
+        **methods,
+    }
+
+
+def _kept_changes(pricing: Pricing) -> Ints:
     columns = pricing.program.columns
     change = np.zeros(len(columns), dtype=np.int64)
     if pricing.program.obligations.purpose == "train":
@@ -100,9 +134,7 @@ def live_bytes(pricing: Pricing) -> Ints:
             change[rows] += changes[
                 columns.stage[rows], pricing.placed.device_set_of_rank[columns.rank[rows]]
             ]
-    for one in parts(LiveBytes):
-        change += one.hook(pricing)
-    return change + _message_changes(pricing) + _border_changes(pricing)
+    return change
 
 
 def working_bytes(pricing: Pricing) -> Ints:

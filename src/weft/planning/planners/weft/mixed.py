@@ -121,7 +121,7 @@ class MixedSpace:
         Stages of the other devices keep their recomputation. Return None where that is not enough.
         """
         assert judged.prediction is not None, "what is too big was simulated"
-        layout, peaks = judged.chain, np.array(judged.prediction.peak_bytes)
+        layout, peaks = judged.chain, np.array(judged.prediction.peaks_at(self._problem.memory_risk))
         over = self._by_place(layout, peaks - self._room_of_rank[: len(peaks)]).max(axis=1)
         spare = self._room(layout) - self._held(layout) + np.maximum(over, 0.0)
         return self.lightest(layout, spare)
@@ -170,8 +170,8 @@ class MixedSpace:
         return layout.recomputing(words)
 
     def _held(self, layout: Layout) -> Floats:
-        """Return the bytes held by each device of a pipeline, messages left out, shape (devices,)."""
-        return np.array([one.total for one in self._bounds.holdings(layout)], dtype=np.float64)
+        """Return the bytes that each device of a pipeline may hold, without messages; shape (devices,)."""
+        return np.array(self._bounds.held_at_risk(layout), dtype=np.float64)
 
     def _room(self, layout: Layout) -> Floats:
         """Return the memory of the smallest device at each place of a pipeline, shape (devices,)."""
