@@ -95,7 +95,7 @@ class Bounds:
         return max(group.device.usable_bytes for group in self._problem.job.cluster.groups)
 
     def may_fit(self, layout: Layout) -> bool:
-        """Return True unless a device of the layout would hold too much for the largest, at the problem's risk."""
+        """Return True unless a device would hold too much for the largest one, at the problem's risk."""
         return max(self.held_at_risk(layout)) <= self.largest_memory_bytes
 
     def held_at_risk(self, layout: Layout) -> list[int]:
