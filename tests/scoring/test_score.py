@@ -98,6 +98,12 @@ def test_missing_columns_take_the_defaults_of_the_family(tmp_path):
         ({"recompute": "full"}, {"recompute": "selective"}),
         ({"tp": "2", "loss_parallel": "0"}, {"tp": "2", "loss_parallel": "1"}),
         ({"inter_bytes_per_s": "1e9", "nodes": "2"}, {"inter_bytes_per_s": "1e10", "nodes": "2"}),
+        ({"nodes": "2", "nics_per_node": "1"}, {"nodes": "2", "nics_per_node": "8"}),
+        (
+            {"schedule": "hybrid", "pp": "2", "loops": "2", "schedule_options": "depth=8"},
+            {"schedule": "hybrid", "pp": "2", "loops": "2", "schedule_options": "depth=1"},
+        ),
+        ({"optimizer": "adamw"}, {"optimizer": "sgd"}),
         ({"tp": "2", "intra_bytes_per_s": "1e9"}, {"tp": "2", "intra_bytes_per_s": "1e11"}),
         ({"gpu": "v100-32gb", "precision": "fp16"}, {"gpu": "h100-80gb", "precision": "fp16"}),
     ],
@@ -116,6 +122,8 @@ def test_what_a_row_says_changes_the_prediction(tmp_path, slower, faster):
         ({"attention": "math"}, {"attention": "fused"}),
         ({"attention": "fused"}, {"attention": "flash2"}),
         ({"norm": "unfused"}, {"norm": "fused"}),
+        ({"optimizer": "lamb"}, {"optimizer": "sgd"}),
+        ({"stack": "weft"}, {"stack": "megatron-lm"}),
         ({"recompute": "none"}, {"recompute": "selective"}),
         ({"recompute": "selective"}, {"recompute": "full"}),
         ({"tp": "2", "sequence_parallel": "0"}, {"tp": "2", "sequence_parallel": "1"}),
@@ -233,6 +241,23 @@ def test_the_command_answers_in_text_json_csv_and_a_page(tmp_path, capsys):
     record = json.loads(capsys.readouterr().out)
     assert record["pooled"]["n"] == record["groups"]["all"]["n"] == 2
     assert list(record["errors"]) == ["3"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ({"optimizer": "adagrad"}, "optimizer: 'adagrad' is not one of adam, adamw"),
+        ({"stack": "mega"}, "stack: 'mega'"),
+        ({"schedule": "hybrid", "schedule_options": "depth"}, "'depth' is not a list of options"),
+        ({"schedule": "hybrid", "schedule_options": "depth=two"}, "schedule_options.depth"),
+        ({"schedule": "hybrid", "pp": "2", "schedule_options": "depth=5"}, "nearest depth"),
+        ({"nics_per_node": "0"}, "nics_per_node"),
+    ],
+    ids=str,
+)
+def test_a_wrong_cell_is_a_clear_line(tmp_path, cells, words):
+    scores = score(written(tmp_path / "m.csv", ROW, ROW | cells))
+    assert words in scores.problems[2]
 
 
 @pytest.mark.parametrize(

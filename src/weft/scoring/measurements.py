@@ -13,17 +13,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 
 from weft.describe.kernels import Accumulation, Attention, Norm
 from weft.describe.layout import PartialLayout
+from weft.describe.optimizers import KNOWN_OPTIMIZERS
+from weft.describe.plan import Stack
 from weft.describe.reading import read_text, violations_of
 from weft.describe.toml_table import Count
-from weft.errors import InputError, Violation
+from weft.errors import InputError, Violation, require_choice
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Precision = Literal["fp64", "fp32", "bf16", "fp16"]
 Status = Literal["ok", "oom", "other"]
+
+
+def _known_optimizer(name: str) -> str:
+    require_choice("", name, KNOWN_OPTIMIZERS)
+    return name
+
+
+def _options(text: object) -> object:
+    """Return the options in a cell such as `depth=4 other=1`; values stay text."""
+    if not isinstance(text, str):
+        return text
+    pairs = [word.partition("=") for word in text.split()]
+    if any(not (name and sign and value) for name, sign, value in pairs):
+        raise ValueError(f"{text!r} is not a list of options, such as depth=4")
+    return {name: value for name, _, value in pairs}
 
 
 class Measurement(PartialLayout):
@@ -56,11 +73,15 @@ class Measurement(PartialLayout):
     loss_parallel: bool = True
     accumulation: Accumulation = "separate"
     precision: Precision = "bf16"
+    optimizer: Annotated[str, AfterValidator(_known_optimizer)] = "adamw"
+    stack: Stack | None = None
+    schedule_options: Annotated[Mapping[str, int], BeforeValidator(_options)] = Field(default_factory=dict)
     gpu: str | None = None
     gpus_per_node: Count | None = None
     nodes: Count | None = None
     intra_bytes_per_s: Positive | None = None
     inter_bytes_per_s: Positive | None = None
+    nics_per_node: Count = 1
     plan: str | None = None
     cluster: str | None = None
     profile: str | None = None

@@ -22,7 +22,8 @@ from weft.describe.kernels import Kernels, with_kernels
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import AXES, Layout
 from weft.describe.model import ModelConfig
-from weft.describe.plan import Plan
+from weft.describe.optimizers import KNOWN_OPTIMIZERS
+from weft.describe.plan import Plan, Stack
 from weft.describe.plan_file import check_plan, load_plan
 from weft.describe.reading import read_text
 from weft.errors import InputError, Violation
@@ -120,9 +121,10 @@ class Subjects:
             named = str(path) if path.is_file() else row.cluster
         if named is not None:
             return self._once(("cluster", named), lambda: parse_cluster(named))
-        wanted = (row.gpu, row.gpus_per_node, row.nodes, row.intra_bytes_per_s, row.inter_bytes_per_s)
+        wanted = row.model_dump(include={"gpu", "gpus_per_node", "nodes", "nics_per_node"})
+        speeds = (row.intra_bytes_per_s, row.inter_bytes_per_s)
         size = _needed(row) if row.nodes is None else None
-        return self._once(("devices", *wanted, size), lambda: _cluster_of(row))
+        return self._once(("devices", *wanted.values(), *speeds, size), lambda: _cluster_of(row))
 
     def _once(self, key: object, make: Callable[[], Found]) -> Found:
         if key not in self._known:
@@ -181,7 +183,8 @@ def _cluster_of(row: Measurement) -> Cluster:
         devices = min(devices, _needed(row))
     nodes = row.nodes or -(-_needed(row) // devices)
     link = replace(entry.link, bytes_per_s=row.intra_bytes_per_s or entry.link.bytes_per_s)
-    network = replace(entry.network, bytes_per_s=row.inter_bytes_per_s or entry.network.bytes_per_s)
+    between = row.nics_per_node * (row.inter_bytes_per_s or entry.network.bytes_per_s)
+    network = replace(entry.network, bytes_per_s=between)
     group = NodeGroup(name=entry.device.name, count=nodes, device=entry.device, devices=devices, link=link)
     links: dict[tuple[str, str], Link] = {(group.name, group.name): network} if nodes > 1 else {}
     return Cluster(name=f"{nodes}x{devices}x{group.name}", groups=(group,), links=links)
@@ -208,11 +211,11 @@ def _plan(row: Measurement, graph: LayerGraph, cluster: Cluster) -> Plan:
         global_batch=row.global_batch,
         sequence=row.seq or graph.sequence,
         precision=row.precision,
+        optimizer=KNOWN_OPTIMIZERS[row.optimizer],
     )
-    plan = build_plan(job, layout, ())
-    return plan.model_copy(
-        update={"stack": "deepspeed" if row.sharding not in (None, "zero-0") else "megatron-lm"}
-    )
+    plan = build_plan(job, replace(layout, options=dict(row.schedule_options)), ())
+    usual: Stack = "deepspeed" if row.sharding not in (None, "zero-0") else "megatron-lm"
+    return plan.model_copy(update={"stack": row.stack or usual})
 
 
 def dealt_layers(graph: LayerGraph, stages: int) -> tuple[int, ...]:
