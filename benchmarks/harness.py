@@ -74,15 +74,15 @@ def launch(script: str, ranks: int, asked: argparse.Namespace, *words: str) -> i
     ).returncode
 
 
-def run_trainings(script: str, ranks: int, asked: argparse.Namespace, worker: Worker) -> int:
-    """Run `worker` in a worker, and else `script` on so many ranks; return the exit code."""
+def run_trainings(script: str, ranks: int, asked: argparse.Namespace, worker: Worker, *more: str) -> int:
+    """Run `worker` in a worker, else `script` with `more` options on so many ranks; return the exit code."""
     report = Report(Path(script).stem, asked)
     if asked.worker:
         worker(report, asked)
         return 0
     report.print_machine()
     words = ["--steps", str(asked.steps), *(["--quick"] if asked.quick else [])]
-    return launch(script, ranks, asked, *words)
+    return launch(script, ranks, asked, *words, *more)
 
 
 def print_machine() -> None:

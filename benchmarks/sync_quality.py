@@ -5,8 +5,11 @@ order for one seed, so differences to dense are paired. Each method has a grid o
 inner learning rate among them. It is searched with other seeds than those of the comparison. A control whose
 replicas tell each other nothing shows that the comparison can tell methods apart.
 
-    python benchmarks/sync_quality.py            # about a minute for each run of 2,000 steps
-    python benchmarks/sync_quality.py --quick    # few steps and seeds: shows only that it works
+With LANS, the methods are those of CLAN: gradients of 7 bits, of signs, and the largest of 1,000, both ways.
+
+    python benchmarks/sync_quality.py                     # about a minute for each run of 2,000 steps
+    python benchmarks/sync_quality.py --optimizer lans    # the same for CLAN
+    python benchmarks/sync_quality.py --quick             # few steps and seeds: shows only that it works
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
+from weft.describe.optimizers import KNOWN_OPTIMIZERS
 from weft.describe.plan import Choice, Plan, Sharding
 from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import compile_evaluation_part, compile_part
@@ -43,7 +47,7 @@ from weft.run.runtime import RankRuntime
 from weft.run.stage.build import build_stages
 from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory, set_learning_rate
 
-RANKS, GLOBAL_BATCH, TAU = 2, 16, 12
+RANKS, GLOBAL_BATCH, TAU, STEPS = 2, 16, 12, 2000
 MODEL = ModelConfig(
     name="gpt-quality",
     family="gpt",
@@ -57,12 +61,15 @@ MODEL = ModelConfig(
 )
 # Four rates, or two of them with two settings of the method.
 RATES, OUTER_RATES = (1.5e-3, 3e-3, 6e-3, 1e-2), (3e-3, 6e-3)
+LANS_RATES = (3e-3, 6e-3, 1.2e-2, 2.4e-2)
 TUNING_SEEDS, SEEDS = (100,), (0, 1, 2, 3, 4)
 HELD_OUT_BATCHES = 40
 # Student's t for a two-sided 95 % interval of five paired differences.
 T_95 = 2.776
 # In nats: a method's interval must end below it, the control's begin far above it.
-GATE = 0.01
+GATE, CLAN_GATE = 0.01, 0.02
+# Further losses of long runs, before their ends.
+MARKS = (2000, 4000)
 
 
 # An inner learning rate, and options of the method.
@@ -78,9 +85,12 @@ class Method:
     options: Mapping[str, Any] = field(default_factory=dict)
     sharding: Sharding = "zero-0"
     grid: Sequence[Mapping[str, Any]] = ({},)
+    optimizer: str = "adamw"
 
     def settings(self) -> list[Setting]:
         """Four of each method."""
+        if self.optimizer == "lans":
+            return list(product(LANS_RATES, self.grid))
         return list(product(RATES if len(self.grid) == 1 else OUTER_RATES, self.grid))
 
 
@@ -113,6 +123,22 @@ METHODS = (
     Method("power-sgd", "power-sgd", grid=({"rank": 2}, {"rank": 4})),
 )
 CONTROL = "no communication"
+
+
+def clan(name: str, codec: str, **options: Any) -> Method:
+    # All matrices of the small model are encoded.
+    options = {"codec": codec, "minimum_bytes": 4096, **options}
+    return Method(name, "clan", options, optimizer="lans")
+
+
+CLAN_METHODS = (
+    Method("dense", "dense", optimizer="lans"),
+    clan("clan, 7 bits", "linear-dithering", bits=7),
+    clan("clan, signs", "scaled-sign"),
+    clan("clan, 1 of 1000", "top-k", ratio=1000.0),
+    Method(CONTROL, "local-averaging", {"every": 4096}, optimizer="lans"),
+)
+GATES = {"sdp4bit": GATE, "clan, 7 bits": CLAN_GATE}
 
 
 def text_bytes() -> torch.Tensor:
@@ -150,6 +176,7 @@ def replicated_plan(
     sharding: Sharding,
     precision: str = "fp32",
     reduce_precision: str | None = None,
+    optimizer: str = "adamw",
 ) -> Plan:
     """The plan of replicas with one micro-batch each."""
     layout = Layout(
@@ -169,6 +196,7 @@ def replicated_plan(
         sequence=MODEL.sequence,
         precision=precision,
         reduce_precision=reduce_precision,
+        optimizer=KNOWN_OPTIMIZERS[optimizer],
         sync_options=sync.options,
     )
     return build_plan(job, layout, flops_per_layer(job))
@@ -177,18 +205,18 @@ def replicated_plan(
 def plan_of(method: Method, more: Mapping[str, Any]) -> Plan:
     cluster = parse_cluster("+".join(["1xa100-80gb"] * RANKS))
     sync = Choice(name=method.sync, options={**method.options, **more})
-    return replicated_plan(layer_graph(MODEL), cluster, sync, method.sharding)
+    return replicated_plan(layer_graph(MODEL), cluster, sync, method.sharding, optimizer=method.optimizer)
 
 
 def train(
     rank: int, method: Method, setting: Setting, seed: int, steps: int, generation: int
-) -> tuple[float, float]:
-    """Return the held-out loss after so many steps, and the seconds of the run."""
+) -> tuple[dict[int, float], float]:
+    """Return the held-out losses after steps, the last one among them, and the seconds of the run."""
     rate, more = setting
     began, plan, data = time.perf_counter(), plan_of(method, more), text_bytes()
     split = int(0.95 * len(data))
     settings = OptimizerSettings(
-        name="adamw",
+        name=method.optimizer,
         learning_rate=rate,
         weight_decay=0.1,
         warm_up_steps=steps // 20,
@@ -206,44 +234,51 @@ def train(
         seed=seed,
         generation=generation,
     )
+    part = compile_evaluation_part(plan, layer_graph(MODEL), rank)
+    held_out = [batches(data[split:], plan, "held out", index) for index in range(HELD_OUT_BATCHES)]
+    losses: dict[int, float] = {}
     for step in range(steps):
         set_learning_rate(runtime.optimizers.values(), settings.rate(step))
         runtime.step(step, batches(data[:split], plan, "train", seed, step))
-    runtime.gather_weights()
-    part = compile_evaluation_part(plan, layer_graph(MODEL), rank)
-    held_out = [batches(data[split:], plan, "held out", index) for index in range(HELD_OUT_BATCHES)]
-    loss = runtime.evaluate(part, held_out)
+        if step + 1 == steps or step + 1 in MARKS:
+            runtime.gather_weights()
+            losses[step + 1] = runtime.evaluate(part, held_out)
     runtime.close()
-    return loss, time.perf_counter() - began
+    return losses, time.perf_counter() - began
 
 
 def worker(report: Report, asked: argparse.Namespace) -> None:
     context = start_worker()
     torch.set_num_threads(1)
     steps, seeds = (30, SEEDS[:2]) if asked.quick else (asked.steps, SEEDS)
+    methods = CLAN_METHODS if asked.optimizer == "lans" else METHODS
     generations = count()
 
     def loss(method: Method, setting: Setting, seed: int) -> float:
         rate, more = setting
         words = [method.name, f"rate {rate:.2g}", *(f"{key} {value}" for key, value in more.items())]
-        cell = f"{', '.join(words)}, seed {seed}"
+        about = [f"{steps} steps"] if steps != STEPS else []
+        about += [method.optimizer] if method.optimizer != "adamw" else []
+        cell = ", ".join([*words, *about, f"seed {seed}"])
         known = report.values(cell)
         if "loss" in known:
             return known["loss"]
         found, seconds = train(context.rank, method, setting, seed, steps, next(generations))
         if context.rank == 0:
-            report.add_cell(cell, {"loss": Value(found, "nats"), "run": Value(seconds, "s")})
-        return found
+            before = {f"loss at {step}": Value(found[step], "nats") for step in found if step != steps}
+            values = {**before, "loss": Value(found[steps], "nats"), "run": Value(seconds, "s")}
+            report.add_cell(cell, values)
+        return found[steps]
 
-    losses = {}
-    for method in METHODS:
+    losses, of_lans = {}, "" if asked.optimizer == "adamw" else f", {asked.optimizer}, {steps} steps"
+    for method in methods:
         settings = method.settings()[:1] if asked.quick else method.settings()
         tuned = min(settings, key=lambda setting: sum(loss(method, setting, seed) for seed in TUNING_SEEDS))
         losses[method.name] = [loss(method, tuned, seed) for seed in seeds]
     if context.rank == 0:
         for name, found in losses.items():
-            report.add_cell(name, beside_dense(name, found, losses["dense"]))
-        for name in ("local-averaging", "slow-momentum", "diloco"):
+            report.add_cell(f"{name}{of_lans}", beside_dense(name, found, losses["dense"]))
+        for name in ("local-averaging", "slow-momentum", "diloco") if "sign-momentum" in losses else ():
             report.add(f"sign-momentum - {name}", difference(losses["sign-momentum"], losses[name]))
     context.close()
 
@@ -261,19 +296,22 @@ def beside_dense(name: str, found: Sequence[float], dense: Sequence[float]) -> d
     more = difference(found, dense)
     assert more.low is not None
     assert more.high is not None
-    if name == "sdp4bit":
-        more = replace(more, target=GATE, met=more.high <= GATE)
+    if name in GATES:
+        more = replace(more, target=GATES[name], met=more.high <= GATES[name])
     elif name == CONTROL:
         more = replace(more, target=10 * GATE, met=more.low > 10 * GATE)
     return {"held-out loss": Value(statistics.mean(found), "nats"), "more than dense": more}
 
 
 def options() -> argparse.ArgumentParser:
-    return parser_of_trainings(__doc__, 2000)
+    made = parser_of_trainings(__doc__, STEPS)
+    made.add_argument("--optimizer", choices=("adamw", "lans"), default="adamw")
+    return made
 
 
 def main() -> int:
-    return run_trainings(__file__, RANKS, options().parse_args(), worker)
+    asked = options().parse_args()
+    return run_trainings(__file__, RANKS, asked, worker, "--optimizer", asked.optimizer)
 
 
 if __name__ == "__main__":
