@@ -20,6 +20,7 @@ from weft.describe.run_file import RunFile, commented_run_file, load_run
 from weft.describe.run_tables.methods import run_tables
 from weft.errors import InputError, Violation, require_choice
 from weft.moves.registry import refused_pins
+from weft.run.supported import planned_only
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.interchange.weight_files import weight_files
 from weft.training.session import reopen
@@ -174,11 +175,15 @@ def _check_one(path: Path) -> None:
 
 
 def _check_run(run: RunFile) -> None:
-    """Refuse initial weights that training would refuse; without torch, check that their files exist."""
+    """Refuse a model or initial weights that training would refuse; without torch, weights must exist."""
+    if run.model.hf is None:
+        return
+    path = Path(run.model.hf)
+    config = resolve_model(str(path), sequence=run.task.sequence)
+    if problems := planned_only(config):
+        raise InputError(problems)
     if not run.model.weights:
         return
-    path = Path(run.model.hf or "")
-    config = resolve_model(str(path), sequence=run.task.sequence)
     if find_spec("torch") is None:
         weight_files(path if path.is_dir() else path.parent)
         return
