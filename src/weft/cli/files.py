@@ -182,15 +182,19 @@ def _check_run(run: RunFile) -> None:
     config = resolve_model(str(path), sequence=run.task.sequence)
     if problems := planned_only(config):
         raise InputError(problems)
-    if not run.model.weights:
-        return
     if find_spec("torch") is None:
-        weight_files(path if path.is_dir() else path.parent)
+        if run.model.weights:
+            weight_files(path if path.is_dir() else path.parent)
         return
-    # Imports torch and every family's part of `transformers`, which takes seconds.
-    from weft.training.interchange.imports import initial_weights
+    if run.model.weights:
+        # Imports torch and every family's part of `transformers`, which takes seconds.
+        from weft.training.interchange.imports import initial_weights
 
-    initial_weights(path, config)
+        initial_weights(path, config)
+    elif config.decoder is not None:
+        from weft.training.interchange.matching import model_shapes
+
+        model_shapes(config)
 
 
 def _is_cluster(path: Path) -> bool:

@@ -67,6 +67,7 @@ class Decoder:
         head_size: elements of a head's query, key and value.
         norm, placement, query_key_norm: see their types.
         gated: True if a second product gates the feed-forward.
+        joint_projection: True if one product computes queries, keys and values; values keep its whole result.
         query_bias, output_bias, feed_forward_bias, head_bias: True if these products have biases: of queries,
             keys and values; after attention; of the feed-forward; with the vocabulary.
         position_rows: rows of a learned table of positions beyond the longest sequence; None for rotary
@@ -75,6 +76,7 @@ class Decoder:
         attention_cap, logits_cap: True if a hyperbolic tangent bounds attention's scores, or the logits.
         sinks: True if attention has one more learned score per head.
         activation_parameters: parameters of the activation.
+        undivided: True if tensor ranks cannot divide the blocks.
         windows: tokens to which each token of a block attends, block by block; 0 for all before it. Empty if
             no block has a window.
     """
@@ -83,6 +85,7 @@ class Decoder:
     norm: Norm = "rms"
     placement: Placement = "before"
     gated: bool = True
+    joint_projection: bool = False
     query_bias: bool = False
     output_bias: bool = False
     feed_forward_bias: bool = False
@@ -94,6 +97,7 @@ class Decoder:
     logits_cap: bool = False
     sinks: bool = False
     activation_parameters: int = 0
+    undivided: bool = False
     windows: tuple[int, ...] = ()
     latent: Latent | None = None
     experts: Experts | None = None

@@ -59,6 +59,7 @@ class DecoderRow(TomlTable):
 
     Attributes:
         trained: True if weft's runtime trains the models; else they are planned only.
+        undivided: True if weft's tensor ranks cannot divide the blocks.
         tied: True if embeddings are tied unless `tie_word_embeddings` says otherwise.
         keys: the keys of sizes, where they are not those of Llama.
         defaults: values of keys that a `config.json` may lack.
@@ -75,10 +76,12 @@ class DecoderRow(TomlTable):
 
     like: str | None = None
     trained: bool = False
+    undivided: bool = False
     tied: bool = False
     norm: Norm = "rms"
     placement: Placement = "before"
     gated: bool = True
+    joint_projection: bool = False
     query_bias: Fact = False
     output_bias: Fact = False
     feed_forward_bias: Fact = False

@@ -25,6 +25,7 @@ from weft.describe.families.transformer import (
     per_stream_token,
     per_token,
 )
+from weft.describe.kernels import with_attention
 from weft.describe.layer import Layer, PassWork, Temporaries
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
@@ -84,8 +85,15 @@ def _block(config: ModelConfig, decoder: Decoder, *, experts: bool, window: int)
             parameters=parts.parameters,
         ),
     )
-    if window or decoder.attention_cap or decoder.sinks:
-        return windowed(block, window, config.sequence) if window else block
+    if decoder.attention_cap:
+        # No fused kernel bounds scores; keys and values are repeated for all heads.
+        repeated = 2 * (config.heads - config.key_value_heads) * decoder.head_size
+        block = replace(block, kept=block.kept + per_token(repeated, divided=True))
+        return with_attention(block, config, "math")
+    if window:
+        return windowed(block, window, config.sequence)
+    if decoder.sinks:
+        return block
     # The results of two chunks of queries are joined; gathered keys and values replace the rank's own.
     keys = key_elements(config, decoder)
     joined = config.heads * (decoder.latent.value_size if decoder.latent else decoder.head_size)
@@ -171,7 +179,7 @@ def _divided_sizes(config: ModelConfig, decoder: Decoder) -> tuple[tuple[str, in
 
     None: a norm over the queries of all heads reads those of all ranks.
     """
-    if decoder.query_key_norm == "together":
+    if decoder.undivided or decoder.query_key_norm == "together":
         return ()
     experts, keys = decoder.experts, config.key_value_heads
     dense = experts is None or bool(experts.dense)

@@ -25,17 +25,19 @@ def attention_part(config: ModelConfig, decoder: Decoder) -> BlockPart:
     )
     output, more = product_with_bias(queries, config.hidden, divided="inner", bias=decoder.output_bias)
     rotated = queries + keys if decoder.position_rows is None else 0
+    # Beside the rotated queries and keys, a joint result keeps those before the rotation.
+    joint = rotated if decoder.joint_projection else 0
     found = BlockPart(
         weights=(projected, output),
         attention=scores_and_context(config.heads, decoder.head_size, decoder.head_size),
         parameters=parameters + more + Amount.of(config.heads * decoder.sinks, tensor=1),
         # Queries, keys, values and the attention's output.
-        kept=per_token(2.0 * queries + 2.0 * keys, divided=True),
+        kept=per_token(2.0 * queries + 2.0 * keys + joint, divided=True),
         kept_bytes=per_token(LOG_SUM_EXP_BYTES * config.heads, divided=True),
         products=per_token(2.0 * queries + 2.0 * keys, divided=True),
         product_bytes=per_token(LOG_SUM_EXP_BYTES * config.heads, divided=True),
         # Queries and keys before their rotation.
-        freed_products=per_token(rotated, divided=True),
+        freed_products=per_token(rotated - joint, divided=True),
         memory=per_token(_ROTARY * rotated, divided=True),
         # Three per rotated tensor. Two more, because three products here count as one.
         kernels=(6 if rotated else 0) + 2,

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedConfig
 
+from weft.describe.decoder_row import TRAINED
 from weft.describe.model import ModelConfig
+from weft.run.stage.decoder_parts import decoder_class, decoder_config, decoder_names
 from weft.run.stage.families.bert import bert_config
 from weft.run.stage.families.gpt import gpt_config
-from weft.run.stage.families.llama import llama_config
 from weft.run.stage.families.resnet import resnet_config
 from weft.run.stage.families.vit import vit_config
 
@@ -48,6 +49,20 @@ class HuggingFaceFamily:
         return name
 
 
+def _decoder(model_type: str) -> HuggingFaceFamily:
+    names = decoder_names(model_type)
+    return HuggingFaceFamily(
+        architecture=decoder_class(model_type).__name__,
+        configuration=decoder_config,
+        # Presets are models of this type; others compute the function of their own file.
+        function=("hidden_act", "rms_norm_eps", "rope_parameters") if model_type == "llama" else (),
+        prefix=f"{names.model}.",
+        embedding=f"{names.token_table}.weight",
+        tied={"lm_head.weight": f"{names.token_table}.weight"},
+        superfluous=r"(.*\.)?rotary_emb\.inv_freq",
+    )
+
+
 HUGGING_FACE_FAMILIES: Mapping[str, HuggingFaceFamily] = {
     "gpt": HuggingFaceFamily(
         architecture="GPT2LMHeadModel",
@@ -63,15 +78,6 @@ HUGGING_FACE_FAMILIES: Mapping[str, HuggingFaceFamily] = {
         tied={"lm_head.weight": "transformer.wte.weight"},
         positions="transformer.wpe.weight",
         superfluous=r"(.*\.)?attn\.(bias|masked_bias)",
-    ),
-    "llama": HuggingFaceFamily(
-        architecture="LlamaForCausalLM",
-        configuration=llama_config,
-        function=("hidden_act", "rms_norm_eps", "rope_parameters"),
-        prefix="model.",
-        embedding="model.embed_tokens.weight",
-        tied={"lm_head.weight": "model.embed_tokens.weight"},
-        superfluous=r"(.*\.)?rotary_emb\.inv_freq",
     ),
     "bert": HuggingFaceFamily(
         architecture="BertForMaskedLM",
@@ -112,4 +118,5 @@ HUGGING_FACE_FAMILIES: Mapping[str, HuggingFaceFamily] = {
         embedding="resnet.embedder.embedder.convolution.weight",
         tied={},
     ),
+    **{model_type: _decoder(model_type) for model_type in TRAINED},
 }
