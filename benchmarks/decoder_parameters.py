@@ -1,4 +1,4 @@
-"""Parameters of every row of the table of decoders: as weft counts them, less those of `transformers`.
+"""Parameters of every row of the table of decoders: as weft counts them, beside those of `transformers`.
 
     python benchmarks/decoder_parameters.py               # all rows
     python benchmarks/decoder_parameters.py qwen3 gemma2  # some
@@ -13,7 +13,6 @@ import argparse
 import sys
 
 from decoder_files import counted, default_config, tiny_config
-from figures import Value
 from harness import Report, parser
 
 from weft.describe.decoder_row import ROWS
@@ -33,18 +32,18 @@ def options() -> argparse.ArgumentParser:
 
 def main() -> int:
     asked = options().parse_args()
-    report, wrong = Report("decoder_parameters", asked), 0
+    report, cases, failed = Report("decoder_parameters", asked), 0, 0
     report.print_machine()
     for model_type in asked.rows or ROWS:
-        differences = 0
         for name, configuration in CONFIGURATIONS.items():
             ours, theirs = counted(configuration(model_type))
-            differences += abs(ours - theirs)
-            if ours != theirs:
-                report.say(f"{model_type}, {name}: {ours} parameters, {theirs} in transformers")
-        report.add(f"{model_type}: parameters that differ", Value(differences, "count", 0.0))
-        wrong += differences > 0
-    return 1 if wrong else 0
+            cases += 1
+            failed += ours != theirs
+            verdict = "equal" if ours == theirs else f"{theirs:,} in transformers"
+            report.say(f"{model_type}, {name}: {ours:,} parameters, {verdict}")
+    if not asked.rows:
+        report.add_outcome("models of all rows", cases, failed)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -76,6 +76,11 @@ class ModelConfig:
         return one_line(self, f"{self.name}: {self.family}, {sizes}, sequence {self.sequence}")
 
     @property
+    def architecture(self) -> Decoder:
+        """The decoder of a model of text; a Llama's unless the model states another one."""
+        return self.decoder or Decoder(head_size=self.hidden // self.heads)
+
+    @property
     def reads_images(self) -> bool:
         return self.image_size > 0
 

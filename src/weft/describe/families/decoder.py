@@ -39,7 +39,7 @@ _CAP = 6.0
 
 def layer_graph(config: ModelConfig) -> LayerGraph:
     """Return the costed layers of a decoder with these sizes."""
-    decoder = config.decoder or Decoder(head_size=config.hidden // config.heads)
+    decoder = config.architecture
     graph = chain(config, _embedding(config, decoder), _blocks(config, decoder), _head(config, decoder))
     return replace(graph, divided=_divided_sizes(config, decoder))
 

@@ -1,7 +1,7 @@
 """The parts of a decoder of `transformers`: its configuration, and its modules by the library's plans.
 
-The class of a configuration names its modules in order of the pipeline (`base_model_pp_plan`), and how tensor
-ranks divide their products (`base_model_tp_plan`).
+The class of a configuration names its modules in the order of a pipeline (`base_model_pp_plan`). It also states
+the division of their products over tensor ranks (`base_model_tp_plan`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -44,10 +45,9 @@ def decoder_config(config: ModelConfig) -> PreTrainedConfig:
     record: dict[str, Any] = json.loads(config.record)
     # Training starts without dropout, and computes the tanh of GELU in one kernel.
     quiet = {key: 0.0 if _drops_out(key) else _FUSED.get(str(value), value) for key, value in record.items()}
-    decoder = config.decoder
-    implementation = "eager" if decoder is not None and decoder.attention_cap else "sdpa"
+    implementation = "eager" if config.architecture.attention_cap else "sdpa"
     with _refusals(config):
-        made: PreTrainedConfig = CONFIG_MAPPING[config.family].from_dict(
+        made: PreTrainedConfig = _config_class(config.family).from_dict(
             {**quiet, "attn_implementation": implementation}
         )
     return made
@@ -89,6 +89,14 @@ def _llama_config(config: ModelConfig) -> LlamaConfig:
     )
 
 
+def _config_class(model_type: str) -> type[PreTrainedConfig]:
+    if model_type not in CONFIG_MAPPING:
+        problem = f"transformers {version('transformers')} has no {model_type}; a newer version has it"
+        raise InputError(Violation("model", problem))
+    found: type[PreTrainedConfig] = CONFIG_MAPPING[model_type]
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderNames:
     """Names of a model's modules: that of the model without its head, and inside it table and last norm."""
@@ -105,14 +113,14 @@ class DecoderNames:
 def decoder_class(model_type: str) -> type[PreTrainedModel]:
     """Return the class of the model with its head."""
     # Typed loosely because a type may have several classes; a decoder has one.
-    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[model_type]]
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[_config_class(model_type)]
     made: type[PreTrainedModel] = found
     return made
 
 
 def decoder_names(model_type: str) -> DecoderNames:
     """Return the names of a model's modules, from the library's pipeline plan."""
-    plan = list(CONFIG_MAPPING[model_type].base_model_pp_plan or ())
+    plan = list(_config_class(model_type).base_model_pp_plan or ())
     return DecoderNames(decoder_class(model_type).base_model_prefix, plan[0], plan[-1])
 
 
@@ -129,7 +137,7 @@ def meta_model(config: ModelConfig, hugging_face: PreTrainedConfig) -> PreTraine
 
 @dataclass(frozen=True, slots=True)
 class TensorDivision:
-    """How tensor ranks divide the blocks of a decoder.
+    """The division of a decoder's blocks over tensor ranks.
 
     Attributes:
         held: the division of parameters by the end of their names.
@@ -146,7 +154,7 @@ def tensor_division(model_type: str, names: DecoderNames) -> TensorDivision:
     """Return the division that the library's tensor plan states."""
     styles = {
         name.removeprefix(_BLOCK): style
-        for name, style in (CONFIG_MAPPING[model_type].base_model_tp_plan or {}).items()
+        for name, style in (_config_class(model_type).base_model_tp_plan or {}).items()
         if name.startswith(_BLOCK)
     }
     held = {

@@ -128,8 +128,8 @@ class DecoderStage(StageModule):
 
     def _give_windows(self) -> None:
         """Give blocks their windows; attention with bounded scores takes them as masks."""
-        decoder = self.config.decoder
-        if decoder is None or decoder.attention_cap:
+        decoder = self.config.architecture
+        if decoder.attention_cap:
             return
         for index, block in zip(self.block_indices, self.blocks, strict=True):
             if window := decoder.window(index):
@@ -145,10 +145,10 @@ class DecoderStage(StageModule):
         positions = torch.arange(tokens, device=inputs.device).unsqueeze(0)
         angles_of = self._angles(self.context.own_tokens(positions))
         kinds = getattr(self.hugging_face, "layer_types", None)
-        decoder = self.config.decoder
+        decoder = self.config.architecture
         for index, block in zip(self.block_indices, self.blocks, strict=True):
             mask = None
-            if decoder is not None and decoder.attention_cap:
+            if decoder.attention_cap:
                 mask = causal_mask(tokens, decoder.window(index), next(block.parameters()))
             yield block, angles_of(kinds[index] if kinds else None), mask
 
