@@ -75,6 +75,15 @@ def with_no_activation(folder: Path) -> None:
     config.write_text(config.read_text().replace('"silu"', '"no such function"'))
 
 
+def test_a_model_that_cannot_be_built_is_refused_without_weights(folder, capsys):
+    with_no_activation(folder)
+    path = folder.parent / "run.toml"
+    path.write_text(RUN.format(folder=folder).replace("weights = true", "weights = false"))
+    assert run(["check", str(path)]) == 2
+    [line] = capsys.readouterr().out.splitlines()
+    assert "transformers refuses its config.json" in line
+
+
 def test_weights_that_can_be_trained_on_are_good(folder, capsys):
     assert trained(folder) == []
     assert checked(folder, capsys) == (0, [f"{folder.parent / 'run.toml'}: good"])

@@ -1,7 +1,7 @@
 """The parts of a decoder of `transformers`: its configuration, and its modules by the library's plans.
 
-The class of a configuration names its modules in the order of a pipeline (`base_model_pp_plan`). It also states
-the division of their products over tensor ranks (`base_model_tp_plan`).
+The class of a configuration names its modules in the order of a pipeline (`base_model_pp_plan`). It also
+states the division of their products over tensor ranks (`base_model_tp_plan`).
 """
 
 from __future__ import annotations

@@ -105,6 +105,10 @@ class StageModule(nn.Module, ABC):
         self.divisions: Mapping[str, Division] = {}
         self.added: frozenset[str] = frozenset()
 
+    @classmethod
+    def load(cls, family: str) -> None:
+        """Import the modules that stages of a family need, beside that of this class."""
+
     def add(self, name: str, module: AddedModule) -> None:
         """Add a submodule that is no part of the model."""
         self.add_module(name, module)

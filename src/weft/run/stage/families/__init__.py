@@ -25,4 +25,5 @@ def stage_family(name: str) -> type[StageModule]:
     """Return the stage class of a known family; it takes a `ModelConfig` and positions of layers."""
     module, _, stage = STAGE_FAMILIES[name].partition(":")
     family: type[StageModule] = getattr(import_module(module), stage)
+    family.load(name)
     return family

@@ -16,7 +16,13 @@ from transformers import PreTrainedConfig
 
 from weft.describe.model import ModelConfig
 from weft.run.parallel.tensor_layers import row_product
-from weft.run.stage.decoder_parts import decoder_config, decoder_names, meta_model, tensor_division
+from weft.run.stage.decoder_parts import (
+    decoder_class,
+    decoder_config,
+    decoder_names,
+    meta_model,
+    tensor_division,
+)
 from weft.run.stage.layers import LayerFunction
 from weft.run.stage.pieces import Branch
 from weft.run.stage.stage_module import Initial, StageModule
@@ -62,6 +68,10 @@ class DecoderStage(StageModule):
             self.lm_head = whole.get_submodule("lm_head")
         self._give_windows()
 
+    @classmethod
+    def load(cls, family: str) -> None:
+        decoder_class(family)
+
     @property
     def blocks(self) -> Sequence[nn.Module]:
         return list(self._layers.values())
@@ -88,9 +98,9 @@ class DecoderStage(StageModule):
         scale = float(getattr(self.hugging_face, "residual_multiplier", 1.0))
         for block, angles, mask in self._blocks_of(inputs):
             region, other = (block.get_submodule(name) for name in self.regions)
-            attention: LayerFunction = partial(_attend, region, angles, mask)
+            functions: tuple[LayerFunction, ...] = (partial(_attend, region, angles, mask), other)
             for inside, own, product, (before, after) in zip(
-                (attention, other), (region, other), self.row_products, _norms_of(block), strict=True
+                functions, (region, other), self.row_products, _norms_of(block), strict=True
             ):
                 yield Branch(
                     block.get_submodule(before),
