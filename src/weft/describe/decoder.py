@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from weft.describe.one_line import one_line
+
 # How a norm computes. `rms` scales in the precision of the stream, `rms-fp32` in fp32. Of layer norms,
 # `layer` has a weight and a bias.
 Norm = Literal["rms", "rms-fp32", "layer", "layer-without-bias", "layer-without-weight"]
@@ -101,6 +103,10 @@ class Decoder:
     windows: tuple[int, ...] = ()
     latent: Latent | None = None
     experts: Experts | None = None
+
+    def __repr__(self) -> str:
+        mixture = "" if self.experts is None else f", {self.experts.active} of {self.experts.count} experts"
+        return one_line(self, f"heads of {self.head_size}, norms {self.norm} {self.placement}{mixture}")
 
     def window(self, block: int) -> int:
         """Return the attention window of a block in tokens; 0 for all tokens before."""
