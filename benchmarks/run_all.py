@@ -20,6 +20,7 @@ BENCHMARKS = (
     ("programs",),
     ("simulator",),
     ("planners",),
+    ("decoder_parameters",),
     ("peer_figures",),
     ("recorder",),
     ("sync_codecs",),

@@ -20,6 +20,7 @@ from weft.bundles import parts
 from weft.cli.files import SCHEMAS, json_schema
 from weft.cli.main import app
 from weft.describe.catalogue import catalogue
+from weft.describe.decoder_row import ROWS
 from weft.describe.families import layer_graph
 from weft.describe.models import PRESETS
 from weft.describe.units import format_bytes, format_count
@@ -159,6 +160,24 @@ def models() -> str:
     return _table(("preset", "family", "layers", "hidden", "heads", "sequence", "parameters"), rows)
 
 
+def decoders() -> str:
+    def word(fact: bool) -> str:
+        return "yes" if fact else "-"
+
+    rows = [
+        (
+            f"`{name}`",
+            "yes",
+            word(row.trained),
+            word(row.trained),
+            word(row.trained and not row.undivided and row.query_key_norm != "together"),
+            word(row.trained and not row.attention_cap),
+        )
+        for name, row in ROWS.items()
+    ]
+    return _table(("`model_type`", "planned", "trained", "exported", "tensor ranks", "context ranks"), rows)
+
+
 def run_file() -> str:
     """The tables of a run file, from its JSON schema."""
     schema = json_schema("run")
@@ -237,5 +256,15 @@ def _table_lines(head: tuple[str, ...], rows: Iterable[Iterable[str]]) -> Iterat
 
 GENERATED: dict[str, Callable[[], str]] = {
     function.__name__: function
-    for function in (commands, schedules, moves, compositions, devices, device_sources, models, run_file)
+    for function in (
+        commands,
+        schedules,
+        moves,
+        compositions,
+        devices,
+        device_sources,
+        models,
+        decoders,
+        run_file,
+    )
 }

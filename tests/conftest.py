@@ -40,6 +40,7 @@ PURE_ROOMS = {
 }
 # Tests in these rooms that hold the pure half against torch or its libraries, or that train.
 WITH_TORCH = (
+    "describe/test_*_runtime.py",
     "describe/test_convolutional.py",
     "describe/test_encoders.py",
     "describe/test_families.py",

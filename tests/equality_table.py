@@ -46,6 +46,7 @@ class Row:
         recompute: of all stages, or of each.
         loss: a name of `equality_jobs.LOSSES`; of shares of the logits where none is given.
         masks: whether most targets are left out, of ranks unlike many.
+        tolerance: the largest difference, relative.
         same_bits: whether the order of all sums is that of one process, which adds up replica by replica.
         planned_by: makes the plan from the row, in place of `plan`.
     """
@@ -75,6 +76,7 @@ class Row:
     optimizer: str = "descent"
     steps: int = 2
     evaluates: bool = False
+    tolerance: float = TOLERANCE
     same_bits: bool = False
     planned_by: Callable[[Row], Plan] | None = None
     transport: str = "host"
@@ -241,7 +243,7 @@ def together(outcomes: Sequence[Outcome]) -> Outcome:
 
 def tolerance_of(row: Row, name: str) -> float:
     """Up to which difference a tensor, or what is told by this name, equals that of one process."""
-    return 0.0 if row.same_bits else TOLERANCE
+    return 0.0 if row.same_bits else row.tolerance
 
 
 def differences(found: Outcome, expected: Outcome) -> dict[str, float]:

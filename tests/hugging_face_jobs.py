@@ -11,6 +11,7 @@ from typing import Any
 import convolutional_jobs as convolutional
 import numpy as np
 import torch
+from decoder_models import tiny_decoder
 from small_plans import make_plan, tiny
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForMaskedLM
 
@@ -27,18 +28,20 @@ from weft.planning.planned import PlannedJob
 from weft.planning.problem import Problem
 from weft.run.launch.worker_start import WorkerContext
 from weft.run.stage.build import build_stage
-from weft.training.interchange.hugging_face_families import HUGGING_FACE_FAMILIES
+from weft.training.interchange.hugging_face_families import hugging_face_family
 from weft.training.loop import train
 
-FAMILIES = tuple(HUGGING_FACE_FAMILIES)
+FAMILIES = ("gpt", "llama", "bert", "vit", "resnet")
 TASKS = {"bert": "masked-lm", "vit": "image-classification", "resnet": "image-classification"}
 PRECISIONS = {"fp32": torch.float32, "fp64": torch.float64}
 
 
 def small(family: str, *, tied: bool = False) -> ModelConfig:
-    """Two layers that know every byte, or ten kinds of images."""
+    """Two layers that know every byte, or ten kinds of images; other families are types of decoders."""
     if family == "resnet":
         return convolutional.tiny(family, channels=1, vocabulary=10, depths=(1, 1))
+    if family not in FAMILIES:
+        return tiny_decoder(family, vocab_size=256, num_hidden_layers=2, tie_word_embeddings=tied)
     config = tiny(family, layers=2, tied=tied)
     if family == "vit":
         sizes = {"image_size": 8, "patch_size": 4, "channels": 1}
@@ -51,7 +54,7 @@ def small(family: str, *, tied: bool = False) -> ModelConfig:
 def model_folder(path: Path, config: ModelConfig, **changes: Any) -> Path:
     """A folder with a `config.json` and no weights; `changes` are made to the configuration."""
     path.mkdir(parents=True)
-    configuration = HUGGING_FACE_FAMILIES[config.family].configuration(config)
+    configuration = hugging_face_family(config).configuration(config)
     record = {**configuration.to_dict(), **changes}
     (path / CONFIG_FILE).write_text(json.dumps(record))
     return path

@@ -70,9 +70,18 @@ def indexed_but_absent(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "absent.safetensors"}}')
 
 
-def with_another_activation(folder: Path) -> None:
+def with_no_activation(folder: Path) -> None:
     config = folder / "config.json"
-    config.write_text(config.read_text().replace('"silu"', '"gelu"'))
+    config.write_text(config.read_text().replace('"silu"', '"no such function"'))
+
+
+def test_a_model_that_cannot_be_built_is_refused_without_weights(folder, capsys):
+    with_no_activation(folder)
+    path = folder.parent / "run.toml"
+    path.write_text(RUN.format(folder=folder).replace("weights = true", "weights = false"))
+    assert run(["check", str(path)]) == 2
+    [line] = capsys.readouterr().out.splitlines()
+    assert "transformers refuses its config.json" in line
 
 
 def test_weights_that_can_be_trained_on_are_good(folder, capsys):
@@ -81,7 +90,7 @@ def test_weights_that_can_be_trained_on_are_good(folder, capsys):
 
 
 @pytest.mark.parametrize(
-    "spoil", [only_pickled, cut_off, of_another_model, indexed_but_absent, with_another_activation]
+    "spoil", [only_pickled, cut_off, of_another_model, indexed_but_absent, with_no_activation]
 )
 def test_what_training_refuses_is_refused(folder, capsys, spoil: Callable[[Path], None]):
     spoil(folder)

@@ -132,7 +132,7 @@ def test_everything_wrong_is_listed_at_once(tmp_path):
         "num_hidden_layers": 0,
         "vocab_size": True,
         "num_key_value_heads": 3,
-        "attention_bias": True,
+        "sliding_window": 8,
         "tie_word_embeddings": "yes",
     }
     del record["intermediate_size"]
@@ -140,11 +140,11 @@ def test_everything_wrong_is_listed_at_once(tmp_path):
         resolve_model(write(tmp_path, record))
     places = sorted(violation.where.rpartition(" ")[2] for violation in refused.value.violations)
     assert places == [
-        "attention_bias",
         "hidden_size",
         "intermediate_size",
         "num_hidden_layers",
         "num_key_value_heads",
+        "sliding_window",
         "tie_word_embeddings",
         "vocab_size",
     ]
@@ -163,6 +163,9 @@ def test_a_window_in_a_config_is_not_read_over(tmp_path):
     assert str(refused.value).endswith("sliding_window: 4096 is not supported (nearest valid: null)")
 
 
-def test_a_head_size_of_its_own_is_refused(tmp_path):
+def test_a_head_size_of_its_own_is_read(tmp_path):
+    own = resolve_model(write(tmp_path, {**LLAMA, "head_dim": 8}))
+    assert own.decoder is not None
+    assert own.decoder.head_size == 8
     with pytest.raises(InputError, match="head_dim"):
-        resolve_model(write(tmp_path, {**LLAMA, "head_dim": 8}))
+        resolve_model(write(tmp_path, {**LLAMA, "head_dim": -8}))

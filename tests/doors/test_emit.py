@@ -13,6 +13,7 @@ import pytest
 import yaml
 from doors.jobs import planned, run_of
 
+from weft.describe.models import PRESETS
 from weft.describe.plan import Choice, Replica
 from weft.doors.emit import EMITTERS, OWN_RUNS, emit
 from weft.doors.emit.base import Decided
@@ -450,6 +451,25 @@ def test_models_that_a_stack_does_not_have_are_refused(stack: str, model: str, l
     job = planned(run_of(model), dp=16)
     with pytest.raises(InputError, match=line):
         emit(job, stack)
+
+
+def test_a_llama_with_biases_is_no_llama_of_a_stack(tmp_path: Path) -> None:
+    preset = PRESETS["llama-7b"]
+    keys = {
+        "model_type": "llama",
+        "num_hidden_layers": preset.layers,
+        "hidden_size": preset.hidden,
+        "num_attention_heads": preset.heads,
+        "intermediate_size": preset.feed_forward,
+        "vocab_size": preset.vocabulary,
+        "max_position_embeddings": preset.sequence,
+    }
+    path = tmp_path / "biased.json"
+    path.write_text(json.dumps(keys))
+    assert emit(planned(run_of(str(path)), dp=16), "torchtitan").text
+    path.write_text(json.dumps(keys | {"attention_bias": True}))
+    with pytest.raises(InputError, match="torchtitan trains the plain llama, not the biases"):
+        emit(planned(run_of(str(path)), dp=16), "torchtitan")
 
 
 def test_accelerates_plugin_has_no_pipelines_of_images() -> None:

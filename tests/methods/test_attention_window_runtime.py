@@ -17,9 +17,10 @@ from stopped_runs import text_run, through_and_stopped
 from transformers import MistralConfig, MistralForCausalLM
 
 from weft.errors import InputError
-from weft.methods.attention_window.runtime import attend, give_window
+from weft.methods.attention_window.runtime import choose_window
 from weft.run.stage.build import build_stage
-from weft.run.stage.families.llama import llama_config
+from weft.run.stage.decoder_parts import decoder_config
+from weft.run.stage.windows import attend, give_window
 
 STEPS = 2
 Outcome = tuple[list[float], dict[str, torch.Tensor]]
@@ -59,8 +60,8 @@ def test_a_llama_with_a_window_is_a_mistral(window: int) -> None:
     config = divisible("llama", sequence=16)
     whole = build_stage(config, range(4), SEED, torch.float64)
     for layer in (1, 2):
-        give_window(whole, layer, window)
-    sizes = llama_config(config).to_dict()
+        give_window(whole.block(layer), window)
+    sizes = decoder_config(config).to_dict()
     names = set(MistralConfig().to_dict()) - {"model_type", "architectures"}
     mistral = MistralForCausalLM(
         MistralConfig(
@@ -86,7 +87,7 @@ def test_a_window_changes_what_is_trained_and_one_of_all_tokens_no_bit(worker_po
 
 def test_only_blocks_of_known_families_have_windows() -> None:
     with pytest.raises(InputError, match="attention-window: layer 1 is no block of a family that weft knows"):
-        give_window(torch.nn.Linear(2, 2), 1, 4)
+        choose_window(torch.nn.Linear(2, 2), 1, 4)
 
 
 RUN = """

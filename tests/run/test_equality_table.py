@@ -17,12 +17,14 @@ import convolutional_jobs
 import equality_table
 import pytest
 import torch
+from decoder_models import tiny_decoder
 from equality_matrix import CHOICES, cases, choices_of, covering
 from equality_table import Row, differences, together, tolerance_of, train
 from late_accelerator import late_device
 from methods.rows.diloco import StepsOutside
 from methods.rows.gradient_norm import Clips
 from methods.rows.sharding import ACROSS, PARTS, SAME_BITS, by_layout
+from methods.rows.tensor_collectives import Collectives
 from one_process import Outcome, Training, alone
 from pool import WorkerPool
 from small_plans import divisible, make_program, tiny
@@ -174,6 +176,33 @@ FAMILIES = tuple(
     for schedule, dp in (("1f1b", 1), ("zb-h1", 1), ("breadth-first", 2))
 ) + tuple(Row(model, schedule, pp=2) for model in (IMAGES, TEXT) for schedule in ("1f1b", "zb-h1"))
 
+SMALL_DECODER = partial(tiny_decoder, num_hidden_layers=2, vocab_size=19)
+SHORT = partial(SMALL_DECODER, max_position_embeddings=8)
+NEOX = tiny_decoder("gpt_neox", vocab_size=19, max_position_embeddings=8)
+DECODERS = (
+    Row(SHORT("mistral", sliding_window=3), "1f1b", pp=2),
+    Row(SHORT("cohere"), "zb-h1", pp=2, recompute="full"),
+    Row(SHORT("gemma2", sliding_window=3), "1f1b", pp=2),
+    Row(NEOX, "breadth-first", pp=2, dp=2, loops=2, sharding="zero-1"),
+    # Ranks share the weights of norms of queries and keys, whether they divide the tokens or not.
+    Row(SHORT("qwen3"), tp=2, methods=(Clips(0.2),)),
+    Row(SMALL_DECODER("qwen3", max_position_embeddings=7), tp=2),
+    Row(SMALL_DECODER("gemma2", max_position_embeddings=7, sliding_window=3), "zb-h1", pp=2, tp=2),
+    # Norms of Gemma add up the gradients of their weights in fp32, over the tokens and heads of a rank.
+    Row(
+        SHORT("gemma3_text", sliding_window=3),
+        "1f1b",
+        pp=2,
+        tp=2,
+        methods=(Collectives("overlapped"),),
+        tolerance=1e-5,
+    ),
+    Row(SHORT("granite", residual_multiplier=0.5), tp=2, dp=2),
+    Row(SHORT("starcoder2"), tp=2, methods=(Collectives("interleaved"),)),
+    Row(SHORT("qwen3"), cp=2, tp=2),
+    Row(SHORT("phi3"), "1f1b", pp=2, cp=2),
+)
+
 # Statistics and dropout included; whoever evaluates in the middle changes nothing.
 SEEN = partial(Row, steps=3, evaluates=True)
 VGG, ALEXNET = (convolutional_jobs.tiny(family) for family in ("vgg", "alexnet"))
@@ -250,6 +279,7 @@ GROUPS = (
     CONTEXT,
     CONTEXT_WITH_TENSOR,
     FAMILIES,
+    DECODERS,
     CONVOLUTIONAL,
     GRAPHS,
     DEVICE,

@@ -14,7 +14,7 @@ from weft.doors.explain import read_configuration
 from weft.doors.implied import PredictedPlan, carried_out, planned_layout
 from weft.errors import InputError
 from weft.planning.planned import PlannedJob
-from weft.run.supported import unsupported
+from weft.run.supported import planned_only, unsupported
 
 
 def write_emitted(planned: PlannedJob, name: str, out: Path | None, *, json: bool) -> None:
@@ -25,7 +25,8 @@ def write_emitted(planned: PlannedJob, name: str, out: Path | None, *, json: boo
             and that cannot execute the plan.
     """
     emitted = emit(planned, name)
-    if name in OWN_RUNS and (problems := unsupported(planned.plan)):
+    problems = planned_only(planned.problem.model) + unsupported(planned.plan)
+    if name in OWN_RUNS and problems:
         raise InputError(problems)
     lines = [str(loss) for loss in emitted.losses]
     nearest = as_written(planned, name, emitted)

@@ -20,6 +20,7 @@ from weft.describe.run_file import RunFile, commented_run_file, load_run
 from weft.describe.run_tables.methods import run_tables
 from weft.errors import InputError, Violation, require_choice
 from weft.moves.registry import refused_pins
+from weft.run.supported import planned_only
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.interchange.weight_files import weight_files
 from weft.training.session import reopen
@@ -174,18 +175,26 @@ def _check_one(path: Path) -> None:
 
 
 def _check_run(run: RunFile) -> None:
-    """Refuse initial weights that training would refuse; without torch, check that their files exist."""
-    if not run.model.weights:
+    """Refuse a model or initial weights that training would refuse; without torch, weights must exist."""
+    if run.model.hf is None:
         return
-    path = Path(run.model.hf or "")
+    path = Path(run.model.hf)
     config = resolve_model(str(path), sequence=run.task.sequence)
+    if problems := planned_only(config):
+        raise InputError(problems)
     if find_spec("torch") is None:
-        weight_files(path if path.is_dir() else path.parent)
+        if run.model.weights:
+            weight_files(path if path.is_dir() else path.parent)
         return
-    # Imports torch and every family's part of `transformers`, which takes seconds.
-    from weft.training.interchange.imports import initial_weights
+    if run.model.weights:
+        # Imports torch and every family's part of `transformers`, which takes seconds.
+        from weft.training.interchange.imports import initial_weights
 
-    initial_weights(path, config)
+        initial_weights(path, config)
+    elif config.decoder is not None:
+        from weft.training.interchange.matching import model_shapes
+
+        model_shapes(config)
 
 
 def _is_cluster(path: Path) -> bool:

@@ -55,8 +55,8 @@ class _RootNorm:
     kept_bytes: float
 
 
-# The counts of `weft.describe.families.llama`; one kernel that reads and writes; one kernel per operation of
-# the definition, with squares, roots and product in fp32.
+# The counts of `weft.describe.families.block_parts`; one kernel that reads and writes; one kernel for each
+# operation of the definition, with squares, roots and product in fp32.
 _OWN_ROOT_NORM = _RootNorm(memory=4.0, kernels=4, kept_bytes=4.0)
 _ROOT_NORMS = {
     "fused": _RootNorm(memory=2.0, kernels=1, kept_bytes=0.0),
@@ -99,7 +99,7 @@ def _with_kernels(layer: Layer, config: ModelConfig, kernels: Kernels) -> Layer:
     if config.family == "llama" and layer.kind in ("block", "head"):
         layer = _with_norm(layer, config, kernels.norm)
     if layer.kind == "block":
-        layer = _with_attention(layer, config, kernels.attention)
+        layer = with_attention(layer, config, kernels.attention)
     if layer.kind == "head" and not kernels.loss_parallel:
         layer = _with_gathered_logits(layer, config)
     if kernels.accumulation == "fused" and layer.kind in ("block", "head"):
@@ -107,7 +107,7 @@ def _with_kernels(layer: Layer, config: ModelConfig, kernels: Kernels) -> Layer:
     return _with_stream(layer, config, divided=kernels.sequence_parallel)
 
 
-def _with_attention(layer: Layer, config: ModelConfig, attention: Attention) -> Layer:
+def with_attention(layer: Layer, config: ModelConfig, attention: Attention) -> Layer:
     """Replace attention's kernel; selective recomputation repeats scores (Korthikanti et al., section 5)."""
     attends = tuple(matmul for matmul in layer.forward.matmuls if matmul.kernel != PLAIN_PRODUCT)
     # The input is always kept.

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from weft.describe.decoder import Decoder, decoder_from
 from weft.describe.one_line import one_line
 from weft.describe.units import shown
 from weft.errors import Violation
@@ -36,7 +37,11 @@ class Convolutions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Sizes of a transformer of family `gpt` (GPT-2), `llama`, `bert` or `vit`, or a convolutional network.
+    """Sizes of a transformer of family `gpt` (GPT-2), `bert` or `vit`, a decoder, or a convolutional network.
+
+    The family of another decoder than GPT-2 is its `model_type` in `transformers`, such as `llama`.
+    `decoder` is its architecture; None for that of a Llama with these sizes.
+    `record` is the text of the `config.json` that the model is from; empty for other models.
 
     `sequence` is the longest sequence that the model accepts, and the default. A model of images reads
     `channels` x `image_size` x `image_size` pixels in patches of `patch_size` squared. Its sequence is fixed,
@@ -63,10 +68,17 @@ class ModelConfig:
     patch_size: int = 0
     channels: int = 0
     convolutions: Convolutions | None = None
+    decoder: Decoder | None = None
+    record: str = ""
 
     def __repr__(self) -> str:
         sizes = f"{self.layers} layers, hidden {self.hidden}, vocabulary {self.vocabulary}"
         return one_line(self, f"{self.name}: {self.family}, {sizes}, sequence {self.sequence}")
+
+    @property
+    def architecture(self) -> Decoder:
+        """The decoder of a model of text; a Llama's unless the model states another one."""
+        return self.decoder or Decoder(head_size=self.hidden // self.heads)
 
     @property
     def reads_images(self) -> bool:
@@ -77,7 +89,11 @@ def model_from(record: Mapping[str, Any]) -> ModelConfig:
     """Build the model from its `dataclasses.asdict` record, also after a JSON round trip."""
     sizes = dict(record["convolutions"] or {})
     sizes |= {key: tuple(value) for key, value in sizes.items() if isinstance(value, list)}
-    return ModelConfig(**{**record, "convolutions": Convolutions(**sizes) if sizes else None})
+    parts = {
+        "convolutions": Convolutions(**sizes) if sizes else None,
+        "decoder": None if record["decoder"] is None else decoder_from(record["decoder"]),
+    }
+    return ModelConfig(**{**record, **parts})
 
 
 def image_tokens(image_size: int, patch_size: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +12,10 @@ from types import MappingProxyType
 from typing import Any
 
 from weft.describe.convolutional_models import RESNET, convolutional_config, read_resnet
+from weft.describe.decoder_config import read_decoder
+from weft.describe.decoder_row import ROWS, own_row
 from weft.describe.families.own import FAMILY, own_config
+from weft.describe.hub_sizes import head_problems, read_sizes, tied_problems
 from weft.describe.model import ModelConfig, image_tokens, read_constants
 from weft.describe.reading import read_json
 from weft.describe.toml_table import is_importable
@@ -78,17 +82,15 @@ def read_config(path: Path) -> ModelConfig:
     if not isinstance(record, dict):
         raise InputError(Violation(str(path), "a model configuration is a JSON object"))
     model_type = record.get("model_type")
-    known = (*_FORMATS, RESNET)
-    if not isinstance(model_type, str) or model_type not in known:
-        allowed = ", ".join(known)
-        near = nearest(model_type, known) if isinstance(model_type, str) else ""
-        raise InputError(
-            Violation(f"{path}: model_type", f"{shown(model_type)} is not one of {allowed}", near)
-        )
+    if not isinstance(model_type, str):
+        raise InputError(Violation(f"{path}: model_type", f"{shown(model_type)}: must be a text"))
     name = path.resolve().parent.name if path.name == CONFIG_FILE else path.stem
     if model_type == RESNET:
         return read_resnet(record, name, str(path))
-    return _from_record(record, _FORMATS[model_type], name, str(path))
+    if model_type in _FORMATS:
+        return _from_record(record, _FORMATS[model_type], name, str(path))
+    row = ROWS[model_type] if model_type in ROWS else own_row(record, str(path))
+    return read_decoder(record, row, name, str(path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +136,6 @@ _FORMATS: Mapping[str, _Format] = {
         tied=True,
         unsupported={"add_cross_attention": False, "sliding_window": None},
     ),
-    "llama": _Format(
-        family="llama",
-        required=_TEXT,
-        optional={"key_value_heads": "num_key_value_heads"},
-        tied=False,
-        unsupported={"attention_bias": False, "mlp_bias": False, "sliding_window": None},
-    ),
     "bert": _Format(
         family="bert",
         required=_TEXT,
@@ -183,22 +178,8 @@ def _config_path(name_or_path: str) -> Path:
 
 
 def _from_record(record: Mapping[str, Any], form: _Format, name: str, where: str) -> ModelConfig:
-    problems: list[Violation] = []
-    sizes: dict[str, Any] = {}
-    for size, key in form.keys.items():
-        value = record.get(key)
-        if value is None and (size in form.optional):
-            continue
-        if key not in record:
-            problems.append(Violation(f"{where}: {key}", "missing"))
-        elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST_SIZE:
-            given = shown(value)
-            problems.append(Violation(f"{where}: {key}", f"{given}: must be an integer of at least 1"))
-        else:
-            sizes[size] = value
-    tied = record.get("tie_word_embeddings")
-    if tied is not None and not isinstance(tied, bool):
-        problems.append(Violation(f"{where}: tie_word_embeddings", f"{shown(tied)}: must be true or false"))
+    sizes, problems = read_sizes(record, form.required, form.optional, where)
+    problems += tied_problems(record, where)
     for key, supported in form.unsupported.items():
         if record.get(key) not in (None, supported):
             problem = f"{shown(record[key])} is not supported"
@@ -206,11 +187,12 @@ def _from_record(record: Mapping[str, Any], form: _Format, name: str, where: str
             problems.append(Violation(f"{where}: {key}", problem, near))
     constants, wrong = read_constants(record, form.family, where)
     problems += wrong
-    problems += _size_problems(sizes, record, form, where)
+    problems += head_problems(sizes, form.keys, where)
     if form.images:
         problems += _image_problems(sizes, record, where)
     if problems:
         raise InputError(problems)
+    tied = record.get("tie_word_embeddings")
     sizes.setdefault("key_value_heads", sizes["heads"])
     sizes.setdefault("feed_forward", 4 * sizes["hidden"])
     if form.images:
@@ -223,7 +205,7 @@ def _from_record(record: Mapping[str, Any], form: _Format, name: str, where: str
         family=form.family,
         tied_embeddings=form.tied if tied is None else tied,
         norm_epsilon=constants.get("norm_epsilon"),
-        rotary_base=constants.get("rotary_base"),
+        record=json.dumps(record, sort_keys=True),
         **sizes,
     )
 
@@ -239,40 +221,4 @@ def _image_problems(sizes: Mapping[str, int], record: Mapping[str, Any], where: 
     labels = record.get("id2label")
     if labels is not None and not isinstance(labels, dict):
         problems.append(Violation(f"{where}: id2label", f"{shown(labels)}: must be an object"))
-    return problems
-
-
-# Larger than any size of any model; all amounts are still exact integers in a float.
-_LARGEST_SIZE = 10**8
-
-
-def _size_problems(
-    sizes: Mapping[str, int], record: Mapping[str, Any], form: _Format, where: str
-) -> list[Violation]:
-    """Return the violations of sizes that are valid alone but not together."""
-    problems = []
-    keys = form.keys
-    hidden, heads = sizes.get("hidden"), sizes.get("heads")
-    if hidden is not None and heads is not None:
-        if hidden % heads:
-            problems.append(
-                Violation(
-                    f"{where}: {keys['hidden']}",
-                    f"{hidden} is not divisible by {keys['heads']} = {heads}",
-                    str(max(heads, round(hidden / heads) * heads)),
-                )
-            )
-        elif record.get("head_dim") not in (None, hidden // heads):
-            problem = f"{shown(record['head_dim'])}: only {keys['hidden']} / {keys['heads']} is supported"
-            problems.append(Violation(f"{where}: head_dim", problem, str(hidden // heads)))
-    groups = sizes.get("key_value_heads")
-    if heads is not None and groups is not None and heads % groups:
-        divisors = [count for count in range(1, min(heads, 4096) + 1) if heads % count == 0]
-        problems.append(
-            Violation(
-                f"{where}: {keys['key_value_heads']}",
-                f"{groups} does not divide {keys['heads']} = {heads}",
-                str(min(divisors, key=lambda count: abs(count - groups))),
-            )
-        )
     return problems

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from weft.describe.decoder_row import TRAINED
 from weft.describe.families.own import FAMILY
 from weft.describe.model import ModelConfig
 from weft.errors import Violation
@@ -23,9 +24,11 @@ class KnownTask:
     language: bool
 
 
+# The task of decoders.
+DECODING = "causal-lm"
 KNOWN_TASKS: Mapping[str, KnownTask] = MappingProxyType(
     {
-        "causal-lm": KnownTask(families=("gpt", "llama"), data="python-stdlib", language=True),
+        DECODING: KnownTask(families=("gpt", *TRAINED), data="python-stdlib", language=True),
         "masked-lm": KnownTask(families=("bert",), data="python-stdlib", language=True),
         "image-classification": KnownTask(
             families=("vit", "resnet", "vgg", "alexnet"), data="digits", language=False
@@ -35,14 +38,16 @@ KNOWN_TASKS: Mapping[str, KnownTask] = MappingProxyType(
 
 
 def default_task(model: ModelConfig) -> str:
-    """Return the default task of a model."""
+    """Return the default task of a model; that of all decoders is one."""
+    if model.decoder is not None:
+        return DECODING
     return next(name for name, known in KNOWN_TASKS.items() if model.family in known.families)
 
 
 def task_problems(kind: str, model: ModelConfig) -> list[Violation]:
     """Return one violation if a known task cannot train the model; user-defined tasks are not checked."""
     task = KNOWN_TASKS.get(kind)
-    if task is None or model.family in (*task.families, FAMILY):
+    if task is None or model.family in (*task.families, FAMILY) or default_task(model) == kind:
         return []
     families = " and ".join(task.families)
     problem = f"{kind!r} trains models of {families}; {model.name} is of {model.family}"

@@ -34,7 +34,7 @@ from weft.run.resources import LossFunction, OptimizerFactory
 from weft.run.runtime import RankRuntime, require_runnable
 from weft.run.stage.build import build_stages
 from weft.run.state.precision import STEPPED
-from weft.run.supported import unsupported
+from weft.run.supported import planned_only, unsupported
 from weft.run.verified import require_verified
 
 # Makes the module of one stage from the positions of its layers.
@@ -92,7 +92,7 @@ class Runtime:
             raise InputError(
                 Violation("runtime", f"the plan is for {self.plan.model}, not for this {model.name}")
             )
-        if problems := unsupported(self.plan):
+        if problems := (planned_only(model) if stage_builder is None else []) + unsupported(self.plan):
             raise InputError(problems)
         if self.plan.layer_choices and stage_builder is not None:
             problem = "the plan chooses how layers run, which only weft's own stages follow"

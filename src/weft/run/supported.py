@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from weft.bundles import parts
+from weft.describe.decoder_row import TRAINED
+from weft.describe.model import ModelConfig
 from weft.describe.plan import GRADIENT_NORM, MICRO_BATCH_NORMS, SCALED, Plan
 from weft.errors import Violation
 
@@ -30,6 +32,13 @@ def missing_packages(plan: Plan) -> list[Violation]:
         for one in parts(NeededPackage)
         if one.choice in chosen and find_spec(one.package) is None
     ]
+
+
+def planned_only(model: ModelConfig) -> list[Violation]:
+    """Return one line for a decoder that weft describes and does not train."""
+    if model.decoder is None or model.family in TRAINED:
+        return []
+    return [Violation(f"model {model.name}", f"{model.family} is planned only; weft does not train it yet")]
 
 
 def unsupported(plan: Plan) -> list[Violation]:

@@ -16,7 +16,7 @@ from weft.planning.planned import PlannedJob, given_plan, plan_run, taking_over
 from weft.predict.ledger import STEP, Ledger
 from weft.run.launch.workers import launch_workers
 from weft.run.stage.compilable import compile_problems
-from weft.run.supported import missing_packages, unsupported
+from weft.run.supported import missing_packages, planned_only, unsupported
 from weft.training.coordination.hang import HangWatch
 from weft.training.directory.resuming import kept_if_refused
 from weft.training.directory.run_directory import RunDirectory
@@ -39,7 +39,7 @@ def prepare(planned: PlannedJob, path: Path) -> Iterator[RunDirectory]:
             counts, a logger or a needed package is not installed, or another process trains in the directory.
     """
     require_loggers(planned.run.report.log)
-    problems = planned.misplaced
+    problems = planned_only(planned.problem.model) + planned.misplaced
     for job in planned.all:
         problems += unsupported(job.plan) + missing_packages(job.plan) + job.uncounted + job.unlogged
         if planned.run.train.compile:

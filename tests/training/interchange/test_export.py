@@ -39,6 +39,8 @@ CASES = (
     ("bert", "fp32", True),
     ("vit", "fp32", False),
     ("resnet", "fp64", False),
+    ("gemma3_text", "fp64", True),
+    ("gpt_neox", "fp32", False),
 )
 
 
@@ -199,7 +201,9 @@ def test_a_damaged_checkpoint_and_a_changed_model_are_refused(trained: Trained, 
     try:
         config_file.unlink()
         config_file.parent.rmdir()
-        model_folder(config_file.parent, replace(trained.config, vocabulary=trained.config.vocabulary + 1))
+        changed = replace(trained.config, vocabulary=trained.config.vocabulary + 1)
+        keys = {"vocab_size": changed.vocabulary} if changed.record else {}
+        model_folder(config_file.parent, changed, **keys)
         with pytest.raises(InputError, match="no longer the model that this run trained"):
             export(trained.run_dir, tmp_path / "changed")
     finally:

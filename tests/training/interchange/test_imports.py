@@ -15,7 +15,7 @@ from weft.describe.models import resolve_model
 from weft.errors import InputError
 from weft.run.stage.build import build_stage
 from weft.training.checkpoint.tensor_folders import SafetensorsFolder
-from weft.training.interchange.hugging_face_families import HUGGING_FACE_FAMILIES as NAMES
+from weft.training.interchange.hugging_face_families import hugging_face_family
 from weft.training.interchange.imports import import_weights, read_initial_weights
 
 # What other versions and other heads of `transformers` stored, by family.
@@ -95,7 +95,7 @@ def test_names_of_the_model_without_a_head_and_saved_buffers_are_understood(
     family: str, tmp_path: Path
 ) -> None:
     config = small(family)
-    names = NAMES[family]
+    names = hugging_face_family(config)
     stored = {
         names.stored(name).removeprefix(names.prefix): value for name, value in tensors_of(config).items()
     }
@@ -107,7 +107,7 @@ def test_names_of_the_model_without_a_head_and_saved_buffers_are_understood(
 def test_a_tied_head_may_be_stored_but_must_be_the_embedding(family: str, tmp_path: Path) -> None:
     config = small(family, tied=True)
     tensors = tensors_of(config)
-    copies = {copy: tensors[kept].clone() for copy, kept in NAMES[family].tied.items()}
+    copies = {copy: tensors[kept].clone() for copy, kept in hugging_face_family(config).tied.items()}
     require_same(read_whole(saved(tmp_path / "bare", config), config), config)
     require_same(read_whole(saved(tmp_path / "stored", config, {**tensors, **copies}), config), config)
     for number, name in enumerate(copies):
@@ -192,7 +192,8 @@ def test_the_constants_of_a_configuration_are_computed_with(
     assert not torch.allclose(logits, whole_model(small(family))(inputs_of(config)), atol=1e-4)
     import_weights(folder, tmp_path / "out", str(folder))
     assert torch.equal(logits, transformers_logits(tmp_path / "out", config, torch.float32))
-    assert replace(resolve_model(str(tmp_path / "out")), name=config.name) == config
+    again = resolve_model(str(tmp_path / "out"))
+    assert replace(again, name=config.name, record=config.record) == config
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from weft.describe.families import alexnet, bert, gpt, llama, own, resnet, vgg, vit
+from weft.describe.decoder_row import ROWS
+from weft.describe.families import alexnet, bert, decoder, gpt, own, resnet, vgg, vit
 from weft.describe.layer import Layer
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
@@ -16,13 +17,13 @@ from weft.errors import require_choice
 
 FAMILIES: Mapping[str, Callable[[ModelConfig], LayerGraph]] = {
     "gpt": gpt.layer_graph,
-    "llama": llama.layer_graph,
     "bert": bert.layer_graph,
     "vit": vit.layer_graph,
     "resnet": resnet.layer_graph,
     "vgg": vgg.layer_graph,
     "alexnet": alexnet.layer_graph,
     own.FAMILY: own.layer_graph,
+    **dict.fromkeys(ROWS, decoder.layer_graph),
 }
 
 
@@ -34,8 +35,10 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
     Raises:
         InputError: when the family is unknown.
     """
-    require_choice("model family", config.family, FAMILIES)
-    graph = FAMILIES[config.family](config)
+    if config.decoder is None:
+        require_choice("model family", config.family, FAMILIES)
+    # A type without a row may describe its own decoder.
+    graph = FAMILIES.get(config.family, decoder.layer_graph)(config)
     # Equal layers share their passes, so that cost models recognise them by identity.
     shared: dict[tuple[int, ...], Layer] = {}
     known: dict[Layer, Layer] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -266,6 +266,10 @@ def require_family(decided: Decided, stack: str, families: Sequence[str]) -> Non
     """
     if decided.model.family not in families:
         problem = f"{stack} trains models of {', '.join(families)}, not of family {decided.model.family}"
+        raise InputError(Violation("--emit", problem, "slurm"))
+    model = decided.model
+    if model.decoder is not None and model.decoder != replace(model, decoder=None).architecture:
+        problem = f"{stack} trains the plain {model.family}, not the biases, heads or norms of {model.name}"
         raise InputError(Violation("--emit", problem, "slurm"))
 
 

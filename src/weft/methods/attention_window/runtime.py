@@ -1,76 +1,18 @@
-"""Attention of each token to itself and the tokens of a window before it (Beltagy et al., arXiv 2004.05150).
-
-Queries are cut into chunks as long as the window. Each chunk reads only its own keys and the keys of the
-window before it. This needs no special kernel, and computes no scores outside of a chunk's keys.
-"""
+"""The windows of blocks, chosen by plans (`weft.run.stage.windows` has their attention)."""
 
 from __future__ import annotations
 
-import copy
-from typing import Protocol, TypeGuard
-
-import torch
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import PreTrainedConfig
 
 from weft.describe.layer_choices import Value
 from weft.errors import InputError, Violation
 from weft.methods.attention_window.options import NAME
-from weft.run.stage.attention import register_attention
 from weft.run.stage.layer_choices import RunChoice
 from weft.run.stage.stage_module import StageModule
-
-# The name of this attention for the modules of `transformers`.
-_INTERFACE = "weft_window"
-# Queries, keys and values are (samples, heads, tokens, head size).
-_TOKENS = 2
+from weft.run.stage.windows import give_window
 
 
-def attend(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, window: int, scale: float
-) -> torch.Tensor:
-    """Return each token's attention to itself and the `window` - 1 before it: (b, tokens, heads, head size).
-
-    Args:
-        queries, keys, values: (b, heads, tokens, head size); keys and values may have fewer heads.
-    """
-    tokens, grouped = queries.shape[_TOKENS], queries.shape[1] != keys.shape[1]
-    if window >= tokens:
-        whole = scaled_dot_product_attention(
-            queries, keys, values, is_causal=True, scale=scale, enable_gqa=grouped
-        )
-        return whole.transpose(1, 2)
-    mask = _band(window, queries.device)
-    parts = []
-    for first in range(0, tokens, window):
-        size, seen = min(window, tokens - first), min(window - 1, first)
-        part = scaled_dot_product_attention(
-            queries.narrow(_TOKENS, first, size),
-            keys.narrow(_TOKENS, first - seen, size + seen),
-            values.narrow(_TOKENS, first - seen, size + seen),
-            attn_mask=mask[:size, window - 1 - seen : window - 1 + size],
-            scale=scale,
-            enable_gqa=grouped,
-        )
-        parts.append(part.transpose(1, 2))
-    return torch.cat(parts, 1)
-
-
-def _band(window: int, device: torch.device) -> torch.Tensor:
-    """Return the mask, (w, 2 w - 1), of the keys that queries read; the last key is the last query's."""
-    every = torch.ones(window, 2 * window - 1, dtype=torch.bool, device=device)
-    return every.tril(window - 1).triu(0)
-
-
-def _attend(
-    module: nn.Module, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
-) -> torch.Tensor:
-    window: int = module.attention_window  # type: ignore[assignment]
-    return attend(queries, keys, values, window=window, scale=scale)
-
-
-def give_window(stage: nn.Module, layer: int, value: Value) -> None:
+def choose_window(stage: nn.Module, layer: int, value: Value) -> None:
     """Set the attention window of one block of a stage to `value` tokens.
 
     Raises:
@@ -78,25 +20,7 @@ def give_window(stage: nn.Module, layer: int, value: Value) -> None:
     """
     if not isinstance(stage, StageModule):
         raise InputError(Violation(NAME, f"layer {layer} is no block of a family that weft knows"))
-    for part in stage.block(layer).modules():
-        if _attends_causally(part):
-            # Blocks share one configuration, but each has its own window.
-            part.config = copy.copy(part.config)
-            part.config._attn_implementation = _INTERFACE
-            part.attention_window = value
+    give_window(stage.block(layer), int(value))
 
 
-class _Windowed(Protocol):
-    """An attention module of `transformers` that has a window."""
-
-    config: PreTrainedConfig
-    attention_window: Value
-
-
-def _attends_causally(part: nn.Module) -> TypeGuard[_Windowed]:
-    return getattr(part, "is_causal", False)
-
-
-register_attention(_INTERFACE, _attend)
-
-PARTS = (RunChoice(name=NAME, apply=give_window),)
+PARTS = (RunChoice(name=NAME, apply=choose_window),)

@@ -29,11 +29,14 @@ class HeldByTensorRanks:
         on_stream: True if a whole parameter computes with the stream between two divided products. If the
             stream is divided, each rank has the gradient of its own tokens; the parameter's gradient is their
             sum.
+        in_region: True if a whole parameter computes between two divided products, with this rank's heads.
+            The parameter's gradient is the sum of all ranks' gradients, in any case.
     """
 
     axis: int | None = None
     blocks: int = 1
     on_stream: bool = True
+    in_region: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from types import MappingProxyType
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -84,13 +85,13 @@ class StageModule(nn.Module, ABC):
     """
 
     # Name of the module with the token table, which a tied head multiplies with; empty without a table.
-    token_table: ClassVar[str] = ""
+    token_table: str = ""
 
     # How tensor ranks hold parameters, by the end of their names; others are whole and on the stream.
-    held: ClassVar[Mapping[str, HeldByTensorRanks]] = {}
+    held: Mapping[str, HeldByTensorRanks] = MappingProxyType({})
     # In a block: the regions that begin with products divided by columns, and the products divided by rows.
-    regions: ClassVar[tuple[str, ...]] = ()
-    row_products: ClassVar[tuple[str, ...]] = ()
+    regions: tuple[str, ...] = ()
+    row_products: tuple[str, ...] = ()
 
     def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
         super().__init__()
@@ -103,6 +104,10 @@ class StageModule(nn.Module, ABC):
         self.context = ContextRanks()
         self.divisions: Mapping[str, Division] = {}
         self.added: frozenset[str] = frozenset()
+
+    @classmethod
+    def load(cls, family: str) -> None:
+        """Import the modules that stages of a family need, beside that of this class."""
 
     def add(self, name: str, module: AddedModule) -> None:
         """Add a submodule that is no part of the model."""
@@ -240,14 +245,14 @@ class StageModule(nn.Module, ABC):
         return next((held for end, held in self.held.items() if name.endswith(end)), HeldByTensorRanks())
 
     def summed_parameters(self) -> tuple[nn.Parameter, ...]:
-        """Return parameters with gradients that tensor ranks add up, each with its own tokens' part."""
-        if not self.tensor.divides_sequence:
+        """Return parameters with gradients that tensor ranks add up, of their own tokens or heads."""
+        if self.tensor.size == 1:
             return ()
-        return tuple(
-            parameter
-            for name, parameter in self.named_parameters()
-            if name not in self.divisions and self._held(name).on_stream
+        whole = (
+            (self._held(name), one) for name, one in self.named_parameters() if name not in self.divisions
         )
+        divides = self.tensor.divides_sequence
+        return tuple(one for held, one in whole if held.in_region or (divides and held.on_stream))
 
     def logits(
         self, stream: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None

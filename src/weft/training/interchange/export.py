@@ -15,8 +15,9 @@ from weft.describe.added_layers import trained_graph
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.plan_file import load_plan
+from weft.describe.reading import read_text
 from weft.describe.run_file import RunFile, load_run
-from weft.describe.run_tables.training import BYTES
+from weft.describe.run_tables.training import BYTES, MODEL
 from weft.errors import InputError, Violation
 from weft.training.checkpoint.manifest import generation_path, generations, newest_complete, verify
 from weft.training.checkpoint.tensor_folders import SafetensorsFolder, TensorFolder
@@ -28,6 +29,16 @@ from weft.training.interchange.hugging_face import FILE_BYTES, WrittenFolder, wr
 from weft.training.interchange.matching import match_weights
 
 _TEXT_TASKS = ("causal-lm", "masked-lm")
+_GENERATION_FILE = "generation_config.json"
+# Files beside `tokenizer.json` and its settings.
+_TOKENIZER_FILES = (
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +88,10 @@ def export(
         name = f"{replayed.checkpoint}, replayed to step {replay}"
     weights = match_weights(source, config, others=True)
     # A task of the user's own may have any tokenizer, or none.
-    tokenizer = _tokenizer_of(run, run_dir, config.sequence) if run.task.kind in _TEXT_TASKS else {}
-    written = write_folder(out, config, weights, extra_files=tokenizer, file_bytes=file_bytes)
+    others = _tokenizer_of(run, run_dir, config.sequence) if run.task.kind in _TEXT_TASKS else {}
+    written = write_folder(
+        out, config, weights, extra_files={**_kept_files(run), **others}, file_bytes=file_bytes
+    )
     return Exported(written, name, tuple(skipped))
 
 
@@ -99,6 +112,20 @@ def _tokenizer_of(run: RunFile, run_dir: Path, sequence: int) -> Mapping[str, st
     if told and told[-1]["tokenizer_fingerprint"] != fingerprint_of(get_tokenizer(name)):
         raise InputError(Violation("task.tokenizer", f"{name} is no longer the tokenizer of this run"))
     return tokenizer_files(name, sequence)
+
+
+def _kept_files(run: RunFile) -> Mapping[str, str]:
+    """Return the files beside the model's configuration that training leaves alone.
+
+    Those of a tokenizer belong to the run only if its tokens are the model's own.
+    """
+    if run.model.hf is None:
+        return {}
+    path = Path(run.model.hf)
+    folder = path if path.is_dir() else path.parent
+    own = run.task.tokenizer == MODEL
+    names = (_GENERATION_FILE, *(_TOKENIZER_FILES if own else ()))
+    return {name: read_text(folder / name) for name in names if (folder / name).is_file()}
 
 
 def _checkpoint(directory: Path, step: int | None) -> tuple[Path, Sequence[str]]:

@@ -16,9 +16,9 @@ from weft.describe.model import ModelConfig
 from weft.describe.models import CONFIG_FILE
 from weft.describe.reading import read_json
 from weft.describe.units import shown
-from weft.errors import InputError, RunError, Violation, require_choice
+from weft.errors import InputError, RunError, Violation
 from weft.files import building_folder, write_whole
-from weft.training.interchange.hugging_face_families import HUGGING_FACE_FAMILIES, HuggingFaceFamily
+from weft.training.interchange.hugging_face_families import HuggingFaceFamily, hugging_face_family
 from weft.training.interchange.matching import Weights
 from weft.training.interchange.weight_files import INDEX, SUFFIX, WHOLE
 
@@ -60,13 +60,13 @@ def write_folder(
         InputError: if the path exists, the family has no such folder, or a tensor cannot be read.
         RunError: if the disk is full or cannot be written; no files stay.
     """
-    require_choice(f"model {config.name}", config.family, HUGGING_FACE_FAMILIES)
+    family = hugging_face_family(config)
     _require_free(path)
     try:
         with building_folder(path) as folder:
             for name, text in (extra_files or {}).items():
                 write_whole(folder / name, text)
-            written = _write_model(folder, config, weights, file_bytes)
+            written = _write_model(folder, config, family, weights, file_bytes)
     except OSError as error:
         raise RunError(f"{path}: not written: {error.strerror or error}") from error
     except SafetensorError as error:
@@ -74,8 +74,9 @@ def write_folder(
     return replace(written, path=path)
 
 
-def _write_model(folder: Path, config: ModelConfig, weights: Weights, file_bytes: int) -> WrittenFolder:
-    family = HUGGING_FACE_FAMILIES[config.family]
+def _write_model(
+    folder: Path, config: ModelConfig, family: HuggingFaceFamily, weights: Weights, file_bytes: int
+) -> WrittenFolder:
     places: dict[str, int] = {}
     total, count, precision = 0, 0, torch.float32
     for count, part in enumerate(_parts(weights, family, file_bytes), start=1):
@@ -84,11 +85,24 @@ def _write_model(folder: Path, config: ModelConfig, weights: Weights, file_bytes
         total += sum(tensor.nbytes for tensor in part.values())
         precision = next(iter(part.values())).dtype
     _name_files(folder, count, places, total)
-    hugging_face = family.configuration(config)
-    hugging_face.architectures = [family.architecture]
-    hugging_face.dtype = precision
-    write_whole(folder / CONFIG_FILE, hugging_face.to_json_string())
+    write_whole(folder / CONFIG_FILE, _configuration_text(config, family, precision))
     return WrittenFolder(path=folder, tensors=len(places), files=count, tensor_bytes=total)
+
+
+def _configuration_text(config: ModelConfig, family: HuggingFaceFamily, precision: torch.dtype) -> str:
+    """Return the text of the configuration; a model from a file keeps the keys that training leaves alone."""
+    if not config.record:
+        made = family.configuration(config)
+        made.architectures = [family.architecture]
+        made.dtype = precision
+        return str(made.to_json_string())
+    record = json.loads(config.record)
+    # The name of this key in older versions.
+    record.pop("torch_dtype", None)
+    record |= {"architectures": [family.architecture], "dtype": str(precision).removeprefix("torch.")}
+    if family.positions_key:
+        record[family.positions_key] = config.sequence
+    return json.dumps(record, indent=2, sort_keys=True) + "\n"
 
 
 def require_same_function(path: Path, config: ModelConfig) -> None:
@@ -97,8 +111,7 @@ def require_same_function(path: Path, config: ModelConfig) -> None:
     Raises:
         InputError: one line per key, with the value of the family's stages.
     """
-    require_choice(f"model {config.name}", config.family, HUGGING_FACE_FAMILIES)
-    family = HUGGING_FACE_FAMILIES[config.family]
+    family = hugging_face_family(config)
     ours = family.configuration(config)
     given = type(ours).from_dict(read_json(path))
     problems = [

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedConfig
 
+from weft.describe.decoder_row import TRAINED
 from weft.describe.model import ModelConfig
+from weft.errors import require_choice
+from weft.run.stage.decoder_parts import decoder_class, decoder_config, decoder_names
 from weft.run.stage.families.bert import bert_config
 from weft.run.stage.families.gpt import gpt_config
-from weft.run.stage.families.llama import llama_config
 from weft.run.stage.families.resnet import resnet_config
 from weft.run.stage.families.vit import vit_config
 
@@ -26,6 +28,7 @@ class HuggingFaceFamily:
         embedding: the token table, or the first tensor if there is none.
         tied: copies of tied tensors: the kept name by the name that is left out.
         positions: the table of positions; rows beyond the longest sequence are never read.
+        positions_key: the key of the number of its rows.
         superfluous: pattern of names that may be stored and are never read: buffers that every version
             computes, and heads of other tasks.
         spellings: (module's part of a name, part in files), for parts that differ.
@@ -38,6 +41,7 @@ class HuggingFaceFamily:
     embedding: str
     tied: Mapping[str, str]
     positions: str = ""
+    positions_key: str = ""
     superfluous: str = ""
     spellings: tuple[tuple[str, str], ...] = ()
 
@@ -48,7 +52,7 @@ class HuggingFaceFamily:
         return name
 
 
-HUGGING_FACE_FAMILIES: Mapping[str, HuggingFaceFamily] = {
+_FAMILIES: Mapping[str, HuggingFaceFamily] = {
     "gpt": HuggingFaceFamily(
         architecture="GPT2LMHeadModel",
         configuration=gpt_config,
@@ -62,16 +66,8 @@ HUGGING_FACE_FAMILIES: Mapping[str, HuggingFaceFamily] = {
         embedding="transformer.wte.weight",
         tied={"lm_head.weight": "transformer.wte.weight"},
         positions="transformer.wpe.weight",
+        positions_key="n_positions",
         superfluous=r"(.*\.)?attn\.(bias|masked_bias)",
-    ),
-    "llama": HuggingFaceFamily(
-        architecture="LlamaForCausalLM",
-        configuration=llama_config,
-        function=("hidden_act", "rms_norm_eps", "rope_parameters"),
-        prefix="model.",
-        embedding="model.embed_tokens.weight",
-        tied={"lm_head.weight": "model.embed_tokens.weight"},
-        superfluous=r"(.*\.)?rotary_emb\.inv_freq",
     ),
     "bert": HuggingFaceFamily(
         architecture="BertForMaskedLM",
@@ -84,6 +80,7 @@ HUGGING_FACE_FAMILIES: Mapping[str, HuggingFaceFamily] = {
             "cls.predictions.decoder.bias": "cls.predictions.bias",
         },
         positions="bert.embeddings.position_embeddings.weight",
+        positions_key="max_position_embeddings",
         superfluous=r"(.*\.)?embeddings\.position_ids|(bert\.)?pooler\..*|cls\.(seq_relationship\..*|predictions\.bias)",
     ),
     "vit": HuggingFaceFamily(
@@ -113,3 +110,28 @@ HUGGING_FACE_FAMILIES: Mapping[str, HuggingFaceFamily] = {
         tied={},
     ),
 }
+
+
+def hugging_face_family(config: ModelConfig) -> HuggingFaceFamily:
+    """Return the family of a model in `transformers`.
+
+    Raises:
+        InputError: for a family without folders of `transformers`.
+    """
+    require_choice(f"model {config.name}", config.family, (*_FAMILIES, *TRAINED))
+    # The names of a decoder need its modules, which take time to import.
+    return _decoder(config.family) if config.family in TRAINED else _FAMILIES[config.family]
+
+
+def _decoder(model_type: str) -> HuggingFaceFamily:
+    names = decoder_names(model_type)
+    return HuggingFaceFamily(
+        architecture=decoder_class(model_type).__name__,
+        configuration=decoder_config,
+        # Presets are models of this type; others compute the function of their own file.
+        function=("hidden_act", "rms_norm_eps", "rope_parameters") if model_type == "llama" else (),
+        prefix=f"{names.model}.",
+        embedding=f"{names.token_table}.weight",
+        tied={"lm_head.weight": f"{names.token_table}.weight"},
+        superfluous=r"(.*\.)?rotary_emb\.inv_freq",
+    )

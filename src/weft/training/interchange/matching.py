@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from weft.describe.model import ModelConfig
-from weft.errors import InputError, Violation, nearest, require_choice
+from weft.errors import InputError, Violation, nearest
 from weft.run.stage.families import stage_family
 from weft.training.checkpoint.tensor_folders import Shape, TensorFolder
-from weft.training.interchange.hugging_face_families import HUGGING_FACE_FAMILIES, HuggingFaceFamily
+from weft.training.interchange.hugging_face_families import HuggingFaceFamily, hugging_face_family
 
 _UNTIED = "tie_word_embeddings = false"
 
@@ -48,7 +48,7 @@ def model_shapes(config: ModelConfig) -> dict[str, Shape]:
     Raises:
         InputError: for a family without folders of `transformers`.
     """
-    require_choice(f"model {config.name}", config.family, HUGGING_FACE_FAMILIES)
+    hugging_face_family(config)
     with torch.device("meta"):
         model = stage_family(config.family)(config, range(config.layers + 2))
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -67,7 +67,7 @@ def match_weights(folder: TensorFolder, config: ModelConfig, *, others: bool = F
             head that differs from its embedding.
     """
     shapes = model_shapes(config)
-    family = HUGGING_FACE_FAMILIES[config.family]
+    family = hugging_face_family(config)
     names = _best_names(folder.shapes, shapes, family)
     tied = family.tied if config.tied_embeddings else {}
     where = str(folder.path)

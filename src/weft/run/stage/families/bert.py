@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import ClassVar
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -84,21 +84,23 @@ class BertStage(StageModule):
     """Every token attends to all tokens of its sample; all of them are of the first segment."""
 
     token_table = "bert.embeddings.word_embeddings"
-    held: ClassVar[Mapping[str, HeldByTensorRanks]] = {
-        "attention.self.query.weight": HeldByTensorRanks(axis=0),
-        "attention.self.query.bias": HeldByTensorRanks(axis=0),
-        "attention.self.key.weight": HeldByTensorRanks(axis=0),
-        "attention.self.key.bias": HeldByTensorRanks(axis=0),
-        "attention.self.value.weight": HeldByTensorRanks(axis=0),
-        "attention.self.value.bias": HeldByTensorRanks(axis=0),
-        "output.dense.weight": HeldByTensorRanks(axis=1),
-        "intermediate.dense.weight": HeldByTensorRanks(axis=0),
-        "intermediate.dense.bias": HeldByTensorRanks(axis=0),
-        "word_embeddings.weight": HeldByTensorRanks(axis=0),
-        "predictions.bias": HeldByTensorRanks(axis=0),
-        "predictions.decoder.weight": HeldByTensorRanks(axis=0),
-        "predictions.decoder.bias": HeldByTensorRanks(axis=0),
-    }
+    held = MappingProxyType(
+        {
+            "attention.self.query.weight": HeldByTensorRanks(axis=0),
+            "attention.self.query.bias": HeldByTensorRanks(axis=0),
+            "attention.self.key.weight": HeldByTensorRanks(axis=0),
+            "attention.self.key.bias": HeldByTensorRanks(axis=0),
+            "attention.self.value.weight": HeldByTensorRanks(axis=0),
+            "attention.self.value.bias": HeldByTensorRanks(axis=0),
+            "output.dense.weight": HeldByTensorRanks(axis=1),
+            "intermediate.dense.weight": HeldByTensorRanks(axis=0),
+            "intermediate.dense.bias": HeldByTensorRanks(axis=0),
+            "word_embeddings.weight": HeldByTensorRanks(axis=0),
+            "predictions.bias": HeldByTensorRanks(axis=0),
+            "predictions.decoder.weight": HeldByTensorRanks(axis=0),
+            "predictions.decoder.bias": HeldByTensorRanks(axis=0),
+        }
+    )
     regions = ("attention.self", "intermediate")
     row_products = ("attention.output.dense", "output.dense")
 

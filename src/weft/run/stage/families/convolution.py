@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from types import MappingProxyType
 from typing import ClassVar
 
 import torch
@@ -22,7 +23,7 @@ class ConvolutionalStage(StageModule):
     Initial weights follow He et al. (arXiv 1502.01852), the last layer's are small. Biases begin at 0.
     """
 
-    held: ClassVar[Mapping[str, HeldByTensorRanks]] = {}
+    held = MappingProxyType[str, HeldByTensorRanks]({})
     regions = ()
     row_products = ()
     # The name of the last linear layer.

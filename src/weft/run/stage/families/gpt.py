@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Iterator, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -56,16 +56,18 @@ class GptStage(StageModule):
 
     token_table = "transformer.wte"
     # `transformers` keeps these products' weights as (inner, columns).
-    held: ClassVar[Mapping[str, HeldByTensorRanks]] = {
-        "attn.c_attn.weight": HeldByTensorRanks(axis=1, blocks=3),
-        "attn.c_attn.bias": HeldByTensorRanks(axis=0, blocks=3),
-        "attn.c_proj.weight": HeldByTensorRanks(axis=0),
-        "mlp.c_fc.weight": HeldByTensorRanks(axis=1),
-        "mlp.c_fc.bias": HeldByTensorRanks(axis=0),
-        "mlp.c_proj.weight": HeldByTensorRanks(axis=0),
-        "wte.weight": HeldByTensorRanks(axis=0),
-        "lm_head.weight": HeldByTensorRanks(axis=0),
-    }
+    held = MappingProxyType(
+        {
+            "attn.c_attn.weight": HeldByTensorRanks(axis=1, blocks=3),
+            "attn.c_attn.bias": HeldByTensorRanks(axis=0, blocks=3),
+            "attn.c_proj.weight": HeldByTensorRanks(axis=0),
+            "mlp.c_fc.weight": HeldByTensorRanks(axis=1),
+            "mlp.c_fc.bias": HeldByTensorRanks(axis=0),
+            "mlp.c_proj.weight": HeldByTensorRanks(axis=0),
+            "wte.weight": HeldByTensorRanks(axis=0),
+            "lm_head.weight": HeldByTensorRanks(axis=0),
+        }
+    )
     regions = ("attn", "mlp")
     row_products = ("attn.c_proj", "mlp.c_proj")
 

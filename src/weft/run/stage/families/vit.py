@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import ClassVar
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -51,20 +51,22 @@ class ViTStage(StageModule):
     Tensor ranks divide the blocks; each computes patches, and the classes of the class token, in full.
     """
 
-    held: ClassVar[Mapping[str, HeldByTensorRanks]] = {
-        "q_proj.weight": HeldByTensorRanks(axis=0),
-        "q_proj.bias": HeldByTensorRanks(axis=0),
-        "k_proj.weight": HeldByTensorRanks(axis=0),
-        "k_proj.bias": HeldByTensorRanks(axis=0),
-        "v_proj.weight": HeldByTensorRanks(axis=0),
-        "v_proj.bias": HeldByTensorRanks(axis=0),
-        "o_proj.weight": HeldByTensorRanks(axis=1),
-        "fc1.weight": HeldByTensorRanks(axis=0),
-        "fc1.bias": HeldByTensorRanks(axis=0),
-        "fc2.weight": HeldByTensorRanks(axis=1),
-        "classifier.weight": HeldByTensorRanks(on_stream=False),
-        "classifier.bias": HeldByTensorRanks(on_stream=False),
-    }
+    held = MappingProxyType(
+        {
+            "q_proj.weight": HeldByTensorRanks(axis=0),
+            "q_proj.bias": HeldByTensorRanks(axis=0),
+            "k_proj.weight": HeldByTensorRanks(axis=0),
+            "k_proj.bias": HeldByTensorRanks(axis=0),
+            "v_proj.weight": HeldByTensorRanks(axis=0),
+            "v_proj.bias": HeldByTensorRanks(axis=0),
+            "o_proj.weight": HeldByTensorRanks(axis=1),
+            "fc1.weight": HeldByTensorRanks(axis=0),
+            "fc1.bias": HeldByTensorRanks(axis=0),
+            "fc2.weight": HeldByTensorRanks(axis=1),
+            "classifier.weight": HeldByTensorRanks(on_stream=False),
+            "classifier.bias": HeldByTensorRanks(on_stream=False),
+        }
+    )
     regions = ("attention", "mlp")
     row_products = ("attention.o_proj", "mlp.fc2")
 

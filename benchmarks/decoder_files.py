@@ -1,0 +1,93 @@
+"""Configurations of `transformers` for rows of the table of decoders, and the parameters of their models."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from weft.describe.families import layer_graph
+from weft.describe.models import CONFIG_FILE, read_config
+
+# Sizes of tiny models, for those of these keys that a type has.
+_SIZES: Mapping[str, Any] = {
+    **dict.fromkeys(("hidden_size", "n_embd", "word_embed_proj_dim"), 64),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner"), 96),
+    **dict.fromkeys(("num_hidden_layers", "n_layer"), 5),
+    **dict.fromkeys(("num_attention_heads", "n_head"), 4),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), 32),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 6),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k"), 2),
+    **dict.fromkeys(("n_group", "topk_group"), 1),
+    "head_dim": 24,
+    "vocab_size": 128,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "rotary_dim": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_WINDOW = {"sliding_window": 16}
+# Keys with one entry per layer, or that follow from sizes.
+_DERIVED = ("layer_types", "mlp_layer_types", "layer_rope_theta", "rope_parameters", "qk_head_dim")
+# Choices of architecture, which a second tiny model makes the other way.
+_SWITCHES = (
+    *("attention_bias", "mlp_bias", "use_bias", "bias", "use_qkv_bias", "qkv_bias", "enable_bias"),
+    *("lm_head_bias", "use_qk_norm", "use_parallel_residual", "new_decoder_architecture"),
+    "tie_word_embeddings",
+)
+# Values without which the defaults of a type make no model, or none whose heads divide its width.
+_COMPLETED = {
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "glm4_moe": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
+}
+
+
+def default_config(model_type: str) -> PreTrainedConfig:
+    """The configuration with the defaults of its class."""
+    return _config(model_type, _COMPLETED.get(model_type, {}))
+
+
+def tiny_config(model_type: str, *, switched: bool = False, **more: Any) -> PreTrainedConfig:
+    """A tiny model; `switched`: with other choices of architecture, and `more` keys."""
+    given = _config(model_type, {}).to_dict()
+    latent = "qk_rope_head_dim" in given
+    dropped = (*_DERIVED, "head_dim") if latent else _DERIVED
+    keys = {key: value for key, value in given.items() if key not in dropped}
+    keys |= {key: size for key, size in _SIZES.items() if key in keys}
+    if given.get("sliding_window") or (switched and "sliding_window" in given):
+        keys |= _WINDOW
+    if switched:
+        keys |= {key: not keys[key] for key in _SWITCHES if key in keys}
+        keys |= {"q_lora_rank": None} if latent else {}
+    return _config(model_type, keys | more)
+
+
+def counted(config: PreTrainedConfig) -> tuple[int, int]:
+    """The parameters that weft counts for a configuration, and those of the model of `transformers`."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / CONFIG_FILE
+        config.to_json_file(path)
+        ours = layer_graph(read_config(path)).parameters()
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return ours, sum(parameter.numel() for parameter in model.parameters())
+
+
+def _config(model_type: str, keys: Mapping[str, Any]) -> PreTrainedConfig:
+    known = {key: value for key, value in keys.items() if key not in ("model_type", "transformers_version")}
+    config: PreTrainedConfig = CONFIG_MAPPING[model_type](**known)
+    return config

@@ -1,0 +1,50 @@
+"""Parameters of every row of the table of decoders: as weft counts them, beside those of `transformers`.
+
+    python benchmarks/decoder_parameters.py               # all rows
+    python benchmarks/decoder_parameters.py qwen3 gemma2  # some
+
+Each row is counted for the defaults of its class, for a tiny model, and for one with the other choices of
+biases, norms, windows and tied embeddings. Models of `transformers` are built without memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from decoder_files import counted, default_config, tiny_config
+from harness import Report, parser
+
+from weft.describe.decoder_row import ROWS
+
+CONFIGURATIONS = {
+    "default": default_config,
+    "tiny": tiny_config,
+    "switched": lambda model_type: tiny_config(model_type, switched=True),
+}
+
+
+def options() -> argparse.ArgumentParser:
+    made = parser(__doc__)
+    made.add_argument("rows", nargs="*", metavar="MODEL_TYPE", help="default: all rows")
+    return made
+
+
+def main() -> int:
+    asked = options().parse_args()
+    report, cases, failed = Report("decoder_parameters", asked), 0, 0
+    report.print_machine()
+    for model_type in asked.rows or ROWS:
+        for name, configuration in CONFIGURATIONS.items():
+            ours, theirs = counted(configuration(model_type))
+            cases += 1
+            failed += ours != theirs
+            verdict = "equal" if ours == theirs else f"{theirs:,} in transformers"
+            report.say(f"{model_type}, {name}: {ours:,} parameters, {verdict}")
+    if not asked.rows:
+        report.add_outcome("models of all rows", cases, failed)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""`DecoderRow`: how a `model_type` of `transformers` states the architecture of its decoder.
+
+The rows stand in `decoders.toml`. A `config.json` of a type without a row may state its own, as the object
+`weft_decoder`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationError
+
+from weft.describe.decoder import Norm, Placement, QueryKeyNorm
+from weft.describe.reading import violations_of
+from weft.describe.toml_table import TOML_ARRAY, Scalar, TomlTable
+from weft.describe.units import shown
+from weft.errors import InputError, Violation
+
+# The object of a `config.json` that describes a decoder of a type without a row.
+OWN_ROW = "weft_decoder"
+# The keys that it must have: no value of theirs is more usual than another.
+_NEEDED = ("norm", "placement", "gated", "query_bias", "output_bias", "feed_forward_bias", "query_key_norm")
+
+# True, false, or the key of a `config.json` that decides.
+Fact = bool | str
+Keys = Annotated[tuple[str, ...], TOML_ARRAY]
+
+
+class ExpertKeys(TomlTable):
+    """The keys of a mixture; of several keys, the first present one counts.
+
+    Attributes:
+        count, active, width: see `weft.describe.decoder.Experts`.
+        shared, shared_width: the number of shared experts of `width`, or their columns.
+        shared_gate, router_parameters, biases: the same attributes of `Experts`.
+        first_dense, dense_blocks, step: the number of blocks without experts at the start; the list of
+            others; every how many blocks one has experts.
+    """
+
+    count: Keys = ("num_experts", "num_local_experts")
+    active: Keys = ("num_experts_per_tok",)
+    width: Keys = ("moe_intermediate_size",)
+    shared: str | None = None
+    shared_width: str | None = None
+    shared_gate: bool = False
+    router_parameters: int = 0
+    biases: bool = False
+    first_dense: str | None = None
+    dense_blocks: str | None = None
+    step: str | None = None
+
+
+class DecoderRow(TomlTable):
+    """One row of the table; the default is Llama's. Facts are those of `weft.describe.decoder.Decoder`.
+
+    Attributes:
+        trained: True if weft's runtime trains the models; else they are planned only.
+        undivided: True if weft's tensor ranks cannot divide the blocks.
+        tied: True if embeddings are tied unless `tie_word_embeddings` says otherwise.
+        keys: the keys of sizes, where they are not those of Llama.
+        defaults: values of keys that a `config.json` may lack.
+        unsupported: keys that must be absent, null, false or zero.
+        required: keys with the only supported value, unless absent or null.
+        window, window_switch: the keys of the attention window, and of a switch that turns windows on.
+        first_window: the key of the number of blocks at the start without a window.
+        full_every: every how many blocks one has no window; 0 for never. `full_first`: the first of them, and
+            not the last. A list `layer_types` in the `config.json` takes precedence.
+        latent: True for the keys of latent attention of DeepSeek-V2.
+        single_key_value_head: True if all heads share the keys and values of one.
+        variants: changes of the row for files with the values in `when`.
+    """
+
+    like: str | None = None
+    trained: bool = False
+    undivided: bool = False
+    tied: bool = False
+    norm: Norm = "rms"
+    placement: Placement = "before"
+    gated: bool = True
+    joint_projection: bool = False
+    query_bias: Fact = False
+    output_bias: Fact = False
+    feed_forward_bias: Fact = False
+    head_bias: Fact = False
+    query_key_norm: QueryKeyNorm = "none"
+    position_rows: int | None = None
+    scaled_embedding: bool = False
+    attention_cap: Fact = False
+    logits_cap: Fact = False
+    sinks: bool = False
+    activation_parameters: int = 0
+    window: str | None = None
+    window_switch: str | None = None
+    first_window: str | None = None
+    full_every: int = 0
+    full_first: bool = False
+    latent: bool = False
+    single_key_value_head: bool = False
+    experts: ExpertKeys | None = None
+    keys: Mapping[str, str] = Field(default_factory=dict)
+    defaults: Mapping[str, Scalar] = Field(default_factory=dict)
+    unsupported: Keys = ()
+    required: Mapping[str, Scalar] = Field(default_factory=dict)
+    variants: Annotated[tuple[Mapping[str, Any], ...], TOML_ARRAY] = ()
+
+    def stated(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keys of a `config.json` that are not null, and the defaults of absent keys."""
+        return {key: value for key, value in {**self.defaults, **record}.items() if value is not None}
+
+    def chosen(self, record: Mapping[str, Any]) -> Self:
+        """Return the row with the changes of its variants for a `config.json`."""
+        stated = self.stated(record)
+        changes: dict[str, Any] = {}
+        for variant in self.variants:
+            if all(stated.get(key, False) == value for key, value in variant["when"].items()):
+                changes |= {key: value for key, value in variant.items() if key != "when"}
+        return self.model_copy(update=changes)
+
+    def problems(self, record: Mapping[str, Any], where: str) -> Iterator[Violation]:
+        """Yield one violation for each key whose value the row does not describe."""
+        for key in self.unsupported:
+            if record.get(key) not in (None, False, 0):
+                near = "false" if record[key] is True else "null"
+                yield Violation(f"{where}: {key}", f"{shown(record[key])} is not supported", near)
+        for key, value in self.required.items():
+            if record.get(key) not in (None, value):
+                problem = f"{shown(record[key])} is not supported"
+                yield Violation(f"{where}: {key}", problem, str(value).lower())
+
+
+def _rows() -> Mapping[str, DecoderRow]:
+    text = files("weft.describe").joinpath("decoders.toml").read_text(encoding="utf-8")
+    rows: dict[str, DecoderRow] = {}
+    for name, given in tomllib.loads(text).items():
+        like = rows[given["like"]].model_dump(exclude_unset=True) if "like" in given else {}
+        rows[name] = DecoderRow(**{**like, "trained": False, **given})
+    return MappingProxyType(rows)
+
+
+# The rows by `model_type`, in the order of `decoders.toml`, and the types that the runtime trains.
+ROWS = _rows()
+TRAINED = tuple(name for name, row in ROWS.items() if row.trained)
+
+
+def own_row(record: Mapping[str, Any], where: str) -> DecoderRow:
+    """Return the row that a `config.json` of a type without a row states.
+
+    Raises:
+        InputError: naming the missing keys in one line; else with all mistakes of the row.
+    """
+    given = record.get(OWN_ROW)
+    stated = given if isinstance(given, dict) else {}
+    missing = [key for key in _NEEDED if key not in stated]
+    if missing:
+        what = f"{shown(record.get('model_type'))} has no row in the table of decoders"
+        problem = f"{what}; to plan it, state {', '.join(missing)} in an object {OWN_ROW}"
+        raise InputError(Violation(f"{where}: model_type", problem))
+    try:
+        return DecoderRow(**stated)
+    except ValidationError as error:
+        raise InputError(violations_of(error, f"{where}: {OWN_ROW}", DecoderRow)) from None

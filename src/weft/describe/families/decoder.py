@@ -1,0 +1,191 @@
+"""Decoders of text: one description for all rows of `decoders.toml`, and for Llama.
+
+Equal to the models of `transformers` in parameters. Weft's runtime computes dense rows as priced here.
+Mixtures are estimates: the work of the experts that compute each token, and the parameters of all experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from weft.describe.amount import Amount
+from weft.describe.decoder import Decoder
+from weft.describe.families.block_parts import NORMS, BlockPart
+from weft.describe.families.decoder_attention import attention_part, key_elements
+from weft.describe.families.decoder_feed_forward import feed_forward_part
+from weft.describe.families.transformer import (
+    RESIDUAL,
+    chain,
+    embedding,
+    head,
+    last_product_temporaries,
+    over_context,
+    passes,
+    per_stream_token,
+    per_token,
+)
+from weft.describe.kernels import with_attention
+from weft.describe.layer import Layer, PassWork, Temporaries
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.model import ModelConfig
+from weft.describe.windows import windowed
+
+# Norms of a block by their placement.
+_NORMS_OF_BLOCK = {"before": 2, "after": 2, "around": 4, "parallel": 2, "shared": 1}
+# Elements moved per element: tanh, and the scales before and after it.
+_CAP = 6.0
+
+
+def layer_graph(config: ModelConfig) -> LayerGraph:
+    """Return the costed layers of a decoder with these sizes."""
+    decoder = config.architecture
+    graph = chain(config, _embedding(config, decoder), _blocks(config, decoder), _head(config, decoder))
+    return replace(graph, divided=_divided_sizes(config, decoder))
+
+
+def _blocks(config: ModelConfig, decoder: Decoder) -> Iterator[Layer]:
+    known: dict[tuple[bool, int], Layer] = {}
+    for index in range(config.layers):
+        experts, window = decoder.has_experts(index), decoder.window(index)
+        if (experts, window) not in known:
+            known[experts, window] = _block(config, decoder, experts=experts, window=window)
+        yield replace(known[experts, window], name=f"block.{index}")
+
+
+def _block(config: ModelConfig, decoder: Decoder, *, experts: bool, window: int) -> Layer:
+    width = config.hidden
+    parts = _stream_part(config, decoder)
+    parts += attention_part(config, decoder)
+    parts += feed_forward_part(config, decoder, experts=experts)
+    mixture = decoder.experts if experts else None
+    inner = config.feed_forward if mixture is None else mixture.active * mixture.width
+    last_width = inner if mixture is None else mixture.count * mixture.width
+    block = Layer(
+        name="block",
+        kind="block",
+        parameters=parts.parameters,
+        kept=parts.kept,
+        kept_bytes=parts.kept_bytes,
+        products=parts.products,
+        product_bytes=parts.product_bytes,
+        freed_products=parts.freed_products,
+        temporaries=(
+            *last_product_temporaries(width, last_width),
+            # The activation before the last product of the feed-forward.
+            *((_gate_temporaries(width, inner),) if decoder.gated else ()),
+        ),
+        sent=per_stream_token(width),
+        tensor_reduced=per_token(2.0 * width),
+        **passes(
+            parts.weights,
+            parts.attention,
+            memory=parts.memory,
+            kernels=parts.kernels,
+            parameters=parts.parameters,
+        ),
+    )
+    if decoder.attention_cap:
+        # No fused kernel bounds scores; keys and values are repeated for all heads.
+        repeated = 2 * (config.heads - config.key_value_heads) * decoder.head_size
+        block = replace(block, kept=block.kept + per_token(repeated, divided=True))
+        return with_attention(block, config, "math")
+    if window:
+        return windowed(block, window, config.sequence)
+    if decoder.sinks:
+        return block
+    # The results of two chunks of queries are joined; gathered keys and values replace the rank's own.
+    keys = key_elements(config, decoder)
+    joined = config.heads * (decoder.latent.value_size if decoder.latent else decoder.head_size)
+    return over_context(block, keys=keys, kept=joined - 2.0 * keys)
+
+
+def _gate_temporaries(width: int, inner: int) -> Temporaries:
+    return Temporaries(elements=per_stream_token(width) + per_token(2.0 * inner, divided=True))
+
+
+def _stream_part(config: ModelConfig, decoder: Decoder) -> BlockPart:
+    """Return the norms and the residuals of a block, with the inputs that its branches keep."""
+    width, cost = config.hidden, NORMS[decoder.norm]
+    found = BlockPart(
+        # The gathered input of each branch; branches with one norm keep it once.
+        kept=per_token((1.0 if decoder.placement == "shared" else 2.0) * width),
+        # The attention's product, of which the next norm keeps the sum; norms after branches read both.
+        products=per_token(_read_products(decoder) * width),
+        freed_products=per_token(_read_products(decoder) * width),
+        memory=per_stream_token(2 * RESIDUAL * width),
+        kernels=2,
+    )
+    for _ in range(_NORMS_OF_BLOCK[decoder.placement]):
+        found += cost.of_stream(width)
+    return found
+
+
+def _read_products(decoder: Decoder) -> float:
+    """Return the results of branches, of two, that a block's later kernels read."""
+    return {"before": 1.0, "after": 2.0, "around": 2.0}.get(decoder.placement, 0.0)
+
+
+def _embedding(config: ModelConfig, decoder: Decoder) -> Layer:
+    width, rows = config.hidden, decoder.position_rows
+    layer = embedding(config, learned_positions=rows is not None)
+    if rows:
+        layer = replace(layer, parameters=layer.parameters + Amount.of(rows * width))
+    if not decoder.scaled_embedding:
+        return layer
+    scaled = per_stream_token(2.0 * width)
+    return replace(
+        layer,
+        forward=PassWork(memory=layer.forward.memory + scaled, kernels=layer.forward.kernels + 1),
+        backward_weight=PassWork(
+            memory=layer.backward_weight.memory + scaled, kernels=layer.backward_weight.kernels + 1
+        ),
+    )
+
+
+def _head(config: ModelConfig, decoder: Decoder) -> Layer:
+    width, cost = config.hidden, NORMS[decoder.norm]
+    layer = head(
+        config,
+        norm_parameters=cost.parameters * width,
+        norm_memory=cost.memory * width,
+        norm_kernels=cost.kernels,
+        norm_kept_bytes=cost.kept_bytes * width + cost.bytes_per_vector,
+    )
+    if not cost.kept:
+        layer = replace(layer, kept=layer.kept + per_stream_token(-width))
+    if decoder.head_bias:
+        layer = replace(layer, parameters=layer.parameters + Amount.of(config.vocabulary, tensor=1))
+    return _capped(layer, config) if decoder.logits_cap else layer
+
+
+def _capped(layer: Layer, config: ModelConfig) -> Layer:
+    """Return the head with bounded logits; the backward pass reads the result of tanh."""
+    logits = per_token(config.vocabulary, divided=True)
+
+    def more(work: PassWork) -> PassWork:
+        return replace(work, memory=work.memory + _CAP * logits, kernels=work.kernels + 3)
+
+    return replace(
+        layer,
+        kept=layer.kept + logits,
+        forward=more(layer.forward),
+        backward_input=more(layer.backward_input),
+    )
+
+
+def _divided_sizes(config: ModelConfig, decoder: Decoder) -> tuple[tuple[str, int], ...]:
+    """Return the names and sizes that the number of tensor ranks must divide without a remainder.
+
+    None: a norm over the queries of all heads reads those of all ranks.
+    """
+    if decoder.undivided or decoder.query_key_norm == "together":
+        return ()
+    experts, keys = decoder.experts, config.key_value_heads
+    dense = experts is None or bool(experts.dense)
+    return (
+        ("heads", config.heads),
+        *((("key-value heads", keys),) if keys != config.heads else ()),
+        *((("feed-forward columns", config.feed_forward),) if dense else ()),
+        *((("columns of an expert", experts.width),) if experts is not None else ()),
+    )

@@ -1,0 +1,233 @@
+"""Stages of decoders, made from the blocks of `transformers`.
+
+They train the types in `weft.describe.decoder_row.TRAINED`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+from weft.describe.model import ModelConfig
+from weft.run.parallel.tensor_layers import row_product
+from weft.run.stage.decoder_parts import (
+    decoder_class,
+    decoder_config,
+    decoder_names,
+    meta_model,
+    tensor_division,
+)
+from weft.run.stage.layers import LayerFunction
+from weft.run.stage.pieces import Branch
+from weft.run.stage.stage_module import Initial, StageModule
+from weft.run.stage.submodules import Submodules, weight_of
+from weft.run.stage.windows import causal_mask, give_window
+
+# Cosines and sines of positions, each (1, tokens, head size).
+Angles = tuple[torch.Tensor, torch.Tensor]
+# Families whose norms scale by one more than their weight.
+_ONE_MORE = ("gemma", "gemma2", "gemma3_text")
+
+
+class DecoderStage(StageModule):
+    """Every stage computes the rotary angles itself; without an attention mask the blocks attend causally."""
+
+    def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
+        super().__init__(config, layers)
+        self.hugging_face = decoder_config(config)
+        names = decoder_names(config.family)
+        division = tensor_division(config.family, names)
+        self.token_table = names.token_table
+        self.held, self.regions = division.held, division.regions
+        self.row_products = division.row_products
+        whole = meta_model(config, self.hugging_face)
+        # The type of a model says nothing of its modules.
+        inside: Any = whole.base_model
+        self._embedding_scale = _embedding_scale(inside.get_submodule(names.table), self.hugging_face)
+        self._last_norm = f"{names.model}.{names.norm}"
+        self._rotary = f"{names.model}.rotary_emb"
+        part = nn.Module()
+        if self.has_table:
+            # A plain table, which tensor ranks divide; windows of tokens have no padding.
+            part.add_module(names.table, nn.Embedding(config.vocabulary, config.hidden))
+        self._layers = {str(index): inside.layers[index] for index in self.block_indices}
+        part.add_module("layers", Submodules(self._layers))
+        # The angles are a buffer: `materialise` gives it no values, so it skips the meta device.
+        with torch.device("cpu"):
+            part.add_module("rotary_emb", type(inside.rotary_emb)(self.hugging_face))
+        if self.ends:
+            part.add_module(names.norm, inside.get_submodule(names.norm))
+        self.add_module(names.model, part)
+        if self.ends and not config.tied_embeddings:
+            self.lm_head = whole.get_submodule("lm_head")
+        self._give_windows()
+
+    @classmethod
+    def load(cls, family: str) -> None:
+        decoder_class(family)
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return list(self._layers.values())
+
+    def initial(self, name: str) -> Initial:
+        module, _, parameter = name.rpartition(".")
+        if parameter == "bias":
+            return Initial()
+        if "norm" in module.rpartition(".")[2]:
+            return Initial(mean=0.0 if self.config.family in _ONE_MORE else 1.0)
+        return Initial(deviation=self.hugging_face.initializer_range)
+
+    def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
+        """Return layers from tokens (b, s) or states (b, s, hidden) to states or logits (b, s,
+        vocabulary)."""
+        functions: list[LayerFunction] = [self._embed] if self.embeds else []
+        functions += [
+            partial(block, position_embeddings=angles, attention_mask=mask)
+            for block, angles, mask in self._blocks_of(inputs)
+        ]
+        return [*functions, self._head] if self.ends else functions
+
+    def branches(self, inputs: torch.Tensor) -> Iterator[Branch]:
+        scale = float(getattr(self.hugging_face, "residual_multiplier", 1.0))
+        for block, angles, mask in self._blocks_of(inputs):
+            region, other = (block.get_submodule(name) for name in self.regions)
+            functions: tuple[LayerFunction, ...] = (partial(_attend, region, angles, mask), other)
+            for inside, own, product, (before, after) in zip(
+                functions, (region, other), self.row_products, _norms_of(block), strict=True
+            ):
+                yield Branch(
+                    block.get_submodule(before),
+                    inside,
+                    _end_of_branch(block, product, after, scale),
+                    tuple(own.parameters()),
+                )
+
+    def embed(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        if self._embedding_scale is None:
+            return rows
+        # Some types round the scale to the precision of the table.
+        scale = self._embedding_scale
+        return rows * (scale.to(rows.dtype) if isinstance(scale, torch.Tensor) else scale)
+
+    def last_norm(self, stream: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = self.get_submodule(self._last_norm)(stream)
+        return normed
+
+    @property
+    def head_weights(self) -> tuple[nn.Parameter, ...]:
+        tied = self.config.tied_embeddings
+        head: Any = self.get_submodule(self.token_table) if tied else self.lm_head
+        bias = () if tied or head.bias is None else (head.bias,)
+        return (weight_of(head), *bias)
+
+    def multiply_out(self, hidden: torch.Tensor) -> torch.Tensor:
+        return _scaled_logits(self.logits(hidden, *self.head_weights), self.hugging_face)
+
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.embed(self.look_up(tokens), tokens)
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.multiply_out(self.last_norm(hidden))
+
+    def _give_windows(self) -> None:
+        """Give blocks their windows; attention with bounded scores takes them as masks."""
+        decoder = self.config.architecture
+        if decoder.attention_cap:
+            return
+        for index, block in zip(self.block_indices, self.blocks, strict=True):
+            if window := decoder.window(index):
+                give_window(block, window)
+
+    def _blocks_of(self, inputs: torch.Tensor) -> Iterator[tuple[nn.Module, Angles, torch.Tensor | None]]:
+        """Yield the stage's blocks with the angles and the mask of each."""
+        if not self.block_indices:
+            return
+        # Tensor ranks compute all keys, even if the stage's input has only this rank's tokens.
+        divided = (self.tensor.size if self.tensor.divides_sequence else 1) * self.context.size
+        tokens = inputs.shape[1] * (1 if self.embeds else divided)
+        positions = torch.arange(tokens, device=inputs.device).unsqueeze(0)
+        angles_of = self._angles(self.context.own_tokens(positions))
+        kinds = getattr(self.hugging_face, "layer_types", None)
+        decoder = self.config.architecture
+        for index, block in zip(self.block_indices, self.blocks, strict=True):
+            mask = None
+            if decoder.attention_cap:
+                mask = causal_mask(tokens, decoder.window(index), next(block.parameters()))
+            yield block, angles_of(kinds[index] if kinds else None), mask
+
+    def _angles(self, positions: torch.Tensor) -> Callable[[str | None], Angles]:
+        """Return the angles of positions for each kind of layer; some types have several kinds."""
+        rotary = self.get_submodule(self._rotary)
+        # The module takes the device and precision of its result from its first argument.
+        like = next(self.blocks[0].parameters())
+        known: dict[str | None, Angles] = {}
+        several = "layer_type" in inspect.signature(rotary.forward).parameters
+
+        def angles_of(kind: str | None) -> Angles:
+            key = kind if several else None
+            if key not in known:
+                known[key] = rotary(like, positions, *((kind,) if several else ()))
+            return known[key]
+
+        return angles_of
+
+
+def _norms_of(block: nn.Module) -> tuple[tuple[str, str | None], tuple[str, str | None]]:
+    """Return the names of a block's norms by branch: before it, and after it if there is one.
+
+    The name of the second one alone does not tell its place.
+    """
+    second, attention, last = (
+        name if hasattr(block, name) else None
+        for name in ("pre_feedforward_layernorm", "post_attention_layernorm", "post_feedforward_layernorm")
+    )
+    if second is None:
+        return ("input_layernorm", None), ("post_attention_layernorm", None)
+    return ("input_layernorm", attention), (second, last)
+
+
+def _embedding_scale(table: nn.Module, hugging_face: PreTrainedConfig) -> torch.Tensor | float | None:
+    """Return the factor of the rows of a table; a tensor where the library has one, in fp32."""
+    if hasattr(table, "scalar_embed_scale"):
+        return torch.tensor(table.scalar_embed_scale, device="cpu")
+    factor: float | None = getattr(hugging_face, "embedding_multiplier", None)
+    return factor
+
+
+def _scaled_logits(logits: torch.Tensor, hugging_face: PreTrainedConfig) -> torch.Tensor:
+    """Return logits with the scale and the bound of their family, as its model computes them."""
+    if (divisor := getattr(hugging_face, "logits_scaling", None)) is not None:
+        logits = logits / divisor
+    if (factor := getattr(hugging_face, "logit_scale", None)) is not None:
+        logits = logits * factor
+    if (cap := getattr(hugging_face, "final_logit_softcapping", None)) is not None:
+        logits = torch.tanh(logits / cap) * cap
+    return logits
+
+
+def _attend(
+    attention: nn.Module, angles: Angles, mask: torch.Tensor | None, hidden: torch.Tensor
+) -> torch.Tensor:
+    output: torch.Tensor = attention(hidden_states=hidden, position_embeddings=angles, attention_mask=mask)[0]
+    return output
+
+
+def _end_of_branch(
+    block: nn.Module, product: str, norm: str | None, scale: float
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return the end of a branch: the rest of its last product, its norm and scale, and the residual."""
+    divided = row_product(block.get_submodule(product))
+    after = None if norm is None else block.get_submodule(norm)
+
+    def end(summed: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
+        value = divided.finish(summed)
+        return (value if after is None else after(value)) * scale + stream
+
+    return end

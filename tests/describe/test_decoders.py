@@ -1,0 +1,207 @@
+"""Decoders by their rows: what a `config.json` says is read, priced, or refused by name."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.describe.amount import Shape
+from weft.describe.decoder_row import ROWS, TRAINED
+from weft.describe.families import layer_graph
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.model import ModelConfig, model_from
+from weft.describe.models import PRESETS, resolve_model
+from weft.errors import InputError
+from weft.run.supported import planned_only
+
+SIZES = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer"), 4),
+    **dict.fromkeys(("hidden_size", "n_embd"), 32),
+    **dict.fromkeys(("num_attention_heads", "n_head"), 4),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "moe_intermediate_size"), 48),
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), 64),
+    "vocab_size": 50,
+    "num_experts_per_tok": 2,
+}
+SHAPE = Shape(2, 64)
+
+
+def read(folder, model_type, **keys) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type, **SIZES, **keys}))
+    return resolve_model(str(folder))
+
+
+def forward_flops(graph: LayerGraph) -> float:
+    return sum(layer.forward.flops(SHAPE) for layer in graph.layers)
+
+
+@pytest.mark.parametrize("model_type", ROWS)
+def test_every_row_becomes_a_graph_that_survives_a_file(tmp_path, model_type):
+    config = read(tmp_path, model_type)
+    graph = layer_graph(config)
+    assert [layer.kind for layer in graph.layers] == ["embedding", *["block"] * 4, "head"]
+    assert LayerGraph.from_json(graph.to_json()) == graph
+    assert model_from(json.loads(json.dumps(asdict(config)))) == config
+    assert all(layer.kept(SHAPE) > 0 for layer in graph.layers[1:])
+
+
+@pytest.mark.parametrize("model_type", ROWS)
+def test_tensor_ranks_hold_every_parameter(tmp_path, model_type):
+    graph = layer_graph(read(tmp_path, model_type))
+    if graph.refuse_tensor(2) is None:
+        assert graph.parameters() / 2 <= graph.parameters(2) < graph.parameters()
+
+
+@pytest.mark.parametrize("name", ["llama-1m", "llama-7b", "llama-3-8b"])
+def test_a_file_with_the_sizes_of_a_preset_is_that_model(tmp_path, name):
+    preset = PRESETS[name]
+    sizes = {
+        "num_hidden_layers": preset.layers,
+        "hidden_size": preset.hidden,
+        "num_attention_heads": preset.heads,
+        "num_key_value_heads": preset.key_value_heads,
+        "intermediate_size": preset.feed_forward,
+        "vocab_size": preset.vocabulary,
+        "max_position_embeddings": preset.sequence,
+        "tie_word_embeddings": preset.tied_embeddings,
+    }
+    config = read(tmp_path, "llama", **sizes)
+    assert replace(layer_graph(config), name=name).to_json() == layer_graph(preset).to_json()
+
+
+def test_presets_have_the_fingerprints_of_plans_made_before_the_table():
+    known = {
+        "llama-1m": "7693d1d953614a4d",
+        "llama-7b": "c1e622c4b2c77369",
+        "llama-3-70b": "7734ec539b9e39db",
+        "gpt2": "9e361536f227d610",
+    }
+    assert {name: layer_graph(PRESETS[name]).fingerprint for name in known} == known
+
+
+@given(st.integers(1, 4), st.integers(4, 9))
+def test_a_mixture_computes_active_experts_and_holds_all(tmp_path_factory, active, count):
+    folder = tmp_path_factory.mktemp("mixture")
+
+    def graph(active: int, count: int) -> LayerGraph:
+        keys = {"num_experts_per_tok": active, "num_local_experts": count}
+        return layer_graph(read(folder, "mixtral", **keys))
+
+    router = 32
+    expert = 3 * 32 * 48
+    here, more = graph(active, count), graph(active, count + 1)
+    assert more.parameters() - here.parameters() == 4 * (expert + router)
+    # Only the router multiplies with all experts.
+    assert forward_flops(more) - forward_flops(here) == 4 * 2 * 128 * router
+    if active < count:
+        assert forward_flops(graph(active + 1, count)) - forward_flops(here) == 4 * 2 * 128 * expert
+
+
+def test_blocks_without_experts_are_where_the_file_says(tmp_path):
+    def blocks(model_type: str, **keys: object) -> list[float]:
+        layers = layer_graph(read(tmp_path, model_type, **keys)).layers[1:-1]
+        return [layer.parameters(SHAPE) for layer in layers]
+
+    dense, *mixed = blocks("deepseek_v3", first_k_dense_replace=1)
+    assert len(set(mixed)) == 1
+    assert dense < mixed[0]
+    assert blocks("qwen3_moe", mlp_only_layers=[0]) != blocks("qwen3_moe")
+    first, second, *_ = blocks("qwen3_moe", decoder_sparse_step=2)
+    assert first < second
+    kinds = ["dense", "sparse", "dense", "sparse"]
+    listed = blocks("deepseek_v3", mlp_layer_types=kinds)
+    assert [one == dense for one in listed] == [kind == "dense" for kind in kinds]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "keys", "windows"),
+    [
+        ("mistral", {"sliding_window": 16}, (16, 16, 16, 16)),
+        ("mistral", {"sliding_window": None}, ()),
+        ("qwen2", {"sliding_window": 16}, ()),
+        ("qwen2", {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 3}, (0, 0, 0, 16)),
+        ("gemma2", {"sliding_window": 16}, (16, 0, 16, 0)),
+        ("olmo3", {"sliding_window": 16}, (16, 16, 16, 0)),
+        ("cwm", {"sliding_window": 16}, (0, 16, 16, 16)),
+        ("gemma2", {"sliding_window": 8, "layer_types": ["full_attention"] * 4}, ()),
+    ],
+)
+def test_windows_are_those_of_transformers(tmp_path, model_type, keys, windows):
+    config = read(tmp_path, model_type, **keys)
+    assert config.decoder is not None
+    assert config.decoder.windows == windows
+
+
+def test_a_window_saves_scores_and_no_window_changes_nothing(tmp_path):
+    whole, narrow, wide = (
+        forward_flops(layer_graph(read(tmp_path, "mistral", sliding_window=window)))
+        for window in (None, 8, 64)
+    )
+    assert narrow < whole == wide
+
+
+def test_context_ranks_are_refused_where_attention_has_windows(tmp_path):
+    assert layer_graph(read(tmp_path, "mistral", sliding_window=None)).refuse_context(2, 64) is None
+    assert layer_graph(read(tmp_path, "mistral", sliding_window=8)).refuse_context(2, 64) is not None
+
+
+def test_a_key_that_is_null_is_not_the_default_of_an_absent_key(tmp_path):
+    direct = read(tmp_path, "deepseek_v3", q_lora_rank=None).decoder
+    absent = read(tmp_path, "deepseek_v3").decoder
+    assert direct is not None
+    assert absent is not None
+    assert (direct.latent.query_rank, absent.latent.query_rank) == (0, 1536)
+
+
+def test_an_unknown_type_is_asked_for_its_keys_in_one_line(tmp_path):
+    with pytest.raises(InputError) as refused:
+        read(tmp_path, "mistralish")
+    [violation] = refused.value.violations
+    assert violation.nearest == ""
+    assert all(key in str(violation) for key in ("weft_decoder", "norm", "gated", "query_key_norm"))
+    assert not any(name in str(violation).replace("mistralish", "") for name in ROWS)
+
+
+def test_an_unknown_type_with_its_keys_is_planned_like_the_row_with_the_same(tmp_path):
+    stated = {
+        "norm": "rms",
+        "placement": "before",
+        "gated": True,
+        "query_bias": False,
+        "output_bias": False,
+        "feed_forward_bias": False,
+        "query_key_norm": "none",
+    }
+    own = read(tmp_path, "mine", weft_decoder=stated)
+    assert layer_graph(own).to_json() == layer_graph(read(tmp_path, "llama")).to_json()
+    assert len(planned_only(own)) == 1
+    with pytest.raises(InputError, match="nearest valid: gated"):
+        read(tmp_path, "mine", weft_decoder={**stated, "gate": True})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "keys", "place"),
+    [
+        ("falcon", {"alibi": True}, "alibi"),
+        ("deepseek_v3", {"kv_lora_rank": 0}, "kv_lora_rank"),
+        ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok"),
+        ("gemma2", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("gemma2", {"layer_types": ["linear_attention"] * 4}, "layer_types"),
+        ("mistral", {"num_key_value_heads": 3}, "num_key_value_heads"),
+        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before"),
+    ],
+)
+def test_what_a_row_does_not_describe_is_refused(tmp_path, model_type, keys, place):
+    with pytest.raises(InputError) as refused:
+        read(tmp_path, model_type, **keys)
+    assert [violation.where.rpartition(" ")[2] for violation in refused.value.violations] == [place]
+
+
+def test_rows_that_are_not_trained_say_so(tmp_path):
+    for model_type in ROWS:
+        assert bool(planned_only(read(tmp_path, model_type))) == (model_type not in TRAINED)
+    [violation] = planned_only(read(tmp_path, "mixtral"))
+    assert "mixtral is planned only" in str(violation)

@@ -1,0 +1,147 @@
+"""Law: a decoder in any stages is the model of `transformers`, gradients included."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+import torch
+from decoder_models import tiny_decoder
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from weft.describe.amount import Shape
+from weft.describe.decoder_row import TRAINED
+from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
+from weft.errors import InputError
+from weft.run.stage.build import build_stage
+
+# One of each kind of norms, windows, biases, scales and caps; `test_every_trained_row` builds all types.
+TYPES = ("mistral", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt_neox", "olmo2", "granite", "cohere2")
+
+
+def whole_of(config: ModelConfig) -> torch.nn.Module:
+    """With values of all parameters that change the result."""
+    model = build_stage(config, range(config.layers + 2), 0, torch.float64)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def reference_of(config: ModelConfig, model: torch.nn.Module) -> torch.nn.Module:
+    """What `transformers` makes of the configuration, with the same values."""
+    implementation = "eager" if config.decoder is not None and config.decoder.attention_cap else "sdpa"
+    made = CONFIG_MAPPING[config.family].from_dict(json.loads(config.record))
+    expected = AutoModelForCausalLM.from_config(made, attn_implementation=implementation).double().eval()
+    missing = expected.load_state_dict(model.state_dict(), strict=False)
+    assert not missing.unexpected_keys
+    assert missing.missing_keys == (["lm_head.weight"] if config.tied_embeddings else [])
+    return expected
+
+
+def batch_of(config: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    tokens = torch.randint(config.vocabulary, (2, 2, config.sequence), generator=generator)
+    return tokens[0], tokens[1]
+
+
+def gradients_of(
+    logits: torch.Tensor, targets: torch.Tensor, *models: torch.nn.Module
+) -> dict[str, torch.Tensor]:
+    torch.nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten()).backward()
+    return {
+        name: one.grad for model in models for name, one in model.named_parameters() if one.grad is not None
+    }
+
+
+def require_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("switched", [False, True], ids=["tiny", "switched"])
+@pytest.mark.parametrize("model_type", TYPES)
+def test_logits_and_gradients_are_those_of_transformers(model_type: str, switched: bool) -> None:
+    config = tiny_decoder(model_type, switched=switched)
+    model = whole_of(config)
+    expected = reference_of(config, model)
+    tokens, targets = batch_of(config)
+    found, theirs = model(tokens), expected(tokens, use_cache=False).logits
+    torch.testing.assert_close(found, theirs, rtol=1e-9, atol=1e-10)
+    require_close(gradients_of(found, targets, model), gradients_of(theirs, targets, expected))
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_stages_have_the_output_and_the_gradients_of_the_whole(model_type: str) -> None:
+    config = tiny_decoder(model_type, tie_word_embeddings=False)
+    model = whole_of(config)
+    tokens, targets = batch_of(config)
+    expected = model(tokens)
+    hidden, stages = tokens, []
+    for first, end in pairwise([0, 1, 3, 6, 7]):
+        stage = build_stage(config, range(first, end), 0, torch.float64)
+        stage.load_state_dict({name: model.state_dict()[name] for name in stage.state_dict()})
+        hidden = stage(hidden)
+        assert tuple(hidden.shape) == stage.output_shape(2, config.sequence)
+        stages.append(stage)
+    torch.testing.assert_close(hidden, expected, rtol=0, atol=0)
+    require_close(gradients_of(hidden, targets, *stages), gradients_of(expected, targets, model))
+
+
+@pytest.mark.parametrize("model_type", TRAINED)
+def test_every_trained_row_counts_and_computes(model_type: str) -> None:
+    config = tiny_decoder(model_type)
+    graph, shape = layer_graph(config), Shape(1, config.sequence)
+    counted = [
+        sum(one.numel() for one in build_stage(config, [layer], 0, torch.float32).parameters())
+        for layer in range(config.layers + 2)
+    ]
+    # A tied head's stage has a copy of the table, which counts in the first layer.
+    layers = slice(-1) if config.tied_embeddings else slice(None)
+    assert counted[layers] == [layer.parameters(shape) for layer in graph.layers][layers]
+    model = whole_of(config)
+    tokens, _ = batch_of(config)
+    logits = model(tokens)
+    torch.testing.assert_close(
+        logits, reference_of(config, model)(tokens, use_cache=False).logits, rtol=1e-9, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "gemma3_text", "starcoder2", "olmo2", "gemma2", "cohere"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_a_block_keeps_what_autograd_saves(model_type: str, dtype: torch.dtype) -> None:
+    config = tiny_decoder(model_type, max_position_embeddings=64)
+
+    def saved_bytes(blocks: int) -> int:
+        stage = build_stage(config, range(1, 1 + blocks), 0, dtype)
+        own = {one.untyped_storage().data_ptr() for one in (*stage.parameters(), *stage.buffers())}
+        saved: dict[int, torch.Tensor] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                saved[storage.data_ptr()] = tensor
+            return tensor
+
+        stream = torch.randn(2, config.sequence, config.hidden, dtype=dtype, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            stage(stream)
+            return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+
+    # The third block is like the first one where windows alternate.
+    measured = saved_bytes(3) - saved_bytes(2)
+    block, shape = layer_graph(config).layers[3], Shape(2, config.sequence)
+    predicted = dtype.itemsize * block.kept(shape) + block.kept_bytes(shape)
+    assert predicted == pytest.approx(measured, rel=0.05)
+
+
+def test_a_configuration_that_transformers_refuses_is_refused_in_one_line() -> None:
+    config = tiny_decoder("qwen3", hidden_act="no such function")
+    with pytest.raises(InputError) as refused:
+        build_stage(config, [1], 0, torch.float32)
+    assert len(refused.value.violations) == 1
