@@ -125,9 +125,9 @@ def _pass_both_ways(stage: StageModule, step: TrackedStep) -> None:
     *others, last = layer_functions(stage, samples)
 
     def loss(value: torch.Tensor) -> torch.Tensor:
-        output = at_least_fp32(last(value))
+        output = last(value)
         share = stage.divided(output)
-        return cross_entropy(output if share is None else share, targets)
+        return cross_entropy(at_least_fp32(output) if share is None else share, targets)
 
     run_layers([*others, loss], samples, recompute=step.recompute, draws=False).backward()
 

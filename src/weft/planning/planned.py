@@ -8,6 +8,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from weft.bundles import parts
+from weft.describe.layer_choices import job_problems
+from weft.describe.loss_choice import other_choices
 from weft.describe.one_line import one_line
 from weft.describe.plan import Choice, Plan
 from weft.describe.plan_file import PlanFile, check_plan
@@ -120,7 +122,8 @@ class PlannedJob:
         kept = [one for one in parts(KeptAway) if any(one.stages(methods, stages))]
         if not kept:
             return {}
-        placed = PlacedPlan(program=self.program, plan=self.plan, model=self.problem.cost_model)
+        model = self.problem.cost_model.of(self.plan)
+        placed = PlacedPlan(program=self.program, plan=self.plan, model=model)
         pricing = Pricing(program=self.program, placed=placed)
         return {name: held for one in kept for name, held in one.held(pricing).items()}
 
@@ -187,15 +190,14 @@ class PlannedJob:
     @cached_property
     def launching_share(self) -> float:
         """The seconds in which hosts launch the kernels of passes, as a share of the passes' seconds."""
-        plan, job, model = self.plan, self.problem.job, self.problem.cost_model.compute
+        plan, job = self.plan, self.problem.job
+        graph, model = self.problem.cost_model.of(plan).graph, self.problem.cost_model.compute
         launching_s = passes_s = 0.0
         for index, stage in enumerate(plan.stages):
             groups = [job.cluster.group_of(copy.ranks[0]) for copy in stage.replicas]
             for device in {group.name: group.device for group in groups}.values():
-                times = model.stage_times(job.graph, stage.layers, plan.shape(index), plan.precision, device)
-                launching_s += stage.splits * model.launching_s(
-                    job.graph, stage.layers, plan.precision, device
-                )
+                times = model.stage_times(graph, stage.layers, plan.shape(index), plan.precision, device)
+                launching_s += stage.splits * model.launching_s(graph, stage.layers, plan.precision, device)
                 passes_s += stage.splits * (
                     times.forward_s + times.backward_input_s + times.backward_weight_s
                 )
@@ -326,8 +328,9 @@ def taking_over(job: PlannedJob, at_step: int, plan: Plan, prediction: Predictio
 
 def _checked(run: RunFile, problem: Problem, plan: Plan, prediction: Prediction | None) -> PlannedJob:
     if plan.model_fingerprint == problem.job.graph.fingerprint:
-        problem = problem.choosing(plan.layer_choices)
+        problem = problem.choosing(other_choices(plan.layer_choices))
     violations = check_plan(plan, problem.job.graph, problem.job.cluster)
+    violations += job_problems(plan.layer_choices, problem.job)
     if violations:
         raise InputError(violations)
     return PlannedJob(run=run, problem=problem, plan=plan, chosen_for=prediction)
