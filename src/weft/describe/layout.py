@@ -301,10 +301,8 @@ class PartialLayout(TomlTable):
     def given(self) -> dict[str, Any]:
         """The made decisions by name."""
         values = {name: getattr(self, name) for name in PartialLayout.model_fields}
-        made = {name: value for name, value in values.items() if value is not None}
-        if self.loss == ANY_LOSS:
-            del made["loss"]
-        return made
+        opened = ("loss", "loss_chunk_tokens") if self.loss == ANY_LOSS else ()
+        return {name: value for name, value in values.items() if value is not None and name not in opened}
 
     def besides(self, names: Collection[str]) -> dict[str, Any]:
         """Return the made decisions except these names."""
@@ -338,6 +336,13 @@ class PartialLayout(TomlTable):
     def admit(self, layout: Layout) -> bool:
         """Return True if a layout has all these decisions."""
         return self.complete(layout) == layout
+
+    @model_validator(mode="after")
+    def _a_loss_in_chunks(self) -> PartialLayout:
+        if self.loss_chunk_tokens is not None and self.loss not in ("chunked", ANY_LOSS):
+            problem = f"{self.loss_chunk_tokens} with loss {shown(self.loss)}; only a chunked loss has chunks"
+            raise InputError(Violation("loss_chunk_tokens", problem, 'loss = "chunked"'))
+        return self
 
     @model_validator(mode="after")
     def _a_word_for_each_stage(self) -> PartialLayout:
