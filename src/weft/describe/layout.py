@@ -288,7 +288,8 @@ class PartialLayout(TomlTable):
     )
     loss_chunk_tokens: Count | None = Field(
         default=None,
-        description="the tokens of a chunk of a chunked loss; left out, the sizes of the head decide",
+        description="the tokens of a chunk of a chunked loss; left out, half the size of hidden states, at "
+        "least 256",
     )
 
     @classmethod
@@ -340,7 +341,7 @@ class PartialLayout(TomlTable):
     @model_validator(mode="after")
     def _a_loss_in_chunks(self) -> PartialLayout:
         if self.loss_chunk_tokens is not None and self.loss not in ("chunked", ANY_LOSS):
-            problem = f"{self.loss_chunk_tokens} with loss {shown(self.loss)}; only a chunked loss has chunks"
+            problem = f"{self.loss_chunk_tokens}; only a chunked loss has chunks"
             raise InputError(Violation("loss_chunk_tokens", problem, 'loss = "chunked"'))
         return self
 
@@ -378,3 +379,5 @@ class Pins(TypedDict, total=False):
     island: int | None
     recompute: Recompute | Sequence[Recompute] | None
     blocking: Blocking | Sequence[Blocking] | None
+    loss: AskedLoss | None
+    loss_chunk_tokens: int | None

@@ -27,7 +27,7 @@ from weft.describe.job import Job
 from weft.describe.layer import GRADIENT_PRODUCT, Layer, Matmul, PassWork, Temporaries
 from weft.describe.layer_choices import LayerOption, Value
 from weft.describe.loss_choice import BY_SIZE, CHUNKED, FUSED
-from weft.methods.loss_kernels.chunks import chunk_count
+from weft.methods.loss_kernels.chunks import chunk_tokens
 
 # Gradients of weights add up over chunks in fp32.
 SUMMED_BYTES = 4.0
@@ -61,32 +61,27 @@ def refuse(layer: Layer, value: Value) -> str | None:
 def refuse_fused_job(job: Job) -> str | None:
     """Return the reason why a job's devices cannot run the fused kernel, or None."""
     hosts = sorted({group.device.name for group in job.cluster.groups if group.device.synchronous})
-    return (
-        f"{', '.join(hosts)} cannot run the fused kernel, which is for GPUs; nearest: chunked"
-        if hosts
-        else None
-    )
+    if not hosts:
+        return None
+    return f"{', '.join(hosts)} cannot run the fused kernel, which is for GPUs; nearest loss: chunked"
 
 
 def chunked(layer: Layer, value: Value, sequence: int) -> Layer:
     """Return the head with its loss in chunks of `value` tokens, or by size."""
-    product, logits, matrix = _sizes(layer)
-    chunks = _chunks(product, value)
-    logits_at_once = logits * (1.0 / chunks) if value == BY_SIZE else product.columns * float(value)
-    each_chunk = Amount.of(chunks) if value == BY_SIZE else TOKENS * (1.0 / int(value))
-    launched = chunks if value == BY_SIZE else -(-sequence // int(value))
+    product, _, matrix = _sizes(layer)
+    tokens = chunk_tokens(value, _size(product.inner))
     kept = replace(layer, kept_bytes=layer.kept_bytes + matrix * SUMMED_BYTES)
     temporaries = (
-        Temporaries(weights=logits_at_once, rounded=matrix),
+        Temporaries(weights=product.columns * float(tokens), rounded=matrix),
         Temporaries(elements=product.rows * product.inner, bytes=matrix * SUMMED_BYTES),
     )
-    return _without_logits(kept, _CHUNKED, each_chunk, launched, temporaries)
+    return _without_logits(kept, _CHUNKED, TOKENS * (1.0 / tokens), -(-sequence // tokens), temporaries)
 
 
 def fused(layer: Layer, value: Value, sequence: int) -> Layer:
-    """Return the head with the fused loss, whose chunks have a power of two of tokens."""
+    """Return the head with the fused loss; the logits of its chunks are at most twice as many as vectors."""
     product, _, matrix = _sizes(layer)
-    chunks = _chunks(product, BY_SIZE)
+    chunks = -(-_size(product.columns) // _size(product.inner))
     hidden = product.rows * product.inner
     kept = replace(layer, kept=layer.kept + matrix)
     temporaries = (Temporaries(elements=hidden * 2.0, bytes=matrix * SUMMED_BYTES),)
@@ -99,10 +94,10 @@ def _sizes(layer: Layer) -> tuple[Matmul, Amount, Amount]:
     return product, product.rows * product.columns, product.inner * product.columns
 
 
-def _chunks(product: Matmul, value: Value) -> int:
-    """Return the number of chunks by size."""
-    (vocabulary,), (width,) = product.columns.terms, product.inner.terms
-    return chunk_count(round(vocabulary.coefficient), round(width.coefficient))
+def _size(side: Amount) -> int:
+    """Return the length of a product's side on one rank that has all of it."""
+    (term,) = side.terms
+    return round(term.coefficient)
 
 
 def _without_logits(

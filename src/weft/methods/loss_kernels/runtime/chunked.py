@@ -27,7 +27,7 @@ class ChunkedLogits(UnmadeLogits):
         """Return the sum over the targets (...) that are not `ignored`; the same number on all ranks."""
         given = (self.hidden.flatten(0, -2), self.weight, self.bias)
         wanted = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in given)
-        total: torch.Tensor = _TotalCrossEntropy.apply(
+        total: torch.Tensor = _ChunkedCrossEntropy.apply(
             *given, self.detach()._head, targets.flatten(), ignored, wanted
         )
         return total
@@ -38,14 +38,15 @@ class ChunkedLogits(UnmadeLogits):
         return torch.cat([head.argmax(logits) for _, logits in head.chunks()]).view(self.hidden.shape[:-1])
 
     @property
-    def _head(self) -> _Head:
-        hidden = self.hidden.flatten(0, -2)
-        chunk = chunk_tokens(self.chunks, *hidden.shape, vocabulary=self.vocabulary)
-        return _Head(hidden, self.weight, self.bias, chunk, self.vocabulary, self.ranks)
+    def _head(self) -> _ChunkedHead:
+        chunk = chunk_tokens(self.chunks, self.hidden.shape[-1])
+        return _ChunkedHead(
+            self.hidden.flatten(0, -2), self.weight, self.bias, chunk, self.vocabulary, self.ranks
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
+class _ChunkedHead:
     """The product of vectors (tokens, width) with the vocabulary, in chunks of `chunk` tokens."""
 
     hidden: torch.Tensor
@@ -82,7 +83,7 @@ class _Gradients:
     Weights sum up over many chunks, in which 16 bits would lose small parts.
     """
 
-    def __init__(self, head: _Head) -> None:
+    def __init__(self, head: _ChunkedHead) -> None:
         self._head = head
         wide = at_least_fp32(head.hidden[:0]).dtype
         self.hidden = torch.empty_like(head.hidden)
@@ -102,14 +103,14 @@ class _Gradients:
         torch.mm(gradient, self._head.weight, out=self.hidden[part])
 
 
-class _TotalCrossEntropy(Function):
+class _ChunkedCrossEntropy(Function):
     @staticmethod
     def forward(
         ctx: Any,
         hidden: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        head: _Head,
+        head: _ChunkedHead,
         targets: torch.Tensor,
         ignored: int,
         wanted: bool,
