@@ -1,13 +1,13 @@
 """The costs of a head whose loss makes logits for a part of the tokens at a time.
 
 The forward pass has two more products per chunk, those of both gradients, and the backward pass lacks them.
-A chunked softmax in fp32 moves each logit this often: a copy, the largest, the difference, the exponential,
-their sum, the quotient, and the gradient in the precision of the products. The fused kernel reads logits
-twice and writes their gradient (Hsu et al., arXiv 2410.10989, section 3.2). For each chunk the two products
-read the matrix, and its gradient is read and written.
+A chunked softmax in fp32 copies logits, finds the largest, subtracts it, and takes exponentials. It adds
+them up, divides by their sum, and rounds the gradient to the precision of the products. The fused kernel
+reads logits twice and writes their gradient (Hsu et al., arXiv 2410.10989, section 3.2). For each chunk two
+products read the matrix, and its gradient is read and written.
 
-From the forward to the backward pass stay the gradients of the vectors, in place of the vectors, and of the
-matrix. The backward pass multiplies both by the gradient of the loss.
+The gradients of the vectors, in place of these, and of the matrix stay until the backward pass. It multiplies
+both by the gradient of the loss.
 """
 
 from __future__ import annotations

@@ -275,8 +275,10 @@ class StageModule(nn.Module, ABC):
         return weight[:columns], None if bias is None else bias[:columns]
 
     def divided(self, output: torch.Tensor) -> DividedLogits | DividedTokens | UnmadeLogits | None:
-        """Return the last stage's output as a share of the logits, in fp32 or wider, or with a loss kernel
-        as unmade logits; None if it has all of them."""
+        """Return the last stage's output as a share of the logits; None if it has all of them.
+
+        The share is in fp32 or wider. With a loss kernel, return unmade logits.
+        """
         share: DividedLogits | UnmadeLogits | None = None
         if self.loss_kernel is not None:
             own = self._own_rows(*self.head_weights)

@@ -90,8 +90,8 @@ class Findings:
         return sorted((one for one in fastest.values() if self._minimised(one) <= most), key=self._minimised)
 
     def too_big(self) -> list[Candidate]:
-        """Return the candidates that all logits make too big, the least lower bounds first; not those that
-        states alone make too big, which have no peak."""
+        """Return the candidates with all logits whose activations make them too big, least bounds first."""
+        # Candidates that states alone make too big have no peak.
         every = (one for one in (*self._judged.values(), *self.left_out) if one.peak_bytes)
         found = (one for one in every if one.verdict is Verdict.TOO_BIG and one.chain.loss == WHOLE)
         return sorted(found, key=lambda one: one.bound_s)

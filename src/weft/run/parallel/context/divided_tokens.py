@@ -19,8 +19,10 @@ from weft.run.parallel.unmade_logits import UnmadeLogits
 
 @dataclass(frozen=True, slots=True)
 class DividedTokens:
-    """Logits of all tokens; this rank has its own tokens', (b, own tokens, vocabulary), columns of these, or
-    those that a loss kernel makes."""
+    """Logits of all tokens, of which this rank has its own tokens' as `share`.
+
+    They are (b, own tokens, vocabulary), columns of these, or those that a loss kernel makes.
+    """
 
     # The attribute of a loss function that takes them.
     declared: ClassVar[str] = "takes_divided_tokens"
