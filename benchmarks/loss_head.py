@@ -41,7 +41,7 @@ TARGET = 0.02
 ROUNDS = 5
 WHOLE = "whole"
 HIDDEN, VOCABULARIES, TOKENS = (128, 768), (4096, 16384), (512, 2048)
-CHUNKS = (64, 512, 1024)
+CHUNKS = (64, 384, 1024)
 Sizes = tuple[int, int, int]
 
 

@@ -21,7 +21,7 @@ from weft.describe.plan import LayerChoice, Plan
 from weft.describe.plan_file import PlanFile, check_plan, load_plan
 from weft.describe.run_file import parse_run
 from weft.errors import InputError
-from weft.methods.loss_kernels.chunks import FEWEST, chunk_tokens
+from weft.methods.loss_kernels.chunks import ENOUGH, FEWEST, chunk_tokens
 from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.moves.layout_of_plan import layout_of
 from weft.moves.move import Context, Purpose
@@ -88,8 +88,8 @@ def test_larger_chunks_take_more_room_and_move_less(tokens: int, more: int, shap
     assert small.forward.kernels >= large.forward.kernels
 
 
-@pytest.mark.parametrize(("width", "tokens"), [(64, FEWEST), (4096, 2048)])
-def test_chunks_by_size_have_half_as_many_logits_as_the_matrix(width: int, tokens: int) -> None:
+@pytest.mark.parametrize(("width", "tokens"), [(64, FEWEST), (384, 384), (768, ENOUGH), (4096, 2048)])
+def test_chunks_by_size_have_half_as_many_logits_as_a_wide_matrix(width: int, tokens: int) -> None:
     assert chunk_tokens(BY_SIZE, width) == tokens
     assert chunk_tokens(7, width) == 7
 

@@ -3,8 +3,8 @@
 The forward pass has two more products per chunk, those of both gradients, and the backward pass lacks them.
 A chunked softmax in fp32 copies logits, finds the largest, subtracts it, and takes exponentials. It adds
 them up, divides by their sum, and rounds the gradient to the precision of the products. The fused kernel
-reads logits twice and writes their gradient (Hsu et al., arXiv 2410.10989, section 3.2). For each chunk two
-products read the matrix, and its gradient is read and written.
+reads logits twice and writes their gradient (Hsu et al., arXiv 2410.10989, section 3.2). For each chunk the
+gradient of the matrix is read and written.
 
 The gradients of the vectors, in place of these, and of the matrix stay until the backward pass. It multiplies
 both by the gradient of the loss.
@@ -31,7 +31,7 @@ from weft.methods.loss_kernels.chunks import chunk_tokens
 
 # Gradients of weights add up over chunks in fp32.
 SUMMED_BYTES = 4.0
-MATRIX_MOVED = 4.0
+MATRIX_MOVED = 2.0
 # Products of each chunk.
 _PRODUCTS = 3
 NO_VOCABULARY = "is no head that multiplies every token with a vocabulary"
