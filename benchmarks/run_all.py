@@ -28,6 +28,7 @@ BENCHMARKS = (
     ("codec_queues",),
     ("prediction",),
     ("tracked_memory",),
+    ("loss_head",),
     ("tensor_ranks",),
     ("tensor_collectives",),
     ("few_bits_at_scale",),

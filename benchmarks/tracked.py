@@ -16,6 +16,7 @@ from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
 from weft.describe.job import Job
 from weft.describe.layout import Layout
+from weft.describe.loss_choice import WHOLE, Loss, loss_choices
 from weft.describe.model import ModelConfig
 from weft.describe.optimizers import counted_work
 from weft.describe.plan import Recompute
@@ -24,14 +25,17 @@ from weft.planning.compile import compile_plan
 from weft.predict.cost.memory import ALLOCATOR_SLACK
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
+from weft.run.parallel.loss_input import loss_input
 from weft.run.stage.build import build_stage
+from weft.run.stage.layer_choices import apply_choices
 from weft.run.stage.layers import layer_functions, run_layers
 from weft.run.stage.stage_module import StageModule
 from weft.run.state.bucket import FlatLayout
-from weft.run.state.precision import PRECISIONS, STEPPED, at_least_fp32, lower_precision
+from weft.run.state.precision import PRECISIONS, STEPPED, lower_precision
 from weft.run.state.states import make_states
 from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
 from weft.training.tasks.base import cross_entropy
+from weft.training.tasks.text import CausalLanguageModelling
 
 CLUSTER = "{ranks}xh100-80gb"
 
@@ -46,6 +50,7 @@ class TrackedStep:
     recompute: Recompute = "none"
     tensor_parallel: int = 1
     optimizer: str = "adamw"
+    loss: Loss = WHOLE
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,20 @@ class MadeUpGroup:
         return flat.new_empty(len(flat) // self.size)
 
 
+def planned_layout(step: TrackedStep) -> Layout:
+    """The layout of the step."""
+    return Layout(
+        pp=1,
+        dp=1,
+        tp=step.tensor_parallel,
+        loops=1,
+        micro_batch_size=step.micro_batch_size,
+        schedule="gpipe",
+        recompute=step.recompute,
+        loss=step.loss,
+    )
+
+
 def inputs(step: TrackedStep) -> tuple[torch.Tensor, torch.Tensor]:
     """A micro-batch and its targets."""
     model, size = step.model, step.micro_batch_size
@@ -92,6 +111,8 @@ def tracked(step: TrackedStep) -> TrackedBytes:
         share = (0, step.tensor_parallel)
         stage = build_stage(step.model, range(step.model.layers + 2), 0, stepped_dtype, tensor_share=share)
         assert isinstance(stage, StageModule)
+        last = step.model.layers + 1
+        apply_choices(loss_choices(planned_layout(step), last), stage, [last])
         if step.tensor_parallel > 1:
             stage.tensor.connect(MadeUpGroup(step.tensor_parallel))  # type: ignore[arg-type]  # as far as needed
         settings = OptimizerSettings(name=step.optimizer, learning_rate=1e-3, weight_decay=0.1)
@@ -123,11 +144,10 @@ def tracked(step: TrackedStep) -> TrackedBytes:
 def _pass_both_ways(stage: StageModule, step: TrackedStep) -> None:
     samples, targets = inputs(step)
     *others, last = layer_functions(stage, samples)
+    taken = loss_input(stage, CausalLanguageModelling)
 
     def loss(value: torch.Tensor) -> torch.Tensor:
-        output = at_least_fp32(last(value))
-        share = stage.divided(output)
-        return cross_entropy(output if share is None else share, targets)
+        return cross_entropy(taken(last(value)), targets)
 
     run_layers([*others, loss], samples, recompute=step.recompute, draws=False).backward()
 
@@ -147,16 +167,7 @@ def predicted(step: TrackedStep) -> TrackedBytes:
         precision=step.precision,
         optimizer=counted_work(step.optimizer).work,
     )
-    layout = Layout(
-        pp=1,
-        dp=1,
-        tp=step.tensor_parallel,
-        loops=1,
-        micro_batch_size=step.micro_batch_size,
-        schedule="gpipe",
-        recompute=step.recompute,
-    )
-    plan = build_plan(job, layout, flops_per_layer(job))
+    plan = build_plan(job, planned_layout(step), flops_per_layer(job))
     found = predict(CostModel(graph=graph, cluster=cluster), plan, compile_plan(plan, graph))
     held = found.prediction.peak_bytes[0], int(found.priced.costs.base_bytes[0])
     return TrackedBytes(*(round(each / (1.0 + ALLOCATOR_SLACK)) for each in held))

@@ -13,6 +13,7 @@ import argparse
 import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import product
 from typing import NamedTuple
 
 from figures import Value
@@ -20,6 +21,7 @@ from harness import Report, parser
 from tracked import TrackedStep, predicted, tracked
 
 from weft.describe.convolutional_models import convolutional_config
+from weft.describe.loss_choice import Loss
 from weft.describe.model import ModelConfig
 from weft.describe.plan import RECOMPUTES
 from weft.describe.prediction import chance_to_fit
@@ -29,6 +31,7 @@ TARGET = 0.05
 # Stated chances that are judged, and the limits of the share that must have fitted.
 CALIBRATED = (0.85, 0.95)
 DEGREES = (1, 2, 4, 8)
+LOSSES: tuple[Loss, ...] = ("whole", "chunked")
 # Few targets and long samples, or many targets: the blocks or the loss decide the peak.
 SHAPES = {"long": {"vocabulary": 1024, "sequence": 1024}, "many targets": {"vocabulary": 32000}}
 BASE = ModelConfig(
@@ -81,23 +84,25 @@ def models_of(name: str) -> Iterator[tuple[str, ModelConfig]]:
 
 def steps_of(model: ModelConfig) -> Iterator[tuple[str, TrackedStep]]:
     """All steps of a model that the runtime can run."""
-    convolves = model.convolutions is not None
+    convolves, losses = model.convolutions is not None, ("whole",) if model.image_size else LOSSES
     fewest = min(model.heads, model.key_value_heads)
     for tensor_parallel in (1,) if model.image_size else [one for one in DEGREES if fewest % one == 0]:
         for precision in ("fp32", "bf16"):
             for recompute in RECOMPUTES:
                 if recompute == "selective" and convolves:
                     continue
-                for optimizer in ("adamw", "sgd") if recompute == "none" else ("adamw",):
-                    words = (f"tp {tensor_parallel}", precision, f"recompute {recompute}", optimizer)
+                optimizers = ("adamw", "sgd") if recompute == "none" else ("adamw",)
+                for optimizer, loss in product(optimizers, losses):
+                    words = [f"tp {tensor_parallel}", precision, f"recompute {recompute}", optimizer]
                     step = TrackedStep(
                         model=model,
                         precision=precision,
                         recompute=recompute,
                         tensor_parallel=tensor_parallel,
                         optimizer=optimizer,
+                        loss=loss,
                     )
-                    yield ", ".join(words), step
+                    yield ", ".join([*words, *([] if loss == "whole" else [f"loss {loss}"])]), step
 
 
 def options() -> argparse.ArgumentParser:

@@ -14,6 +14,7 @@ from torch import nn
 from weft.describe.model import ModelConfig
 from weft.run.parallel.context.divided_tokens import DividedTokens
 from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
+from weft.training.tasks.base import Outputs, cross_entropy
 
 IGNORED = -100
 ADAMW = OptimizerSettings(
@@ -56,6 +57,15 @@ class TokenLoss:
         return whole_loss(logits, targets)
 
 
+class KernelLoss:
+    """Mean cross entropy of whatever a last stage leaves of its logits, those of a loss kernel too."""
+
+    takes_divided_logits = takes_divided_tokens = takes_unmade_logits = True
+
+    def __call__(self, logits: Outputs, targets: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(logits, targets)
+
+
 def smooth_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """A loss of one's own that needs neighbouring tokens, and so all of them."""
     return whole_loss(logits, targets) + (logits[:, 1:] - logits[:, :-1]).square().mean()
@@ -82,6 +92,7 @@ LOSSES: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     "own": smooth_loss,
     "mean": MeanLoss(),
     "columns": DividedLoss(),
+    "kernel": KernelLoss(),
 }
 
 

@@ -18,9 +18,10 @@ from small_jobs import SEED
 from small_plans import make_plan, make_program
 
 from weft.describe.families import layer_graph
+from weft.describe.loss_choice import CHUNKED
 from weft.describe.model import ModelConfig
 from weft.describe.optimizers import ADAMW, KNOWN_OPTIMIZERS, counted_work
-from weft.describe.plan import Plan, Recompute, ReducePrecision, Replica, Sharding, Stage
+from weft.describe.plan import LayerChoice, Plan, Recompute, ReducePrecision, Replica, Sharding, Stage
 from weft.planning.compile import compile_evaluation_part
 from weft.program.rank_program import part_of
 from weft.run.runtime import RankRuntime, StepResult
@@ -45,6 +46,7 @@ class Row:
         devices: the order of the devices, for `planned_by`.
         recompute: of all stages, or of each.
         loss: a name of `equality_jobs.LOSSES`; of shares of the logits where none is given.
+        chunks: the tokens of a chunk of the loss, or "by size"; one process makes all logits at once.
         masks: whether most targets are left out, of ranks unlike many.
         tolerance: the largest difference, relative.
         same_bits: whether the order of all sums is that of one process, which adds up replica by replica.
@@ -72,6 +74,7 @@ class Row:
     methods: tuple[Method, ...] = ()
     dropout: float = 0.0
     loss: str = ""
+    chunks: int | str | None = None
     masks: bool = False
     optimizer: str = "descent"
     steps: int = 2
@@ -124,6 +127,9 @@ class Row:
         choices = tuple(choice for method in self.methods for choice in method.choices)
         sync = {"sync": syncs[0]} if syncs else {}
         layer_choices = tuple(choice for method in self.methods for choice in method.layer_choices)
+        if self.chunks is not None:
+            head = LayerChoice(name=CHUNKED, layers=(self.model.layers + 1,), value=self.chunks)
+            layer_choices = (*layer_choices, head)
         sharing = {"sharding": self.sharding, "island": self.island}
         sharing["reduce_precision"] = self.reduce_precision
         known = self.optimizer in KNOWN_OPTIMIZERS or ":" in self.optimizer
@@ -173,7 +179,8 @@ class Row:
 
     @property
     def _loss(self) -> str:
-        return self.loss or ("tokens" if self.cp > 1 else "columns")
+        shared = "tokens" if self.cp > 1 else "columns"
+        return self.loss or (shared if self.chunks is None else "kernel")
 
 
 def train(rank: int, ranks: int, row: Row, plan: Plan) -> Outcome:

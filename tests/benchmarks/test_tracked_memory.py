@@ -18,13 +18,21 @@ ROWS = [
     TrackedStep(model=replace(TINY["llama"], **LONG), recompute="selective"),
     TrackedStep(model=TINY["llama"], precision="bf16", recompute="full", tensor_parallel=2),
     TrackedStep(model=TINY["bert"], recompute="full"),
+    TrackedStep(model=replace(TINY["gpt"], **MANY), precision="bf16", loss="chunked"),
+    TrackedStep(
+        model=TINY["llama"],
+        loss="chunked",
+        tensor_parallel=2,
+        recompute="full",
+    ),
+    TrackedStep(model=TINY["bert"], loss="chunked", recompute="selective"),
     TrackedStep(model=TINY["vit"], precision="bf16"),
     TrackedStep(model=MODELS["resnet"]),
 ]
 
 
 def words(step: TrackedStep) -> str:
-    return f"{step.model.family} {step.precision} {step.recompute} tp {step.tensor_parallel}"
+    return f"{step.model.family} {step.precision} {step.recompute} tp {step.tensor_parallel} {step.loss}"
 
 
 @pytest.mark.parametrize("step", ROWS, ids=words)

@@ -27,6 +27,14 @@ SEARCH_ONLY = {
 }
 
 
+LOSSES: list[dict[str, Any]] = [
+    {},
+    {"loss": "fused"},
+    {"loss": "chunked"},
+    {"loss": "chunked", "loss_chunk_tokens": 64},
+]
+
+
 @st.composite
 def layouts(draw: st.DrawFn) -> Layout:
     degrees = {axis: draw(COUNTS) for axis in AXES}
@@ -40,6 +48,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         island=draw(st.none() | COUNTS),
         blocking=draw(st.sampled_from([(), ("messages",), ("messages", "reductions")])),
         splits=draw(st.sampled_from([(), (1, 2)])),
+        **draw(st.sampled_from(LOSSES)),
         rank_order=draw(st.sampled_from([None, (1, 0)])),
     )
     words = st.sampled_from(RECOMPUTES)
@@ -73,12 +82,21 @@ def test_a_layout_without_what_is_decided_is_not_admitted(name: str) -> None:
         "recompute": "full",
         "blocking": ["messages"],
         "splits": [1, 2],
+        "loss": "chunked",
     }
-    decided = PartialLayout(**{name: other.get(name, 2)})
-    assert not decided.admit(PLAIN)
+    needed = {"loss": "chunked"} if name == "loss_chunk_tokens" else {}
+    decided = PartialLayout(**{**needed, name: other.get(name, 2)})
+    assert not decided.admit(replace(PLAIN, **needed))
     assert decided.admit(decided.complete(PLAIN))
-    assert decided.given.keys() == {name}
-    assert decided.besides({name}) == {}
+    assert decided.given.keys() == {name, *needed}
+    assert decided.besides({name}) == needed
+
+
+def test_an_open_loss_admits_every_loss() -> None:
+    decided = PartialLayout(loss="auto", loss_chunk_tokens=64)
+    assert decided.given == {}
+    assert decided.admit(PLAIN)
+    assert decided.admit(replace(PLAIN, loss="chunked", loss_chunk_tokens=64))
 
 
 def test_a_record_says_what_waits_only_where_something_does() -> None:

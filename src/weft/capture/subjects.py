@@ -89,12 +89,11 @@ def one_round(
 
 def _loss(stage: torch.nn.Module, output: torch.Tensor) -> torch.Tensor:
     """Return the cross entropy of the stage's logits, or of its share of them."""
-    output = at_least_fp32(output)
     targets = torch.zeros(output.shape[:-1], dtype=torch.long, device=output.device)
     share = stage.divided(output) if isinstance(stage, DividesOutput) else None
     if share is not None:
         return share.cross_entropy(targets)
-    return torch.nn.functional.cross_entropy(output.flatten(0, -2), targets.flatten())
+    return torch.nn.functional.cross_entropy(at_least_fp32(output).flatten(0, -2), targets.flatten())
 
 
 LAYERS_PER_KIND = 4

@@ -10,13 +10,15 @@ from weft.describe.one_line import one_line
 PLAIN_PRODUCT = "product"
 # Of operands that are cast to 8 bits.
 FP8_PRODUCT = "fp8-product"
+# Of a gradient that a forward pass computes; ranks exchange its result backward.
+GRADIENT_PRODUCT = "gradient-product"
 
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
     """`count` products of a (rows x inner) by an (inner x columns) matrix.
 
-    `kernel` names their kernel: a plain product, one of 8 bits, or one of the kernels of attention.
+    `kernel` names their kernel: a plain product, one of 8 bits, one of a gradient, or one of attention's.
     `weft.predict.cost.layer_times` has their speeds.
     """
 
@@ -57,6 +59,7 @@ class Temporaries:
         elements, bytes: gradients of activations, and copies of them.
         weights: elements of the gradient of a weight. It has the compute precision. Another copy has the
             precision in which gradients are added up, if that is another one.
+        rounded: elements in the compute precision that only exist if gradients are added up in another one.
         divided: True, or False, for a moment that only happens if tensor ranks divide the layer, or if they
             do not.
     """
@@ -64,6 +67,7 @@ class Temporaries:
     elements: Amount = ZERO
     bytes: Amount = ZERO
     weights: Amount = ZERO
+    rounded: Amount = ZERO
     divided: bool | None = None
 
     def __repr__(self) -> str:
@@ -128,7 +132,8 @@ class Layer:
 
         One follows every product that tensor ranks divide along its inner side.
         """
-        divided = [any(term.tensor for term in matmul.inner.terms) for matmul in self.forward.matmuls]
+        exchanged = (one for one in self.forward.matmuls if one.kernel != GRADIENT_PRODUCT)
+        divided = [any(term.tensor for term in matmul.inner.terms) for matmul in exchanged]
         return max(1, sum(divided))
 
     @property
@@ -147,6 +152,7 @@ class Layer:
             element_bytes * one.elements(shape)
             + one.bytes(shape)
             + (element_bytes + copied_bytes) * one.weights(shape)
+            + (element_bytes if copied_bytes else 0) * one.rounded(shape)
             for one in self.temporaries
             if one.divided is None or one.divided is divides
         )

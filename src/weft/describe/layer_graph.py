@@ -260,7 +260,7 @@ _AMOUNTS = ("parameters", "kept", "kept_bytes", "sent", "tensor_reduced")
 _CONTEXT_AMOUNTS = ("gathered", "context_kept")
 _PRODUCTS = ("products", "product_bytes")
 _FREED = ("freed", "freed_bytes", "freed_products")
-_TEMPORARIES = ("elements", "bytes", "weights")
+_TEMPORARIES = ("elements", "bytes", "weights", "rounded")
 _PASSES = ("forward", "backward_input", "backward_weight")
 
 

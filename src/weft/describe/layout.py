@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from weft.describe.amount import Shape
 from weft.describe.layout_text import counts_text, methods_text, order_text, recomputes_text
+from weft.describe.loss_choice import ANY_LOSS, WHOLE, AskedLoss, Loss
 from weft.describe.one_line import one_line
 from weft.describe.plan import RECOMPUTES, Blocking, Choice, Recompute, Sharding, shared_out
 from weft.describe.replica_grid import ReplicaGrid
@@ -40,7 +41,7 @@ _RECORDED = (
     "recompute",
     "recompute_per_stage",
 )
-_SAID_WHERE_UNUSUAL = ("splits", "blocking", "sync")
+_SAID_WHERE_UNUSUAL = ("splits", "blocking", "loss", "loss_chunk_tokens", "sync")
 # Decisions that a layout's plan contains unchanged, under the same names.
 KEPT_IN_PLANS = ("micro_batch_size", "sharding", "island", "blocking")
 
@@ -56,9 +57,10 @@ class Layout:
     cuts the chain of layers; None balances the stages. `rank_order` has the cluster's device for each rank of
     the mesh, rising in each replica of a stage; None: the device with the rank's number.
     `micro_batches_per_replica` has a count for each of the `dp` pipelines; None: equal shares. `splits` has
-    each stage's number of equal parts of a micro-batch, which it runs one by one; empty: no splits. `methods`
-    are chosen beside the job's, or in place of those with the same names. `sync_options` are options of
-    `sync` beside the job's.
+    each stage's number of equal parts of a micro-batch, which it runs one by one; empty: no splits. `loss` is
+    the kernel of the head and its cross entropy, with `loss_chunk_tokens` tokens in each chunk; None: by the
+    sizes of the head. `methods` are chosen beside the job's, or in place of those with the same names.
+    `sync_options` are options of `sync` beside the job's.
     """
 
     pp: int
@@ -76,6 +78,8 @@ class Layout:
     recompute_per_stage: tuple[Recompute, ...] | None = None
     splits: tuple[int, ...] = ()
     blocking: tuple[Blocking, ...] = ()
+    loss: Loss = WHOLE
+    loss_chunk_tokens: int | None = None
     layers_per_stage: tuple[int, ...] | None = None
     rank_order: tuple[int, ...] | None = None
     micro_batches_per_replica: tuple[int, ...] | None = None
@@ -185,6 +189,10 @@ class Layout:
             text += f", {methods_text(self.methods)}"
         if self.blocking:
             text += f", blocking {' and '.join(self.blocking)}"
+        if self.loss != WHOLE:
+            text += f", loss {self.loss}"
+        if self.loss_chunk_tokens is not None:
+            text += f" by {self.loss_chunk_tokens} tokens"
         if self.layers_per_stage is not None:
             text += f", layers {counts_text(self.layers_per_stage)}"
         if self.micro_batches_per_replica is not None:
@@ -272,6 +280,17 @@ class PartialLayout(TomlTable):
         description="which communication is waited for instead of running beside computations, as other "
         "programs ship it: messages, reductions, or messages,reductions",
     )
+    loss: AskedLoss | None = Field(
+        default=None,
+        description="how the head makes logits and their cross entropy: whole, all logits at once; chunked, "
+        "those of some tokens at a time; fused, by Liger Kernel on a GPU; or auto: whole or chunked, "
+        "whichever is predicted to be better. Left out, it is whole where memory suffices",
+    )
+    loss_chunk_tokens: Count | None = Field(
+        default=None,
+        description="the tokens of a chunk of a chunked loss; left out, half the size of hidden states, or 256 "
+        "to 512 in narrow models",
+    )
 
     @classmethod
     def of(cls, layout: Layout) -> PartialLayout:
@@ -283,7 +302,8 @@ class PartialLayout(TomlTable):
     def given(self) -> dict[str, Any]:
         """The made decisions by name."""
         values = {name: getattr(self, name) for name in PartialLayout.model_fields}
-        return {name: value for name, value in values.items() if value is not None}
+        opened = ("loss", "loss_chunk_tokens") if self.loss == ANY_LOSS else ()
+        return {name: value for name, value in values.items() if value is not None and name not in opened}
 
     def besides(self, names: Collection[str]) -> dict[str, Any]:
         """Return the made decisions except these names."""
@@ -319,6 +339,13 @@ class PartialLayout(TomlTable):
         return self.complete(layout) == layout
 
     @model_validator(mode="after")
+    def _a_loss_in_chunks(self) -> PartialLayout:
+        if self.loss_chunk_tokens is not None and self.loss not in ("chunked", ANY_LOSS):
+            problem = f"{self.loss_chunk_tokens}; only a chunked loss has chunks"
+            raise InputError(Violation("loss_chunk_tokens", problem, 'loss = "chunked"'))
+        return self
+
+    @model_validator(mode="after")
     def _a_word_for_each_stage(self) -> PartialLayout:
         words, devices = self.recompute, self.pp
         if devices is None or words is None or isinstance(words, str):
@@ -352,3 +379,5 @@ class Pins(TypedDict, total=False):
     island: int | None
     recompute: Recompute | Sequence[Recompute] | None
     blocking: Blocking | Sequence[Blocking] | None
+    loss: AskedLoss | None
+    loss_chunk_tokens: int | None

@@ -13,6 +13,7 @@ from weft.describe.amount import Shape
 from weft.describe.job import Job
 from weft.describe.layout import AXES, KEPT_IN_PLANS, Layout
 from weft.describe.layout_text import order_text
+from weft.describe.loss_choice import loss_choices
 from weft.describe.plan import Choice, Plan, Recompute, Replica, Stage
 from weft.describe.synchronisation import derived_options
 from weft.errors import InputError, Violation
@@ -141,7 +142,7 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
         stages=stages,
         schedule=Choice(name=layout.schedule, options=dict(layout.options)),
         methods=layout.methods_beside(job.methods),
-        layer_choices=job.layer_choices,
+        layer_choices=(*job.layer_choices, *loss_choices(layout, len(job.graph.layers) - 1)),
         optimizer=job.optimizer,
         sync=Choice(name=layout.sync, options={**options, **derived_options(sync, stages, job.cluster)}),
         **{name: getattr(layout, name) for name in KEPT_IN_PLANS},

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from weft.describe.layout import AXES, KEPT_IN_PLANS, Layout, rank_order_of
+from weft.describe.loss_choice import loss_of
 from weft.describe.plan import RECOMPUTES, Plan
 from weft.errors import InputError, Violation
 from weft.moves.layout import parts_of, ranks_of
@@ -67,6 +68,7 @@ def _alike(plan: Plan, *, dp: int, width: int) -> Layout:
         options=plan.schedule.options,
         sync=plan.sync.name,
         **{name: getattr(plan, name) for name in KEPT_IN_PLANS},
+        **loss_of(plan.layer_choices),
     )
     return replace(layout, tp=width // layout.width)
 

@@ -14,6 +14,7 @@ from weft.describe.cluster import Cluster
 from weft.describe.contract import Contract
 from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
+from weft.describe.loss_choice import other_choices
 from weft.describe.plan import Plan
 from weft.describe.synchronisation import asked_options
 
@@ -59,7 +60,7 @@ class Context:
             methods=plan.methods,
             optimizer=plan.optimizer,
             sync_options=asked_options(plan.sync),
-            layer_choices=plan.layer_choices,
+            layer_choices=other_choices(plan.layer_choices),
         )
 
 

@@ -56,7 +56,7 @@ def predict_long(model: CostModel, plan: Plan, price: PriceOf = price_placed) ->
         compile_folded(one, model.graph, model.cluster, micro_batches=length)
         for one, length in shorter or ((plan, None),)
     ]
-    placed = PlacedPlan(program=programs[0], plan=plan, model=model)
+    placed = PlacedPlan(program=programs[0], plan=plan, model=model.of(plan))
     steps = [_predicted(program, price(placed, program)) for program in programs]
     if shorter is None:
         return steps[0]

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.bundles import parts
+from weft.describe.layer_choices import job_problems
+from weft.describe.loss_choice import other_choices
 from weft.describe.one_line import one_line
 from weft.describe.plan import Choice, Plan
 from weft.describe.plan_file import PlanFile, check_plan
@@ -116,6 +118,11 @@ class PlannedJob:
         plan, graph = self.plan, self.problem.job.graph
         return compile_part(plan, graph, rank), compile_evaluation_part(plan, graph, rank)
 
+    @property
+    def _placed(self) -> PlacedPlan:
+        model = self.problem.cost_model.of(self.plan)
+        return PlacedPlan(program=self.program, plan=self.plan, model=model)
+
     @cached_property
     def in_host_memory(self) -> Mapping[str, Ints]:
         """The most bytes that each rank keeps in the memory of its host, by name; empty if it keeps none."""
@@ -123,8 +130,7 @@ class PlannedJob:
         kept = [one for one in parts(KeptAway) if any(one.stages(methods, stages))]
         if not kept:
             return {}
-        placed = PlacedPlan(program=self.program, plan=self.plan, model=self.problem.cost_model)
-        pricing = Pricing(program=self.program, placed=placed)
+        pricing = Pricing(program=self.program, placed=self._placed)
         return {name: held for one in kept for name, held in one.held(pricing).items()}
 
     @cached_property
@@ -145,9 +151,8 @@ class PlannedJob:
 
     def memory_parts(self, rank: int) -> list[MemoryPart]:
         """Return the parts of a rank's memory at its predicted peak, with the reserve of its device."""
-        placed = PlacedPlan(program=self.program, plan=self.plan, model=self.problem.cost_model)
         reserve = reserve_part(self.problem.job.cluster.device_of(rank))
-        return [*memory_parts(placed, self.program, self.predicted, rank), reserve]
+        return [*memory_parts(self._placed, self.program, self.predicted, rank), reserve]
 
     @property
     def prediction(self) -> Prediction:
@@ -208,15 +213,14 @@ class PlannedJob:
     @cached_property
     def launching_share(self) -> float:
         """The seconds in which hosts launch the kernels of passes, as a share of the passes' seconds."""
-        plan, job, model = self.plan, self.problem.job, self.problem.cost_model.compute
+        plan, job = self.plan, self.problem.job
+        graph, model = self.problem.cost_model.of(plan).graph, self.problem.cost_model.compute
         launching_s = passes_s = 0.0
         for index, stage in enumerate(plan.stages):
             groups = [job.cluster.group_of(copy.ranks[0]) for copy in stage.replicas]
             for device in {group.name: group.device for group in groups}.values():
-                times = model.stage_times(job.graph, stage.layers, plan.shape(index), plan.precision, device)
-                launching_s += stage.splits * model.launching_s(
-                    job.graph, stage.layers, plan.precision, device
-                )
+                times = model.stage_times(graph, stage.layers, plan.shape(index), plan.precision, device)
+                launching_s += stage.splits * model.launching_s(graph, stage.layers, plan.precision, device)
                 passes_s += stage.splits * (
                     times.forward_s + times.backward_input_s + times.backward_weight_s
                 )
@@ -347,8 +351,9 @@ def taking_over(job: PlannedJob, at_step: int, plan: Plan, prediction: Predictio
 
 def _checked(run: RunFile, problem: Problem, plan: Plan, prediction: Prediction | None) -> PlannedJob:
     if plan.model_fingerprint == problem.job.graph.fingerprint:
-        problem = problem.choosing(plan.layer_choices)
+        problem = problem.choosing(other_choices(plan.layer_choices))
     violations = check_plan(plan, problem.job.graph, problem.job.cluster)
+    violations += job_problems(plan.layer_choices, problem.job)
     if violations:
         raise InputError(violations)
     return PlannedJob(run=run, problem=problem, plan=plan, chosen_for=prediction)

@@ -74,7 +74,8 @@ def sync_figures(model: CostModel, plan: Plan) -> SyncFigures:
     step, at_once = predict_long(model, plan), predict_long(model, plan, price_without_codecs)
     dense = predict_long(model, plan.model_copy(update={"sync": Choice(name=DENSE)}))
     program = compile_plan(plan, model.graph)
-    pricing = Pricing(program=program, placed=PlacedPlan(program=program, plan=plan, model=model))
+    placed = PlacedPlan(program=program, plan=plan, model=model.of(plan))
+    pricing = Pricing(program=program, placed=placed)
     return SyncFigures(
         prediction=step.prediction,
         traffic=traffic(pricing),

@@ -11,7 +11,9 @@ from weft.describe.amount import Amount
 from weft.describe.families.transformer import (
     ACTIVATION,
     LAYER_NORM,
+    LOGITS_MOVED,
     LOSS_BYTES_PER_LOGIT,
+    LOSS_KERNELS,
     TOKEN_BYTES,
     biased_block,
     chain,
@@ -84,7 +86,7 @@ def _head(config: ModelConfig) -> Layer:
     product = token_product(width, vocabulary, divided="columns")
     matrix = Amount.of(width * vocabulary, tensor=1)
     own = Amount.of(width * width + width + 2 * width) + Amount.of(vocabulary, tensor=1)
-    loss = per_token(6.0 * vocabulary, divided=True)
+    loss = per_token(LOGITS_MOVED * vocabulary, divided=True)
     return Layer(
         name="head",
         kind="head",
@@ -101,8 +103,8 @@ def _head(config: ModelConfig) -> Layer:
             (dense, product),
             (),
             memory=per_stream_token((ACTIVATION + LAYER_NORM) * width) + loss,
-            # Activation, norm, the fp32 copy, the log-softmax and the loss.
-            kernels=5,
+            # Activation and norm.
+            kernels=2 + LOSS_KERNELS,
             parameters=own + matrix,
         ),
     )

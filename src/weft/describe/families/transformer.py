@@ -28,6 +28,9 @@ SEQUENCE = Amount.of(1.0, sequence=1)
 # Its backward pass has the gradients of both; tensor ranks compute that of the copy only.
 LOSS_BYTES_PER_LOGIT = 8.0
 LOGITS_COPY_BYTES = 4.0
+# The fp32 copy, the log-softmax and the loss each read and write the logits once.
+LOGITS_MOVED = 6.0
+LOSS_KERNELS = 3
 # fp32 log-sum-exp that a fused attention kernel keeps per token and head.
 LOG_SUM_EXP_BYTES = 4.0
 # Token numbers are int64.
@@ -269,8 +272,7 @@ def head(
     """
     width, vocabulary = config.hidden, config.vocabulary
     product = token_product(width, vocabulary, divided="columns")
-    # The fp32 copy, the log-softmax and the loss each read and write the logits once.
-    loss = per_token(6.0 * vocabulary, divided=True)
+    loss = per_token(LOGITS_MOVED * vocabulary, divided=True)
     matrix = Amount.of(width * vocabulary, tensor=1)
     norm = Amount.of(norm_parameters)
     return Layer(
@@ -289,7 +291,7 @@ def head(
             (product,),
             (),
             memory=per_stream_token(norm_memory) + loss,
-            kernels=norm_kernels + 3,
+            kernels=norm_kernels + LOSS_KERNELS,
             parameters=norm + matrix,
         ),
     )

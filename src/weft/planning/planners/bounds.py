@@ -15,6 +15,7 @@ from weft.bundles import parts
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
 from weft.describe.layout import Layout
+from weft.describe.loss_choice import Loss
 from weft.describe.plan import Recompute
 from weft.describe.prediction import margin_at
 from weft.moves.layout import parts_of, pipeline_of
@@ -38,8 +39,8 @@ from weft.program.kinds import BACKWARD, BACKWARD_INPUT, is_any_of
 from weft.program.schedules import SCHEDULES, get_schedule
 from weft.program.schedules.base import ComputeOrder, Pipeline, placements
 
-# Shape of a micro-batch, number of stages, layers per stage: together they decide where the layers are cut.
-_CutKey = tuple[Shape, int, tuple[int, ...] | None]
+# Shape of a micro-batch, loss, stages, layers per stage: together they decide where the layers are cut.
+_CutKey = tuple[Shape, Loss, int | None, int, tuple[int, ...] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +281,8 @@ class Bounds:
         return np.maximum(self._as_recomputed(layout, before_freed, np.maximum), 0.0)
 
     def _cut_key(self, layout: Layout) -> _CutKey:
-        return layout.shape(self._problem.job.sequence), layout.stages, layout.layers_per_stage
+        loss = layout.loss, layout.loss_chunk_tokens
+        return layout.shape(self._problem.job.sequence), *loss, layout.stages, layout.layers_per_stage
 
     def _cuts(self, layout: Layout) -> Ints:
         """Return the first layer of every stage, then the number of layers, as `build_plan` cuts them."""

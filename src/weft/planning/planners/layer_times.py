@@ -6,13 +6,17 @@ Exchanges between tensor ranks are included. Each kind of layer is evaluated onc
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES, Device
+from weft.describe.layer_choices import with_choices
+from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import Layout
+from weft.describe.loss_choice import WHOLE, Loss, loss_choices
 from weft.describe.plan import Recompute
 from weft.planning.problem import Problem
 from weft.predict.cost.compute import StageWork
@@ -72,24 +76,25 @@ class LayerCosts(NamedTuple):
 class _ProblemLayers:
     """The layers of one problem, evaluated one by one."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, graph: LayerGraph | None = None) -> None:
         self._job = problem.job
+        self._graph = problem.job.graph if graph is None else graph
         self._compute, self._network = problem.cost_model.compute, problem.cost_model.network
 
     def _of_each(self, values_of: Callable[[int], tuple[float, ...]]) -> Floats:
         """Return the values of every layer, shape (values, layers)."""
-        alike = self._job.graph.alike
+        alike = self._graph.alike
         known = {index: values_of(index) for index in dict.fromkeys(alike)}
         return np.array([known[index] for index in alike], dtype=np.float64).T
 
     def _passes_s(self, index: int, shape: Shape, device: Device, reduced_s: float) -> tuple[float, ...]:
         """Return a layer's `PassSeconds` with exchanges of `reduced_s` seconds in each pass."""
         job, one = self._job, (index,)
-        times = self._compute.stage_times(job.graph, one, shape, job.precision, device)
+        times = self._compute.stage_times(self._graph, one, shape, job.precision, device)
         again_s = 0.0
-        if job.graph.layers[index].products is not None:
+        if self._graph.layers[index].products is not None:
             again = self._compute.stage_times(
-                job.graph, one, shape, job.precision, device, recompute="selective"
+                self._graph, one, shape, job.precision, device, recompute="selective"
             )
             again_s = again.backward_input_s - times.backward_input_s + reduced_s
         backward_s = times.backward_input_s + times.backward_weight_s + reduced_s
@@ -126,7 +131,7 @@ class ProblemLayerTimes(_ProblemLayers):
 
     def _exchanged_s(self, index: int, group: int, shape: Shape) -> float:
         """Return the seconds of a layer's all-reduces on a node; 0 where times contain them."""
-        job, layer = self._job, self._job.graph.layers[index]
+        job, layer = self._job, self._graph.layers[index]
         each = layer.tensor_reduced(shape) * PRECISION_BYTES[job.precision] / layer.tensor_exchanges
         contained = self._compute.contains_exchanges(job.cluster.groups[group].device, shape)
         if contained or shape.tensor_parallel == 1 or not each:
@@ -137,8 +142,10 @@ class ProblemLayerTimes(_ProblemLayers):
 class LeastCosts(_ProblemLayers):
     """Costs on the fastest kind of device: the material of lower bounds."""
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
+    def __init__(self, problem: Problem, graph: LayerGraph | None = None) -> None:
+        super().__init__(problem, graph)
+        self._problem = problem
+        self._of_losses: dict[tuple[Loss, int | None], LeastCosts] = {}
         self._fastest = max(
             (group.device for group in problem.job.cluster.groups),
             key=lambda device: device.flops_per_s.get(problem.job.precision, 0.0),
@@ -151,14 +158,25 @@ class LeastCosts(_ProblemLayers):
         Raises:
             InputError: when a profile was not measured at this micro-batch size or tensor degree.
         """
+        if layout.loss != WHOLE:
+            return self._with_loss(layout).of(replace(layout, loss=WHOLE))
         shape = layout.shape(self._job.sequence)
         if shape not in self._known:
             self._known[shape] = LayerCosts(*self._of_each(lambda index: self._costs(index, shape)))
         return self._known[shape]
 
+    def _with_loss(self, layout: Layout) -> LeastCosts:
+        """Return the costs with the head and loss of a layout."""
+        key = (layout.loss, layout.loss_chunk_tokens)
+        if key not in self._of_losses:
+            graph = self._graph
+            choices = (*self._job.layer_choices, *loss_choices(layout, len(graph.layers) - 1))
+            self._of_losses[key] = LeastCosts(self._problem, with_choices(graph, choices))
+        return self._of_losses[key]
+
     def _costs(self, index: int, shape: Shape) -> tuple[float, ...]:
-        job, layer = self._job, self._job.graph.layers[index]
-        asked = job.graph, (index,), shape, job.precision
+        job, layer = self._job, self._graph.layers[index]
+        asked = self._graph, (index,), shape, job.precision
         work = StageWork(self._compute, *asked, self._fastest)
         return (
             *self._passes_s(index, shape, self._fastest, self._exchanged_s(index, shape)),
@@ -174,7 +192,7 @@ class LeastCosts(_ProblemLayers):
         """Return the seconds of a layer's all-reduce over neighbouring ranks. Return 0 where these may sit on
         several nodes, or where times contain them."""
         groups, degree = self._job.cluster.groups, shape.tensor_parallel
-        elements = self._job.graph.layers[index].tensor_reduced(shape)
+        elements = self._graph.layers[index].tensor_reduced(shape)
         apart = any(group.devices % degree for group in groups)
         if degree == 1 or not elements or apart or self._compute.contains_exchanges(self._fastest, shape):
             return 0.0

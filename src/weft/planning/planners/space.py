@@ -12,6 +12,7 @@ from math import gcd, lcm
 from weft.describe.cluster import Cluster
 from weft.describe.job import Job
 from weft.describe.layout import DENSE, Layout, PartialLayout
+from weft.describe.loss_choice import ANY_LOSS
 from weft.describe.plan import RECOMPUTES, Recompute
 from weft.errors import InputError, Violation
 from weft.moves.partition import uniform_partition
@@ -85,7 +86,21 @@ def _variants(problem: Problem, layout: Layout, *, opened: bool) -> Iterator[Lay
     for recompute in recomputes:
         if not isinstance(recompute, str) and len(recompute) != layout.stages:
             continue
-        yield from (one.recomputing(recompute) for one in shared)
+        for one in shared:
+            yield from with_losses(problem, one.recomputing(recompute))
+
+
+def with_losses(problem: Problem, layout: Layout) -> Iterator[Layout]:
+    """Yield a layout with each loss to consider: chunks too where they are asked for or memory counts."""
+    yield layout
+    pinned = problem.pins.loss
+    if pinned == ANY_LOSS or (pinned is None and problem.minimise == "memory"):
+        yield in_chunks(problem, layout)
+
+
+def in_chunks(problem: Problem, layout: Layout) -> Layout:
+    """Return the layout with a chunked loss."""
+    return replace(layout, loss="chunked", loss_chunk_tokens=problem.pins.loss_chunk_tokens)
 
 
 def _tensor_degrees(cluster: Cluster, pins: PartialLayout, *, opened: bool) -> Iterator[int]:

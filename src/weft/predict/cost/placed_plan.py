@@ -6,7 +6,7 @@ The tables do not depend on the number of micro-batches, so they price programs 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,9 +14,11 @@ import numpy as np
 from weft.describe.amount import Shape
 from weft.describe.cluster import Cluster
 from weft.describe.device import Device
+from weft.describe.layer_choices import with_choices
 from weft.describe.layer_graph import LayerGraph
+from weft.describe.loss_choice import other_choices
 from weft.describe.one_line import one_line
-from weft.describe.plan import Plan
+from weft.describe.plan import LayerChoice, Plan
 from weft.predict.corrections import Correction
 from weft.predict.cost.compute import ComputeModel, StageTimes
 from weft.predict.cost.exchanges import Exchanges, stage_exchanges
@@ -44,6 +46,24 @@ class CostModel:
     correction: Correction | None = None
 
     __repr__ = one_line
+
+    def of(self, plan: Plan) -> CostModel:
+        """Return the model with the costs of the plan's loss; it shares evaluated layers and links.
+
+        Raises:
+            InputError: with every fault of the plan's choices for layers.
+        """
+        choices = plan.layer_choices
+        if choices == other_choices(choices):
+            return self
+        if choices not in self._of_losses:
+            self._of_losses[choices] = changed = replace(self, graph=with_choices(self.graph, choices))
+            vars(changed).update(compute=self.compute, network=self.network)
+        return self._of_losses[choices]
+
+    @cached_property
+    def _of_losses(self) -> dict[tuple[LayerChoice, ...], CostModel]:
+        return {}
 
     @cached_property
     def compute(self) -> ComputeModel:

@@ -69,7 +69,7 @@ def price(model: CostModel, program: Program, plan: Plan) -> Priced:
         InputError: when the cluster has fewer ranks than the plan, a kind has no cost hook, or there are no
             compute times (see `ComputeModel.stage_times`).
     """
-    return price_placed(PlacedPlan(program=program, plan=plan, model=model), program)
+    return price_placed(PlacedPlan(program=program, plan=plan, model=model.of(plan)), program)
 
 
 def price_placed(placed: PlacedPlan, program: Program) -> Priced:

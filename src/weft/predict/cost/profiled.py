@@ -133,8 +133,11 @@ def profiled_kept_bytes(profile: LayerProfile, layer: Layer, shape: Shape, devic
     if layer.unchanged is None:
         return kept
     element, before = PRECISION_BYTES[profile.precision], layer.unchanged
-    more = element * (layer.kept(shape) - before.kept(shape))
-    return kept + more + layer.kept_bytes(shape) - before.kept_bytes(shape)
+    now, then = (
+        element * (one.kept(shape) - one.freed(shape)) + one.kept_bytes(shape) - one.freed_bytes(shape)
+        for one in (layer, before)
+    )
+    return kept + now - then
 
 
 def how_measured(profile: LayerProfile, layer: Layer, shape: Shape, device: str) -> Nearness:

@@ -7,7 +7,7 @@ per target (Shoeybi et al., Megatron-LM, arXiv 1909.08053, section 3).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -58,21 +58,70 @@ class DividedLogits:
         return logits
 
 
+class ShareOfSoftmax(NamedTuple):
+    """The softmax of logits (targets, columns) over the vocabulary, on a rank that may have a share of it.
+
+    Attributes:
+        exponentials: of the logits less the largest of all ranks, (targets, columns).
+        sums: of all ranks' exponentials, (targets,).
+        losses: cross entropy, 0 at ignored targets, (targets,).
+        column: the target's column, 0 where another rank has it, (targets, 1).
+        here, asked: True where this rank has the target's column, and where the target counts, (targets,).
+    """
+
+    exponentials: torch.Tensor
+    sums: torch.Tensor
+    losses: torch.Tensor
+    column: torch.Tensor
+    here: torch.Tensor
+    asked: torch.Tensor
+
+    def gradient_in_place(self) -> torch.Tensor:
+        """Return the gradient of the sum of losses for the logits; it takes the exponentials' place."""
+        gradient = self.exponentials.div_(torch.where(self.asked, self.sums, torch.inf).unsqueeze(1))
+        target = (self.here & self.asked).to(gradient.dtype)
+        return gradient.scatter_add_(1, self.column, -target.unsqueeze(1))
+
+
+def softmax_of_share(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    ignored: int,
+    ranks: TensorRanks,
+    share: range,
+    *,
+    room: torch.Tensor | None = None,
+) -> ShareOfSoftmax:
+    """Return the softmax of logits (targets, columns of `share`).
+
+    `room`: a tensor of their shape, in the precision of the result, that may be the logits; None makes one.
+    """
+    largest = logits.amax(1)
+    if ranks.size > 1:
+        largest = ranks.largest(largest)
+    shifted = (torch.empty_like(logits) if room is None else room).copy_(logits).sub_(largest.unsqueeze(1))
+    here = (targets >= share.start) & (targets < share.stop)
+    column = torch.where(here, targets - share.start, 0).unsqueeze(1)
+    target_logits = torch.where(here, shifted.gather(1, column).squeeze(1), 0.0)
+    exponentials = shifted.exp_()
+    sums = exponentials.sum(1)
+    if ranks.size > 1:
+        sums, target_logits = ranks.add_up(torch.stack([sums, target_logits]))
+    asked = targets != ignored
+    losses = torch.where(asked, sums.log() - target_logits, 0.0)
+    return ShareOfSoftmax(exponentials, sums, losses, column, here, asked)
+
+
 class _TotalCrossEntropy(Function):
     @staticmethod
     def forward(
         ctx: Any, own: torch.Tensor, targets: torch.Tensor, ignored: int, ranks: TensorRanks, share: range
     ) -> torch.Tensor:
         """Sum the cross entropy of logits (targets, columns of `share`)."""
-        shifted = own - ranks.largest(own.amax(1)).unsqueeze(1)
-        here = (targets >= share.start) & (targets < share.stop)
-        column = torch.where(here, targets - share.start, 0).unsqueeze(1)
-        target_logits = torch.where(here, shifted.gather(1, column).squeeze(1), 0.0)
-        exponentials = shifted.exp_()
-        sums, target_logits = ranks.add_up(torch.stack([exponentials.sum(1), target_logits]))
-        asked = targets != ignored
-        ctx.save_for_backward(exponentials.div_(sums.unsqueeze(1)), column, here, asked)
-        return torch.where(asked, sums.log() - target_logits, 0.0).sum()
+        found = softmax_of_share(own, targets, ignored, ranks, share)
+        probabilities = found.exponentials.div_(found.sums.unsqueeze(1))
+        ctx.save_for_backward(probabilities, found.column, found.here, found.asked)
+        return found.losses.sum()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:

@@ -25,8 +25,10 @@ from weft.run.parallel.tensor_layers import (
     replace_rows,
 )
 from weft.run.parallel.tensor_parallel import TensorRanks
+from weft.run.parallel.unmade_logits import LossKernel, UnmadeLogits
 from weft.run.stage.layers import LayerFunction
 from weft.run.stage.pieces import Branch, PieceList, StagePiece
+from weft.run.state.precision import at_least_fp32
 
 
 class RunnableStage(Protocol):
@@ -104,6 +106,8 @@ class StageModule(nn.Module, ABC):
         self.context = ContextRanks()
         self.divisions: Mapping[str, Division] = {}
         self.added: frozenset[str] = frozenset()
+        # Makes the logits with the loss; None for a stage that makes all of them before it.
+        self.loss_kernel: LossKernel | None = None
 
     @classmethod
     def load(cls, family: str) -> None:
@@ -257,21 +261,38 @@ class StageModule(nn.Module, ABC):
     def logits(
         self, stream: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Multiply the stream (b, tokens, hidden) by this rank's vocabulary: (b, own s, columns)."""
-        hidden = self.tensor.enter(stream)
-        columns = len(self.tensor.share(self.config.vocabulary))
-        if columns < len(weight):
-            weight, bias = weight[:columns], None if bias is None else bias[:columns]
-        return nn.functional.linear(hidden, weight, bias)
+        """Multiply the stream (b, tokens, hidden) by this rank's vocabulary: (b, own s, columns).
 
-    def divided(self, output: torch.Tensor) -> DividedLogits | DividedTokens | None:
-        """Return the last stage's output as a share of the logits; None if it has all of them."""
-        share: DividedLogits | None = None
-        if self.tensor.size > 1 and self.token_table:
-            share = DividedLogits(output, self.config.vocabulary, self.tensor)
+        With a loss kernel, return the other factor of the product, (b, own s, hidden).
+        """
+        hidden = self.tensor.enter(stream)
+        if self.loss_kernel is not None:
+            return hidden
+        return nn.functional.linear(hidden, *self._own_rows(weight, bias))
+
+    def _own_rows(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the rows of this rank's vocabulary; parameters may end with rows that nobody reads."""
+        columns = len(self.tensor.share(self.config.vocabulary))
+        if columns == len(weight):
+            return weight, bias
+        return weight[:columns], None if bias is None else bias[:columns]
+
+    def divided(self, output: torch.Tensor) -> DividedLogits | DividedTokens | UnmadeLogits | None:
+        """Return the last stage's output as a share of the logits; None if it has all of them.
+
+        The share is in fp32 or wider. With a loss kernel, return unmade logits.
+        """
+        share: DividedLogits | UnmadeLogits | None = None
+        if self.loss_kernel is not None:
+            own = self._own_rows(*self.head_weights)
+            share = self.loss_kernel(output, *own, self.config.vocabulary, self.tensor)
+        elif self.tensor.size > 1 and self.token_table:
+            share = DividedLogits(at_least_fp32(output), self.config.vocabulary, self.tensor)
         if self.context.size == 1:
             return share
-        return DividedTokens(output if share is None else share, self.context)
+        return DividedTokens(at_least_fp32(output) if share is None else share, self.context)
 
     def tied_parameters(self) -> tuple[nn.Parameter, ...]:
         """Return the token table if the model's embedding and head share it across two stages."""
@@ -293,7 +314,8 @@ class StageModule(nn.Module, ABC):
     def output_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
         if self.ends:
             columns = len(self.tensor.share(self.config.vocabulary))
-            return (micro_batch_size, sequence // self.context.size, columns)
+            last = columns if self.loss_kernel is None else self.config.hidden
+            return (micro_batch_size, sequence // self.context.size, last)
         return (micro_batch_size, self.stream_tokens(sequence), self.config.hidden)
 
 

@@ -17,11 +17,12 @@ from weft.describe.run_tables.training import BYTES
 from weft.program.arrays import Ints
 from weft.run.parallel.context.divided_tokens import DividedTokens
 from weft.run.parallel.divided_logits import IGNORED, DividedLogits
+from weft.run.parallel.unmade_logits import UnmadeLogits
 from weft.run.resources import LossFunction
 from weft.training.coordination.agreement import gather
 
-# The outputs of a last stage: all logits, or the share of a tensor or context rank.
-Outputs = torch.Tensor | DividedLogits | DividedTokens
+# The outputs of a last stage: all logits, the share of a tensor or context rank, or those of a loss kernel.
+Outputs = torch.Tensor | DividedLogits | DividedTokens | UnmadeLogits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,7 @@ class Task(Protocol):
     `data`; its `warning` is printed. `sample_name(sample)` names a sample in errors. `bytes_per_token` counts
     held-out text. `takes_divided_logits`: loss and metrics also take `DividedLogits`, from tensor ranks.
     `takes_divided_tokens`: they also take `DividedTokens`, from context ranks, with or without tensor ranks.
+    `takes_unmade_logits`: they also take `UnmadeLogits`, which `plan.loss` other than "whole" needs.
     Any other task gets all logits on every rank. Targets always cover all tokens.
 
     Attributes:
@@ -114,6 +116,7 @@ class Meter:
         self._loss: LossFunction = task.loss
         self.takes_divided_logits = getattr(task, "takes_divided_logits", False)
         self.takes_divided_tokens = getattr(task, "takes_divided_tokens", False)
+        self.takes_unmade_logits = getattr(task, "takes_unmade_logits", False)
         self._metrics: Callable[[Outputs, torch.Tensor], Metrics] | None = getattr(task, "metrics", None)
         self._open = False
         self._sums: dict[str, float] = {}

@@ -31,6 +31,7 @@ class TextTask:
 
     takes_divided_logits = True
     takes_divided_tokens = True
+    takes_unmade_logits = True
 
     def __init__(self, settings: TaskSettings, tokenizer: Tokenizer, needed: int, classes: str) -> None:
         if settings.vocabulary < needed:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from weft.describe.layout import Layout
+from weft.describe.loss_choice import WHOLE
 from weft.describe.units import format_seconds
 from weft.planning.goals import STEPS_PRICED, cost_of, goal_of_step
 from weft.planning.planners.base import Candidate, Ranking, Verdict
@@ -87,6 +88,13 @@ class Findings:
             return []
         most = NEAR * self._minimised(self.best)
         return sorted((one for one in fastest.values() if self._minimised(one) <= most), key=self._minimised)
+
+    def too_big(self) -> list[Candidate]:
+        """Return the candidates with all logits whose activations make them too big, least bounds first."""
+        # Candidates that states alone make too big have no peak.
+        every = (one for one in (*self._judged.values(), *self.left_out) if one.peak_bytes)
+        found = (one for one in every if one.verdict is Verdict.TOO_BIG and one.chain.loss == WHOLE)
+        return sorted(found, key=lambda one: one.bound_s)
 
     def ranking(self) -> Ranking:
         """Return all judged candidates, and the left-out ones that were not judged later."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from weft.describe.layout import Layout
+from weft.describe.loss_choice import ANY_LOSS
 from weft.errors import InputError
 from weft.moves.layout import refuse
 from weft.moves.move import Purpose
@@ -26,7 +27,7 @@ from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.planners.megatron import MegatronPlanner
 from weft.planning.planners.metis_form import MetisFormPlanner
 from weft.planning.planners.simulated import estimated, prepare, simulated
-from weft.planning.planners.space import layouts
+from weft.planning.planners.space import in_chunks, layouts
 from weft.planning.planners.weft.findings import Findings
 from weft.planning.planners.weft.mixed import MixedSpace, choices
 from weft.planning.planners.weft.placement import problems_of, unlike_devices
@@ -43,6 +44,7 @@ class WeftPlanner:
             one stage per device, and with several.
         orders: orders of the groups of nodes to try for the best degrees.
         trials: most small changes to simulate.
+        chunked: most layouts to simulate with a chunked loss where memory is short.
         mixed: most layouts with different recomputation per stage to simulate, on unlike devices with one
             stage per device, and with several.
         seeded_to: most devices for which the baselines run too; on more they take minutes.
@@ -54,6 +56,7 @@ class WeftPlanner:
     finalists: int = 12
     orders: int = 24
     trials: int = 60
+    chunked: int = 12
     mixed: int = 8
     seeded_to: int = 32
     budget_s: float | None = None
@@ -78,6 +81,7 @@ class WeftPlanner:
         else:
             search.take_all(HomogeneousPlanner().search(problem))
         search.seed()
+        search.chunk()
         for start in search.found.leaders():
             search.improve(start)
         for start in search.mix():
@@ -139,6 +143,19 @@ class _Search:
             for candidate in candidates:
                 if candidate.plan is not None:
                     self.found.take(replace(candidate, estimate_s=None))
+
+    def chunk(self) -> None:
+        """Chunk the loss of layouts that are too big with all logits, and would win if they fit."""
+        if self._problem.pins.loss not in (None, ANY_LOSS):
+            return
+        left = self._planner.chunked
+        for too_big in self.found.too_big():
+            layout = in_chunks(self._problem, too_big.chain)
+            if not left or not self._goes_on() or not self.found.may_win(too_big.bound_s, layout):
+                return
+            if self.found.of(layout) is None and self._worth_trying(layout):
+                self._try(layout)
+                left -= 1
 
     def take_all(self, ranking: Ranking) -> None:
         """Take over all candidates of another search."""

@@ -14,32 +14,42 @@ from torch.nn import functional
 
 from weft.run.parallel.context.ranks import ContextRanks
 from weft.run.parallel.divided_logits import IGNORED, DividedLogits
+from weft.run.parallel.unmade_logits import UnmadeLogits
 
 
 @dataclass(frozen=True, slots=True)
 class DividedTokens:
-    """Logits of all tokens; this rank has its own tokens', (b, own tokens, vocabulary), or columns of
-    these."""
+    """Logits of all tokens, of which this rank has its own tokens' as `share`.
+
+    They are (b, own tokens, vocabulary), columns of these, or those that a loss kernel makes.
+    """
 
     # The attribute of a loss function that takes them.
     declared: ClassVar[str] = "takes_divided_tokens"
 
-    share: torch.Tensor | DividedLogits
+    share: torch.Tensor | DividedLogits | UnmadeLogits
     ranks: ContextRanks
 
     @property
     def own(self) -> torch.Tensor:
         """The logits of the own tokens (b, own tokens, vocabulary); tensor ranks gather them for it."""
-        return self.share.whole() if isinstance(self.share, DividedLogits) else self.share
+        share = self._made
+        return share.whole() if isinstance(share, DividedLogits) else share
+
+    @property
+    def _made(self) -> torch.Tensor | DividedLogits:
+        """The logits, which only functions that take unmade ones may leave to a kernel."""
+        assert not isinstance(self.share, UnmadeLogits), "a loss of whole logits is refused with a kernel"
+        return self.share
 
     def cross_entropy(self, targets: torch.Tensor, ignored: int = IGNORED) -> torch.Tensor:
         """Return the mean over the targets (b, all tokens) that are not `ignored`, the same on all ranks."""
         own = self.ranks.own_tokens(targets).flatten()
-        if isinstance(self.share, DividedLogits):
-            total = self.share.total_cross_entropy(own, ignored)
-        else:
+        if isinstance(self.share, torch.Tensor):
             logits = self.share.flatten(0, -2)
             total = functional.cross_entropy(logits, own, ignore_index=ignored, reduction="sum")
+        else:
+            total = self.share.total_cross_entropy(own, ignored)
         return self.ranks.mean(total, (own != ignored).sum())
 
     def own_targets(self, targets: torch.Tensor) -> torch.Tensor:
@@ -57,14 +67,15 @@ class DividedTokens:
     def argmax(self) -> torch.Tensor:
         """Return the class of the largest logit, shape (b, all tokens)."""
         share = self.share.detach()
-        own = share.argmax() if isinstance(share, DividedLogits) else share.argmax(-1)
+        own = share.argmax(-1) if isinstance(share, torch.Tensor) else share.argmax()
         return self.ranks.joined(self.ranks.gather(own))
 
     def with_all_tokens(self) -> torch.Tensor | DividedLogits:
         """Return the logits of all tokens, or their own columns; gradients flow to the own tokens."""
-        if isinstance(self.share, DividedLogits):
-            return replace(self.share, own=self.ranks.all_tokens(self.share.own))
-        return self.ranks.all_tokens(self.share)
+        share = self._made
+        if isinstance(share, DividedLogits):
+            return replace(share, own=self.ranks.all_tokens(share.own))
+        return self.ranks.all_tokens(share)
 
     def whole(self) -> torch.Tensor:
         """Return all logits, for a loss that every rank computes; gradients flow to the own tokens."""
