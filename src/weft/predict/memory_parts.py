@@ -13,7 +13,6 @@ from weft.predict.predict import PredictedStep
 from weft.predict.simulator import at_peak
 from weft.program.program import Program
 
-COUNTED = "counted by parameters"
 BY_LAYER = "counted by layer"
 ASSUMED = "assumed"
 GIVEN = "given"
@@ -43,7 +42,7 @@ def memory_parts(placed: PlacedPlan, program: Program, step: PredictedStep, rank
     for what, held in held_bytes(pricing).items():
         of_kind = held.parts or {what: held.value}
         found += [
-            MemoryPart(name.replace("_", " "), float(each[rank]), held.spread, COUNTED)
+            MemoryPart(name.replace("_", " "), float(each[rank]), held.spread, held.source)
             for name, each in of_kind.items()
         ]
     peak = at_peak(program, step.priced.costs, step.simulation, rank)

@@ -42,11 +42,13 @@ class Held:
 
     Attributes:
         spread: relative half-width of their 90 % interval.
+        source: their origin, in words.
         parts: the same bytes by name, where several kinds are told apart.
     """
 
     value: Ints
     spread: float = RESIDENT_SPREAD
+    source: str = "counted by parameters"
     parts: Mapping[str, Ints] = field(default_factory=dict)
 
 
