@@ -191,6 +191,7 @@ def test_an_unknown_type_with_its_keys_is_planned_like_the_row_with_the_same(tmp
         ("gemma2", {"layer_types": ["full_attention"]}, "layer_types"),
         ("gemma2", {"layer_types": ["linear_attention"] * 4}, "layer_types"),
         ("mistral", {"num_key_value_heads": 3}, "num_key_value_heads"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before"),
     ],
 )

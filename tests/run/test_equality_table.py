@@ -179,6 +179,13 @@ FAMILIES = tuple(
 SMALL_DECODER = partial(tiny_decoder, num_hidden_layers=2, vocab_size=19)
 SHORT = partial(SMALL_DECODER, max_position_embeddings=8)
 NEOX = tiny_decoder("gpt_neox", vocab_size=19, max_position_embeddings=8)
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 8,
+    "long_factor": [3.0] * 8,
+    "original_max_position_embeddings": 6,
+}
 DECODERS = (
     Row(SHORT("mistral", sliding_window=3), "1f1b", pp=2),
     Row(SHORT("cohere"), "zb-h1", pp=2, recompute="full"),
@@ -200,7 +207,8 @@ DECODERS = (
     Row(SHORT("granite", residual_multiplier=0.5), tp=2, dp=2),
     Row(SHORT("starcoder2"), tp=2, methods=(Collectives("interleaved"),)),
     Row(SHORT("qwen3"), cp=2, tp=2),
-    Row(SHORT("phi3"), "1f1b", pp=2, cp=2),
+    # The factors of all angles are those of the last position, which one of the ranks has.
+    Row(SHORT("phi3", original_max_position_embeddings=6, rope_parameters=LONG_ROPE), "1f1b", pp=2, cp=2),
 )
 
 # Statistics and dropout included; whoever evaluates in the middle changes nothing.

@@ -30,6 +30,12 @@ _LATENT = {
 }
 # The families of GPT-J leave out a width of four times the hidden size.
 _FEED_FORWARDS = ("n_inner", "ffn_hidden_size")
+# The fields of `Decoder` that a row states, and those that a key of the file may decide.
+_OF_ROW = (
+    *("norm", "placement", "gated", "joint_projection", "query_key_norm", "position_rows"),
+    *("scaled_embedding", "sinks", "activation_parameters", "undivided"),
+)
+_FACTS = ("query_bias", "output_bias", "feed_forward_bias", "head_bias", "attention_cap", "logits_cap")
 _KINDS_OF_LAYERS = ("full_attention", "sliding_attention")
 
 
@@ -46,31 +52,12 @@ def read_decoder(record: Mapping[str, Any], row: DecoderRow, name: str, where: s
     """
     row = row.chosen(record)
     given = _Given(row.stated(record), where)
-    required, optional = {**_REQUIRED, **row.keys}, dict(_OPTIONAL)
-    if "key_value_heads" in row.keys:
-        optional["key_value_heads"] = required.pop("key_value_heads")
-    if required["feed_forward"] in _FEED_FORWARDS:
-        optional["feed_forward"] = required.pop("feed_forward")
-    if row.latent:
-        # Every head has its own keys, and their sizes have keys of their own.
-        optional = {}
-    sizes, problems = read_sizes(given.record, required, optional, where)
-    keys = {**required, **optional}
-    problems += [*tied_problems(record, where), *row.problems(record, where)]
-    if "head_size" not in sizes and not row.latent:
-        problems += head_problems(sizes, keys, where)
-    if row.single_key_value_head:
-        sizes["key_value_heads"] = 1
-    if "key_value_heads" in keys:
-        problems += group_problems(sizes, keys, where)
+    sizes = given.sizes(row)
     constants, wrong = read_constants(record, str(record["model_type"]), where)
-    given.problems += problems + wrong
-    latent = given.latent() if row.latent else None
-    experts = given.experts(row.experts, sizes.get("layers", 0)) if row.experts is not None else None
-    windows = given.windows(row, sizes.get("layers", 0))
+    given.problems += [*tied_problems(record, where), *row.problems(record, where), *wrong]
+    decoder = given.decoder(row, sizes.pop("head_size", 0), sizes.get("layers", 0))
     if given.problems:
         raise InputError(given.problems)
-    head_size = sizes.pop("head_size", sizes["hidden"] // sizes["heads"])
     sizes.setdefault("key_value_heads", sizes["heads"])
     sizes.setdefault("feed_forward", 4 * sizes["hidden"])
     tied = record.get("tie_word_embeddings")
@@ -80,28 +67,7 @@ def read_decoder(record: Mapping[str, Any], row: DecoderRow, name: str, where: s
         tied_embeddings=row.tied if tied is None else tied,
         norm_epsilon=constants.get("norm_epsilon"),
         rotary_base=constants.get("rotary_base"),
-        decoder=Decoder(
-            head_size=head_size,
-            norm=row.norm,
-            placement=row.placement,
-            gated=row.gated,
-            joint_projection=row.joint_projection,
-            query_bias=given.fact(row.query_bias),
-            output_bias=given.fact(row.output_bias),
-            feed_forward_bias=given.fact(row.feed_forward_bias),
-            head_bias=given.fact(row.head_bias),
-            query_key_norm=row.query_key_norm,
-            position_rows=row.position_rows,
-            scaled_embedding=row.scaled_embedding,
-            attention_cap=given.fact(row.attention_cap),
-            logits_cap=given.fact(row.logits_cap),
-            sinks=row.sinks,
-            activation_parameters=row.activation_parameters,
-            undivided=row.undivided,
-            windows=windows,
-            latent=latent,
-            experts=experts,
-        ),
+        decoder=decoder,
         record=json.dumps(record, sort_keys=True),
         **sizes,
     )
@@ -114,6 +80,41 @@ class _Given:
         self.record = record
         self.where = where
         self.problems: list[Violation] = []
+
+    def sizes(self, row: DecoderRow) -> dict[str, Any]:
+        """Return the sizes by their names, with that of a head; note their mistakes."""
+        required, optional = {**_REQUIRED, **row.keys}, dict(_OPTIONAL)
+        if "key_value_heads" in row.keys:
+            optional["key_value_heads"] = required.pop("key_value_heads")
+        if required["feed_forward"] in _FEED_FORWARDS:
+            optional["feed_forward"] = required.pop("feed_forward")
+        if row.latent:
+            # Every head has its own keys, and their sizes have keys of their own.
+            optional = {}
+        sizes, problems = read_sizes(self.record, required, optional, self.where)
+        keys = {**required, **optional}
+        if row.single_key_value_head:
+            sizes["key_value_heads"] = 1
+        if "key_value_heads" in keys:
+            problems += group_problems(sizes, keys, self.where)
+        if "head_size" not in sizes and {"hidden", "heads"} <= sizes.keys():
+            problems += [] if row.latent else head_problems(sizes, keys, self.where)
+            sizes["head_size"] = sizes["hidden"] // sizes["heads"]
+        self.problems += problems
+        return sizes
+
+    def decoder(self, row: DecoderRow, head_size: int, layers: int) -> Decoder:
+        """Return the architecture, and note its mistakes."""
+        # Typed loosely because the fields have several types.
+        stated: dict[str, Any] = {name: getattr(row, name) for name in _OF_ROW}
+        stated |= {name: self.fact(getattr(row, name)) for name in _FACTS}
+        return Decoder(
+            head_size=head_size,
+            windows=self.windows(row, layers),
+            latent=self.latent() if row.latent else None,
+            experts=None if row.experts is None else self.experts(row.experts, layers),
+            **stated,
+        )
 
     def fact(self, fact: Fact) -> bool:
         return bool(self.record.get(fact, False)) if isinstance(fact, str) else fact

@@ -153,7 +153,7 @@ class DecoderStage(StageModule):
         divided = (self.tensor.size if self.tensor.divides_sequence else 1) * self.context.size
         tokens = inputs.shape[1] * (1 if self.embeds else divided)
         positions = torch.arange(tokens, device=inputs.device).unsqueeze(0)
-        angles_of = self._angles(self.context.own_tokens(positions))
+        angles_of = self._angles(positions)
         kinds = getattr(self.hugging_face, "layer_types", None)
         decoder = self.config.architecture
         for index, block in zip(self.block_indices, self.blocks, strict=True):
@@ -173,7 +173,9 @@ class DecoderStage(StageModule):
         def angles_of(kind: str | None) -> Angles:
             key = kind if several else None
             if key not in known:
-                known[key] = rotary(like, positions, *((kind,) if several else ()))
+                # Some kinds of positions depend on the last one, which another rank may have.
+                cosines, sines = rotary(like, positions, *((kind,) if several else ()))
+                known[key] = self.context.own_tokens(cosines), self.context.own_tokens(sines)
             return known[key]
 
         return angles_of
