@@ -38,7 +38,7 @@ from weft.run.parallel.tensor_parallel import TensorRanks
 from weft.training.tasks.base import cross_entropy
 
 TARGET = 0.02
-ROUNDS = 5
+ROUNDS = 11
 WHOLE = "whole"
 HIDDEN, VOCABULARIES, TOKENS = (128, 768), (4096, 16384), (512, 2048)
 CHUNKS = (64, 384, 1024)

@@ -32,6 +32,7 @@ from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.weft import WeftPlanner
 from weft.planning.problem import Problem, problem_of
 from weft.predict.predict import predict
+from weft.run import supported
 
 PROBLEM = problem_of(model="gpt2", on="2xa100-40gb", global_batch=16)
 GRAPH = PROBLEM.job.graph
@@ -218,6 +219,17 @@ def test_a_given_plan_of_a_fused_loss_is_refused_on_tensor_ranks_and_on_cpus() -
     fused = LayerChoice(name=FUSED, layers=(last,), value=BY_SIZE)
     with pytest.raises(InputError, match="cannot run the fused kernel"):
         given_plan(run, plan.model_copy(update={"layer_choices": (fused,)}))
+
+
+def test_a_machine_without_the_fused_kernel_is_told_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = plan_of(replace(LAYOUT, loss="fused"))
+    monkeypatch.setattr(supported, "find_spec", lambda name: None)
+    assert [str(one) for one in supported.missing_packages(plan)] == [
+        'fused-loss: needs the package liger_kernel, which is not installed: pip install "weft[liger]"'
+    ]
+    assert supported.missing_packages(plan_of(replace(LAYOUT, loss="chunked"))) == []
 
 
 def test_keys_reach_the_plan_and_its_file(tmp_path: Path) -> None:

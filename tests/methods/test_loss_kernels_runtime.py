@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given
@@ -14,6 +19,7 @@ from weft.describe.loss_choice import BY_SIZE
 from weft.errors import InputError
 from weft.methods.loss_kernels.runtime import run_chunked
 from weft.methods.loss_kernels.runtime.chunked import ChunkedLogits
+from weft.methods.loss_kernels.runtime.fused import FusedLogits
 from weft.run.parallel.loss_input import loss_input
 from weft.run.parallel.tensor_parallel import TensorRanks
 from weft.run.stage.build import build_stage
@@ -94,6 +100,31 @@ def test_the_gradient_of_a_weight_in_16_bits_is_added_up_in_fp32() -> None:
     assert weight.grad is not None
     each = torch.tensor(1.0 / VOCABULARY).bfloat16().item()
     assert weight.grad[1, 0].item() == pytest.approx(tokens * each, rel=1e-6)
+
+
+def like_liger(
+    vectors: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None,
+    **options: Any,
+) -> torch.Tensor:
+    """What the fused kernel computes, by the words of its function."""
+    assert options.pop("accum_dtype") == torch.float32
+    return nn.functional.cross_entropy(nn.functional.linear(vectors, weight, bias), target, **options)
+
+
+@given(tokens=st.integers(1, 9), bias=st.booleans(), seed=st.integers(0, 100))
+def test_the_fused_kernel_is_given_the_head_and_all_targets(tokens: int, bias: bool, seed: int) -> None:
+    hidden, weight, added, targets = drawn(tokens, torch.float64, bias=bias, seed=seed)
+    package = ModuleType("liger_kernel.transformers.functional")
+    package.liger_fused_linear_cross_entropy = like_liger  # type: ignore[attr-defined]
+    unfused = nn.functional.linear(hidden, weight, added)
+    with mock.patch.dict(sys.modules, {package.__name__: package}):
+        found = FusedLogits(hidden, weight, added, VOCABULARY, TensorRanks())
+        loss = cross_entropy(found, targets, IGNORED)
+    assert loss.item() == pytest.approx(cross_entropy(unfused, targets, IGNORED).item(), rel=1e-12)
+    assert torch.equal(most_likely(found.detach()), unfused.argmax(-1))
 
 
 def test_an_evaluation_makes_no_gradients() -> None:

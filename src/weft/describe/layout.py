@@ -288,8 +288,8 @@ class PartialLayout(TomlTable):
     )
     loss_chunk_tokens: Count | None = Field(
         default=None,
-        description="the tokens of a chunk of a chunked loss; left out, half the size of hidden states, or 256 "
-        "to 512 in narrow models",
+        description="the tokens of a chunk of a chunked loss; left out, half the size of hidden states, or "
+        "256 to 512 in narrow models",
     )
 
     @classmethod
