@@ -147,7 +147,7 @@ def peak_live_bytes(program: Program, costs: Costs, end: Ints, period: float) ->
 
 
 def _until_peak(costs: Costs, rows: Ints, end: Ints, period: float) -> tuple[Ints, int]:
-    """Return the rows up to the peak, in order of their ends, and the bytes at the peak beside the base."""
+    """Return the rows up to the peak, in order of their ends, and its bytes on top of the base."""
     rows, times = np.tile(rows, 2), np.concatenate([end[rows], end[rows] + round(period)])
     rows = rows[np.lexsort((costs.live_bytes[rows] < 0, times))]
     change = costs.live_bytes[rows]

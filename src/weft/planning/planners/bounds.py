@@ -175,8 +175,10 @@ class Bounds:
         return np.array([kept.most(one, one, 0 * one) for kept in self._kept_of(layout)])
 
     def layer_bytes(self, layout: Layout) -> LayerBytes:
-        """Return the bytes that each layer holds on a rank of the layout, allocator slack and the margin of
-        the problem's `memory_risk` included."""
+        """Return the bytes that each layer holds on a rank of the layout.
+
+        They include the allocator's slack and the margin of the problem's `memory_risk`.
+        """
         layers, states = self._costs.of(layout), self._state_bytes
         sharers, level = sharers_of(layout), SHARDINGS.index(layout.sharding)
         each = sum(size / (sharers if turn < level else 1) for turn, size in enumerate(states.in_turn))
