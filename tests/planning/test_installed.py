@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,9 +169,9 @@ def test_another_cluster_is_searched_with_the_moves_of_others(weft_example: Path
 
 
 def smallest_change() -> SmallestChange | None:
-    """Of a layout without a notch of weft's own: an odd size, one replica, everything recomputed."""
-    asked = problem_of(model="gpt2", on="1xt4", global_batch=27)
-    layout = one_replica("1f1b", size=27).recomputing("full")
+    """Of a layout without a notch of weft's own: an odd size, one replica, everything recomputed, chunks."""
+    asked = problem_of(model="gpt2", on="1xt4", global_batch=135)
+    layout = replace(one_replica("1f1b", size=135).recomputing("full"), loss="chunked")
     return SmallestChanges(asked).of(layout)
 
 
@@ -178,7 +179,7 @@ def test_a_move_of_others_may_be_the_smallest_change(weft_example: Path) -> None
     found = smallest_change()
     assert found is not None
     assert found.words == "a third of the micro-batch"
-    assert found.candidate.layout.micro_batch_size == 9
+    assert found.candidate.layout.micro_batch_size == 45
     assert found.candidate.verdict is Verdict.FITS
 
 

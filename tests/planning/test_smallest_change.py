@@ -75,7 +75,9 @@ def test_every_notch_is_one_and_keeps_the_devices() -> None:
             degrees = {"dp", "tp", "pp"}
             assert len(different - degrees - {"island"}) == (0 if different & degrees else 1), words
     moved = (Choice(name="offload", options={"states": True, "activations": True}),)
-    last = layout(micro_batch_size=1, recompute="full", sharding="zero-3", dp=1, methods=moved)
+    last = layout(
+        micro_batch_size=1, recompute="full", sharding="zero-3", dp=1, methods=moved, loss="chunked"
+    )
     assert notches(asked, last) == []
 
 
