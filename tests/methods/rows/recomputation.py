@@ -23,7 +23,9 @@ def by_planner(row: Row) -> Plan:
     pins = PartialLayout(tp=1, sharding="zero-0", **sizes)
     cluster = parse_cluster(f"{row.pp * row.dp}xv100-16gb")
     batch = row.dp * row.micro_batches * row.micro_batch_size
-    request = request_of(row.model, cluster, global_batch=batch, precision=row.precision, pins=pins)
+    request = request_of(
+        row.model, cluster, global_batch=batch, precision=row.precision, pins=pins, memory_risk=0.5
+    )
     problem = measured_problem(request)
     [group] = cluster.groups
     taken = group.device.memory_bytes - group.device.usable_bytes

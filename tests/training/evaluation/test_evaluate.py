@@ -152,7 +152,7 @@ def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path, worker_pool: Work
         RUN.format(
             preset="vit-digits", kind="image-classification", data="digits", sequence="", steps=1, pp=1
         )
-        + "dp = 1\n"
+        + "dp = 1\ntp = 1\n"
     )
     prepared(tmp_path / "run.toml", directory=tmp_path / "run")
     with pytest.raises(RankError, match="it has no checkpoint to evaluate"):
