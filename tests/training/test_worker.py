@@ -121,7 +121,7 @@ def worker(
 
 def ending(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Exit code and what it printed."""
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=180)
     return process.returncode, errors
 
 
@@ -227,7 +227,7 @@ def test_load_starts_no_thread_and_runs_nothing_of_the_user(
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", LOAD, str(tmp_path)]
     ended = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == f"1 1 False\n{loaded}\n"

@@ -127,8 +127,8 @@ def test_no_kill_leaves_an_orphan(run_dir: Path, victim: str) -> None:
     assert agent is not None
     family = [psutil.Process(launcher.pid), agent, *workers]
     {"launcher": family[0], "agent": agent, "worker": workers[1]}[victim].kill()
-    launcher.wait(timeout=20)
-    gone, alive = psutil.wait_procs(family[1:], timeout=10)
+    launcher.wait(timeout=60)
+    gone, alive = psutil.wait_procs(family[1:], timeout=30)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
     assert len(gone) + len(alive) == 3
     _, error = launcher.communicate()
@@ -141,7 +141,7 @@ def test_a_rank_that_is_stopped_is_killed_soon_when_another_one_has_failed(run_d
     behave(run_dir, "stop and die")
     launcher = start_launcher(run_dir, "pid")
     stopped = psutil.Process(int((run_dir / "pid-0").read_text()))
-    assert launcher.wait(timeout=20) == 1
+    assert launcher.wait(timeout=60) == 1
     _, error = launcher.communicate()
     assert "RunError: rank 1 was killed by signal 9 (SIGKILL) (log: " in error.decode()
     assert not stopped.is_running() or stopped.status() == psutil.STATUS_ZOMBIE
@@ -152,7 +152,7 @@ def test_a_stop_reaches_the_workers_which_save(run_dir: Path, number: int, exit_
     behave(run_dir, "save")
     launcher = start_launcher(run_dir, "ready")
     launcher.send_signal(number)
-    assert launcher.wait(timeout=30) == exit_code
+    assert launcher.wait(timeout=90) == exit_code
     assert [(run_dir / f"saved-{rank}").read_text() for rank in range(2)] == [str(int(number))] * 2
 
 
@@ -228,11 +228,11 @@ def test_a_stop_that_one_worker_does_not_answer_ends_all(run_dir: Path) -> None:
     wait_for(lambda: workers[1].status() == psutil.STATUS_STOPPED)
     launcher.send_signal(signal.SIGTERM)
     try:
-        _, error = launcher.communicate(timeout=100)
+        _, error = launcher.communicate(timeout=200)
     finally:
         launcher.kill()
     assert launcher.returncode == 143
-    gone, alive = psutil.wait_procs(workers, timeout=10)
+    gone, alive = psutil.wait_procs(workers, timeout=30)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
     assert len(gone) + len(alive) == 2
     assert error.decode() == ""
@@ -250,7 +250,7 @@ def test_a_full_disk_is_told_with_the_rank_and_the_file(run_dir: Path) -> None:
 def test_a_worker_under_plain_torchrun(run_dir: Path) -> None:
     behave(run_dir, "meet")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*command, "-m", "launched", str(run_dir)], capture_output=True, timeout=120)
+    done = subprocess.run([*command, "-m", "launched", str(run_dir)], capture_output=True, timeout=240)
     assert done.returncode == 0, done.stderr.decode()
     assert b"rank 1 of 2 on 1 threads: 1" in done.stdout
 
@@ -268,7 +268,7 @@ with socket.create_server(("127.0.0.1", 0)) as taken:
     except RunError as error:
         print(error)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=180)
     assert b"is in use; choose another one" in done.stdout
     assert done.stdout.count(b"\n") == 1
 
@@ -285,7 +285,7 @@ try:
 except RunError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=180)
     assert b"not all of 2 ranks met at 127.0.0.1:0 within 1 s" in done.stdout
     assert done.stdout.count(b"\n") == 1
 
@@ -301,6 +301,6 @@ except InputError as error:
     print(json.dumps([str(violation) for violation in error.violations]))
 """
     environment = {"RANK": "0", "WORLD_SIZE": "two", "PATH": os.environ["PATH"]}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, env=environment)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=180, env=environment)
     lines = json.loads(done.stdout)
     assert [line.split()[1] for line in lines] == ["WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]
