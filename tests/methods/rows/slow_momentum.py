@@ -29,7 +29,8 @@ class OwnSlowSteps(OwnSteps, SlowSteps):
 
 ROWS = (
     AVERAGED(GPT, optimizer="falling", methods=(SlowSteps(2),)),
-    AVERAGED(TIED, "1f1b", pp=2, optimizer="adamw", methods=(SlowSteps(3, 0.8, 0.5),)),
+    # Gradients of a key's bias are rounding errors, which AdamW makes as large as its epsilon lets it.
+    AVERAGED(TIED, "1f1b", pp=2, optimizer="adamw", methods=(SlowSteps(3, 0.8, 0.5),), tolerance=1e-8),
     AVERAGED(GPT, methods=(OwnSlowSteps(3, replica_steps="3 2"),)),
     AVERAGED(replace(divisible("llama"), layers=2), tp=2, methods=(SlowSteps(2),)),
 )
