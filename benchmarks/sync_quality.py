@@ -252,13 +252,13 @@ def worker(report: Report, asked: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     steps, seeds = (30, SEEDS[:2]) if asked.quick else (asked.steps, SEEDS)
     methods = CLAN_METHODS if asked.optimizer == "lans" else METHODS
+    about = [f"{steps} steps"] if steps != STEPS else []
+    about += [asked.optimizer] if asked.optimizer != "adamw" else []
     generations = count()
 
     def loss(method: Method, setting: Setting, seed: int) -> float:
         rate, more = setting
         words = [method.name, f"rate {rate:.2g}", *(f"{key} {value}" for key, value in more.items())]
-        about = [f"{steps} steps"] if steps != STEPS else []
-        about += [method.optimizer] if method.optimizer != "adamw" else []
         cell = ", ".join([*words, *about, f"seed {seed}"])
         known = report.values(cell)
         if "loss" in known:
@@ -270,14 +270,14 @@ def worker(report: Report, asked: argparse.Namespace) -> None:
             report.add_cell(cell, values)
         return found[steps]
 
-    losses, of_lans = {}, "" if asked.optimizer == "adamw" else f", {asked.optimizer}, {steps} steps"
+    losses = {}
     for method in methods:
         settings = method.settings()[:1] if asked.quick else method.settings()
         tuned = min(settings, key=lambda setting: sum(loss(method, setting, seed) for seed in TUNING_SEEDS))
         losses[method.name] = [loss(method, tuned, seed) for seed in seeds]
     if context.rank == 0:
         for name, found in losses.items():
-            report.add_cell(f"{name}{of_lans}", beside_dense(name, found, losses["dense"]))
+            report.add_cell(", ".join([name, *about]), beside_dense(name, found, losses["dense"]))
         for name in ("local-averaging", "slow-momentum", "diloco") if "sign-momentum" in losses else ():
             report.add(f"sign-momentum - {name}", difference(losses["sign-momentum"], losses[name]))
     context.close()

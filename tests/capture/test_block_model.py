@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from own_models import SEQUENCE, VOCABULARY, WIDTH
+from saved_bytes import saved_by_autograd
 from torch import nn
 
 from weft.capture.block_model import BlockModel
@@ -69,20 +70,10 @@ def test_products_of_values_have_no_weight_part() -> None:
 def test_a_layer_keeps_what_autograd_saves(index: int) -> None:
     model = own_models.images()
     module = model.layer(index)
-    own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
-    saved: dict[int, int] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.untyped_storage().data_ptr() not in own:
-            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
     inputs = torch.randn(3, *model.sample_shapes[index], requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = module(inputs)
+    saved = saved_by_autograd(lambda: module(inputs), module.parameters())
     predicted = 4 * model.layer_graph().layers[index].kept(Shape(3, 1))
-    assert sum(saved.values()) == pytest.approx(predicted, rel=0.02)
-    del output
+    assert saved == pytest.approx(predicted, rel=0.02)
 
 
 def test_a_run_file_names_it() -> None:

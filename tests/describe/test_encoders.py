@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from saved_bytes import saved_by_autograd
 from transformers import BertConfig, BertForMaskedLM, ViTConfig, ViTForImageClassification
 
 from weft.describe.amount import Shape
@@ -113,24 +114,11 @@ def test_parameters_of_presets_equal_the_real_model(name):
 def kept_by_autograd(config, layers, samples):
     """Bytes that the real model saves for its backward pass, parameters and buffers left out."""
     model = real_model(config, layers)
-    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-    saved = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
     if config.reads_images:
         inputs = torch.zeros((samples, config.channels, config.image_size, config.image_size))
     else:
         inputs = torch.zeros((samples, config.sequence), dtype=torch.long)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = model(inputs)
-        total = sum(saved.values())
-    del output
-    return total
+    return saved_by_autograd(lambda: model(inputs), (*model.parameters(), *model.buffers()))
 
 
 @pytest.mark.parametrize("name", ["bert-1m", "vit-digits"])

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from saved_bytes import saved_by_autograd
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from weft.describe.amount import Shape
@@ -116,19 +117,8 @@ def test_parameters_equal_the_real_model(config):
 def kept_by_autograd(config: ModelConfig, layers: int, samples: int, dtype: torch.dtype) -> int:
     """Bytes that the real model saves for its backward pass, parameters and buffers left out."""
     model = real_model(config, layers).to(dtype)
-    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-    saved: dict[int, torch.Tensor] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            saved[storage.data_ptr()] = tensor
-        return tensor
-
     tokens = torch.zeros((samples, config.sequence), dtype=torch.long)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(tokens, use_cache=False)
-        return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+    return saved_by_autograd(lambda: model(tokens, use_cache=False), (*model.parameters(), *model.buffers()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

@@ -95,7 +95,7 @@ def print_ranking(planned: PlannedJob, ranking: Ranking, shown: Sequence[Advised
     prediction = planned.prediction
     memory = [job.cluster.device_of(rank).memory_bytes for rank in range(planned.plan.ranks)]
     out.print(memory_bars(prediction.peak_bytes, memory))
-    out.print(chance_text(prediction, job.cluster, planned.problem.memory_risk))
+    out.print(chance_text(planned))
     fitting = len(ranking.fitting)
     out.print(
         f"{len(ranking.candidates)} layouts considered, {fitting} simulated and fitting; "

@@ -92,7 +92,7 @@ def show(
     out.print(stages_table(planned), highlight=False)
     memory = [cluster.device_of(rank).memory_bytes for rank in range(plan.ranks)]
     out.print(memory_bars(planned.prediction.peak_bytes, memory))
-    out.print(chance_text(planned.prediction, cluster, planned.problem.memory_risk))
+    out.print(chance_text(planned))
     out.print(f"memory of rank {planned.fullest_rank} at its peak:")
     out.print(memory_parts_table(planned.memory_parts(planned.fullest_rank)), highlight=False)
     _print_host_memory(planned)
@@ -143,7 +143,8 @@ def simulate(
     planned = _job_of(Path(source), ranks)
     record = simulation_record(planned, planned.predicted)
     if json:
-        print_json(record)
+        parts = planned.memory_parts(planned.fullest_rank)
+        print_json({**record, "memory": {part.name: round(part.value) for part in parts}})
         return
     out = console()
     out.print(f"[bold]{planned.plan.model}[/bold] on {planned.plan.cluster}: {planned.plan.ranks} ranks")
@@ -186,7 +187,6 @@ def simulation_record(planned: PlannedJob, predicted: PredictedStep) -> dict[str
         "peak_bytes": [int(value) for value in simulation.peak_bytes],
         "peak_high_bytes": list(predicted.prediction.peak_high_bytes),
         "chance_to_fit": predicted.prediction.chance_to_fit(planned.usable_bytes),
-        "memory": {part.name: round(part.value) for part in planned.memory_parts(planned.fullest_rank)},
         "peak_instruction": [
             str(planned.program.instruction(position)) if position != NONE else None
             for position in simulation.peak_positions.tolist()

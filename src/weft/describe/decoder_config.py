@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from weft.describe.decoder import Decoder, Experts, Latent
@@ -30,12 +31,10 @@ _LATENT = {
 }
 # The families of GPT-J leave out a width of four times the hidden size.
 _FEED_FORWARDS = ("n_inner", "ffn_hidden_size")
-# The fields of `Decoder` that a row states, and those that a key of the file may decide.
-_OF_ROW = (
-    *("norm", "placement", "gated", "joint_projection", "query_key_norm", "position_rows"),
-    *("scaled_embedding", "sinks", "activation_parameters", "undivided"),
-)
-_FACTS = ("query_bias", "output_bias", "feed_forward_bias", "head_bias", "attention_cap", "logits_cap")
+# The fields of `Decoder` that a row has too, and those that a key of the file may decide. Of latent attention
+# and experts a row names only the keys.
+_SHARED = {field.name for field in fields(Decoder)} & DecoderRow.model_fields.keys() - {"latent", "experts"}
+_FACTS = {name for name in _SHARED if DecoderRow.model_fields[name].annotation == Fact}
 _KINDS_OF_LAYERS = ("full_attention", "sliding_attention")
 
 
@@ -106,8 +105,8 @@ class _Given:
     def decoder(self, row: DecoderRow, head_size: int, layers: int) -> Decoder:
         """Return the architecture, and note its mistakes."""
         # Typed loosely because the fields have several types.
-        stated: dict[str, Any] = {name: getattr(row, name) for name in _OF_ROW}
-        stated |= {name: self.fact(getattr(row, name)) for name in _FACTS}
+        stated: dict[str, Any] = {name: getattr(row, name) for name in _SHARED}
+        stated |= {name: self.fact(stated[name]) for name in _FACTS}
         return Decoder(
             head_size=head_size,
             windows=self.windows(row, layers),

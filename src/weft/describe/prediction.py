@@ -61,10 +61,13 @@ class Prediction(BaseModel):
         """The 90 % interval in words."""
         return f"{format_seconds(self.step_low_s)} - {format_seconds(self.step_high_s)}"
 
+    @property
+    def _high_bytes(self) -> tuple[int, ...]:
+        return self.peak_high_bytes or self.peak_bytes
+
     def peaks_at(self, risk: float) -> list[int]:
         """Return the bytes that each rank's peak exceeds with the probability `risk`."""
-        margin, highs = margin_at(risk), self.peak_high_bytes or self.peak_bytes
-        pairs = zip(self.peak_bytes, highs, strict=True)
+        margin, pairs = margin_at(risk), zip(self.peak_bytes, self._high_bytes, strict=True)
         return [round(peak + margin * (high - peak)) for peak, high in pairs]
 
     def chance_to_fit(self, usable_bytes: Sequence[int]) -> float:
@@ -72,6 +75,5 @@ class Prediction(BaseModel):
 
         The ranks err alike, since their peaks come from one model. So the tightest rank decides.
         """
-        highs = self.peak_high_bytes or self.peak_bytes
-        ranks = set(zip(self.peak_bytes, highs, usable_bytes, strict=False))
+        ranks = set(zip(self.peak_bytes, self._high_bytes, usable_bytes, strict=False))
         return min((chance_to_fit(*rank) for rank in ranks), default=1.0)

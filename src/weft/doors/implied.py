@@ -24,6 +24,7 @@ from weft.moves.sharers import among_replicas
 from weft.planning.long_steps import predict_long
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import Problem, measured_problem
+from weft.predict.cost.places import ClusterPlaces
 from weft.program.schedules import get_schedule
 
 # A simulation layer by layer has at most this many passes; with more, a stage has several layers.
@@ -81,13 +82,12 @@ class PredictedPlan:
 
         It is negative where all fits.
         """
-        peaks = enumerate(self.prediction.peaks_at(risk))
-        return max(held - cluster.device_of(rank).usable_bytes for rank, held in peaks)
+        peaks = self.prediction.peaks_at(risk)
+        return int((peaks - ClusterPlaces(cluster).usable_bytes[: len(peaks)]).max())
 
     def chance_to_fit(self, cluster: Cluster) -> float:
         """Return the probability that all devices have enough memory."""
-        ranks = range(len(self.prediction.peak_bytes))
-        return self.prediction.chance_to_fit([cluster.device_of(rank).usable_bytes for rank in ranks])
+        return self.prediction.chance_to_fit(ClusterPlaces(cluster).usable_bytes.tolist())
 
 
 def with_answers(configuration: Configuration, answers: Answers) -> Configuration:

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 from decoder_models import tiny_decoder
+from saved_bytes import saved_by_autograd
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -119,19 +120,8 @@ def test_a_block_keeps_what_autograd_saves(model_type: str, dtype: torch.dtype) 
 
     def saved_bytes(blocks: int) -> int:
         stage = build_stage(config, range(1, 1 + blocks), 0, dtype)
-        own = {one.untyped_storage().data_ptr() for one in (*stage.parameters(), *stage.buffers())}
-        saved: dict[int, torch.Tensor] = {}
-
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                saved[storage.data_ptr()] = tensor
-            return tensor
-
         stream = torch.randn(2, config.sequence, config.hidden, dtype=dtype, requires_grad=True)
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            stage(stream)
-            return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+        return saved_by_autograd(lambda: stage(stream), (*stage.parameters(), *stage.buffers()))
 
     # The third block is like the first one where windows alternate.
     measured = saved_bytes(3) - saved_bytes(2)

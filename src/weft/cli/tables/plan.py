@@ -12,7 +12,6 @@ from rich.text import Text
 from weft.cli.output import folded_table
 from weft.describe.cluster import Cluster
 from weft.describe.plan import Plan
-from weft.describe.prediction import Prediction
 from weft.describe.units import format_bytes
 from weft.planning.planned import PlannedJob
 from weft.predict.memory_parts import MemoryPart
@@ -87,19 +86,19 @@ def memory_parts_table(parts: Sequence[MemoryPart]) -> Table:
     return table
 
 
-def chance_text(prediction: Prediction, cluster: Cluster, risk: float) -> str:
+def chance_text(planned: PlannedJob) -> str:
     """Return the chance that a plan fits, beside the accepted risk, and the reserve."""
-    devices = {group.device.name: group.device for group in cluster.groups}.values()
-    usable = [cluster.device_of(rank).usable_bytes for rank in range(len(prediction.peak_bytes))]
+    problem = planned.problem
+    devices = {group.device.name: group.device for group in problem.job.cluster.groups}.values()
     reserves = ", ".join(
         f"{format_bytes(one.memory_bytes - one.usable_bytes)} of {one.name}"
         for one in devices
         if one.usable_bytes < one.memory_bytes
     )
     kept = f"; {reserves} stay in reserve" if reserves else ""
-    chance = prediction.chance_to_fit(usable)
+    chance = planned.prediction.chance_to_fit(planned.usable_bytes)
     words = f"over {_SURE:.1%}" if chance > _SURE else f"{chance:.1%}"
-    return f"fits with a chance of {words} (accepted risk {risk:.0%}){kept}"
+    return f"fits with a chance of {words} (accepted risk {problem.memory_risk:.0%}){kept}"
 
 
 def host_memory_text(held: Mapping[str, Ints], cluster: Cluster) -> str:

@@ -46,9 +46,7 @@ class MixedSpace:
         self._problem = replace(problem, pins=problem.pins.replaced(recompute="none"))
         self._bounds = bounds
         self._uneven = UnevenSpace(self._problem, bounds)
-        cluster = problem.job.cluster
-        rooms = [cluster.device_of(rank).usable_bytes for rank in range(cluster.ranks)]
-        self._room_of_rank: Floats = np.array(rooms, dtype=np.float64)
+        self._room_of_rank: Floats = problem.cost_model.network.places.usable_bytes.astype(np.float64)
 
     def on_equal_devices(self, may_win: Callable[[Layout], bool]) -> Iterator[Layout]:
         """Yield layouts of every degree, order and sharding, least lower bound of the step first.
