@@ -233,3 +233,13 @@ def test_a_new_device_needs_everything_the_catalogue_would_say():
     for missing in ("memory:", "memory_bandwidth:", "flops:", "devices:", "bandwidth:", "latency:"):
         assert f"{missing} missing" in found
     assert "missing between 'n' and 'n'" in found
+
+
+def test_a_reserve_leaves_memory_and_is_written_as_it_was_given() -> None:
+    text = '[[node]]\nname = "n"\ndevice = "v100-16gb"\n[device.v100-16gb]\nreserve = "{}"\n'
+    found = cluster_of(tomllib.loads(text.format("4 GiB")), "file")
+    device = found.groups[0].device
+    assert device.usable_bytes == device.memory_bytes - 2**32
+    assert cluster_of(tomllib.loads(to_toml(found)), "file") == found
+    with pytest.raises(InputError, match=r"device\.'v100-16gb'\.reserve: .* leave nothing"):
+        cluster_of(tomllib.loads(text.format("16 GiB")), "file")

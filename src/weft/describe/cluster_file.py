@@ -21,7 +21,7 @@ from weft.describe.cluster_tables import ClusterFile, DeviceTable
 from weft.describe.device import Device
 from weft.describe.reading import read_toml, violations_of
 from weft.describe.this_machine import THIS_MACHINE, this_machine
-from weft.describe.units import shown
+from weft.describe.units import format_bytes, shown
 from weft.errors import InputError, Violation, nearest
 
 
@@ -115,7 +115,11 @@ def _device(
         "price_per_hour": table.price_per_hour,
     }
     base = known or Device(name=name, memory_bytes=1, memory_bytes_per_s=1.0)
-    return replace(base, **{key: value for key, value in given.items() if value is not None})
+    device = replace(base, **{key: value for key, value in given.items() if value is not None})
+    if device.reserve_bytes is not None and device.reserve_bytes >= device.memory_bytes:
+        problem = f"{format_bytes(device.reserve_bytes)} of {format_bytes(device.memory_bytes)} leave nothing"
+        problems.append(Violation(f"{where}: device.{shown(name)}.reserve", problem))
+    return device
 
 
 def _groups(
