@@ -89,9 +89,10 @@ def compare(
     judging = None if calculon is None else Calculon(program=clone("calculon", calculon))
     planning = None if metis is None else Metis(program=clone("metis", metis))
     words = decided(pins)
-    problem = problem_of_run(asked_run(source, on, global_batch, sequence, precision, words))
+    run = asked_run(source, on, global_batch, sequence, precision, words)
+    problem = problem_of_run(run)
     planners = named_planners(compare)
-    answers = compared(problem, [*planners, planning] if planning else planners, out)
+    answers = compared(run, problem, [*planners, planning] if planning else planners, out)
     told: list[Judgement | Order] = [judge(judging, problem, answers)] if judging else []
     told += [order_of(one) for one in answers if planning and one.planner == planning.name and one.candidates]
     if json:

@@ -11,7 +11,7 @@ from weft.describe.layout import Pins
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.prediction import Prediction
-from weft.describe.run_file import changed, load_run, run_of_keywords
+from weft.describe.run_file import RunFile, changed, load_run, naming, run_of_keywords
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
 from weft.moves.layout import flops_per_layer
@@ -24,7 +24,7 @@ from weft.timeline.timeline import Timeline
 from weft.training.directory.resuming import as_in, require_job_of, require_not_started
 from weft.training.directory.run_directory import RunDirectory, fresh_directory
 from weft.training.session import evaluate as evaluate_run
-from weft.training.session import execute, finish, job_in, prepare, reopen
+from weft.training.session import execute, finish, job_in, plan_file_job, prepare, reopen
 from weft.web.pages.plan import plan_html
 from weft.web.pages.report import write_run_report
 
@@ -132,11 +132,12 @@ def plan(
     return Planned(plan_run(run))
 
 
-def simulate(source: Planned | str | Path) -> Timeline:
+def simulate(source: Planned | str | Path, *, model: str | None = None, on: str | None = None) -> Timeline:
     """Predict one step of a plan in the steady state.
 
     Args:
         source: the result of `plan`, the path of a run file or a plan file, or a run directory.
+        model, on: another model and cluster for the path's plan, as in `plan`.
 
     Returns:
         One row per instruction and rank; times in nanoseconds from the start of the step.
@@ -146,12 +147,14 @@ def simulate(source: Planned | str | Path) -> Timeline:
     """
     if isinstance(source, Planned):
         return source.simulate()
-    return Planned(job_in(Path(source))).simulate()
+    return Planned(job_in(Path(source), model=model, on=on)).simulate()
 
 
 def train(
     source: Planned | str | Path,
     *,
+    model: str | None = None,
+    on: str | None = None,
     data: str | None = None,
     steps: int | None = None,
     directory: str | Path | None = None,
@@ -161,7 +164,8 @@ def train(
     """Train on local ranks and return the finished run.
 
     Args:
-        source: the result of `plan`, the path of a RUN.toml, or a run directory to resume.
+        source: the result of `plan`, the path of a RUN.toml or PLAN.json, or a run directory to resume.
+        model, on: another model and cluster for the path's job, as in `plan`.
         data, steps: override the run file's `[task] data` and `[train] steps`.
         directory: the run directory to write; default: a fresh one under `runs/`.
         resume: a run directory to continue, under the plan of `source` for the same job.
@@ -175,7 +179,7 @@ def train(
         weft.errors.RunError: when the run failed.
     """
     require_torch()
-    planned, path = _job_and_path(source, data, steps, directory, resume)
+    planned, path = _job_and_path(source, model, on, data, steps, directory, resume)
     with prepare(planned, path) as run_directory:
         summary = execute(planned, run_directory, (lambda: on_poll(run_directory)) if on_poll else None)
         write_run_report(run_directory, planned.all[-1])
@@ -206,6 +210,8 @@ def evaluate(directory: str | Path) -> Mapping[str, Any]:
 def prepared(
     source: Planned | str | Path,
     *,
+    model: str | None = None,
+    on: str | None = None,
     data: str | None = None,
     steps: int | None = None,
     directory: str | Path | None = None,
@@ -216,7 +222,7 @@ def prepared(
     Raises:
         InputError: when the input is invalid.
     """
-    planned, path = _job_and_path(source, data, steps, directory, resume)
+    planned, path = _job_and_path(source, model, on, data, steps, directory, resume)
     with prepare(planned, path) as run_directory:
         return planned, run_directory
 
@@ -239,16 +245,18 @@ def finished(path: str | Path) -> Run:
 
 def _job_and_path(
     source: Planned | str | Path,
+    model: str | None,
+    on: str | None,
     data: str | None,
     steps: int | None,
     directory: str | Path | None,
     resume: str | Path | None,
 ) -> tuple[PlannedJob, Path]:
     if not isinstance(source, Planned) and Path(source).is_dir():
-        if resume is not None:
-            raise InputError(
-                Violation(str(source), "a run directory; --resume goes with a run file", "RUN.toml")
-            )
+        given = {"resume": resume, "model": model, "on": on}
+        if wrong := [f"--{name}" for name, value in given.items() if value is not None]:
+            problem = f"a run directory; {', '.join(wrong)} goes with a run file or a plan file"
+            raise InputError(Violation(str(source), problem, "RUN.toml"))
         return _with(reopen(Path(source)), data, steps), Path(source)
     if resume is not None and directory is not None:
         raise InputError(
@@ -256,14 +264,26 @@ def _job_and_path(
         )
     if resume is not None:
         path = Path(resume)
-        planned = source.job if isinstance(source, Planned) else plan_run(as_in(load_run(Path(source)), path))
+        planned = _job(source, model, on, lambda run: as_in(run, path))
         require_job_of(planned.run, planned.plan, path)
         return _with(planned, data, steps), path
-    planned = source.job if isinstance(source, Planned) else plan_run(load_run(Path(source)))
+    planned = _job(source, model, on, lambda run: run)
     name = planned.plan.model if isinstance(source, Planned) else Path(source).stem
     path = Path(directory) if directory is not None else fresh_directory(Path(DEFAULT_RUNS), name)
     require_not_started(path)
     return _with(planned, data, steps), path
+
+
+def _job(
+    source: Planned | str | Path, model: str | None, on: str | None, filled: Callable[[RunFile], RunFile]
+) -> PlannedJob:
+    """Return the job of a source that is no run directory; `filled` fills in open keys of a run file."""
+    if isinstance(source, Planned):
+        return source.job
+    path = Path(source)
+    if path.suffix == ".json":
+        return plan_file_job(path, model=model, on=on)
+    return plan_run(filled(naming(load_run(path), model=model, on=on)))
 
 
 def _with(planned: PlannedJob, data: str | None, steps: int | None) -> PlannedJob:

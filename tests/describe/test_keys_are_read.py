@@ -23,7 +23,10 @@ from weft.describe.run_file import RunFile
 from weft.describe.run_tables.planning import GoalTable, PlanTable
 from weft.describe.run_tables.training import ReportTable
 
-ACTING = ("describe/request.py", "planning/", "training/", "run/", "capture/", "moves/", "predict/", "lab/")
+ACTING = (
+    *("describe/plan_subject.py", "describe/request.py", "planning/", "training/", "run/"),
+    *("capture/", "moves/", "predict/", "lab/"),
+)
 # Keys that are known to do nothing yet. Whoever mends one takes it out.
 UNREAD: set[str] = set()
 

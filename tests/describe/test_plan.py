@@ -30,8 +30,8 @@ def test_an_edit_that_makes_no_plan_is_refused_as_a_file_is(changes, refusal):
     if isinstance(changes[key], str | int):
         with pytest.raises(InputError) as read:
             parse_plan_file({**PLAN.model_dump(mode="json"), **changes})
-        # Files have one more key, which is no decision.
-        assert str(read.value).replace("sync, prediction", "sync") == str(edited.value)
+        # Files have two more keys, which are no decisions.
+        assert str(read.value).replace("sync, prediction, subject", "sync") == str(edited.value)
 
 
 def test_the_nearest_key_is_named():

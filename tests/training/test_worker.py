@@ -9,14 +9,18 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+import weft
 from weft.cli.main import run
+from weft.describe.families.own import FAMILY
 from weft.describe.plan_file import PlanFile
-from weft.describe.run_file import load_run
+from weft.describe.plan_subject import PlanSubject
+from weft.describe.run_file import load_run, parse_run
 from weft.planning.planned import plan_run
 
 pytestmark = pytest.mark.processes
@@ -212,16 +216,19 @@ def test_a_rank_that_stops_while_a_checkpoint_is_loaded_ends_the_launcher_with_o
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ranks are copies of the agent on Linux only")
 @pytest.mark.parametrize(
-    ("model", "loaded"),
+    ("table", "family", "loaded"),
     [
-        ('preset = "gpt-1m"', ["weft.run.stage.families.gpt", "weft.training.loop"]),
-        ('build = "own_model:build"', ["weft.training.loop"]),
+        ({"preset": "gpt-1m"}, "gpt", ["weft.run.stage.families.gpt", "weft.training.loop"]),
+        ({"build": "own_model:build"}, FAMILY, ["weft.training.loop"]),
     ],
 )
 def test_load_starts_no_thread_and_runs_nothing_of_the_user(
-    tmp_path: Path, model: str, loaded: list[str]
+    tmp_path: Path, table: dict[str, str], family: str, loaded: list[str]
 ) -> None:
-    (tmp_path / "run.toml").write_text(f"[model]\n{model}\n")
+    planned = weft.plan(model="gpt-1m", on="1xa100-80gb").job
+    model = replace(planned.problem.model, family=family)
+    subject = PlanSubject(run=parse_run({"model": table}), model=model, cluster=planned.problem.job.cluster)
+    (tmp_path / "plan.json").write_text(PlanFile(planned.plan, subject=subject).to_json())
     (tmp_path / "own_model.py").write_text("raise RuntimeError('imported')\n")
     # Otherwise BLAS starts its threads when it is imported; it ends them before a fork.
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

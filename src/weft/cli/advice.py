@@ -59,7 +59,7 @@ def show_plan(
         trials = measure_best(planned, measure)
     lesson = learn_from_trials(planned, trials)
     best = trials[0].candidate if trials else ranking.fitting[0]
-    file = decided_file(planned.problem, best)
+    file = decided_file(planned.run, planned.problem, best)
     page = partial(plan_page, planned, shown, forecasts, trials, lesson)
     write_asked([(out, file.to_json), (report, page)])
     if json:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,16 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from weft.cli.output import Json, print_json
 from weft.describe.cluster_file import load_cluster
 from weft.describe.cluster_tables import ClusterFile
-from weft.describe.models import resolve_model
-from weft.describe.plan_file import PlanKeys, load_plan
-from weft.describe.run_file import RunFile, commented_run_file, load_run
+from weft.describe.plan_file import PlanKeys
+from weft.describe.run_file import RunFile, commented_run_file
 from weft.describe.run_tables.methods import run_tables
 from weft.errors import InputError, Violation, require_choice
-from weft.moves.registry import refused_pins
+from weft.planning.planned import PlannedJob
 from weft.run.supported import planned_only
-from weft.training.directory.run_directory import RunDirectory
-from weft.training.interchange.weight_files import weight_files
-from weft.training.session import reopen
+from weft.training.refusals import damaged_checkpoints, refusals
+from weft.training.session import job_in
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -131,26 +128,33 @@ def schema(kind: Literal["run", "cluster", "plan", "summary"], /) -> None:
     print(json.dumps(json_schema(kind), indent=1, sort_keys=True))
 
 
-def check(*files: Path, json: Json = False) -> int:
-    """Verify run files, cluster files, plans and run directories; list all errors at once.
+def check(*files: Path, model: str | None = None, on: str | None = None, json: Json = False) -> int:
+    """Plan run files and verify plans, run directories and cluster files; list all errors at once.
+
+    Finds what training would refuse: plan, data, tokenizer, weights, checkpoints, missing packages.
 
     Example: weft check run.toml cluster.toml runs/demo
+
+    Example: weft check plan.json --on 64xh100-80gb
 
     Parameters
     ----------
     files
-        RUN.toml (with its initial weights), CLUSTER.toml, PLAN.json files, or run directories (with their
-        programs).
+        RUN.toml, CLUSTER.toml, PLAN.json files, or run directories.
+    model
+        Check run files and plans for this model instead: a preset or a folder with a config.json.
+    on
+        Check run files and plans on this cluster instead: an expression such as 64xa100-80gb, or a file.
     """
     if not files:
         raise InputError("check: no file given")
     found: dict[str, list[str]] = {}
     for path in files:
         try:
-            _check_one(path)
-            found[str(path)] = []
+            problems = list(_problems_of(path, model, on))
         except InputError as error:
-            found[str(path)] = [str(violation) for violation in error.violations]
+            problems = list(error.violations)
+        found[str(path)] = [str(violation) for violation in problems]
     if json:
         print_json(found)
     else:
@@ -159,42 +163,35 @@ def check(*files: Path, json: Json = False) -> int:
     return 2 if any(found.values()) else 0
 
 
-def _check_one(path: Path) -> None:
-    if path.is_dir():
-        RunDirectory(path).require()
-        _ = reopen(path).program
-    elif path.suffix == ".json":
-        load_plan(path)
-    elif _is_cluster(path):
+def _problems_of(path: Path, model: str | None, on: str | None) -> Iterator[Violation]:
+    if not path.is_dir() and path.suffix != ".json" and _is_cluster(path):
         load_cluster(path)
-    else:
-        run = load_run(path)
-        if refused := refused_pins(run):
-            raise InputError([replace(one, where=f"{path}: {one.where}") for one in refused])
-        _check_run(run)
-
-
-def _check_run(run: RunFile) -> None:
-    """Refuse a model or initial weights that training would refuse; without torch, weights must exist."""
-    if run.model.hf is None:
         return
-    path = Path(run.model.hf)
-    config = resolve_model(str(path), sequence=run.task.sequence)
-    if problems := planned_only(config):
-        raise InputError(problems)
-    if find_spec("torch") is None:
+    planned = job_in(path, model=model, on=on)
+    _ = planned.program
+    yield from refusals(planned)
+    yield from _weight_problems(planned)
+    if path.is_dir():
+        yield from damaged_checkpoints(path)
+
+
+def _weight_problems(planned: PlannedJob) -> Iterator[Violation]:
+    """Yield what the library's model or the initial weights contradict; nothing where torch is missing."""
+    run, config = planned.run, planned.problem.model
+    if find_spec("torch") is None or planned_only(config):
+        return
+    try:
         if run.model.weights:
-            weight_files(path if path.is_dir() else path.parent)
-        return
-    if run.model.weights:
-        # Imports torch and every family's part of `transformers`, which takes seconds.
-        from weft.training.interchange.imports import initial_weights
+            # Imports torch and every family's part of `transformers`, which takes seconds.
+            from weft.training.interchange.imports import initial_weights
 
-        initial_weights(path, config)
-    elif config.decoder is not None:
-        from weft.training.interchange.matching import model_shapes
+            initial_weights(Path(run.model.hf or ""), config)
+        elif config.decoder is not None:
+            from weft.training.interchange.matching import model_shapes
 
-        model_shapes(config)
+            model_shapes(config)
+    except InputError as error:
+        yield from error.violations
 
 
 def _is_cluster(path: Path) -> bool:

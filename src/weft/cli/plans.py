@@ -183,7 +183,7 @@ def plan(
             "--compare-sync": compare_sync or None,
         }
         refuse_options(never, "not with --compare, which names several planners")
-        show_comparison(problem_of_run(run), compare, out=out, json=json)
+        show_comparison(run, compare, out=out, json=json)
         return
     budget = None if budget_seconds is None else budgeted(run, budget_seconds)
     if compare_sync:

@@ -27,7 +27,7 @@ from weft.planning.planned import DEFAULT_PLANNER, PlannedJob, decided_file
 from weft.planning.planners import Planner, Ranking, get_planner
 from weft.planning.planners.weft import WeftPlanner
 from weft.planning.precisions import precisions_of
-from weft.planning.problem import Problem
+from weft.planning.problem import Problem, problem_of_run
 
 
 def answer_record(answer: Answer) -> dict[str, Any]:
@@ -122,13 +122,14 @@ def budgeted(run: RunFile, budget_s: float) -> Planner:
     return replace(planner, budget_s=budget_s / searches, tell=lambda text: print(text, file=sys.stderr))
 
 
-def show_comparison(problem: Problem, names: str, *, out: Path | None, json: bool) -> None:
+def show_comparison(run: RunFile, names: str, *, out: Path | None, json: bool) -> None:
     """Run the planners in `names` (with commas), show their answers, write the best plan to `out`, if given.
 
     Raises:
         InputError: if there is no name or an unknown one, or no planner's plan fits.
     """
-    answers = compared(problem, named_planners(names), out)
+    problem = problem_of_run(run)
+    answers = compared(run, problem, named_planners(names), out)
     if json:
         print_json(comparison_record(problem, answers))
         return
@@ -149,7 +150,9 @@ def named_planners(names: str) -> list[Planner]:
     return [get_planner(name) for name in dict.fromkeys(wanted)]
 
 
-def compared(problem: Problem, planners: Sequence[Planner], out: Path | None) -> tuple[Answer, ...]:
+def compared(
+    run: RunFile, problem: Problem, planners: Sequence[Planner], out: Path | None
+) -> tuple[Answer, ...]:
     """Run planners and return their answers, best first; write the best plan to `out`, if given.
 
     Raises:
@@ -160,7 +163,7 @@ def compared(problem: Problem, planners: Sequence[Planner], out: Path | None) ->
         raise InputError([Violation(f"{one.planner}: no layout fits", one.reason) for one in answers])
     best = answers[0].candidate
     if out is not None and best is not None and best.plan is not None:
-        out.write_text(decided_file(problem, best).to_json())
+        out.write_text(decided_file(run, problem, best).to_json())
     return answers
 
 

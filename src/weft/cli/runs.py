@@ -95,6 +95,8 @@ def train(
     source: Path,
     /,
     *,
+    model: str | None = None,
+    on: str | None = None,
     steps: int | None = None,
     data: str | None = None,
     directory: Path | None = None,
@@ -102,11 +104,13 @@ def train(
     prepare_only: Annotated[bool, Parameter(negative=())] = False,
     json: Json = False,
 ) -> None:
-    """Plan a run file and train it on this machine, or resume a run directory.
+    """Train a run file or a plan file on this machine, or resume a run directory.
 
     Every stop prints the command that resumes the run.
 
     Example: weft train run.toml
+
+    Example: weft train plan.json
 
     Example: weft train runs/run
 
@@ -115,7 +119,11 @@ def train(
     Parameters
     ----------
     source
-        A RUN.toml, or the directory of a run to resume.
+        A RUN.toml, a PLAN.json, or the directory of a run to resume.
+    model
+        Train this model instead: a preset or a folder with a config.json.
+    on
+        Plan for this cluster instead, or use the plan there: this-machine, an expression, or a CLUSTER.toml.
     steps
         Train this many steps in all.
     data
@@ -123,21 +131,30 @@ def train(
     directory
         The folder for the run; default: a new folder under runs/.
     resume
-        Resume this run directory with RUN.toml: another plan, but the same model, data and seed.
+        Resume this run directory with SOURCE: another plan, but the same model, data and seed.
     prepare_only
         Write the run directory and stop; torchrun or another launcher then starts its workers.
     """
     if not source.exists():
-        raise InputError(Violation(str(source), "no such run file or run directory"))
+        raise InputError(Violation(str(source), "no such run file, plan file or run directory"))
     if prepare_only:
-        planned, run_directory = prepared(source, data=data, steps=steps, directory=directory, resume=resume)
+        planned, run_directory = prepared(
+            source, model=model, on=on, data=data, steps=steps, directory=directory, resume=resume
+        )
         ranks = planned.plan.ranks
         print(f"torchrun --nproc-per-node {ranks} -m {WORKER_MODULE} {run_directory.path}")
         return
     progress = Progress(quiet=json)
     try:
         run = train_run(
-            source, data=data, steps=steps, directory=directory, resume=resume, on_poll=progress.update
+            source,
+            model=model,
+            on=on,
+            data=data,
+            steps=steps,
+            directory=directory,
+            resume=resume,
+            on_poll=progress.update,
         )
     except (RunError, KeyboardInterrupt, SystemExit) as stop:
         for note in getattr(stop, "__notes__", ()):

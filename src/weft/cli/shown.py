@@ -21,7 +21,7 @@ from weft.cli.tables.plan import (
 )
 from weft.describe.cluster import Cluster, NodeGroup
 from weft.describe.plan import precision_words
-from weft.describe.run_file import load_run
+from weft.describe.run_file import load_run, naming
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
 from weft.files import write_whole
@@ -41,6 +41,8 @@ def show(
     name: str | None = None,
     /,
     *,
+    model: str | None = None,
+    on: str | None = None,
     ranks: Annotated[int, Parameter(name=["--ranks"])] = 4,
     loops: int = 2,
     micro_batches: int = 8,
@@ -62,6 +64,10 @@ def show(
         A run directory, a PLAN.json, a RUN.toml, or the word schedule.
     name
         With schedule: its name.
+    model
+        Show the plan for this model instead: a preset or a folder with a config.json.
+    on
+        Show the plan on this cluster instead: an expression such as 64xa100-80gb, or a CLUSTER.toml.
     ranks
         With schedule: pipeline devices.
     loops
@@ -82,7 +88,7 @@ def show(
             raise InputError(Violation("--report", "a schedule alone has no cluster; give --svg"))
         schedule(name, ranks=ranks, loops=loops, micro_batches=micro_batches, svg=svg)
         return
-    planned = _job_of(Path(source), None)
+    planned = job_in(Path(source), model=model, on=on)
     if program:
         print(format_program(planned.program), end="")
         return
@@ -121,6 +127,8 @@ def simulate(
     source: str,
     /,
     *,
+    model: str | None = None,
+    on: str | None = None,
     ranks: int | None = None,
     svg: Path | None = None,
     json: Json = False,
@@ -131,16 +139,22 @@ def simulate(
 
     Example: weft simulate runs/demo --json
 
+    Example: weft simulate plan.json --on 64xh100-80gb
+
     Parameters
     ----------
     source
-        A RUN.toml, a run directory, or a PLAN.json next to its run.toml or for a preset on a named cluster.
+        A RUN.toml, a run directory or a PLAN.json.
+    model
+        Predict the plan for this model instead: a preset or a folder with a config.json.
+    on
+        Predict the plan on this cluster instead: an expression such as 64xa100-80gb, or a CLUSTER.toml.
     ranks
         Plan a RUN.toml as if its cluster had this many devices of the same kind; needs no hardware.
     svg
         Write the predicted step to this file as a picture.
     """
-    planned = _job_of(Path(source), ranks)
+    planned = _job_of(Path(source), model, on, ranks)
     record = simulation_record(planned, planned.predicted)
     if json:
         parts = planned.memory_parts(planned.fullest_rank)
@@ -158,12 +172,12 @@ def simulate(
     print_timeline(planned.predicted.simulation.timeline, svg, f"{planned.plan.model}, predicted step")
 
 
-def _job_of(source: Path, ranks: int | None) -> PlannedJob:
+def _job_of(source: Path, model: str | None, on: str | None, ranks: int | None) -> PlannedJob:
     if ranks is None:
-        return job_in(source)
+        return job_in(source, model=model, on=on)
     if source.suffix != ".toml":
         raise InputError(Violation("--ranks", "a plan names its ranks; give the run file"))
-    run = load_run(source)
+    run = naming(load_run(source), model=model, on=on)
     return plan_run(run, problem=with_ranks(problem_of_run(run), ranks))
 
 

@@ -30,7 +30,7 @@ def show_synchronisations(run: RunFile, planner: Planner | None, *, out: Path | 
     best = answers[0].found.candidate
     assert best is not None, "dense fits at least"
     assert best.plan is not None, "a fitting candidate was simulated"
-    write_asked([(out, PlanFile(best.plan, best.prediction).to_json)])
+    write_asked([(out, PlanFile(best.plan, best.prediction, dense.problem.subject(run)).to_json)])
     if json:
         assumed = dict(dense.problem.assumed)
         print_json({"assumed": assumed, "methods": [sync_record(one) for one in answers]})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
@@ -90,8 +90,8 @@ class ClusterFile(TomlTable):
     device: dict[str, DeviceTable] = Field(default_factory=dict)
 
 
-def to_toml(cluster: Cluster) -> str:
-    """Write the CLUSTER.toml that `weft.describe.cluster_file.cluster_of` reads as an equal cluster.
+def cluster_record(cluster: Cluster) -> dict[str, Any]:
+    """Return the tables that `weft.describe.cluster_file.cluster_of` reads as an equal cluster.
 
     Raises:
         InputError: when two different devices of the cluster have one name.
@@ -102,7 +102,7 @@ def to_toml(cluster: Cluster) -> str:
             raise InputError(
                 Violation(cluster.name, f"two different devices are called {group.device.name!r}")
             )
-    nodes: list[dict[str, Value]] = [
+    nodes = [
         {
             "name": group.name,
             "count": group.count,
@@ -113,15 +113,17 @@ def to_toml(cluster: Cluster) -> str:
         }
         for group in cluster.groups
     ]
-    links: list[dict[str, Value]] = [
-        {"between": list(pair), **_link_values(link)} for pair, link in sorted(cluster.links.items())
-    ]
-    texts = [table_text("", {"name": cluster.name})]
-    texts += [table_text("[[node]]", values) for values in nodes]
-    texts += [table_text("[[link]]", values) for values in links]
-    texts += [
-        table_text(f"[device.{key_text(name)}]", _device_values(device)) for name, device in devices.items()
-    ]
+    links = [{"between": list(pair), **_link_values(link)} for pair, link in sorted(cluster.links.items())]
+    described = {name: _device_values(device) for name, device in devices.items()}
+    return {"name": cluster.name, "node": nodes, "link": links, "device": described}
+
+
+def to_toml(cluster: Cluster) -> str:
+    """Write the CLUSTER.toml of a cluster; see `cluster_record`."""
+    record = cluster_record(cluster)
+    texts = [table_text("", {"name": record["name"]})]
+    texts += [table_text(f"[[{key}]]", values) for key in ("node", "link") for values in record[key]]
+    texts += [table_text(f"[device.{key_text(name)}]", values) for name, values in record["device"].items()]
     return "\n".join(texts)
 
 

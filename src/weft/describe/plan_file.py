@@ -1,8 +1,8 @@
 """PLAN.json: reading of a plan, perhaps edited by a person, and checks against its model and cluster.
 
-The file holds the decisions and, separately, their prediction. The `plan_id` in it informs readers. The
-reader does not compare it, because an edited plan is a legal plan: another plan with another id. Files of
-earlier versions are converted (`weft.describe.plan_versions`).
+The file holds the decisions and, separately, their prediction and their subject: run, model and cluster. The
+`plan_id` in it informs readers. The reader does not compare it, because an edited plan is a legal plan:
+another plan with another id. Files of earlier versions are converted (`weft.describe.plan_versions`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from weft.describe.layer_choices import choice_problems
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
+from weft.describe.plan_subject import PlanSubject
 from weft.describe.plan_versions import in_this_version
 from weft.describe.prediction import Prediction
 from weft.describe.reading import read_json, violations_of
@@ -36,22 +37,24 @@ _SHOWN = 6
 
 
 class PlanKeys(Plan):
-    """The keys of a plan file: the decisions, and a prediction, which is not a decision."""
+    """The keys of a plan file: the decisions, and beside them their prediction and their subject."""
 
     prediction: Prediction | None = Field(default=None, description="what the plan was chosen for")
+    subject: PlanSubject | None = Field(default=None, description="the run, the model and the cluster")
 
 
 class PlanFile(NamedTuple):
-    """The content of a plan file: a plan, and its prediction, if any."""
+    """The content of a plan file: a plan, its prediction and its subject, if any."""
 
     plan: Plan
     prediction: Prediction | None = None
+    subject: PlanSubject | None = None
 
     def __repr__(self) -> str:
         return one_line(self, repr(self.plan))
 
     def to_json(self) -> str:
-        """Return the file's text: canonical keys, one stage per line so that people can edit it."""
+        """Return the file's text: canonical keys, one line per stage and table so that people can edit it."""
         record = self.plan.record()
         stages = record.pop("stages")
         lines = ",\n  ".join(json.dumps(stage, sort_keys=True) for stage in stages)
@@ -59,7 +62,14 @@ class PlanFile(NamedTuple):
         if self.prediction is not None:
             beside["prediction"] = self.prediction.model_dump(mode="json")
         head = json.dumps(beside | record, indent=1, sort_keys=True)
-        return f'{head[:-2]},\n "stages": [\n  {lines}\n ]\n}}\n'
+        text = f'{head[:-2]},\n "stages": [\n  {lines}\n ]'
+        if self.subject is not None:
+            parts = self.subject.model_dump(mode="json", exclude_none=True)
+            tables = ",\n  ".join(
+                f'"{name}": {json.dumps(parts[name], sort_keys=True)}' for name in sorted(parts)
+            )
+            text += f',\n "subject": {{\n  {tables}\n }}'
+        return f"{text}\n}}\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +113,7 @@ def parse_plan_file(record: object, where: str = "plan") -> PlanFile:
     except ValidationError as error:
         raise InputError(violations_of(error, where, PlanKeys)) from None
     decisions = {name: getattr(found, name) for name in Plan.model_fields}
-    return PlanFile(Plan(**decisions), found.prediction)
+    return PlanFile(Plan(**decisions), found.prediction, found.subject)
 
 
 def check_plan(plan: Plan, graph: LayerGraph, cluster: Cluster) -> list[Violation]:

@@ -17,6 +17,7 @@ from weft.describe.models import resolve_model
 from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork, counted_work
 from weft.describe.plan import GRADIENT_NORM, SCALED, Choice
+from weft.describe.plan_subject import PlanSubject, subject_of
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.methods import run_tables
 from weft.describe.run_tables.planning import MEMORY_RISK
@@ -132,12 +133,18 @@ def request_of_names(*, model: str, on: str, **options: Unpack[RequestOptions]) 
 
 
 def request_of_run(run: RunFile) -> Request:
-    """Return the request in a run file.
+    """Resolve the names of a run file and return its request; see `request_of_subject`."""
+    return request_of_subject(subject_of(run))
+
+
+def request_of_subject(subject: PlanSubject) -> Request:
+    """Return the request in a run file for its model and cluster.
 
     Raises:
-        InputError: see `request_of_names`; also when the task cannot train the model, and when the precision
-            or the synchronisation is left to a search.
+        InputError: see `request_of`; also when the task cannot train the model, and when the precision or the
+            synchronisation is left to a search.
     """
+    run = subject.run
     if run.train.precision == ANY_PRECISION:
         problem = f"{ANY_PRECISION!r} is for a search of one best plan; say which one"
         raise InputError(Violation("train.precision", problem, "bf16"))
@@ -149,9 +156,9 @@ def request_of_run(run: RunFile) -> Request:
     # Of the `[optimizer]` table, or of a scaled loss or gradient.
     scales = run.train.precision in SCALED or counted.work.unit_gradient
     scaled = (Choice(name=GRADIENT_NORM),) if scales else ()
-    found = request_of_names(
-        model=run.model.preset or run.model.hf or run.model.build or "",
-        on=run.cluster.use,
+    found = request_of(
+        subject.model,
+        subject.cluster,
         global_batch=run.train.global_batch,
         sequence=run.task.sequence,
         precision=run.train.precision,

@@ -170,6 +170,21 @@ def changed(run: RunFile, changes: Mapping[str, Mapping[str, Any]]) -> RunFile:
     return parse_run(record)
 
 
+def naming(run: RunFile, *, model: str | None = None, on: str | None = None) -> RunFile:
+    """Return a run file with another model and another cluster, by their names; None keeps one.
+
+    Raises:
+        InputError: when the changed run file is refused.
+    """
+    record = run.model_dump(exclude_none=True)
+    if model is not None:
+        kept = {key: value for key, value in record["model"].items() if key not in ModelTable.NAMES}
+        record["model"] = {_model_key(model): _beside(Path.cwd(), model), **kept}
+    if on is not None:
+        record["cluster"] = {"use": _beside(Path.cwd(), on)}
+    return parse_run(record)
+
+
 def run_of_keywords(
     *,
     model: str | None,

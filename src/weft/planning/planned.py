@@ -10,17 +10,20 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.bundles import parts
+from weft.describe.cluster import Cluster
 from weft.describe.layer_choices import job_problems
 from weft.describe.loss_choice import other_choices
 from weft.describe.one_line import one_line
 from weft.describe.plan import Choice, Plan
 from weft.describe.plan_file import PlanFile, check_plan
+from weft.describe.plan_subject import PlanSubject, subject_of
 from weft.describe.prediction import Prediction
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.planning import PlanTable
 from weft.describe.run_tables.training import ANY_PRECISION
-from weft.describe.synchronisation import AUTO, DENSE, is_logged
-from weft.describe.units import format_seconds
+from weft.describe.synchronisation import AUTO, DENSE, derived_options, is_logged
+from weft.describe.this_machine import THIS_MACHINE, this_machine
+from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
 from weft.moves.registry import refused_pins
 from weft.planning.advice import SmallestChanges
@@ -33,7 +36,7 @@ from weft.planning.compile import (
 from weft.planning.goals import goal_value, goal_words, require_prices
 from weft.planning.planners import Candidate, Planner, Ranking, get_planner
 from weft.planning.precisions import in_precision, searched_in_each
-from weft.planning.problem import Problem, problem_of_run
+from weft.planning.problem import Problem, problem_of_run, problem_of_subject
 from weft.planning.synchronisations import decided_sync, in_sync, merged, synchronised_in_each
 from weft.planning.ties import break_ties
 from weft.predict.cost.memory import STEPPED_BYTES
@@ -161,8 +164,8 @@ class PlannedJob:
 
     @property
     def file(self) -> PlanFile:
-        """The plan and its prediction, for a file."""
-        return PlanFile(self.plan, self.prediction)
+        """The plan with its prediction and subject, for a file."""
+        return PlanFile(self.plan, self.prediction, self.problem.subject(self.run))
 
     @property
     def uncounted(self) -> list[Violation]:
@@ -187,6 +190,17 @@ class PlannedJob:
         elif any(self.plan.grid(stage).ranks > 1 for stage in range(len(self.plan.stages))):
             problem = "a log is kept of replicas without tensor or context ranks"
         return [] if problem is None else [Violation("checkpoint.weight_log", problem, "false")]
+
+    @property
+    def elsewhere(self) -> list[Violation]:
+        """One line if the job is for the machine that planned it, and this is another one."""
+        if self.run.cluster.use != THIS_MACHINE:
+            return []
+        planned, here = self.problem.job.cluster, this_machine()
+        if planned.fingerprint == here.fingerprint:
+            return []
+        problem = f"planned on another machine ({_devices(planned)}); here: {_devices(here)}; plan it again"
+        return [Violation("cluster.use", problem, f"--on {THIS_MACHINE}")]
 
     @property
     def misplaced(self) -> list[Violation]:
@@ -227,6 +241,13 @@ class PlannedJob:
         return launching_s / passes_s if passes_s else 0.0
 
 
+def _devices(cluster: Cluster) -> str:
+    return ", ".join(
+        f"{group.devices} {group.device.name} of {format_bytes(group.device.memory_bytes)}"
+        for group in cluster.groups
+    )
+
+
 def plan_run(run: RunFile, *, problem: Problem | None = None, planner: Planner | None = None) -> PlannedJob:
     """Search the best plan for a run file, with its planner or the given one.
 
@@ -260,21 +281,21 @@ def _searched(run: RunFile, problem: Problem, planner: Planner | None) -> Planne
 
 
 def _best_of(run: RunFile, problem: Problem, ranking: Ranking) -> PlannedJob:
-    plan, prediction = decided_file(problem, ranking.fitting[0])
+    plan, prediction, _ = decided_file(run, problem, ranking.fitting[0])
     return PlannedJob(run=run, problem=problem, plan=plan, ranking=ranking, chosen_for=prediction)
 
 
-def decided_file(problem: Problem, candidate: Candidate) -> PlanFile:
-    """Return the plan of a fitting candidate after all methods have decided, with its prediction.
+def decided_file(run: RunFile, problem: Problem, candidate: Candidate) -> PlanFile:
+    """Return the plan of a fitting candidate after all methods have decided, with prediction and subject.
 
     Raises:
         InputError: as `decided` does.
     """
     assert candidate.plan is not None, "a fitting candidate was simulated"
-    plan, graph = decided(problem, candidate.plan), problem.job.graph
-    if plan == candidate.plan:
-        return PlanFile(plan, candidate.prediction)
-    return PlanFile(plan, predict(problem.cost_model, plan, compile_plan(plan, graph)).prediction)
+    plan, prediction = decided(problem, candidate.plan), candidate.prediction
+    if plan != candidate.plan:
+        prediction = predict(problem.cost_model, plan, compile_plan(plan, problem.job.graph)).prediction
+    return PlanFile(plan, prediction, problem.subject(run))
 
 
 def searched_densely(run: RunFile, planner: Planner | None = None) -> PlannedJob:
@@ -333,11 +354,37 @@ def given_plan(run: RunFile, plan: Plan, prediction: Prediction | None = None) -
     Raises:
         InputError: with every fault of the plan.
     """
+    return planned_for(subject_of(run), plan, prediction)
+
+
+def planned_for(subject: PlanSubject, plan: Plan, prediction: Prediction | None = None) -> PlannedJob:
+    """Take a plan as it is, after checking it against its subject; see `given_plan`."""
+    run = subject.run
     if run.train.precision == ANY_PRECISION:
         run = in_precision(run, plan.precision)
     if run.sync.method == AUTO:
         run = in_sync(run, plan.sync)
-    return _checked(run, problem_of_run(run), plan, prediction)
+    return _checked(run, problem_of_subject(subject.model_copy(update={"run": run})), plan, prediction)
+
+
+def moved(subject: PlanSubject, plan: Plan) -> PlannedJob:
+    """Take the decisions of a plan to another model or cluster, after checking them there.
+
+    Raises:
+        InputError: with every fault of the plan there.
+    """
+    job = problem_of_subject(subject).job
+    places = derived_options(plan.sync, plan.stages, job.cluster)
+    named = plan.model_copy(
+        update={
+            "model": job.graph.name,
+            "model_fingerprint": job.graph.fingerprint,
+            "cluster": job.cluster.name,
+            "cluster_fingerprint": job.cluster.fingerprint,
+            "sync": plan.sync.model_copy(update={"options": {**plan.sync.options, **places}}),
+        }
+    )
+    return planned_for(subject, named)
 
 
 def taking_over(job: PlannedJob, at_step: int, plan: Plan, prediction: Prediction | None) -> PlannedJob:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Unpack
 
 from weft.describe.plan import LayerChoice
-from weft.describe.request import Request, RequestOptions, request_of_names, request_of_run
+from weft.describe.plan_subject import PlanSubject, subject_of
+from weft.describe.request import Request, RequestOptions, request_of_names, request_of_subject
 from weft.describe.run_file import RunFile
 from weft.errors import InputError
 from weft.files import weft_home
@@ -32,6 +33,10 @@ class Problem(Request):
         """
         job = self.job.choosing(choices)
         return self if job is self.job else replace(self, job=job)
+
+    def subject(self, run: RunFile) -> PlanSubject:
+        """Return what a plan of this problem is for; `run` is the run file that poses it."""
+        return PlanSubject(run=run, model=self.model, cluster=self.job.cluster)
 
     def corrected(self, correction: Correction | None) -> Problem:
         """Return the problem with this correction from measured steps, or with none."""
@@ -71,11 +76,16 @@ def problem_of(
 
 
 def problem_of_run(run: RunFile, *, home: Path | None = None) -> Problem:
-    """Return the problem that a run file poses.
+    """Resolve the names of a run file and return the problem that it poses; see `problem_of_subject`."""
+    return problem_of_subject(subject_of(run), home=home)
+
+
+def problem_of_subject(subject: PlanSubject, *, home: Path | None = None) -> Problem:
+    """Return the problem that a run file poses for its model and cluster.
 
     Raises:
-        InputError: see `request_of_run`; also when a pin keeps less than the goal's contract.
+        InputError: see `request_of_subject`; also when a pin keeps less than the goal's contract.
     """
-    if refused := refused_pins(run):
+    if refused := refused_pins(subject.run):
         raise InputError(refused)
-    return measured_problem(request_of_run(run), home=home)
+    return measured_problem(request_of_subject(subject), home=home)

@@ -8,21 +8,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from weft.describe.plan_file import load_plan_file
-from weft.describe.run_file import load_run, run_of_keywords
-from weft.errors import InputError
+from weft.describe.plan import Plan
+from weft.describe.plan_file import PlanFile, load_plan_file
+from weft.describe.plan_subject import PlanSubject, subject_of
+from weft.describe.run_file import load_run, naming, run_of_keywords
+from weft.errors import InputError, Violation
 from weft.lab.inside import require_lab_devices
-from weft.planning.planned import PlannedJob, given_plan, plan_run, taking_over
+from weft.planning.planned import PlannedJob, moved, plan_run, planned_for, taking_over
 from weft.predict.ledger import STEP, Ledger
 from weft.run.launch.workers import launch_workers
-from weft.run.stage.compilable import compile_problems
-from weft.run.supported import missing_packages, planned_only, unsupported
 from weft.training.coordination.hang import HangWatch
 from weft.training.directory.resuming import kept_if_refused
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.directory.run_lock import only_run
 from weft.training.directory.verified import write_verified
-from weft.training.loggers import require_loggers
+from weft.training.refusals import refusals
 
 WORKER_MODULE = "weft.training.worker"
 EVALUATION_MODULE = "weft.training.evaluation.worker"
@@ -35,16 +35,9 @@ def prepare(planned: PlannedJob, path: Path) -> Iterator[RunDirectory]:
     If the block is refused, the files of a former start come back.
 
     Raises:
-        InputError: if the runtime does not support the plan, the optimizer keeps more states than the plan
-            counts, a logger or a needed package is not installed, or another process trains in the directory.
+        InputError: with all `refusals` of the job, or if another process trains in the directory.
     """
-    require_loggers(planned.run.report.log)
-    problems = planned_only(planned.problem.model) + planned.misplaced
-    for job in planned.all:
-        problems += unsupported(job.plan) + missing_packages(job.plan) + job.uncounted + job.unlogged
-        if planned.run.train.compile:
-            problems += compile_problems(job.plan, job.program.columns.kind, job.problem.job.graph)
-    if problems:
+    if problems := refusals(planned):
         raise InputError(problems)
     directory = RunDirectory(path)
     with only_run(path), kept_if_refused(path):
@@ -52,15 +45,20 @@ def prepare(planned: PlannedJob, path: Path) -> Iterator[RunDirectory]:
         yield directory
 
 
-def job_in(path: Path) -> PlannedJob:
+def job_in(path: Path, *, model: str | None = None, on: str | None = None) -> PlannedJob:
     """Return the planned job of a run file, a plan file or a run directory; plan a run file's job.
+
+    `model` and `on` name another model and cluster: a run file is planned for them, a plan is moved to them.
 
     Raises:
         InputError: if the path is none of these, something it names cannot be found, or no plan fits.
     """
     if path.suffix == ".toml":
-        return plan_run(load_run(path))
-    return reopen(path) if path.is_dir() else plan_file_job(path)
+        return plan_run(naming(load_run(path), model=model, on=on))
+    if not path.is_dir():
+        return plan_file_job(path, model=model, on=on)
+    job = reopen(path)
+    return job if model is None and on is None else _moved(job.file, model, on)
 
 
 def reopen(path: Path) -> PlannedJob:
@@ -71,8 +69,8 @@ def reopen(path: Path) -> PlannedJob:
     """
     directory = RunDirectory(path)
     directory.require()
-    run, given = load_run(path / "run.toml"), load_plan_file(path / "plan.json")
-    job = given_plan(run, given.plan, given.prediction)
+    subject, given = directory.subject(), load_plan_file(path / "plan.json")
+    job, run = planned_for(subject, given.plan, given.prediction), subject.run
     if run.plan.then is None or not directory.turns:
         return job
     then = load_plan_file(directory.then / "plan.json")
@@ -162,34 +160,40 @@ def enter_prediction(planned: PlannedJob, ledger: Ledger) -> int:
     )
 
 
-def plan_file_job(path: Path) -> PlannedJob:
-    """Return the job of a plan file.
+def plan_file_job(path: Path, *, model: str | None = None, on: str | None = None) -> PlannedJob:
+    """Return the job of a plan file, or of its plan for another model or cluster.
 
-    Model and cluster come from a matching run file next to it, else from the names in the plan.
+    A plan file without its subject names a preset and a cluster.
 
     Raises:
         InputError: when they cannot be found, or the plan is not for them.
     """
-    plan, prediction = load_plan_file(path)
+    file = load_plan_file(path)
+    if file.subject is None:
+        file = file._replace(subject=_named_subject(path, file.plan, model, on))
+    return _moved(file, model, on)
 
-    def by_names() -> PlannedJob:
+
+def _named_subject(path: Path, plan: Plan, model: str | None, on: str | None) -> PlanSubject:
+    """Return the subject that the plan's names mean, or the given names."""
+    try:
         run = run_of_keywords(
-            model=plan.model,
-            on=plan.cluster,
+            model=model or plan.model,
+            on=on or plan.cluster,
             global_batch=plan.global_batch,
             sequence=plan.sequence,
             precision=plan.precision,
             pins={},
         )
-        return given_plan(run, plan, prediction)
+        return subject_of(run)
+    except InputError as error:
+        problem = "has no key 'subject', and its names are unknown here; give --model and --on"
+        raise InputError([Violation(str(path), problem), *error.violations]) from None
 
-    beside = path.parent / "run.toml"
-    if not beside.exists():
-        return by_names()
-    try:
-        return given_plan(load_run(beside), plan, prediction)
-    except InputError as refused:
-        try:
-            return by_names()
-        except InputError:
-            raise refused from None
+
+def _moved(file: PlanFile, model: str | None, on: str | None) -> PlannedJob:
+    subject = file.subject
+    assert subject is not None, "a plan without a subject got one by its names"
+    if model is None and on is None:
+        return planned_for(subject, file.plan, file.prediction)
+    return moved(subject.changed(model=model, on=on), file.plan)

@@ -147,8 +147,8 @@ def trial(planned: PlannedJob, candidate: Candidate, steps: int) -> Trial:
 
 def job_of_trial(planned: PlannedJob, candidate: Candidate, steps: int) -> PlannedJob:
     """Return the job with another of its plans, `steps` steps, one checkpoint at the end and no loggers."""
-    plan, prediction = decided_file(planned.problem, candidate)
     run = planned.run
+    plan, prediction, _ = decided_file(run, planned.problem, candidate)
     short = run.model_copy(
         update={
             "train": run.train.model_copy(update={"steps": steps}),

@@ -50,17 +50,17 @@ def load(run_dir: Path) -> None:
     """Import what every rank of the run needs; nothing of the user's, which might start threads.
 
     Raises:
-        InputError: when the directory has no run file, or there is no such model.
+        InputError: when the directory has no plan file, or a broken one.
     """
     for module in ("weft.training.loop", "weft.training.session"):
         import_module(module)
-    from weft.describe.models import resolve_model
-    from weft.describe.reading import read_toml
+    from weft.describe.families.own import FAMILY
+    from weft.describe.plan_file import load_plan_file
     from weft.run.stage.families import stage_family
 
-    model = read_toml(run_dir / "run.toml")["model"]
-    if "build" not in model:
-        stage_family(resolve_model(model.get("preset") or model["hf"]).family)
+    subject = load_plan_file(run_dir / "plan.json").subject
+    if subject is not None and subject.model.family != FAMILY:
+        stage_family(subject.model.family)
 
 
 def join(run_dir: Path) -> tuple[PlannedJob, WorkerContext]:
@@ -79,6 +79,8 @@ def join(run_dir: Path) -> tuple[PlannedJob, WorkerContext]:
     from weft.training.session import reopen
 
     job = reopen(run_dir)
+    if job.elsewhere:
+        raise InputError(job.elsewhere)
     context = start_worker()
     given, needed = context.world_size, job.plan.ranks
     if given != needed:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -32,6 +32,8 @@ def _require_task(kind: str) -> str:
 class ModelTable(TomlTable):
     """`[model]`: exactly one of preset, hf and build."""
 
+    NAMES: ClassVar = ("preset", "hf", "build")
+
     preset: Word | None = Field(default=None, description="a name that weft knows, such as gpt-10m")
     hf: Word | None = Field(default=None, description="a folder with a config.json, or such a file")
     build: Annotated[str, Field(pattern=IMPORTABLE)] | None = Field(
@@ -50,7 +52,7 @@ class ModelTable(TomlTable):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> ModelTable:
-        given = [key for key in ("preset", "hf", "build") if getattr(self, key) is not None]
+        given = [key for key in self.NAMES if getattr(self, key) is not None]
         if len(given) != 1:
             found = " and ".join(given) or "none"
             raise InputError(Violation("", f"{found} given; exactly one of preset, hf and build is needed"))

@@ -72,7 +72,9 @@ def pinned(decided: Decided) -> RunFile:
 def files(decided: Decided) -> dict[str, str]:
     """Return `run.toml` and `plan.json`, the sources of a run directory."""
     # The plan is predicted where the run is prepared.
-    return {"run.toml": pinned(decided).to_toml(), "plan.json": PlanFile(decided.plan).to_json()}
+    run = pinned(decided)
+    file = PlanFile(decided.plan, subject=decided.job.problem.subject(run))
+    return {"run.toml": run.to_toml(), "plan.json": file.to_json()}
 
 
 def here_documents(decided: Decided, folder: str) -> str:

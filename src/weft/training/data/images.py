@@ -66,7 +66,7 @@ class ImageSet:
 
 
 @dataclass(frozen=True, slots=True)
-class _Picture:
+class Picture:
     """One image before decoding; `key` changes when the image does."""
 
     name: str
@@ -89,8 +89,7 @@ def open_images(source: str, *, size: int, channels: int, classes: int, cache: P
     """
     if channels not in MODES:
         raise InputError(Violation("model.channels", f"{channels}: images have 1 or 3 channels", "3"))
-    names, pictures = _pictures(source)
-    _require_enough(source, names, pictures, classes)
+    names, pictures = list_pictures(source, classes)
     listing = [[picture.name, picture.label, picture.key] for picture in pictures]
     record = json.dumps([FORMAT, size, channels, listing])
     entry = cache / "images" / hashlib.sha256(record.encode()).hexdigest()[:32]
@@ -108,27 +107,28 @@ def open_images(source: str, *, size: int, channels: int, classes: int, cache: P
     )
 
 
-def _pictures(source: str) -> tuple[tuple[str, ...], list[_Picture]]:
-    """Return the names of the classes, and all images."""
-    if source == DIGITS:
-        return _digits()
-    return _table(source) if source.startswith(LIBRARY) else _folder(source)
+def list_pictures(source: str, classes: int) -> tuple[tuple[str, ...], list[Picture]]:
+    """Return the names of the classes, and all images, not read yet; raise as `open_images` does."""
+    listing = _digits if source == DIGITS else _table if source.startswith(LIBRARY) else _folder
+    names, pictures = listing(source)
+    _require_enough(source, names, pictures, classes)
+    return names, pictures
 
 
-def _table(source: str) -> tuple[tuple[str, ...], list[_Picture]]:
+def _table(source: str) -> tuple[tuple[str, ...], list[Picture]]:
     # Not at the top: the library is an extra, and takes a second to import.
     from weft.training.data.datasets_library import open_image_rows
 
     rows = open_image_rows(source)
     key = hashlib.sha256(json.dumps(rows.key).encode()).hexdigest()[:16]
     pictures = [
-        _Picture(f"row {row + 1}", label, key, partial(rows.open_image, row))
+        Picture(f"row {row + 1}", label, key, partial(rows.open_image, row))
         for row, label in enumerate(rows.labels)
     ]
     return rows.classes, pictures
 
 
-def _digits() -> tuple[tuple[str, ...], list[_Picture]]:
+def _digits(_: str) -> tuple[tuple[str, ...], list[Picture]]:
     """Return scikit-learn's digits, 8 x 8: UCI's test set of optically recognised handwritten digits."""
     from sklearn.datasets import load_digits
 
@@ -136,13 +136,13 @@ def _digits() -> tuple[tuple[str, ...], list[_Picture]]:
     # 17 levels of grey, 0 to 16.
     pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
     pictures = [
-        _Picture(f"{index:04}", int(label), "", partial(Image.fromarray, image))
+        Picture(f"{index:04}", int(label), "", partial(Image.fromarray, image))
         for index, (image, label) in enumerate(zip(pixels, digits.target, strict=True))
     ]
     return tuple(str(name) for name in digits.target_names), pictures
 
 
-def _folder(source: str) -> tuple[tuple[str, ...], list[_Picture]]:
+def _folder(source: str) -> tuple[tuple[str, ...], list[Picture]]:
     root = Path(source).expanduser()
     if not source or not root.is_dir():
         problem = f"{source!r} is not a folder; allowed: {_ALLOWED}"
@@ -155,11 +155,11 @@ def _folder(source: str) -> tuple[tuple[str, ...], list[_Picture]]:
                 status = path.stat()
                 key = f"{path.absolute()} {status.st_size} {status.st_mtime_ns}"
                 name = path.relative_to(root).as_posix()
-                pictures.append(_Picture(name, label, key, partial(Image.open, path)))
+                pictures.append(Picture(name, label, key, partial(Image.open, path)))
     return tuple(folder.name for folder in folders), pictures
 
 
-def _require_enough(source: str, names: Sequence[str], pictures: Sequence[_Picture], classes: int) -> None:
+def _require_enough(source: str, names: Sequence[str], pictures: Sequence[Picture], classes: int) -> None:
     counts = np.bincount([picture.label for picture in pictures], minlength=len(names))
     if not pictures:
         raise InputError(Violation("task.data", f"{source!r} holds no images; allowed: {_ALLOWED}"))
@@ -177,7 +177,7 @@ def _require_enough(source: str, names: Sequence[str], pictures: Sequence[_Pictu
         raise InputError(problems)
 
 
-def _held_out(pictures: Sequence[_Picture]) -> npt.NDArray[np.bool_]:
+def _held_out(pictures: Sequence[Picture]) -> npt.NDArray[np.bool_]:
     """Return the mask of held-out images; it depends only on their names and their number."""
     order = sorted(
         range(len(pictures)), key=lambda index: hashlib.sha256(pictures[index].name.encode()).digest()
@@ -188,7 +188,7 @@ def _held_out(pictures: Sequence[_Picture]) -> npt.NDArray[np.bool_]:
 
 
 def _build(
-    building: Path, source: str, pictures: Sequence[_Picture], size: int, channels: int
+    building: Path, source: str, pictures: Sequence[Picture], size: int, channels: int
 ) -> Mapping[str, Any]:
     held_out = _held_out(pictures)
     order = np.argsort(~held_out, kind="stable")
@@ -212,7 +212,7 @@ def _build(
     return {"fingerprint": digest.hexdigest()[:16]}
 
 
-def _decoded(picture: _Picture, size: int, channels: int) -> bytes:
+def _decoded(picture: Picture, size: int, channels: int) -> bytes:
     """Return the pixels as uint8 bytes of shape (channels, size, size)."""
     with picture.open() as image:
         fitted = ImageOps.fit(

@@ -91,3 +91,16 @@ def get_tokenizer(name: str) -> Tokenizer:
     from weft.training.data.tokenizer_json import JsonTokenizer
 
     return JsonTokenizer.read(path)
+
+
+def require_classes(tokenizer: Tokenizer, vocabulary: int, *, masked: bool) -> None:
+    """Refuse a model with too few classes for a tokenizer's tokens and, if `masked`, for its mask.
+
+    Raises:
+        InputError: naming the classes that are needed.
+    """
+    needed = max(tokenizer.vocabulary, tokenizer.mask + 1) if masked else tokenizer.vocabulary
+    if vocabulary < needed:
+        classes = "tokens and the mask of" if masked else "that of the tokenizer"
+        problem = f"{vocabulary} is too small; allowed: at least {needed}, {classes} {tokenizer.name}"
+        raise InputError(Violation("model.vocabulary", problem, str(needed)))

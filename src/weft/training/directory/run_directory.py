@@ -25,8 +25,10 @@ from typing import Any
 
 from weft.describe.plan import Plan
 from weft.describe.plan_file import PlanFile, load_plan, load_plan_file
+from weft.describe.plan_subject import PlanSubject, subject_of
 from weft.describe.plan_versions import former_ids
 from weft.describe.prediction import Prediction
+from weft.describe.run_file import load_run
 from weft.errors import InputError, RunError, Violation
 from weft.files import append_record, write_whole
 from weft.planning.planned import PlannedJob
@@ -112,7 +114,7 @@ class RunDirectory:
         return summary
 
     def summary_of(self, result: Mapping[str, Any], file: PlanFile) -> dict[str, Any]:
-        plan, prediction = file
+        plan, prediction, _ = file
         assert prediction is not None, "a plan that runs was predicted"
         return {
             "predicted_step_s": prediction.step_s,
@@ -127,6 +129,17 @@ class RunDirectory:
 
     def plan(self) -> Plan:
         return load_plan(self.path / "plan.json")
+
+    def subject(self) -> PlanSubject:
+        """Return the run as `run.toml` states it, for the model and the cluster of the plan file.
+
+        A plan file without a subject is for what `run.toml` names.
+
+        Raises:
+            InputError: if a file is broken, or names what cannot be found.
+        """
+        run, given = load_run(self.path / "run.toml"), load_plan_file(self.path / "plan.json").subject
+        return subject_of(run) if given is None else given.model_copy(update={"run": run})
 
     def prediction(self) -> Prediction:
         """Return the prediction for which the plan was chosen."""

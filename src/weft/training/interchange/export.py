@@ -13,10 +13,9 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from weft.describe.added_layers import trained_graph
 from weft.describe.model import ModelConfig
-from weft.describe.models import resolve_model
 from weft.describe.plan_file import load_plan
 from weft.describe.reading import read_text
-from weft.describe.run_file import RunFile, load_run
+from weft.describe.run_file import RunFile
 from weft.describe.run_tables.training import BYTES, MODEL
 from weft.errors import InputError, Violation
 from weft.training.checkpoint.manifest import generation_path, generations, newest_complete, verify
@@ -73,9 +72,11 @@ def export(
             or if the log does not reach the step.
         RunError: if the checkpoint is damaged.
     """
-    RunDirectory(run_dir).require()
-    run = load_run(run_dir / "run.toml")
-    config = _model_of(run, run_dir)
+    directory = RunDirectory(run_dir)
+    directory.require()
+    subject = directory.subject()
+    run, config = subject.run, subject.model
+    _require_same_model(config, run_dir)
     source: TensorFolder
     if replay is None:
         path, skipped = _checkpoint(run_dir / "checkpoints", checkpoint)
@@ -95,14 +96,12 @@ def export(
     return Exported(written, name, tuple(skipped))
 
 
-def _model_of(run: RunFile, run_dir: Path) -> ModelConfig:
-    """Return the trained model; raise InputError if the folder of its configuration has changed."""
-    config = resolve_model(run.model.preset or run.model.hf or "", sequence=run.task.sequence)
+def _require_same_model(config: ModelConfig, run_dir: Path) -> None:
+    """Refuse a run whose plan file names no sizes, if the folder of its configuration has changed."""
     plan = load_plan(run_dir / "plan.json")
     if trained_graph(config, plan.methods).fingerprint != plan.model_fingerprint:
         where = str(run_dir / "run.toml")
         raise InputError(Violation(where, f"{config.name} is no longer the model that this run trained"))
-    return config
 
 
 def _tokenizer_of(run: RunFile, run_dir: Path, sequence: int) -> Mapping[str, str]:

@@ -13,17 +13,16 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from weft.errors import InputError, Violation
 from weft.program.arrays import Ints
 from weft.program.codes import GOLDEN, mix
 from weft.training.data.sampler import Words
 from weft.training.data.text import open_corpus
-from weft.training.data.tokenizers import Tokenizer, fingerprint_of, get_tokenizer
+from weft.training.data.tokenizers import Tokenizer, fingerprint_of, get_tokenizer, require_classes
 from weft.training.tasks.base import Outputs, TaskSettings, cross_entropy, most_likely
 
 
 class TextTask:
-    """A corpus for a model that has at least `needed` classes; `classes` names them in the refusal.
+    """A corpus for a model with a class for each token and, if `masked`, for the mask.
 
     Raises:
         InputError: if the data is refused or the model has fewer classes.
@@ -33,10 +32,8 @@ class TextTask:
     takes_divided_tokens = True
     takes_unmade_logits = True
 
-    def __init__(self, settings: TaskSettings, tokenizer: Tokenizer, needed: int, classes: str) -> None:
-        if settings.vocabulary < needed:
-            problem = f"{settings.vocabulary} is too small; allowed: at least {needed}, {classes}"
-            raise InputError(Violation("model.vocabulary", problem, str(needed)))
+    def __init__(self, settings: TaskSettings, tokenizer: Tokenizer, *, masked: bool) -> None:
+        require_classes(tokenizer, settings.vocabulary, masked=masked)
         self.corpus = open_corpus(settings.data, settings.sequence, tokenizer, settings.cache)
         self.samples = len(self.corpus.training)
         self.held_out_samples = len(self.corpus.held_out)
@@ -61,9 +58,7 @@ class CausalLanguageModelling(TextTask):
     """
 
     def __init__(self, settings: TaskSettings) -> None:
-        tokenizer = get_tokenizer(settings.tokenizer)
-        classes = f"that of the tokenizer {tokenizer.name}"
-        super().__init__(settings, tokenizer, tokenizer.vocabulary, classes)
+        super().__init__(settings, get_tokenizer(settings.tokenizer), masked=False)
         self.bytes_per_token = self.corpus.held_out_bytes_per_token
 
     def batch(self, samples: Ints, *, held_out: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,8 +92,7 @@ class MaskedLanguageModelling(TextTask):
 
     def __init__(self, settings: TaskSettings) -> None:
         tokenizer = get_tokenizer(settings.tokenizer)
-        needed = max(tokenizer.vocabulary, tokenizer.mask + 1)
-        super().__init__(settings, tokenizer, needed, f"tokens and the mask of {tokenizer.name}")
+        super().__init__(settings, tokenizer, masked=True)
         self._mask = tokenizer.mask
         self._vocabulary = tokenizer.vocabulary
         self._seed = settings.seed

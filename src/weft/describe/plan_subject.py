@@ -1,0 +1,68 @@
+"""`PlanSubject`: the run file, the model and the cluster of a plan; with it a plan file needs no others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
+
+from weft.describe.cluster import Cluster
+from weft.describe.cluster_file import cluster_of, parse_cluster
+from weft.describe.cluster_tables import ClusterFile, cluster_record
+from weft.describe.model import ModelConfig
+from weft.describe.models import resolve_model
+from weft.describe.run_file import RunFile, naming
+from weft.describe.units import shown
+from weft.errors import InputError, Violation
+
+
+def _cluster(value: object) -> Cluster:
+    if isinstance(value, Cluster):
+        return value
+    if not isinstance(value, Mapping):
+        raise InputError(Violation("", f"{shown(value)}: must be an object with the keys of a cluster file"))
+    return cluster_of(value, "")
+
+
+class PlanSubject(BaseModel):
+    """What a plan is for. The sizes of the model and the cluster's devices and links need no other file.
+
+    Weights, tokens and user-defined models remain where `run` names them.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: RunFile = Field(description="the run file with its defaults")
+    model: ModelConfig = Field(description="sizes of the model")
+    cluster: Annotated[
+        Cluster,
+        PlainValidator(_cluster, json_schema_input_type=ClusterFile),
+        PlainSerializer(cluster_record, return_type=dict[str, Any]),
+    ] = Field(description="the tables of a cluster file")
+
+    def changed(self, *, model: str | None = None, on: str | None = None) -> PlanSubject:
+        """Return the subject with another model and another cluster, by their names; None keeps one.
+
+        Raises:
+            InputError: for an unknown name.
+        """
+        return PlanSubject(
+            run=naming(self.run, model=model, on=on),
+            model=self.model if model is None else resolve_model(model, sequence=self.run.task.sequence),
+            cluster=self.cluster if on is None else parse_cluster(on),
+        )
+
+
+def subject_of(run: RunFile) -> PlanSubject:
+    """Resolve the names of a run file.
+
+    Raises:
+        InputError: for an unknown model or cluster.
+    """
+    name = run.model.preset or run.model.hf or run.model.build or ""
+    return PlanSubject(
+        run=run,
+        model=resolve_model(name, sequence=run.task.sequence),
+        cluster=parse_cluster(run.cluster.use),
+    )

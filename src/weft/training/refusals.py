@@ -1,0 +1,82 @@
+"""Reasons to refuse a planned job before any worker starts; without torch.
+
+`weft check` lists them, and `weft train` begins with them. Workers check their own parts again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from weft.errors import InputError, Violation
+from weft.files import weft_home
+from weft.planning.planned import PlannedJob
+from weft.run.stage.compilable import compile_problems
+from weft.run.supported import missing_packages, planned_only, unsupported
+from weft.training.checkpoint.manifest import generations, verify
+from weft.training.data.images import list_pictures
+from weft.training.data.sources import open_texts
+from weft.training.data.tokenizers import get_tokenizer, require_classes, tokenizer_name
+from weft.training.interchange.weight_files import weight_files
+from weft.training.loggers import require_loggers
+
+_MASKED = "masked-lm"
+_TEXT = ("causal-lm", _MASKED)
+Given = TypeVar("Given")
+
+
+def refusals(planned: PlannedJob) -> list[Violation]:
+    """Return all reasons that need no worker; empty if the job can start.
+
+    The plan must be one that the runtime executes; loggers, packages, data, tokenizer and initial weights
+    must be there. A user's own task opens its data in the workers.
+    """
+    problems = planned_only(planned.problem.model) + planned.elsewhere + planned.misplaced
+    for job in planned.all:
+        problems += unsupported(job.plan) + missing_packages(job.plan) + job.uncounted + job.unlogged
+        if planned.run.train.compile:
+            problems += compile_problems(job.plan, job.program.columns.kind, job.problem.job.graph)
+    for check in (_loggers, _tokenizer, _data, _weights):
+        problems += _violations(check, planned)
+    return problems
+
+
+def damaged_checkpoints(run_dir: Path) -> Iterator[Violation]:
+    """Yield a violation for each checkpoint of a run directory that is not whole."""
+    for _, path in generations(run_dir / "checkpoints"):
+        yield from _violations(verify, path)
+
+
+def _violations(check: Callable[[Given], object], given: Given) -> list[Violation]:
+    try:
+        check(given)
+    except InputError as error:
+        return list(error.violations)
+    return []
+
+
+def _loggers(planned: PlannedJob) -> None:
+    require_loggers(planned.run.report.log)
+
+
+def _tokenizer(planned: PlannedJob) -> None:
+    kind = planned.run.task.kind
+    if kind in _TEXT:
+        tokenizer = get_tokenizer(tokenizer_name(planned.run))
+        require_classes(tokenizer, planned.problem.model.vocabulary, masked=kind == _MASKED)
+
+
+def _data(planned: PlannedJob) -> None:
+    task = planned.run.task
+    if task.kind in _TEXT:
+        open_texts(task.data, weft_home() / "cache")
+    elif task.kind == "image-classification":
+        list_pictures(task.data, planned.problem.model.vocabulary)
+
+
+def _weights(planned: PlannedJob) -> None:
+    table = planned.run.model
+    if table.weights:
+        path = Path(table.hf or "")
+        weight_files(path if path.is_dir() else path.parent)
