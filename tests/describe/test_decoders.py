@@ -12,7 +12,8 @@ from weft.describe.decoder_row import ROWS, TRAINED
 from weft.describe.families import layer_graph
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig, model_from
-from weft.describe.models import PRESETS, resolve_model
+from weft.describe.models import PRESETS, USUAL_SEQUENCE, resolve_model
+from weft.describe.request import request_of_names
 from weft.errors import InputError
 from weft.run.supported import planned_only
 
@@ -55,6 +56,14 @@ def test_tensor_ranks_hold_every_parameter(tmp_path, model_type):
         assert graph.parameters() / 2 <= graph.parameters(2) < graph.parameters()
 
 
+@pytest.mark.parametrize(("longest", "usual"), [(2048, 2048), (131072, USUAL_SEQUENCE)])
+def test_samples_of_a_model_for_long_texts_have_a_usual_length(tmp_path, longest, usual):
+    assert read(tmp_path, "llama", max_position_embeddings=longest).sequence == usual
+    request = request_of_names(model=str(tmp_path), on="1xa100-80gb")
+    assert request.assumed["sequence"].startswith(f"{usual} tokens")
+    assert resolve_model(str(tmp_path), sequence=longest).sequence == longest
+
+
 @pytest.mark.parametrize("name", ["llama-1m", "llama-7b", "llama-3-8b"])
 def test_a_file_with_the_sizes_of_a_preset_is_that_model(tmp_path, name):
     preset = PRESETS[name]
@@ -68,7 +77,8 @@ def test_a_file_with_the_sizes_of_a_preset_is_that_model(tmp_path, name):
         "max_position_embeddings": preset.sequence,
         "tie_word_embeddings": preset.tied_embeddings,
     }
-    config = read(tmp_path, "llama", **sizes)
+    read(tmp_path, "llama", **sizes)
+    config = resolve_model(str(tmp_path), sequence=preset.sequence)
     assert replace(layer_graph(config), name=name).to_json() == layer_graph(preset).to_json()
 
 

@@ -71,6 +71,7 @@ def show_plan(
         print_json(
             {
                 "assumed": dict(planned.problem.assumed),
+                "steps_at_half": dict(planned.steps_at_half),
                 "kept_out": kept_out_record(planned.problem),
                 "considered": len(ranking.candidates),
                 "candidates": records,

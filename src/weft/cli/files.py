@@ -154,7 +154,8 @@ def check(*files: Path, model: str | None = None, on: str | None = None, json: J
             problems = list(_problems_of(path, model, on))
         except InputError as error:
             problems = list(error.violations)
-        found[str(path)] = [str(violation) for violation in problems]
+        # Weights are looked at twice: for their files, and for what these hold.
+        found[str(path)] = list(dict.fromkeys(str(violation) for violation in problems))
     if json:
         print_json(found)
     else:

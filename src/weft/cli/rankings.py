@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Group
@@ -90,7 +91,7 @@ def print_ranking(planned: PlannedJob, ranking: Ranking, shown: Sequence[Advised
     """Print the shown candidates with their reasons, and the memory of the best one."""
     out = console()
     job = planned.problem.job
-    print_problem(planned.problem)
+    print_problem(planned.problem, at_half_words(planned))
     out.print(plans_table(shown, job.cluster))
     prediction = planned.prediction
     memory = [job.cluster.device_of(rank).memory_bytes for rank in range(planned.plan.ranks)]
@@ -182,14 +183,23 @@ def print_comparison(problem: Problem, answers: Sequence[Answer]) -> None:
     console().print(answers_table(answers))
 
 
-def print_problem(problem: Problem) -> None:
-    """Print the job, its assumptions and the moves that its contract excludes."""
+def at_half_words(planned: PlannedJob) -> dict[str, str]:
+    """Return what half the bandwidth of assumed links costs the plan, by the links' key in `assumed`."""
+    step_s = planned.prediction.step_s
+    return {
+        key: f"; at half of it, a step takes {format_seconds(half_s)} ({half_s / step_s - 1.0:+.1%})"
+        for key, half_s in planned.steps_at_half.items()
+    }
+
+
+def print_problem(problem: Problem, notes: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Print the job, its assumptions with a note on some, and the moves that its contract excludes."""
     out, job = console(), problem.job
     out.print(
         f"[bold]{job.graph.name}[/bold] on {job.cluster.name}: {job.cluster.ranks} devices, "
         f"global batch {job.global_batch}, {job.sequence} tokens per sample, {precision_words(job)}"
     )
     for key, text in problem.assumed.items():
-        out.print(f"[dim]assumed {key.replace('_', ' ')}: {text}[/dim]")
+        out.print(f"[dim]assumed {key.replace('_', ' ')}: {text}{notes.get(key, '')}[/dim]")
     for move, contract in kept_out_record(problem).items():
         out.print(f"[dim]kept out by contract {problem.contract.word}: {move}, which is {contract}[/dim]")

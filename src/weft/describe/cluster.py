@@ -49,12 +49,15 @@ class Cluster:
     """Groups of nodes and the links between them.
 
     `links` maps a sorted pair of group names to the link between two nodes of these groups. The devices of a
-    node share its bandwidth.
+    node share its bandwidth. `assumed_inside` names the groups, `assumed_between` the pairs with links that
+    nobody stated.
     """
 
     name: str
     groups: tuple[NodeGroup, ...]
     links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
+    assumed_inside: frozenset[str] = field(default=frozenset(), compare=False)
+    assumed_between: frozenset[tuple[str, str]] = field(default=frozenset(), compare=False)
 
     def __repr__(self) -> str:
         nodes = sum(group.count for group in self.groups)

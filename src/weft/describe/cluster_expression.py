@@ -49,13 +49,13 @@ def cluster_from_expression(text: str) -> Cluster:
     if problems:
         raise InputError(problems)
     networks = {name: entry.network for name, entry in entries.items()}
+    pairs = needed_links({group.name: group.count for group in groups})
     return Cluster(
         name=re.sub(r"\s", "", text),
         groups=tuple(groups),
-        links={
-            pair: slower(networks[pair[0]], networks[pair[1]])
-            for pair in needed_links({group.name: group.count for group in groups})
-        },
+        links={pair: slower(networks[pair[0]], networks[pair[1]]) for pair in pairs},
+        assumed_inside=frozenset(networks),
+        assumed_between=frozenset(pairs),
     )
 
 

@@ -69,7 +69,14 @@ def cluster_of(record: Mapping[str, Any], where: str) -> Cluster:
     links = _links(file, where, problems)
     if problems:
         raise InputError(problems)
-    return Cluster(name=file.name or Path(where).stem, groups=groups, links=links)
+    stated = {tuple(sorted(table.between)) for table in file.link}
+    return Cluster(
+        name=file.name or Path(where).stem,
+        groups=groups,
+        links=links,
+        assumed_inside=frozenset(node.name for node in file.node if node.bandwidth is None),
+        assumed_between=frozenset(links.keys() - stated),
+    )
 
 
 def _devices(file: ClusterFile, where: str, problems: list[Violation]) -> dict[str, Device]:

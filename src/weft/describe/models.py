@@ -23,6 +23,8 @@ from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
 
 CONFIG_FILE = "config.json"
+# Tokens per sample in most pretraining. Models accept longer texts than most of their training has.
+USUAL_SEQUENCE = 4096
 
 
 def _preset(name: str, record: Mapping[str, Any]) -> ModelConfig:
@@ -45,9 +47,10 @@ def resolve_model(name_or_path: str, *, sequence: int | None = None) -> ModelCon
     """Return the sizes of a model.
 
     The name is a preset, a folder with a `config.json`, the path of a `config.json`, or a user-defined model
-    `package.module:function`. `sequence` replaces the longest sequence. A `config.json` with learned
-    positions accepts no longer sequence than its own; a preset accepts any. Images have one token per patch
-    and the class token, and no other sequence.
+    `package.module:function`. `sequence` replaces the default: the longest sequence, of a decoder's
+    `config.json` at most `USUAL_SEQUENCE`. A `config.json` with learned positions accepts no longer sequence
+    than its own; a preset accepts any. Images have one token per patch and the class token, and no other
+    sequence.
 
     Raises:
         InputError: for an unknown preset, with the nearest name; for a missing file; for a `config.json` of
@@ -64,6 +67,8 @@ def resolve_model(name_or_path: str, *, sequence: int | None = None) -> ModelCon
         if config.family in ("gpt", "bert") and sequence is not None and sequence > config.sequence:
             problem = f"{sequence} tokens, but {name_or_path} has {config.sequence} learned positions"
             raise InputError(Violation("sequence", problem, str(config.sequence)))
+        if config.decoder is not None and sequence is None:
+            sequence = min(config.sequence, USUAL_SEQUENCE)
     fixed = config.reads_images or config.family == FAMILY
     if fixed and sequence not in (None, config.sequence):
         what = "reads images" if config.reads_images else "is made for samples"

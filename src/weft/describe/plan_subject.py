@@ -12,6 +12,7 @@ from weft.describe.cluster_file import cluster_of, parse_cluster
 from weft.describe.cluster_tables import ClusterFile, cluster_record
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
+from weft.describe.one_line import one_line
 from weft.describe.run_file import RunFile, naming
 from weft.describe.units import shown
 from weft.errors import InputError, Violation
@@ -40,6 +41,12 @@ class PlanSubject(BaseModel):
         PlainValidator(_cluster, json_schema_input_type=ClusterFile),
         PlainSerializer(cluster_record, return_type=dict[str, Any]),
     ] = Field(description="the tables of a cluster file")
+
+    def __repr__(self) -> str:
+        return one_line(self, f"{self.model.name} on {self.cluster.name}, {self.run.train.steps} steps")
+
+    def __str__(self) -> str:
+        return repr(self)
 
     def changed(self, *, model: str | None = None, on: str | None = None) -> PlanSubject:
         """Return the subject with another model and another cluster, by their names; None keeps one.

@@ -13,7 +13,7 @@ from weft.describe.contract import Contract
 from weft.describe.job import Job
 from weft.describe.layout import OPEN, Layout, PartialLayout
 from weft.describe.model import ModelConfig
-from weft.describe.models import resolve_model
+from weft.describe.models import USUAL_SEQUENCE, resolve_model
 from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork, counted_work
 from weft.describe.plan import GRADIENT_NORM, SCALED, Choice
@@ -94,7 +94,9 @@ def request_of(config: ModelConfig, cluster: Cluster, **options: Unpack[RequestO
         precision = default_precision(cluster)
         assumed["precision"] = precision
     if options.get("sequence") is None and config.convolutions is None:
-        assumed["sequence"] = f"{config.sequence} tokens, the model's longest"
+        capped = config.decoder is not None and config.sequence == USUAL_SEQUENCE
+        usual = "the usual length of samples" if capped else "the model's longest"
+        assumed["sequence"] = f"{config.sequence} tokens, {usual}"
     _require_precision(cluster, precision)
     methods, sync = options.get("methods", ()), options.get("sync")
     reduced = options.get("reduce_precision")

@@ -51,7 +51,13 @@ def this_machine() -> Cluster:
         for index, one in enumerate(groups)
         for other in groups[index + 1 :]
     }
-    return Cluster(name=THIS_MACHINE, groups=groups, links=links)
+    return Cluster(
+        name=THIS_MACHINE,
+        groups=groups,
+        links=links,
+        assumed_inside=frozenset(group.name for group in groups),
+        assumed_between=frozenset(links),
+    )
 
 
 def nvidia_groups(text: str) -> tuple[NodeGroup, ...]:

@@ -27,6 +27,7 @@ from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
 from weft.moves.registry import refused_pins
 from weft.planning.advice import SmallestChanges
+from weft.planning.assumed_links import assumed_links
 from weft.planning.compile import (
     compile_evaluation,
     compile_evaluation_part,
@@ -139,6 +140,15 @@ class PlannedJob:
     @cached_property
     def predicted(self) -> PredictedStep:
         return predict(self.problem.cost_model, self.plan, self.program)
+
+    @cached_property
+    def steps_at_half(self) -> Mapping[str, float]:
+        """Predicted seconds of a step with half the bandwidth of assumed links, by their key in `assumed`."""
+        problem, found = self.problem, {}
+        for links in assumed_links(problem.job.cluster, problem.measurements):
+            other = replace(problem, job=replace(problem.job, cluster=links.halved))
+            found[links.key] = predict(other.cost_model, self.plan, self.program).simulation.step_s
+        return found
 
     @property
     def usable_bytes(self) -> list[int]:

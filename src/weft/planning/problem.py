@@ -14,6 +14,7 @@ from weft.describe.run_file import RunFile
 from weft.errors import InputError
 from weft.files import weft_home
 from weft.moves.registry import refused_pins
+from weft.planning.assumed_links import assumed_links
 from weft.predict.corrections import Correction
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.measurements import UNMEASURED, Measurements, load_measurements
@@ -61,7 +62,9 @@ def measured_problem(request: Request, *, home: Path | None = None) -> Problem:
     Raises:
         InputError: when a file of measurements is broken, or is of something else.
     """
-    return Problem(**vars(request), measurements=load_measurements(request.job, home or weft_home()))
+    measured = load_measurements(request.job, home or weft_home())
+    links = {one.key: one.words for one in assumed_links(request.job.cluster, measured)}
+    return Problem(**{**vars(request), "assumed": {**links, **request.assumed}}, measurements=measured)
 
 
 def problem_of(

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
-from weft.errors import InputError, Violation
+from weft.errors import InputError, RunError, Violation
 from weft.files import weft_home
 from weft.planning.planned import PlannedJob
 from weft.run.stage.compilable import compile_problems
@@ -23,7 +22,6 @@ from weft.training.loggers import require_loggers
 
 _MASKED = "masked-lm"
 _TEXT = ("causal-lm", _MASKED)
-Given = TypeVar("Given")
 
 
 def refusals(planned: PlannedJob) -> list[Violation]:
@@ -43,14 +41,17 @@ def refusals(planned: PlannedJob) -> list[Violation]:
 
 
 def damaged_checkpoints(run_dir: Path) -> Iterator[Violation]:
-    """Yield a violation for each checkpoint of a run directory that is not whole."""
+    """Yield a violation for each checkpoint of a run directory that is not whole; all files are read."""
     for _, path in generations(run_dir / "checkpoints"):
-        yield from _violations(verify, path)
+        try:
+            verify(path)
+        except (RunError, OSError) as error:
+            yield Violation("checkpoints", str(error))
 
 
-def _violations(check: Callable[[Given], object], given: Given) -> list[Violation]:
+def _violations(check: Callable[[PlannedJob], None], planned: PlannedJob) -> list[Violation]:
     try:
-        check(given)
+        check(planned)
     except InputError as error:
         return list(error.violations)
     return []

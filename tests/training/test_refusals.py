@@ -1,0 +1,130 @@
+"""What training would refuse, `weft check` lists with the same lines, and no folder is left."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from weft.api import prepared
+from weft.cli.main import run
+from weft.training.checkpoint.manifest import generation_path, manifest
+
+TABLES = {
+    "model": {"preset": "gpt-1m"},
+    "task": {"sequence": 32},
+    "train": {"global_batch": 4, "steps": 2},
+    "cluster": {"use": "1xa100-80gb"},
+}
+VOCABULARY = {
+    "version": "1.0",
+    "model": {
+        "type": "WordLevel",
+        "vocab": {**{f"w{index}": index for index in range(300)}, "<|endoftext|>": 300},
+        "unk_token": "w0",
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
+
+
+def run_file(folder: Path, changes: dict[str, dict[str, str]] | None = None) -> Path:
+    path = folder / "run.toml"
+    tables = {name: {**TABLES.get(name, {}), **(changes or {}).get(name, {})} for name in (*TABLES, "report")}
+    lines = [
+        f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+        for name, table in tables.items()
+    ]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def lines_of(capsys: pytest.CaptureFixture[str], *words: object) -> list[str]:
+    """Return the refusal's lines, as check or another command prints them."""
+    assert run([str(word) for word in words]) == 2
+    said = capsys.readouterr()
+    lines = (said.out or said.err).splitlines()
+    return [line.removeprefix("weft: ").strip() for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"task": {"data": "nowhere/texts"}}, ["task.data: 'nowhere/texts' does not exist"]),
+        ({"task": {"tokenizer": "nowhere.json"}}, ["task.tokenizer: 'nowhere.json' does not exist"]),
+        ({"task": {"tokenizer": "{folder}/tokenizer.json"}}, ["model.vocabulary: 256 is too small"]),
+        ({"task": {"data": "{folder}/empty"}}, ["holds no text"]),
+        ({"report": {"log": ["wandb:no_such_package.log"]}}, ["report.log"]),
+        (
+            {
+                "task": {"data": "nowhere/texts", "tokenizer": "nowhere.json"},
+                "report": {"log": ["wandb:no_such_package.log"]},
+            },
+            ["report.log", "task.tokenizer", "task.data"],
+        ),
+        ({"train": {"global_batch": 3, "precision": "fp16"}}, []),
+    ],
+)
+def test_check_and_train_refuse_a_run_file_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict, found: list[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "tokenizer.json").write_text(json.dumps(VOCABULARY))
+    filled = json.loads(json.dumps(changes).replace("{folder}", str(tmp_path)))
+    path = run_file(tmp_path, filled)
+    if not found:
+        assert run(["check", str(path)]) == 0
+        return
+    checked = lines_of(capsys, "check", path)
+    assert len(checked) == len(found)
+    for line, part in zip(checked, found, strict=True):
+        assert part in line
+    assert lines_of(capsys, "train", path, "--directory", tmp_path / "run") == checked
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_file_is_checked_like_its_run_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, plan = run_file(tmp_path, {"task": {"data": "nowhere/texts"}}), tmp_path / "plan.json"
+    assert run(["plan", str(path), "--out", str(plan)]) == 0
+    capsys.readouterr()
+    [line] = lines_of(capsys, "check", plan)
+    assert "task.data" in line
+    assert lines_of(capsys, "train", plan, "--directory", tmp_path / "run") == [line]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_is_checked_on_another_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = tmp_path / "plan.json"
+    assert run(["plan", "gpt-1m", "--on", "4xa100-80gb", "--out", str(plan)]) == 0
+    assert run(["check", str(plan), "--on", "4xh100-80gb"]) == 0
+    capsys.readouterr()
+    assert any("has ranks 0 to 1" in line for line in lines_of(capsys, "check", plan, "--on", "2xh100-80gb"))
+
+
+def checkpoint(directory: Path, step: int) -> Path:
+    folder = generation_path(directory / "checkpoints", step)
+    folder.mkdir(parents=True)
+    content = bytes(range(step))
+    (folder / "state.bin").write_bytes(content)
+    digests = {"state.bin": (len(content), hashlib.sha256(content).hexdigest())}
+    (folder / "manifest.json").write_bytes(manifest(digests))
+    return folder
+
+
+def test_damaged_checkpoints_of_a_run_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, directory = prepared(run_file(tmp_path), directory=tmp_path / "run")
+    whole, flipped, torn = (checkpoint(directory.path, step) for step in (4, 8, 12))
+    assert run(["check", str(directory.path)]) == 0
+    capsys.readouterr()
+    (flipped / "state.bin").write_bytes(bytes(8))
+    (torn / "manifest.json").unlink()
+    lines = lines_of(capsys, "check", directory.path)
+    assert [part for part in (torn, flipped, whole) if any(str(part) in line for line in lines)] == [
+        torn,
+        flipped,
+    ]
