@@ -128,3 +128,16 @@ def test_damaged_checkpoints_of_a_run_are_named(tmp_path: Path, capsys: pytest.C
         torn,
         flipped,
     ]
+
+
+@pytest.mark.processes
+def test_what_only_workers_can_refuse_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("six tokens")
+    path = run_file(tmp_path, {"task": {"data": str(tmp_path / "texts")}})
+    assert run(["train", str(path)]) == 2
+    assert "need 33 tokens each" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

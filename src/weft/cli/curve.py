@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,13 +162,3 @@ def show_curve(problem: Problem, *, critical_batch: float | None, svg: Path | No
     )
     out.print(trade_off_table(answer, devices[::SHOWN_EVERY], critical_batch))
     say_written(svg)
-
-
-def refuse_options(options: Mapping[str, object], problem: str) -> None:
-    """Refuse the given ones of options that make no sense with the others.
-
-    Raises:
-        InputError: if one is not None; it names each of them.
-    """
-    if given := [name for name, value in options.items() if value is not None]:
-        raise InputError([Violation(name, problem) for name in given])

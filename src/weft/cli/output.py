@@ -16,6 +16,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from weft.errors import InputError, Violation
 from weft.files import write_whole
 from weft.program.kinds import KINDS, is_compute
 from weft.program.program import NONE
@@ -186,3 +187,13 @@ def named_table(names: Sequence[str]) -> Table:
     for place, name in enumerate(names):
         table.add_column(name, justify="right" if place else "left", no_wrap=bool(place), overflow="fold")
     return table
+
+
+def refuse_options(options: Mapping[str, object], problem: str) -> None:
+    """Refuse the given ones of options that make no sense with the others.
+
+    Raises:
+        InputError: if one is not None; it names each of them.
+    """
+    if given := [name for name, value in options.items() if value is not None]:
+        raise InputError([Violation(name, problem) for name in given])

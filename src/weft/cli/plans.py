@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from weft.cli.advice import show_plan
-from weft.cli.curve import refuse_options, show_curve
+from weft.cli.curve import show_curve
 from weft.cli.emit import write_emitted
-from weft.cli.output import Json
+from weft.cli.output import Json, refuse_options
 from weft.cli.rankings import budgeted, show_comparison
 from weft.cli.synchronisations import show_synchronisations
 from weft.describe.layout import PartialLayout

@@ -12,13 +12,16 @@ from cyclopts import Parameter
 
 from weft.api import evaluate, finished, prepared
 from weft.api import train as train_run
-from weft.cli.output import Json, console, print_json
+from weft.cli.output import Json, console, print_json, refuse_options
+from weft.cli.tables.plans_side_by_side import side_by_side_record, side_by_side_table
 from weft.describe.run_file import load_run
 from weft.describe.units import format_count, format_seconds
 from weft.errors import InputError, RunError, Violation
+from weft.timeline.compare import Comparison, Pair
+from weft.timeline.compare import compare as compare_timelines
 from weft.timeline.figures import error_text, prediction_error
 from weft.training.directory.run_directory import RunDirectory, warnings
-from weft.training.session import WORKER_MODULE
+from weft.training.session import WORKER_MODULE, job_in
 
 SECONDS_BETWEEN_LINES = 2.0
 
@@ -199,26 +202,70 @@ def eval_(directory: Path, /, *, json: Json = False) -> None:
     )
 
 
-def compare(first: Path, second: Path | None = None, /, *, json: Json = False) -> None:
-    """Compare a run's prediction with its measurement, or two runs.
+def compare(
+    first: Path,
+    second: Path | None = None,
+    /,
+    *,
+    model: str | None = None,
+    on: str | None = None,
+    json: Json = False,
+) -> None:
+    """Compare a run's prediction with its measurement, a plan with a run, or two runs or plans.
 
     Example: weft compare runs/demo
 
     Example: weft compare runs/demo runs/demo-2
 
+    Example: weft compare plan.json other.json
+
+    Example: weft compare plan.json --on 64xh100-80gb
+
     Parameters
     ----------
     first
-        A run directory.
+        A run directory or a PLAN.json.
     second
-        Another run directory: its measurement is compared with the first run's.
+        Another one: a run's measurement is compared with the first run's, or with the plan's prediction.
+    model
+        Compare a plan with itself for this model: a preset or a folder with a config.json.
+    on
+        Compare a plan with itself on this cluster: an expression such as 64xa100-80gb, or a CLUSTER.toml.
     """
-    run = RunDirectory(finished(first).directory)
-    comparison = run.compare(None if second is None else RunDirectory(finished(second).directory))
+    moves = {"--model": model, "--on": on}
+    if _is_plan(first) and (second is None or _is_plan(second)):
+        if second is None and model is None and on is None:
+            raise InputError(Violation(str(first), "with what? give another plan, a run, --on or --model"))
+        one, two = job_in(first), job_in(second or first, model=model, on=on)
+        if json:
+            print_json(side_by_side_record(one, two))
+        else:
+            console().print(side_by_side_table(one, two), highlight=False)
+        return
+    refuse_options(moves, "only with plans; a run has its model and cluster")
+    comparison = _comparison_with_a_run(first, second)
     if json:
         print_json(comparison.record())
     else:
         console().print(comparison.text())
+
+
+def _is_plan(path: Path) -> bool:
+    return path.suffix == ".json"
+
+
+def _comparison_with_a_run(first: Path, second: Path | None) -> Comparison:
+    if second is not None and (_is_plan(first) or _is_plan(second)):
+        plan, path = (first, second) if _is_plan(first) else (second, first)
+        run, planned = RunDirectory(finished(path).directory), job_in(plan)
+        if planned.plan.model_fingerprint != run.plan().model_fingerprint:
+            problem = f"a plan for {planned.plan.model}; {path} trained {run.plan().model}"
+            raise InputError(Violation(str(plan), problem))
+        predicted = planned.predicted
+        step = Pair(predicted_s=predicted.prediction.step_s, measured_s=run.summary()["measured_step_s"])
+        return compare_timelines(predicted.simulation.timeline, run.measured(), step=step)
+    run = RunDirectory(finished(first).directory)
+    return run.compare(None if second is None else RunDirectory(finished(second).directory))
 
 
 COMMANDS = (train, eval_, compare)

@@ -27,7 +27,7 @@ def _cluster(value: object) -> Cluster:
 
 
 class PlanSubject(BaseModel):
-    """What a plan is for. The sizes of the model and the cluster's devices and links need no other file.
+    """Hold the run file, the model's sizes and the cluster of a plan.
 
     Weights, tokens and user-defined models remain where `run` names them.
     """

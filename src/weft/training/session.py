@@ -18,7 +18,7 @@ from weft.planning.planned import PlannedJob, moved, plan_run, planned_for, taki
 from weft.predict.ledger import STEP, Ledger
 from weft.run.launch.workers import launch_workers
 from weft.training.coordination.hang import HangWatch
-from weft.training.directory.resuming import kept_if_refused
+from weft.training.directory.resuming import kept_if_refused, removed_if_refused
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.directory.run_lock import only_run
 from weft.training.directory.verified import write_verified
@@ -32,7 +32,7 @@ EVALUATION_MODULE = "weft.training.evaluation.worker"
 def prepare(planned: PlannedJob, path: Path) -> Iterator[RunDirectory]:
     """Write the run directory of a planned job and lock it during the block.
 
-    If the block is refused, the files of a former start come back.
+    If the block is refused, a new directory goes, and the files of a former start come back.
 
     Raises:
         InputError: with all `refusals` of the job, or if another process trains in the directory.
@@ -40,7 +40,7 @@ def prepare(planned: PlannedJob, path: Path) -> Iterator[RunDirectory]:
     if problems := refusals(planned):
         raise InputError(problems)
     directory = RunDirectory(path)
-    with only_run(path), kept_if_refused(path):
+    with removed_if_refused(path), only_run(path), kept_if_refused(path):
         directory.prepare(planned)
         yield directory
 
@@ -48,7 +48,7 @@ def prepare(planned: PlannedJob, path: Path) -> Iterator[RunDirectory]:
 def job_in(path: Path, *, model: str | None = None, on: str | None = None) -> PlannedJob:
     """Return the planned job of a run file, a plan file or a run directory; plan a run file's job.
 
-    `model` and `on` name another model and cluster: a run file is planned for them, a plan is moved to them.
+    `model` and `on` name others. A run file is planned for them; a plan is moved to them.
 
     Raises:
         InputError: if the path is none of these, something it names cannot be found, or no plan fits.

@@ -6,8 +6,9 @@ The launcher uses it; it does not import torch. The workers compare the job with
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from weft.describe.plan import Plan
@@ -71,6 +72,21 @@ def require_not_started(path: Path) -> None:
                 str(fresh_directory(path.parent, path.name)),
             )
         )
+
+
+@contextmanager
+def removed_if_refused(path: Path) -> Iterator[None]:
+    """Remove a run directory and the folders above it that are new, if the block is refused."""
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        yield
+    except InputError:
+        if new:
+            shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            for folder in new[1:]:
+                folder.rmdir()
+        raise
 
 
 @contextmanager

@@ -1,0 +1,59 @@
+"""Plans are compared with plans, with themselves elsewhere, and with runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import weft
+from weft.cli.main import run
+
+
+def saved(path: Path, on: str = "4xa100-80gb", **pins: int) -> Path:
+    return weft.plan(model="gpt-1m", on=on, global_batch=16, **pins).save(path)
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: object) -> dict:
+    assert run([*(str(word) for word in words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    assert run([str(word) for word in words]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_two_plans_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = saved(tmp_path / "a.json", pp=1), saved(tmp_path / "b.json", pp=4)
+    found = answer(capsys, "compare", first, second)
+    one, two = found["plans"]
+    assert found["step_ratio"] == two["step_s"] / one["step_s"]
+    for side in (one, two):
+        assert sum(side["breakdown"].values()) == pytest.approx(side["step_s"], rel=1e-6)
+    assert one["layout"] != two["layout"]
+    assert run(["compare", str(first), str(second)]) == 0
+    table = capsys.readouterr().out
+    assert "time of a step" in table
+    assert "chance to fit" in table
+
+
+def test_a_plan_is_compared_with_itself_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = saved(tmp_path / "a.json")
+    found = answer(capsys, "compare", plan, "--on", "4xh100-80gb")
+    one, two = found["plans"]
+    assert (one["cluster"], two["cluster"]) == ("4xa100-80gb", "4xh100-80gb")
+    assert one["layout"] == two["layout"]
+    assert found["step_ratio"] < 1.0
+    same = answer(capsys, "compare", plan, plan)
+    assert same["step_ratio"] == 1.0
+    assert same["plans"][0] == same["plans"][1]
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = saved(tmp_path / "a.json")
+    assert "with what?" in refusal(capsys, "compare", plan)
+    assert "only with plans" in refusal(capsys, "compare", tmp_path, "--on", "1xt4")
+    assert "not a run directory" in refusal(capsys, "compare", plan, tmp_path)
