@@ -198,3 +198,19 @@ def test_other_files_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert lines_of_refusal(capsys, "explain", tmp_path / "none") == [
         f"weft: {tmp_path / 'none'}: no such file"
     ]
+
+
+def test_a_job_that_weft_does_not_model_gets_no_verdict(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "qlora.yml"
+    path.write_text(
+        "base_model: gpt2\nadapter: qlora\nload_in_4bit: true\nmicro_batch_size: 1\nsequence_len: 256\n"
+    )
+    assert run(["explain", str(path), "--on", "4xa100-80gb"]) == 0
+    out = capsys.readouterr().out
+    assert "not comparable: adapter qlora" in out
+    assert "nothing wrong was found in the rest" in out
+    assert "without these" in out
+    for verdict in ("weft's plan", "weft would", "faster", "fits"):
+        assert verdict not in out

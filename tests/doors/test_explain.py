@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,10 +116,11 @@ def test_what_megatron_lm_shares_out(options: str, sharding: str, island: int | 
 
 def test_what_megatron_lm_does_and_weft_does_not_predict() -> None:
     text = "x --tensor-model-parallel-size 1 --num-experts 8 --fp8-format hybrid --optimizer-cpu-offload"
-    assert read_configuration(text, "x").unpredicted == (
-        "--num-experts: experts (mixture of experts): predicted as the dense model",
-        "--optimizer-cpu-offload: optimizer states on the host: predicted as held by the device",
-        "--fp8-format: fp8 products: predicted in the precision beside them",
+    found = read_configuration(text, "x")
+    assert found.unpredicted == ("--fp8-format: fp8 products: predicted in the precision beside them",)
+    assert found.incomparable == (
+        "--num-experts: a mixture of experts, which this reader takes for a dense model",
+        "--optimizer-cpu-offload: optimizer states in host memory are not modelled",
     )
 
 
@@ -191,11 +193,15 @@ def test_a_deepspeed_file_with_everything_left_to_the_program() -> None:
         None,
     )
     assert found.unpredicted == (
-        "zero_optimization.offload_optimizer.device cpu: predicted as held by the devices",
         "zero_optimization.zero_quantized_weights: predicted with whole weights",
         "zero_optimization.zero_hpz_partition_size: predicted without second copies of weights",
         "zero_optimization.overlap_comm false: predicted with reductions beside backward passes",
     )
+    assert found.incomparable == (
+        "zero_optimization.offload_optimizer.device cpu: steps and gathers over the host's memory are not "
+        "modelled",
+    )
+    assert found.supposed == {"micro_batch_size": 8, "micro_batches": 1}
 
 
 @pytest.mark.parametrize(
@@ -237,7 +243,7 @@ def test_plugins_of_accelerate(lines: str, sharding: str, recompute: str | None)
     assert fields(found, "stack", "sharding", "recompute") == ("Accelerate", sharding, recompute)
 
 
-def test_what_accelerate_does_and_weft_does_not_predict() -> None:
+def test_what_accelerate_does_and_weft_does_not_predict(tmp_path: Path) -> None:
     text = """
 compute_environment: LOCAL_MACHINE
 distributed_type: DEEPSPEED
@@ -246,11 +252,21 @@ deepspeed_config:
   deepspeed_config_file: ds.json
   offload_param_device: cpu
 """
-    assert read_configuration(text, "a.yaml").unpredicted == (
-        "deepspeed_config.offload_param_device cpu: predicted as held by the devices",
-        "deepspeed_config.deepspeed_config_file: explain that file for what it says",
-        "mixed_precision fp8: predicted in the cluster's usual precision",
+    offloaded = "deepspeed_config.offload_param_device cpu: what is kept in host memory is not modelled"
+    found = read_configuration(text, str(tmp_path / "a.yaml"))
+    assert found.unpredicted == ("mixed_precision fp8: predicted in the cluster's usual precision",)
+    absent = "deepspeed_config.deepspeed_config_file ds.json: there is no such file here"
+    assert found.incomparable[0] == offloaded
+    assert found.incomparable[1].startswith(absent)
+    assert found.layout.sharding is None
+    (tmp_path / "ds.json").write_text(
+        '{"zero_optimization": {"stage": 1}, "train_micro_batch_size_per_gpu": 4, '
+        '"gradient_accumulation_steps": "auto"}'
     )
+    found = read_configuration(text, str(tmp_path / "a.yaml"))
+    assert found.incomparable == (offloaded,)
+    assert fields(found, "sharding", "micro_batch_size") == ("zero-1", 4)
+    assert found.supposed == {"micro_batches": 1}
 
 
 AXOLOTL = """
@@ -281,25 +297,63 @@ def test_an_axolotl_file() -> None:
     assert fields(found, "sharding", "recompute", "precision") == ("zero-3", "full", "bf16")
     assert found.ranks == 16
     assert found.samples_per_step == 128
-    assert found.unpredicted == (
-        "adapter qlora: predicted as training of all weights, an upper bound",
-        "load_in_4bit: predicted with weights in the precision of the products",
-        "sample_packing: predicted as full samples of sequence_len tokens",
-        "gradient_checkpointing offload: predicted as held by the devices",
+    assert found.unpredicted == ("sample_packing: predicted as full samples of sequence_len tokens",)
+    assert found.incomparable == (
+        "adapter qlora: training of an adapter alone is not modelled",
+        "load_in_4bit: weights of few bits are not modelled",
+        "gradient_checkpointing offload: activations in host memory are not modelled",
     )
 
 
 @pytest.mark.parametrize(
-    ("line", "sharding"),
+    ("lines", "keys"),
     [
-        ("deepspeed: configs/zero2.json", "zero-2"),
-        ("deepspeed: own.json", None),
-        ("fsdp: [full_shard]", "zero-3"),
+        ("optimizer: adamw_torch_fused", []),
+        ("optimizer: paged_adamw_8bit", ["optimizer"]),
+        ("optimizer: adafactor", ["optimizer"]),
+        ("fsdp: [full_shard]\nfsdp_config: {fsdp_offload_params: true}", ["fsdp_config.fsdp_offload_params"]),
+        ("fsdp: [full_shard]\nfsdp_config: {offload_params: false}", []),
+        ("rl: dpo", ["rl"]),
+        ("liger_fused_linear_cross_entropy: true", []),
     ],
 )
-def test_what_axolotl_shares_out(line: str, sharding: str | None) -> None:
+def test_what_makes_an_axolotl_file_another_job(lines: str, keys: list[str]) -> None:
+    found = read_configuration(f"base_model: gpt2\nmicro_batch_size: 1\n{lines}\n", "config.yml")
+    assert [line.split()[0].rstrip(":") for line in found.incomparable] == keys
+    assert len(found.unpredicted) == lines.startswith("liger_")
+
+
+ZERO_3 = '{"zero_optimization": {"stage": 3}}'
+
+
+@pytest.mark.parametrize(
+    ("line", "content", "sharding", "known"),
+    [
+        # The name says 2, the file says 3.
+        ("deepspeed: configs/zero2.json", ZERO_3, "zero-3", True),
+        ("deepspeed: configs/zero2.json", None, None, False),
+        ("deepspeed: {zero_optimization: {stage: 1}}", None, "zero-1", True),
+        ("fsdp: [full_shard]", None, "zero-3", True),
+    ],
+)
+@pytest.mark.parametrize("folder", [".", "examples/llama"])
+def test_what_axolotl_shares_out(
+    tmp_path: Path, folder: str, line: str, content: str | None, sharding: str | None, known: bool
+) -> None:
     text = f"base_model: gpt2\nmicro_batch_size: 1\n{line}\n"
-    assert read_configuration(text, "config.yml").layout.sharding == sharding
+    (tmp_path / "configs").mkdir()
+    if content is not None:
+        (tmp_path / "configs" / "zero2.json").write_text(content)
+    found = read_configuration(text, str(tmp_path / folder / "config.yml"))
+    assert found.layout.sharding == sharding
+    assert (found.incomparable == ()) == known
+
+
+def test_a_named_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "zero.json").write_text("stage: 2")
+    text = "base_model: gpt2\nmicro_batch_size: 1\ndeepspeed: zero.json\n"
+    with pytest.raises(InputError, match=r"zero\.json: named by .*config\.yml: not a JSON object"):
+        read_configuration(text, str(tmp_path / "config.yml"))
 
 
 TORCHTITAN = """
@@ -342,8 +396,10 @@ def test_a_torchtitan_file() -> None:
         "activation_checkpoint.selective_ac_option 2: one block in 2 is recomputed; predicted as all blocks "
         "without their products",
         "model.converters ['float8']: predicted in the precision beside them",
-        "training.enable_cpu_offload: predicted as held by the devices",
-        "parallelism.expert_parallel_degree: experts are not predicted",
+    )
+    assert found.incomparable == (
+        "training.enable_cpu_offload: weights and states in host memory are not modelled",
+        "parallelism.expert_parallel_degree: experts on ranks of their own are not modelled",
     )
 
 

@@ -81,6 +81,7 @@ def test_weights_that_are_shared_out_without_a_pipeline_come_layer_by_layer() ->
     assert (layout.schedule, layout.loops, dict(layout.options)) == ("hybrid", 14, {"depth": 2})
     assert found.implied.assumed == (
         "recompute none: the program decides it, not this file; --recompute says otherwise",
+        "links inside nodes: 300 GB/s and 3.00 us per device, usual for a100-80gb",
         "sequence: 1024 tokens, the model's longest",
     )
 
@@ -139,7 +140,7 @@ def test_a_layout_that_cannot_run_is_a_finding() -> None:
             ["Axolotl: the sizes of 'my/own-model' are not known; give --model, a preset or a folder"],
         ),
         (
-            deepspeed(train_micro_batch_size_per_gpu="auto"),
+            deepspeed(train_micro_batch_size_per_gpu=None),
             Answers(model="gpt2", on="4xa100-80gb"),
             ["DeepSpeed: the file does not say the samples of a micro-batch; give --micro-batch-size"],
         ),
@@ -182,7 +183,7 @@ def test_a_batch_and_a_sharding_that_nobody_says_are_assumed_aloud() -> None:
     text = "base_model: gpt2\nmicro_batch_size: 1\ndeepspeed: own.json\nbf16: true\nsequence_len: 512\n"
     found = explain_text(text, "a.yml", Answers(on="4xa100-80gb"), search=False)
     assert found.implied is not None
-    assert found.implied.assumed == ("sharding zero-0: the file does not say it",)
+    assert found.implied.assumed[0] == "sharding zero-0: the file does not say it"
     text = "distributed_type: FSDP\nmixed_precision: bf16\n"
     found = explain_text(
         text, "a.yaml", Answers(model="gpt2", on="4xa100-80gb", micro_batch_size=1), search=False
@@ -191,6 +192,30 @@ def test_a_batch_and_a_sharding_that_nobody_says_are_assumed_aloud() -> None:
     assert found.implied.assumed[0] == (
         "global batch 4: one micro-batch per replica; --global-batch says otherwise"
     )
+
+
+def test_what_the_trainer_puts_in_place_of_auto_is_assumed_aloud() -> None:
+    text = deepspeed(train_micro_batch_size_per_gpu="auto")
+    found = explain_text(text, "ds.json", Answers(model="gpt2", on="4xa100-80gb"), search=False)
+    assert found.implied is not None
+    assert found.implied.layout.micro_batch_size == 8
+    assert found.implied.assumed[0] == "micro batch size 8: what an untold Trainer puts in place of auto"
+    told = Answers(model="gpt2", on="4xa100-80gb", micro_batch_size=2)
+    found = explain_text(text, "ds.json", told, search=False)
+    assert found.implied is not None
+    assert found.implied.layout.micro_batch_size == 2
+
+
+def test_another_job_than_the_predicted_one_gets_no_verdict() -> None:
+    told = Answers(model="gpt2", on="4xa100-80gb", recompute="full")
+    found = explain_text(deepspeed(optimizer={"type": "OneBitAdam"}), "ds.json", told)
+    assert found.configuration.incomparable[0].startswith("optimizer.type OneBitAdam")
+    assert found.plan is not None
+    assert (found.best, found.gain_s) == (None, None)
+    assert found.record()["not_comparable"] == list(found.configuration.incomparable)
+    # Advice that rests on the prediction is left out, too; the same file without it has some.
+    assert found.findings == ()
+    assert explain_text(deepspeed(), "ds.json", told, search=False).findings != ()
 
 
 def test_a_schedule_that_weft_does_not_know_is_assumed_aloud() -> None:

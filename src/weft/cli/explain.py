@@ -97,10 +97,13 @@ def _print_explanation(explanation: Explanation, *, searched: bool) -> None:
         out.print(str(found), markup=False, soft_wrap=True)
     for line in configuration.unpredicted:
         out.print(f"not predicted: {line}", markup=False, soft_wrap=True)
+    for line in configuration.incomparable:
+        out.print(f"not comparable: {line}", markup=False, soft_wrap=True)
     for violation in explanation.missing:
         out.print(f"missing: {violation}", markup=False, soft_wrap=True)
     if not explanation.findings:
-        out.print("nothing wrong was found")
+        where = " in the rest" if configuration.incomparable else ""
+        out.print(f"nothing wrong was found{where}")
     if explanation.implied is not None:
         _print_predictions(explanation, searched=searched)
 
@@ -119,7 +122,8 @@ def _print_predictions(explanation: Explanation, *, searched: bool) -> None:
         table.add_column(name, overflow="fold")
     rows = []
     if explanation.plan is not None:
-        rows.append(("this file", str(explanation.implied.layout), explanation.plan.prediction))
+        name = "without these" if explanation.configuration.incomparable else "this file"
+        rows.append((name, str(explanation.implied.layout), explanation.plan.prediction))
     best = explanation.best
     if best is not None and best.prediction is not None:
         rows.append(("weft", best.words, best.prediction))
@@ -129,6 +133,8 @@ def _print_predictions(explanation: Explanation, *, searched: bool) -> None:
         table.add_row(name, layout, format_seconds(prediction.step_s), interval, peak)
     if rows:
         out.print(table)
+    if explanation.configuration.incomparable:
+        return
     if searched:
         out.print(_verdict(explanation), markup=False, soft_wrap=True)
     elif explanation.overfull_bytes > 0:

@@ -6,6 +6,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -38,6 +39,8 @@ class Configuration:
         reduce_precision: of sums over replicas; None where it is that of weft.
         model: sizes, or the name of a preset or of a model elsewhere.
         unpredicted: requests of the file that weft does not predict, one line each.
+        incomparable: those that change time or memory so much that weft's figures are of another job.
+        supposed: values that other programs put in place of `auto`, by their name here.
     """
 
     stack: str
@@ -54,6 +57,8 @@ class Configuration:
     clips: bool = False
     model: ModelConfig | str | None = None
     unpredicted: tuple[str, ...] = ()
+    incomparable: tuple[str, ...] = ()
+    supposed: Mapping[str, int] = field(default_factory=dict)
 
     def saying(self, values: Mapping[str, Any]) -> Configuration:
         """Return the configuration with these values, each of its layout or its own, by name."""
@@ -205,6 +210,15 @@ def yaml_mapping(text: str) -> Mapping[str, Any] | None:
         return _mapping(yaml.safe_load(text))
     except (yaml.YAMLError, ValueError, RecursionError):
         return None
+
+
+def named_file(name: object, file: str) -> Path | None:
+    """Return the path of a file that the file `file` names: from its own folder, or from one above it.
+
+    Programs take such names from the folder in which they start, which is often the root of a project.
+    """
+    folders = Path(file).resolve().parents
+    return next((folder / str(name) for folder in folders if (folder / str(name)).is_file()), None)
 
 
 def broken(text: str) -> str | None:

@@ -40,7 +40,7 @@ class Explanation:
         implied, plan: the file's layout, and its plan with a prediction; None where facts are missing or the
             layout cannot run.
         best: weft's own plan on the same cluster with the same batch, precision and model; None where nothing
-            is predicted or nothing fits.
+            is predicted or nothing fits, and where the file's job is not the predicted one.
     """
 
     configuration: Configuration
@@ -83,6 +83,7 @@ class Explanation:
                 {"severity": str(found.severity), **asdict(found.violation)} for found in self.findings
             ],
             "unpredicted": list(configuration.unpredicted),
+            "not_comparable": list(configuration.incomparable),
             "missing": [str(violation) for violation in self.missing],
             "assumed": list(needed.assumed) if needed else [],
             "predicted": _record(str(needed.layout), self.plan.prediction) if needed and self.plan else None,
@@ -111,9 +112,10 @@ def explain_text(text: str, name: str, answers: Answers, *, search: bool = True)
     except InputError as error:
         refused = (wrong(configuration.stack, one.problem, one.nearest) for one in error.violations)
         found += [one for one in refused if not any(one.violation.problem in str(other) for other in found)]
-    if plan is not None:
+    comparable = not configuration.incomparable
+    if plan is not None and comparable:
         found += _memory_to_spare(needed, plan)
-    best = _best(needed) if search else None
+    best = _best(needed) if search and comparable else None
     return Explanation(
         configuration=configuration, findings=tuple(found), implied=needed, plan=plan, best=best
     )

@@ -109,6 +109,8 @@ def implied(configuration: Configuration, answers: Answers) -> Implied:
     """
     cluster = _cluster(configuration, answers)
     configuration, assumed = _on_all(configuration, answers, cluster)
+    configuration, more = _supposing(configuration)
+    assumed += more
     model, size = configuration.model, configuration.layout.micro_batch_size
     replicas = _replicas(configuration, cluster)
     missing = [
@@ -134,10 +136,19 @@ def implied(configuration: Configuration, answers: Answers) -> Implied:
     )
     problem = measured_problem(request)
     assumed += _assumed(configuration, batch)
-    assumed += [f"{key}: {text}" for key, text in problem.assumed.items()]
+    assumed += [f"{key.replace('_', ' ')}: {text}" for key, text in problem.assumed.items()]
     return Implied(
         problem=problem, layout=carried_out(configuration, problem, replicas, size), assumed=tuple(assumed)
     )
+
+
+def _supposing(configuration: Configuration) -> tuple[Configuration, list[str]]:
+    """Fill in what the file leaves to the program and nobody has given."""
+    said = {**configuration.layout.record(), "micro_batches": configuration.micro_batches}
+    values = {name: value for name, value in configuration.supposed.items() if said.get(name) is None}
+    named = ((name.replace("_", " "), value) for name, value in values.items())
+    lines = [f"{name} {value}: what an untold Trainer puts in place of auto" for name, value in named]
+    return configuration.saying(values), lines
 
 
 def _on_all(

@@ -7,12 +7,21 @@ from typing import Any
 
 from weft.describe.plan import Recompute, Sharding
 from weft.doors.configuration import Configuration, counts, flat, truth, whole, yaml_mapping
-from weft.doors.explain.deepspeed import SHARDINGS
-from weft.doors.keys import ACCELERATE, ACCELERATE_ULYSSES, IN_MEGATRON, ULYSSES
+from weft.doors.explain.deepspeed import (
+    SHARDINGS,
+    absent,
+    incomparable,
+    named,
+    sharding_of,
+    supposed,
+    unpredicted,
+)
+from weft.doors.keys import ACCELERATE, ACCELERATE_ULYSSES, DEEPSPEED, IN_MEGATRON, ULYSSES
 from weft.doors.replicas import groups_of_accelerate
 
 NAME = "Accelerate"
 _MARKS = ("compute_environment", "distributed_type")
+_FILE = "deepspeed_config.deepspeed_config_file"
 # FSDP1's strategies, by number and by name.
 _STRATEGIES: Mapping[str, Sharding] = {
     "1": "zero-3",
@@ -45,7 +54,10 @@ def read(text: str, name: str) -> Configuration:
     table = ACCELERATE if whole(given.get(ULYSSES)) in (None, 1) else ACCELERATE_ULYSSES
     values, keys = counts(given, table.counts, name)
     kind = plugin(given)
-    sharding = _sharding(given, kind)
+    deepspeed = named(given[_FILE], name) if _FILE in given else None
+    if deepspeed is not None:
+        values = counts(deepspeed, DEEPSPEED.counts, str(given[_FILE]))[0] | values
+    sharding = _sharding(given, kind, deepspeed)
     precision = str(given.get("mixed_precision", "no"))
     said = {
         "sharding": sharding,
@@ -60,7 +72,9 @@ def read(text: str, name: str) -> Configuration:
         keys=keys,
         precision="fp32" if precision == "no" else precision if precision in ("bf16", "fp16") else None,
         clips=_clips(given),
-        unpredicted=tuple(_unpredicted(given, kind)),
+        unpredicted=(*_unpredicted(given), *unpredicted(deepspeed or {})),
+        incomparable=(*_incomparable(given, kind, deepspeed), *incomparable(deepspeed or {})),
+        supposed=supposed(deepspeed or {}),
     )
     return configuration.saying(said | values | groups_of_accelerate(given, sharding, name))
 
@@ -70,7 +84,9 @@ def plugin(given: Mapping[str, Any]) -> str:
     return str(given.get("distributed_type", "NO")).upper()
 
 
-def _sharding(given: Mapping[str, Any], kind: str) -> Sharding | None:
+def _sharding(given: Mapping[str, Any], kind: str, deepspeed: Mapping[str, Any] | None) -> Sharding | None:
+    if kind == "DEEPSPEED" and _FILE in given:
+        return None if deepspeed is None else sharding_of(deepspeed)
     if kind == "DEEPSPEED":
         stage = whole(given.get("deepspeed_config.zero_stage", 2))
         return SHARDINGS.get(stage) if isinstance(stage, int) else None
@@ -102,7 +118,13 @@ def _clips(given: Mapping[str, Any]) -> bool:
     return any(norm not in (None, 0, 0.0, "none", "auto") for norm in norms)
 
 
-def _unpredicted(given: Mapping[str, Any], kind: str) -> list[str]:
+def _unpredicted(given: Mapping[str, Any]) -> list[str]:
+    if given.get("mixed_precision") == "fp8":
+        return ["mixed_precision fp8: predicted in the cluster's usual precision"]
+    return []
+
+
+def _incomparable(given: Mapping[str, Any], kind: str, deepspeed: Mapping[str, Any] | None) -> list[str]:
     found = []
     keys = (
         ("fsdp_config.fsdp_offload_params", "FSDP"),
@@ -112,9 +134,7 @@ def _unpredicted(given: Mapping[str, Any], kind: str) -> list[str]:
     for key, plugin in keys:
         value = given.get(key)
         if kind == plugin and (truth(value) or value in ("cpu", "nvme")):
-            found.append(f"{key} {str(value).lower()}: predicted as held by the devices")
-    if "deepspeed_config.deepspeed_config_file" in given:
-        found.append("deepspeed_config.deepspeed_config_file: explain that file for what it says")
-    if given.get("mixed_precision") == "fp8":
-        found.append("mixed_precision fp8: predicted in the cluster's usual precision")
+            found.append(f"{key} {str(value).lower()}: what is kept in host memory is not modelled")
+    if _FILE in given and deepspeed is None:
+        found.append(absent(_FILE, given[_FILE]))
     return found

@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.describe.plan import Recompute, Sharding
+from weft.describe.units import shown
 from weft.doors.configuration import Configuration, counts, flat, truth, yaml_mapping
-from weft.doors.explain.deepspeed import SHARDINGS
+from weft.doors.explain.deepspeed import absent, incomparable, named, sharding_of, unpredicted
 from weft.doors.keys import AXOLOTL
+from weft.doors.optimizers import other_optimizer
 from weft.doors.replicas import replicas_of
 
 NAME = "Axolotl"
+_DEEPSPEED = "deepspeed"
+_FSDP_OFFLOADS = ("fsdp_config.fsdp_offload_params", "fsdp_config.offload_params", "fsdp_config.cpu_offload")
 _MARKS = ("datasets", "micro_batch_size", "sequence_len", "pretraining_dataset", "adapter", "rl")
 
 
@@ -28,11 +32,12 @@ def read(text: str, name: str) -> Configuration:
         InputError: when a batch size or a degree is no count.
     """
     given = flat(yaml_mapping(text) or {}, name)
+    deepspeed = _deepspeed(given, name)
     values, keys = counts(given, AXOLOTL.counts, name)
     values.setdefault("micro_batches", 1)
     sizes, _ = counts(given, AXOLOTL.parts, name)
     said = {
-        "sharding": _sharding(given, sizes),
+        "sharding": _sharding(given, sizes, deepspeed),
         "recompute": _recompute(given),
         "schedule": "1f1b",
         "loops": 1,
@@ -44,15 +49,31 @@ def read(text: str, name: str) -> Configuration:
         precision=_precision(given),
         clips=given.get("max_grad_norm", 1.0) not in (0, 0.0),
         model=str(given["base_model"]) if given.get("base_model") else None,
-        unpredicted=tuple(_unpredicted(given)),
+        unpredicted=(*_unpredicted(given), *unpredicted(deepspeed or {})),
+        incomparable=(*_incomparable(given, deepspeed), *incomparable(deepspeed or {})),
     )
     return configuration.saying(said | values | replicas_of(sizes))
 
 
-def _sharding(given: Mapping[str, Any], sizes: Mapping[str, int]) -> Sharding | None:
-    if given.get("deepspeed"):
-        stages = (stage for stage in (3, 2, 1, 0) if f"zero{stage}" in str(given["deepspeed"]))
-        return SHARDINGS.get(next(stages, -1))
+def _deepspeed(given: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """Return the keys of the DeepSpeed file that the YAML names or holds; None where there is none."""
+    if _inside(given):
+        start = f"{_DEEPSPEED}."
+        return {key.removeprefix(start): value for key, value in given.items() if key.startswith(start)}
+    return named(given[_DEEPSPEED], name) if given.get(_DEEPSPEED) else None
+
+
+def _inside(given: Mapping[str, Any]) -> bool:
+    return any(key.startswith(f"{_DEEPSPEED}.") for key in given)
+
+
+def _sharding(
+    given: Mapping[str, Any], sizes: Mapping[str, int], deepspeed: Mapping[str, Any] | None
+) -> Sharding | None:
+    if deepspeed is not None:
+        return sharding_of(deepspeed)
+    if given.get(_DEEPSPEED):
+        return None
     if given.get("fsdp") or "fsdp_config" in given or sizes.get("shard", 1) > 1:
         return "zero-3" if truth(given.get("fsdp_config.reshard_after_forward", True)) else "zero-2"
     return "zero-0"
@@ -76,13 +97,32 @@ def _precision(given: Mapping[str, Any]) -> str | None:
 
 def _unpredicted(given: Mapping[str, Any]) -> list[str]:
     found = []
-    if given.get("adapter"):
-        found.append(f"adapter {given['adapter']}: predicted as training of all weights, an upper bound")
-    for key in ("load_in_8bit", "load_in_4bit"):
-        if truth(given.get(key)):
-            found.append(f"{key}: predicted with weights in the precision of the products")
     if truth(given.get("sample_packing")):
         found.append("sample_packing: predicted as full samples of sequence_len tokens")
+    found += [
+        f"{key}: predicted with whole logits and unfused kernels, which take more time and memory"
+        for key in given
+        if key.startswith("liger_") and truth(given[key])
+    ]
+    return found
+
+
+def _incomparable(given: Mapping[str, Any], deepspeed: Mapping[str, Any] | None) -> list[str]:
+    found = []
+    if given.get(_DEEPSPEED) and deepspeed is None:
+        found.append(absent(_DEEPSPEED, given[_DEEPSPEED]))
+    if given.get("adapter"):
+        found.append(f"adapter {given['adapter']}: training of an adapter alone is not modelled")
+    for key in ("load_in_8bit", "load_in_4bit"):
+        if truth(given.get(key)):
+            found.append(f"{key}: weights of few bits are not modelled")
+    for key in _FSDP_OFFLOADS:
+        if truth(given.get(key)):
+            found.append(f"{key}: weights and states in host memory are not modelled")
     if given.get("gradient_checkpointing") in ("offload", "offload_disk"):
-        found.append("gradient_checkpointing offload: predicted as held by the devices")
+        found.append("gradient_checkpointing offload: activations in host memory are not modelled")
+    found += other_optimizer("optimizer", given.get("optimizer"))
+    for key in ("rl", "unfrozen_parameters"):
+        if given.get(key):
+            found.append(f"{key} {shown(given[key])}: other passes or fewer gradients are not modelled")
     return found

@@ -6,9 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.describe.plan import Blocking, Recompute, Sharding
-from weft.doors.configuration import AUTO, Configuration, counts, flat, json_mapping, truth, whole
-from weft.doors.keys import DEEPSPEED
+from weft.doors.configuration import (
+    AUTO,
+    Configuration,
+    counts,
+    flat,
+    json_mapping,
+    named_file,
+    truth,
+    whole,
+)
+from weft.doors.keys import DEEPSPEED, Name
+from weft.doors.optimizers import other_optimizer
 from weft.doors.replicas import groups_of_deepspeed
+from weft.errors import InputError, Violation
 
 NAME = "DeepSpeed"
 _MARKS = (DEEPSPEED.key("global_batch"), DEEPSPEED.key("micro_batch_size"), "zero_optimization")
@@ -35,7 +46,7 @@ def read(text: str, name: str) -> Configuration:
         # By default the engine accumulates nothing.
         values.setdefault("micro_batches", 1)
     said = {
-        "sharding": SHARDINGS.get(stage) if isinstance(stage, int) else None,
+        "sharding": sharding_of(given),
         "recompute": _recompute(given),
         "schedule": "1f1b",
         "loops": 1,
@@ -49,8 +60,36 @@ def read(text: str, name: str) -> Configuration:
         reduce_precision=_reduce_precision(given),
         clips=given.get("gradient_clipping", 0) not in (0, 0.0),
         unpredicted=unpredicted(given),
+        incomparable=incomparable(given),
+        supposed=supposed(given),
     )
     return configuration.saying(said | values | groups_of_deepspeed(given, stage))
+
+
+def named(value: object, file: str) -> Mapping[str, Any] | None:
+    """Return the keys of a DeepSpeed file that another file names, dotted; None where there is no such file.
+
+    Raises:
+        InputError: when the file is no JSON object.
+    """
+    path = named_file(value, file)
+    if path is None:
+        return None
+    record = json_mapping(path.read_text(encoding="utf-8", errors="replace"))
+    if record is None:
+        raise InputError(Violation(str(path), f"named by {file}: not a JSON object"))
+    return flat(record, str(path))
+
+
+def absent(key: str, value: object) -> str:
+    """Return the line for a DeepSpeed file that a key names and that is not there."""
+    return f"{key} {value}: there is no such file here, so its stage and batches are not known"
+
+
+def sharding_of(given: Mapping[str, Any]) -> Sharding | None:
+    """Return the sharding of ZeRO's stage; None for a stage that does not exist."""
+    stage = whole(given.get("zero_optimization.stage", 0))
+    return SHARDINGS.get(stage) if isinstance(stage, int) else None
 
 
 def _precision(given: Mapping[str, Any]) -> str | None:
@@ -85,10 +124,6 @@ def _blocking(given: Mapping[str, Any], stage: Any, pipeline: int) -> tuple[Bloc
 def unpredicted(given: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the features of DeepSpeed in the file that weft does not predict."""
     lines = []
-    for part in ("optimizer", "param"):
-        key = f"zero_optimization.offload_{part}.device"
-        if given.get(key) not in (None, "none"):
-            lines.append(f"{key} {given[key]}: predicted as held by the devices")
     if any(key.endswith("quantized_weights") and truth(value) for key, value in given.items()):
         lines.append("zero_optimization.zero_quantized_weights: predicted with whole weights")
     if whole(given.get("zero_optimization.zero_hpz_partition_size", 1)) != 1:
@@ -99,3 +134,20 @@ def unpredicted(given: Mapping[str, Any]) -> tuple[str, ...]:
     if stage in (2, 3) and given.get("zero_optimization.overlap_comm") is False:
         lines.append("zero_optimization.overlap_comm false: predicted with reductions beside backward passes")
     return tuple(lines)
+
+
+def incomparable(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the features of DeepSpeed in the file that make its job another than the one weft predicts."""
+    keys = [f"zero_optimization.offload_{part}.device" for part in ("optimizer", "param")]
+    moved = [f"{key} {given[key]}" for key in keys if given.get(key) not in (None, "none")]
+    lines = [f"{one}: steps and gathers over the host's memory are not modelled" for one in moved]
+    lines += other_optimizer("optimizer.type", given.get("optimizer.type"))
+    if any(key.startswith(("compression_training.", "sparse_attention.")) for key in given):
+        lines.append("compression_training or sparse_attention: not modelled")
+    return tuple(lines)
+
+
+def supposed(given: Mapping[str, Any]) -> dict[str, int]:
+    """Return the values that an untold Trainer of transformers puts in place of `auto`."""
+    usual: tuple[tuple[Name, int], ...] = (("micro_batch_size", 8), ("micro_batches", 1))
+    return {name: value for name, value in usual if given.get(DEEPSPEED.key(name)) == AUTO}

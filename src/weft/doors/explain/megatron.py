@@ -16,6 +16,7 @@ from weft.describe.model import ModelConfig
 from weft.describe.plan import Blocking, Recompute, Sharding
 from weft.doors.configuration import Configuration, counts, whole
 from weft.doors.keys import MEGATRON_LM
+from weft.doors.optimizers import other_optimizer
 from weft.doors.replicas import groups_of_megatron_lm
 
 NAME = "Megatron-LM"
@@ -74,6 +75,7 @@ def read(text: str, name: str) -> Configuration:
         model=_model(given),
         options={"group_size": group} if looped and isinstance(group, int) and group > 0 else {},
         unpredicted=tuple(_unpredicted(given)),
+        incomparable=tuple(_incomparable(given)),
     )
     return configuration.saying(said | values | groups_of_megatron_lm(given, values, sharding, devices))
 
@@ -254,9 +256,6 @@ def _model(given: Mapping[str, Any]) -> ModelConfig | None:
 
 def _unpredicted(given: Mapping[str, Any]) -> list[str]:
     found = {
-        "--num-experts": "experts (mixture of experts): predicted as the dense model",
-        "--cpu-offload-fraction": "optimizer states on the host: predicted as held by the device",
-        "--optimizer-cpu-offload": "optimizer states on the host: predicted as held by the device",
         "--grad-reduce-in-bf16": "gradients accumulated in bf16, too: predicted as accumulated in fp32",
         "--fp8-format": "fp8 products: predicted in the precision beside them",
         "--fp8-hybrid": "fp8 products: predicted in the precision beside them",
@@ -265,3 +264,16 @@ def _unpredicted(given: Mapping[str, Any]) -> list[str]:
     if _model(given) is not None and whole(given.get("--vocab-size")) is None:
         lines.append("--vocab-size is not given; predicted with 50304")
     return lines
+
+
+def _incomparable(given: Mapping[str, Any]) -> list[str]:
+    found = {
+        "--num-experts": "a mixture of experts, which this reader takes for a dense model",
+        "--moe-router-topk": "a mixture of experts, which this reader takes for a dense model",
+        "--cpu-offload-fraction": "optimizer states in host memory are not modelled",
+        "--optimizer-cpu-offload": "optimizer states in host memory are not modelled",
+        "--use-precision-aware-optimizer": "states of fewer bits are not modelled",
+        "--multi-latent-attention": "latent attention, which this reader takes for the usual one",
+    }
+    lines = [f"{key}: {line}" for key, line in found.items() if key in given]
+    return lines + other_optimizer("--optimizer", given.get("--optimizer"))

@@ -13,6 +13,7 @@ from typing import Any
 from weft.describe.plan import Recompute, Sharding
 from weft.doors.configuration import Configuration, counts, flat, toml_mapping, truth, whole
 from weft.doors.keys import TORCHTITAN
+from weft.doors.optimizers import other_optimizer
 from weft.doors.replicas import replicas_of
 from weft.errors import InputError, Violation
 
@@ -72,6 +73,7 @@ def read(text: str, name: str) -> Configuration:
         clips=given.get("training.max_norm", 1.0) != 0,
         model=_model(given),
         unpredicted=tuple(_unpredicted(given)),
+        incomparable=tuple(_incomparable(given)),
     )
     return configuration.saying(said | values | batch | replicas)
 
@@ -149,11 +151,16 @@ def _unpredicted(given: Mapping[str, Any]) -> list[str]:
     converters = given.get("model.converters")
     if converters:
         found.append(f"model.converters {converters}: predicted in the precision beside them")
-    if truth(given.get("training.enable_cpu_offload")):
-        found.append("training.enable_cpu_offload: predicted as held by the devices")
-    if whole(given.get("parallelism.expert_parallel_degree", 1)) != 1:
-        found.append("parallelism.expert_parallel_degree: experts are not predicted")
     return found
+
+
+def _incomparable(given: Mapping[str, Any]) -> list[str]:
+    found = []
+    if truth(given.get("training.enable_cpu_offload")):
+        found.append("training.enable_cpu_offload: weights and states in host memory are not modelled")
+    if whole(given.get("parallelism.expert_parallel_degree", 1)) != 1:
+        found.append("parallelism.expert_parallel_degree: experts on ranks of their own are not modelled")
+    return found + other_optimizer("optimizer.name", given.get("optimizer.name"))
 
 
 _CALL = "Trainer.Config"
