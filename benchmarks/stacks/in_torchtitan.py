@@ -14,7 +14,7 @@ from unittest.mock import MagicMock
 
 import torch
 from answering import answer
-from launched import program_of, ranks_started, started
+from launched import CHOSEN, program_of, ranks_started, started
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 from torchtitan.config.manager import ConfigManager
 from torchtitan.distributed.parallel_dims import ParallelDims
@@ -25,6 +25,7 @@ def check(file: Path, case: Mapping[str, Any]) -> None:
     if ranks != case["ranks"]:
         raise ValueError(f"torchrun starts {ranks} ranks, the plan has {case['ranks']}")
     words = started(case["launch"], "torchrun", {"NODE_RANK": "0", "MASTER_ADDR": "localhost"})
+    os.environ.update(CHOSEN)
     os.chdir(file.parent)
     sys.path.insert(0, str(file.parent))
     try:

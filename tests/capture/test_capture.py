@@ -187,4 +187,4 @@ def test_the_doctor_names_the_remedy_for_what_is_missing(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "version", missing)
     absent = {finding.part: finding for finding in doctor.examine()}
     assert not absent["torch"].good
-    assert "weft[torch]" in absent["torch"].remedy
+    assert ".[torch]" in absent["torch"].remedy

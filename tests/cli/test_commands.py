@@ -374,7 +374,7 @@ def test_importing_weft_is_light():
 def test_without_torch_a_run_is_refused_before_anything_is_written(capsys, run_toml, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (line,) = refusal(capsys, "train", run_toml, "--directory", tmp_path / "run")
-    assert 'pip install "weft[torch]"' in line
+    assert 'pip install ".[torch]"' in line
     assert not (tmp_path / "run").exists()
 
 
@@ -386,4 +386,4 @@ def test_the_doctor_keeps_the_brackets_of_a_remedy(capsys, monkeypatch):
 
     monkeypatch.setattr("weft.capture.doctor.version", missing)
     assert run(["doctor"]) == 1
-    assert '"weft[torch]"' in capsys.readouterr().out
+    assert '".[torch]"' in capsys.readouterr().out

@@ -37,7 +37,7 @@ def test_each_planner_has_a_row_and_its_plan(capsys: pytest.CaptureFixture[str],
 def test_json_gives_the_figures_of_every_planner(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*QUESTION, "--compare", "uniform,amp", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert set(answer["assumed"]) == {"sequence"}
+    assert set(answer["assumed"]) == {"network_between_nodes", "links_inside_nodes", "sequence"}
     assert {one["planner"] for one in answer["answers"]} == {"uniform", "amp"}
     for one in answer["answers"]:
         assert one["fits"]

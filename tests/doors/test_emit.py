@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tomllib
 from dataclasses import replace
@@ -15,6 +16,7 @@ from doors.jobs import planned, run_of
 
 from weft.describe.models import PRESETS
 from weft.describe.plan import Choice, Replica
+from weft.describe.run_file import changed
 from weft.doors.emit import EMITTERS, OWN_RUNS, emit
 from weft.doors.emit.base import Decided
 from weft.doors.explain import read_configuration
@@ -516,8 +518,7 @@ def test_torchtitan_is_configured_in_python_with_the_names_of_its_modules() -> N
         # The head has another name than in the TOML of version 0.2.
         "'layers.31', 'norm', 'lm_head'],\n",
         "            local_batch_size=16,\n",
-        # It would clip to 1 where nothing is said.
-        "            max_norm=1000000000.0,\n",
+        '            max_norm=float(os.environ["CLIP_NORM"]),\n',
         # Version 0.3 refuses to record the steps of a pipeline.
         "            disable_cuda_graphs=True,\n",
         "        activation_checkpoint=FullAC.Config(),\n",
@@ -527,6 +528,61 @@ def test_torchtitan_is_configured_in_python_with_the_names_of_its_modules() -> N
     assert launch.startswith("PYTHONPATH=runs torchrun ")
     assert launch.endswith("--module mine --config planned")
     assert "disable_cuda_graphs" not in emit(planned(run_of("llama-3-8b")), "torchtitan").text
+
+
+# What another stack's file says of values that nobody chose, and of those that somebody did.
+PLACEHOLDERS = {
+    "deepspeed": (
+        ['"lr": "auto"', '"gradient_clipping": "auto"', '"weight_decay": "auto"', '"betas": "auto"'],
+        ['"lr": 0.0002', '"gradient_clipping": 0.7'],
+    ),
+    "megatron": (
+        [
+            '--lr "${LEARNING_RATE:?nobody chose it}"',
+            '--train-iters "${TRAIN_ITERATIONS:?nobody chose it}"',
+            '--clip-grad "${CLIP_NORM:?nobody chose it}"',
+            "${DATA_ARGUMENTS:?nobody chose it",
+        ],
+        ["--lr 0.0002", "--train-iters 77", "--clip-grad 0.7", "${DATA_ARGUMENTS:?nobody chose it"],
+    ),
+    "torchtitan": (
+        [
+            "'lr': float(os.environ[\"LEARNING_RATE\"])",
+            'steps=int(os.environ["STEPS"])',
+            'max_norm=float(os.environ["CLIP_NORM"])',
+            'dataset=os.environ["DATASET"]',
+        ],
+        ["'lr': 0.0002", "steps=77", "max_norm=0.7", 'hf_assets_path=os.environ["TOKENIZER"]'],
+    ),
+    "torchtitan-toml": (
+        ['lr = "nobody chose it"', 'steps = "nobody chose it"', 'max_norm = "nobody chose it"'],
+        ["lr = 0.0002", "steps = 77", "max_norm = 0.7", 'dataset = "nobody chose it"'],
+    ),
+}
+
+
+@pytest.mark.parametrize("stack", PLACEHOLDERS)
+def test_what_nobody_chose_is_a_placeholder(stack: str) -> None:
+    nobody, somebody = PLACEHOLDERS[stack]
+    for chosen, lines in ((False, nobody), (True, somebody)):
+        run = run_of()
+        if chosen:
+            keys = {"optimizer": {"learning_rate": 2e-4, "clip_norm": 0.7}, "train": {"steps": 77}}
+            run = changed(run, keys)
+        text = emit(planned(run, dp=16), stack).text
+        for line in lines:
+            assert line in text
+        assert "0.001" not in text
+
+
+def test_a_script_with_a_placeholder_ends_with_its_name() -> None:
+    text = emit(planned(run_of(), dp=16), "megatron").text
+    environment = {"PATH": os.environ["PATH"]}
+    ended = subprocess.run(
+        ["bash", "-c", text], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode != 0
+    assert "TRAIN_ITERATIONS: nobody chose it" in ended.stderr
 
 
 def test_islands_have_a_name_elsewhere() -> None:

@@ -244,7 +244,8 @@ def test_a_missing_torchao_is_named_before_the_launch(monkeypatch: pytest.Monkey
     plan = plan_of(eight_bits())
     monkeypatch.setattr("weft.run.supported.find_spec", lambda name: None)
     assert [str(one) for one in missing_packages(plan)] == [
-        'fp8-linears: needs the package torchao, which is not installed: pip install "weft[fp8]"'
+        'fp8-linears: needs the package torchao, which is not installed: pip install ".[fp8]" '
+        "in the folder of weft"
     ]
     assert missing_packages(plan_of(PROBLEM)) == []
     monkeypatch.setattr("weft.run.supported.find_spec", lambda name: object())

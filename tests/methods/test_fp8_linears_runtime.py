@@ -30,7 +30,7 @@ from weft.run.stage.compiled import compile_stage
 from weft.run.stage.families.own import OwnStage
 from weft.run.stage.stage_module import StageModule
 
-pytest.importorskip("torchao", reason='fp8 products need torchao: pip install "weft[fp8]"')
+pytest.importorskip("torchao", reason='fp8 products need torchao: pip install ".[fp8]"')
 FAMILIES = ("gpt", "llama", "bert", "vit")
 
 

@@ -227,7 +227,8 @@ def test_a_machine_without_the_fused_kernel_is_told_how_to_install_it(
     plan = plan_of(replace(LAYOUT, loss="fused"))
     monkeypatch.setattr(supported, "find_spec", lambda name: None)
     assert [str(one) for one in supported.missing_packages(plan)] == [
-        'fused-loss: needs the package liger_kernel, which is not installed: pip install "weft[liger]"'
+        'fused-loss: needs the package liger_kernel, which is not installed: pip install ".[liger]" '
+        "in the folder of weft"
     ]
     assert supported.missing_packages(plan_of(replace(LAYOUT, loss="chunked"))) == []
 

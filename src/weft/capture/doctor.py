@@ -16,7 +16,7 @@ from weft.predict.cost.calibration import load_machine
 from weft.predict.ledger import Ledger
 from weft.timeline.figures import error_text
 
-TORCH_EXTRA = 'pip install "weft[torch]"'
+TORCH_EXTRA = 'pip install ".[torch]" in the folder of weft'
 PACKAGES = (
     ("torch", True, TORCH_EXTRA),
     ("transformers", True, TORCH_EXTRA),

@@ -84,6 +84,10 @@ class RunFile(TomlTable):
             raise InputError(Violation("train.global_batch", problem, near))
         return self
 
+    def chose(self, table: str, key: str) -> bool:
+        """Return True if somebody gave the key of a table of weft's own; False for a default."""
+        return table in self.model_fields_set and key in getattr(self, table).model_fields_set
+
     def __repr__(self) -> str:
         model = self.model.preset or self.model.hf or self.model.build
         data = f"{self.task.kind} on {self.task.data}, {self.train.steps} steps"
@@ -109,18 +113,22 @@ def load_run(path: Path | str) -> RunFile:
     """
     run = parse_run(read_toml(path), str(path))
     folder, tokenizer = Path(path).parent.resolve(), run.task.tokenizer
-    return run.model_copy(
-        update={
-            "model": run.model.model_copy(update={"hf": _beside(folder, run.model.hf)}),
-            "task": run.task.model_copy(
-                update={
-                    "data": _data_beside(folder, run.task.data),
-                    "tokenizer": tokenizer if tokenizer in (BYTES, MODEL) else _beside(folder, tokenizer),
-                }
-            ),
-            "cluster": run.cluster.model_copy(update={"use": _beside(folder, run.cluster.use)}),
-        }
-    )
+    absolute = {
+        "model": {"hf": _beside(folder, run.model.hf)},
+        "task": {
+            "data": _data_beside(folder, run.task.data),
+            "tokenizer": tokenizer if tokenizer in (BYTES, MODEL) else _beside(folder, tokenizer),
+        },
+        "cluster": {"use": _beside(folder, run.cluster.use)},
+    }
+    tables = {name: _changed_table(getattr(run, name), keys) for name, keys in absolute.items()}
+    return run.model_copy(update={name: table for name, table in tables.items() if table is not None})
+
+
+def _changed_table(table: TomlTable, keys: Mapping[str, Any]) -> TomlTable | None:
+    """Return the table with other values of some keys; None if it has them already."""
+    update = {key: value for key, value in keys.items() if value != getattr(table, key)}
+    return table.model_copy(update=update) if update else None
 
 
 def parse_run(record: Mapping[str, Any], where: str = "run") -> RunFile:
@@ -163,10 +171,11 @@ def changed(run: RunFile, changes: Mapping[str, Mapping[str, Any]]) -> RunFile:
     Raises:
         InputError: when the changed run file is refused.
     """
-    record = run.model_dump(exclude_none=True)
+    record = run.model_dump(exclude_none=True, exclude_unset=True)
     for table, keys in changes.items():
         given = {key: value for key, value in keys.items() if value is not None}
-        record[table] = {**record.get(table, {}), **given}
+        if given:
+            record[table] = {**record.get(table, {}), **given}
     return parse_run(record)
 
 
@@ -176,7 +185,7 @@ def naming(run: RunFile, *, model: str | None = None, on: str | None = None) -> 
     Raises:
         InputError: when the changed run file is refused.
     """
-    record = run.model_dump(exclude_none=True)
+    record = run.model_dump(exclude_none=True, exclude_unset=True)
     if model is not None:
         kept = {key: value for key, value in record["model"].items() if key not in ModelTable.NAMES}
         record["model"] = {_model_key(model): _beside(Path.cwd(), model), **kept}

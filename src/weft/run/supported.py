@@ -24,13 +24,11 @@ class NeededPackage:
 def missing_packages(plan: Plan) -> list[Violation]:
     """Return one line for each package that a plan's choices of layers need and this machine lacks."""
     chosen = {choice.name for choice in plan.layer_choices}
+    missing = [one for one in parts(NeededPackage) if one.choice in chosen and find_spec(one.package) is None]
+    remedies = (f'pip install ".[{one.extra}]" in the folder of weft' for one in missing)
     return [
-        Violation(
-            one.choice,
-            f'needs the package {one.package}, which is not installed: pip install "weft[{one.extra}]"',
-        )
-        for one in parts(NeededPackage)
-        if one.choice in chosen and find_spec(one.package) is None
+        Violation(one.choice, f"needs the package {one.package}, which is not installed: {remedy}")
+        for one, remedy in zip(missing, remedies, strict=True)
     ]
 
 

@@ -14,7 +14,7 @@ import torch
 SCRIPT = Path(__file__).with_name("path_bits.py")
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install 'weft[triton]'")
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install '.[triton]'")
 @pytest.mark.parametrize("interpreted", [True, False])
 def test_kernels_have_the_bits_of_the_plain_path(interpreted: bool) -> None:
     if not interpreted and not torch.cuda.is_available():

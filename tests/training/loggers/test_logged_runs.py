@@ -133,8 +133,9 @@ def test_missing_packages_are_refused_with_the_remedy(monkeypatch: pytest.Monkey
         require_loggers(["csv", "tensorboard", "wandb", "wandb:looms.log"])
     assert str(refusal.value).splitlines() == [
         "report.log: 'tensorboard' needs the package tensorboard or tensorboardX, which is not installed: "
-        'pip install "weft[loggers]"',
-        "report.log: 'wandb' needs the package wandb, which is not installed: pip install \"weft[loggers]\"",
+        'pip install ".[loggers]" in the folder of weft',
+        "report.log: 'wandb' needs the package wandb, which is not installed: pip install \".[loggers]\" "
+        "in the folder of weft",
         "report.log: 'wandb:looms.log' needs the package looms.log, which is not installed: "
         "install looms.log",
     ]

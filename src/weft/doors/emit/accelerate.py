@@ -80,8 +80,9 @@ def _megatron(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
         "sequence_parallelism": layout.tp > 1,
         "recompute_activations": layout.recompute == "selective",
         "use_distributed_optimizer": layout.sharding != "zero-0",
-        "gradient_clipping": decided.run.optimizer.clip_norm or 0.0,
     }
+    if decided.run.optimizer.clip_norm is not None:
+        values["gradient_clipping"] = decided.run.optimizer.clip_norm
     if layout.sharding in ("zero-2", "zero-3"):
         what = f"{layout.sharding} with a pipeline, which the Megatron-LM plugin does not have"
         losses.append(Loss(what, "use_distributed_optimizer (zero-1)"))

@@ -84,6 +84,10 @@ class Decided:
     def model(self) -> ModelConfig:
         return self.job.problem.model
 
+    def chosen(self, table: str, key: str, otherwise: Any) -> Any:
+        """Return the value that somebody gave to a key of the run file, else a stack's placeholder."""
+        return getattr(getattr(self.run, table), key) if self.run.chose(table, key) else otherwise
+
     @cached_property
     def layout(self) -> Layout:
         """The homogeneous layout nearest to the plan."""

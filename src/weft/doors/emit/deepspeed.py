@@ -1,8 +1,9 @@
 """DeepSpeed: the JSON that `deepspeed.initialize` takes.
 
-A file has no comments, so the launch line and the losses stand outside it. The engine reads `pipeline`,
-`tensor_parallel` and `sequence_parallel_size`. The model's code makes the `PipelineModule` with equally many
-stages.
+Where nobody chose a value, `auto` stands. The Trainer of transformers puts its own argument there; the engine
+refuses it. A file has no comments, so the launch line and the losses stand outside it. The engine reads
+`pipeline`, `tensor_parallel` and `sequence_parallel_size`. The model's code makes the `PipelineModule` with
+equally many stages.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from weft.doors.configuration import AUTO
 from weft.doors.emit.base import Decided, Emitted, Loss, unexpressed
 from weft.doors.keys import DEEPSPEED
 from weft.planning.planned import PlannedJob
@@ -27,13 +29,11 @@ def emit(planned: PlannedJob) -> Emitted:
         overlapped = "reductions" not in decided.layout.blocking
         zero |= {"overlap_comm": overlapped, "contiguous_gradients": True}
     record = DEEPSPEED.values(decided.batch) | {"zero_optimization": zero}
-    run = decided.run
     if decided.plan.precision in ("bf16", "fp16"):
         record[decided.plan.precision] = {"enabled": True}
     if decided.plan.reduce_precision is not None:
         record["communication_data_type"] = decided.plan.reduce_precision
-    if run.optimizer.clip_norm is not None:
-        record["gradient_clipping"] = run.optimizer.clip_norm
+    record["gradient_clipping"] = decided.chosen("optimizer", "clip_norm", AUTO)
     record |= _degrees(decided) | {"optimizer": _optimizer(decided)}
     file = f"{NAME}.json"
     return Emitted(
@@ -82,13 +82,10 @@ def _zero_stage(decided: Decided) -> tuple[int, list[Loss]]:
 
 
 def _optimizer(decided: Decided) -> dict[str, Any]:
-    optimizer = decided.run.optimizer
     names = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
-    values: dict[str, Any] = {"lr": optimizer.learning_rate, "weight_decay": optimizer.weight_decay}
-    if decided.optimizer == "sgd":
-        values["momentum"] = 0.9 if optimizer.momentum is None else optimizer.momentum
-    else:
-        values["betas"] = list(optimizer.betas or (0.9, 0.95))
+    keys = {"lr": "learning_rate", "weight_decay": "weight_decay"}
+    keys |= {"momentum": "momentum"} if decided.optimizer == "sgd" else {"betas": "betas"}
+    values = {name: decided.chosen("optimizer", key, AUTO) for name, key in keys.items()}
     return {"type": names[decided.optimizer], "params": values}
 
 

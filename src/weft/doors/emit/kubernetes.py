@@ -69,8 +69,8 @@ spec:
       restartPolicy: Never
       containers:
         - name: worker
-          # An image with weft[torch].
-          image: weft:latest
+          # Yours, with weft and torch; Kubernetes refuses an empty one.
+          image: ""
           command: ["bash", "-c"]
           args:
             - |

@@ -18,6 +18,8 @@ from weft.planning.planned import PlannedJob
 NAME = "megatron"
 STACK = "Megatron-LM"
 _PROGRAM = "pretrain_gpt.py"
+# The line with which the shell ends if its environment lacks a value.
+_UNCHOSEN = "nobody chose it"
 # One option per entry, with its values, in typed form.
 Options = list[tuple[str, ...]]
 
@@ -42,14 +44,22 @@ def emit(planned: PlannedJob) -> Emitted:
     ]
     losses = (*decided.inequalities(STACK), *order_losses, *_losses(decided))
     lines = [decided.torchrun(_PROGRAM)]
-    lines += [" ".join((option[0], *map(shlex.quote, option[1:]))) for option in options]
-    # Synthetic data unless the environment names other data.
-    lines.append("${DATA_ARGUMENTS:---mock-data}")
+    lines += [" ".join((option[0], *map(_quoted, option[1:]))) for option in options]
+    lines.append(f"${{DATA_ARGUMENTS:?{_UNCHOSEN}; --mock-data for synthetic data}}")
     command = " \\\n  ".join(lines)
     launch = f"bash {NAME}.sh" + (", on every node with its NODE_RANK" if decided.nodes > 1 else "")
     head = f"#!/usr/bin/env bash\n{header(decided, launch, losses)}set -euo pipefail\n{_environment(decided)}"
     text = f"{head}\n{command}\n"
     return Emitted(file=f"{NAME}.sh", text=text, launch=launch, losses=losses)
+
+
+def _quoted(value: str) -> str:
+    return value if value.startswith('"${') else shlex.quote(value)
+
+
+def _asked(variable: str) -> str:
+    """Return a value that the shell takes from its environment; without it, the script ends with a line."""
+    return f'"${{{variable}:?{_UNCHOSEN}}}"'
 
 
 def _environment(decided: Decided) -> str:
@@ -217,18 +227,24 @@ def _training(decided: Decided) -> Options:
         options.append((f"--{decided.plan.precision}",))
     options += _reductions(decided)
     options += [
-        ("--train-iters", str(run.train.steps)),
+        ("--train-iters", str(decided.chosen("train", "steps", _asked("TRAIN_ITERATIONS")))),
         ("--seed", str(run.train.seed or 1234)),
         ("--optimizer", "sgd" if optimizer.name == "sgd" else "adam"),
-        ("--lr", f"{optimizer.learning_rate:g}"),
-        ("--min-lr", f"{optimizer.final_learning_rate or 0:g}"),
-        ("--lr-decay-style", optimizer.schedule),
-        ("--lr-warmup-iters", str(optimizer.warm_up_steps)),
-        ("--weight-decay", f"{optimizer.weight_decay:g}"),
-        ("--clip-grad", f"{optimizer.clip_norm or 0:g}"),
+        ("--lr", str(decided.chosen("optimizer", "learning_rate", _asked("LEARNING_RATE")))),
+        ("--clip-grad", str(decided.chosen("optimizer", "clip_norm", _asked("CLIP_NORM")))),
     ]
-    if optimizer.name != "sgd":
-        first, second = optimizer.betas or (0.9, 0.95)
+    # Where nobody chose them, the stack's own values stand.
+    keys = {
+        "--min-lr": "final_learning_rate",
+        "--lr-decay-style": "schedule",
+        "--lr-warmup-iters": "warm_up_steps",
+        "--weight-decay": "weight_decay",
+    }
+    options += [
+        (option, str(getattr(optimizer, key))) for option, key in keys.items() if run.chose("optimizer", key)
+    ]
+    if optimizer.name != "sgd" and optimizer.betas is not None:
+        first, second = optimizer.betas
         options += [("--adam-beta1", f"{first:g}"), ("--adam-beta2", f"{second:g}")]
     return options
 

@@ -41,7 +41,7 @@ def emit(planned: PlannedJob) -> Emitted:
         what = "a run directory that all nodes share, which SkyPilot makes only from a volume or a bucket"
         losses.append(Loss(what, "mount one and set RUN_DIRECTORY to a folder in it"))
     file = f"{NAME}.yaml"
-    launch = f"sky launch {file}"
+    launch = f"sky launch {file} --env WEFT=..."
     command = worker(one.count, one.devices, '"$SKYPILOT_NODE_RANK"', '"$MASTER_ADDR"', _FOLDER)
     script = (
         "export MASTER_ADDR=\"${SKYPILOT_NODE_IPS%%$'\\n'*}\"\n"
@@ -55,7 +55,9 @@ def emit(planned: PlannedJob) -> Emitted:
         f"{header(decided, launch, losses)}name: {run_name(decided)}\nnum_nodes: {one.count}\n"
         f"resources:\n  {_resources(one.device.name, one.devices, cpu=one.device.synchronous)}\n"
         f"envs:\n  RUN_DIRECTORY: runs/{run_name(decided)}\n"
-        f'setup: pip install "weft[torch]"\n'
+        "  # What pip installs weft from, such as a folder with [torch]; SkyPilot asks for it.\n"
+        "  WEFT: null\n"
+        'setup: pip install "$WEFT"\n'
         f"run: |\n{indent(script, '  ')}"
     )
     return Emitted(file=file, text=text, launch=launch, losses=tuple(losses))

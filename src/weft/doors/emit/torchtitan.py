@@ -16,6 +16,9 @@ NAME = "torchtitan"
 _MODULE = "weft_torchtitan"
 _MODULES = {"embedding": ["tok_embeddings"], "head": ["norm", "lm_head"]}
 _IMPORTS = """\
+# What nobody chose comes from the environment; without it the program ends with the name.
+import os
+
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
 from torchtitan.config import ParallelismConfig, TrainingConfig
@@ -37,7 +40,7 @@ def emit(planned: PlannedJob) -> Emitted:
     decided, order, lost = decide(planned)
     command = decided.torchrun(f"-m torchtitan.train --module {_MODULE} --config planned")
     launch = f"PYTHONPATH=. {command}"
-    values = training(decided)
+    values = {**training(decided), **_unchosen(decided)}
     parallelism: dict[str, Any] = degrees(decided) | order
     if stages := parts(decided, _MODULES):
         parallelism["module_fqns_per_model_part"] = stages
@@ -52,9 +55,8 @@ def emit(planned: PlannedJob) -> Emitted:
         "        model_spec=model_spec,\n"
         "        loss=ChunkedLossWrapper.Config("
         "loss_fn=CrossEntropyLoss.Config(global_vocab_size=vocabulary)),\n"
-        "        # The tokenizer's folder and the data: yours.\n"
-        '        hf_assets_path="./assets/hf/Llama-3.1-8B",\n'
-        '        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),\n'
+        '        hf_assets_path=os.environ["TOKENIZER"],\n'
+        '        dataloader=HuggingFaceTextDataLoader.Config(dataset=os.environ["DATASET"]),\n'
         f"{_call('training', 'TrainingConfig', values)}"
         f"{_optimizer(decided)}"
         f"{_call('parallelism', 'ParallelismConfig', parallelism)}"
@@ -70,18 +72,40 @@ def _call(name: str, called: str, values: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    """Return a Python literal; the stages of a pipeline take a line each."""
+    """Return a Python literal or expression; the stages of a pipeline take a line each."""
     if isinstance(value, list):
         return "[\n" + "".join(f"                {part!r},\n" for part in value) + "            ]"
     return repr(value)
 
 
+class _FromEnvironment(str):
+    """An expression of Python, which stands in the module as it is."""
+
+    __repr__ = str.__str__
+
+
+def _asked(kind: str, variable: str) -> _FromEnvironment:
+    return _FromEnvironment(f'{kind}(os.environ["{variable}"])')
+
+
+def _unchosen(decided: Decided) -> dict[str, Any]:
+    """Return expressions in place of the training keys that nobody chose."""
+    asked = {
+        "steps": ("train", "steps", _asked("int", "STEPS")),
+        "max_norm": ("optimizer", "clip_norm", _asked("float", "CLIP_NORM")),
+    }
+    return {name: decided.chosen(*choice) for name, choice in asked.items()}
+
+
 def _optimizer(decided: Decided) -> str:
     optimizer = decided.run.optimizer
-    values = {
-        "lr": optimizer.learning_rate,
-        "betas": tuple(optimizer.betas or (0.9, 0.95)),
-        "weight_decay": optimizer.weight_decay,
+    values: dict[str, Any] = {
+        "lr": decided.chosen("optimizer", "learning_rate", _asked("float", "LEARNING_RATE"))
+    }
+    values |= {
+        key: value
+        for key, value in (("betas", optimizer.betas), ("weight_decay", optimizer.weight_decay))
+        if decided.run.chose("optimizer", key)
     }
     group = {
         "pattern": ".*",
@@ -89,7 +113,8 @@ def _optimizer(decided: Decided) -> str:
         "optimizer_kwargs": values,
     }
     words = ", ".join(f"{key}={value!r}" for key, value in group.items())
-    warm_up = f"warmup_steps={optimizer.warm_up_steps}"
+    chose_warm_up = decided.run.chose("optimizer", "warm_up_steps")
+    warm_up = f"warmup_steps={optimizer.warm_up_steps}" if chose_warm_up else ""
     return (
         "        optimizer=OptimizersContainer.Config(\n"
         f"            param_groups=[ParamGroupConfig({words})]\n        ),\n"

@@ -25,8 +25,8 @@ _NEAREST = {"hybrid": "Interleaved1F1B"}
 # Presets with sizes of torchtitan's own.
 FLAVORS = {"llama-3-8b": "8B", "llama-3-70b": "70B"}
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-# A norm larger than any gradient's.
-_UNBOUNDED = 1e9
+# Stands for a value that nobody chose: a text, which is no number and no name of data.
+UNCHOSEN = "nobody chose it"
 # The keys of a table.
 Table = dict[str, int | float | str | bool]
 
@@ -51,15 +51,14 @@ def flavor(decided: Decided) -> str:
 def training(decided: Decided) -> Table:
     """Return the training keys. The local batch is a micro-batch, or with a pipeline all of a replica's
     batch."""
-    layout, run = decided.layout, decided.run
+    layout = decided.layout
     local_batch = layout.micro_batch_size * (decided.micro_batches if layout.pp > 1 else 1)
     values: Table = {
         **TORCHTITAN.values(decided.batch | {"local_batch": local_batch}, "training."),
-        "steps": run.train.steps,
+        "steps": decided.chosen("train", "steps", UNCHOSEN),
         "mixed_precision_param": DTYPES.get(decided.plan.precision, "float32"),
     }
-    # By default torchtitan clips to 1, and it has no word for never.
-    values["max_norm"] = _UNBOUNDED if run.optimizer.clip_norm is None else run.optimizer.clip_norm
+    values["max_norm"] = decided.chosen("optimizer", "clip_norm", UNCHOSEN)
     return values
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from weft.describe.toml_table import table_text, value_text
 from weft.doors.emit.base import Decided, Emitted, header
-from weft.doors.emit.torchtitan_keys import STACK, Table, decide, degrees, flavor, parts, training
+from weft.doors.emit.torchtitan_keys import STACK, UNCHOSEN, Table, decide, degrees, flavor, parts, training
 from weft.planning.planned import PlannedJob
 
 NAME = "torchtitan-toml"
@@ -28,7 +28,7 @@ def emit(planned: PlannedJob) -> Emitted:
         recompute["selective_ac_option"] = "op"
     tables = [
         table_text("[model]", {"name": "llama3", "flavor": flavor(decided)}),
-        table_text("[training]", training(decided)),
+        table_text("[training]", {"dataset": UNCHOSEN, **training(decided)}),
         _optimizer(decided),
         table_text("[parallelism]", degrees(decided) | order) + _parts(decided),
         table_text("[activation_checkpoint]", recompute),
@@ -40,7 +40,10 @@ def emit(planned: PlannedJob) -> Emitted:
 def _optimizer(decided: Decided) -> str:
     optimizer = decided.run.optimizer
     name = "Adam" if optimizer.name == "adam" else "AdamW"
-    table = table_text("[optimizer]", {"name": name, "lr": optimizer.learning_rate})
+    rate = decided.chosen("optimizer", "learning_rate", UNCHOSEN)
+    table = table_text("[optimizer]", {"name": name, "lr": rate})
+    if not decided.run.chose("optimizer", "warm_up_steps"):
+        return table
     return table + "\n" + table_text("[lr_scheduler]", {"warmup_steps": optimizer.warm_up_steps})
 
 

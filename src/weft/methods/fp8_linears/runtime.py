@@ -73,7 +73,7 @@ def convert(stage: nn.Module, layer: int, value: Value) -> None:
         for parent, name, product in found:
             setattr(parent, name, Fp8Product(product, str(value)))
     except ImportError as error:
-        problem = f'torchao cannot be imported ({error}): pip install "weft[fp8]"'
+        problem = f'torchao cannot be imported ({error}): pip install ".[fp8]" in the folder of weft'
         raise InputError(Violation(NAME, problem)) from None
 
 

@@ -72,7 +72,9 @@ def require_torch() -> None:
         InputError: with the remedy.
     """
     if importlib.util.find_spec("torch") is None:
-        raise InputError('torch is not installed, and this needs it: pip install "weft[torch]"')
+        raise InputError(
+            'torch is not installed, and this needs it: pip install ".[torch]" in the folder of weft'
+        )
 
 
 def _wait(agent: subprocess.Popen[bytes], on_poll: Callable[[], None] | None) -> bytes:

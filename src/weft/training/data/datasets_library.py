@@ -178,7 +178,7 @@ def open_table(source: str, name: TableName) -> Dataset:
     try:
         import datasets
     except ImportError:
-        problem = f"{source!r} needs the datasets library: pip install 'weft[data]'"
+        problem = f"{source!r} needs the datasets library: pip install '.[data]' in the folder of weft"
         raise InputError(Violation("task.data", problem)) from None
     datasets.disable_progress_bars()  # they would fill the log of a rank
     try:

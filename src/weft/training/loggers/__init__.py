@@ -33,7 +33,8 @@ def require_loggers(names: Sequence[str]) -> None:
     for name in names:
         packages = logger_packages(name)
         if packages and not any(_installed(package) for package in packages):
-            remedy = 'pip install "weft[loggers]"' if ":" not in name else f"install {packages[0]}"
+            ours = 'pip install ".[loggers]" in the folder of weft'
+            remedy = ours if ":" not in name else f"install {packages[0]}"
             problem = f"{name!r} needs the package {' or '.join(packages)}, which is not installed: {remedy}"
             problems.append(Violation("report.log", problem))
     if problems:
