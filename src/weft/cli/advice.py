@@ -72,6 +72,7 @@ def show_plan(
             {
                 "assumed": dict(planned.problem.assumed),
                 "steps_at_half": dict(planned.steps_at_half),
+                "idle": dict(planned.idle),
                 "kept_out": kept_out_record(planned.problem),
                 "considered": len(ranking.candidates),
                 "candidates": records,

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from weft.cli.output import console, plain_table, print_json
 from weft.cli.tables.candidates import candidate_record, plans_table
-from weft.cli.tables.plan import chance_text, memory_bars
+from weft.cli.tables.plan import chance_text, idle_text, memory_bars
 from weft.cli.tables.search import kept_out_record
 from weft.describe.plan import precision_words
 from weft.describe.run_file import RunFile
@@ -97,6 +97,8 @@ def print_ranking(planned: PlannedJob, ranking: Ranking, shown: Sequence[Advised
     memory = [job.cluster.device_of(rank).memory_bytes for rank in range(planned.plan.ranks)]
     out.print(memory_bars(prediction.peak_bytes, memory))
     out.print(chance_text(planned))
+    if idle := idle_text(planned):
+        out.print(idle)
     fitting = len(ranking.fitting)
     out.print(
         f"{len(ranking.candidates)} layouts considered, {fitting} simulated and fitting; "

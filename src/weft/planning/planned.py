@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -149,6 +150,13 @@ class PlannedJob:
             other = replace(problem, job=replace(problem.job, cluster=links.halved))
             found[links.key] = predict(other.cost_model, self.plan, self.program).simulation.step_s
         return found
+
+    @property
+    def idle(self) -> Mapping[str, int]:
+        """Count of devices that the plan leaves idle, by group of nodes."""
+        cluster = self.problem.job.cluster
+        ranks = range(self.plan.ranks, cluster.ranks)
+        return Counter(cluster.group_of(rank).name for rank in ranks)
 
     @property
     def usable_bytes(self) -> list[int]:

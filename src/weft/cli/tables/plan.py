@@ -101,6 +101,16 @@ def chance_text(planned: PlannedJob) -> str:
     return f"fits with a chance of {words} (accepted risk {problem.memory_risk:.0%}){kept}"
 
 
+def idle_text(planned: PlannedJob) -> str:
+    """Return which devices the plan leaves idle; empty if it uses all."""
+    if not planned.idle:
+        return ""
+    cluster = planned.problem.job.cluster
+    idle = ", ".join(f"{count} of {name}" for name, count in planned.idle.items())
+    ranks = f"ranks {spans(range(planned.plan.ranks, cluster.ranks))}"
+    return f"uses {planned.plan.ranks} of {cluster.ranks} devices; idle: {idle} ({ranks})"
+
+
 def host_memory_text(held: Mapping[str, Ints], cluster: Cluster) -> str:
     """Return what the fullest rank keeps in host memory, by name, and the total of the fullest node."""
     of_rank = ", ".join(f"{name} {format_bytes(int(each.max()))}" for name, each in held.items())
