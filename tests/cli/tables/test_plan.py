@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cli.tables.printed import text_of
-from web.plans import two_stages
+from web.plans import searched, two_stages
 
-from weft.cli.tables.plan import cluster_table, memory_bars
+from weft.cli.tables.plan import cluster_table, idle_text, memory_bars
 
 
 def test_terminals_get_a_line_for_each_group_and_each_link() -> None:
@@ -14,6 +14,13 @@ def test_terminals_get_a_line_for_each_group_and_each_link() -> None:
     assert [line.split()[0] for line in lines] == ["group", "a100-80gb", "t4", "a100-80gb", "t4"]
     assert lines[2].rstrip().endswith("left out") == (job.plan.ranks == 4)
     assert "a100-80gb - t4" in lines[3]
+
+
+def test_idle_devices_are_named() -> None:
+    job = two_stages()
+    assert dict(job.idle) == {"t4": 8}
+    assert idle_text(job) == "uses 4 of 12 devices; idle: 8 of t4 (ranks 4-11)"
+    assert idle_text(searched()) == ""
 
 
 def test_memory_bars_join_equal_neighbours_and_show_overflow() -> None:
