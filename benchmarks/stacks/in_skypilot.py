@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import sky
+import yaml
 from answering import answer
 from sky.utils import accelerator_registry
 
 
 def check(file: Path, case: Mapping[str, Any]) -> None:
-    task = sky.Task.from_yaml(str(file))
+    # The file asks from where weft is installed.
+    task = sky.Task.from_yaml_config(yaml.safe_load(file.read_text()), env_overrides=[("WEFT", "weft")])
     task.validate()
     known = set(accelerator_registry._accelerator_df["AcceleratorName"])
     ranks = 0
