@@ -58,7 +58,8 @@ def test_a_run_from_the_command_line_and_its_resumption(tmp_path, capfd):
     assert run(["train", str(path), "--directory", str(directory)]) == 0
     printed = capfd.readouterr()
     assert "predicted" in printed.out
-    assert f"weft train {directory}" in printed.err
+    assert f"all 7 steps are done; train on with: weft train {directory} --steps 14" in printed.out
+    assert printed.err == ""
 
     summary = json.loads((directory / "summary.json").read_text())
     Summary.model_validate(summary)
@@ -90,6 +91,12 @@ def test_a_run_from_the_command_line_and_its_resumption(tmp_path, capfd):
     assert words in " ".join(compared.split())
     assert f">{error:+.1%}</span>" in page
 
+    # The plan of a run, wherever it lies, is compared with what the run measured.
+    plan = tmp_path / "elsewhere.json"
+    plan.write_text((directory / "plan.json").read_text())
+    assert run(["compare", str(plan), str(directory), "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["only_measured"] == 0
+
     # The run teaches predictions once, however often it is named.
     assert run(["corrections", str(directory), str(directory), "--json"]) == 0
     (learned,) = json.loads(capfd.readouterr().out)["corrections"]
@@ -104,6 +111,12 @@ def test_a_run_from_the_command_line_and_its_resumption(tmp_path, capfd):
     assert resumed["steps"] == 9
     steps = [json.loads(line)["step"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(9))
+
+    # Nothing is left to do: no worker starts.
+    events = (directory / "events.jsonl").read_text()
+    assert run(["train", str(directory), "--json"]) == 0
+    assert json.loads(capfd.readouterr().out) == resumed
+    assert (directory / "events.jsonl").read_text() == events
 
 
 @pytest.mark.processes

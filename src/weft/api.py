@@ -161,7 +161,7 @@ def train(
     resume: str | Path | None = None,
     on_poll: Callable[[RunDirectory], None] | None = None,
 ) -> Run:
-    """Train on local ranks and return the finished run.
+    """Train on local ranks and return the finished run; at once if all its steps are done.
 
     Args:
         source: the result of `plan`, the path of a RUN.toml or PLAN.json, or a run directory to resume.
@@ -180,6 +180,8 @@ def train(
     """
     require_torch()
     planned, path = _job_and_path(source, model, on, data, steps, directory, resume)
+    if resume is None and RunDirectory(path).is_done(planned):
+        return Run(path, RunDirectory(path).summary())
     with prepare(planned, path) as run_directory:
         summary = execute(planned, run_directory, (lambda: on_poll(run_directory)) if on_poll else None)
         write_run_report(run_directory, planned.all[-1])

@@ -160,7 +160,10 @@ def test_what_is_behind_stays_where_it_is() -> None:
     assert near.text == (
         f"probably slower ({near.probability_faster:.0%}); the rules prefer this: micro-batch size 1 first"
     )
-    assert far.text == "surely slower"
+    assert far.text in ("slower", "slower: most of the error is shared")
+    assert far.text.endswith("is shared") == (
+        rows.candidates[0].prediction.step_high_s >= rows.candidates[2].prediction.step_low_s
+    )
     assert standing(rows, rows.candidates[0]).text == ""
 
 

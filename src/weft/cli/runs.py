@@ -66,7 +66,8 @@ class Progress:
 
     def _print_newest(self) -> None:
         assert self._directory is not None, "update was called before"
-        rows = self._directory.metrics()
+        # Rows of an earlier start may be of another plan than the prediction.
+        rows = [row for row in self._directory.metrics() if row["time_s"] >= self._begun_s]
         if not rows or rows[-1]["step"] == self._printed_step:
             return
         row = rows[-1]
@@ -176,7 +177,8 @@ def train(
         f"(error {error_text(prediction_error(summary['predicted_step_s'], summary['measured_step_s']))})"
     )
     console().print(f"report: {run.directory / 'report.html'}", soft_wrap=True)
-    progress.resume_hint()
+    command = f"weft train {shlex.quote(str(run.directory))} --steps {2 * summary['steps']}"
+    console().print(f"all {summary['steps']} steps are done; train on with: {command}", soft_wrap=True)
 
 
 def eval_(directory: Path, /, *, json: Json = False) -> None:

@@ -146,7 +146,9 @@ def standing(ranking: Ranking, candidate: Candidate) -> Standing:
     if problem.minimise != "time":
         return Standing(chance, "")
     if chance >= SURELY:
-        return Standing(chance, "surely slower")
+        overlap = _interval(best)[1] >= _interval(candidate)[0]
+        # Intervals hold the error that all plans share, too.
+        return Standing(chance, "slower: most of the error is shared" if overlap else "slower")
     text = f"probably slower ({chance:.0%})" if chance >= EVEN else "tied with the best"
     if chance <= 1.0 - EVEN:
         text = f"perhaps faster ({1.0 - chance:.0%})"
@@ -166,6 +168,11 @@ def _why_first(ranking: Ranking) -> str:
         return ""
     rule = _rule(ranking.problem, fitting[0], fastest)
     return f"tied with a faster one: {rule}" if rule is not None else ""
+
+
+def _interval(one: Candidate) -> tuple[float, float]:
+    assert one.prediction is not None, "a fitting candidate was simulated"
+    return one.prediction.step_low_s, one.prediction.step_high_s
 
 
 def _chance(one: Candidate, other: Candidate) -> float:

@@ -39,6 +39,7 @@ from weft.timeline.compare import Comparison, Pair, compare
 from weft.timeline.perfetto import write_perfetto
 from weft.timeline.store import read_timeline, write_timeline
 from weft.timeline.timeline import Timeline
+from weft.training.checkpoint.manifest import generations
 from weft.training.directory.verified import write_verified
 
 PROGRAM_ROWS = 4000
@@ -152,6 +153,22 @@ class RunDirectory:
 
     def summary(self) -> dict[str, Any]:
         return self._json("summary.json", "the run has not finished")
+
+    def is_done(self, planned: PlannedJob) -> bool:
+        """Return True if a start with this plan has trained all its steps, and the last one is saved."""
+        if not (self.path / "summary.json").exists():
+            return False
+        summary, steps = self.summary(), planned.run.train.steps
+        events, saved = self.events(), generations(self.path / "checkpoints")
+        return (
+            summary["steps"] == steps
+            and planned.run.to_toml() == (self.path / "run.toml").read_text(encoding="utf-8")
+            and summary["plan_id"] == planned.plan.plan_id
+            and events[-1:] != []
+            and events[-1]["event"] == "finished"
+            and saved[:1] != []
+            and saved[0][0] == steps
+        )
 
     def evaluation(self) -> dict[str, Any]:
         return self._json("evaluation.json", "the run has not been evaluated")
