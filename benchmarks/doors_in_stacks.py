@@ -10,10 +10,10 @@ installed in an environment of its own, which needs no weft:
     ENVIRONMENTS/STACK/bin/pip install -c constraints.txt PACKAGES
 
     megatron          torch megatron-core triton, 0.17 or later, whose wheels are for Python 3.12 and later
-    torchtitan        torch torchtitan
-    torchtitan-toml   torch "torchtitan<0.3" tyro
+    torchtitan        torch torchtitan triton
+    torchtitan-toml   torch "torchtitan<0.3" tyro triton
     deepspeed         torch deepspeed
-    accelerate        torch accelerate deepspeed
+    accelerate        torch accelerate deepspeed transformers
     skypilot          skypilot; it fetches its catalogue of accelerators from the internet
     k8s               kubernetes-validate
     slurm             nothing; the system has slurmctld and sbatch (Debian: slurm-wlm), and this runs as root
