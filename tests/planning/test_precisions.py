@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from weft.describe.reading import parse_toml
+from weft.describe.request import request_of_names
 from weft.describe.run_file import RunFile, parse_run
 from weft.errors import InputError
 from weft.planning.goals import goal_value
@@ -82,3 +83,15 @@ def test_nothing_that_fits_is_said_once() -> None:
 def test_one_problem_has_one_precision() -> None:
     with pytest.raises(InputError, match=r"train\.precision: 'any' is for a search of one best plan"):
         problem_of_run(run_file("2xa100-80gb"))
+
+
+@pytest.mark.parametrize(
+    ("on", "said"),
+    [
+        ("8xa100-80gb", "bf16"),
+        ("8xt4", "fp32"),
+        ("8xa100-80gb+4xt4", "fp32, since t4 cannot compute in bf16; leave them out, or give --precision"),
+    ],
+)
+def test_devices_that_keep_others_from_bf16_are_named(on: str, said: str) -> None:
+    assert request_of_names(model="gpt-1m", on=on).assumed["precision"] == said

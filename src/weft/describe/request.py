@@ -92,7 +92,7 @@ def request_of(config: ModelConfig, cluster: Cluster, **options: Unpack[RequestO
         assumed["global_batch"] = f"{global_batch} samples, {DEFAULT_SAMPLES_PER_DEVICE} per device"
     if precision is None:
         precision = default_precision(cluster)
-        assumed["precision"] = precision
+        assumed["precision"] = precision + _why_not_bf16(cluster)
     if options.get("sequence") is None and config.convolutions is None:
         capped = config.decoder is not None and config.sequence == USUAL_SEQUENCE
         usual = "the usual length of samples" if capped else "the model's longest"
@@ -197,6 +197,15 @@ def default_precision(cluster: Cluster) -> str:
     capable = all("bf16" in group.device.flops_per_s for group in cluster.groups)
     synchronous = any(group.device.synchronous for group in cluster.groups)
     return "bf16" if capable and not synchronous else "fp32"
+
+
+def _why_not_bf16(cluster: Cluster) -> str:
+    """Return which devices keep others, which have bf16, from computing in it; empty if none does."""
+    devices = {group.device.name: group.device for group in cluster.groups}
+    without = [name for name, device in devices.items() if "bf16" not in device.flops_per_s]
+    if not without or len(without) == len(devices):
+        return ""
+    return f", since {' and '.join(without)} cannot compute in bf16; leave them out, or give --precision"
 
 
 def _require_precision(cluster: Cluster, precision: str) -> None:
