@@ -48,6 +48,7 @@ BENCHMARKS = (
     ("restore_matrix",),
     ("kill_matrix",),
     ("doors_in_stacks",),
+    ("public_configurations",),
 )
 
 

@@ -125,6 +125,24 @@ def test_what_megatron_lm_does_and_weft_does_not_predict() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        ("--multi-latent-attention --num-experts 8", ["--num-experts", "--multi-latent-attention"]),
+        ("--hybrid-attention-ratio 0.1", ["--hybrid-attention-ratio"]),
+        ("--language-model-type llama --img-h 336", ["--language-model-type", "--img-h"]),
+        ("--freeze-LM", ["--freeze-LM"]),
+        ("--inference-max-requests 8 --num-tokens-to-generate 9", ["--num-tokens-to-generate", "--inf"]),
+        ("--optimizer muon", ["--optimizer"]),
+        ("--optimizer adam --img-height 3", []),
+    ],
+)
+def test_what_makes_a_megatron_script_another_job(options: str, keys: list[str]) -> None:
+    found = read_configuration(f"x --tensor-model-parallel-size 1 {options}", "x").incomparable
+    assert len(found) == len(keys)
+    assert all(line.startswith(key) for line, key in zip(found, keys, strict=True))
+
+
+@pytest.mark.parametrize(
     ("options", "expected"),
     [
         ("--bf16", None),
@@ -314,13 +332,18 @@ def test_an_axolotl_file() -> None:
         ("fsdp: [full_shard]\nfsdp_config: {fsdp_offload_params: true}", ["fsdp_config.fsdp_offload_params"]),
         ("fsdp: [full_shard]\nfsdp_config: {offload_params: false}", []),
         ("rl: dpo", ["rl"]),
+        ("process_reward_model: true", ["process_reward_model"]),
+        ("processor_type: AutoProcessor", ["processor_type"]),
+        ("qat: {weight_dtype: int4}", ["qat"]),
         ("liger_fused_linear_cross_entropy: true", []),
+        ("plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]", []),
+        ("fp8: true", []),
     ],
 )
 def test_what_makes_an_axolotl_file_another_job(lines: str, keys: list[str]) -> None:
     found = read_configuration(f"base_model: gpt2\nmicro_batch_size: 1\n{lines}\n", "config.yml")
     assert [line.split()[0].rstrip(":") for line in found.incomparable] == keys
-    assert len(found.unpredicted) == lines.startswith("liger_")
+    assert len(found.unpredicted) == lines.startswith(("liger_", "plugins", "fp8"))
 
 
 ZERO_3 = '{"zero_optimization": {"stage": 3}}'

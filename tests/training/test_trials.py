@@ -108,7 +108,11 @@ def test_what_goes_wrong_is_a_result_and_leaves_no_files(
 
     monkeypatch.setattr(trials, "launch_workers", fail)
     assert planned.ranking is not None
-    found = trial(planned, planned.ranking.fitting[0], 10)
+    # A plan of A100 that says it is for this machine would be refused as another machine's.
+    own = planned.run.model_copy(
+        update={"cluster": planned.run.cluster.model_copy(update={"use": "4xa100-80gb"})}
+    )
+    found = trial(replace(planned, run=own), planned.ranking.fitting[0], 10)
     assert (found.outcome, found.reason, found.step_s, found.spread) == (outcome, reason, None, None)
     assert not list(tmp_path.glob("weft-trial-*"))
 

@@ -16,6 +16,14 @@ from weft.doors.replicas import replicas_of
 NAME = "Axolotl"
 _DEEPSPEED = "deepspeed"
 _FSDP_OFFLOADS = ("fsdp_config.fsdp_offload_params", "fsdp_config.offload_params", "fsdp_config.cpu_offload")
+_OTHER_JOBS = {
+    "rl": "other passes than those of training on text are not modelled",
+    "reward_model": "a model with another head is not modelled",
+    "process_reward_model": "a model with another head is not modelled",
+    "unfrozen_parameters": "gradients of a part of the weights are not modelled",
+    "processor_type": "models of images or sound with text are not modelled",
+    "use_onebitllms": "weights of few bits are not modelled",
+}
 _MARKS = ("datasets", "micro_batch_size", "sequence_len", "pretraining_dataset", "adapter", "rl")
 
 
@@ -104,6 +112,10 @@ def _unpredicted(given: Mapping[str, Any]) -> list[str]:
         for key in given
         if key.startswith("liger_") and truth(given[key])
     ]
+    if "CutCrossEntropy" in str(given.get("plugins")):
+        found.append("plugins CutCrossEntropyPlugin: predicted with whole logits, which take more memory")
+    if truth(given.get("fp8")):
+        found.append("fp8: predicted in the precision beside it")
     return found
 
 
@@ -122,7 +134,9 @@ def _incomparable(given: Mapping[str, Any], deepspeed: Mapping[str, Any] | None)
     if given.get("gradient_checkpointing") in ("offload", "offload_disk"):
         found.append("gradient_checkpointing offload: activations in host memory are not modelled")
     found += other_optimizer("optimizer", given.get("optimizer"))
-    for key in ("rl", "unfrozen_parameters"):
-        if given.get(key):
-            found.append(f"{key} {shown(given[key])}: other passes or fewer gradients are not modelled")
+    found += [
+        f"{key} {shown(given[key])}: {problem}" for key, problem in _OTHER_JOBS.items() if given.get(key)
+    ]
+    if any(key.startswith("qat.") for key in given):
+        found.append("qat: training with simulated quantisation is not modelled")
     return found

@@ -266,14 +266,38 @@ def _unpredicted(given: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+_EXPERTS = "a mixture of experts, which this reader takes for a dense model"
+_ON_HOST = "optimizer states in host memory are not modelled"
+_IMAGES = "a model of images beside one of text is not modelled"
+_GENERATION = "generation of text, which is no training"
+# The beginnings of options that make the job another than the predicted one.
+_OTHER_JOBS = {
+    "--num-experts": _EXPERTS,
+    "--moe-router-topk": _EXPERTS,
+    "--cpu-offload-fraction": _ON_HOST,
+    "--optimizer-cpu-offload": _ON_HOST,
+    "--use-precision-aware-optimizer": "states of fewer bits are not modelled",
+    "--multi-latent-attention": "latent attention, which this reader takes for the usual one",
+    "--encoder-num-layers": "an encoder beside a decoder is not modelled",
+    "--hybrid-": "layers of another kind than attention's are not modelled",
+    "--is-hybrid-model": "layers of another kind than attention's are not modelled",
+    "--mtp-num-layers": "heads that predict further tokens are not modelled",
+    "--vision-model-type": _IMAGES,
+    "--language-model-type": _IMAGES,
+    "--img-h": _IMAGES,
+    "--freeze-": "gradients of a part of the weights are not modelled",
+    "--perform-rl-step": "other passes than those of training on text are not modelled",
+    "--num-tokens-to-generate": _GENERATION,
+    "--max-tokens-to-oom": _GENERATION,
+    "--inference-": _GENERATION,
+}
+
+
 def _incomparable(given: Mapping[str, Any]) -> list[str]:
-    found = {
-        "--num-experts": "a mixture of experts, which this reader takes for a dense model",
-        "--moe-router-topk": "a mixture of experts, which this reader takes for a dense model",
-        "--cpu-offload-fraction": "optimizer states in host memory are not modelled",
-        "--optimizer-cpu-offload": "optimizer states in host memory are not modelled",
-        "--use-precision-aware-optimizer": "states of fewer bits are not modelled",
-        "--multi-latent-attention": "latent attention, which this reader takes for the usual one",
-    }
-    lines = [f"{key}: {line}" for key, line in found.items() if key in given]
-    return lines + other_optimizer("--optimizer", given.get("--optimizer"))
+    found = [
+        f"{option}: {problem}"
+        for begin, problem in _OTHER_JOBS.items()
+        for option in given
+        if (option.startswith(begin) if begin.endswith("-") else option == begin)
+    ]
+    return found + other_optimizer("--optimizer", given.get("--optimizer"))
