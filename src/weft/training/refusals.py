@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from weft.errors import InputError, RunError, Violation
@@ -14,7 +15,6 @@ from weft.planning.planned import PlannedJob
 from weft.run.stage.compilable import compile_problems
 from weft.run.supported import missing_packages, planned_only, unsupported
 from weft.training.checkpoint.manifest import generations, verify
-from weft.training.data.images import list_pictures
 from weft.training.data.sources import open_texts
 from weft.training.data.tokenizers import get_tokenizer, require_classes, tokenizer_name
 from weft.training.interchange.weight_files import weight_files
@@ -28,14 +28,16 @@ def refusals(planned: PlannedJob) -> list[Violation]:
     """Return all reasons that need no worker; empty if the job can start.
 
     The plan must be one that the runtime executes; loggers, packages, data, tokenizer and initial weights
-    must be there. A user's own task opens its data in the workers.
+    must be there. A user's own task opens its data in the workers. Without torch, data are not looked at.
     """
     problems = planned_only(planned.problem.model) + planned.elsewhere + planned.misplaced
     for job in planned.all:
         problems += unsupported(job.plan) + missing_packages(job.plan) + job.uncounted + job.unlogged
         if planned.run.train.compile:
             problems += compile_problems(job.plan, job.program.columns.kind, job.problem.job.graph)
-    for check in (_loggers, _tokenizer, _data, _weights):
+    # Tokenizers and images need packages that torch's extra brings.
+    prepared = (_tokenizer, _data) if find_spec("torch") else ()
+    for check in (_loggers, *prepared, _weights):
         problems += _violations(check, planned)
     return problems
 
@@ -73,6 +75,9 @@ def _data(planned: PlannedJob) -> None:
     if task.kind in _TEXT:
         open_texts(task.data, weft_home() / "cache")
     elif task.kind == "image-classification":
+        # Its library of images comes with torch.
+        from weft.training.data.images import list_pictures
+
         list_pictures(task.data, planned.problem.model.vocabulary)
 
 
