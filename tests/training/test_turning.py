@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,7 +110,7 @@ def test_progress_is_held_against_the_plan_that_trains(
     progress, row = Progress(quiet=False), {"loss": 1.0, "step_s": 1.0, "tokens_per_s": 1.0}
     for step, job in enumerate(planned.all):
         with (directory.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps({"step": step, **row}) + "\n")
+            file.write(json.dumps({"step": step, "time_s": time.time(), **row}) + "\n")
         progress.update(directory)
         progress.finish()
         assert f"predicted {format_seconds(job.prediction.step_s)} |" in capsys.readouterr().out
