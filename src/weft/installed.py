@@ -31,3 +31,8 @@ def installed(group: str) -> tuple[Installed, ...]:
             where, problem = f"entry point {group}", f"{entry.name} = {entry.value!r}: {error}"
             raise InputError(Violation(where, problem)) from error
     return tuple(found)
+
+
+def remedy(extra: str) -> str:
+    """Return the command that installs one of weft's extras; weft is on no index under its name."""
+    return f'pip install ".[{extra}]" in the folder of weft'

@@ -12,11 +12,12 @@ from typing import Any
 from weft.describe.this_machine import this_machine
 from weft.describe.units import format_bytes
 from weft.files import weft_home
+from weft.installed import remedy
 from weft.predict.cost.calibration import load_machine
 from weft.predict.ledger import Ledger
 from weft.timeline.figures import error_text
 
-TORCH_EXTRA = 'pip install ".[torch]" in the folder of weft'
+TORCH_EXTRA = remedy("torch")
 PACKAGES = (
     ("torch", True, TORCH_EXTRA),
     ("transformers", True, TORCH_EXTRA),

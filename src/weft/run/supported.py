@@ -10,6 +10,7 @@ from weft.describe.decoder_row import TRAINED
 from weft.describe.model import ModelConfig
 from weft.describe.plan import GRADIENT_NORM, MICRO_BATCH_NORMS, SCALED, Plan
 from weft.errors import Violation
+from weft.installed import remedy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +25,10 @@ class NeededPackage:
 def missing_packages(plan: Plan) -> list[Violation]:
     """Return one line for each package that a plan's choices of layers need and this machine lacks."""
     chosen = {choice.name for choice in plan.layer_choices}
-    missing = [one for one in parts(NeededPackage) if one.choice in chosen and find_spec(one.package) is None]
-    remedies = (f'pip install ".[{one.extra}]" in the folder of weft' for one in missing)
     return [
-        Violation(one.choice, f"needs the package {one.package}, which is not installed: {remedy}")
-        for one, remedy in zip(missing, remedies, strict=True)
+        Violation(one.choice, f"needs the package {one.package}, which is not installed: {remedy(one.extra)}")
+        for one in parts(NeededPackage)
+        if one.choice in chosen and find_spec(one.package) is None
     ]
 
 

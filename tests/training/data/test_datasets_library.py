@@ -105,7 +105,8 @@ def test_a_missing_library_is_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert "needs the datasets library: pip install '.[data]'" in refusal("hf:name", tmp_path)
+    line = 'needs the datasets library: pip install ".[data]" in the folder of weft'
+    assert line in refusal("hf:name", tmp_path)
 
 
 def pictures(count: int = 20, sizes: int = 3) -> list[Image.Image]:

@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from weft.describe.layer_choices import Value
 from weft.errors import InputError, Violation
+from weft.installed import remedy
 from weft.methods.fp8_linears.options import NAME
 from weft.methods.fp8_linears.products import MULTIPLE
 from weft.run.stage.families.own import OwnStage
@@ -73,7 +74,7 @@ def convert(stage: nn.Module, layer: int, value: Value) -> None:
         for parent, name, product in found:
             setattr(parent, name, Fp8Product(product, str(value)))
     except ImportError as error:
-        problem = f'torchao cannot be imported ({error}): pip install ".[fp8]" in the folder of weft'
+        problem = f"torchao cannot be imported ({error}): {remedy('fp8')}"
         raise InputError(Violation(NAME, problem)) from None
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from weft.errors import InputError, RunError, Violation
+from weft.installed import remedy
 from weft.lab.place import current_lab
 from weft.run.launch.failures import logs_folder
 from weft.signals import terminable
@@ -72,9 +73,7 @@ def require_torch() -> None:
         InputError: with the remedy.
     """
     if importlib.util.find_spec("torch") is None:
-        raise InputError(
-            'torch is not installed, and this needs it: pip install ".[torch]" in the folder of weft'
-        )
+        raise InputError(f"torch is not installed, and this needs it: {remedy('torch')}")
 
 
 def _wait(agent: subprocess.Popen[bytes], on_poll: Callable[[], None] | None) -> bytes:

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import InputError, Violation, nearest
+from weft.installed import remedy
 from weft.training.data.sources import LIBRARY
 from weft.training.data.tables import ROWS_PER_BATCH, is_text, text_column, texts_of
 
@@ -178,7 +179,7 @@ def open_table(source: str, name: TableName) -> Dataset:
     try:
         import datasets
     except ImportError:
-        problem = f"{source!r} needs the datasets library: pip install '.[data]' in the folder of weft"
+        problem = f"{source!r} needs the datasets library: {remedy('data')}"
         raise InputError(Violation("task.data", problem)) from None
     datasets.disable_progress_bars()  # they would fill the log of a rank
     try:

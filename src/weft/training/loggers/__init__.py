@@ -11,6 +11,7 @@ from typing import Any
 from weft.describe.loggers import logger_packages, wandb_module
 from weft.describe.plan import precision_words, shared_out
 from weft.errors import InputError, Violation
+from weft.installed import remedy
 from weft.planning.planned import PlannedJob
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.loggers.csv import CsvLogger
@@ -33,9 +34,8 @@ def require_loggers(names: Sequence[str]) -> None:
     for name in names:
         packages = logger_packages(name)
         if packages and not any(_installed(package) for package in packages):
-            ours = 'pip install ".[loggers]" in the folder of weft'
-            remedy = ours if ":" not in name else f"install {packages[0]}"
-            problem = f"{name!r} needs the package {' or '.join(packages)}, which is not installed: {remedy}"
+            way = remedy("loggers") if ":" not in name else f"install {packages[0]}"
+            problem = f"{name!r} needs the package {' or '.join(packages)}, which is not installed: {way}"
             problems.append(Violation("report.log", problem))
     if problems:
         raise InputError(problems)
