@@ -18,6 +18,7 @@ from weft.doors.emit.base import Decided
 from weft.doors.emit.own_run import files, nodes_of, run_name
 from weft.errors import InputError
 from weft.planning.planned import PlannedJob, given_plan
+from weft.training.session import reopen
 
 # Stand-ins that write down how they are called.
 STUBS = {
@@ -103,6 +104,9 @@ def test_a_skypilot_task_starts_every_node(tmp_path: Path) -> None:
     record = yaml.safe_load(emitted.text)
     assert record["num_nodes"] == 2
     assert record["resources"] == {"accelerators": "A100-80GB:8"}
+    # SkyPilot refuses a variable without a value: nobody said from where weft is installed.
+    assert record["envs"]["WEFT"] is None
+    assert record["setup"] == 'pip install "$WEFT"'
     given = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "RUN_DIRECTORY": str(tmp_path / "run")}
     first = calls(record["run"], tmp_path, SKYPILOT_NODE_RANK="0", **given)
     assert first[0] == f"weft train {tmp_path / 'run'} --prepare-only"
@@ -142,7 +146,9 @@ def test_kubernetes_gets_the_files_and_a_job_for_each_kind_of_node() -> None:
     name = service["metadata"]["name"]
     assert service["spec"]["selector"] == {"app": name}
     assert (first["spec"]["completions"], second["spec"]["completions"]) == (2, 1)
-    scripts = [one["spec"]["template"]["spec"]["containers"][0]["args"][0] for one in (first, second)]
+    containers = [one["spec"]["template"]["spec"]["containers"][0] for one in (first, second)]
+    assert [one["image"] for one in containers] == ["", ""]
+    scripts = [one["args"][0] for one in containers]
     assert "--prepare-only" in scripts[0]
     assert "--prepare-only" not in scripts[1]
     assert f'--node-rank "$JOB_COMPLETION_INDEX" --master-addr {name}-0.{name} ' in scripts[0]
@@ -178,11 +184,16 @@ def test_files_that_nodes_need_are_said_to_be_lost(tmp_path: Path) -> None:
         '[train]\nglobal_batch = 8\nprecision = "fp32"\n'
         f'[cluster]\nuse = "{cluster}"\n'
     )
-    lines = [str(loss) for loss in emit(planned(load_run(path)), "slurm").losses]
-    assert lines == [
-        f"lost: the file {cluster}, which all nodes must see; nearest: copy it along",
-        f"lost: {data}, which all nodes must see; nearest: copy it along",
-    ]
+    job = planned(load_run(path))
+    lines = [str(loss) for loss in emit(job, "slurm").losses]
+    assert lines == [f"lost: {data}, which all nodes must see; nearest: copy it along"]
+    # The plan file carries the cluster, so that its file may stay behind.
+    cluster.unlink()
+    directory = tmp_path / "run"
+    directory.mkdir()
+    for name, text in files(Decided(job)).items():
+        (directory / name).write_text(text)
+    assert reopen(directory).problem.job.cluster == job.problem.job.cluster
 
 
 @pytest.mark.parametrize(

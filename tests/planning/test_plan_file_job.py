@@ -106,6 +106,18 @@ def test_a_plan_moves_to_another_model_of_as_many_layers(tmp_path: Path) -> None
     assert job.problem.model.hidden == 32
 
 
+def test_a_moved_plan_keeps_its_batch_its_sequence_and_its_precision(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "n_positions": 1024}))
+    path = weft.plan(model="gpt-1m", on="4xa100-80gb").save(tmp_path / "plan.json")
+    job = job_in(path, model=str(tmp_path), on="8xh100-80gb")
+    posed, plan = job.problem.job, job.plan
+    assert (posed.global_batch, posed.sequence, posed.precision) == (32, 256, "bf16")
+    assert (plan.global_batch, plan.sequence, plan.precision) == (32, 256, "bf16")
+    assert job.problem.model.sequence == 256
+    # The run file says it, too, so that the run directory poses the same job.
+    assert (job.run.train.global_batch, job.run.task.sequence) == (32, 256)
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [

@@ -10,7 +10,10 @@ import pytest
 
 from weft.api import prepared
 from weft.cli.main import run
+from weft.describe.run_file import load_run
+from weft.errors import InputError
 from weft.training.checkpoint.manifest import generation_path, manifest
+from weft.training.session import reopen
 
 TABLES = {
     "model": {"preset": "gpt-1m"},
@@ -104,6 +107,25 @@ def test_a_plan_is_checked_on_another_cluster(tmp_path: Path, capsys: pytest.Cap
     assert run(["check", str(plan), "--on", "4xh100-80gb"]) == 0
     capsys.readouterr()
     assert any("has ranks 0 to 1" in line for line in lines_of(capsys, "check", plan, "--on", "2xh100-80gb"))
+
+
+def test_a_plan_is_trained_on_another_cluster(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    assert run(["plan", str(run_file(tmp_path)), "--out", str(plan)]) == 0
+    planned, directory = prepared(plan, on="1xh100-80gb", directory=tmp_path / "run")
+    assert planned.plan.cluster == "1xh100-80gb"
+    assert load_run(directory.path / "run.toml").cluster.use == "1xh100-80gb"
+    assert reopen(directory.path).file == planned.file
+    with pytest.raises(InputError, match="--on goes with a run file or a plan file"):
+        prepared(directory.path, on="1xt4")
+
+
+def test_a_run_file_is_checked_for_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run_file(tmp_path)
+    assert run(["check", str(path), "--model", "gpt-10m"]) == 0
+    capsys.readouterr()
+    [line] = lines_of(capsys, "check", path, "--model", "gpt-10n")
+    assert "gpt-10m" in line
 
 
 def checkpoint(directory: Path, step: int) -> Path:

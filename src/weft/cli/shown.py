@@ -191,11 +191,9 @@ def simulation_record(planned: PlannedJob, predicted: PredictedStep) -> dict[str
     in_host = {name: held.tolist() for name, held in planned.in_host_memory.items()}
     return {
         "plan_id": planned.plan.plan_id,
+        **predicted.prediction.step_record,
         "step_s": simulation.step_s,
         "first_step_s": simulation.first_step_s,
-        "step_low_s": predicted.prediction.step_low_s,
-        "step_high_s": predicted.prediction.step_high_s,
-        "source": predicted.prediction.source,
         "bubble_fraction": bubble_fraction(simulation.timeline),
         "peak_in_flight": peak_in_flight(planned.program),
         "peak_bytes": [int(value) for value in simulation.peak_bytes],

@@ -13,6 +13,7 @@ from weft.describe.cluster_tables import ClusterFile, cluster_record
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.one_line import one_line
+from weft.describe.plan import Plan
 from weft.describe.run_file import RunFile, naming
 from weft.describe.units import shown
 from weft.errors import InputError, Violation
@@ -47,6 +48,16 @@ class PlanSubject(BaseModel):
 
     def __str__(self) -> str:
         return repr(self)
+
+    def pinned(self, plan: Plan) -> PlanSubject:
+        """Return the subject whose run file says a plan's batch, sequence and precisions."""
+        names = ("global_batch", "precision", "reduce_precision")
+        decided = {name: getattr(plan, name) for name in names}
+        tables = {
+            "train": self.run.train.model_copy(update=decided),
+            "task": self.run.task.model_copy(update={"sequence": plan.sequence}),
+        }
+        return self.model_copy(update={"run": self.run.model_copy(update=tables)})
 
     def changed(self, *, model: str | None = None, on: str | None = None) -> PlanSubject:
         """Return the subject with another model and another cluster, by their names; None keeps one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import NormalDist
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -60,6 +61,11 @@ class Prediction(BaseModel):
     def interval(self) -> str:
         """The 90 % interval in words."""
         return f"{format_seconds(self.step_low_s)} - {format_seconds(self.step_high_s)}"
+
+    @property
+    def step_record(self) -> dict[str, Any]:
+        """The seconds of a step with their interval and source, for JSON."""
+        return self.model_dump(include={"step_s", "step_low_s", "step_high_s", "source"})
 
     @property
     def _high_bytes(self) -> tuple[int, ...]:

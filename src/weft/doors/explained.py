@@ -141,11 +141,8 @@ def layout_record(configuration: Configuration) -> dict[str, Any]:
 def _record(layout: str, prediction: Prediction) -> dict[str, Any]:
     return {
         "layout": layout,
-        "step_s": prediction.step_s,
-        "step_low_s": prediction.step_low_s,
-        "step_high_s": prediction.step_high_s,
+        **prediction.step_record,
         "peak_bytes": max(prediction.peak_bytes),
-        "source": prediction.source,
     }
 
 

@@ -36,6 +36,7 @@ from weft.planning.compile import (
     compile_plan,
 )
 from weft.planning.goals import goal_value, goal_words, require_prices
+from weft.planning.long_steps import predict_long
 from weft.planning.planners import Candidate, Planner, Ranking, get_planner
 from weft.planning.precisions import in_precision, searched_in_each
 from weft.planning.problem import Problem, problem_of_run, problem_of_subject
@@ -148,7 +149,8 @@ class PlannedJob:
         problem, found = self.problem, {}
         for links in assumed_links(problem.job.cluster, problem.measurements):
             other = replace(problem, job=replace(problem.job, cluster=links.halved))
-            found[links.key] = predict(other.cost_model, self.plan, self.program).simulation.step_s
+            # As planners predict candidates: a whole program of thousands of ranks takes minutes.
+            found[links.key] = predict_long(other.cost_model, self.plan).prediction.step_s
         return found
 
     @property
@@ -212,8 +214,8 @@ class PlannedJob:
     @property
     def elsewhere(self) -> list[Violation]:
         """One line if the job is for the machine that planned it, and this is another one."""
-        if self.run.cluster.use != THIS_MACHINE:
-            return []
+        if self.run.cluster.use != THIS_MACHINE or self.ranking is not None:
+            return []  # a searched plan is of here and now
         planned, here = self.problem.job.cluster, this_machine()
         if planned.fingerprint == here.fingerprint:
             return []

@@ -69,7 +69,7 @@ def reopen(path: Path) -> PlannedJob:
     """
     directory = RunDirectory(path)
     directory.require()
-    subject, given = directory.subject(), load_plan_file(path / "plan.json")
+    subject, given = directory.planned()
     job, run = planned_for(subject, given.plan, given.prediction), subject.run
     if run.plan.then is None or not directory.turns:
         return job
@@ -196,4 +196,4 @@ def _moved(file: PlanFile, model: str | None, on: str | None) -> PlannedJob:
     assert subject is not None, "a plan without a subject got one by its names"
     if model is None and on is None:
         return planned_for(subject, file.plan, file.prediction)
-    return moved(subject.changed(model=model, on=on), file.plan)
+    return moved(subject.pinned(file.plan).changed(model=model, on=on), file.plan)

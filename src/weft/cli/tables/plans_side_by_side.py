@@ -21,14 +21,11 @@ def predicted_record(planned: PlannedJob) -> dict[str, Any]:
         "model": plan.model,
         "cluster": plan.cluster,
         "layout": plan.words,
-        "step_s": prediction.step_s,
-        "step_low_s": prediction.step_low_s,
-        "step_high_s": prediction.step_high_s,
+        **prediction.step_record,
         "tokens_per_s": plan.global_batch * plan.sequence / prediction.step_s,
         "peak_bytes": prediction.peak_bytes[fullest],
         "usable_bytes": planned.usable_bytes[fullest],
         "chance_to_fit": prediction.chance_to_fit(planned.usable_bytes),
-        "source": prediction.source,
         "breakdown": dict(planned.step_breakdown),
     }
 
@@ -48,8 +45,8 @@ def side_by_side_table(first: PlannedJob, second: PlannedJob) -> Table:
         table.add_row(name.removesuffix("_id"), one[name], two[name], differs)
     steps = (format_seconds(side["step_s"]) for side in sides)
     table.add_row("time of a step", *steps, _change(sides, "step_s"))
-    ends = ([format_seconds(side[end]) for end in ("step_low_s", "step_high_s")] for side in sides)
-    table.add_row("90 % interval", *(" - ".join(pair) for pair in ends))
+    intervals = (planned.predicted.prediction.interval for planned in (first, second))
+    table.add_row("90 % interval", *intervals)
     rates = (format_count(side["tokens_per_s"]) for side in sides)
     table.add_row("tokens/s", *rates, _change(sides, "tokens_per_s"))
     peaks = (f"{format_bytes(side['peak_bytes'])} of {format_bytes(side['usable_bytes'])}" for side in sides)

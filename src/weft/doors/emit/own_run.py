@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from weft.describe.device import Device
 from weft.describe.plan_file import PlanFile
-from weft.describe.run_file import RunFile
 from weft.doors.emit.base import Decided, Loss
 
 PORT = 29500
@@ -52,29 +51,12 @@ def nodes_of(decided: Decided) -> list[Nodes]:
     return found
 
 
-def pinned(decided: Decided) -> RunFile:
-    """Return the run file with the plan's decisions on batch, sequence and precision."""
-    run, plan = decided.run, decided.plan
-    return run.model_copy(
-        update={
-            "train": run.train.model_copy(
-                update={
-                    "global_batch": plan.global_batch,
-                    "precision": plan.precision,
-                    "reduce_precision": plan.reduce_precision,
-                }
-            ),
-            "task": run.task.model_copy(update={"sequence": plan.sequence}),
-        }
-    )
-
-
 def files(decided: Decided) -> dict[str, str]:
     """Return `run.toml` and `plan.json`, the sources of a run directory."""
     # The plan is predicted where the run is prepared.
-    run = pinned(decided)
-    file = PlanFile(decided.plan, subject=decided.job.problem.subject(run))
-    return {"run.toml": run.to_toml(), "plan.json": file.to_json()}
+    subject = decided.job.problem.subject(decided.run).pinned(decided.plan)
+    file = PlanFile(decided.plan, subject=subject)
+    return {"run.toml": subject.run.to_toml(), "plan.json": file.to_json()}
 
 
 def here_documents(decided: Decided, folder: str) -> str:
@@ -107,8 +89,6 @@ def losses_of(decided: Decided) -> list[Loss]:
     if run.cluster.use == "this-machine":
         what = "a plan for this machine, which another machine refuses"
         losses.append(Loss(what, "plan with --on and the cluster's expression"))
-    elif run.cluster.use.endswith(".toml"):
-        losses.append(Loss(f"the file {run.cluster.use}, which all nodes must see", "copy it along"))
     for path in (run.model.hf, run.task.data, run.task.tokenizer):
         if path is not None and path.removeprefix("hf:").startswith("/"):
             losses.append(Loss(f"{path}, which all nodes must see", "copy it along"))

@@ -131,16 +131,17 @@ class RunDirectory:
     def plan(self) -> Plan:
         return load_plan(self.path / "plan.json")
 
-    def subject(self) -> PlanSubject:
-        """Return the run as `run.toml` states it, for the model and the cluster of the plan file.
+    def planned(self) -> tuple[PlanSubject, PlanFile]:
+        """Return the plan file, and the run as `run.toml` states it, for the file's model and cluster.
 
         A plan file without a subject is for what `run.toml` names.
 
         Raises:
             InputError: if a file is broken, or names what cannot be found.
         """
-        run, given = load_run(self.path / "run.toml"), load_plan_file(self.path / "plan.json").subject
-        return subject_of(run) if given is None else given.model_copy(update={"run": run})
+        run, file = load_run(self.path / "run.toml"), load_plan_file(self.path / "plan.json")
+        subject = file.subject
+        return subject_of(run) if subject is None else subject.model_copy(update={"run": run}), file
 
     def prediction(self) -> Prediction:
         """Return the prediction for which the plan was chosen."""

@@ -13,7 +13,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from weft.describe.added_layers import trained_graph
 from weft.describe.model import ModelConfig
-from weft.describe.plan_file import load_plan
+from weft.describe.plan import Plan
 from weft.describe.reading import read_text
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.training import BYTES, MODEL
@@ -74,9 +74,9 @@ def export(
     """
     directory = RunDirectory(run_dir)
     directory.require()
-    subject = directory.subject()
-    run, config = subject.run, subject.model
-    _require_same_model(config, run_dir)
+    subject, file = directory.planned()
+    run, config, plan = subject.run, subject.model, file.plan
+    _require_same_model(config, plan, run_dir)
     source: TensorFolder
     if replay is None:
         path, skipped = _checkpoint(run_dir / "checkpoints", checkpoint)
@@ -84,7 +84,7 @@ def export(
     elif checkpoint is not None:
         raise InputError(Violation("replay", "it begins with a checkpoint that it finds", "no checkpoint"))
     else:
-        replayed = replayed_weights(run_dir, load_plan(run_dir / "plan.json"), config, replay)
+        replayed = replayed_weights(run_dir, plan, config, replay)
         source, skipped = replayed.folder, replayed.skipped
         name = f"{replayed.checkpoint}, replayed to step {replay}"
     weights = match_weights(source, config, others=True)
@@ -96,9 +96,8 @@ def export(
     return Exported(written, name, tuple(skipped))
 
 
-def _require_same_model(config: ModelConfig, run_dir: Path) -> None:
+def _require_same_model(config: ModelConfig, plan: Plan, run_dir: Path) -> None:
     """Refuse a run whose plan file names no sizes, if the folder of its configuration has changed."""
-    plan = load_plan(run_dir / "plan.json")
     if trained_graph(config, plan.methods).fingerprint != plan.model_fingerprint:
         where = str(run_dir / "run.toml")
         raise InputError(Violation(where, f"{config.name} is no longer the model that this run trained"))
