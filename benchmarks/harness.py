@@ -172,6 +172,12 @@ class Report:
             self._record.append(rows)
 
 
+def file_at(clone: Path, commit: str, path: str) -> bytes:
+    """Return a file of a clone, which may be bare, at a commit."""
+    command = ["git", "-C", str(clone), "show", f"{commit}:{path}"]
+    return subprocess.run(command, check=True, capture_output=True).stdout
+
+
 def timed(call: Callable[[], object], repeats: int = 5, target_s: float | None = None) -> Value:
     """Median seconds of `call` and their spread; the first call is not counted."""
     call()

@@ -10,14 +10,13 @@ read each file for three facts: the sharding, the recomputation, and whether wef
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import Report, parser
+from harness import Report, file_at, parser
 
 from weft.doors.explain import read_configuration
 
@@ -121,7 +120,7 @@ def main() -> int:
             for path in (*source.files, *source.named):
                 target = Path(folder) / path
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(content(clone, source.commit, path))
+                target.write_bytes(file_at(clone, source.commit, path))
             for path, expected in source.files.items():
                 found = conclusion(Path(folder) / path)
                 cases += 1
@@ -131,12 +130,6 @@ def main() -> int:
     if cases:
         report.add_outcome("public configurations", cases, failed)
     return 1 if failed else 0
-
-
-def content(clone: Path, commit: str, path: str) -> bytes:
-    return subprocess.run(
-        ["git", "-C", str(clone), "show", f"{commit}:{path}"], check=True, capture_output=True
-    ).stdout
 
 
 def conclusion(path: Path) -> Read:

@@ -49,6 +49,7 @@ BENCHMARKS = (
     ("kill_matrix",),
     ("doors_in_stacks",),
     ("public_configurations",),
+    ("cluster_lists",),
 )
 
 

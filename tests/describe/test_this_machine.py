@@ -1,10 +1,11 @@
 """This machine: the driver's answer and the processor's description, read from text."""
 
 import pytest
+from describe.drivers import nvidia_smi_of
 
 from weft.describe import this_machine as module
 from weft.describe.catalogue import catalogue
-from weft.describe.this_machine import cpu_group, nvidia_groups, this_machine
+from weft.describe.this_machine import cpu_group, nvidia_groups, read_devices, this_machine
 from weft.errors import InputError
 
 CPUINFO = """\
@@ -19,7 +20,7 @@ cpu MHz\t\t: 800.000
 
 
 def test_equal_devices_are_one_node_with_the_drivers_memory():
-    (group,) = nvidia_groups("NVIDIA H200, 143771 MiB\n" * 8)
+    (group,) = nvidia_groups(read_devices("NVIDIA H200, 143771 MiB\n" * 8))
     assert (group.name, group.count, group.devices) == ("h200-141gb", 1, 8)
     assert group.device.memory_bytes == 143771 * 2**20
     assert group.device.flops_per_s == catalogue()["h200-141gb"].device.flops_per_s
@@ -27,21 +28,27 @@ def test_equal_devices_are_one_node_with_the_drivers_memory():
 
 
 def test_different_devices_are_groups_of_their_own():
-    one, two = nvidia_groups("Tesla T4, 15360 MiB\nNVIDIA L4, 23034 MiB\nTesla T4, 15109 MiB\n")
+    text = "Tesla T4, 15360 MiB\nNVIDIA L4, 23034 MiB\nTesla T4, 15109 MiB\n"
+    one, two = nvidia_groups(read_devices(text))
     assert (one.name, one.devices, two.name, two.devices) == ("t4", 2, "l4", 1)
     assert one.device.memory_bytes == 15109 * 2**20
 
 
 def test_no_lines_are_no_devices():
-    assert nvidia_groups("") == ()
-    assert nvidia_groups("No devices were found\n") == ()
+    assert nvidia_groups(read_devices("")) == ()
+    assert nvidia_groups(read_devices("No devices were found\n")) == ()
 
 
 def test_an_unknown_device_is_refused_with_the_remedy_once():
     with pytest.raises(InputError) as refused:
-        nvidia_groups("NVIDIA Marvel 9000, 16384 MiB\n" * 4)
+        nvidia_groups([("NVIDIA Marvel 9000", 2**34)] * 4)
     assert len(refused.value.violations) == 1
-    assert "describe it in a cluster file" in str(refused.value)
+    assert "describe it in a cluster file: weft init --cluster" in str(refused.value)
+
+
+def test_an_unknown_variant_is_refused_with_the_devices_it_may_be():
+    with pytest.raises(InputError, match=r"nearest valid: a100-80gb or a100-80gb-pcie"):
+        nvidia_groups([("NVIDIA A100", 80 * 2**30)])
 
 
 def test_every_name_of_the_drivers_means_one_device():
@@ -65,8 +72,8 @@ def test_a_core_computes_clock_times_width(cpuinfo, fp32):
     assert group.device.synchronous
 
 
-def test_without_a_driver_the_cores_are_the_devices(monkeypatch):
-    monkeypatch.setattr(module, "_NVIDIA_SMI", ("no-such-program-anywhere",))
+def test_without_a_driver_the_cores_are_the_devices(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
     cluster = this_machine()
     assert cluster.name == "this-machine"
     assert 1 <= cluster.ranks <= module.MOST_CORES
@@ -74,15 +81,15 @@ def test_without_a_driver_the_cores_are_the_devices(monkeypatch):
     assert cluster.fingerprint == this_machine().fingerprint
 
 
-def test_a_driver_that_fails_or_hangs_is_no_driver(monkeypatch):
-    for command in (("false",), ("sleep", "60")):
-        monkeypatch.setattr(module, "_NVIDIA_SMI", command)
-        monkeypatch.setattr(module, "_NVIDIA_SMI_TIMEOUT_S", 0.05)
+def test_a_driver_that_fails_or_hangs_is_no_driver(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "_NVIDIA_SMI_TIMEOUT_S", 0.05)
+    for script in ("exit 9", "exec sleep 60"):
+        nvidia_smi_of(script, monkeypatch, tmp_path)
         assert this_machine().device_of(0).name == "cpu"
 
 
-def test_a_driver_that_answers_is_believed(monkeypatch):
-    monkeypatch.setattr(module, "_NVIDIA_SMI", ("printf", r"NVIDIA L4, 23034 MiB\nTesla T4, 15360 MiB\n"))
+def test_a_driver_that_answers_is_believed(monkeypatch, tmp_path):
+    nvidia_smi_of(r"printf 'NVIDIA L4, 23034 MiB\nTesla T4, 15360 MiB\n'", monkeypatch, tmp_path)
     cluster = this_machine()
     assert [group.name for group in cluster.groups] == ["l4", "t4"]
     assert cluster.link_between(0, 1).bytes_per_s > 0

@@ -171,31 +171,44 @@ def messages_between(
     pair: tuple[int, int], device: torch.device, sizes: Sequence[int]
 ) -> list[tuple[int, float]]:
     """Return (bytes, seconds) of messages between two ranks; all ranks call it and get the result."""
-    ways = [pair, pair[::-1]] if dist.get_rank() in pair else []
-    with closing(open_exchange(ways, device, f"messages {pair}")) as exchange:
-        return [(size, message_seconds(exchange, size, device, pair)) for size in sizes]
+    return [(size, slowest(timing).seconds) for size, timing in messages_at_once([pair], device, sizes)]
 
 
-def message_seconds(exchange: Exchange, size: int, device: torch.device, pair: tuple[int, int]) -> float:
-    """Return the seconds of half a round trip of `size` bytes between two ranks; the other ranks wait."""
-    rank, first = dist.get_rank(), pair[0]
-    peer = pair[1] if rank == first else first
-    tensor = torch.zeros(max(1, size // 4), dtype=torch.float32, device=device)
+def messages_at_once(
+    pairs: Sequence[tuple[int, int]], device: torch.device, sizes: Sequence[int]
+) -> list[tuple[int, Timing]]:
+    """Time messages in all pairs at once; all ranks call it, and no rank is in two pairs.
 
+    Returns:
+        (bytes, half of a round trip) between this rank and its peer; zeros for a rank without a peer.
+    """
+    rank = dist.get_rank()
+    pair = next((pair for pair in pairs if rank in pair), None)
+    ways = [] if pair is None else [pair, pair[::-1]]
+    with closing(open_exchange(ways, device, f"messages {pairs}")) as exchange:
+        return [(size, _message_timing(exchange, size, device, pair)) for size in sizes]
+
+
+def _message_timing(
+    exchange: Exchange, size: int, device: torch.device, pair: tuple[int, int] | None
+) -> Timing:
     seconds = []
     dist.barrier()
-    if rank in pair:
+    if pair is not None:
+        first = dist.get_rank() == pair[0]
+        peer = pair[1] if first else pair[0]
+        tensor = torch.zeros(max(1, size // 4), dtype=torch.float32, device=device)
         with closing(MessageLine(exchange, peer, peer, tensor)) as line:
             for _ in range(MESSAGE_ROUNDS):
                 start = time.perf_counter()
-                if rank == first:
+                if first:
                     line.send()
                 line.receive().wait()
-                if rank != first:
+                if not first:
                     line.send()
                 seconds.append((time.perf_counter() - start) / 2.0)
     dist.barrier()
-    return slowest(summarise(seconds[2:]) if seconds else Timing(0.0, 0.0)).seconds
+    return summarise(seconds[2:]) if seconds else Timing(0.0, 0.0)
 
 
 def _all_reductions(

@@ -8,8 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from cyclopts import Parameter
 from pydantic import BaseModel, ConfigDict, Field
 
+from weft.cli.cluster_files import write_cluster
 from weft.cli.output import Json, print_json
 from weft.describe.cluster_file import load_cluster
 from weft.describe.cluster_tables import ClusterFile
@@ -97,20 +99,48 @@ def json_schema(kind: str) -> dict[str, Any]:
     return schema
 
 
-def init(path: Path = Path("run.toml"), /) -> None:
-    """Write a commented RUN.toml.
+def init(
+    path: Path | None = None,
+    /,
+    *,
+    cluster: Annotated[bool, Parameter(negative=())] = False,
+    nodes: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
+    topology: Path | None = None,
+    ports: Path | None = None,
+    device: str | None = None,
+) -> None:
+    """Write a commented RUN.toml, or a CLUSTER.toml of this machine or of a list of nodes.
 
     Example: weft init run.toml
+    Example: scontrol show nodes | weft init cluster.toml --cluster --nodes -
 
     Parameters
     ----------
     path
-        The file to write; an existing file is never overwritten.
+        The file to write: run.toml, or cluster.toml with --cluster. An existing file is never overwritten.
+    cluster
+        Describe the cluster: this machine's devices and links, or those of --nodes.
+    nodes
+        A scheduler's list; - is standard input. From scontrol show nodes, with or without --json. Or from
+        sinfo --json, kubectl get nodes -o json, or slurm.conf.
+    topology
+        What nvidia-smi topo -m prints on a node; default: on this machine, if it has the nodes' devices.
+    ports
+        What ibstat or ibstatus prints on a node; default: this machine's ports, as above.
+    device
+        The devices of nodes whose list does not say them exactly, such as a100-80gb.
     """
+    path = path or Path("cluster.toml" if cluster else "run.toml")
     if path.exists():
         raise InputError(Violation(str(path), "exists already; give another path"))
     if not path.parent.is_dir():
         raise InputError(Violation(str(path), f"the folder {path.parent} does not exist"))
+    if cluster:
+        write_cluster(path, nodes=nodes, topology=topology, ports=ports, device=device)
+        return
+    given = {"--nodes": nodes, "--topology": topology, "--ports": ports, "--device": device}
+    if idle := [option for option, value in given.items() if value is not None]:
+        raise InputError([Violation(option, "is about a cluster", "--cluster") for option in idle])
     path.write_text(commented_run_file())
     print(f"wrote {path}; next: weft plan {path}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
@@ -11,6 +12,7 @@ from weft.capture.doctor import MachinePart, examine
 from weft.capture.measure import DEGREES_OPTION, MICRO_BATCH_SIZES, counts_of
 from weft.capture.measure import measure as measure_machine
 from weft.capture.mixed import measure_mixed
+from weft.cli.node_links import measure_links
 from weft.cli.output import Json, console, print_json
 from weft.describe.cluster import Cluster
 from weft.describe.model import ModelConfig
@@ -53,6 +55,7 @@ def measure(
     precision: str | None = None,
     tensor_parallel: str | None = None,
     micro_batches: str | None = None,
+    nodes: Path | None = None,
     json: Json = False,
 ) -> None:
     """Measure this machine's devices and links, and a model's layers on it, for later commands.
@@ -60,6 +63,7 @@ def measure(
     Inside `weft lab`, measure the links between the lab's nodes, and the layers on each kind of its devices.
 
     Example: weft measure gpt-1m
+    Example: srun --ntasks-per-node 8 weft measure --nodes cluster.toml
 
     Parameters
     ----------
@@ -73,7 +77,17 @@ def measure(
         Degrees of tensor parallelism to measure, such as 1,2; default: 1. Rows of other degrees are kept.
     micro_batches
         Sizes of micro-batches to measure, such as 1,2,4,8,16; default: 1,2,4,8.
+    nodes
+        A CLUSTER.toml: measure the links of the nodes that run this command, one rank for each device.
     """
+    if nodes is not None:
+        given = {"MODEL": model, "--sequence": sequence, "--precision": precision}
+        if idle := [name for name, value in given.items() if value is not None]:
+            raise InputError(
+                [Violation(name, "does not go with --nodes, which measures links") for name in idle]
+            )
+        measure_links(nodes, as_json=json)
+        return
     config = resolve_model(model, sequence=sequence) if model is not None else None
     degrees = _counts(DEGREES_OPTION, tensor_parallel, (1,), config)
     sizes = _counts("--micro-batches", micro_batches, MICRO_BATCH_SIZES, config)

@@ -30,6 +30,7 @@ class CatalogueEntry:
         link: the link between devices of one node, per device and direction.
         network: the network between nodes, per node and direction.
         host_bytes_per_s: peak of a device's link to host memory, in one direction.
+        nvlinks, nvlink_bytes_per_s: most NVLinks of a device, and the peak of one in one direction.
         aliases: other names that expressions and files may use.
         driver_names: the device's names in the vendor's driver.
         source: the documents with the numbers.
@@ -40,6 +41,8 @@ class CatalogueEntry:
     link: Link
     network: Link
     host_bytes_per_s: float
+    nvlinks: int
+    nvlink_bytes_per_s: float
     aliases: tuple[str, ...]
     driver_names: tuple[str, ...]
     source: str
@@ -90,6 +93,8 @@ def _entry(name: str, record: Mapping[str, Any]) -> CatalogueEntry:
         link=Link(parse_bytes_per_second(record["bandwidth"]), parse_seconds(record["latency"])),
         network=Link(parse_bytes_per_second(record["network"]), parse_seconds(record["network_latency"])),
         host_bytes_per_s=parse_bytes_per_second(record["host_bandwidth"]),
+        nvlinks=record.get("nvlinks", 0),
+        nvlink_bytes_per_s=parse_bytes_per_second(record["nvlink"]) if "nvlink" in record else 0.0,
         aliases=tuple(record.get("aliases", ())),
         driver_names=tuple(record["driver_names"]),
         source=record["source"],

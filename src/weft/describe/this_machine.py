@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from weft.describe.catalogue import CatalogueEntry, catalogue
 from weft.describe.cluster import Cluster, Link, NodeGroup
 from weft.describe.device import Device
+from weft.describe.inventory.device_names import devices_named
 from weft.errors import InputError, Violation
 
 THIS_MACHINE = "this-machine"
@@ -27,7 +29,6 @@ _MEMORY_BYTES_PER_S = 10e9
 _CPU_KERNEL_S = 5e-6
 _DEFAULT_CLOCK_HZ = 2e9
 
-_NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
 _NVIDIA_SMI_TIMEOUT_S = 20
 
 
@@ -37,13 +38,7 @@ def this_machine() -> Cluster:
     Raises:
         InputError: when it has a device that is not in the catalogue.
     """
-    try:
-        answer = subprocess.run(
-            _NVIDIA_SMI, capture_output=True, text=True, timeout=_NVIDIA_SMI_TIMEOUT_S, check=False
-        )
-        groups = nvidia_groups(answer.stdout) if answer.returncode == 0 else ()
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
-        groups = ()  # no driver, or a driver without an answer: use the processor
+    groups = nvidia_groups(nvidia_devices())
     if not groups:
         groups = (cpu_group(_usable_cores(), _read("/proc/cpuinfo"), _total_memory_bytes()),)
     links = {
@@ -60,8 +55,39 @@ def this_machine() -> Cluster:
     )
 
 
-def nvidia_groups(text: str) -> tuple[NodeGroup, ...]:
-    """Return one group per kind of device from lines such as ``NVIDIA H200, 143771 MiB``.
+def nvidia_smi(*arguments: str) -> str:
+    """Return the answer of the driver's own tool; empty without a driver, or when it does not answer."""
+    try:
+        answer = subprocess.run(
+            ("nvidia-smi", *arguments),
+            capture_output=True,
+            text=True,
+            timeout=_NVIDIA_SMI_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return ""
+    return answer.stdout if answer.returncode == 0 else ""
+
+
+def nvidia_devices() -> list[tuple[str, int]]:
+    """Return the name and the bytes of memory of every NVIDIA device, as the driver reports them."""
+    return read_devices(nvidia_smi("--query-gpu=name,memory.total", "--format=csv,noheader"))
+
+
+def read_devices(text: str) -> list[tuple[str, int]]:
+    """Return names and bytes from lines such as ``NVIDIA H200, 143771 MiB``; other lines say nothing."""
+    devices = []
+    for line in text.splitlines():
+        name, _, memory = line.rpartition(",")
+        amount = memory.removesuffix("MiB").strip()
+        if amount.isascii() and amount.isdigit() and len(amount) < 12:
+            devices.append((name.strip(), int(amount) * 2**20))
+    return devices
+
+
+def nvidia_groups(devices: Sequence[tuple[str, int]]) -> tuple[NodeGroup, ...]:
+    """Return one group per kind of device, from the driver's names and bytes of memory.
 
     Different kinds in one host become groups of one node each. Memory sizes and the order of kinds come from
     the driver, not from the data sheet.
@@ -71,16 +97,12 @@ def nvidia_groups(text: str) -> tuple[NodeGroup, ...]:
     """
     found: dict[str, list[tuple[CatalogueEntry, int]]] = {}
     problems: list[Violation] = []
-    for line in text.splitlines():
-        name, _, memory = line.rpartition(",")
-        amount = memory.removesuffix("MiB").strip()
-        if not (amount.isascii() and amount.isdigit() and len(amount) < 12):
-            continue
-        memory_bytes = int(amount) * 2**20
-        entry = _entry_of(name.strip(), memory_bytes)
+    for name, memory_bytes in devices:
+        entry = _entry_of(name, memory_bytes)
         if entry is None:
-            problem = f"{name.strip()!r} is not in the catalogue; describe it in a cluster file"
-            problems.append(Violation(THIS_MACHINE, problem))
+            problem = f"{name!r} is not in the catalogue; describe it in a cluster file: weft init --cluster"
+            near = " or ".join(devices_named(name, memory_bytes))
+            problems.append(Violation(THIS_MACHINE, problem, near))
         else:
             found.setdefault(entry.device.name, []).append((entry, memory_bytes))
     if problems:
