@@ -16,6 +16,7 @@ from weft.errors import Violation
 class KnownTask:
     """A task; its batches and loss suit the inputs and outputs of models in `families`.
 
+    `data`: the default of `task.data`; empty if there is none.
     `language`: the targets are tokens, and the exponential of the loss is a perplexity.
     """
 
@@ -24,17 +25,23 @@ class KnownTask:
     language: bool
 
 
-# The task of decoders.
-DECODING = "causal-lm"
+# The tasks of decoders: all text, and the answers in conversations.
+DECODING, CHAT = "causal-lm", "chat"
 KNOWN_TASKS: Mapping[str, KnownTask] = MappingProxyType(
     {
         DECODING: KnownTask(families=("gpt", *TRAINED), data="python-stdlib", language=True),
+        CHAT: KnownTask(families=("gpt", *TRAINED), data="", language=True),
         "masked-lm": KnownTask(families=("bert",), data="python-stdlib", language=True),
         "image-classification": KnownTask(
             families=("vit", "resnet", "vgg", "alexnet"), data="digits", language=False
         ),
     }
 )
+
+
+def is_language(kind: str) -> bool:
+    """Return True for a known task whose targets are tokens."""
+    return kind in KNOWN_TASKS and KNOWN_TASKS[kind].language
 
 
 def default_task(model: ModelConfig) -> str:

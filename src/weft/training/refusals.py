@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from weft.describe.tasks import CHAT, is_language
 from weft.errors import InputError, RunError, Violation
 from weft.files import weft_home
 from weft.planning.planned import PlannedJob
 from weft.run.stage.compilable import compile_problems
 from weft.run.supported import missing_packages, planned_only, unsupported
 from weft.training.checkpoint.manifest import generations, verify
-from weft.training.data.sources import open_texts
+from weft.training.data.sources import open_conversations, open_texts
 from weft.training.data.tokenizers import get_tokenizer, require_classes, tokenizer_name
 from weft.training.interchange.weight_files import weight_files
 from weft.training.loggers import require_loggers
 
 _MASKED = "masked-lm"
-_TEXT = ("causal-lm", _MASKED)
 
 
 def refusals(planned: PlannedJob) -> list[Violation]:
@@ -65,14 +65,16 @@ def _loggers(planned: PlannedJob) -> None:
 
 def _tokenizer(planned: PlannedJob) -> None:
     kind = planned.run.task.kind
-    if kind in _TEXT:
+    if is_language(kind):
         tokenizer = get_tokenizer(tokenizer_name(planned.run))
         require_classes(tokenizer, planned.problem.model.vocabulary, masked=kind == _MASKED)
 
 
 def _data(planned: PlannedJob) -> None:
     task = planned.run.task
-    if task.kind in _TEXT:
+    if task.kind == CHAT:
+        open_conversations(task.data)
+    elif is_language(task.kind):
         open_texts(task.data, weft_home() / "cache")
     elif task.kind == "image-classification":
         # Its library of images comes with torch.

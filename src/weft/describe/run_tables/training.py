@@ -68,6 +68,7 @@ class TaskTable(TomlTable):
     data: Word = Field(
         default="python-stdlib",
         description="text: python-stdlib, a file, a folder or a glob of text, .jsonl or .parquet, hf:NAME; "
+        "conversations: a table of these kinds; "
         "images: digits (their default), a folder with one sub-folder per class, hf:NAME",
     )
     tokenizer: Word = Field(
@@ -83,6 +84,9 @@ class TaskTable(TomlTable):
         kind = table.get("kind") if isinstance(table, dict) else None
         if not isinstance(kind, str) or kind not in KNOWN_TASKS:
             return table
+        if not KNOWN_TASKS[kind].data and "data" not in table:
+            problem = f"is missing: {kind} has no default, such as chats.jsonl"
+            raise InputError(Violation("data", problem))
         return {"data": KNOWN_TASKS[kind].data, **table}
 
 

@@ -11,7 +11,7 @@ SPLIT is the library's own notation, such as `train[:10%]`; the default is `trai
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import InputError, Violation, nearest
 from weft.installed import remedy
+from weft.training.data.conversations import Conversations
 from weft.training.data.sources import LIBRARY
 from weft.training.data.tables import ROWS_PER_BATCH, is_text, text_column, texts_of
 
@@ -95,6 +96,22 @@ def open_text_rows(source: str) -> LibraryRows:
     schema = table.features.arrow_schema
     columns = {column: is_text(schema.field(column).type) for column in schema.names}
     return LibraryRows(table, source, text_column(source, columns, name.column))
+
+
+def open_conversation_rows(source: str) -> Conversations:
+    """Return the conversations of the table that `source` names.
+
+    Raises:
+        InputError: if the library is missing or does not read it.
+    """
+    name = TableName.parse(source)
+    table = open_table(source, name)
+    rows = partial(_named_rows, table, source)
+    return Conversations(rows, [name.column, table_key(source, table)], name.column)
+
+
+def _named_rows(table: Dataset, source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    return ((f"{source}: row {number}", row) for number, row in enumerate(table, 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from weft.program.kinds import FORWARD
 from weft.program.rank_program import RankProgram
 from weft.run.workspace import Batch
 from weft.training.data.sampler import SampleLedger, StepSamples
-from weft.training.tasks.base import Task
+from weft.training.tasks.base import Task, batch_of
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 # (step, global micro-batch number) to inputs and targets.
@@ -111,10 +112,14 @@ def training_samples(task: Task, ledger: SampleLedger, first: int, samples: Step
         first: the ledger position of step 0 (`TrainingState.origin`).
     """
 
+    @lru_cache(maxsize=2)
+    def in_step(step: int) -> Ints:
+        return ledger.take(first + samples.before(step), samples.of(step))
+
     def read(step: int, number: int) -> Pair:
         taken = ledger.take(first + samples.position(step, number), samples.size)
         try:
-            return task.batch(taken)
+            return batch_of(task, taken, partial(in_step, step))
         except Exception as error:
             raise RunError(f"step {step}: {_named(task, taken, error)}") from error
 

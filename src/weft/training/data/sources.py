@@ -14,15 +14,17 @@ import stat
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from weft.errors import InputError, RunError, Violation, nearest
 from weft.program.arrays import Ints
+from weft.training.data.conversations import Conversations
 from weft.training.data.pieces import BORDER_BYTES, Pieces, Texts, block
 from weft.training.data.sampler import Words
-from weft.training.data.tables import TABLE_SUFFIXES, FileRows, TableTexts
+from weft.training.data.tables import TABLE_SUFFIXES, FileRows, TableTexts, rows_of
 
 PYTHON_STDLIB = "python-stdlib"
 LIBRARY = "hf:"
@@ -51,20 +53,60 @@ def open_texts(source: str, cache: Path) -> Texts:
         from weft.training.data.datasets_library import open_text_rows
 
         return TableTexts(open_text_rows(source), cache)
-    named, _, column = (source, "", "") if Path(source).expanduser().exists() else source.partition("#")
+    named, column = _named(source)
     documents = list_documents(named)
-    tables = [document for document in documents if document.path.suffix.lower() in TABLE_SUFFIXES]
+    tables = _tables(documents)
     if tables and len(tables) < len(documents):
         kinds = " and ".join(sorted(TABLE_SUFFIXES))
         problem = f"{source!r} holds tables ({tables[0].name}) and text; name one kind by a glob such as"
         raise InputError(Violation("task.data", f"{problem} folder/**/*.jsonl; tables are {kinds}"))
     if tables:
-        files = [(document.path, document.size, document.modified_ns) for document in tables]
-        return TableTexts(FileRows.open(files, column), cache)
+        return TableTexts(FileRows.open(_files(tables), column), cache)
     if column:
         problem = f"{source!r} names a column of text; tables are {' and '.join(sorted(TABLE_SUFFIXES))}"
         raise InputError(Violation("task.data", problem, named))
     return FileTexts(documents)
+
+
+def open_conversations(source: str) -> Conversations:
+    """Return the conversations of the table that `source` names; `FILE#COLUMN` names their column.
+
+    Raises:
+        InputError: if there is no such table, or its first row is no conversation.
+    """
+    if source.startswith(LIBRARY):
+        from weft.training.data.datasets_library import open_conversation_rows
+
+        table = open_conversation_rows(source)
+    else:
+        named, column = _named(source)
+        documents = list_documents(named)
+        tables = _tables(documents)
+        if len(tables) < len(documents):
+            kinds = " and ".join(sorted(TABLE_SUFFIXES))
+            problem = (
+                f"{source!r} holds no conversations: {documents[0].name} is no table; tables are {kinds}"
+            )
+            raise InputError(Violation("task.data", problem))
+        files = _files(tables)
+        key = [column, [[str(path), size, modified] for path, size, modified in files]]
+        table = Conversations(partial(rows_of, files), key, column)
+    table.require()
+    return table
+
+
+def _named(source: str) -> tuple[str, str]:
+    """Return the place and the column that a source names."""
+    named, _, column = (source, "", "") if Path(source).expanduser().exists() else source.partition("#")
+    return named, column
+
+
+def _tables(documents: Sequence[Document]) -> list[Document]:
+    return [document for document in documents if document.path.suffix.lower() in TABLE_SUFFIXES]
+
+
+def _files(documents: Sequence[Document]) -> list[tuple[Path, int, int]]:
+    return [(document.path, document.size, document.modified_ns) for document in documents]
 
 
 @dataclass(frozen=True, slots=True)

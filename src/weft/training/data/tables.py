@@ -130,6 +130,15 @@ class FileRows:
             yield from read(path, self.column)
 
 
+def rows_of(files: Sequence[tuple[Path, int, int]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the name and the values of every row of `.jsonl` and `.parquet` files."""
+    for path, _, _ in files:
+        if path.suffix.lower() == PARQUET:
+            yield from _parquet_rows(path)
+        else:
+            yield from ((f"{path}: line {number}", row) for number, row in _json_rows(path))
+
+
 def text_column(where: str, columns: Mapping[str, bool], column: str) -> str:
     """Return the column of the text: the given one, the only one of strings, or the one called `text`.
 
@@ -175,6 +184,17 @@ def _parquet_texts(path: Path, column: str) -> Iterator[bytes]:
     try:
         for batch in file.iter_batches(ROWS_PER_BATCH, columns=[column]):
             yield from texts_of(batch.column(0))
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    file, number = _open_parquet(path), 0
+    try:
+        for batch in file.iter_batches(ROWS_PER_BATCH):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path}: row {number}", row
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from None
 

@@ -13,11 +13,14 @@ import numpy.typing as npt
 import tokenizers
 
 from weft.errors import InputError, Violation
+from weft.program.arrays import Ints
+from weft.training.data.chat_template import ChatTemplate
 from weft.training.data.pieces import boundary
 from weft.training.data.tokenizers import Ids
 
 TOKENIZER_FILE = "tokenizer.json"
 SETTINGS_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
 # The usual tokens that end a text or mask a token, for tokenizers without these settings.
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
 MASK_TOKENS = ("[MASK]", "<mask>")
@@ -34,6 +37,7 @@ class JsonTokenizer:
     Args:
         content: the bytes of the `tokenizer.json`.
         settings: the `tokenizer_config.json` in the same folder; empty if there is none.
+        template: of the tokenizer's conversations.
         where: the file's name in refusals.
 
     Raises:
@@ -42,7 +46,9 @@ class JsonTokenizer:
 
     reads_utf8 = True
 
-    def __init__(self, content: bytes, settings: Mapping[str, Any], where: str) -> None:
+    def __init__(
+        self, content: bytes, settings: Mapping[str, Any], where: str, template: ChatTemplate | None = None
+    ) -> None:
         try:
             self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
         # The library raises plain exceptions of several kinds.
@@ -59,7 +65,7 @@ class JsonTokenizer:
             known = ", ".join(END_TOKENS)
             problem = f"no token ends a document: name one as eos_token in {SETTINGS_FILE}, or have one of"
             raise _refusal(where, f"{problem} {known}")
-        self._end = end
+        self.end = end
         end_token = self._tokenizer.id_to_token(end)
         assert end_token is not None, "it is of the vocabulary"
         self.end_token: str = end_token
@@ -68,6 +74,7 @@ class JsonTokenizer:
         mask = _first(ids, (_text(settings.get("mask_token")), *MASK_TOKENS))
         self.mask = self.vocabulary if mask is None else mask
         self.key = f"json 1 {hashlib.sha256(content).hexdigest()} {end}"
+        self.chat_template = template
 
     @classmethod
     def read(cls, path: Path) -> JsonTokenizer:
@@ -78,7 +85,8 @@ class JsonTokenizer:
         """
         file = tokenizer_file(path)
         try:
-            return cls(file.read_bytes(), _settings(file.with_name(SETTINGS_FILE)), str(file))
+            settings = _settings(file.with_name(SETTINGS_FILE))
+            return cls(file.read_bytes(), settings, str(file), _template(file.parent, settings))
         except OSError as error:
             raise _refusal(str(file), f"cannot be read: {error.strerror}") from None
 
@@ -92,12 +100,23 @@ class JsonTokenizer:
         encoded = self._tokenizer.encode_batch_fast(parts, add_special_tokens=False)
         starts = [0, *ends[:-1]]
         return [
-            np.array([id_ for one in encoded[start:end] for id_ in one.ids] + [self._end], dtype=np.uint32)
+            np.array([id_ for one in encoded[start:end] for id_ in one.ids] + [self.end], dtype=np.uint32)
             for start, end in zip(starts, ends, strict=True)
         ]
 
+    def encode_chats(self, texts: Sequence[str]) -> list[tuple[Ids, Ints]]:
+        self._tokenizer.encode_special_tokens = False
+        try:
+            encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        finally:
+            self._tokenizer.encode_special_tokens = True
+        return [
+            (np.array(one.ids, np.uint32), np.array([start for start, _ in one.offsets], np.int64))
+            for one in encoded
+        ]
+
     def decode(self, tokens: npt.NDArray[np.integer]) -> bytes:
-        text: str = self._tokenizer.decode(tokens[tokens != self._end].tolist(), skip_special_tokens=False)
+        text: str = self._tokenizer.decode(tokens[tokens != self.end].tolist(), skip_special_tokens=False)
         return text.encode()
 
 
@@ -130,6 +149,20 @@ def _settings(file: Path) -> Mapping[str, Any]:
     except ValueError as error:
         raise _refusal(str(file), f"not JSON: {error}") from None
     return settings if isinstance(settings, dict) else {}
+
+
+def _template(folder: Path, settings: Mapping[str, Any]) -> ChatTemplate | None:
+    """Return the template beside a tokenizer: a file of its own, or one of the settings."""
+    file, source = folder / TEMPLATE_FILE, settings.get("chat_template")
+    if file.is_file():
+        source = file.read_text()
+    if isinstance(source, list):  # several with names
+        named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
+        source = named.get("default")
+    if not isinstance(source, str):
+        return None
+    variables = {name: _text(value) for name, value in settings.items() if name.endswith("_token")}
+    return ChatTemplate(source, {name: text for name, text in variables.items() if text})
 
 
 def _text(token: Any) -> str:

@@ -16,6 +16,8 @@ import numpy.typing as npt
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.training import BYTES, MODEL
 from weft.errors import InputError, Violation, nearest
+from weft.program.arrays import Ints
+from weft.training.data.chat_template import ChatTemplate
 
 Ids = npt.NDArray[np.unsignedinteger]
 
@@ -29,6 +31,8 @@ class Tokenizer(Protocol):
         vocabulary: one more than the highest id.
         mask: the id of a masked token; `vocabulary` if it has no such token.
         reads_utf8: True if bytes that are not UTF-8 become U+FFFD, so that `decode` does not restore them.
+        end: the id that ends a document.
+        chat_template: the template of its conversations; None if it has none.
     """
 
     name: str
@@ -36,9 +40,18 @@ class Tokenizer(Protocol):
     vocabulary: int
     mask: int
     reads_utf8: bool
+    end: int
+    chat_template: ChatTemplate | None
 
     def encode(self, documents: Sequence[bytes]) -> list[Ids]:
         """Return the ids of each whole document, shape (tokens,); the last one ends the document."""
+        ...
+
+    def encode_chats(self, texts: Sequence[str]) -> list[tuple[Ids, Ints]]:
+        """Return the ids of each text, and for every id the place in the text of its first character.
+
+        Special tokens that a text names are special; nothing ends a text.
+        """
         ...
 
     def decode(self, tokens: npt.NDArray[np.integer]) -> bytes:
@@ -54,9 +67,20 @@ class ByteTokenizer:
     vocabulary = 256
     mask = 256
     reads_utf8 = False
+    end = 0
+    chat_template: ChatTemplate | None = None
 
     def encode(self, documents: Sequence[bytes]) -> list[Ids]:
         return [np.frombuffer(document + b"\0", dtype=np.uint8) for document in documents]
+
+    def encode_chats(self, texts: Sequence[str]) -> list[tuple[Ids, Ints]]:
+        return [self._encode_chat(text) for text in texts]
+
+    @staticmethod
+    def _encode_chat(text: str) -> tuple[Ids, Ints]:
+        ids = np.frombuffer(text.encode("utf-8", "replace"), dtype=np.uint8)
+        # Every byte that begins a character counts one up.
+        return ids, np.cumsum((ids & 0b1100_0000) != 0b1000_0000).astype(np.int64) - 1
 
     def decode(self, tokens: npt.NDArray[np.integer]) -> bytes:
         return bytes(tokens[tokens != 0].tolist())

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from weft.describe.tasks import KNOWN_TASKS
+from weft.describe.tasks import is_language
 from weft.errors import InputError, Violation
 from weft.files import write_whole
 from weft.planning.planned import PlannedJob
@@ -17,7 +17,7 @@ from weft.program.arrays import Ints
 from weft.run.launch.worker_start import WorkerContext
 from weft.run.workspace import Batch
 from weft.training.open_run import OpenRun, load, open_run
-from weft.training.tasks.base import Task
+from weft.training.tasks.base import Task, batch_of
 
 # The number of samples for the held-out loss, rounded up to whole global batches; always the same samples.
 HELD_OUT_SAMPLES = 256
@@ -44,19 +44,23 @@ def held_out(run: OpenRun, samples: Ints) -> tuple[float, dict[str, float]]:
     """
     plan, task = run.job.plan, run.task
     batches = [
-        _held_out_batch(task, part, plan.micro_batch_size) for part in samples.reshape(-1, plan.global_batch)
+        _held_out_batch(task, part, plan.micro_batch_size, samples)
+        for part in samples.reshape(-1, plan.global_batch)
     ]
     with run.meter.open():
         loss = run.runtime.evaluate(run.evaluation, batches)
     return loss, run.meter.collect()
 
 
-def _held_out_batch(task: Task, samples: Ints, micro_batch_size: int) -> Batch:
-    """Return a function from micro-batch numbers to tensors: g has samples g * size to (g + 1) * size."""
+def _held_out_batch(task: Task, samples: Ints, micro_batch_size: int, among: Ints) -> Batch:
+    """Return a function from micro-batch numbers to tensors: g has samples g * size to (g + 1) * size.
+
+    `among` are the samples of the mean.
+    """
 
     def micro_batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
         first = number * micro_batch_size
-        return task.batch(samples[first : first + micro_batch_size], held_out=True)
+        return batch_of(task, samples[first : first + micro_batch_size], lambda: among, held_out=True)
 
     return micro_batch
 
@@ -94,7 +98,7 @@ def evaluate(job: PlannedJob, run_dir: Path, context: WorkerContext) -> dict[str
 
 def _perplexity(kind: str, loss: float) -> dict[str, float]:
     """Return the exponential of a language model's loss; infinite if it is too large for a float."""
-    if kind not in KNOWN_TASKS or not KNOWN_TASKS[kind].language:
+    if not is_language(kind):
         return {}
     try:
         return {"perplexity": math.exp(loss)}

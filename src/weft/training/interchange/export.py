@@ -17,6 +17,7 @@ from weft.describe.plan import Plan
 from weft.describe.reading import read_text
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.training import BYTES, MODEL
+from weft.describe.tasks import is_language
 from weft.errors import InputError, Violation
 from weft.training.checkpoint.manifest import generation_path, generations, newest_complete, verify
 from weft.training.checkpoint.tensor_folders import SafetensorsFolder, TensorFolder
@@ -27,7 +28,6 @@ from weft.training.directory.run_directory import RunDirectory
 from weft.training.interchange.hugging_face import FILE_BYTES, WrittenFolder, write_folder
 from weft.training.interchange.matching import match_weights
 
-_TEXT_TASKS = ("causal-lm", "masked-lm")
 _GENERATION_FILE = "generation_config.json"
 # Files beside `tokenizer.json` and its settings.
 _TOKENIZER_FILES = (
@@ -89,7 +89,7 @@ def export(
         name = f"{replayed.checkpoint}, replayed to step {replay}"
     weights = match_weights(source, config, others=True)
     # A task of the user's own may have any tokenizer, or none.
-    others = _tokenizer_of(run, run_dir, config.sequence) if run.task.kind in _TEXT_TASKS else {}
+    others = _tokenizer_of(run, run_dir, config.sequence) if is_language(run.task.kind) else {}
     written = write_folder(
         out, config, weights, extra_files={**_kept_files(run), **others}, file_bytes=file_bytes
     )

@@ -8,12 +8,14 @@ from types import MappingProxyType
 
 from weft.errors import InputError, Violation, require_choice
 from weft.training.tasks.base import Task, TaskSettings
+from weft.training.tasks.chat import Chat
 from weft.training.tasks.image_classification import ImageClassification
 from weft.training.tasks.text import CausalLanguageModelling, MaskedLanguageModelling
 
 TASKS: Mapping[str, type[Task]] = MappingProxyType(
     {
         "causal-lm": CausalLanguageModelling,
+        "chat": Chat,
         "masked-lm": MaskedLanguageModelling,
         "image-classification": ImageClassification,
     }

@@ -58,7 +58,8 @@ class Task(Protocol):
     held-out text. `takes_divided_logits`: loss and metrics also take `DividedLogits`, from tensor ranks.
     `takes_divided_tokens`: they also take `DividedTokens`, from context ranks, with or without tensor ranks.
     `takes_unmade_logits`: they also take `UnmadeLogits`, which `plan.loss` other than "whole" needs.
-    Any other task gets all logits on every rank. Targets always cover all tokens.
+    Any other task gets all logits on every rank. Targets always cover all tokens. `weighs_samples`: samples
+    have unlike numbers of targets; `batch` also takes `among`, the samples whose mean a loss is a part of.
 
     Attributes:
         samples, held_out_samples: the number of each; held-out samples are never trained on.
@@ -80,9 +81,20 @@ class Task(Protocol):
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean over the targets of one micro-batch, a scalar.
 
-        Micro-batches count equally, so every sample must have the same number of targets.
+        Micro-batches count equally, so every sample must have the same number of targets, or the task
+        weighs them (`weighs_samples`).
         """
         ...
+
+
+def batch_of(
+    task: Task, samples: Ints, among: Callable[[], Ints], *, held_out: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a micro-batch of a task; `among` returns the samples whose mean the loss is a part of."""
+    if not getattr(task, "weighs_samples", False):
+        return task.batch(samples, held_out=held_out)
+    weighing: Callable[..., tuple[torch.Tensor, torch.Tensor]] = task.batch
+    return weighing(samples, held_out=held_out, among=among())
 
 
 def cross_entropy(logits: Outputs, targets: torch.Tensor, ignored: int = IGNORED) -> torch.Tensor:

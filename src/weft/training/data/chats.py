@@ -1,0 +1,193 @@
+"""Conversations as memory-mapped tokens, with the targets among them, split once into training and held-out.
+
+One sample is one conversation: its first `sequence + 1` tokens, filled up with the end token. The filling is
+never a target, and causal attention keeps it from all that is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.errors import InputError, Violation
+from weft.program.arrays import Ints
+from weft.program.codes import GOLDEN, mix
+from weft.training.data.cache import cached
+from weft.training.data.chat_template import CHATML, ChatTemplate, MarkedText, TemplateError
+from weft.training.data.conversations import Conversations
+from weft.training.data.pieces import HELD_OUT_SHARE
+from weft.training.data.sources import open_conversations
+from weft.training.data.tokenizers import Ids, Tokenizer
+
+FORMAT = 1
+ROWS_PER_BATCH = 1024
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Chats:
+    """The conversations of one side, one sample each.
+
+    Attributes:
+        tokens, targets: of all conversations of both sides, shape (tokens,), memory-mapped.
+        starts: where each conversation begins in them, and the end of the last one.
+        own: the conversations of this side.
+        sequence: tokens that a model reads per sample.
+        filler: the id that fills a sample up.
+    """
+
+    tokens: npt.NDArray[np.unsignedinteger]
+    targets: Flags
+    starts: Ints
+    own: Ints
+    sequence: int
+    filler: int
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+    def take(self, samples: Ints) -> tuple[Ints, Flags]:
+        """Return the tokens of samples and which of them are targets, shape (samples, sequence + 1)."""
+        rows = self.own[samples]
+        places = self.starts[rows][:, None] + np.arange(self.sequence + 1)
+        inside = places < self.starts[rows + 1][:, None]
+        places = np.minimum(places, len(self.tokens) - 1)
+        tokens = np.where(inside, self.tokens[places].astype(np.int64), self.filler)
+        return tokens, inside & self.targets[places]
+
+    @cached_property
+    def counts(self) -> Ints:
+        """Targets of each sample, shape (samples,); the first token of a sample is none."""
+        before = np.concatenate([[0], np.cumsum(self.targets, dtype=np.int64)])
+        first = self.starts[self.own] + 1
+        last = np.minimum(self.starts[self.own + 1], first + self.sequence)
+        counts: Ints = before[np.maximum(last, first)] - before[first]
+        return counts
+
+    @property
+    def filled(self) -> float:
+        """The share of the samples' tokens that are of conversations."""
+        lengths = np.minimum(self.starts[self.own + 1] - self.starts[self.own], self.sequence + 1)
+        return float(lengths.mean()) / (self.sequence + 1)
+
+
+@dataclass(frozen=True)
+class ChatCorpus:
+    """Both sides of a table of conversations.
+
+    Attributes:
+        fingerprint: a hash of all tokens and targets.
+        warnings: what the samples leave out.
+    """
+
+    training: Chats
+    held_out: Chats
+    fingerprint: str
+    warnings: tuple[str, ...]
+
+
+def open_chats(source: str, sequence: int, tokenizer: Tokenizer, cache: Path) -> ChatCorpus:
+    """Return the conversations of `source`, from the cache or built into it.
+
+    Raises:
+        InputError: if the source is missing or unreadable, a row is no conversation, the template fails, or
+            fewer than two conversations have a target.
+    """
+    table = open_conversations(source)
+    template = tokenizer.chat_template or ChatTemplate(CHATML, {})
+    record = [FORMAT, tokenizer.key, template.source, dict(template.variables), table.column, table.key]
+    entry = cache / "chats" / hashlib.sha256(json.dumps(record).encode()).hexdigest()[:32]
+    contents = cached(entry, partial(_build, table=table, template=template, tokenizer=tokenizer))
+    starts: Ints = np.load(entry / "starts.npy", allow_pickle=False)
+    if not starts[-1]:
+        raise InputError(Violation("task.data", f"{source!r}: its conversations have no text"))
+    tokens = np.memmap(entry / "tokens", dtype=_dtype(tokenizer), mode="r")
+    targets = np.memmap(entry / "targets", dtype=np.bool_, mode="r")
+    every = Chats(tokens, targets, starts, np.arange(len(starts) - 1), sequence, tokenizer.end)
+    useful = every.own[every.counts > 0]
+    if len(useful) < 2:
+        problem = f"{len(useful)} conversations have an answer within {sequence} tokens; 2 are needed"
+        raise InputError(Violation("task.data", f"{source!r}: {problem}"))
+    apart = held_out(useful)
+    sides = [
+        Chats(tokens, targets, starts, own, sequence, tokenizer.end)
+        for own in (useful[~apart], useful[apart])
+    ]
+    warnings = _warnings(every, tokenizer)
+    return ChatCorpus(sides[0], sides[1], contents["fingerprint"], warnings)
+
+
+def held_out(rows: Ints) -> Flags:
+    """Return which rows are held out: a fiftieth of them, at least one, by the hash of their numbers."""
+    order = np.argsort(mix(rows.astype(np.uint64) + GOLDEN), kind="stable")
+    apart = np.zeros(len(rows), dtype=bool)
+    apart[order[: max(1, len(rows) // HELD_OUT_SHARE)]] = True
+    return apart
+
+
+def _warnings(every: Chats, tokenizer: Tokenizer) -> tuple[str, ...]:
+    cut, mute = int((np.diff(every.starts) > every.sequence + 1).sum()), int((every.counts == 0).sum())
+    of, within = f"of {len(every)} conversations", f"within {every.sequence} tokens"
+    found = {
+        f"{cut} {of} do not end {within} and are cut": cut,
+        f"{mute} {of} have no answer {within} and are left out": mute,
+        f"{tokenizer.name} has no chat template; ChatML takes its place": tokenizer.chat_template is None,
+    }
+    return tuple(words for words, holds in found.items() if holds)
+
+
+def _dtype(tokenizer: Tokenizer) -> np.dtype[np.unsignedinteger]:
+    return np.min_scalar_type(tokenizer.vocabulary - 1)
+
+
+def _build(
+    building: Path, table: Conversations, template: ChatTemplate, tokenizer: Tokenizer
+) -> Mapping[str, Any]:
+    digest, lengths = hashlib.sha256(), [0]
+    dtype = _dtype(tokenizer)
+    with open(building / "tokens", "wb") as tokens, open(building / "targets", "wb") as targets:
+        rendered = _rendered(table, template)
+        while marked := list(islice(rendered, ROWS_PER_BATCH)):
+            for ids, flags in marked_tokens(marked, tokenizer):
+                parts = ids.astype(dtype).tobytes(), flags.tobytes()
+                for file, part in zip((tokens, targets), parts, strict=True):
+                    file.write(part)
+                    digest.update(part)
+                lengths.append(len(ids))
+    np.save(building / "starts.npy", np.cumsum(lengths, dtype=np.int64), allow_pickle=False)
+    return {"fingerprint": digest.hexdigest()[:16]}
+
+
+def _rendered(table: Conversations, template: ChatTemplate) -> Iterator[tuple[MarkedText, bool]]:
+    """Yield the text of every row, and whether the end token follows it."""
+    # A template of the tokenizer's own says itself what ends a conversation.
+    ends = template.source == CHATML
+    for number, conversation in enumerate(table, 1):
+        try:
+            yield template.render(conversation), ends or not conversation.messages
+        except TemplateError as error:
+            raise InputError(Violation("task.data", f"row {number}: {error}")) from None
+
+
+def marked_tokens(
+    marked: Sequence[tuple[MarkedText, bool]], tokenizer: Tokenizer
+) -> Iterator[tuple[Ids, Flags]]:
+    """Yield the ids of every text, and which of them are targets: those that begin in its spans."""
+    encoded = tokenizer.encode_chats([text.text for text, _ in marked])
+    for (text, ends), (ids, places) in zip(marked, encoded, strict=True):
+        edges = np.array(text.spans, dtype=np.int64).reshape(-1)
+        # Spans rise and do not overlap: a place is inside after an odd number of edges.
+        flags = np.searchsorted(edges, places, side="right") % 2 == 1
+        if ends:
+            last = bool(text.spans) and text.spans[-1][1] == len(text.text)
+            ids, flags = np.append(ids, np.array(tokenizer.end, ids.dtype)), np.append(flags, last)
+        yield ids, flags

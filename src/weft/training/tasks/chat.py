@@ -1,0 +1,69 @@
+"""`chat`: the answers of an assistant in conversations, as the next tokens of their text.
+
+The questions are read and never targets. Conversations have unlike numbers of targets. A step's loss is the
+mean over all targets of its samples: each micro-batch weighs as much as its share of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from weft.program.arrays import Ints
+from weft.run.parallel.divided_logits import IGNORED
+from weft.training.data.chats import open_chats
+from weft.training.data.tokenizers import fingerprint_of, get_tokenizer, require_classes
+from weft.training.tasks.base import Outputs, TaskSettings, cross_entropy
+
+
+class Chat:
+    """Prediction of an assistant's answers; the loss is in nats per token of the answers.
+
+    Raises:
+        InputError: if the data is refused or the model's vocabulary is smaller than the tokenizer's.
+    """
+
+    takes_divided_logits = True
+    takes_divided_tokens = True
+    takes_unmade_logits = True
+    weighs_samples = True
+
+    def __init__(self, settings: TaskSettings) -> None:
+        tokenizer = get_tokenizer(settings.tokenizer)
+        require_classes(tokenizer, settings.vocabulary, masked=False)
+        self.corpus = open_chats(settings.data, settings.sequence, tokenizer, settings.cache)
+        self.samples = len(self.corpus.training)
+        self.held_out_samples = len(self.corpus.held_out)
+        self.tokens_per_sample = settings.sequence
+        self.fingerprint = self.corpus.fingerprint
+        self.about = {
+            "tokenizer": tokenizer.name,
+            "tokenizer_fingerprint": fingerprint_of(tokenizer),
+            "filled": round(self.corpus.training.filled, 3),
+        }
+        if self.corpus.warnings:
+            self.about["warning"] = "; ".join(self.corpus.warnings)
+
+    def batch(
+        self, samples: Ints, *, held_out: bool = False, among: Ints | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return tokens (samples, sequence) and targets (samples, sequence + 2), both int64.
+
+        A row of targets holds the next tokens, or `IGNORED` where they are none, and two more numbers: how
+        many targets the samples `among` have, and how many samples these are. Default: the batch's own.
+        """
+        side = self.corpus.held_out if held_out else self.corpus.training
+        tokens, asked = side.take(samples)
+        among = samples if among is None else among
+        mean = np.broadcast_to([side.counts[among].sum(), len(among)], (len(samples), 2))
+        targets = np.concatenate([np.where(asked, tokens, IGNORED)[:, 1:], mean], axis=1)
+        return torch.from_numpy(tokens[:, :-1].copy()), torch.from_numpy(targets)
+
+    def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
+        """Return the cross entropy of logits (samples, sequence, vocabulary), in fp32 or wider.
+
+        The mean of all micro-batches' results is the mean over the targets of all their samples.
+        """
+        asked, total, samples = targets[:, :-2].contiguous(), targets[0, -2], targets[0, -1]
+        own = (asked != IGNORED).sum().double()
+        return cross_entropy(outputs, asked) * (own * samples / (total * len(targets)))
