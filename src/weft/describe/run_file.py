@@ -32,7 +32,7 @@ from weft.describe.run_tables.training import (
     TaskTable,
     TrainTable,
 )
-from weft.describe.tasks import default_task
+from weft.describe.tasks import Data, default_task, sources_of
 from weft.describe.toml_table import TomlTable, is_importable, table_text
 from weft.errors import InputError, Violation
 
@@ -90,7 +90,7 @@ class RunFile(TomlTable):
 
     def __repr__(self) -> str:
         model = self.model.preset or self.model.hf or self.model.build
-        data = f"{self.task.kind} on {self.task.data}, {self.train.steps} steps"
+        data = f"{self.task.kind} on {' and '.join(sources_of(self.task.data))}, {self.train.steps} steps"
         return one_line(self, f"{model} on {self.cluster.use}: {data}")
 
     def to_toml(self) -> str:
@@ -113,10 +113,10 @@ def load_run(path: Path | str) -> RunFile:
     """
     run = parse_run(read_toml(path), str(path))
     folder, tokenizer = Path(path).parent.resolve(), run.task.tokenizer
-    absolute = {
+    absolute: Mapping[str, Mapping[str, Any]] = {
         "model": {"hf": _beside(folder, run.model.hf)},
         "task": {
-            "data": _data_beside(folder, run.task.data),
+            "data": _data_in(folder, run.task.data),
             "tokenizer": tokenizer if tokenizer in (BYTES, MODEL) else _beside(folder, tokenizer),
         },
         "cluster": {"use": _beside(folder, run.cluster.use)},
@@ -143,8 +143,19 @@ def parse_run(record: Mapping[str, Any], where: str = "run") -> RunFile:
         raise InputError(violations_of(error, where, RunFile)) from None
 
 
+def _data_in(folder: Path, data: Data) -> Data:
+    if isinstance(data, str):
+        return _data_beside(folder, data)
+    return {_data_beside(folder, source): weight for source, weight in data.items()}
+
+
 def _data_beside(folder: Path, data: str) -> str:
-    """Return `data` with its path in `folder` if the path exists, also in `hf:PATH@SPLIT#COLUMN`."""
+    """Return `data` with its path in `folder` if the path exists.
+
+    It also knows `hf:PATH@SPLIT#COLUMN`, and NAME of NAME.idx.
+    """
+    if _beside(folder, f"{data}.idx") != f"{data}.idx":
+        return str(folder / data)
     prefix, text = ("hf:", data[3:]) if data.startswith("hf:") else ("", data)
     path = re.split("[#@:]", text, maxsplit=1)[0]
     for name in (text, path):

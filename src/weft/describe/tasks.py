@@ -9,7 +9,10 @@ from types import MappingProxyType
 from weft.describe.decoder_row import TRAINED
 from weft.describe.families.own import FAMILY
 from weft.describe.model import ModelConfig
-from weft.errors import Violation
+from weft.errors import InputError, Violation
+
+# A source of data, or several with their weights.
+Data = str | Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,24 @@ KNOWN_TASKS: Mapping[str, KnownTask] = MappingProxyType(
         ),
     }
 )
+
+
+def sources_of(data: Data) -> Mapping[str, float]:
+    """Return the sources of data with their weights."""
+    return {data: 1.0} if isinstance(data, str) else data
+
+
+def only_source(data: Data) -> str:
+    """Return the source of data.
+
+    Raises:
+        InputError: if there are several.
+    """
+    sources = list(sources_of(data))
+    if len(sources) > 1:
+        problem = f"{len(sources)} sources; only causal-lm and masked-lm blend sources"
+        raise InputError(Violation("task.data", problem, sources[0]))
+    return sources[0]
 
 
 def is_language(kind: str) -> bool:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from weft.describe.tasks import CHAT, is_language
+from weft.describe.tasks import CHAT, is_language, only_source, sources_of
 from weft.errors import InputError, RunError, Violation
 from weft.files import weft_home
 from weft.planning.planned import PlannedJob
 from weft.run.stage.compilable import compile_problems
 from weft.run.supported import missing_packages, planned_only, unsupported
 from weft.training.checkpoint.manifest import generations, verify
+from weft.training.data.indexed import indexed_name, open_indexed
 from weft.training.data.sources import open_conversations, open_texts
 from weft.training.data.tokenizers import get_tokenizer, require_classes, tokenizer_name
 from weft.training.interchange.weight_files import weight_files
@@ -73,14 +74,18 @@ def _tokenizer(planned: PlannedJob) -> None:
 def _data(planned: PlannedJob) -> None:
     task = planned.run.task
     if task.kind == CHAT:
-        open_conversations(task.data)
+        open_conversations(only_source(task.data))
     elif is_language(task.kind):
-        open_texts(task.data, weft_home() / "cache")
+        for source in sources_of(task.data):
+            if (name := indexed_name(source)) is not None:
+                open_indexed(name)
+            else:
+                open_texts(source, weft_home() / "cache")
     elif task.kind == "image-classification":
         # Its library of images comes with torch.
         from weft.training.data.images import list_pictures
 
-        list_pictures(task.data, planned.problem.model.vocabulary)
+        list_pictures(only_source(task.data), planned.problem.model.vocabulary)
 
 
 def _weights(planned: PlannedJob) -> None:

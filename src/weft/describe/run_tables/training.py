@@ -65,9 +65,10 @@ class TaskTable(TomlTable):
     kind: Annotated[str, AfterValidator(_require_task)] = Field(
         default="causal-lm", description=f"{', '.join(KNOWN_TASKS)}, or package.module:Task"
     )
-    data: Word = Field(
+    data: Word | Annotated[dict[Word, Annotated[float, Field(gt=0)]], Field(min_length=1)] = Field(
         default="python-stdlib",
         description="text: python-stdlib, a file, a folder or a glob of text, .jsonl or .parquet, hf:NAME; "
+        "the NAME of NAME.idx and NAME.bin of Megatron-LM, several sources with weights; "
         "conversations: a table of these kinds; "
         "images: digits (their default), a folder with one sub-folder per class, hf:NAME",
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from weft.describe.device import Device
 from weft.describe.plan_file import PlanFile
+from weft.describe.tasks import sources_of
 from weft.doors.emit.base import Decided, Loss
 
 PORT = 29500
@@ -89,7 +90,7 @@ def losses_of(decided: Decided) -> list[Loss]:
     if run.cluster.use == "this-machine":
         what = "a plan for this machine, which another machine refuses"
         losses.append(Loss(what, "plan with --on and the cluster's expression"))
-    for path in (run.model.hf, run.task.data, run.task.tokenizer):
+    for path in (run.model.hf, *sources_of(run.task.data), run.task.tokenizer):
         if path is not None and path.removeprefix("hf:").startswith("/"):
             losses.append(Loss(f"{path}, which all nodes must see", "copy it along"))
     return losses

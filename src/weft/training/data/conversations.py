@@ -1,13 +1,11 @@
 """Conversations: rows of a table as messages with roles, or as a prompt and its completion.
 
-| columns of a row | read as |
-|---|---|
-| `messages`, or a named column | messages with `role` and `content`; the template gets `tools` beside them |
-| `conversations` | such messages, or ShareGPT's, with `from` and `value` |
-| `prompt` and `completion` | two texts, or two lists of messages |
-| `instruction`, `output` and perhaps `input` | Alpaca's: the question of a user and the assistant's answer |
+Columns of the first row decide for the table, in this order:
 
-Columns of the first row decide for the table.
+- a named column, or `messages`: messages with `role` and `content`. The template gets `tools` beside them.
+- `conversations`: such messages, or ShareGPT's, with `from` and `value`.
+- `prompt` and `completion`: two texts, or two lists of messages.
+- `instruction`, `output` and perhaps `input`: Alpaca's, a question and the assistant's answer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Text as memory-mapped tokens: documents from a source, split once into training and held-out text.
 
 The two sides are two files; training cannot reach the other. The cache key of tokens consists of the
-documents' key and the tokenizer's.
+documents' key and the tokenizer's. Tokens of Megatron-LM stay where they are. Their last
+documents are held out, about a fiftieth. Several sources are a blend.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import numpy.typing as npt
 from weft.errors import InputError, Violation
 from weft.program.arrays import Ints
 from weft.training.data.cache import cached
+from weft.training.data.indexed import IndexedTokens, indexed_name, open_indexed
 from weft.training.data.pieces import Pieces, Texts, cut, held_out, share_bytes
 from weft.training.data.sources import open_texts
 from weft.training.data.tokenizers import Tokenizer
@@ -39,40 +41,108 @@ class Windows:
     Attributes:
         tokens: shape (tokens,), unsigned, memory-mapped.
         sequence: tokens that a model reads per sample; a window holds one more, the last target.
+        vocabulary: one more than the highest id; tokens that others made are compared with it.
     """
 
-    tokens: npt.NDArray[np.unsignedinteger]
+    tokens: npt.NDArray[np.integer]
     sequence: int
+    vocabulary: int | None = None
 
     def __len__(self) -> int:
         return max(0, len(self.tokens) - 1) // self.sequence
 
     def take(self, samples: Ints) -> Ints:
-        """Return the tokens of the given samples, int64 of shape (samples, sequence + 1)."""
+        """Return the tokens of the given samples, int64 of shape (samples, sequence + 1).
+
+        Raises:
+            ValueError: if a token is not of the vocabulary.
+        """
         offsets = np.arange(self.sequence + 1)
         taken: Ints = self.tokens[samples[:, None] * self.sequence + offsets].astype(np.int64)
+        if (
+            self.vocabulary is not None
+            and taken.size
+            and not 0 <= taken.min() <= taken.max() < self.vocabulary
+        ):
+            raise ValueError(f"token {taken.max()} is not one of the tokenizer's {self.vocabulary}")
+        return taken
+
+
+@dataclass(frozen=True)
+class Blend:
+    """Samples of several sources by their shares.
+
+    An epoch ends when every source was read whole at least once; the others begin again before.
+    """
+
+    parts: tuple[Windows, ...]
+    shares: tuple[float, ...]
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @cached_property
+    def _ends(self) -> Ints:
+        longest = max(len(part) / share for part, share in zip(self.parts, self.shares, strict=True))
+        counts = np.maximum(1, np.rint(longest * np.array(self.shares)).astype(np.int64))
+        ends: Ints = np.cumsum(counts)
+        return ends
+
+    def take(self, samples: Ints) -> Ints:
+        """Return the tokens of the given samples, int64 of shape (samples, sequence + 1)."""
+        owners = np.searchsorted(self._ends, samples, side="right")
+        taken = np.empty((len(samples), self.parts[0].sequence + 1), dtype=np.int64)
+        for number, part in enumerate(self.parts):
+            own = owners == number
+            start = self._ends[number - 1] if number else 0
+            taken[own] = part.take((samples[own] - start) % len(part))
         return taken
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Both sides of a source of text.
+    """Both sides of a source of text, or of several.
 
     Attributes:
-        fingerprint: a hash of all tokens of both sides.
-        held_out_bytes: bytes of the held-out text.
+        fingerprint: a hash of the tokens of both sides.
+        held_out_bytes_per_token: of the held-out text; None where only tokens are known.
         repaired: the number of documents with bytes that are not UTF-8, read as U+FFFD, and the first one.
     """
 
-    training: Windows
-    held_out: Windows
+    training: Windows | Blend
+    held_out: Windows | Blend
     fingerprint: str
-    held_out_bytes: int
+    held_out_bytes_per_token: float | None
     repaired: tuple[int, str]
 
-    @property
-    def held_out_bytes_per_token(self) -> float:
-        return self.held_out_bytes / len(self.held_out.tokens)
+
+def open_blend(sources: Mapping[str, float], sequence: int, tokenizer: Tokenizer, cache: Path) -> Corpus:
+    """Return the tokens of sources that count by their weights, whatever the sum of these.
+
+    Raises:
+        InputError, RunError: as `open_corpus`.
+    """
+    corpora = [open_corpus(source, sequence, tokenizer, cache) for source in sources]
+    if len(corpora) == 1:
+        return corpora[0]
+    shares = tuple(weight / sum(sources.values()) for weight in sources.values())
+    sides = [
+        Blend(tuple(side for side in parts if isinstance(side, Windows)), shares)
+        for parts in zip(*((corpus.training, corpus.held_out) for corpus in corpora), strict=True)
+    ]
+    prints = json.dumps([[corpus.fingerprint for corpus in corpora], shares])
+    rates = [corpus.held_out_bytes_per_token for corpus in corpora]
+    known = [share * rate for share, rate in zip(shares, rates, strict=True) if rate is not None]
+    return Corpus(
+        sides[0],
+        sides[1],
+        hashlib.sha256(prints.encode()).hexdigest()[:16],
+        sum(known) if len(known) == len(rates) else None,
+        (
+            sum(corpus.repaired[0] for corpus in corpora),
+            next((corpus.repaired[1] for corpus in corpora if corpus.repaired[0]), ""),
+        ),
+    )
 
 
 def open_corpus(source: str, sequence: int, tokenizer: Tokenizer, cache: Path) -> Corpus:
@@ -83,6 +153,8 @@ def open_corpus(source: str, sequence: int, tokenizer: Tokenizer, cache: Path) -
             one held-out sample of `sequence` tokens.
         RunError: if a document changes during the read.
     """
+    if (name := indexed_name(source)) is not None:
+        return _indexed(source, open_indexed(name), sequence, tokenizer)
     texts = open_texts(source, cache)
     sizes = texts.sizes()
     # A split needs at least two windows; the check comes before the build.
@@ -96,16 +168,36 @@ def open_corpus(source: str, sequence: int, tokenizer: Tokenizer, cache: Path) -
     training, left = (
         Windows(np.memmap(entry / f"{side}.tokens", dtype=dtype, mode="r"), sequence) for side in SIDES
     )
-    if not (len(training) and len(left)):
-        given = f"{len(training.tokens)} training and {len(left.tokens)} held-out tokens"
-        raise _too_short(source, given, sequence)
+    _require_samples(source, training, left)
     return Corpus(
         training,
         left,
         contents["fingerprint"],
-        contents["bytes"]["held-out"],
+        contents["bytes"]["held-out"] / len(left.tokens),
         (contents["repaired"], contents["first_repaired"]),
     )
+
+
+def _indexed(source: str, found: IndexedTokens, sequence: int, tokenizer: Tokenizer) -> Corpus:
+    least = len(found.tokens) - share_bytes(np.array([len(found.tokens)]), sequence)
+    ends = found.ends[found.ends <= least]
+    # Of a single document, or a long last one, the end is held out.
+    edge = max(int(ends[-1]) if len(ends) else 0, least - (len(found.tokens) - least))
+    training, left = (
+        Windows(tokens, sequence, tokenizer.vocabulary) for tokens in np.split(found.tokens, [edge])
+    )
+    _require_samples(source, training, left)
+    try:
+        training.take(np.array([0]))
+    except ValueError as error:
+        raise InputError(Violation("task.tokenizer", f"{source}: {error}")) from None
+    return Corpus(training, left, found.fingerprint, None, (0, ""))
+
+
+def _require_samples(source: str, training: Windows, left: Windows) -> None:
+    if not (len(training) and len(left)):
+        given = f"{len(training.tokens)} training and {len(left.tokens)} held-out tokens"
+        raise _too_short(source, given, training.sequence)
 
 
 def _too_short(source: str, given: str, sequence: int) -> InputError:

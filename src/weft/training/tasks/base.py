@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from weft.describe.run_tables.training import BYTES
+from weft.describe.tasks import Data
 from weft.program.arrays import Ints
 from weft.run.parallel.context.divided_tokens import DividedTokens
 from weft.run.parallel.divided_logits import IGNORED, DividedLogits
@@ -30,7 +31,7 @@ class TaskSettings:
     """The settings of a task.
 
     Attributes:
-        data: the source in the run file's notation.
+        data: the source in the run file's notation, or sources of text with their weights.
         sequence: tokens per sample that the model reads.
         vocabulary: classes of the model's head.
         cache: the folder for prepared data, shared by all runs.
@@ -39,7 +40,7 @@ class TaskSettings:
         tokenizer: `bytes`, or the file or folder of a `tokenizer.json`.
     """
 
-    data: str
+    data: Data
     sequence: int
     vocabulary: int
     cache: Path

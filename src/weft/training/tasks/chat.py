@@ -1,7 +1,7 @@
 """`chat`: the answers of an assistant in conversations, as the next tokens of their text.
 
 The questions are read and never targets. Conversations have unlike numbers of targets. A step's loss is the
-mean over all targets of its samples: each micro-batch weighs as much as its share of them.
+mean over all targets of its samples. Each micro-batch weighs as much as its share of them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from weft.describe.tasks import only_source
 from weft.program.arrays import Ints
 from weft.run.parallel.divided_logits import IGNORED
 from weft.training.data.chats import open_chats
@@ -31,7 +32,7 @@ class Chat:
     def __init__(self, settings: TaskSettings) -> None:
         tokenizer = get_tokenizer(settings.tokenizer)
         require_classes(tokenizer, settings.vocabulary, masked=False)
-        self.corpus = open_chats(settings.data, settings.sequence, tokenizer, settings.cache)
+        self.corpus = open_chats(only_source(settings.data), settings.sequence, tokenizer, settings.cache)
         self.samples = len(self.corpus.training)
         self.held_out_samples = len(self.corpus.held_out)
         self.tokens_per_sample = settings.sequence
@@ -49,8 +50,8 @@ class Chat:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return tokens (samples, sequence) and targets (samples, sequence + 2), both int64.
 
-        A row of targets holds the next tokens, or `IGNORED` where they are none, and two more numbers: how
-        many targets the samples `among` have, and how many samples these are. Default: the batch's own.
+        A row of targets holds the next tokens, or `IGNORED` where they are none, and two more numbers: the
+        targets of the samples `among`, and how many samples these are. The default is the batch's own.
         """
         side = self.corpus.held_out if held_out else self.corpus.training
         tokens, asked = side.take(samples)

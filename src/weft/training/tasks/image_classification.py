@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from weft.describe.tasks import only_source
 from weft.errors import InputError, Violation
 from weft.program.arrays import Ints
 from weft.training.data.images import open_images
@@ -24,7 +25,7 @@ class ImageClassification:
             problem = "the model reads text; image-classification needs one that reads images"
             raise InputError(Violation("model", problem, "vit-digits"))
         self._images = open_images(
-            settings.data,
+            only_source(settings.data),
             size=settings.image_size,
             channels=settings.channels,
             classes=settings.vocabulary,

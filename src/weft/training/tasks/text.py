@@ -13,10 +13,11 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from weft.describe.tasks import sources_of
 from weft.program.arrays import Ints
 from weft.program.codes import GOLDEN, mix
 from weft.training.data.sampler import Words
-from weft.training.data.text import open_corpus
+from weft.training.data.text import open_blend
 from weft.training.data.tokenizers import Tokenizer, fingerprint_of, get_tokenizer, require_classes
 from weft.training.tasks.base import Outputs, TaskSettings, cross_entropy, most_likely
 
@@ -34,7 +35,7 @@ class TextTask:
 
     def __init__(self, settings: TaskSettings, tokenizer: Tokenizer, *, masked: bool) -> None:
         require_classes(tokenizer, settings.vocabulary, masked=masked)
-        self.corpus = open_corpus(settings.data, settings.sequence, tokenizer, settings.cache)
+        self.corpus = open_blend(sources_of(settings.data), settings.sequence, tokenizer, settings.cache)
         self.samples = len(self.corpus.training)
         self.held_out_samples = len(self.corpus.held_out)
         self.tokens_per_sample = settings.sequence

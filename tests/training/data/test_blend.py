@@ -1,0 +1,93 @@
+"""Blends: shares of several sources, whole epochs of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.describe.run_file import load_run, parse_run
+from weft.errors import InputError
+from weft.training.data.text import Blend, Windows, open_blend, open_corpus
+from weft.training.data.tokenizers import get_tokenizer
+from weft.training.tasks import make_task
+from weft.training.tasks.base import TaskSettings
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=2, max_size=4),
+    weights=st.lists(st.integers(1, 9), min_size=4, max_size=4),
+)
+def test_an_epoch_has_every_sample_at_least_once_and_sources_by_their_shares(
+    sizes: list[int], weights: list[int]
+) -> None:
+    # The tokens of a source say whose they are, and where.
+    parts = tuple(Windows(np.arange(size + 1) + 1000 * number, 1) for number, size in enumerate(sizes))
+    shares = tuple(weight / sum(weights[: len(sizes)]) for weight in weights[: len(sizes)])
+    blend = Blend(parts, shares)
+    first = blend.take(np.arange(len(blend)))[:, 0]
+    for number, (size, share) in enumerate(zip(sizes, shares, strict=True)):
+        own = first[first // 1000 == number] % 1000
+        assert set(own.tolist()) == set(range(size))
+        counts = np.bincount(own)
+        assert counts.max() - counts.min() <= 1
+        assert abs(len(own) - share * len(blend)) <= len(sizes)
+    # Any order gives the same samples.
+    order = np.random.default_rng(0).permutation(len(blend))
+    assert (blend.take(order)[:, 0] == first[order]).all()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, letter in (("a", b"a"), ("b", b"b")):
+        (tmp_path / f"{name}.txt").write_bytes(letter * 3000)
+    return tmp_path
+
+
+def test_text_is_blended_on_both_sides(folder: Path) -> None:
+    sources = {str(folder / "a.txt"): 3.0, str(folder / "b.txt"): 1.0}
+    settings = TaskSettings(data=sources, sequence=8, vocabulary=256, cache=folder / "cache")
+    task = make_task("causal-lm", settings)
+    for held_out, count in ((False, task.samples), (True, task.held_out_samples)):
+        inputs, _ = task.batch(np.arange(count), held_out=held_out)
+        share = (inputs[:, 0] == ord("a")).double().mean().item()
+        assert share == pytest.approx(0.75, abs=0.05)
+    one, other = (open_corpus(source, 8, get_tokenizer("bytes"), folder / "cache") for source in sources)
+    blend = open_blend(sources, 8, get_tokenizer("bytes"), folder / "cache")
+    assert len(blend.training) == pytest.approx(4 * len(other.training), abs=2)
+    assert blend.fingerprint not in (one.fingerprint, other.fingerprint)
+    turned = dict(reversed(sources.items()))
+    assert open_blend(turned, 8, get_tokenizer("bytes"), folder / "cache").fingerprint != blend.fingerprint
+
+
+def test_sources_of_a_run_file_lie_beside_it_and_come_back(folder: Path) -> None:
+    path = folder / "run.toml"
+    path.write_text('[model]\npreset = "gpt-1m"\n[task.data]\n"a.txt" = 70\n"b.txt" = 0.5\n')
+    run = load_run(path)
+    assert run.task.data == {str(folder / "a.txt"): 70, str(folder / "b.txt"): 0.5}
+    path.write_text(run.to_toml())
+    assert load_run(path).task == run.task
+
+
+@pytest.mark.parametrize(
+    ("task", "line"),
+    [
+        ({"data": {}}, "task.data"),
+        ({"data": {"a": 0}}, "task.data"),
+        ({"data": {"a": "much"}}, "task.data"),
+    ],
+)
+def test_bad_weights_are_refused(task: dict[str, object], line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        parse_run({"model": {"preset": "gpt-1m"}, "task": task})
+
+
+def test_only_text_is_blended(folder: Path) -> None:
+    settings = TaskSettings(data={"a": 1.0, "b": 1.0}, sequence=8, vocabulary=256, cache=folder)
+    with pytest.raises(
+        InputError, match=r"task\.data: 2 sources; only causal-lm and masked-lm blend sources"
+    ):
+        make_task("chat", settings)
