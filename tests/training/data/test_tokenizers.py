@@ -156,7 +156,6 @@ def test_tokenizers_hold_out_the_same_text(folder: Path, tmp_path: Path) -> None
         for name, corpus in zip(names, corpora, strict=True)
     ]
     assert decoded[0] == decoded[1]
-    assert corpora[0].held_out_bytes == corpora[1].held_out_bytes == len(decoded[0])
     assert corpora[1].held_out_bytes_per_token > 2 > corpora[0].held_out_bytes_per_token
 
 

@@ -1,11 +1,11 @@
 """Conversations: rows of a table as messages with roles, or as a prompt and its completion.
 
-Columns of the first row decide for the table, in this order:
+Columns of the first row decide for the table. The first that exists counts.
 
-- a named column, or `messages`: messages with `role` and `content`. The template gets `tools` beside them.
-- `conversations`: such messages, or ShareGPT's, with `from` and `value`.
-- `prompt` and `completion`: two texts, or two lists of messages.
-- `instruction`, `output` and perhaps `input`: Alpaca's, a question and the assistant's answer.
+    messages, or a named column   messages with `role` and `content`; `tools` beside them
+    conversations                 such messages, or ShareGPT's with `from` and `value`
+    prompt, completion            two texts, or two lists of messages
+    instruction, (input), output  Alpaca's question and answer
 """
 
 from __future__ import annotations

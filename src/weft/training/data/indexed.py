@@ -2,10 +2,12 @@
 
 `NAME.idx` is little-endian (Megatron-LM, `megatron/core/datasets/indexed_dataset.py`):
 
-- the magic `MMIDIDX` and two zero bytes;
-- the version 1 (64 bits), a code of the ids' type (8), the counts of sequences and document edges (64 each);
-- the length of each sequence (32 bits each), and its first byte in `NAME.bin` (64 each);
-- the document edges, counted in sequences (64 each).
+    9 bytes                      MMIDIDX and two zero bytes
+    64 and 8 bits                the version 1, and a code of the ids' type
+    64 bits each                 the counts of sequences and of document edges
+    32 bits for each sequence    its length
+    64 bits for each sequence    its first byte in `NAME.bin`
+    64 bits for each edge        the document edges, counted in sequences
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ class IndexedTokens:
 def indexed_name(source: str) -> Path | None:
     """Return the common name of the two files that `source` names, also by one of them; None if none."""
     path = Path(source).expanduser()
+    if not path.name:
+        return None
     name = path.with_suffix("") if path.suffix in (INDEX, TOKENS) else path
     return name if _with(name, INDEX).is_file() else None
 

@@ -50,8 +50,8 @@ class Chat:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return tokens (samples, sequence) and targets (samples, sequence + 2), both int64.
 
-        A row of targets holds the next tokens, or `IGNORED` where they are none, and two more numbers: the
-        targets of the samples `among`, and how many samples these are. The default is the batch's own.
+        A row of targets holds the next tokens, or `IGNORED` where they are no targets. Two numbers follow:
+        the targets of the samples `among`, and the count of these samples. The default is the batch's own.
         """
         side = self.corpus.held_out if held_out else self.corpus.training
         tokens, asked = side.take(samples)
