@@ -21,6 +21,7 @@ from weft.cli.tables.search import (
 from weft.describe.synchronisation import sync_words
 from weft.describe.units import format_seconds
 from weft.planning.advice import advised
+from weft.planning.fewer_nodes import better_without
 from weft.planning.planned import DEFAULT_PLANNER, PlannedJob, decided_file
 from weft.planning.what_if import what_if
 from weft.run.launch.workers import require_torch
@@ -60,6 +61,7 @@ def show_plan(
     lesson = learn_from_trials(planned, trials)
     best = trials[0].candidate if trials else ranking.fitting[0]
     file = decided_file(planned.run, planned.problem, best)
+    fewer = better_without(planned)
     page = partial(plan_page, planned, shown, forecasts, trials, lesson)
     write_asked([(out, file.to_json), (report, page)])
     if json:
@@ -73,6 +75,7 @@ def show_plan(
                 "assumed": dict(planned.problem.assumed),
                 "steps_at_half": dict(planned.steps_at_half),
                 "idle": dict(planned.idle),
+                "better_without": None if fewer is None else fewer.record(),
                 "kept_out": kept_out_record(planned.problem),
                 "considered": len(ranking.candidates),
                 "candidates": records,
@@ -85,6 +88,8 @@ def show_plan(
         )
         return
     print_ranking(planned, ranking, shown)
+    if fewer is not None:
+        console().print(fewer.words)
     if (found := _decided_record(planned)) is not None:
         step = f"step {format_seconds(found['step_s'])}, waiting {found['waiting']:.1%}"
         print(f"decided for the best layout: {sync_words(planned.plan.sync)}: {step}")

@@ -81,6 +81,7 @@ def plan(
     compare: str | None = None,
     compare_sync: Annotated[bool, Parameter(negative=())] = False,
     top: int = SHOWN,
+    without: list[str] | None = None,
     what_if: Annotated[list[str] | None, Parameter(allow_leading_hyphen=True)] = None,
     out: Path | None = None,
     emit: str | None = None,
@@ -113,6 +114,8 @@ def plan(
         A RUN.toml, a preset, or a folder with a config.json.
     on
         this-machine, an expression such as 64xa100-80gb, or a CLUSTER.toml; replaces the run file's cluster.
+    without
+        Nodes to leave out: a group or a device, or some of them, such as "2 t4". May be given several times.
     global_batch
         Samples per optimizer step.
     sequence
@@ -170,7 +173,7 @@ def plan(
         refuse_options(only_curve, "only with --curve")
     words = {**decided(pins), "planner": planner}
     run = asked_run(source, on, global_batch, sequence, precision, words)
-    run = changed(run, {"goal": {"memory_risk": memory_risk}})
+    run = changed(run, {"goal": {"memory_risk": memory_risk}, "cluster": {"without": without}})
     if curve:
         show_curve(problem_of_run(run), critical_batch=critical_batch, svg=svg, json=json)
         return
@@ -219,7 +222,8 @@ def asked_run(
             pins=pins,
         )
     changes: dict[str, dict[str, Any]] = {
-        "cluster": {"use": on},
+        # Nodes that the file leaves out are of its own cluster.
+        "cluster": {"use": on, "without": None if on is None else []},
         "train": {"global_batch": global_batch, "precision": precision},
         "task": {"sequence": sequence},
         "plan": pins,

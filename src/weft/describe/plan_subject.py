@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidat
 from weft.describe.cluster import Cluster
 from weft.describe.cluster_file import cluster_of, parse_cluster
 from weft.describe.cluster_tables import ClusterFile, cluster_record
+from weft.describe.left_out import without
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.one_line import one_line
@@ -82,5 +83,14 @@ def subject_of(run: RunFile) -> PlanSubject:
     return PlanSubject(
         run=run,
         model=resolve_model(name, sequence=run.task.sequence),
-        cluster=parse_cluster(run.cluster.use),
+        cluster=cluster_of_run(run),
     )
+
+
+def cluster_of_run(run: RunFile) -> Cluster:
+    """Return the nodes that a run file names, less those that it leaves out.
+
+    Raises:
+        InputError: for an unknown cluster, or unknown nodes.
+    """
+    return without(parse_cluster(run.cluster.use), run.cluster.without or ())

@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from weft.describe.catalogue import canonical_name, catalogue, find_device
+from weft.describe.catalogue import catalogue, find_device
 from weft.describe.cluster import Cluster, Link, NodeGroup
 from weft.describe.cluster_expression import MOST_DEVICES, needed_links, slower
+from weft.describe.left_out import group_named, without_nodes
 from weft.describe.units import parse_bytes, parse_bytes_per_second, shown
 from weft.errors import InputError, Violation, nearest
 
@@ -112,7 +113,7 @@ def _with_nodes(cluster: Cluster, count: int, name: str, text: str) -> Cluster:
     """Add nodes to a group, or a new group of a device's usual nodes."""
     if not count:
         raise _refused(text, "adds nothing", f"+1 node {name}")
-    group = _group(cluster, name)
+    group = group_named(cluster, name)
     if group is None:
         try:
             entry = find_device(name, WHERE)
@@ -139,7 +140,7 @@ def _with_nodes(cluster: Cluster, count: int, name: str, text: str) -> Cluster:
 
 
 def _without_nodes(cluster: Cluster, count: int, name: str, text: str) -> Cluster:
-    group = _group(cluster, name)
+    group = group_named(cluster, name)
     if group is None:
         names = [one.name for one in cluster.groups]
         near = nearest(name, names) or names[0]
@@ -150,21 +151,7 @@ def _without_nodes(cluster: Cluster, count: int, name: str, text: str) -> Cluste
         problem = f"does not leave what can be left: {group.name} has {group.count} node"
         problem += ("s" if group.count > 1 else "") + (", and a cluster needs one" if only else "")
         raise _refused(text, problem, f"-{min(max(count, 1), most)} node {group.name}" if most else "")
-    groups = tuple(
-        replace(one, count=one.count - count) if one is group else one
-        for one in cluster.groups
-        if one is not group or one.count > count
-    )
-    left = {one.name for one in groups}
-    links = {pair: link for pair, link in cluster.links.items() if set(pair) <= left}
-    return replace(cluster, groups=groups, links=links)
-
-
-def _group(cluster: Cluster, name: str) -> NodeGroup | None:
-    """Return the group with this name, else the first one with this device."""
-    by_name = (group for group in cluster.groups if group.name == name)
-    by_device = (group for group in cluster.groups if group.device.name == canonical_name(name))
-    return next(by_name, None) or next(by_device, None)
+    return without_nodes(cluster, group, count)
 
 
 def _network(cluster: Cluster, groups: tuple[NodeGroup, ...], name: str, text: str) -> Link:

@@ -17,13 +17,13 @@ from weft.describe.loss_choice import other_choices
 from weft.describe.one_line import one_line
 from weft.describe.plan import Choice, Plan
 from weft.describe.plan_file import PlanFile, check_plan
-from weft.describe.plan_subject import PlanSubject, subject_of
+from weft.describe.plan_subject import PlanSubject, cluster_of_run, subject_of
 from weft.describe.prediction import Prediction
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.planning import PlanTable
 from weft.describe.run_tables.training import ANY_PRECISION
 from weft.describe.synchronisation import AUTO, DENSE, derived_options, is_logged
-from weft.describe.this_machine import THIS_MACHINE, this_machine
+from weft.describe.this_machine import THIS_MACHINE
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
 from weft.moves.registry import refused_pins
@@ -216,7 +216,7 @@ class PlannedJob:
         """One line if the job is for the machine that planned it, and this is another one."""
         if self.run.cluster.use != THIS_MACHINE or self.ranking is not None:
             return []  # a searched plan is of here and now
-        planned, here = self.problem.job.cluster, this_machine()
+        planned, here = self.problem.job.cluster, cluster_of_run(self.run)
         if planned.fingerprint == here.fingerprint:
             return []
         problem = f"planned on another machine ({_devices(planned)}); here: {_devices(here)}; plan it again"

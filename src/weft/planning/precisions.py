@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from weft.describe.cluster_file import parse_cluster
+from weft.describe.plan_subject import cluster_of_run
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.training import ANY_PRECISION
 from weft.errors import InputError, Violation
@@ -28,7 +28,7 @@ def precisions_of(run: RunFile) -> tuple[str, ...]:
     """
     if run.train.precision != ANY_PRECISION:
         return (run.train.precision,) if run.train.precision else ()
-    groups = parse_cluster(run.cluster.use).groups
+    groups = cluster_of_run(run).groups
     able = tuple(name for name in SEARCHED if all(name in group.device.flops_per_s for group in groups))
     if not able:
         shared = set.intersection(*(set(group.device.flops_per_s) for group in groups))

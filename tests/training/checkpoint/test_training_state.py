@@ -78,7 +78,7 @@ class Reads:
     def __init__(self) -> None:
         self.read: list[int] = []
 
-    def batch(self, samples: np.ndarray) -> None:
+    def batch(self, samples: np.ndarray, *, held_out: bool = False) -> None:
         self.read.extend(samples.tolist())
 
 

@@ -14,7 +14,7 @@ from pydantic.json_schema import SkipJsonSchema
 from weft.describe.layout import PartialLayout
 from weft.describe.plan import Choice, Count
 from weft.describe.synchronisation import AUTO, sync_methods, sync_options
-from weft.describe.toml_table import TomlTable, Word
+from weft.describe.toml_table import TOML_ARRAY, TomlTable, Word
 from weft.errors import InputError, Violation
 
 # A run that dies for want of memory costs more than a slower step.
@@ -26,6 +26,10 @@ class ClusterTable(TomlTable):
 
     use: Word = Field(
         default="this-machine", description="this-machine, an expression such as 64xa100-80gb, or a file"
+    )
+    without: Annotated[tuple[Word, ...], TOML_ARRAY] | None = Field(
+        default=None,
+        description='nodes that the job leaves out, such as ["t4", "2 v100-16gb"]: all or some of a group',
     )
 
 

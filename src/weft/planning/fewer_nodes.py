@@ -1,0 +1,70 @@
+"""Clusters that serve a job better without some of their nodes.
+
+A slow group of nodes may cost a step more than it computes. The cause may be its links, its memory, or a
+precision that it lacks. The job is planned again without each group; its global batch stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from weft.describe.one_line import one_line
+from weft.describe.run_file import changed
+from weft.errors import InputError
+from weft.planning.goals import goal_value, goal_words
+from weft.planning.planned import PlannedJob, plan_run
+
+# A smaller gain is within the error of predictions.
+LEAST_GAIN = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class FewerNodes:
+    """The plan without a group of nodes, and how much of the goal's value it saves, as a share."""
+
+    group: str
+    planned: PlannedJob
+    saved: float
+
+    def __repr__(self) -> str:
+        return one_line(self, self.words)
+
+    def record(self) -> dict[str, Any]:
+        """Return the group, the plan without it and what it saves, for JSON."""
+        return {
+            "group": self.group,
+            "plan_id": self.planned.plan.plan_id,
+            "layout": self.planned.plan.words,
+            **self.planned.prediction.step_record,
+            "saved": self.saved,
+        }
+
+    @property
+    def words(self) -> str:
+        job = self.planned
+        value = goal_words(job.problem, job.prediction, job.plan.ranks)
+        precision = f" in {job.plan.precision}"
+        return (
+            f"better without {self.group}: {value}{precision} ({-self.saved:.0%}); --without {self.group!r}"
+        )
+
+
+def better_without(planned: PlannedJob) -> FewerNodes | None:
+    """Return the best plan of the job without one group of nodes; None where every group pays."""
+    run, cluster = planned.run, planned.problem.job.cluster
+    if len(cluster.groups) < 2 or planned.ranking is None:
+        return None
+    value = goal_value(planned.problem, planned.prediction, planned.plan.ranks)
+    found = []
+    for group in cluster.groups:
+        fewer = {"without": [*(run.cluster.without or ()), group.name]}
+        batch = {"global_batch": planned.plan.global_batch}
+        try:
+            job = plan_run(changed(run, {"cluster": fewer, "train": batch}))
+        except InputError:
+            continue  # the job does not fit without them
+        saved = 1 - goal_value(job.problem, job.prediction, job.plan.ranks) / value
+        found.append(FewerNodes(group.name, job, saved))
+    best = max(found, key=lambda one: one.saved, default=None)
+    return best if best is not None and best.saved >= LEAST_GAIN else None

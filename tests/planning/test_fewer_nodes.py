@@ -1,0 +1,57 @@
+"""Nodes that cost a job more than they give, and plans without them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from weft.cli.main import run
+from weft.describe.run_file import parse_run
+from weft.planning.fewer_nodes import better_without
+from weft.planning.planned import plan_run
+from weft.training.session import plan_file_job
+
+
+def planned(on: str, **tables: dict[str, object]):
+    record = {"model": {"preset": "gpt-1m"}, "train": {"global_batch": 64}, "cluster": {"use": on}, **tables}
+    return plan_run(parse_run(record))
+
+
+def test_a_group_that_keeps_others_from_their_precision_is_named() -> None:
+    slow = planned("8xt4+8xa100-80gb", model={"preset": "gpt2"}, train={})
+    fewer = better_without(slow)
+    assert fewer is not None
+    assert fewer.group == "t4"
+    assert fewer.planned.plan.precision == "bf16"
+    assert slow.plan.precision == "fp32"
+    assert fewer.planned.plan.global_batch == slow.plan.global_batch
+    assert fewer.saved == pytest.approx(1 - fewer.planned.prediction.step_s / slow.prediction.step_s)
+    assert fewer.words in (Path(__file__).parents[2] / "docs" / "clusters.md").read_text()
+    # What is found is what a run file with these words gets.
+    words = {"use": "8xt4+8xa100-80gb", "without": ["t4"]}
+    batch = {"global_batch": slow.plan.global_batch}
+    again = planned("", model={"preset": "gpt2"}, cluster=words, train=batch)
+    assert again.plan == fewer.planned.plan
+
+
+def test_groups_that_pay_are_kept_and_one_group_is_never_left_out() -> None:
+    assert better_without(planned("8xa100-80gb")) is None
+    # Two groups of equal nodes: without either of them the other one computes twice as much.
+    both = planned("4xa100-80gb+4xa100-80gb", model={"preset": "gpt2"}, train={"global_batch": 512})
+    assert both.plan.ranks == 8
+    assert better_without(both) is None
+
+
+def test_a_plan_without_nodes_is_kept_in_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "gpt-1m", "--on", "8xt4+8xl4", "--global-batch", "64"]
+    out = tmp_path / "plan.json"
+    assert run([*words, "--without", "t4", "--out", str(out), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["better_without"] is None
+    job = plan_file_job(out)
+    assert [group.name for group in job.problem.job.cluster.groups] == ["l4"]
+    assert job.plan.cluster == "8xt4+8xl4 without t4"
+    assert run([*words, "--without", "t5"]) == 2
+    assert "cluster.without: 't5' names no nodes of the cluster" in capsys.readouterr().err
