@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -38,6 +39,10 @@ def test_a_group_that_keeps_others_from_their_precision_is_named() -> None:
 
 def test_groups_that_pay_are_kept_and_one_group_is_never_left_out() -> None:
     assert better_without(planned("8xa100-80gb")) is None
+    large = planned("8xt4+8xa100-80gb")
+    assert better_without(large) is not None
+    with patch("weft.planning.fewer_nodes.MOST_DEVICES_SEARCHED", 15):
+        assert better_without(large) is None
     # Two groups of equal nodes: without either of them the other one computes twice as much.
     both = planned("4xa100-80gb+4xa100-80gb", model={"preset": "gpt2"}, train={"global_batch": 512})
     assert both.plan.ranks == 8

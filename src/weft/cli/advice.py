@@ -23,6 +23,7 @@ from weft.describe.units import format_seconds
 from weft.planning.advice import advised
 from weft.planning.fewer_nodes import better_without
 from weft.planning.planned import DEFAULT_PLANNER, PlannedJob, decided_file
+from weft.planning.planners import Planner
 from weft.planning.what_if import what_if
 from weft.run.launch.workers import require_torch
 from weft.timeline.figures import WAITING
@@ -34,6 +35,7 @@ from weft.web.pages.search import plan_page
 def show_plan(
     planned: PlannedJob,
     *,
+    planner: Planner | None,
     top: int,
     changes: Sequence[str],
     measure: int | None,
@@ -44,7 +46,8 @@ def show_plan(
     """Show the best `top` candidates, forecasts of changed clusters, and trials of the best `measure` plans.
 
     Trials correct later predictions. `out` receives the best plan: the fastest measured plan, if there are
-    trials. `report` receives a page of all candidates.
+    trials. `report` receives a page of all candidates. `planner` also plans the job on fewer nodes; the run
+    file's by default.
 
     Raises:
         InputError: if a change is invalid.
@@ -61,7 +64,7 @@ def show_plan(
     lesson = learn_from_trials(planned, trials)
     best = trials[0].candidate if trials else ranking.fitting[0]
     file = decided_file(planned.run, planned.problem, best)
-    fewer = better_without(planned)
+    fewer = better_without(planned, planner)
     page = partial(plan_page, planned, shown, forecasts, trials, lesson)
     write_asked([(out, file.to_json), (report, page)])
     if json:

@@ -200,7 +200,16 @@ def plan(
     if emit is not None:
         write_emitted(planned, emit, out, json=json)
         return
-    show_plan(planned, top=top, changes=what_if or (), measure=measure, out=out, report=report, json=json)
+    show_plan(
+        planned,
+        planner=budget,
+        top=top,
+        changes=what_if or (),
+        measure=measure,
+        out=out,
+        report=report,
+        json=json,
+    )
 
 
 def asked_run(

@@ -14,9 +14,12 @@ from weft.describe.run_file import changed
 from weft.errors import InputError
 from weft.planning.goals import goal_value, goal_words
 from weft.planning.planned import PlannedJob, plan_run
+from weft.planning.planners import Planner
 
 # A smaller gain is within the error of predictions.
 LEAST_GAIN = 0.02
+# Searches on larger clusters take tens of seconds each.
+MOST_DEVICES_SEARCHED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +53,17 @@ class FewerNodes:
         )
 
 
-def better_without(planned: PlannedJob) -> FewerNodes | None:
-    """Return the best plan of the job without one group of nodes; None where every group pays."""
+def better_without(planned: PlannedJob, planner: Planner | None = None) -> FewerNodes | None:
+    """Return the best plan of the job without one group of nodes; None where every group pays.
+
+    Clusters of more than `MOST_DEVICES_SEARCHED` devices are not searched.
+
+    Args:
+        planner: of the searches; default: the run file's.
+    """
     run, cluster = planned.run, planned.problem.job.cluster
-    if len(cluster.groups) < 2 or planned.ranking is None:
+    several = len(cluster.groups) > 1 and cluster.ranks <= MOST_DEVICES_SEARCHED
+    if not several or planned.ranking is None:
         return None
     value = goal_value(planned.problem, planned.prediction, planned.plan.ranks)
     found = []
@@ -61,7 +71,7 @@ def better_without(planned: PlannedJob) -> FewerNodes | None:
         fewer = {"without": [*(run.cluster.without or ()), group.name]}
         batch = {"global_batch": planned.plan.global_batch}
         try:
-            job = plan_run(changed(run, {"cluster": fewer, "train": batch}))
+            job = plan_run(changed(run, {"cluster": fewer, "train": batch}), planner=planner)
         except InputError:
             continue  # the job does not fit without them
         saved = 1 - goal_value(job.problem, job.prediction, job.plan.ranks) / value
