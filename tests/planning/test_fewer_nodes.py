@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from weft.cli.main import run
+from weft.cli.main import run as run_command
 from weft.describe.run_file import parse_run
 from weft.planning.fewer_nodes import better_without
 from weft.planning.planned import plan_run
@@ -22,7 +22,7 @@ def planned(on: str, **tables: dict[str, object]):
 
 def test_a_group_that_keeps_others_from_their_precision_is_named() -> None:
     slow = planned("8xt4+8xa100-80gb", model={"preset": "gpt2"}, train={})
-    fewer = better_without(slow)
+    fewer = better_without(slow.run, slow)
     assert fewer is not None
     assert fewer.group == "t4"
     assert fewer.planned.plan.precision == "bf16"
@@ -38,25 +38,41 @@ def test_a_group_that_keeps_others_from_their_precision_is_named() -> None:
 
 
 def test_groups_that_pay_are_kept_and_one_group_is_never_left_out() -> None:
-    assert better_without(planned("8xa100-80gb")) is None
+    alone = planned("8xa100-80gb")
+    assert better_without(alone.run, alone) is None
     large = planned("8xt4+8xa100-80gb")
-    assert better_without(large) is not None
+    assert better_without(large.run, large) is not None
     with patch("weft.planning.fewer_nodes.MOST_DEVICES_SEARCHED", 15):
-        assert better_without(large) is None
+        assert better_without(large.run, large) is None
     # Two groups of equal nodes: without either of them the other one computes twice as much.
     both = planned("4xa100-80gb+4xa100-80gb", model={"preset": "gpt2"}, train={"global_batch": 512})
     assert both.plan.ranks == 8
-    assert better_without(both) is None
+    assert better_without(both.run, both) is None
+
+
+def test_what_the_run_left_open_is_decided_again_and_what_it_leaves_out_stays_out() -> None:
+    asked = {
+        "model": {"preset": "gpt2"},
+        "train": {"precision": "any", "global_batch": 64},
+        "cluster": {"use": "4xt4+4xv100-16gb+8xa100-80gb", "without": ["v100-16gb"]},
+    }
+    run = parse_run(asked)
+    slow = plan_run(run)
+    assert slow.run.train.precision == "fp32"
+    fewer = better_without(run, slow)
+    assert fewer is not None
+    assert fewer.planned.plan.precision == "bf16"
+    assert fewer.words.endswith("--without 'v100-16gb' --without 't4'")
 
 
 def test_a_plan_without_nodes_is_kept_in_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "gpt-1m", "--on", "8xt4+8xl4", "--global-batch", "64"]
     out = tmp_path / "plan.json"
-    assert run([*words, "--without", "t4", "--out", str(out), "--json"]) == 0
+    assert run_command([*words, "--without", "t4", "--out", str(out), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["better_without"] is None
     job = plan_file_job(out)
     assert [group.name for group in job.problem.job.cluster.groups] == ["l4"]
     assert job.plan.cluster == "8xt4+8xl4 without t4"
-    assert run([*words, "--without", "t5"]) == 2
+    assert run_command([*words, "--without", "t5"]) == 2
     assert "cluster.without: 't5' names no nodes of the cluster" in capsys.readouterr().err

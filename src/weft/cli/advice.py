@@ -21,9 +21,8 @@ from weft.cli.tables.search import (
 from weft.describe.synchronisation import sync_words
 from weft.describe.units import format_seconds
 from weft.planning.advice import advised
-from weft.planning.fewer_nodes import better_without
+from weft.planning.fewer_nodes import FewerNodes
 from weft.planning.planned import DEFAULT_PLANNER, PlannedJob, decided_file
-from weft.planning.planners import Planner
 from weft.planning.what_if import what_if
 from weft.run.launch.workers import require_torch
 from weft.timeline.figures import WAITING
@@ -35,7 +34,7 @@ from weft.web.pages.search import plan_page
 def show_plan(
     planned: PlannedJob,
     *,
-    planner: Planner | None,
+    fewer: FewerNodes | None,
     top: int,
     changes: Sequence[str],
     measure: int | None,
@@ -46,8 +45,8 @@ def show_plan(
     """Show the best `top` candidates, forecasts of changed clusters, and trials of the best `measure` plans.
 
     Trials correct later predictions. `out` receives the best plan: the fastest measured plan, if there are
-    trials. `report` receives a page of all candidates. `planner` also plans the job on fewer nodes; the run
-    file's by default.
+    trials. `report` receives a page of all candidates. `fewer` is a better plan
+    without some nodes.
 
     Raises:
         InputError: if a change is invalid.
@@ -64,7 +63,6 @@ def show_plan(
     lesson = learn_from_trials(planned, trials)
     best = trials[0].candidate if trials else ranking.fitting[0]
     file = decided_file(planned.run, planned.problem, best)
-    fewer = better_without(planned, planner)
     page = partial(plan_page, planned, shown, forecasts, trials, lesson)
     write_asked([(out, file.to_json), (report, page)])
     if json:
@@ -92,7 +90,7 @@ def show_plan(
         return
     print_ranking(planned, ranking, shown)
     if fewer is not None:
-        console().print(fewer.words)
+        print(fewer.words)
     if (found := _decided_record(planned)) is not None:
         step = f"step {format_seconds(found['step_s'])}, waiting {found['waiting']:.1%}"
         print(f"decided for the best layout: {sync_words(planned.plan.sync)}: {step}")

@@ -16,6 +16,7 @@ from weft.cli.rankings import budgeted, show_comparison
 from weft.cli.synchronisations import show_synchronisations
 from weft.describe.layout import PartialLayout
 from weft.describe.run_file import RunFile, changed, load_run, run_of_keywords
+from weft.planning.fewer_nodes import better_without
 from weft.planning.planned import plan_run
 from weft.planning.problem import problem_of_run
 from weft.training.trials import require_this_machine
@@ -202,7 +203,7 @@ def plan(
         return
     show_plan(
         planned,
-        planner=budget,
+        fewer=better_without(run, planned, budget),
         top=top,
         changes=what_if or (),
         measure=measure,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.describe.one_line import one_line
-from weft.describe.run_file import changed
+from weft.describe.run_file import RunFile, changed
 from weft.errors import InputError
 from weft.planning.goals import goal_value, goal_words
 from weft.planning.planned import PlannedJob, plan_run
@@ -47,21 +47,20 @@ class FewerNodes:
     def words(self) -> str:
         job = self.planned
         value = goal_words(job.problem, job.prediction, job.plan.ranks)
-        precision = f" in {job.plan.precision}"
-        return (
-            f"better without {self.group}: {value}{precision} ({-self.saved:.0%}); --without {self.group!r}"
-        )
+        options = " ".join(f"--without {word!r}" for word in job.run.cluster.without or ())
+        return f"better without {self.group}: {value} in {job.plan.precision} ({-self.saved:.0%}); {options}"
 
 
-def better_without(planned: PlannedJob, planner: Planner | None = None) -> FewerNodes | None:
-    """Return the best plan of the job without one group of nodes; None where every group pays.
+def better_without(run: RunFile, planned: PlannedJob, planner: Planner | None = None) -> FewerNodes | None:
+    """Return the best plan of a run without one group of its nodes; None where every group pays.
 
     Clusters of more than `MOST_DEVICES_SEARCHED` devices are not searched.
 
     Args:
+        run: as it was asked; `planned` has decided what it left open.
         planner: of the searches; default: the run file's.
     """
-    run, cluster = planned.run, planned.problem.job.cluster
+    cluster = planned.problem.job.cluster
     several = len(cluster.groups) > 1 and cluster.ranks <= MOST_DEVICES_SEARCHED
     if not several or planned.ranking is None:
         return None
