@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ from weft.program.codes import GOLDEN, mix
 from weft.training.data.cache import cached
 from weft.training.data.chat_template import CHATML, ChatTemplate, MarkedText, TemplateError
 from weft.training.data.conversations import Conversations
-from weft.training.data.pieces import HELD_OUT_SHARE
+from weft.training.data.pieces import HELD_OUT_SHARE, Pieces, held_out
 from weft.training.data.sources import open_conversations
-from weft.training.data.tokenizers import Ids, Tokenizer
+from weft.training.data.tokenizers import Ids, Tokenizer, ids_type
 
 FORMAT = 1
 ROWS_PER_BATCH = 1024
@@ -41,6 +41,7 @@ class Chats:
         tokens, targets: of all conversations of both sides, shape (tokens,), memory-mapped.
         starts: where each conversation begins in them, and the end of the last one.
         own: the conversations of this side.
+        counts: the targets of each of them, shape (samples,).
         sequence: tokens that a model reads per sample.
         filler: the id that fills a sample up.
     """
@@ -49,6 +50,7 @@ class Chats:
     targets: Flags
     starts: Ints
     own: Ints
+    counts: Ints
     sequence: int
     filler: int
 
@@ -64,14 +66,9 @@ class Chats:
         tokens = np.where(inside, self.tokens[places].astype(np.int64), self.filler)
         return tokens, inside & self.targets[places]
 
-    @cached_property
-    def counts(self) -> Ints:
-        """Targets of each sample, shape (samples,); the first token of a sample is none."""
-        before = np.concatenate([[0], np.cumsum(self.targets, dtype=np.int64)])
-        first = self.starts[self.own] + 1
-        last = np.minimum(self.starts[self.own + 1], first + self.sequence)
-        counts: Ints = before[np.maximum(last, first)] - before[first]
-        return counts
+    def side(self, own: Ints) -> Chats:
+        """Return the samples of some of the conversations."""
+        return replace(self, own=own, counts=self.counts[own])
 
     @property
     def filled(self) -> float:
@@ -110,28 +107,31 @@ def open_chats(source: str, sequence: int, tokenizer: Tokenizer, cache: Path) ->
     starts: Ints = np.load(entry / "starts.npy", allow_pickle=False)
     if not starts[-1]:
         raise InputError(Violation("task.data", f"{source!r}: its conversations have no text"))
-    tokens = np.memmap(entry / "tokens", dtype=_dtype(tokenizer), mode="r")
+    tokens = np.memmap(entry / "tokens", dtype=ids_type(tokenizer), mode="r")
     targets = np.memmap(entry / "targets", dtype=np.bool_, mode="r")
-    every = Chats(tokens, targets, starts, np.arange(len(starts) - 1), sequence, tokenizer.end)
+    counts = target_counts(targets, starts, sequence)
+    every = Chats(tokens, targets, starts, np.arange(len(counts)), counts, sequence, tokenizer.end)
     useful = every.own[every.counts > 0]
     if len(useful) < 2:
         problem = f"{len(useful)} conversations have an answer within {sequence} tokens; 2 are needed"
         raise InputError(Violation("task.data", f"{source!r}: {problem}"))
-    apart = held_out(useful)
-    sides = [
-        Chats(tokens, targets, starts, own, sequence, tokenizer.end)
-        for own in (useful[~apart], useful[apart])
-    ]
+    # A fiftieth of the rows, at least one, by the hash of their numbers: pieces of one size.
+    rows = Pieces(useful, np.zeros_like(useful), np.ones_like(useful))
+    order = mix(useful.astype(np.uint64) + GOLDEN)
+    apart = held_out(rows, order, max(1, len(useful) // HELD_OUT_SHARE))
     warnings = _warnings(every, tokenizer)
-    return ChatCorpus(sides[0], sides[1], contents["fingerprint"], warnings)
+    return ChatCorpus(
+        every.side(useful[~apart]), every.side(useful[apart]), contents["fingerprint"], warnings
+    )
 
 
-def held_out(rows: Ints) -> Flags:
-    """Return which rows are held out: a fiftieth of them, at least one, by the hash of their numbers."""
-    order = np.argsort(mix(rows.astype(np.uint64) + GOLDEN), kind="stable")
-    apart = np.zeros(len(rows), dtype=bool)
-    apart[order[: max(1, len(rows) // HELD_OUT_SHARE)]] = True
-    return apart
+def target_counts(targets: Flags, starts: Ints, sequence: int) -> Ints:
+    """Return the targets within the samples of all conversations; the first token of a sample is none."""
+    before = np.concatenate([[0], np.cumsum(targets, dtype=np.int64)])
+    first = starts[:-1] + 1
+    last = np.minimum(starts[1:], first + sequence)
+    counts: Ints = before[np.maximum(last, first)] - before[first]
+    return counts
 
 
 def _warnings(every: Chats, tokenizer: Tokenizer) -> tuple[str, ...]:
@@ -145,15 +145,11 @@ def _warnings(every: Chats, tokenizer: Tokenizer) -> tuple[str, ...]:
     return tuple(words for words, holds in found.items() if holds)
 
 
-def _dtype(tokenizer: Tokenizer) -> np.dtype[np.unsignedinteger]:
-    return np.min_scalar_type(tokenizer.vocabulary - 1)
-
-
 def _build(
     building: Path, table: Conversations, template: ChatTemplate, tokenizer: Tokenizer
 ) -> Mapping[str, Any]:
     digest, lengths = hashlib.sha256(), [0]
-    dtype = _dtype(tokenizer)
+    dtype = ids_type(tokenizer)
     with open(building / "tokens", "wb") as tokens, open(building / "targets", "wb") as targets:
         rendered = _rendered(table, template)
         while marked := list(islice(rendered, ROWS_PER_BATCH)):

@@ -28,6 +28,7 @@ from weft.training.data.tables import TABLE_SUFFIXES, FileRows, TableTexts, rows
 
 PYTHON_STDLIB = "python-stdlib"
 LIBRARY = "hf:"
+_KINDS = " and ".join(sorted(TABLE_SUFFIXES))
 _INSTALLED = {"site-packages", "dist-packages"}
 _ALLOWED = f"{PYTHON_STDLIB}, a file, a folder, a glob or {LIBRARY}NAME"
 
@@ -57,13 +58,12 @@ def open_texts(source: str, cache: Path) -> Texts:
     documents = list_documents(named)
     tables = _tables(documents)
     if tables and len(tables) < len(documents):
-        kinds = " and ".join(sorted(TABLE_SUFFIXES))
         problem = f"{source!r} holds tables ({tables[0].name}) and text; name one kind by a glob such as"
-        raise InputError(Violation("task.data", f"{problem} folder/**/*.jsonl; tables are {kinds}"))
+        raise InputError(Violation("task.data", f"{problem} folder/**/*.jsonl; tables are {_KINDS}"))
     if tables:
         return TableTexts(FileRows.open(_files(tables), column), cache)
     if column:
-        problem = f"{source!r} names a column of text; tables are {' and '.join(sorted(TABLE_SUFFIXES))}"
+        problem = f"{source!r} names a column of text; tables are {_KINDS}"
         raise InputError(Violation("task.data", problem, named))
     return FileTexts(documents)
 
@@ -83,14 +83,11 @@ def open_conversations(source: str) -> Conversations:
         documents = list_documents(named)
         tables = _tables(documents)
         if len(tables) < len(documents):
-            kinds = " and ".join(sorted(TABLE_SUFFIXES))
-            problem = (
-                f"{source!r} holds no conversations: {documents[0].name} is no table; tables are {kinds}"
-            )
+            other = next(one.name for one in documents if one not in tables)
+            problem = f"{source!r} holds no conversations: {other} is no table; tables are {_KINDS}"
             raise InputError(Violation("task.data", problem))
         files = _files(tables)
-        key = [column, [[str(path), size, modified] for path, size, modified in files]]
-        table = Conversations(partial(rows_of, files), key, column)
+        table = Conversations(partial(rows_of, files), FileRows(files, column).key, column)
     table.require()
     return table
 

@@ -181,20 +181,18 @@ def _parquet_texts(path: Path, column: str) -> Iterator[bytes]:
     file = _open_parquet(path)
     # Another file of the table may lack the column.
     text_column(str(path), {field.name: is_text(field.type) for field in file.schema_arrow}, column)
-    try:
-        for batch in file.iter_batches(ROWS_PER_BATCH, columns=[column]):
-            yield from texts_of(batch.column(0))
-    except (pa.ArrowException, OSError) as error:
-        raise _unreadable(path, error) from None
+    for batch in _batches(path, file, [column]):
+        yield from texts_of(batch.column(0))
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    file, number = _open_parquet(path), 0
+    rows = (row for batch in _batches(path, _open_parquet(path)) for row in batch.to_pylist())
+    return ((f"{path}: row {number}", row) for number, row in enumerate(rows, 1))
+
+
+def _batches(path: Path, file: pq.ParquetFile, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
     try:
-        for batch in file.iter_batches(ROWS_PER_BATCH):
-            for row in batch.to_pylist():
-                number += 1
-                yield f"{path}: row {number}", row
+        yield from file.iter_batches(ROWS_PER_BATCH, columns=columns)
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from None
 

@@ -1,8 +1,8 @@
 """Text as memory-mapped tokens: documents from a source, split once into training and held-out text.
 
 The two sides are two files; training cannot reach the other. The cache key of tokens consists of the
-documents' key and the tokenizer's. Tokens of Megatron-LM stay where they are. Their last
-documents are held out, about a fiftieth. Several sources are a blend.
+documents' key and the tokenizer's. Tokens of Megatron-LM stay where they are. Their last documents are held
+out, about a fiftieth. Several sources are a blend.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from weft.training.data.cache import cached
 from weft.training.data.indexed import IndexedTokens, indexed_name, open_indexed
 from weft.training.data.pieces import Pieces, Texts, cut, held_out, share_bytes
 from weft.training.data.sources import open_texts
-from weft.training.data.tokenizers import Tokenizer
+from weft.training.data.tokenizers import Tokenizer, ids_type
 
 FORMAT = 3
 SIDES = ("training", "held-out")
@@ -75,11 +75,15 @@ class Blend:
     An epoch ends when every source was read whole at least once; the others begin again before.
     """
 
-    parts: tuple[Windows, ...]
+    parts: tuple[Windows | Blend, ...]
     shares: tuple[float, ...]
 
     def __len__(self) -> int:
         return int(self._ends[-1])
+
+    @property
+    def sequence(self) -> int:
+        return self.parts[0].sequence
 
     @cached_property
     def _ends(self) -> Ints:
@@ -91,7 +95,7 @@ class Blend:
     def take(self, samples: Ints) -> Ints:
         """Return the tokens of the given samples, int64 of shape (samples, sequence + 1)."""
         owners = np.searchsorted(self._ends, samples, side="right")
-        taken = np.empty((len(samples), self.parts[0].sequence + 1), dtype=np.int64)
+        taken = np.empty((len(samples), self.sequence + 1), dtype=np.int64)
         for number, part in enumerate(self.parts):
             own = owners == number
             start = self._ends[number - 1] if number else 0
@@ -126,16 +130,12 @@ def open_blend(sources: Mapping[str, float], sequence: int, tokenizer: Tokenizer
     if len(corpora) == 1:
         return corpora[0]
     shares = tuple(weight / sum(sources.values()) for weight in sources.values())
-    sides = [
-        Blend(tuple(side for side in parts if isinstance(side, Windows)), shares)
-        for parts in zip(*((corpus.training, corpus.held_out) for corpus in corpora), strict=True)
-    ]
     prints = json.dumps([[corpus.fingerprint for corpus in corpora], shares])
     rates = [corpus.held_out_bytes_per_token for corpus in corpora]
     known = [share * rate for share, rate in zip(shares, rates, strict=True) if rate is not None]
     return Corpus(
-        sides[0],
-        sides[1],
+        Blend(tuple(corpus.training for corpus in corpora), shares),
+        Blend(tuple(corpus.held_out for corpus in corpora), shares),
         hashlib.sha256(prints.encode()).hexdigest()[:16],
         sum(known) if len(known) == len(rates) else None,
         (
@@ -164,7 +164,7 @@ def open_corpus(source: str, sequence: int, tokenizer: Tokenizer, cache: Path) -
     record = [FORMAT, tokenizer.key, share, texts.key]
     entry = cache / "tokens" / hashlib.sha256(json.dumps(record).encode()).hexdigest()[:32]
     contents = cached(entry, partial(_build, texts=texts, sizes=sizes, share=share, tokenizer=tokenizer))
-    dtype = _dtype(tokenizer)
+    dtype = ids_type(tokenizer)
     training, left = (
         Windows(np.memmap(entry / f"{side}.tokens", dtype=dtype, mode="r"), sequence) for side in SIDES
     )
@@ -205,12 +205,8 @@ def _too_short(source: str, given: str, sequence: int) -> InputError:
     return InputError(Violation("task.data", f"{source!r} has {given}; {needed}"))
 
 
-def _dtype(tokenizer: Tokenizer) -> np.dtype[np.unsignedinteger]:
-    return np.min_scalar_type(tokenizer.vocabulary - 1)
-
-
 def _build(building: Path, texts: Texts, sizes: Ints, share: int, tokenizer: Tokenizer) -> Mapping[str, Any]:
-    dtype = _dtype(tokenizer)
+    dtype = ids_type(tokenizer)
     pieces = cut(sizes, share)
     apart = held_out(pieces, texts.order(pieces), share)
     digest = hashlib.sha256()

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
+from weft.describe.reading import read_text
 from weft.errors import InputError, Violation
 from weft.program.arrays import Ints
 from weft.training.data.chat_template import ChatTemplate
@@ -155,7 +156,7 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> ChatTemplate | None:
     """Return the template beside a tokenizer: a file of its own, or one of the settings."""
     file, source = folder / TEMPLATE_FILE, settings.get("chat_template")
     if file.is_file():
-        source = file.read_text()
+        source = read_text(file)
     if isinstance(source, list):  # several with names
         named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
         source = named.get("default")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +84,16 @@ class ByteTokenizer:
 
     def decode(self, tokens: npt.NDArray[np.integer]) -> bytes:
         return bytes(tokens[tokens != 0].tolist())
+
+
+def ids_type(tokenizer: Tokenizer) -> np.dtype[np.unsignedinteger]:
+    """Return the smallest type that holds all ids."""
+    return np.min_scalar_type(tokenizer.vocabulary - 1)
+
+
+def about(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return what the event `data` says of a tokenizer."""
+    return {"tokenizer": tokenizer.name, "tokenizer_fingerprint": fingerprint_of(tokenizer)}
 
 
 def fingerprint_of(tokenizer: Tokenizer) -> str:

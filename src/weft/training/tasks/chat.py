@@ -13,7 +13,7 @@ from weft.describe.tasks import only_source
 from weft.program.arrays import Ints
 from weft.run.parallel.divided_logits import IGNORED
 from weft.training.data.chats import open_chats
-from weft.training.data.tokenizers import fingerprint_of, get_tokenizer, require_classes
+from weft.training.data.tokenizers import about, get_tokenizer, require_classes
 from weft.training.tasks.base import Outputs, TaskSettings, cross_entropy
 
 
@@ -37,11 +37,7 @@ class Chat:
         self.held_out_samples = len(self.corpus.held_out)
         self.tokens_per_sample = settings.sequence
         self.fingerprint = self.corpus.fingerprint
-        self.about = {
-            "tokenizer": tokenizer.name,
-            "tokenizer_fingerprint": fingerprint_of(tokenizer),
-            "filled": round(self.corpus.training.filled, 3),
-        }
+        self.about = {**about(tokenizer), "filled": round(self.corpus.training.filled, 3)}
         if self.corpus.warnings:
             self.about["warning"] = "; ".join(self.corpus.warnings)
 

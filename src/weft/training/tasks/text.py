@@ -18,7 +18,7 @@ from weft.program.arrays import Ints
 from weft.program.codes import GOLDEN, mix
 from weft.training.data.sampler import Words
 from weft.training.data.text import open_blend
-from weft.training.data.tokenizers import Tokenizer, fingerprint_of, get_tokenizer, require_classes
+from weft.training.data.tokenizers import Tokenizer, about, get_tokenizer, require_classes
 from weft.training.tasks.base import Outputs, TaskSettings, cross_entropy, most_likely
 
 
@@ -40,7 +40,7 @@ class TextTask:
         self.held_out_samples = len(self.corpus.held_out)
         self.tokens_per_sample = settings.sequence
         self.fingerprint = self.corpus.fingerprint
-        self.about = {"tokenizer": tokenizer.name, "tokenizer_fingerprint": fingerprint_of(tokenizer)}
+        self.about = about(tokenizer)
         repaired, first = self.corpus.repaired
         if repaired:
             problem = "bytes that are not UTF-8 are read as U+FFFD"
