@@ -16,8 +16,9 @@ from weft.planning.planned import PlannedJob
 from weft.run.stage.compilable import compile_problems
 from weft.run.supported import missing_packages, planned_only, unsupported
 from weft.training.checkpoint.manifest import generations, verify
+from weft.training.data.chats import require_chats
 from weft.training.data.indexed import indexed_name, open_indexed
-from weft.training.data.sources import open_conversations, open_texts
+from weft.training.data.sources import open_texts
 from weft.training.data.tokenizers import get_tokenizer, require_classes, tokenizer_name
 from weft.training.interchange.weight_files import weight_files
 from weft.training.loggers import require_loggers
@@ -74,7 +75,7 @@ def _tokenizer(planned: PlannedJob) -> None:
 def _data(planned: PlannedJob) -> None:
     task = planned.run.task
     if task.kind == CHAT:
-        open_conversations(only_source(task.data))
+        require_chats(only_source(task.data), get_tokenizer(tokenizer_name(planned.run)))
     elif is_language(task.kind):
         for source in sources_of(task.data):
             if (name := indexed_name(source)) is not None:

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from weft.errors import InputError
 from weft.training.data.chat_template import CHATML, ChatTemplate, MarkedText, TemplateError
-from weft.training.data.chats import ChatCorpus, marked_tokens, open_chats
+from weft.training.data.chats import ChatCorpus, marked_tokens, open_chats, require_chats
 from weft.training.data.conversations import Conversation
 from weft.training.data.tokenizer_json import JsonTokenizer
 from weft.training.data.tokenizers import ByteTokenizer, get_tokenizer
@@ -191,6 +191,21 @@ def test_templates_come_from_the_tokenizers_folder(tmp_path: Path, folder: Path)
     (tmp_path / "chat_template.jinja").unlink()
     settings_file.unlink()
     assert get_tokenizer(str(tmp_path)).chat_template is None
+
+
+def test_a_template_that_fails_is_found_before_any_row_is_encoded(tmp_path: Path, folder: Path) -> None:
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "chat_template.jinja").write_text("{% bad")
+    path = tmp_path / "chats.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
+    require_chats(str(path), get_tokenizer(str(folder)))
+    with pytest.raises(InputError, match=r"task\.data: row 1: the chat template fails: ") as refused:
+        require_chats(str(path), get_tokenizer(str(tmp_path)))
+    assert len(refused.value.violations) == 1
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(InputError, match=r"chat_template\.jinja"):
+        get_tokenizer(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,7 @@ def open_chats(source: str, sequence: int, tokenizer: Tokenizer, cache: Path) ->
         InputError: if the source is missing or unreadable, a row is no conversation, the template fails, or
             fewer than two conversations have a target.
     """
-    table = open_conversations(source)
-    template = tokenizer.chat_template or ChatTemplate(CHATML, {})
+    table, template = open_conversations(source), _template(tokenizer)
     record = [FORMAT, tokenizer.key, template.source, dict(template.variables), table.column, table.key]
     entry = cache / "chats" / hashlib.sha256(json.dumps(record).encode()).hexdigest()[:32]
     contents = cached(entry, partial(_build, table=table, template=template, tokenizer=tokenizer))
@@ -123,6 +122,19 @@ def open_chats(source: str, sequence: int, tokenizer: Tokenizer, cache: Path) ->
     return ChatCorpus(
         every.side(useful[~apart]), every.side(useful[apart]), contents["fingerprint"], warnings
     )
+
+
+def require_chats(source: str, tokenizer: Tokenizer) -> None:
+    """Read and render the first conversation of `source`.
+
+    Raises:
+        InputError: if there is none, or the template fails.
+    """
+    next(_rendered(open_conversations(source), _template(tokenizer)))
+
+
+def _template(tokenizer: Tokenizer) -> ChatTemplate:
+    return tokenizer.chat_template or ChatTemplate(CHATML, {})
 
 
 def target_counts(targets: Flags, starts: Ints, sequence: int) -> Ints:
