@@ -73,16 +73,21 @@ def test_sources_of_a_run_file_lie_beside_it_and_come_back(folder: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("task", "line"),
+    ("data", "line"),
     [
-        ({"data": {}}, "task.data"),
-        ({"data": {"a": 0}}, "task.data"),
-        ({"data": {"a": "much"}}, "task.data"),
+        ({}, r"run: task\.data: \{\}: must be a source, or sources with their weights"),
+        ("", r"run: task\.data: '': must be a source, or sources with their weights"),
+        (["a"], r"run: task\.data: \['a'\]: must be a source, or sources with their weights"),
+        ({"a": 0}, r"run: task\.data: a: 0: its weight must be a number above 0"),
+        ({"a": float("nan")}, r"run: task\.data: a: nan: its weight must be a number above 0"),
+        ({"a": "much"}, r"run: task\.data: a: 'much': its weight must be a number above 0"),
+        ({"a": True, "b": 1}, r"run: task\.data: a: True: its weight must be a number above 0"),
     ],
 )
-def test_bad_weights_are_refused(task: dict[str, object], line: str) -> None:
-    with pytest.raises(InputError, match=line):
-        parse_run({"model": {"preset": "gpt-1m"}, "task": task})
+def test_bad_sources_and_weights_are_refused_with_one_line(data: object, line: str) -> None:
+    with pytest.raises(InputError, match=f"^{line}$") as refused:
+        parse_run({"model": {"preset": "gpt-1m"}, "task": {"data": data}})
+    assert len(refused.value.violations) == 1
 
 
 def test_only_text_is_blended(folder: Path) -> None:

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
 from weft.describe.loggers import require_logger
 from weft.describe.optimizers import KNOWN_OPTIMIZERS, require_optimizer
 from weft.describe.plan import GRADIENT_NORM, MICRO_BATCH_NORMS, Choice, ReducePrecision
-from weft.describe.tasks import KNOWN_TASKS
+from weft.describe.tasks import KNOWN_TASKS, Data
 from weft.describe.toml_table import IMPORTABLE, TOML_ARRAY, Count, TomlTable, Word, is_importable, table_text
 from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
@@ -27,6 +28,36 @@ def _require_task(kind: str) -> str:
         problem = f"{shown(kind)} is neither {', '.join(KNOWN_TASKS)} nor of the form package.module:Task"
         raise InputError(Violation("", problem, nearest(kind, KNOWN_TASKS) or "causal-lm"))
     return kind
+
+
+def _parse_data(value: object) -> Data:
+    """Return a source, or sources with weights above 0."""
+    if isinstance(value, str) and value:
+        return value
+    if not isinstance(value, dict) or not value:
+        raise InputError(Violation("", f"{shown(value)}: must be a source, or sources with their weights"))
+    wrong = [
+        Violation(source, f"{shown(weight)}: its weight must be a number above 0")
+        for source, weight in value.items()
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf
+    ]
+    if wrong:
+        raise InputError(wrong)
+    return {source: float(weight) for source, weight in value.items()}
+
+
+_DATA_SCHEMA = WithJsonSchema(
+    {
+        "anyOf": [
+            {"type": "string", "minLength": 1},
+            {
+                "type": "object",
+                "minProperties": 1,
+                "additionalProperties": {"type": "number", "exclusiveMinimum": 0},
+            },
+        ]
+    }
+)
 
 
 class ModelTable(TomlTable):
@@ -65,7 +96,7 @@ class TaskTable(TomlTable):
     kind: Annotated[str, AfterValidator(_require_task)] = Field(
         default="causal-lm", description=f"{', '.join(KNOWN_TASKS)}, or package.module:Task"
     )
-    data: Word | Annotated[dict[Word, Annotated[float, Field(gt=0)]], Field(min_length=1)] = Field(
+    data: Annotated[Data, PlainValidator(_parse_data), _DATA_SCHEMA] = Field(
         default="python-stdlib",
         description="text: python-stdlib, a file, a folder or a glob of text, .jsonl or .parquet, hf:NAME; "
         "the NAME of NAME.idx and NAME.bin of Megatron-LM, several sources with weights; "
