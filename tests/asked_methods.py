@@ -10,3 +10,7 @@ TELLS_NORMS = (Choice(name=MICRO_BATCH_NORMS),)
 
 def with_head(after_block: int, weight: float = 0.3) -> Choice:
     return Choice(name="auxiliary-head", options={"after_block": after_block, "weight": weight})
+
+
+def with_low_rank(rank: int = 4, alpha: float = 8.0, *targets: str) -> Choice:
+    return Choice(name="lora", options={"rank": rank, "alpha": alpha, "targets": ",".join(targets)})

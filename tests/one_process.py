@@ -151,7 +151,7 @@ class Copy:
 
     def step(self, step: int, told: Told) -> None:
         gradients = self.gradients(step, self.part, told)
-        for parameter, gradient in zip(self.masters.parameters(), gradients, strict=True):
+        for parameter, gradient in zip(trained(self.masters), gradients, strict=True):
             parameter.grad = gradient / self.share
         for method in self.training.methods:
             method.before_step(self, step, told)
@@ -173,15 +173,15 @@ class Copy:
             if self.by_share is not None:
                 return list(self.by_share.reduce(self, step, parts))
             return [self.reduced(same, part) for same in zip(*parts, strict=True)]
-        sums, losses = [torch.zeros_like(one) for one in self.masters.parameters()], 0.0
+        sums, losses = [torch.zeros_like(one) for one in trained(self.masters)], 0.0
         for number in part:
             loss, added = self.losses(step, number, told)
             (loss + added).backward()
             losses += loss.item()
-            for total, parameter in zip(sums, self.model.parameters(), strict=True):
+            for total, parameter in zip(sums, trained(self.model), strict=True):
                 total += parameter.grad
             for method in self.training.methods:
-                method.see(self, [one.grad for one in self.model.parameters()], told)
+                method.see(self, [one.grad for one in trained(self.model)], told)
             self.model.zero_grad()
         told["loss"] = [told.get("loss", [0.0])[0] + losses]
         return sums
@@ -240,6 +240,11 @@ def alone(rank: int, ranks: int, training: Training) -> Outcome:
     masters, model = copies[0].masters, copies[0].model
     kept = PRECISIONS[training.precision] != STEPPED[training.precision]
     return steps, tensors_of(model) | (stepped(masters.state_dict()) if kept else {})
+
+
+def trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """The parameters that have gradients."""
+    return [one for one in module.parameters() if one.requires_grad]
 
 
 def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -71,6 +71,9 @@ class DecoderRow(TomlTable):
             not the last. A list `layer_types` in the `config.json` takes precedence.
         latent: True for the keys of latent attention of DeepSeek-V2.
         single_key_value_head: True if all heads share the keys and values of one.
+        attention_products: the names in `transformers` of attention's linear layers: of queries, keys and
+            values together or apart, then of the output.
+        feed_forward_products: those of the feed-forward: of gate and columns together or apart, then last.
         variants: changes of the row for files with the values in `when`.
     """
 
@@ -100,6 +103,8 @@ class DecoderRow(TomlTable):
     full_first: bool = False
     latent: bool = False
     single_key_value_head: bool = False
+    attention_products: Keys = ("q_proj", "k_proj", "v_proj", "o_proj")
+    feed_forward_products: Keys = ("gate_proj", "up_proj", "down_proj")
     experts: ExpertKeys | None = None
     keys: Mapping[str, str] = Field(default_factory=dict)
     defaults: Mapping[str, Scalar] = Field(default_factory=dict)

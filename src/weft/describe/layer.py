@@ -12,6 +12,8 @@ PLAIN_PRODUCT = "product"
 FP8_PRODUCT = "fp8-product"
 # Of a gradient that a forward pass computes; ranks exchange its result backward.
 GRADIENT_PRODUCT = "gradient-product"
+# With a side as short as the rank of an adapter. No rank exchanges its result by itself.
+LOW_RANK_PRODUCT = "low-rank-product"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ class Layer:
     Attributes:
         name: unique in the graph, such as ``block.3``.
         kind: layers of one kind, size and shape cost the same (``embedding``, ``block``, ``head``, ...).
-        parameters: count of parameters of one tensor rank.
+        parameters: count of trained parameters of one tensor rank.
+        frozen: count of its other parameters, which have no gradients and no states.
         forward, backward_input, backward_weight: the three passes; a full backward is the sum of two.
         kept, kept_bytes: activations that the forward pass keeps for the backward pass, per micro-batch.
         freed, freed_bytes: the part of them that it frees at its end: copies of logits.
@@ -105,6 +108,7 @@ class Layer:
     name: str
     kind: str
     parameters: Amount = ZERO
+    frozen: Amount = ZERO
     forward: PassWork = PassWork()
     backward_input: PassWork = PassWork()
     backward_weight: PassWork = PassWork()
@@ -132,7 +136,8 @@ class Layer:
 
         One follows every product that tensor ranks divide along its inner side.
         """
-        exchanged = (one for one in self.forward.matmuls if one.kernel != GRADIENT_PRODUCT)
+        alone = (GRADIENT_PRODUCT, LOW_RANK_PRODUCT)
+        exchanged = (one for one in self.forward.matmuls if one.kernel not in alone)
         divided = [any(term.tensor for term in matmul.inner.terms) for matmul in exchanged]
         return max(1, sum(divided))
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from math import gcd
 from typing import Any
 
-from weft.describe.amount import Amount, Shape
+from weft.describe.amount import ZERO, Amount, Shape
 from weft.describe.layer import PLAIN_PRODUCT, Layer, Matmul, PassWork, Temporaries
 from weft.describe.one_line import one_line
 from weft.describe.replica_grid import ReplicaGrid
@@ -24,10 +24,14 @@ from weft.errors import InputError, Violation
 
 @dataclass(frozen=True, slots=True)
 class TiedParameters:
-    """Parameters that several layers use, by position; they count in the first of these layers."""
+    """Parameters that several layers use, by position; they count in the first of these layers.
+
+    `frozen` is their count if training leaves them alone, and `parameters` otherwise.
+    """
 
     layers: tuple[int, ...]
     parameters: Amount
+    frozen: Amount = ZERO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +145,16 @@ class LayerGraph:
         return tuple(known[index] for index in self.alike)
 
     def parameters(self, tensor_parallel: int = 1) -> int:
-        """Return the count of parameters held by one tensor rank."""
+        """Return the count of parameters held by one tensor rank, trained and frozen."""
+        return self._count(tensor_parallel, "parameters", "frozen")
+
+    def trained_parameters(self, tensor_parallel: int = 1) -> int:
+        """Return the count of parameters that one tensor rank trains."""
+        return self._count(tensor_parallel, "parameters")
+
+    def _count(self, tensor_parallel: int, *names: str) -> int:
         shape = Shape(1, self.sequence, tensor_parallel)
-        return round(sum(layer.parameters(shape) for layer in self.layers))
+        return round(sum(sum(self.amounts(name, shape)) for name in names))
 
     def refuse_grid(self, grid: ReplicaGrid, sequence: int) -> str | None:
         """Return the reason why a replica's ranks cannot divide layers and tokens by this grid, or None."""
@@ -217,7 +228,7 @@ class LayerGraph:
         if self.divided:
             record["divided"] = [list(one) for one in self.divided]
         if self.tied:
-            record["tied"] = [[list(one.layers), str(one.parameters)] for one in self.tied]
+            record["tied"] = [_tied_record(one) for one in self.tied]
         texts_of = {key: indented(value, 1) for key, value in record.items()}
         texts_of["layers"] = "[\n" + ",\n".join(layers) + "\n ]"
         return "{\n" + ",\n".join(f' "{key}": {text}' for key, text in sorted(texts_of.items())) + "\n}"
@@ -240,8 +251,8 @@ class LayerGraph:
                 layers=tuple(layer_from(item) for item in record["layers"]),
                 edges=tuple((int(a), int(b)) for a, b in record["edges"]),
                 tied=tuple(
-                    TiedParameters(tuple(int(layer) for layer in layers), Amount.parse(parameters))
-                    for layers, parameters in record.get("tied", ())
+                    TiedParameters(tuple(int(layer) for layer in layers), *map(Amount.parse, counts))
+                    for layers, *counts in record.get("tied", ())
                 ),
                 divided=tuple((str(name), int(size)) for name, size in record.get("divided", ())),
             )
@@ -273,6 +284,8 @@ def layer_record(layer: Layer, *, context: bool) -> dict[str, Any]:
     record: dict[str, Any] = {"name": layer.name, "kind": layer.kind}
     for key in _AMOUNTS:
         record[key] = str(getattr(layer, key))
+    if layer.frozen.terms:
+        record["frozen"] = str(layer.frozen)
     if layer.products is not None:
         record |= {"products": str(layer.products), "product_bytes": str(layer.product_bytes)}
     if context and layer.gathered.terms:
@@ -304,12 +317,18 @@ def layer_from(record: dict[str, Any]) -> Layer:
         if key in record or key in _PASSES
     }
     amounts: dict[str, Any] = {key: Amount.parse(record[key]) for key in _AMOUNTS}
-    given = (*_PRODUCTS, *_FREED, *_CONTEXT_AMOUNTS)
+    given = ("frozen", *_PRODUCTS, *_FREED, *_CONTEXT_AMOUNTS)
     amounts |= {key: Amount.parse(record[key]) for key in given if key in record}
     temporaries = tuple(_temporaries_from(one) for one in record.get("temporaries", ()))
     return Layer(
         name=str(record["name"]), kind=str(record["kind"]), temporaries=temporaries, **amounts, **passes
     )
+
+
+def _tied_record(one: TiedParameters) -> list[Any]:
+    """Return the layers and the count, and the frozen count if there is one."""
+    counts = (one.parameters, one.frozen) if one.frozen.terms else (one.parameters,)
+    return [list(one.layers), *map(str, counts)]
 
 
 def _temporaries_record(one: Temporaries) -> dict[str, Any]:

@@ -41,6 +41,7 @@ class NormCost:
     """The costs of a norm of vectors, per element; `bytes_per_vector` per vector.
 
     `kept` and `kept_bytes` count its saved tensors without the result, which the next product keeps.
+    `kept_for_weight` and `bytes_for_weight` are their parts for the gradient of the weight alone.
     """
 
     parameters: int
@@ -49,6 +50,8 @@ class NormCost:
     kept: float
     kept_bytes: float
     bytes_per_vector: float
+    kept_for_weight: float = 0.0
+    bytes_for_weight: float = 0.0
 
     def of_stream(self, width: int) -> BlockPart:
         """Return one norm of the stream."""
@@ -76,10 +79,12 @@ class NormCost:
 # norm is one kernel that keeps its input, the mean and the inverse deviation; the one without a bias
 # subtracts the mean twice in fp32, and the one without a weight reads a copy of its input in fp32.
 NORMS = {
-    "rms": NormCost(1, 4.0, 4, kept=1.0, kept_bytes=4.0, bytes_per_vector=4.0),
-    "rms-fp32": NormCost(1, 5.0, 5, kept=0.0, kept_bytes=8.0, bytes_per_vector=4.0),
+    "rms": NormCost(1, 4.0, 4, kept=1.0, kept_bytes=4.0, bytes_per_vector=4.0, kept_for_weight=1.0),
+    "rms-fp32": NormCost(1, 5.0, 5, kept=0.0, kept_bytes=8.0, bytes_per_vector=4.0, bytes_for_weight=4.0),
     "layer": NormCost(2, 2.0, 1, kept=1.0, kept_bytes=0.0, bytes_per_vector=8.0),
-    "layer-without-bias": NormCost(1, 8.0, 8, kept=0.0, kept_bytes=12.0, bytes_per_vector=4.0),
+    "layer-without-bias": NormCost(
+        1, 8.0, 8, kept=0.0, kept_bytes=12.0, bytes_per_vector=4.0, bytes_for_weight=4.0
+    ),
     "layer-without-weight": NormCost(0, 4.0, 3, kept=0.0, kept_bytes=4.0, bytes_per_vector=8.0),
 }
 

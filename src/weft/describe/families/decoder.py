@@ -126,6 +126,15 @@ def _read_products(decoder: Decoder) -> float:
     return {"before": 1.0, "after": 2.0, "around": 2.0}.get(decoder.placement, 0.0)
 
 
+def kept_for_norm_weights(config: ModelConfig) -> tuple[Amount, Amount]:
+    """Return the elements and bytes that a block keeps for the gradients of its norms' weights alone."""
+    decoder, cost = config.architecture, NORMS[config.architecture.norm]
+    stream = per_stream_token(_NORMS_OF_BLOCK[decoder.placement] * config.hidden)
+    heads = config.heads + config.key_value_heads
+    inside = per_token(heads * decoder.head_size * (decoder.query_key_norm != "none"), divided=True)
+    return cost.kept_for_weight * (stream + inside), cost.bytes_for_weight * (stream + inside)
+
+
 def _embedding(config: ModelConfig, decoder: Decoder) -> Layer:
     width, rows = config.hidden, decoder.position_rows
     layer = embedding(config, learned_positions=rows is not None)

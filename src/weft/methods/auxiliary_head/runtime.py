@@ -19,7 +19,7 @@ from weft.program.rank_program import RankProgram
 from weft.run.methods import Making, MethodState, PartOfSum, StateOf
 from weft.run.resources import Resources, gradient_weight
 from weft.run.stage.roots import Root
-from weft.run.stage.stage_module import AddedModule, AddedModuleOf, Initial
+from weft.run.stage.stage_module import AddedModule, ChangedStageOf, Initial, StageModule
 from weft.run.stage.taps import Passing
 from weft.run.state.precision import at_least_fp32
 from weft.run.streams import Value
@@ -52,9 +52,10 @@ class AuxiliaryHead(AddedModule):
         return logits
 
 
-def make_head(config: ModelConfig, layers: Sequence[int], choice: Choice) -> Mapping[str, AddedModule]:
-    """Return the head by its module name, or nothing if the layers do not include its block."""
-    return {MODULE: AuxiliaryHead(config)} if read_options(choice).after_block in layers else {}
+def add_head(stage: StageModule, layers: Sequence[int], choice: Choice) -> None:
+    """Add the head to the stage with its block."""
+    if read_options(choice).after_block in layers:
+        stage.add(MODULE, AuxiliaryHead(stage.config))
 
 
 class HeadState(MethodState):
@@ -120,4 +121,4 @@ def _micro_batches(program: RankProgram, stage: int) -> list[int]:
     return numbers
 
 
-PARTS = (AddedModuleOf(method=NAME, make=make_head), StateOf(method=NAME, make=HeadState))
+PARTS = (ChangedStageOf(method=NAME, change=add_head), StateOf(method=NAME, make=HeadState))

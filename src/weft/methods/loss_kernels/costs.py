@@ -7,7 +7,7 @@ reads logits twice and writes their gradient (Hsu et al., arXiv 2410.10989, sect
 gradient of the matrix is read and written.
 
 The gradients of the vectors, in place of these, and of the matrix stay until the backward pass. It multiplies
-both by the gradient of the loss.
+both by the gradient of the loss. Those of a frozen matrix are not made.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ from weft.methods.loss_kernels.chunks import chunk_tokens
 # Gradients of weights add up over chunks in fp32.
 SUMMED_BYTES = 4.0
 MATRIX_MOVED = 2.0
-# Products of each chunk.
-_PRODUCTS = 3
 NO_VOCABULARY = "is no head that multiplies every token with a vocabulary"
 
 
@@ -70,6 +68,7 @@ def chunked(layer: Layer, value: Value, sequence: int) -> Layer:
     """Return the head with its loss in chunks of `value` tokens, or by size."""
     product, _, matrix = _sizes(layer)
     tokens = chunk_tokens(value, _size(product.inner))
+    matrix = matrix * float(trains_matrix(layer))
     kept = replace(layer, kept_bytes=layer.kept_bytes + matrix * SUMMED_BYTES)
     temporaries = (
         Temporaries(weights=product.columns * float(tokens), rounded=matrix),
@@ -82,10 +81,15 @@ def fused(layer: Layer, value: Value, sequence: int) -> Layer:
     """Return the head with the fused loss; the logits of its chunks are at most twice as many as vectors."""
     product, _, matrix = _sizes(layer)
     chunks = -(-_size(product.columns) // _size(product.inner))
-    hidden = product.rows * product.inner
+    hidden, matrix = product.rows * product.inner, matrix * float(trains_matrix(layer))
     kept = replace(layer, kept=layer.kept + matrix)
     temporaries = (Temporaries(elements=hidden * 2.0, bytes=matrix * SUMMED_BYTES),)
     return _without_logits(kept, _FUSED, Amount.of(chunks), chunks, temporaries)
+
+
+def trains_matrix(layer: Layer) -> bool:
+    """Return True if a head's backward pass has the product for the gradient of its matrix."""
+    return bool(layer.backward_weight.matmuls)
 
 
 def _sizes(layer: Layer) -> tuple[Matmul, Amount, Amount]:
@@ -109,18 +113,18 @@ def _without_logits(
         chunks: the chunks of a micro-batch, `launched` as many as a host launches at least.
     """
     product, logits, matrix = _sizes(layer)
+    matrix = matrix * float(trains_matrix(layer))
     hidden = product.rows * product.inner
     others = layer.forward.matmuls[:-1]
-    gradients = (
-        replace(transposed_weight(product), kernel=GRADIENT_PRODUCT),
-        replace(transposed_input(product), kernel=GRADIENT_PRODUCT),
-    )
+    gradients = [replace(transposed_weight(product), kernel=GRADIENT_PRODUCT)]
+    if trains_matrix(layer):
+        gradients.append(replace(transposed_input(product), kernel=GRADIENT_PRODUCT))
     forward = PassWork(
         matmuls=(*layer.forward.matmuls, *gradients),
         memory=layer.forward.memory
         + logits * (kernel.logits_moved - LOGITS_MOVED)
         + chunks * matrix * MATRIX_MOVED,
-        kernels=layer.forward.kernels - LOSS_KERNELS - 1 + launched * (_PRODUCTS + kernel.launches),
+        kernels=layer.forward.kernels - LOSS_KERNELS - 1 + launched * (1 + len(gradients) + kernel.launches),
     )
     backward_input, backward_weight = layer.backward_input, layer.backward_weight
     return replace(

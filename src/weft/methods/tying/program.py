@@ -66,7 +66,7 @@ def options(plan: Plan, graph: LayerGraph) -> Tied | None:
     weights = []
     for one in graph.tied:
         stages = tuple(sorted({stage_of[layer] for layer in one.layers}))
-        if len(stages) > 1:
+        if len(stages) > 1 and one.parameters.terms:
             parameters = round(one.parameters(plan.shape(stages[0])))
             weights.append(TiedWeights(stages, element * parameters))
     local = keeps_gradients_local(plan.sync)

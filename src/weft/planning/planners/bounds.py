@@ -192,7 +192,7 @@ class Bounds:
             each -= self._optimizer_bytes / (sharers if level else 1)
         buffers = arriving + buffered_bytes(states, layout.sharding) * min(layout.loops, SHARDED_BUFFERS)
         return LayerBytes(
-            states=resident * each * layers.parameters,
+            states=resident * (each * layers.parameters + layers.frozen),
             left=(0.0 if activations_away else live) * layers.left(layout.recompute),
             buffers=resident * buffers * layers.parameters,
             taken=live * layers.taken(layout.recompute),
@@ -231,6 +231,8 @@ class Bounds:
             stages = _by_local_stage(self.placement(layout), parameters, sharers)
             held = resident_states(stages, layout.pp, self._state_bytes, layout.sharding).total
             placement, shards = self.placement(layout), sharers if layout.sharding != "zero-0" else 1
+            frozen = self._by_stage(layout, self._costs.of(layout).frozen).astype(np.int64)
+            np.add.at(held, placement, np.broadcast_to(frozen, placement.shape))
             for stage in away:
                 np.subtract.at(
                     held, placement[:, stage], self._optimizer_bytes * -(-parameters[stage] // shards)

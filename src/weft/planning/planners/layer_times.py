@@ -47,7 +47,7 @@ class LayerCosts(NamedTuple):
     Seconds are the same as in `PassSeconds`. `kept` is the bytes that backward passes need, `inputs` the
     bytes from which they can recompute these. `products` is kept too where all but products is recomputed;
     `freed_products` is the part of it that is not in `kept`. Backward passes take `temporaries` besides.
-    `parameters` are those of a rank.
+    `parameters` are the trained ones of a rank, and `frozen` the bytes of the others.
     """
 
     forward_s: Floats
@@ -59,6 +59,7 @@ class LayerCosts(NamedTuple):
     freed_products: Floats
     temporaries: Floats
     parameters: Floats
+    frozen: Floats
 
     def again_s(self, recompute: Recompute) -> Floats:
         """Return the seconds that backward passes recompute."""
@@ -186,6 +187,7 @@ class LeastCosts(_ProblemLayers):
             work.freed_products,
             work.temporaries,
             round(layer.parameters(shape)),
+            round(layer.frozen(shape) * PRECISION_BYTES[job.precision]),
         )
 
     def _exchanged_s(self, index: int, shape: Shape) -> float:

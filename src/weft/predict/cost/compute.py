@@ -363,7 +363,8 @@ class StageWork:
         for layer, count in self._distinct:
             total = total.plus(self._measured(layer), count)
             nearness = max(nearness, how_measured(profile, layer, self.shape, self.device.name))
-        for tied in copied_parameters(self.graph, self.layers):
+        trained = (one for one in copied_parameters(self.graph, self.layers) if one.parameters.terms)
+        for tied in trained:
             owner = self.graph.layers[tied.layers[0]]
             copied = tied.parameters(self.shape) / owner.parameters(self.shape)
             total = total.plus(LayerTimes(update_s=copied * self._measured(owner).update_s), 1)

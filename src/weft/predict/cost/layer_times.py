@@ -8,7 +8,14 @@ from typing import Protocol
 
 from weft.describe.amount import Shape
 from weft.describe.device import FP8, PRECISION_BYTES, Device
-from weft.describe.layer import FP8_PRODUCT, GRADIENT_PRODUCT, PLAIN_PRODUCT, Layer, PassWork
+from weft.describe.layer import (
+    FP8_PRODUCT,
+    GRADIENT_PRODUCT,
+    LOW_RANK_PRODUCT,
+    PLAIN_PRODUCT,
+    Layer,
+    PassWork,
+)
 from weft.describe.layer_pieces import LayerPiece
 from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.errors import InputError, Violation, require_choice
@@ -32,6 +39,7 @@ KERNEL_SPEEDS: Mapping[str, float] = {
     PLAIN_PRODUCT: 1.0,
     FP8_PRODUCT: 1.0,
     GRADIENT_PRODUCT: 1.0,
+    LOW_RANK_PRODUCT: 1.0,
     "scores": 0.7,
     "flash1": 0.37,
     "flash1-causal": 0.56,

@@ -203,14 +203,21 @@ def reduced_element_bytes(plan: Plan) -> int:
 
 
 def stage_parameters(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> int:
-    """Return the count of a stage's parameters on one tensor rank, with copies of tied ones."""
+    """Return the count of a stage's trained parameters on one tensor rank, with copies of tied ones."""
     parameters = graph.amounts("parameters", shape)
     own = sum(parameters[index] for index in layers)
     return round(own + sum(one.parameters(shape) for one in copied_parameters(graph, layers)))
 
 
+def frozen_parameters(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> int:
+    """Return the count of a stage's frozen parameters on one tensor rank, with copies of tied ones."""
+    frozen = graph.amounts("frozen", shape)
+    copied = (one.frozen(shape) for one in copied_parameters(graph, layers))
+    return round(sum(frozen[index] for index in layers) + sum(copied))
+
+
 def own_parameters(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> int:
-    """Return the count of a stage's parameters on one rank, without tied ones copied in other stages."""
+    """Return the count of a stage's trained parameters on one rank, without tied ones of other stages."""
     shared = [one.parameters(shape) for one in shared_parameters(graph, layers) if one.layers[0] in layers]
     parameters = graph.amounts("parameters", shape)
     return round(sum(parameters[layer] for layer in layers) - sum(shared))

@@ -91,7 +91,9 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
 def backward(workspace: Workspace, instruction: Instruction) -> Issue:
     """Accumulate a stage's weight gradients for one micro-batch and hand on the gradients of its inputs."""
     add_up = added_up(workspace, instruction)
-    claim = workspace.resources.buckets[instruction.stage].claim
+    bucket = workspace.resources.buckets[instruction.stage]
+    # A first stage of frozen layers has outputs without a graph.
+    trains = bool(bucket.parameters)
 
     def differentiate(
         inputs: Sequence[torch.Tensor],
@@ -100,8 +102,9 @@ def backward(workspace: Workspace, instruction: Instruction) -> Issue:
         *,
         step: int,
     ) -> None:
-        claim()
-        torch.autograd.backward(outputs, gradients)
+        bucket.claim()
+        if trains or any(output.requires_grad for output in outputs):
+            torch.autograd.backward(outputs, gradients)
         add_up()
 
     return _going_back(workspace, instruction, differentiate)

@@ -7,7 +7,7 @@ share of a parameter has the name of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,19 +82,25 @@ class Division:
 
 
 class RowProduct(nn.Module):
-    """A product with a divided inner dimension: partial sums are added up, then comes the bias."""
+    """A product with a divided inner dimension: partial sums are added up, then comes the bias.
+
+    `beside` gets the product, its operand and the partial sums. It returns these with more partial sums.
+    """
 
     def __init__(self, whole: nn.Linear | Conv1D, ranks: TensorRanks) -> None:
         super().__init__()
-        self._transposed = isinstance(whole, Conv1D)
+        self.transposed = isinstance(whole, Conv1D)
         self._ranks = ranks
         self.weight = whole.weight
         self.bias = whole.bias
+        self.beside: Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         """Map (b, s, inner / size) to the stream (b, tokens, width)."""
-        weight = self.weight.t() if self._transposed else self.weight
+        weight = self.weight.t() if self.transposed else self.weight
         partial = nn.functional.linear(value, weight)
+        if self.beside is not None:
+            partial = self.beside(self, value, partial)
         return partial if self._ranks.elsewhere else self.finish(self._ranks.leave(partial))
 
     def finish(self, stream: torch.Tensor) -> torch.Tensor:

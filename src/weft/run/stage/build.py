@@ -21,7 +21,7 @@ from weft.run.stage.batch_norm import hold_statistics
 from weft.run.stage.families import STAGE_FAMILIES, stage_family
 from weft.run.stage.families.own import OwnGraphStage, OwnStage
 from weft.run.stage.layer_choices import apply_choices
-from weft.run.stage.stage_module import AddedModuleOf, StageModule, materialise
+from weft.run.stage.stage_module import ChangedStageOf, StageModule, materialise
 
 
 def build_stage(
@@ -67,7 +67,7 @@ def build_stage(
         stage.divide(TensorRanks(*tensor_share, divides_sequence=divides_sequence))
     if grid.context > 1:
         stage.spread(ContextRanks(*context_share))
-    _add_modules(stage, model_config, layers, methods)
+    _change(stage, layers, methods)
     materialise(stage, seed, dtype)
     hold_statistics(stage, dtype)
     return stage
@@ -97,17 +97,13 @@ def build_stages(
     return stages
 
 
-def _add_modules(
-    stage: StageModule, config: ModelConfig, layers: Sequence[int], methods: Iterable[Choice]
-) -> None:
-    """Add the modules of methods to a stage with these layers, still on the meta device."""
+def _change(stage: StageModule, layers: Sequence[int], methods: Iterable[Choice]) -> None:
+    """Let methods change a stage with these layers, still on the meta device."""
     asked = {choice.name: choice for choice in methods}
-    for one in runtime_parts(AddedModuleOf) if asked else ():
+    for one in runtime_parts(ChangedStageOf) if asked else ():
         if one.method in asked:
             with torch.device("meta"):
-                added = one.make(config, layers, asked[one.method])
-            for name, module in added.items():
-                stage.add(name, module)
+                one.change(stage, layers, asked[one.method])
 
 
 def _require_grid(config: ModelConfig, graph: LayerGraph, grid: ReplicaGrid) -> None:

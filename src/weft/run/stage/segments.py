@@ -96,7 +96,10 @@ class StageRun:
             if self.split[segment] and tape.pieces[number].weights:
                 left.append(_input_part(tape.pieces[number], ran, roots, gradients))
             else:
-                torch.autograd.backward(roots, gradients)
+                # Nothing before the first trained parameter of a model has a gradient.
+                pairs = [pair for pair in zip(roots, gradients, strict=True) if pair[0].requires_grad]
+                if pairs:
+                    torch.autograd.backward([root for root, _ in pairs], [given for _, given in pairs])
             tape.behind, gradient = ran.inputs, ran.inputs[0].grad
         return gradient, left
 

@@ -50,8 +50,7 @@ def run_input_part(
         inputs, outputs: those of one micro-batch; the outputs cannot be differentiated again.
         gradients: those of the outputs, of their shapes; None for a loss.
     """
-    weights = tuple(parameter for parameter in module.parameters() if parameter.requires_grad)
-    return input_part(weights, inputs, outputs, gradients)
+    return input_part(tuple(module.parameters()), inputs, outputs, gradients)
 
 
 def input_part(
@@ -61,6 +60,10 @@ def input_part(
     gradients: Sequence[torch.Tensor | None],
 ) -> WeightPart:
     """Set `grad` of the inputs, as `run_input_part`, for outputs computed with these weights."""
+    weights = [weight for weight in weights if weight.requires_grad]
+    if not weights and not any(output.requires_grad for output in outputs):
+        # Frozen layers before the first trained parameter of a model.
+        return WeightPart((), [])
     # Outputs are detached from their graph in place, which torch does not allow for a view.
     outputs = [output.clone() if output._is_view() else output for output in outputs]
     starts = _starts([one for one in inputs if one.requires_grad], weights, outputs)

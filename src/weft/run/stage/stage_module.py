@@ -68,14 +68,15 @@ class AddedModule(nn.Module, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AddedModuleOf:
-    """A maker of the modules that a method adds to a stage, by name; the method contributes it.
+class ChangedStageOf:
+    """A method's change to a stage on the meta device, divided already; the method contributes it.
 
-    `make` gets the model, the positions of the stage's layers and the job's choice of the method.
+    `change` gets the stage, the positions of its layers and the job's choice of the method. It adds modules
+    (`StageModule.add`), and may freeze parameters.
     """
 
     method: str
-    make: Callable[[ModelConfig, Sequence[int], Choice], Mapping[str, AddedModule]]
+    change: Callable[[StageModule, Sequence[int], Choice], None]
 
 
 class StageModule(nn.Module, ABC):
@@ -83,7 +84,7 @@ class StageModule(nn.Module, ABC):
 
     Submodules have their names in the `transformers` model, so that `state_dict` has its names too. With tied
     embeddings the last stage has a copy of the token table, under its name in the first stage. Modules that
-    methods add have names that no submodule of the model has.
+    methods add have names that no submodule of the model has. Parameters without `requires_grad` are frozen.
     """
 
     # Name of the module with the token table, which a tied head multiplies with; empty without a table.
@@ -113,10 +114,26 @@ class StageModule(nn.Module, ABC):
     def load(cls, family: str) -> None:
         """Import the modules that stages of a family need, beside that of this class."""
 
-    def add(self, name: str, module: AddedModule) -> None:
-        """Add a submodule that is no part of the model."""
-        self.add_module(name, module)
+    def add(self, name: str, module: AddedModule, held: HeldByTensorRanks | None = None) -> None:
+        """Add a submodule that is no part of the model, at the end of a path of names.
+
+        `held`: how tensor ranks hold its parameters, all of them alike; None: whole, and on the stream.
+        """
+        path, _, leaf = name.rpartition(".")
+        self.get_submodule(path).add_module(leaf, module)
         self.added |= {name}
+        if held is None:
+            return
+        self.held = {f"{name}.{own}": held for own, _ in module.named_parameters()} | dict(self.held)
+        if held.axis is not None:
+            self.divisions = dict(self.divisions) | {
+                f"{name}.{own}": Division(held.axis, held.blocks, parameter.shape[held.axis])
+                for own, parameter in module.named_parameters()
+            }
+
+    def owner(self, name: str) -> str | None:
+        """Return the path of the added module that has the tensor of that name; None for the model's own."""
+        return next((path for path in self.added if name.startswith(f"{path}.")), None)
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
@@ -133,12 +150,12 @@ class StageModule(nn.Module, ABC):
 
     def initial_of(self, name: str) -> Initial:
         """Return the rule for any parameter, also for added modules."""
-        first, _, rest = name.partition(".")
-        if first not in self.added:
+        owner = self.owner(name)
+        if owner is None:
             return self.initial(name)
-        module = self.get_submodule(first)
+        module = self.get_submodule(owner)
         assert isinstance(module, AddedModule)
-        return module.initial(rest)
+        return module.initial(name.removeprefix(f"{owner}."))
 
     @abstractmethod
     def layer_functions(self, inputs: torch.Tensor) -> Sequence[LayerFunction]:
@@ -335,4 +352,5 @@ def materialise(stage: StageModule, seed: int, dtype: torch.dtype) -> None:
         if division is not None:
             value = division.own(value, stage.tensor)
         path, _, leaf = name.rpartition(".")
-        setattr(stage.get_submodule(path), leaf, nn.Parameter(value.to(dtype)))
+        made = nn.Parameter(value.to(dtype), requires_grad=parameter.requires_grad)
+        setattr(stage.get_submodule(path), leaf, made)

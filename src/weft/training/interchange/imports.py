@@ -12,6 +12,7 @@ from torch import nn
 from weft.describe.model import ModelConfig
 from weft.describe.models import CONFIG_FILE, PRESETS, resolve_model
 from weft.run.parallel.tensor_stage import own_share
+from weft.run.stage.stage_module import StageModule
 from weft.training.checkpoint.tensor_folders import SafetensorsFolder, Shape, TensorFolder
 from weft.training.interchange.dcp import METADATA, DcpFolder
 from weft.training.interchange.hugging_face import WrittenFolder, require_same_function, write_folder
@@ -30,10 +31,9 @@ def read_initial_weights(path: Path, config: ModelConfig, stages: Mapping[int, n
     weights = initial_weights(path, config)
     with torch.no_grad():
         for stage in stages.values():
-            added = getattr(stage, "added", ())
-            own = {name: one for name, one in stage.state_dict().items() if name.split(".")[0] not in added}
-            for name, tensor in own.items():
-                tensor.copy_(own_share(stage, name, weights.read(name)))
+            for name, tensor in stage.state_dict().items():
+                if not isinstance(stage, StageModule) or stage.owner(name) is None:
+                    tensor.copy_(own_share(stage, name, weights.read(name)))
 
 
 def initial_weights(path: Path, config: ModelConfig) -> Weights:

@@ -80,26 +80,31 @@ class _ChunkedHead:
 class _Gradients:
     """The gradients of a sum of losses: of vectors in their precision, of weights in fp32 or wider.
 
-    Weights sum up over many chunks, in which 16 bits would lose small parts.
+    Weights sum up over many chunks, in which 16 bits would lose small parts. Frozen weights have none.
+
+    Args:
+        trains_weight, trains_bias: True if these have gradients.
     """
 
-    def __init__(self, head: _ChunkedHead) -> None:
+    def __init__(self, head: _ChunkedHead, *, trains_weight: bool, trains_bias: bool) -> None:
         self._head = head
         wide = at_least_fp32(head.hidden[:0]).dtype
         self.hidden = torch.empty_like(head.hidden)
-        self.weight = torch.zeros_like(head.weight, dtype=wide)
-        self.bias = None if head.bias is None else torch.zeros_like(head.bias, dtype=wide)
-        self._room = None if wide == head.weight.dtype else torch.empty_like(head.weight)
+        self.weight = torch.zeros_like(head.weight, dtype=wide) if trains_weight else None
+        self.bias = torch.zeros_like(head.bias, dtype=wide) if head.bias is not None and trains_bias else None
+        adds_elsewhere = trains_weight and wide != head.weight.dtype
+        self._room = torch.empty_like(head.weight) if adds_elsewhere else None
 
     def add(self, part: slice, logits: torch.Tensor, gradient: torch.Tensor) -> None:
         """Take a chunk's gradient of the logits, in fp32 or wider; `logits` is a room in their precision."""
         if self.bias is not None:
             self.bias += gradient.sum(0)
-        if self._room is None:
-            self.weight.addmm_(gradient.t(), self._head.hidden[part])
-        else:
+        if gradient.dtype != logits.dtype:
             gradient = logits.copy_(gradient)
+        if self.weight is not None and self._room is not None:
             self.weight += torch.mm(gradient.t(), self._head.hidden[part], out=self._room)
+        elif self.weight is not None:
+            self.weight.addmm_(gradient.t(), self._head.hidden[part])
         torch.mm(gradient, self._head.weight, out=self.hidden[part])
 
 
@@ -117,7 +122,8 @@ class _ChunkedCrossEntropy(Function):
     ) -> torch.Tensor:
         """Sum the cross entropy over all chunks; keep its gradients if they are `wanted`."""
         share = head.ranks.share(head.vocabulary)
-        gradients = _Gradients(head) if wanted else None
+        _, trains_weight, trains_bias, *_ = ctx.needs_input_grad
+        gradients = _Gradients(head, trains_weight=trains_weight, trains_bias=trains_bias) if wanted else None
         total = at_least_fp32(hidden.new_zeros(()))
         room: torch.Tensor | None = None
         for part, logits in head.chunks():

@@ -1,0 +1,75 @@
+"""The linear layers of a model's blocks, by their names in `transformers`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from weft.describe.decoder_row import ROWS
+from weft.describe.model import ModelConfig
+from weft.errors import InputError, Violation
+
+# The value that a linear layer multiplies.
+Read = Literal["attention input", "attention output", "feed-forward input", "activation"]
+_GPT = (("c_attn", "c_proj"), ("c_fc", "c_proj"))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockProduct:
+    """A linear layer of every block: (tokens x inner) by (inner x columns).
+
+    Attributes:
+        name: the last part of its name in `transformers`.
+        reads: its operand; linear layers that read the same keep it once for their backward passes.
+        divided: the side that tensor ranks divide, `columns` or `inner`.
+    """
+
+    name: str
+    inner: int
+    columns: int
+    reads: Read
+
+    @property
+    def divided(self) -> Literal["columns", "inner"]:
+        return "columns" if self.reads.endswith(" input") else "inner"
+
+    @property
+    def in_attention(self) -> bool:
+        return self.reads.startswith("attention")
+
+
+def block_products(config: ModelConfig) -> tuple[BlockProduct, ...]:
+    """Return the linear layers of a model's blocks with a plain feed-forward, in the order of the block.
+
+    Raises:
+        InputError: for a family whose linear layers weft cannot name.
+    """
+    attention, feed_forward = _names(config)
+    decoder = config.architecture
+    queries, keys = config.heads * decoder.head_size, config.key_value_heads * decoder.head_size
+    inner = config.feed_forward
+    gated = config.family != "gpt" and decoder.gated
+    return (
+        *_reading("attention input", attention[:-1], config.hidden, (queries, keys, keys)),
+        BlockProduct(attention[-1], queries, config.hidden, "attention output"),
+        *_reading("feed-forward input", feed_forward[:-1], config.hidden, (inner,) * (1 + gated)),
+        BlockProduct(feed_forward[-1], inner, config.hidden, "activation"),
+    )
+
+
+def _names(config: ModelConfig) -> tuple[Sequence[str], Sequence[str]]:
+    if config.family == "gpt":
+        return _GPT
+    row = ROWS.get(config.family)
+    if row is None or config.architecture.latent is not None:
+        known = "GPT-2, and of decoders with a row and without latent attention"
+        problem = f"{config.name} is of the family {config.family!r}; linear layers are known of {known}"
+        raise InputError(Violation("model", problem))
+    return row.attention_products, row.feed_forward_products
+
+
+def _reading(reads: Read, names: Sequence[str], inner: int, columns: Sequence[int]) -> list[BlockProduct]:
+    """Return the layers that read one operand, one for each size or one for all of them together."""
+    sizes = columns if len(names) == len(columns) else (sum(columns),)
+    return [BlockProduct(name, inner, size, reads) for name, size in zip(names, sizes, strict=True)]

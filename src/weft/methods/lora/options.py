@@ -1,0 +1,80 @@
+"""The options of low-rank adaptation: the table `[lora]`, and the options of a plan's method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from weft.describe.block_products import BlockProduct
+from weft.describe.contract import Contract
+from weft.describe.plan import Choice
+from weft.describe.reading import violations_of
+from weft.describe.run_tables.methods import Options, RunTable
+from weft.describe.toml_table import TOML_ARRAY, Count, TomlTable, Word
+from weft.errors import InputError, Violation, nearest
+
+NAME = "lora"
+_SEPARATOR = ","
+
+
+class LoraTable(TomlTable):
+    """The keys of `[lora]`."""
+
+    rank: Count = Field(default=16, description="the inner size of the products beside each linear layer")
+    alpha: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="their sum is scaled by alpha / rank; twice the rank if absent"
+    )
+    targets: Annotated[tuple[Word, ...], TOML_ARRAY] = Field(
+        default=(), description='linear layers of the blocks, such as ["q_proj", "v_proj"]; all if absent'
+    )
+
+
+def _options(table: LoraTable) -> Options:
+    alpha = 2.0 * table.rank if table.alpha is None else table.alpha
+    return {"rank": table.rank, "alpha": alpha, "targets": _SEPARATOR.join(table.targets)}
+
+
+TABLE = RunTable(method=NAME, table=LoraTable, options=_options, contract=Contract.EMPIRICAL)
+
+
+class LowRank(TomlTable):
+    """The options of a plan's method: the rank and scale of the products, and the names of their layers."""
+
+    rank: Count
+    alpha: Annotated[float, Field(gt=0)]
+    targets: str
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    def chosen(self, products: Sequence[BlockProduct]) -> list[BlockProduct]:
+        """Return the linear layers that have low-rank products.
+
+        Raises:
+            InputError: with one line for each target that is no linear layer of the model.
+        """
+        names = list(dict.fromkeys(one.name for one in products))
+        targets = list(filter(None, self.targets.split(_SEPARATOR)))
+        problems = [
+            Violation(f"{NAME}.targets", f"{name!r} is not one of {', '.join(names)}", nearest(name, names))
+            for name in targets
+            if name not in names
+        ]
+        if problems:
+            raise InputError(problems)
+        return [one for one in products if not targets or one.name in targets]
+
+
+def read_options(choice: Choice) -> LowRank:
+    """Return the options of a plan's method or of a job's.
+
+    Raises:
+        InputError: for unknown, missing or wrong options.
+    """
+    try:
+        return LowRank.model_validate(dict(choice.options))
+    except ValidationError as error:
+        raise InputError(violations_of(error, NAME, LowRank)) from None

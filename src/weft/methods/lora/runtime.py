@@ -1,0 +1,105 @@
+"""Low-rank products in a stage: `lora_A` and `lora_B` beside its frozen linear layers.
+
+Parameters have the names of the peft library. A starts with random values of the variance that peft's have,
+and B with zeros, so that training starts from the model's own function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from weft.describe.block_products import block_products
+from weft.describe.plan import Choice
+from weft.errors import InputError, Violation
+from weft.methods.lora.options import NAME, read_options
+from weft.run.parallel.tensor_layers import HeldByTensorRanks, RowProduct
+from weft.run.stage.stage_module import AddedModule, ChangedStageOf, Initial, StageModule
+
+A, B = "lora_A", "lora_B"
+# Each tensor rank computes with its own heads or columns, so that ranks add up the gradients.
+_WHOLE = HeldByTensorRanks(in_region=True)
+
+Product = nn.Linear | Conv1D | RowProduct
+
+
+class LowRankFactor(AddedModule):
+    """One of the two products: values (..., inner) to (..., columns).
+
+    Args:
+        deviation: of the initial values; 0 for zeros.
+    """
+
+    def __init__(self, inner: int, columns: int, deviation: float = 0.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(columns, inner))
+        self._deviation = deviation
+
+    def initial(self, name: str) -> Initial:
+        return Initial(deviation=self._deviation)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(values, self.weight)
+
+
+def adapt(stage: StageModule, layers: Sequence[int], choice: Choice) -> None:
+    """Freeze a stage, and add low-rank products beside the linear layers of its blocks.
+
+    Raises:
+        InputError: if a block lacks a linear layer that its description names.
+    """
+    low_rank = read_options(choice)
+    names = {one.name for one in low_rank.chosen(block_products(stage.config))}
+    stage.requires_grad_(False)
+    for block in stage.blocks:
+        found = list(_products(stage, block, names))
+        if missing := names - {name.rpartition(".")[2] for name, _ in found}:
+            raise InputError(Violation(NAME, f"a block of {stage.config.name} has no {sorted(missing)[0]}"))
+        for name, product in found:
+            _add(stage, name, product, low_rank.rank, low_rank.scale)
+
+
+def _products(stage: StageModule, block: nn.Module, names: set[str]) -> Iterator[tuple[str, Product]]:
+    """Yield the linear layers of a block with one of these names, by their names in the stage."""
+    inside = {id(module) for module in block.modules()}
+    for name, module in stage.named_modules():
+        if id(module) in inside and name.rpartition(".")[2] in names and isinstance(module, Product):
+            yield name, module
+
+
+def _add(stage: StageModule, name: str, product: Product, rank: int, scale: float) -> None:
+    """Add both products beside one linear layer, whose weight still has the shape of the whole."""
+    transposed = isinstance(product, Conv1D) or (isinstance(product, RowProduct) and product.transposed)
+    inner, columns = product.weight.shape if transposed else reversed(product.weight.shape)
+    division = stage.divisions.get(f"{name}.weight")
+    by_rows = isinstance(product, RowProduct)
+    # Uniform values between -1 / sqrt(inner) and 1 / sqrt(inner) have this deviation.
+    down, up = LowRankFactor(inner, rank, (3.0 * inner) ** -0.5), LowRankFactor(rank, columns)
+    divides_columns = division is not None and not by_rows
+    stage.add(f"{name}.{A}", down, HeldByTensorRanks(axis=1) if by_rows else _WHOLE)
+    stage.add(
+        f"{name}.{B}",
+        up,
+        HeldByTensorRanks(axis=0, blocks=division.blocks) if divides_columns and division else _WHOLE,
+    )
+
+    beside = partial(_add_low_rank, scale=scale)
+    if isinstance(product, RowProduct):
+        product.beside = beside
+    else:
+        product.register_forward_hook(lambda module, given, result: beside(module, given[0], result))
+
+
+def _add_low_rank(
+    product: nn.Module, values: torch.Tensor, result: torch.Tensor, *, scale: float
+) -> torch.Tensor:
+    """Return the result of a linear layer, and of the products that stand beside it."""
+    added = product.get_submodule(B)(product.get_submodule(A)(values))
+    return torch.add(result, added, alpha=scale)
+
+
+PARTS = (ChangedStageOf(method=NAME, change=adapt),)

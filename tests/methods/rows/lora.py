@@ -1,0 +1,62 @@
+"""Rows with low-rank products: one process freezes the same layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from asked_methods import with_low_rank
+from decoder_models import tiny_decoder
+from equality_table import Row
+from methods.rows.gradient_norm import Clips
+from methods.rows.micro_batch_norms import TellsNorms
+from methods.rows.tensor_collectives import OVERLAPPED
+from one_process import Method
+from small_plans import divisible, tiny
+
+from weft.describe.plan import Choice
+from weft.run.runtime import RankRuntime
+
+
+@dataclass(frozen=True)
+class LowRank(Method):
+    """Low-rank products beside the linear layers of these names, or all."""
+
+    targets: tuple[str, ...] = ()
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        return (with_low_rank(4, 8.0, *self.targets),)
+
+    def check(self, runtime: RankRuntime) -> None:
+        for module in runtime.stages.values():
+            trained = {name for name, one in module.named_parameters() if one.requires_grad}
+            assert trained == {name for name, _ in module.named_parameters() if ".lora_" in name}
+        assert sum(bucket.flat.numel() for bucket in runtime.buckets.values()) < 50_000
+
+
+ALL, SOME = LowRank(), LowRank(("q_proj", "v_proj"))
+GPT, LLAMA = tiny(layers=4), tiny("llama", layers=4)
+WIDE_GPT, WIDE_LLAMA = divisible("gpt"), divisible("llama")
+ROWS = (
+    Row(GPT, "1f1b", pp=2, steps=3, methods=(ALL, Clips(0.001))),
+    Row(tiny(layers=4, tied=True), "1f1b", pp=2, steps=3, methods=(ALL,)),
+    Row(LLAMA, "1f1b", dp=2, steps=3, methods=(SOME,)),
+    # The first and the last stage have no block: nothing in them is trained.
+    Row(LLAMA, "1f1b", pp=3, layers=(1, 4, 1), steps=3, methods=(ALL,)),
+    Row(LLAMA, "zb-h1", pp=3, layers=(1, 4, 1), steps=3, methods=(SOME,)),
+    Row(LLAMA, "zb-v", pp=2, loops=2, steps=3, methods=(ALL,)),
+    Row(LLAMA, "breadth-first", pp=2, loops=2, recompute="full", steps=3, methods=(ALL,)),
+    Row(LLAMA, "1f1b", pp=2, recompute="selective", steps=3, methods=(SOME,)),
+    Row(LLAMA, "1f1b", dp=2, sharding="zero-1", steps=3, methods=(ALL,)),
+    Row(LLAMA, "1f1b", dp=2, pp=2, sharding="zero-2", steps=3, methods=(ALL,)),
+    Row(WIDE_LLAMA, "1f1b", tp=2, steps=3, methods=(ALL,)),
+    Row(WIDE_GPT, "1f1b", tp=2, steps=3, methods=(ALL, Clips(0.001))),
+    Row(WIDE_LLAMA, "1f1b", tp=2, pp=2, recompute="full", steps=3, methods=(SOME,)),
+    Row(WIDE_LLAMA, "1f1b", tp=2, chunks="by size", steps=3, methods=(ALL,)),
+    Row(WIDE_LLAMA, "1f1b", tp=2, steps=3, methods=(ALL, OVERLAPPED)),
+    Row(WIDE_LLAMA, "1f1b", cp=2, steps=3, methods=(ALL,)),
+    Row(LLAMA, "1f1b", pp=2, precision="bf16", steps=3, tolerance=0.05, methods=(ALL,)),
+    Row(LLAMA, "1f1b", pp=2, chunks=8, steps=3, methods=(ALL, TellsNorms())),
+    Row(tiny_decoder("phi3"), "1f1b", pp=2, steps=3, methods=(ALL,)),
+    Row(tiny_decoder("gpt_neox"), "1f1b", pp=2, steps=3, methods=(ALL,)),
+)
