@@ -31,6 +31,7 @@ def test_a_folder_is_a_method() -> None:
         "gradient_norm",
         "hierarchical",
         "local_averaging",
+        "lora",
         "loss_kernels",
         "micro_batch_norms",
         "offload",

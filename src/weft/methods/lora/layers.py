@@ -1,7 +1,7 @@
 """The layers of a model with low-rank products: all else frozen, with its passes and kept activations.
 
 A frozen linear layer has no gradient of its weight, and keeps no operand for it. The low-rank products of a
-layer keep its operand. They are bound by memory: the first one reads the operand, the second one writes a
+layer keep its operand. They are bound by memory: the first one reads the operand. The second one writes a
 result as large as the layer's, and a sum reads both. An embedding has no backward pass any more.
 """
 

@@ -8,7 +8,6 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from weft.describe.block_products import BlockProduct
-from weft.describe.contract import Contract
 from weft.describe.plan import Choice
 from weft.describe.reading import violations_of
 from weft.describe.run_tables.methods import Options, RunTable
@@ -36,7 +35,7 @@ def _options(table: LoraTable) -> Options:
     return {"rank": table.rank, "alpha": alpha, "targets": _SEPARATOR.join(table.targets)}
 
 
-TABLE = RunTable(method=NAME, table=LoraTable, options=_options, contract=Contract.EMPIRICAL)
+TABLE = RunTable(method=NAME, table=LoraTable, options=_options)
 
 
 class LowRank(TomlTable):

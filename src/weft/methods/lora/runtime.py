@@ -1,7 +1,7 @@
 """Low-rank products in a stage: `lora_A` and `lora_B` beside its frozen linear layers.
 
-Parameters have the names of the peft library. A starts with random values of the variance that peft's have,
-and B with zeros, so that training starts from the model's own function.
+Parameters have the names of the peft library. A starts with random values, of the variance of peft's.
+B starts with zeros, so that training starts from the model's own function.
 """
 
 from __future__ import annotations
