@@ -16,9 +16,16 @@ if TYPE_CHECKING:
 
 
 def export(
-    run: Path, out: Path, /, *, checkpoint: int | None = None, replay: int | None = None, json: Json = False
+    run: Path,
+    out: Path,
+    /,
+    *,
+    checkpoint: int | None = None,
+    replay: int | None = None,
+    adapter: bool = False,
+    json: Json = False,
 ) -> None:
-    """Write the weights of a run as a folder that transformers loads.
+    """Write the weights of a run as a folder that transformers loads; low-rank products are merged.
 
     Example: weft export runs/demo gpt-demo
 
@@ -33,11 +40,13 @@ def export(
     replay
         Instead of a checkpoint's weights, those with which all replicas compute this step, from the log that
         checkpoint.weight_log keeps.
+    adapter
+        Write the low-rank products of [lora] alone, as a folder that peft loads.
     """
     require_torch()
     from weft.training.interchange.export import export as write_export
 
-    exported = write_export(run, out, checkpoint=checkpoint, replay=replay)
+    exported = write_export(run, out, checkpoint=checkpoint, replay=replay, adapter=adapter)
     for reason in exported.skipped:
         print(f"weft: skipped a checkpoint: {reason}", file=sys.stderr)
     _answer(exported.folder, exported.checkpoint, {"checkpoint": exported.checkpoint}, json)

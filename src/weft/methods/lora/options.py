@@ -15,6 +15,8 @@ from weft.describe.toml_table import TOML_ARRAY, Count, TomlTable, Word
 from weft.errors import InputError, Violation, nearest
 
 NAME = "lora"
+# Names of the two products beside a linear layer, as peft has them: operand x A, then x B.
+A, B = "lora_A", "lora_B"
 _SEPARATOR = ","
 
 

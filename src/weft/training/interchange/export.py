@@ -25,7 +25,8 @@ from weft.training.checkpoint.weight_replay import replay as replayed_weights
 from weft.training.data.tokenizer_json import SETTINGS_FILE, TOKENIZER_FILE, JsonTokenizer, tokenizer_file
 from weft.training.data.tokenizers import fingerprint_of, get_tokenizer, tokenizer_name
 from weft.training.directory.run_directory import RunDirectory
-from weft.training.interchange.hugging_face import FILE_BYTES, WrittenFolder, write_folder
+from weft.training.interchange.adapters import adapter_in, merged
+from weft.training.interchange.hugging_face import FILE_BYTES, WrittenFolder, write_adapter, write_folder
 from weft.training.interchange.matching import match_weights
 
 _GENERATION_FILE = "generation_config.json"
@@ -55,21 +56,23 @@ def export(
     *,
     checkpoint: int | None = None,
     replay: int | None = None,
+    adapter: bool = False,
     file_bytes: int = FILE_BYTES,
 ) -> Exported:
     """Write a checkpoint of a run as a folder for `transformers.AutoModelForCausalLM.from_pretrained`.
 
-    The model's tensors keep their names and their precision. A tied head is left out, as in `transformers`,
-    and so are tensors that methods have added to the model.
+    The model's tensors keep their names and their precision. A tied head is left out, as in `transformers`.
+    An adapter is merged with them. Other tensors that methods have added to the model are left out.
 
     Args:
         checkpoint: the step of the checkpoint; default: the newest whole one.
         replay: write the weights with which all replicas compute this step, from the run's log of weights.
+        adapter: write the run's adapter alone, as a folder for `peft.PeftModel.from_pretrained`.
         file_bytes: the largest number of tensor bytes in one file.
 
     Raises:
         InputError: if there is no such run or checkpoint, its tensors are not the model's, or `out` exists;
-            or if the log does not reach the step.
+            or if the log does not reach the step, or the run trains no adapter.
         RunError: if the checkpoint is damaged.
     """
     directory = RunDirectory(run_dir)
@@ -87,13 +90,25 @@ def export(
         replayed = replayed_weights(run_dir, plan, config, replay)
         source, skipped = replayed.folder, replayed.skipped
         name = f"{replayed.checkpoint}, replayed to step {replay}"
-    weights = match_weights(source, config, others=True)
     # A task of the user's own may have any tokenizer, or none.
     others = _tokenizer_of(run, run_dir, config.sequence) if is_language(run.task.kind) else {}
-    written = write_folder(
-        out, config, weights, extra_files={**_kept_files(run), **others}, file_bytes=file_bytes
-    )
+    extra_files = {**_kept_files(run), **others}
+    if adapter:
+        written = write_adapter(out, adapter_in(source, config, plan), source, _base(run), extra_files)
+    else:
+        weights = match_weights(merged(source, config, plan), config, others=True)
+        written = write_folder(out, config, weights, extra_files=extra_files, file_bytes=file_bytes)
     return Exported(written, name, tuple(skipped))
+
+
+def _base(run: RunFile) -> Path:
+    """Return the folder of the frozen weights; raise InputError if the run has drawn them."""
+    if run.model.hf is None or not run.model.weights:
+        raise InputError(
+            Violation("adapter", "its frozen weights come from the seed, not from a folder", "no --adapter")
+        )
+    path = Path(run.model.hf)
+    return (path if path.is_dir() else path.parent).absolute()
 
 
 def _require_same_model(config: ModelConfig, plan: Plan, run_dir: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,16 @@ from weft.describe.reading import read_json
 from weft.describe.units import shown
 from weft.errors import InputError, RunError, Violation
 from weft.files import building_folder, write_whole
+from weft.training.checkpoint.tensor_folders import TensorFolder
+from weft.training.interchange.adapters import Adapter
 from weft.training.interchange.hugging_face_families import HuggingFaceFamily, hugging_face_family
 from weft.training.interchange.matching import Weights
 from weft.training.interchange.weight_files import INDEX, SUFFIX, WHOLE
 
 # A file of the folder is written from memory at once, so this bounds the memory of an export.
 FILE_BYTES = 2_000_000_000
+
+_ADAPTER_CONFIG, _ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 
 
 # Different names of one function.
@@ -61,17 +66,53 @@ def write_folder(
         RunError: if the disk is full or cannot be written; no files stay.
     """
     family = hugging_face_family(config)
+    with _new_folder(path) as folder:
+        for name, text in (extra_files or {}).items():
+            write_whole(folder / name, text)
+        written = _write_model(folder, config, family, weights, file_bytes)
+    return replace(written, path=path)
+
+
+@contextmanager
+def _new_folder(path: Path) -> Iterator[Path]:
+    """Make a folder whole or not at all: yield the place to write its files.
+
+    Raises:
+        InputError: if the path exists.
+        RunError: if the disk is full or cannot be written; no files stay.
+    """
     _require_free(path)
     try:
         with building_folder(path) as folder:
-            for name, text in (extra_files or {}).items():
-                write_whole(folder / name, text)
-            written = _write_model(folder, config, family, weights, file_bytes)
+            yield folder
     except OSError as error:
         raise RunError(f"{path}: not written: {error.strerror or error}") from error
     except SafetensorError as error:
         raise RunError(f"{path}: not written: {error}") from error
-    return replace(written, path=path)
+
+
+def write_adapter(
+    path: Path, adapter: Adapter, source: TensorFolder, base: Path, extra_files: Mapping[str, str]
+) -> WrittenFolder:
+    """Write a folder that `peft.PeftModel.from_pretrained` loads, whole or not at all.
+
+    Args:
+        base: the folder of the frozen model.
+        extra_files: further text files by name, such as the tokenizer's.
+
+    Raises:
+        InputError: if the path exists, or a tensor cannot be read.
+        RunError: if the disk is full or cannot be written; no files stay.
+    """
+    tensors = {name: source.read(kept).contiguous() for name, kept in adapter.names.items()}
+    record = {"base_model_name_or_path": str(base), **adapter.configuration}
+    with _new_folder(path) as folder:
+        for name, text in extra_files.items():
+            write_whole(folder / name, text)
+        save_file(tensors, folder / _ADAPTER, metadata={"format": "pt"})
+        write_whole(folder / _ADAPTER_CONFIG, json.dumps(record, indent=2, sort_keys=True) + "\n")
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    return WrittenFolder(path=path, tensors=len(tensors), files=1, tensor_bytes=size)
 
 
 def _write_model(

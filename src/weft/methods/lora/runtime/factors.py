@@ -16,11 +16,10 @@ from transformers.pytorch_utils import Conv1D
 from weft.describe.block_products import block_products
 from weft.describe.plan import Choice
 from weft.errors import InputError, Violation
-from weft.methods.lora.options import NAME, read_options
+from weft.methods.lora.options import NAME, A, B, read_options
 from weft.run.parallel.tensor_layers import HeldByTensorRanks, RowProduct
 from weft.run.stage.stage_module import AddedModule, ChangedStageOf, Initial, StageModule
 
-A, B = "lora_A", "lora_B"
 # Each tensor rank computes with its own heads or columns, so that ranks add up the gradients.
 _WHOLE = HeldByTensorRanks(in_region=True)
 
@@ -102,4 +101,4 @@ def _add_low_rank(
     return torch.add(result, added, alpha=scale)
 
 
-PARTS = (ChangedStageOf(method=NAME, change=adapt),)
+CHANGED_STAGE = ChangedStageOf(method=NAME, change=adapt)
