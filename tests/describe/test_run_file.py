@@ -57,7 +57,7 @@ def test_the_commented_file_is_valid_and_so_is_everything_it_comments_out():
         for line in text.splitlines()
     ]
     complete = parse_run(parse_toml("\n".join(lines), "run"))
-    assert set(complete.methods) == {"auxiliary-head", "attention-window", "offload", "fp8-linears"}
+    assert set(complete.methods) == {"auxiliary-head", "attention-window", "offload", "fp8-linears", "lora"}
     # These go with another value of another key, and are named there.
     named_there = {"hf", "build", "momentum", "state_bytes", "final_learning_rate", "decay_steps"}
     for name in set(RunFile.model_fields) - {"methods"}:

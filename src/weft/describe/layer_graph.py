@@ -148,6 +148,10 @@ class LayerGraph:
         """Return the count of parameters held by one tensor rank, trained and frozen."""
         return self._count(tensor_parallel, "parameters", "frozen")
 
+    @property
+    def has_frozen_layers(self) -> bool:
+        return any(layer.frozen.terms for layer in self.layers)
+
     def trained_parameters(self, tensor_parallel: int = 1) -> int:
         """Return the count of parameters that one tensor rank trains."""
         return self._count(tensor_parallel, "parameters")

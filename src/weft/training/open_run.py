@@ -28,6 +28,7 @@ from weft.run.state.precision import PRECISIONS, STEPPED
 from weft.run.state.synchroniser_state import REPLICAS, ReplicaState
 from weft.run.verified import require_verified
 from weft.training.checkpoint import checkpoints
+from weft.training.checkpoint.frozen_weights import frozen_fingerprint
 from weft.training.checkpoint.training_state import (
     TrainingState,
     read_state,
@@ -107,18 +108,19 @@ def open_run(
     task = _open_task(job, checkpoint_ranks)
     journal = Journal(run_dir, writes=context.rank == 0, device=torch.device(context.device))
     newest = _newest_checkpoint(job, run_dir / "checkpoints", journal, checkpoint_ranks)
-    begin = TrainingState(
-        step=0,
-        plan_id=plan.plan_id,
-        samples=0,
-        seed=run.train.seed,
-        model=plan.model_fingerprint,
-        precision=plan.precision,
-        data=task.fingerprint,
-        first_loss=0.0,
-    )
     # The job's own group would time out: some ranks read initial weights far longer than others.
     with together(checkpoint_ranks.group):
+        begin = TrainingState(
+            step=0,
+            plan_id=plan.plan_id,
+            samples=0,
+            seed=run.train.seed,
+            model=plan.model_fingerprint,
+            precision=plan.precision,
+            data=task.fingerprint,
+            first_loss=0.0,
+            frozen=frozen_fingerprint(run, job.problem.job.graph),
+        )
         saved = read_state(newest) if newest else begin
         require_same_job(begin, saved, str(newest))
         if run.run.deterministic:
@@ -126,7 +128,7 @@ def open_run(
         dtype = STEPPED[job.plan.precision]
         stages = build_stages(job.plan, job.problem.model, context.rank, run.train.seed, dtype)
         stages = {index: stage.to(context.device) for index, stage in stages.items()}
-        if run.model.weights and newest is None:
+        if run.model.weights and (newest is None or begin.frozen):
             # Imports every family's part of `transformers`, which takes a second.
             from weft.training.interchange.imports import read_initial_weights
 

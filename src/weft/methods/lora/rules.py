@@ -44,7 +44,7 @@ def _sharded(job: Job, layout: Layout) -> str | None:
 def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
     choice = plan.method(NAME)
     if choice is None:
-        if any(layer.frozen.terms for layer in graph.layers):
+        if graph.has_frozen_layers:
             yield Violation("plan: methods", "the job has frozen layers, the plan has none", NAME)
         return
     try:

@@ -336,6 +336,14 @@ class StageModule(nn.Module, ABC):
         return (micro_batch_size, self.stream_tokens(sequence), self.config.hidden)
 
 
+def frozen_names(stage: nn.Module) -> frozenset[str]:
+    """Return the names of the parameters that methods have frozen, in a stage of a known family."""
+    if not isinstance(stage, StageModule):
+        return frozenset()
+    named = stage.named_parameters(remove_duplicate=False)
+    return frozenset(name for name, parameter in named if not parameter.requires_grad)
+
+
 def materialise(stage: StageModule, seed: int, dtype: torch.dtype) -> None:
     """Give every parameter of a stage built on the meta device its initial values, in turn.
 

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from weft.errors import RunError
+from weft.run.stage.stage_module import frozen_names
 from weft.run.state.stepped import Piece, SteppedWeights
 from weft.training.checkpoint.tensor_shares import shares_of
 
@@ -146,8 +147,17 @@ class WeightSlot:
             piece.stepped.detach().view(-1).copy_(self.whole.view(-1)[piece.start : piece.end])
 
 
+def _kept(stage: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield a stage's tensors by name, without frozen parameters: every start makes or reads them anew."""
+    frozen = frozen_names(stage)
+    for name, tensor in stage.state_dict(keep_vars=True).items():
+        if name not in frozen:
+            yield name, tensor
+
+
 def model_tensors(stages: Stages, stepped: Shards = NO_SHARDS) -> dict[str, torch.Tensor]:
-    """Return this rank's tensors by name; every rank calls it, and together they name the whole model.
+    """Return this rank's tensors by name; every rank calls it, and together they name the whole model,
+    without frozen parameters.
 
     Of a stage in `stepped`, a rank names the parameters that begin in its own range.
     """
@@ -156,7 +166,7 @@ def model_tensors(stages: Stages, stepped: Shards = NO_SHARDS) -> dict[str, torc
         one = stepped.get(stage)
         weights = {} if one is None else one.whole_weights()
         elsewhere = set() if one is None else {id(parameter) for parameter in one.parameters}
-        for name, tensor in stages[stage].state_dict(keep_vars=True).items():
+        for name, tensor in _kept(stages[stage]):
             if id(tensor) not in elsewhere:
                 found[name] = tensor.detach()
             elif tensor in weights:
@@ -171,7 +181,7 @@ def model_slots(stages: Stages, stepped: Shards = NO_SHARDS) -> dict[str, Weight
         one = stepped.get(stage)
         elsewhere = set() if one is None else {id(parameter) for parameter in one.parameters}
         pieces = {} if one is None else {id(piece.parameter): piece for piece in one.pieces}
-        for name, tensor in stages[stage].state_dict(keep_vars=True).items():
+        for name, tensor in _kept(stages[stage]):
             if id(tensor) not in elsewhere:
                 slots[name] = WeightSlot(tensor.detach())
             elif (piece := pieces.get(id(tensor))) is not None:

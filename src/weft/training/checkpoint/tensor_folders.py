@@ -31,11 +31,11 @@ _LARGEST = 1 << 60
 Shape = tuple[int, ...]
 
 
-class TensorFolder(Protocol):
-    """Named tensors on disk: `shapes` by name are known at once, `read` reads values."""
+class NamedTensors(Protocol):
+    """Named tensors: `shapes` by name are known at once, `read` reads values."""
 
-    path: Path
-    shapes: Mapping[str, Shape]
+    @property
+    def shapes(self) -> Mapping[str, Shape]: ...
 
     def read(self, name: str) -> torch.Tensor:
         """Return a whole tensor, in host memory and in its stored precision.
@@ -44,6 +44,12 @@ class TensorFolder(Protocol):
             InputError: if its bytes are broken.
         """
         ...
+
+
+class TensorFolder(NamedTensors, Protocol):
+    """Named tensors on disk."""
+
+    path: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,30 @@ class SafetensorsFolder:
             return assembled(self.shapes[name], [(piece, _read_piece(piece, name)) for piece in pieces])
         except (SafetensorError, OSError) as error:
             raise InputError(Violation(str(self.path), f"{name} cannot be read: {error}")) from None
+
+
+class DrawnWeights:
+    """Tensors in memory by name."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.shapes: Mapping[str, Shape] = {name: tuple(one.shape) for name, one in tensors.items()}
+        self._tensors = tensors
+
+    def read(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+
+class CompletedFolder:
+    """The tensors of a folder, and those of `others` that it lacks."""
+
+    def __init__(self, folder: TensorFolder, others: NamedTensors) -> None:
+        self.path = folder.path
+        self.shapes: Mapping[str, Shape] = {**others.shapes, **folder.shapes}
+        self._folder = folder
+        self._others = others
+
+    def read(self, name: str) -> torch.Tensor:
+        return (self._folder if name in self._folder.shapes else self._others).read(name)
 
 
 def assembled(shape: Shape, pieces: Sequence[tuple[FilePiece, torch.Tensor]]) -> torch.Tensor:

@@ -14,6 +14,7 @@ from weft.training.data.sampler import StepSamples
 
 STATE = "state.json"
 PRECISION = "precision"
+FROZEN = "frozen weights"
 # The precisions in which a run may resume, by the saved precision. They step in numbers that hold all saved
 # numbers exactly. Runs of 16 bits step and save fp32 masters.
 _FP32_STEPS = ("fp32", "bf16", "fp16", "fp64")
@@ -32,6 +33,7 @@ class TrainingState:
         plan_id: the plan that trained the last step; any plan of the same job may resume.
         seed, model, data: the identity of a job, the same in a resume; `model`, `data` are fingerprints.
         precision: the plan's precision; a run may resume in those of `EXACT_IN`.
+        frozen: fingerprint of the folder with frozen weights, which a checkpoint lacks; empty without one.
         first_loss: held-out loss before the first step, in nats per token.
     """
 
@@ -43,6 +45,7 @@ class TrainingState:
     precision: str
     data: str
     first_loss: float
+    frozen: str = ""
 
     def record(self) -> bytes:
         """Return the content of `state.json`."""
@@ -119,4 +122,5 @@ def _job(state: TrainingState) -> dict[str, object]:
         PRECISION: state.precision,
         "seed": state.seed,
         "data": state.data,
+        FROZEN: state.frozen,
     }

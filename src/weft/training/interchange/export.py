@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -19,14 +20,23 @@ from weft.describe.run_file import RunFile
 from weft.describe.run_tables.training import BYTES, MODEL
 from weft.describe.tasks import is_language
 from weft.errors import InputError, Violation
+from weft.run.stage.build import build_stage
+from weft.training.checkpoint.frozen_weights import frozen_fingerprint, weights_folder
 from weft.training.checkpoint.manifest import generation_path, generations, newest_complete, verify
-from weft.training.checkpoint.tensor_folders import SafetensorsFolder, TensorFolder
+from weft.training.checkpoint.tensor_folders import (
+    CompletedFolder,
+    DrawnWeights,
+    SafetensorsFolder,
+    TensorFolder,
+)
+from weft.training.checkpoint.training_state import read_state
 from weft.training.checkpoint.weight_replay import replay as replayed_weights
 from weft.training.data.tokenizer_json import SETTINGS_FILE, TOKENIZER_FILE, JsonTokenizer, tokenizer_file
 from weft.training.data.tokenizers import fingerprint_of, get_tokenizer, tokenizer_name
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.interchange.adapters import adapter_in, merged
 from weft.training.interchange.hugging_face import FILE_BYTES, WrittenFolder, write_adapter, write_folder
+from weft.training.interchange.imports import initial_weights
 from weft.training.interchange.matching import match_weights
 
 _GENERATION_FILE = "generation_config.json"
@@ -90,6 +100,9 @@ def export(
         replayed = replayed_weights(run_dir, plan, config, replay)
         source, skipped = replayed.folder, replayed.skipped
         name = f"{replayed.checkpoint}, replayed to step {replay}"
+    graph = trained_graph(config, plan.methods)
+    if graph.has_frozen_layers:
+        source = _with_frozen(source, run, config, frozen_fingerprint(run, graph))
     # A task of the user's own may have any tokenizer, or none.
     others = _tokenizer_of(run, run_dir, config.sequence) if is_language(run.task.kind) else {}
     extra_files = {**_kept_files(run), **others}
@@ -103,12 +116,31 @@ def export(
 
 def _base(run: RunFile) -> Path:
     """Return the folder of the frozen weights; raise InputError if the run has drawn them."""
-    if run.model.hf is None or not run.model.weights:
+    folder = weights_folder(run)
+    if folder is None:
         raise InputError(
             Violation("adapter", "its frozen weights come from the seed, not from a folder", "no --adapter")
         )
-    path = Path(run.model.hf)
-    return (path if path.is_dir() else path.parent).absolute()
+    return folder.absolute()
+
+
+def _with_frozen(source: TensorFolder, run: RunFile, config: ModelConfig, fingerprint: str) -> TensorFolder:
+    """Return a checkpoint's tensors and the frozen weights, which it lacks.
+
+    Raises:
+        InputError: if the folder of the frozen weights is no longer that of the checkpoint.
+    """
+    saved = read_state(source.path).frozen
+    if saved != fingerprint:
+        problem = f"weights {fingerprint or 'of a seed'}, the checkpoint is of {saved or 'a seed'}"
+        raise InputError(
+            Violation(str(weights_folder(run)), f"not the frozen weights of this run: {problem}")
+        )
+    folder = weights_folder(run)
+    if folder is not None:
+        return CompletedFolder(source, initial_weights(folder, config))
+    drawn = build_stage(config, range(config.layers + 2), run.train.seed, torch.float32).state_dict()
+    return CompletedFolder(source, DrawnWeights(drawn))
 
 
 def _require_same_model(config: ModelConfig, plan: Plan, run_dir: Path) -> None:

@@ -5,6 +5,8 @@ The files are those of the index; without an index, `model.safetensors`; without
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 from weft.describe.reading import read_json
@@ -14,6 +16,10 @@ from weft.errors import InputError, Violation
 SUFFIX = ".safetensors"
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
+# A file begins with the size of its JSON header, which has the offset of each tensor.
+_SIZE_BYTES = 8
+_METADATA = "__metadata__"
+_SAMPLED_BYTES = 4096
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -33,6 +39,32 @@ def weight_files(path: Path) -> list[Path]:
     if not found:
         raise InputError(Violation(str(path), _nothing(path)))
     return found
+
+
+def weight_fingerprint(path: Path) -> str:
+    """Return 16 digits for the weights of a folder: names, shapes, and some bytes of each tensor.
+
+    All bytes of a large model take minutes to read. Training changes every tensor, and so its first bytes.
+
+    Raises:
+        InputError: as `weight_files`, or if a file is not of safetensors.
+    """
+    digest = hashlib.sha256()
+    for file in weight_files(path):
+        try:
+            with file.open("rb") as stream:
+                size = int.from_bytes(stream.read(_SIZE_BYTES), "little")
+                if size > file.stat().st_size:
+                    raise ValueError("its header is longer than the file")
+                header = stream.read(size)
+                digest.update(header)
+                for name, entry in sorted(json.loads(header).items()):
+                    if name != _METADATA:
+                        stream.seek(_SIZE_BYTES + size + entry["data_offsets"][0])
+                        digest.update(stream.read(_SAMPLED_BYTES))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InputError(Violation(str(file), f"not a whole safetensors file: {error}")) from None
+    return digest.hexdigest()[:16]
 
 
 def _nothing(path: Path) -> str:
