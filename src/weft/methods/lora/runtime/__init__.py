@@ -1,4 +1,4 @@
-"""What low-rank adaptation adds to the runtime: products in a stage, and their export."""
+"""Low-rank adaptation in the runtime: products in a stage, and exports of them."""
 
 from __future__ import annotations
 
