@@ -4,7 +4,8 @@
     python benchmarks/public_configurations.py FOLDER
 
 A clone may be bare. Files are read at the listed commits; repositories that are absent are skipped. A person
-read each file for three facts: the sharding, the recomputation, and whether weft models all of the job.
+read each file for four facts: the sharding, the recomputation, the adapter, and whether weft models all of
+the job.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ from weft.doors.explain import read_configuration
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a person read in a file; None where the program decides."""
+    """What a person read in a file; None where the program decides.
+
+    `adapter`: the rank of its low-rank products, and the type of the frozen weights if it is another one.
+    """
 
     sharding: str | None
     recompute: str | None
     modelled: bool = True
+    adapter: tuple[int, str | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +59,13 @@ SOURCES: Mapping[str, Source] = {
             "examples/llama-3/3b-fp8-fsdp2.yaml": Read("zero-3", "none"),
             "examples/llama-3/3b-qat-fsdp2.yaml": Read("zero-3", "none", modelled=False),
             "examples/llama-3/fft-8b.yaml": Read("zero-0", "full", modelled=False),
-            "examples/llama-3/instruct-dpo-lora-8b.yml": Read("zero-0", "full", modelled=False),
-            "examples/llama-3/lora-1b.yml": Read("zero-0", "full", modelled=False),
+            "examples/llama-3/instruct-dpo-lora-8b.yml": Read(
+                "zero-0", "full", modelled=False, adapter=(32, "int8")
+            ),
+            "examples/llama-2/gptq-lora.yml": Read("zero-0", "full", modelled=False),
+            "examples/llama-3/lora-1b.yml": Read("zero-0", "full", adapter=(16, None)),
+            "examples/llama-3/qlora-1b.yml": Read("zero-0", "full", adapter=(32, "nf4")),
+            "examples/mistral/qlora.yml": Read("zero-0", "full", adapter=(32, "nf4")),
             "examples/llama-3/qlora-fsdp-70b.yaml": Read("zero-3", "full", modelled=False),
             "examples/orpheus/finetune.yml": Read("zero-0", "full"),
             "examples/phi/phi-ft.yml": Read("zero-0", "full"),
@@ -134,12 +144,16 @@ def main() -> int:
 
 def conclusion(path: Path) -> Read:
     found = read_configuration(path.read_text(encoding="utf-8"), str(path))
-    return Read(found.layout.sharding, found.layout.recompute, not found.incomparable)
+    table = found.tables.get("lora")
+    adapter = None if table is None else (table["rank"], table.get("base"))
+    return Read(found.layout.sharding, found.layout.recompute, not found.incomparable, adapter)
 
 
 def words(found: Read) -> str:
     modelled = "comparable" if found.modelled else "not comparable"
-    return f"sharding {found.sharding}, recompute {found.recompute}, {modelled}"
+    rank, base = found.adapter or (None, None)
+    adapter = "" if rank is None else f"adapter of rank {rank} beside {base or 'whole'} weights, "
+    return f"sharding {found.sharding}, recompute {found.recompute}, {adapter}{modelled}"
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from weft.randomness import counter_seed
 from weft.run.runtime import RankRuntime
 from weft.run.stage.build import build_stage
 from weft.run.stage.layer_choices import apply_choices
+from weft.run.stage.stage_module import frozen_names, rest
 from weft.run.state.precision import PRECISIONS, STEPPED, at_least_fp32, lower_precision
 
 # What a step tells, by name: the loss, and what methods tell of it.
@@ -131,6 +132,7 @@ class Copy:
         self.masters = build_stage(
             config, range(config.layers + 2), SEED, STEPPED[training.precision], methods=training.choices
         )
+        rest(self.masters, STEPPED[training.precision])
         for method in training.methods:
             apply_choices(method.layer_choices, self.masters, range(config.layers + 2))
         self.model = self.masters
@@ -239,7 +241,9 @@ def alone(rank: int, ranks: int, training: Training) -> Outcome:
         method.settle(copies)
     masters, model = copies[0].masters, copies[0].model
     kept = PRECISIONS[training.precision] != STEPPED[training.precision]
-    return steps, tensors_of(model) | (stepped(masters.state_dict()) if kept else {})
+    left_out = frozen_names(masters)
+    stepped_ones = {name: one for name, one in masters.state_dict().items() if name not in left_out}
+    return steps, tensors_of(model) | (stepped(stepped_ones) if kept else {})
 
 
 def trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:

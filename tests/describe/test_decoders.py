@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
+from described_decoders import described
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,28 +12,13 @@ from weft.describe.amount import Shape
 from weft.describe.decoder_row import ROWS, TRAINED
 from weft.describe.families import layer_graph
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.model import ModelConfig, model_from
+from weft.describe.model import model_from
 from weft.describe.models import PRESETS, USUAL_SEQUENCE, resolve_model
 from weft.describe.request import request_of_names
 from weft.errors import InputError
 from weft.run.supported import planned_only
 
-SIZES = {
-    **dict.fromkeys(("num_hidden_layers", "n_layer"), 4),
-    **dict.fromkeys(("hidden_size", "n_embd"), 32),
-    **dict.fromkeys(("num_attention_heads", "n_head"), 4),
-    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "moe_intermediate_size"), 48),
-    **dict.fromkeys(("max_position_embeddings", "n_positions"), 64),
-    "vocab_size": 50,
-    "num_experts_per_tok": 2,
-}
 SHAPE = Shape(2, 64)
-
-
-def read(folder, model_type, **keys) -> ModelConfig:
-    (folder / "config.json").write_text(json.dumps({"model_type": model_type, **SIZES, **keys}))
-    return resolve_model(str(folder))
 
 
 def forward_flops(graph: LayerGraph) -> float:
@@ -41,7 +27,7 @@ def forward_flops(graph: LayerGraph) -> float:
 
 @pytest.mark.parametrize("model_type", ROWS)
 def test_every_row_becomes_a_graph_that_survives_a_file(tmp_path, model_type):
-    config = read(tmp_path, model_type)
+    config = described(tmp_path, model_type)
     graph = layer_graph(config)
     assert [layer.kind for layer in graph.layers] == ["embedding", *["block"] * 4, "head"]
     assert LayerGraph.from_json(graph.to_json()) == graph
@@ -51,14 +37,14 @@ def test_every_row_becomes_a_graph_that_survives_a_file(tmp_path, model_type):
 
 @pytest.mark.parametrize("model_type", ROWS)
 def test_tensor_ranks_hold_every_parameter(tmp_path, model_type):
-    graph = layer_graph(read(tmp_path, model_type))
+    graph = layer_graph(described(tmp_path, model_type))
     if graph.refuse_tensor(2) is None:
         assert graph.parameters() / 2 <= graph.parameters(2) < graph.parameters()
 
 
 @pytest.mark.parametrize(("longest", "usual"), [(2048, 2048), (131072, USUAL_SEQUENCE)])
 def test_samples_of_a_model_for_long_texts_have_a_usual_length(tmp_path, longest, usual):
-    assert read(tmp_path, "llama", max_position_embeddings=longest).sequence == usual
+    assert described(tmp_path, "llama", max_position_embeddings=longest).sequence == usual
     request = request_of_names(model=str(tmp_path), on="1xa100-80gb")
     assert request.assumed["sequence"].startswith(f"{usual} tokens")
     assert resolve_model(str(tmp_path), sequence=longest).sequence == longest
@@ -77,7 +63,7 @@ def test_a_file_with_the_sizes_of_a_preset_is_that_model(tmp_path, name):
         "max_position_embeddings": preset.sequence,
         "tie_word_embeddings": preset.tied_embeddings,
     }
-    read(tmp_path, "llama", **sizes)
+    described(tmp_path, "llama", **sizes)
     config = resolve_model(str(tmp_path), sequence=preset.sequence)
     assert replace(layer_graph(config), name=name).to_json() == layer_graph(preset).to_json()
 
@@ -98,7 +84,7 @@ def test_a_mixture_computes_active_experts_and_holds_all(tmp_path_factory, activ
 
     def graph(active: int, count: int) -> LayerGraph:
         keys = {"num_experts_per_tok": active, "num_local_experts": count}
-        return layer_graph(read(folder, "mixtral", **keys))
+        return layer_graph(described(folder, "mixtral", **keys))
 
     router = 32
     expert = 3 * 32 * 48
@@ -112,7 +98,7 @@ def test_a_mixture_computes_active_experts_and_holds_all(tmp_path_factory, activ
 
 def test_blocks_without_experts_are_where_the_file_says(tmp_path):
     def blocks(model_type: str, **keys: object) -> list[float]:
-        layers = layer_graph(read(tmp_path, model_type, **keys)).layers[1:-1]
+        layers = layer_graph(described(tmp_path, model_type, **keys)).layers[1:-1]
         return [layer.parameters(SHAPE) for layer in layers]
 
     dense, *mixed = blocks("deepseek_v3", first_k_dense_replace=1)
@@ -140,27 +126,27 @@ def test_blocks_without_experts_are_where_the_file_says(tmp_path):
     ],
 )
 def test_windows_are_those_of_transformers(tmp_path, model_type, keys, windows):
-    config = read(tmp_path, model_type, **keys)
+    config = described(tmp_path, model_type, **keys)
     assert config.decoder is not None
     assert config.decoder.windows == windows
 
 
 def test_a_window_saves_scores_and_no_window_changes_nothing(tmp_path):
     whole, narrow, wide = (
-        forward_flops(layer_graph(read(tmp_path, "mistral", sliding_window=window)))
+        forward_flops(layer_graph(described(tmp_path, "mistral", sliding_window=window)))
         for window in (None, 8, 64)
     )
     assert narrow < whole == wide
 
 
 def test_context_ranks_are_refused_where_attention_has_windows(tmp_path):
-    assert layer_graph(read(tmp_path, "mistral", sliding_window=None)).refuse_context(2, 64) is None
-    assert layer_graph(read(tmp_path, "mistral", sliding_window=8)).refuse_context(2, 64) is not None
+    assert layer_graph(described(tmp_path, "mistral", sliding_window=None)).refuse_context(2, 64) is None
+    assert layer_graph(described(tmp_path, "mistral", sliding_window=8)).refuse_context(2, 64) is not None
 
 
 def test_a_key_that_is_null_is_not_the_default_of_an_absent_key(tmp_path):
-    direct = read(tmp_path, "deepseek_v3", q_lora_rank=None).decoder
-    absent = read(tmp_path, "deepseek_v3").decoder
+    direct = described(tmp_path, "deepseek_v3", q_lora_rank=None).decoder
+    absent = described(tmp_path, "deepseek_v3").decoder
     assert direct is not None
     assert absent is not None
     assert (direct.latent.query_rank, absent.latent.query_rank) == (0, 1536)
@@ -168,7 +154,7 @@ def test_a_key_that_is_null_is_not_the_default_of_an_absent_key(tmp_path):
 
 def test_an_unknown_type_is_asked_for_its_keys_in_one_line(tmp_path):
     with pytest.raises(InputError) as refused:
-        read(tmp_path, "mistralish")
+        described(tmp_path, "mistralish")
     [violation] = refused.value.violations
     assert violation.nearest == ""
     assert all(key in str(violation) for key in ("weft_decoder", "norm", "gated", "query_key_norm"))
@@ -185,11 +171,11 @@ def test_an_unknown_type_with_its_keys_is_planned_like_the_row_with_the_same(tmp
         "feed_forward_bias": False,
         "query_key_norm": "none",
     }
-    own = read(tmp_path, "mine", weft_decoder=stated)
-    assert layer_graph(own).to_json() == layer_graph(read(tmp_path, "llama")).to_json()
+    own = described(tmp_path, "mine", weft_decoder=stated)
+    assert layer_graph(own).to_json() == layer_graph(described(tmp_path, "llama")).to_json()
     assert len(planned_only(own)) == 1
     with pytest.raises(InputError, match="nearest valid: gated"):
-        read(tmp_path, "mine", weft_decoder={**stated, "gate": True})
+        described(tmp_path, "mine", weft_decoder={**stated, "gate": True})
 
 
 @pytest.mark.parametrize(
@@ -207,12 +193,12 @@ def test_an_unknown_type_with_its_keys_is_planned_like_the_row_with_the_same(tmp
 )
 def test_what_a_row_does_not_describe_is_refused(tmp_path, model_type, keys, place):
     with pytest.raises(InputError) as refused:
-        read(tmp_path, model_type, **keys)
+        described(tmp_path, model_type, **keys)
     assert [violation.where.rpartition(" ")[2] for violation in refused.value.violations] == [place]
 
 
 def test_rows_that_are_not_trained_say_so(tmp_path):
     for model_type in ROWS:
-        assert bool(planned_only(read(tmp_path, model_type))) == (model_type not in TRAINED)
-    [violation] = planned_only(read(tmp_path, "mixtral"))
+        assert bool(planned_only(described(tmp_path, model_type))) == (model_type not in TRAINED)
+    [violation] = planned_only(described(tmp_path, "mixtral"))
     assert "mixtral is planned only" in str(violation)

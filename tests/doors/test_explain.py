@@ -307,6 +307,64 @@ bf16: auto
 """
 
 
+LOW_RANK = """
+base_model: NousResearch/Meta-Llama-3-8B
+adapter: {adapter}
+lora_r: 32
+lora_alpha: 16
+lora_dropout: 0.05
+lora_target_linear: {linear}
+datasets: [{{path: my/conversations, type: alpaca}}]
+sequence_len: 4096
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+optimizer: adamw_bnb_8bit
+bf16: auto
+"""
+
+
+@pytest.mark.parametrize(
+    ("adapter", "lines", "more"),
+    [
+        ("lora", "", {"targets": []}),
+        ("lora", "load_in_8bit: true", {"targets": [], "base": "int8"}),
+        ("qlora", "load_in_4bit: true", {"targets": [], "base": "nf4"}),
+        (
+            "lora",
+            "lora_target_modules: [q_proj, self_attn.v_proj, mlp.up_proj]",
+            {"targets": ["q_proj", "v_proj", "up_proj"]},
+        ),
+    ],
+)
+def test_low_rank_products_of_an_axolotl_file(adapter: str, lines: str, more: dict[str, object]) -> None:
+    named = "lora_target_modules" in lines
+    text = LOW_RANK.format(adapter=adapter, linear="false" if named else "true") + lines
+    found = read_configuration(text, "config.yml")
+    assert found.tables == {"lora": {"rank": 32, "alpha": 16, **more}}
+    assert found.incomparable == ()
+    keys = [line.split()[0].rstrip(":") for line in found.unpredicted]
+    assert keys == ["lora_dropout", *(["load_in_4bit"] if adapter == "qlora" else []), "optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "key"),
+    [
+        ("lora_target_modules: 'model.layers.[0-9]+.self_attn.q_proj'", "lora_target_modules"),
+        ("lora_target_modules: [experts.up_proj]", "lora_target_modules"),
+        ("lora_target_linear: true\nlora_modules_to_save: [embed_tokens]", "lora_modules_to_save"),
+        ("lora_target_linear: true\npeft_use_dora: true", "peft_use_dora"),
+        ("lora_target_linear: true\ngptq: true", "gptq"),
+        ("lora_target_linear: true\nfsdp: [full_shard]", "adapter"),
+        ("lora_target_linear: true\ndp_shard_size: 2", "adapter"),
+    ],
+)
+def test_adapters_that_weft_does_not_model(lines: str, key: str) -> None:
+    text = f"base_model: gpt2\nadapter: lora\nmicro_batch_size: 1\nlora_r: 8\n{lines}\n"
+    found = read_configuration(text, "config.yml")
+    assert [line.split()[0] for line in found.incomparable] == [key]
+    assert found.tables == {}
+
+
 def test_an_axolotl_file() -> None:
     found = read_configuration(AXOLOTL, "config.yml")
     assert found.stack == "Axolotl"
@@ -317,8 +375,9 @@ def test_an_axolotl_file() -> None:
     assert found.samples_per_step == 128
     assert found.unpredicted == ("sample_packing: predicted as full samples of sequence_len tokens",)
     assert found.incomparable == (
-        "adapter qlora: training of an adapter alone is not modelled",
-        "load_in_4bit: weights of few bits are not modelled",
+        "adapter qlora without lora_target_modules: known are names of linear layers in blocks, or "
+        "lora_target_linear: true",
+        "adapter qlora: frozen weights that replicas share out are not modelled",
         "gradient_checkpointing offload: activations in host memory are not modelled",
     )
 

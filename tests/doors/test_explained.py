@@ -279,3 +279,22 @@ def test_many_micro_batches_without_a_pipeline_are_predicted() -> None:
         assert explanation.plan is not None
         seconds.append(explanation.plan.prediction.step_s)
     assert seconds[1] == pytest.approx(2 * seconds[0], rel=0.05)
+
+
+def test_an_adapter_is_predicted_with_its_frozen_layers() -> None:
+    text = (
+        "base_model: NousResearch/Meta-Llama-3-8B\ndatasets: [{path: mine}]\nsequence_len: 4096\n"
+        "micro_batch_size: 1\ngradient_accumulation_steps: 4\nbf16: true\n"
+    )
+    adapter = "adapter: lora\nlora_r: 16\nlora_alpha: 32\nlora_target_linear: true\n"
+    whole, low_rank, packed = (
+        explain_text(text + more, "config.yml", Answers(on="1xa100-80gb"), search=False)
+        for more in ("", adapter, adapter.replace("lora\n", "qlora\nload_in_4bit: true\n", 1))
+    )
+    assert whole.overfull_bytes > 0 > low_rank.overfull_bytes > packed.overfull_bytes
+    assert whole.plan is not None
+    assert low_rank.plan is not None
+    assert packed.plan is not None
+    assert low_rank.plan.prediction.step_s < packed.plan.prediction.step_s
+    assert low_rank.plan.prediction.step_s < whole.plan.prediction.step_s
+    assert dict(packed.plan.plan.method("lora").options)["base"] == "nf4"

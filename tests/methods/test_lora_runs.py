@@ -39,22 +39,26 @@ then = {{ at_step = 1, pp = 1, dp = 2, micro_batch_size = 1, schedule = "1f1b" }
 [lora]
 rank = 4
 targets = {targets}
+{base}
 """
 
 
-def lora_run(folder: Path, weights: str, targets: list[str]) -> str:
+def lora_run(folder: Path, weights: str, targets: list[str], base: str = "") -> str:
     config = small("llama")
     model_folder(folder / "base", config)
     state = {name: one.contiguous() for name, one in whole_model(config, seed=9).state_dict().items()}
     save_file(state, folder / "base" / "model.safetensors")
     (folder / "text.txt").write_text("The sheep of the hills are counted twice. " * 200)
-    return RUN.format(folder=folder, weights=weights, targets=json.dumps(targets))
+    return RUN.format(folder=folder, weights=weights, targets=json.dumps(targets), base=base)
 
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("own_home")
-def test_a_run_resumes_to_the_same_bits_and_its_base_stays(tmp_path: Path, worker_pool: WorkerPool) -> None:
-    source = lora_run(tmp_path, "true", [])
+@pytest.mark.parametrize("in_few_bits", ["", 'base = "nf4"'])
+def test_a_run_resumes_to_the_same_bits_and_its_base_stays(
+    tmp_path: Path, worker_pool: WorkerPool, in_few_bits: str
+) -> None:
+    source = lora_run(tmp_path, "true", [], in_few_bits)
     whole, _ = through_and_stopped(worker_pool, tmp_path, source, steps=3, stop=2)
     base = load_file(tmp_path / "base" / "model.safetensors")
     kept = saved(whole)

@@ -85,6 +85,7 @@ class Layer:
         kind: layers of one kind, size and shape cost the same (``embedding``, ``block``, ``head``, ...).
         parameters: count of trained parameters of one tensor rank.
         frozen: count of its other parameters, which have no gradients and no states.
+        packed, packed_bytes: count and bytes of the part of `frozen` that lies in few bits.
         forward, backward_input, backward_weight: the three passes; a full backward is the sum of two.
         kept, kept_bytes: activations that the forward pass keeps for the backward pass, per micro-batch.
         freed, freed_bytes: the part of them that it frees at its end: copies of logits.
@@ -109,6 +110,8 @@ class Layer:
     kind: str
     parameters: Amount = ZERO
     frozen: Amount = ZERO
+    packed: Amount = ZERO
+    packed_bytes: Amount = ZERO
     forward: PassWork = PassWork()
     backward_input: PassWork = PassWork()
     backward_weight: PassWork = PassWork()
@@ -148,6 +151,11 @@ class Layer:
         Comparing identities is far cheaper than comparing amounts.
         """
         return tuple([id(getattr(self, name)) for name in _PARTS])
+
+    def frozen_bytes(self, shape: Shape, element_bytes: int) -> int:
+        """Return the bytes of frozen parameters; those in no few bits have `element_bytes` each."""
+        whole = self.frozen(shape) - self.packed(shape)
+        return round(element_bytes * whole + self.packed_bytes(shape))
 
     def temporary_bytes(self, shape: Shape, element_bytes: int, summed_bytes: int) -> float:
         """Return the bytes of the largest `temporaries`; gradients are added up in `summed_bytes` each."""

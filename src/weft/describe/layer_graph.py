@@ -272,6 +272,7 @@ def chain_edges(layers: int) -> tuple[tuple[int, int], ...]:
 
 
 _AMOUNTS = ("parameters", "kept", "kept_bytes", "sent", "tensor_reduced")
+_FROZEN = ("frozen", "packed", "packed_bytes")
 _CONTEXT_AMOUNTS = ("gathered", "context_kept")
 _PRODUCTS = ("products", "product_bytes")
 _FREED = ("freed", "freed_bytes", "freed_products")
@@ -288,8 +289,7 @@ def layer_record(layer: Layer, *, context: bool) -> dict[str, Any]:
     record: dict[str, Any] = {"name": layer.name, "kind": layer.kind}
     for key in _AMOUNTS:
         record[key] = str(getattr(layer, key))
-    if layer.frozen.terms:
-        record["frozen"] = str(layer.frozen)
+    record |= {key: str(getattr(layer, key)) for key in _FROZEN if getattr(layer, key).terms}
     if layer.products is not None:
         record |= {"products": str(layer.products), "product_bytes": str(layer.product_bytes)}
     if context and layer.gathered.terms:
@@ -321,7 +321,7 @@ def layer_from(record: dict[str, Any]) -> Layer:
         if key in record or key in _PASSES
     }
     amounts: dict[str, Any] = {key: Amount.parse(record[key]) for key in _AMOUNTS}
-    given = ("frozen", *_PRODUCTS, *_FREED, *_CONTEXT_AMOUNTS)
+    given = (*_FROZEN, *_PRODUCTS, *_FREED, *_CONTEXT_AMOUNTS)
     amounts |= {key: Amount.parse(record[key]) for key in given if key in record}
     temporaries = tuple(_temporaries_from(one) for one in record.get("temporaries", ()))
     return Layer(

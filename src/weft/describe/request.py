@@ -19,7 +19,7 @@ from weft.describe.optimizers import ADAMW, OptimizerWork, counted_work
 from weft.describe.plan import GRADIENT_NORM, SCALED, Choice
 from weft.describe.plan_subject import PlanSubject, subject_of
 from weft.describe.run_file import RunFile
-from weft.describe.run_tables.methods import run_tables
+from weft.describe.run_tables.methods import requested_methods, run_tables
 from weft.describe.run_tables.planning import MEMORY_RISK
 from weft.describe.run_tables.training import ANY_PRECISION
 from weft.describe.synchronisation import AUTO, DENSE, reduction_problem
@@ -170,7 +170,7 @@ def request_of_subject(subject: PlanSubject) -> Request:
         minimise=run.goal.minimise,
         contract=Contract.of(run.goal.contract),
         memory_risk=run.goal.memory_risk,
-        methods=(*(run.optimizer.methods or scaled), *run.report.methods, *_methods(run)),
+        methods=(*(run.optimizer.methods or scaled), *run.report.methods, *requested_methods(run.methods)),
         optimizer=counted.work,
     )
     tables, graph = run_tables(), found.job.graph
@@ -181,15 +181,6 @@ def request_of_subject(subject: PlanSubject) -> Request:
     if problems := task_problems(run.task.kind, found.model):
         raise InputError(problems)
     return found
-
-
-def _methods(run: RunFile) -> tuple[Choice, ...]:
-    """Return the methods in a run file's tables, each with its options."""
-    tables = run_tables()
-    found = {name: tables[name].options(table) for name, table in run.methods.items()}
-    return tuple(
-        Choice(name=name, options=dict(options)) for name, options in found.items() if options is not None
-    )
 
 
 def default_precision(cluster: Cluster) -> str:

@@ -38,6 +38,7 @@ class Configuration:
         micro_batches: per step and replica. `global_batch`: samples per step.
         reduce_precision: of sums over replicas; None where it is that of weft.
         model: sizes, or the name of a preset or of a model elsewhere.
+        tables: those of a run file that ask for the same methods.
         unpredicted: requests of the file that weft does not predict, one line each.
         incomparable: those that change time or memory so much that weft's figures are of another job.
         supposed: values that other programs put in place of `auto`, by their name here.
@@ -56,6 +57,7 @@ class Configuration:
     reduce_precision: str | None = None
     clips: bool = False
     model: ModelConfig | str | None = None
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unpredicted: tuple[str, ...] = ()
     incomparable: tuple[str, ...] = ()
     supposed: Mapping[str, int] = field(default_factory=dict)

@@ -15,6 +15,7 @@ from weft.describe.models import PRESETS, resolve_model
 from weft.describe.plan import GRADIENT_NORM, Choice, Plan, Recompute
 from weft.describe.prediction import Prediction
 from weft.describe.request import request_of
+from weft.describe.run_tables.methods import requested_methods, split_tables
 from weft.describe.units import shown
 from weft.doors.configuration import Configuration
 from weft.doors.replicas import on_devices
@@ -124,6 +125,7 @@ def implied(configuration: Configuration, answers: Answers) -> Implied:
     assert isinstance(model, ModelConfig)
     assert isinstance(replicas, int)
     assert size is not None
+    _, tables = split_tables(configuration.tables)
     batch = configuration.samples_per_step or replicas * size * (configuration.micro_batches or 1)
     request = request_of(
         model,
@@ -132,7 +134,7 @@ def implied(configuration: Configuration, answers: Answers) -> Implied:
         sequence=configuration.sequence,
         precision=configuration.precision,
         reduce_precision=configuration.reduce_precision,
-        methods=(Choice(name=GRADIENT_NORM),) if configuration.clips else (),
+        methods=(*requested_methods(tables), *((Choice(name=GRADIENT_NORM),) * configuration.clips)),
     )
     problem = measured_problem(request)
     assumed += _assumed(configuration, batch)

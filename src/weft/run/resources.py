@@ -27,6 +27,7 @@ from weft.run.parallel.tensor_stage import (
 from weft.run.rank_streams import open_streams, require_queues
 from weft.run.stage.borders import Borders, borders_of
 from weft.run.stage.roots import StageRoots, stage_roots
+from weft.run.stage.stage_module import rest
 from weft.run.stage.statistics import StageStatistics
 from weft.run.stage.taps import StageTaps, stage_taps
 from weft.run.state.bucket import FlatLayout, GradientBucket
@@ -139,6 +140,9 @@ def make_resources(
     if exchange.in_kernels:
         require_queues(program)
     groups = open_groups(plan, program, exchange, generation=generation, timeout=timeout)
+    dtype = PRECISIONS[plan.precision]
+    for module in stages.values():
+        rest(module, dtype)
     connect_stages(plan, rank, stages, groups.replica)
     replicas = {stage: _groups_joining(program, stage) for stage in sorted(stages)}
     for stage, over in replicas.items():
@@ -151,7 +155,6 @@ def make_resources(
     if isinstance(synchroniser, Gatherer):
         methods[REPLICAS] = ReplicaState()
     layouts = _layouts(program, stages, reducing, crossing, methods)
-    dtype = PRECISIONS[plan.precision]
     states = make_states(
         layouts,
         optimizers,

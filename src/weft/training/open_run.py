@@ -24,6 +24,7 @@ from weft.run.record.recorder import Recorder
 from weft.run.runtime import RankRuntime, require_runnable
 from weft.run.stage.build import build_stages
 from weft.run.stage.compilable import compile_problems
+from weft.run.stage.stage_module import rest
 from weft.run.state.precision import PRECISIONS, STEPPED
 from weft.run.state.synchroniser_state import REPLICAS, ReplicaState
 from weft.run.verified import require_verified
@@ -127,12 +128,15 @@ def open_run(
             require_same_bits()
         dtype = STEPPED[job.plan.precision]
         stages = build_stages(job.plan, job.problem.model, context.rank, run.train.seed, dtype)
-        stages = {index: stage.to(context.device) for index, stage in stages.items()}
         if run.model.weights and (newest is None or begin.frozen):
             # Imports every family's part of `transformers`, which takes a second.
             from weft.training.interchange.imports import read_initial_weights
 
             read_initial_weights(Path(run.model.hf or ""), job.problem.model, stages)
+        for index, stage in stages.items():
+            # Before they move: frozen weights take less memory of a device than of its host.
+            rest(stage, PRECISIONS[job.plan.precision])
+            stages[index] = stage.to(context.device)
         if records:
             trained_by = replace(saved, plan_id=current_id(saved.plan_id, plan))
             require_steps_left(begin, trained_by, run.train.steps)

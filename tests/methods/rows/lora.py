@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from asked_methods import with_low_rank
 from decoder_models import tiny_decoder
@@ -12,9 +12,14 @@ from methods.rows.micro_batch_norms import TellsNorms
 from methods.rows.tensor_collectives import OVERLAPPED
 from one_process import Method
 from small_plans import divisible, tiny
+from torch import nn
 
+from weft.describe.block_products import block_products
 from weft.describe.plan import Choice
+from weft.methods.lora.options import Base
+from weft.methods.lora.runtime.packing import PackedWeight
 from weft.run.runtime import RankRuntime
+from weft.run.stage.stage_module import StageModule
 
 
 @dataclass(frozen=True)
@@ -22,21 +27,34 @@ class LowRank(Method):
     """Low-rank products beside the linear layers of these names, or all."""
 
     targets: tuple[str, ...] = ()
+    base: Base | None = None
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        return (with_low_rank(4, 8.0, *self.targets),)
+        return (with_low_rank(4, 8.0, *self.targets, base=self.base),)
 
     def check(self, runtime: RankRuntime) -> None:
         for module in runtime.stages.values():
+            packed = [one for one in module.modules() if isinstance(one, PackedWeight)]
+            assert len(packed) == (0 if self.base is None else _linear_layers(module))
             trained = {name for name, one in module.named_parameters() if one.requires_grad}
             assert trained == {name for name, _ in module.named_parameters() if ".lora_" in name}
         assert sum(bucket.flat.numel() for bucket in runtime.buckets.values()) < 50_000
 
 
+def _linear_layers(module: nn.Module) -> int:
+    assert isinstance(module, StageModule)
+    return len(module.blocks) * len(block_products(module.config))
+
+
 ALL, SOME = LowRank(), LowRank(("q_proj", "v_proj"))
+NF4, INT8 = LowRank(base="nf4"), LowRank(("q_proj", "v_proj"), base="int8")
 GPT, LLAMA = tiny(layers=4), tiny("llama", layers=4)
 WIDE_GPT, WIDE_LLAMA = divisible("gpt"), divisible("llama")
+# Two tensor ranks divide the inner sides of products into whole blocks of 64.
+BLOCKS_GPT, BLOCKS_LLAMA = (
+    replace(one, hidden=128, feed_forward=256, decoder=None) for one in (WIDE_GPT, WIDE_LLAMA)
+)
 ROWS = (
     Row(GPT, "1f1b", pp=2, steps=3, methods=(ALL, Clips(0.001))),
     Row(tiny(layers=4, tied=True), "1f1b", pp=2, steps=3, methods=(ALL,)),
@@ -59,4 +77,11 @@ ROWS = (
     Row(LLAMA, "1f1b", pp=2, chunks=8, steps=3, methods=(ALL, TellsNorms())),
     Row(tiny_decoder("phi3"), "1f1b", pp=2, steps=3, methods=(ALL,)),
     Row(tiny_decoder("gpt_neox"), "1f1b", pp=2, steps=3, methods=(ALL,)),
+    Row(LLAMA, "1f1b", pp=2, steps=3, methods=(NF4,)),
+    Row(LLAMA, "zb-h1", pp=3, layers=(1, 4, 1), steps=3, methods=(INT8,)),
+    Row(GPT, "1f1b", dp=2, recompute="full", sharding="zero-2", steps=3, methods=(NF4,)),
+    Row(LLAMA, "1f1b", pp=2, precision="bf16", steps=3, tolerance=0.05, methods=(NF4,)),
+    Row(BLOCKS_LLAMA, "1f1b", tp=2, pp=2, steps=3, methods=(NF4,)),
+    Row(BLOCKS_GPT, "1f1b", tp=2, recompute="selective", steps=3, methods=(LowRank(base="int8"),)),
+    Row(BLOCKS_LLAMA, "1f1b", cp=2, steps=3, methods=(NF4,)),
 )

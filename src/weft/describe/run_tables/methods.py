@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from weft.bundles import parts
 from weft.describe.contract import Contract
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import LayerChoice
+from weft.describe.plan import Choice, LayerChoice
 from weft.describe.reading import violations_of
 from weft.describe.toml_table import TomlTable
 from weft.errors import InputError, Violation
@@ -41,6 +41,15 @@ class RunTable:
 def run_tables() -> Mapping[str, RunTable]:
     """Return the tables of all methods by method name."""
     return {one.method: one for one in parts(RunTable)}
+
+
+def requested_methods(tables: Mapping[str, TomlTable]) -> tuple[Choice, ...]:
+    """Return the methods that checked tables of methods request, each with its options."""
+    known = run_tables()
+    found = {name: known[name].options(table) for name, table in tables.items()}
+    return tuple(
+        Choice(name=name, options=dict(options)) for name, options in found.items() if options is not None
+    )
 
 
 def split_tables(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, TomlTable]]:

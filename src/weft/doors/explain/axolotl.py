@@ -8,6 +8,11 @@ from typing import Any
 from weft.describe.plan import Recompute, Sharding
 from weft.describe.units import shown
 from weft.doors.configuration import Configuration, counts, flat, truth, yaml_mapping
+from weft.doors.explain.axolotl_adapters import (
+    incomparable_adapters,
+    low_rank_tables,
+    unpredicted_adapters,
+)
 from weft.doors.explain.deepspeed import absent, incomparable, named, sharding_of, unpredicted
 from weft.doors.keys import AXOLOTL
 from weft.doors.optimizers import other_optimizer
@@ -44,8 +49,10 @@ def read(text: str, name: str) -> Configuration:
     values, keys = counts(given, AXOLOTL.counts, name)
     values.setdefault("micro_batches", 1)
     sizes, _ = counts(given, AXOLOTL.parts, name)
+    sharding, tables = _sharding(given, sizes, deepspeed), low_rank_tables(given)
+    adapters = incomparable_adapters(given, sharded=sharding == "zero-3")
     said = {
-        "sharding": _sharding(given, sizes, deepspeed),
+        "sharding": sharding,
         "recompute": _recompute(given),
         "schedule": "1f1b",
         "loops": 1,
@@ -57,8 +64,14 @@ def read(text: str, name: str) -> Configuration:
         precision=_precision(given),
         clips=given.get("max_grad_norm", 1.0) not in (0, 0.0),
         model=str(given["base_model"]) if given.get("base_model") else None,
-        unpredicted=(*_unpredicted(given), *unpredicted(deepspeed or {})),
-        incomparable=(*_incomparable(given, deepspeed), *incomparable(deepspeed or {})),
+        # A table whose adapter weft does not model would be that of another job.
+        tables={} if adapters else tables,
+        unpredicted=(
+            *_unpredicted(given),
+            *unpredicted(deepspeed or {}),
+            *(() if adapters else unpredicted_adapters(given)),
+        ),
+        incomparable=(*adapters, *_incomparable(given, deepspeed), *incomparable(deepspeed or {})),
     )
     return configuration.saying(said | values | replicas_of(sizes))
 
@@ -123,17 +136,13 @@ def _incomparable(given: Mapping[str, Any], deepspeed: Mapping[str, Any] | None)
     found = []
     if given.get(_DEEPSPEED) and deepspeed is None:
         found.append(absent(_DEEPSPEED, given[_DEEPSPEED]))
-    if given.get("adapter"):
-        found.append(f"adapter {given['adapter']}: training of an adapter alone is not modelled")
-    for key in ("load_in_8bit", "load_in_4bit"):
-        if truth(given.get(key)):
-            found.append(f"{key}: weights of few bits are not modelled")
     for key in _FSDP_OFFLOADS:
         if truth(given.get(key)):
             found.append(f"{key}: weights and states in host memory are not modelled")
     if given.get("gradient_checkpointing") in ("offload", "offload_disk"):
         found.append("gradient_checkpointing offload: activations in host memory are not modelled")
-    found += other_optimizer("optimizer", given.get("optimizer"))
+    if not low_rank_tables(given):
+        found += other_optimizer("optimizer", given.get("optimizer"))
     found += [
         f"{key} {shown(given[key])}: {problem}" for key, problem in _OTHER_JOBS.items() if given.get(key)
     ]

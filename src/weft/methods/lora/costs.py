@@ -1,11 +1,11 @@
-"""The bytes of frozen weights: every rank of a stage holds them, in the compute precision alone."""
+"""The bytes of frozen weights: every rank of a stage holds them, in the compute precision or in few bits."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from weft.describe.device import PRECISION_BYTES
-from weft.predict.cost.memory import frozen_parameters
+from weft.predict.cost.memory import frozen_bytes
 from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import Held, ResidentBytes
 
@@ -13,8 +13,10 @@ from weft.predict.cost.residency import Held, ResidentBytes
 def _frozen(pricing: Pricing) -> Held:
     held = np.zeros(pricing.program.ranks, dtype=np.int64)
     for index, stage in enumerate(pricing.plan.stages):
-        count = frozen_parameters(pricing.model.graph, stage.layers, pricing.placed.shape(index))
-        held[pricing.placed.ranks_of_stage[index].ravel()] += count * PRECISION_BYTES[pricing.plan.precision]
+        shape = pricing.placed.shape(index)
+        held[pricing.placed.ranks_of_stage[index].ravel()] += frozen_bytes(
+            pricing.model.graph, stage.layers, shape, PRECISION_BYTES[pricing.plan.precision]
+        )
     return Held(held)
 
 

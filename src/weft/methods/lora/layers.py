@@ -27,6 +27,7 @@ from weft.describe.layer import LOW_RANK_PRODUCT, Layer, Matmul, PassWork
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice
+from weft.methods.lora.few_bits import divided_in_blocks, with_few_bits
 from weft.methods.lora.options import NAME, read_options
 
 # Elements moved for each element of a layer's result: the product writes it, the sum reads two and writes
@@ -44,6 +45,9 @@ def add_low_rank(graph: LayerGraph, config: ModelConfig, choice: Choice) -> Laye
     """
     low_rank, products = read_options(choice), block_products(config)
     chosen = low_rank.chosen(products)
+    if low_rank.base is not None:
+        graph = divided_in_blocks(graph, products)
+    in_few_bits = "" if low_rank.base is None else f", frozen in {low_rank.base}"
     layers = []
     for index, layer in enumerate(graph.layers):
         if index == 0:
@@ -52,11 +56,14 @@ def add_low_rank(graph: LayerGraph, config: ModelConfig, choice: Choice) -> Laye
             layers.append(_frozen_head(layer, config))
         else:
             has_experts = config.family != "gpt" and config.architecture.has_experts(index - 1)
-            own = [one for one in chosen if one.in_attention or not has_experts]
-            layers.append(_adapted_block(layer, config, own, low_rank.rank, mixture=has_experts))
+            named, own = (
+                [one for one in some if one.in_attention or not has_experts] for some in (products, chosen)
+            )
+            block = _adapted_block(layer, config, own, low_rank.rank, mixture=has_experts)
+            layers.append(block if low_rank.base is None else with_few_bits(block, named, low_rank.base))
     return replace(
         graph,
-        name=f"{graph.name} with LoRA of rank {low_rank.rank} and alpha {low_rank.alpha:g}",
+        name=f"{graph.name} with LoRA of rank {low_rank.rank} and alpha {low_rank.alpha:g}{in_few_bits}",
         layers=_shared(layers),
         tied=tuple(replace(one, parameters=ZERO, frozen=one.parameters) for one in graph.tied),
     )

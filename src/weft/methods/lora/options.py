@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
@@ -19,6 +19,10 @@ NAME = "lora"
 A, B = "lora_A", "lora_B"
 _SEPARATOR = ","
 
+# The type of frozen linear layers at rest: NF4 (Dettmers et al., QLoRA, arXiv 2305.14314, section 3), or
+# integers of 8 bits. Without one, the precision of the products.
+Base = Literal["nf4", "int8"]
+
 
 class LoraTable(TomlTable):
     """The keys of `[lora]`."""
@@ -30,22 +34,41 @@ class LoraTable(TomlTable):
     targets: Annotated[tuple[Word, ...], TOML_ARRAY] = Field(
         default=(), description='linear layers of the blocks, such as ["q_proj", "v_proj"]; all if absent'
     )
+    base: Base | None = Field(
+        default=None,
+        description="type of the blocks' frozen linear layers at rest; train.precision if absent",
+    )
+
+
+def low_rank_choice(
+    rank: int, alpha: float | None = None, targets: Sequence[str] = (), base: Base | None = None
+) -> Choice:
+    """Return the method with these options; `alpha` is twice the rank if it is absent."""
+    options: Options = {
+        "rank": rank,
+        "alpha": 2.0 * rank if alpha is None else alpha,
+        "targets": _SEPARATOR.join(targets),
+    }
+    return Choice(name=NAME, options=options if base is None else {**options, "base": base})
 
 
 def _options(table: LoraTable) -> Options:
-    alpha = 2.0 * table.rank if table.alpha is None else table.alpha
-    return {"rank": table.rank, "alpha": alpha, "targets": _SEPARATOR.join(table.targets)}
+    return low_rank_choice(table.rank, table.alpha, table.targets, table.base).options
 
 
 TABLE = RunTable(method=NAME, table=LoraTable, options=_options)
 
 
 class LowRank(TomlTable):
-    """The options of a plan's method: the rank and scale of the products, and the names of their layers."""
+    """The options of a plan's method: the rank and scale of the products, and the names of their layers.
+
+    `base` is the type of the blocks' frozen linear layers at rest.
+    """
 
     rank: Count
     alpha: Annotated[float, Field(gt=0)]
     targets: str
+    base: Base | None = None
 
     @property
     def scale(self) -> float:

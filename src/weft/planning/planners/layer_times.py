@@ -187,7 +187,7 @@ class LeastCosts(_ProblemLayers):
             work.freed_products,
             work.temporaries,
             round(layer.parameters(shape)),
-            round(layer.frozen(shape) * PRECISION_BYTES[job.precision]),
+            layer.frozen_bytes(shape, PRECISION_BYTES[job.precision]),
         )
 
     def _exchanged_s(self, index: int, shape: Shape) -> float:

@@ -209,11 +209,11 @@ def stage_parameters(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> 
     return round(own + sum(one.parameters(shape) for one in copied_parameters(graph, layers)))
 
 
-def frozen_parameters(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> int:
-    """Return the count of a stage's frozen parameters on one tensor rank, with copies of tied ones."""
-    frozen = graph.amounts("frozen", shape)
-    copied = (one.frozen(shape) for one in copied_parameters(graph, layers))
-    return round(sum(frozen[index] for index in layers) + sum(copied))
+def frozen_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, element_bytes: int) -> int:
+    """Return the bytes of a stage's frozen parameters on one tensor rank, with copies of tied ones."""
+    own = sum(graph.layers[index].frozen_bytes(shape, element_bytes) for index in layers)
+    copied = sum(one.frozen(shape) for one in copied_parameters(graph, layers))
+    return round(own + element_bytes * copied)
 
 
 def own_parameters(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> int:

@@ -84,7 +84,8 @@ class Division:
 class RowProduct(nn.Module):
     """A product with a divided inner dimension: partial sums are added up, then comes the bias.
 
-    `beside` gets the product, its operand and the partial sums. It returns these with more partial sums.
+    `multiply` computes the partial sums of an operand. `beside` gets the product, its operand and the partial
+    sums. It returns these with more partial sums.
     """
 
     def __init__(self, whole: nn.Linear | Conv1D, ranks: TensorRanks) -> None:
@@ -93,15 +94,19 @@ class RowProduct(nn.Module):
         self._ranks = ranks
         self.weight = whole.weight
         self.bias = whole.bias
+        self.multiply: Callable[[torch.Tensor], torch.Tensor] = self._multiply
         self.beside: Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         """Map (b, s, inner / size) to the stream (b, tokens, width)."""
-        weight = self.weight.t() if self.transposed else self.weight
-        partial = nn.functional.linear(value, weight)
+        partial = self.multiply(value)
         if self.beside is not None:
             partial = self.beside(self, value, partial)
         return partial if self._ranks.elsewhere else self.finish(self._ranks.leave(partial))
+
+    def _multiply(self, value: torch.Tensor) -> torch.Tensor:
+        weight = self.weight.t() if self.transposed else self.weight
+        return nn.functional.linear(value, weight)
 
     def finish(self, stream: torch.Tensor) -> torch.Tensor:
         """Return the product's result, from the sum of all ranks' partial results."""

@@ -28,7 +28,7 @@ from weft.run.parallel.tensor_parallel import TensorRanks
 from weft.run.parallel.unmade_logits import LossKernel, UnmadeLogits
 from weft.run.stage.layers import LayerFunction
 from weft.run.stage.pieces import Branch, PieceList, StagePiece
-from weft.run.state.precision import at_least_fp32
+from weft.run.state.precision import at_least_fp32, lower_precision
 
 
 class RunnableStage(Protocol):
@@ -107,6 +107,8 @@ class StageModule(nn.Module, ABC):
         self.context = ContextRanks()
         self.divisions: Mapping[str, Division] = {}
         self.added: frozenset[str] = frozenset()
+        # What `rest` calls once; methods append functions that pack frozen weights.
+        self.packers: list[Callable[[], None]] = []
         # Makes the logits with the loss; None for a stage that makes all of them before it.
         self.loss_kernel: LossKernel | None = None
 
@@ -342,6 +344,18 @@ def frozen_names(stage: nn.Module) -> frozenset[str]:
         return frozenset()
     named = stage.named_parameters(remove_duplicate=False)
     return frozenset(name for name, parameter in named if not parameter.requires_grad)
+
+
+def rest(stage: nn.Module, dtype: torch.dtype) -> None:
+    """Give frozen parameters the form in which they lie during training: packed, or in `dtype`.
+
+    They must have their values. A second call changes nothing.
+    """
+    if isinstance(stage, StageModule):
+        packers, stage.packers = stage.packers, []
+        for pack in packers:
+            pack()
+    lower_precision((one for one in stage.parameters() if not one.requires_grad), dtype)
 
 
 def materialise(stage: StageModule, seed: int, dtype: torch.dtype) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import torch
 
+from weft.describe.block_products import block_products
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice
-from weft.methods.lora.options import NAME, A, B, read_options
+from weft.methods.lora.options import NAME, A, B, LowRank, read_options
+from weft.methods.lora.runtime.packing import PackedWeight
 from weft.training.checkpoint.tensor_folders import Shape, TensorFolder
 from weft.training.interchange.adapters import Adapter, AdapterOf
 
@@ -19,29 +21,37 @@ _WEIGHT = ".weight"
 class MergedFolder:
     """The tensors of a checkpoint, with low-rank products merged: weight + scale * B A, summed in fp32.
 
-    Args:
-        transposed: True if weights lie as (inner, columns).
+    Weights are those that training has multiplied by: packed ones are unpacked.
     """
 
-    def __init__(self, folder: TensorFolder, scale: float, *, transposed: bool) -> None:
+    def __init__(self, folder: TensorFolder, config: ModelConfig, low_rank: LowRank) -> None:
         self.path: Path = folder.path
         self.shapes: Mapping[str, Shape] = folder.shapes
         self._folder = folder
-        self._scale = scale
-        self._transposed = transposed
+        self._low_rank = low_rank
+        names = (one.name for one in block_products(config))
+        self._packed = set(names) if low_rank.base is not None else set()
+        # Such weights lie as (inner, columns).
+        self._transposed = config.family == "gpt"
 
     def read(self, name: str) -> torch.Tensor:
         weight = self._folder.read(name)
-        down, up = (f"{name.removesuffix(_WEIGHT)}.{factor}{_WEIGHT}" for factor in (A, B))
-        if down not in self.shapes:
+        layer = name.removesuffix(_WEIGHT)
+        down, up = (f"{layer}.{factor}{_WEIGHT}" for factor in (A, B))
+        packed = name.endswith(_WEIGHT) and layer.rpartition(".")[2] in self._packed
+        if not packed and down not in self.shapes:
             return weight
-        added = self._folder.read(up).float() @ self._folder.read(down).float()
-        whole = weight.float().add(added.T if self._transposed else added, alpha=self._scale)
-        return whole.to(weight.dtype)
+        whole = weight.float().T if self._transposed else weight.float()
+        if packed and self._low_rank.base is not None:
+            whole = PackedWeight(whole, self._low_rank.base).unpacked(torch.float32)
+        if down in self.shapes:
+            added = self._folder.read(up).float() @ self._folder.read(down).float()
+            whole = whole.add(added, alpha=self._low_rank.scale)
+        return (whole.T if self._transposed else whole).to(weight.dtype)
 
 
 def _merged(source: TensorFolder, config: ModelConfig, choice: Choice) -> TensorFolder:
-    return MergedFolder(source, read_options(choice).scale, transposed=config.family == "gpt")
+    return MergedFolder(source, config, read_options(choice))
 
 
 def _adapter(source: TensorFolder, config: ModelConfig, choice: Choice) -> Adapter:

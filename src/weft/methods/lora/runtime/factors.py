@@ -17,13 +17,14 @@ from weft.describe.block_products import block_products
 from weft.describe.plan import Choice
 from weft.errors import InputError, Violation
 from weft.methods.lora.options import NAME, A, B, read_options
+from weft.methods.lora.runtime.packing import FrozenLinear, pack
 from weft.run.parallel.tensor_layers import HeldByTensorRanks, RowProduct
 from weft.run.stage.stage_module import AddedModule, ChangedStageOf, Initial, StageModule
 
 # Each tensor rank computes with its own heads or columns, so that ranks add up the gradients.
 _WHOLE = HeldByTensorRanks(in_region=True)
 
-Product = nn.Linear | Conv1D | RowProduct
+Product = nn.Linear | Conv1D | RowProduct | FrozenLinear
 
 
 class LowRankFactor(AddedModule):
@@ -48,13 +49,18 @@ class LowRankFactor(AddedModule):
 def adapt(stage: StageModule, layers: Sequence[int], choice: Choice) -> None:
     """Freeze a stage, and add low-rank products beside the linear layers of its blocks.
 
+    All linear layers of the blocks are packed later if the choice has a base in few bits.
+
     Raises:
         InputError: if a block lacks a linear layer that its description names.
     """
-    low_rank = read_options(choice)
-    names = {one.name for one in low_rank.chosen(block_products(stage.config))}
+    low_rank, products = read_options(choice), block_products(stage.config)
+    names = {one.name for one in low_rank.chosen(products)}
     stage.requires_grad_(False)
     for block in stage.blocks:
+        if low_rank.base is not None:
+            every = _exchangeable(stage, block, {one.name for one in products})
+            stage.packers += [partial(pack, one, low_rank.base) for one in every]
         found = list(_products(stage, block, names))
         if missing := names - {name.rpartition(".")[2] for name, _ in found}:
             raise InputError(Violation(NAME, f"a block of {stage.config.name} has no {sorted(missing)[0]}"))
@@ -70,9 +76,21 @@ def _products(stage: StageModule, block: nn.Module, names: set[str]) -> Iterator
             yield name, module
 
 
+def _exchangeable(
+    stage: StageModule, block: nn.Module, names: set[str]
+) -> Iterator[FrozenLinear | RowProduct]:
+    """Yield the linear layers of a block with these names, put in place of those that cannot be packed."""
+    for name, product in list(_products(stage, block, names)):
+        if isinstance(product, nn.Linear | Conv1D):
+            path, _, leaf = name.rpartition(".")
+            product = FrozenLinear(product)
+            setattr(stage.get_submodule(path), leaf, product)
+        yield product
+
+
 def _add(stage: StageModule, name: str, product: Product, rank: int, scale: float) -> None:
     """Add both products beside one linear layer, whose weight still has the shape of the whole."""
-    transposed = isinstance(product, Conv1D) or (isinstance(product, RowProduct) and product.transposed)
+    transposed = isinstance(product, Conv1D) or getattr(product, "transposed", False)
     inner, columns = product.weight.shape if transposed else reversed(product.weight.shape)
     division = stage.divisions.get(f"{name}.weight")
     by_rows = isinstance(product, RowProduct)
