@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from tensor_jobs import DividedLoss, samples_of, whole_loss
 from torch import nn
 
 from weft.describe.model import ModelConfig
+from weft.describe.plan import PACKING, Choice
 from weft.run.parallel.context.divided_tokens import DividedTokens
+from weft.run.workspace import Samples
 from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
 from weft.training.tasks.base import Outputs, cross_entropy
 
@@ -112,11 +115,24 @@ def masked(
     return micro_batch
 
 
+def packed(batch: Callable[[int], tuple[torch.Tensor, torch.Tensor]]) -> Callable[[int], Samples]:
+    """The micro-batches with documents, which end where a token is a multiple of three."""
+
+    def micro_batch(number: int) -> Samples:
+        inputs, targets = batch(number)
+        borders = [[0, *((row[:-1] % 3 == 0).nonzero().flatten() + 1).tolist(), len(row)] for row in inputs]
+        return inputs, targets, [[end - start for start, end in pairwise(one)] for one in borders]
+
+    return micro_batch
+
+
 def samples(
-    config: ModelConfig, job: Any, step: int, masks: bool
-) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+    config: ModelConfig, job: Any, step: int, masks: bool, choices: Iterable[Choice]
+) -> Callable[[int], Samples]:
     """Micro-batches of `job.micro_batch_size` samples by their numbers."""
     batch = samples_of(config, job, step)
+    if any(choice.name == PACKING for choice in choices):
+        return packed(batch)
     return masked(batch) if masks else batch
 
 

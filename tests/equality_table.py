@@ -200,11 +200,11 @@ def train(rank: int, ranks: int, row: Row, plan: Plan) -> Outcome:
     )
     steps = []
     for step in range(row.steps):
-        steps.append(_told(runtime.step(step, samples(row.model, plan, step, row.masks))))
+        steps.append(_told(runtime.step(step, samples(row.model, plan, step, row.masks, plan.methods))))
         if row.evaluates:
             # Whoever reads in the middle changes nothing.
             part = compile_evaluation_part(plan, layer_graph(row.model), rank)
-            held_out = samples(row.model, plan, HELD_OUT, row.masks)
+            held_out = samples(row.model, plan, HELD_OUT, row.masks, plan.methods)
             steps[-1]["evaluated"] = [runtime.evaluate(part, [held_out])]
     masters = {}
     with runtime.settled():

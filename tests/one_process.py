@@ -21,6 +21,7 @@ from weft.describe.plan import Choice, LayerChoice
 from weft.randomness import counter_seed
 from weft.run.runtime import RankRuntime
 from weft.run.stage.build import build_stage
+from weft.run.stage.documents import Documents
 from weft.run.stage.layer_choices import apply_choices
 from weft.run.stage.stage_module import frozen_names, rest
 from weft.run.state.precision import PRECISIONS, STEPPED, at_least_fp32, lower_precision
@@ -201,7 +202,10 @@ class Copy:
     def losses(self, step: int, number: int, told: Told) -> tuple[torch.Tensor, Any]:
         """Of a micro-batch, and what methods add to it; both as the mean has them."""
         training, weight = self.training, 1.0 / count(self.training.parts)
-        inputs, targets = samples(training.model, training, step, training.masks)(number)
+        batch = samples(training.model, training, step, training.masks, training.choices)
+        inputs, targets, *lengths = batch(number)
+        if lengths:
+            self.model.documents = Documents.of(lengths[0], inputs.device)
         values: list[torch.Tensor] = []
         for layer, function in enumerate(self.model.layer_functions(inputs)):
             torch.manual_seed(counter_seed(SEED, step, number, layer))

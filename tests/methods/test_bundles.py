@@ -35,6 +35,7 @@ def test_a_folder_is_a_method() -> None:
         "loss_kernels",
         "micro_batch_norms",
         "offload",
+        "packing",
         "power_sgd",
         "recomputation",
         "sdp4bit",

@@ -90,3 +90,21 @@ def test_what_is_no_task_is_refused_in_one_line(settings: TaskSettings, kind: st
         make_task(kind, settings)
     assert len(refused.value.violations) == 1
     assert kind in str(refused.value)
+
+
+def test_documents_of_text_end_with_their_end_tokens(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"{number}.txt").write_text("word " * (1 + number % 7))
+    settings = TaskSettings(
+        data=f"{tmp_path}/*.txt", sequence=16, vocabulary=256, cache=tmp_path / "cache", packing=True
+    )
+    task = make_task("causal-lm", settings)
+    plain = make_task("causal-lm", replaced(settings))
+    inputs, targets, documents = task.batch(np.arange(task.samples))
+    assert torch.equal(inputs, plain.batch(np.arange(task.samples))[0])
+    assert torch.equal(targets, plain.batch(np.arange(task.samples))[1])
+    assert any(len(lengths) > 2 for lengths in documents)
+    for row, lengths in zip(inputs, documents, strict=True):
+        *ended, last = row.split(lengths)
+        assert all(one[-1] == 0 and (one[:-1] != 0).all() for one in ended)
+        assert (last[:-1] != 0).all()

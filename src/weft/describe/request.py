@@ -23,7 +23,7 @@ from weft.describe.run_tables.methods import requested_methods, run_tables
 from weft.describe.run_tables.planning import MEMORY_RISK
 from weft.describe.run_tables.training import ANY_PRECISION
 from weft.describe.synchronisation import AUTO, DENSE, reduction_problem
-from weft.describe.tasks import task_problems
+from weft.describe.tasks import packing_problems, task_problems
 from weft.errors import InputError, Violation
 
 # Samples per device and step when the user gives no global batch.
@@ -170,7 +170,12 @@ def request_of_subject(subject: PlanSubject) -> Request:
         minimise=run.goal.minimise,
         contract=Contract.of(run.goal.contract),
         memory_risk=run.goal.memory_risk,
-        methods=(*(run.optimizer.methods or scaled), *run.report.methods, *requested_methods(run.methods)),
+        methods=(
+            *(run.optimizer.methods or scaled),
+            *run.report.methods,
+            *run.task.methods,
+            *requested_methods(run.methods),
+        ),
         optimizer=counted.work,
     )
     tables, graph = run_tables(), found.job.graph
@@ -178,7 +183,8 @@ def request_of_subject(subject: PlanSubject) -> Request:
     found = replace(found, job=found.job.choosing(tuple(choices)))
     if counted.assumed:
         found = replace(found, assumed={**found.assumed, "optimizer": counted.assumed})
-    if problems := task_problems(run.task.kind, found.model):
+    problems = task_problems(run.task.kind, found.model)
+    if problems := problems or (packing_problems(found.model) if run.task.packing else []):
         raise InputError(problems)
     return found
 

@@ -30,6 +30,8 @@ class KnownTask:
 
 # The tasks of decoders: all text, and the answers in conversations.
 DECODING, CHAT = "causal-lm", "chat"
+# Those whose samples hold documents that attention can be kept inside.
+PACKED = (DECODING, CHAT)
 KNOWN_TASKS: Mapping[str, KnownTask] = MappingProxyType(
     {
         DECODING: KnownTask(families=("gpt", *TRAINED), data="python-stdlib", language=True),
@@ -70,6 +72,14 @@ def default_task(model: ModelConfig) -> str:
     if model.decoder is not None:
         return DECODING
     return next(name for name, known in KNOWN_TASKS.items() if model.family in known.families)
+
+
+def packing_problems(model: ModelConfig) -> list[Violation]:
+    """Return one violation if weft cannot keep the attention of a model inside documents."""
+    if model.family in KNOWN_TASKS[DECODING].families:
+        return []
+    problem = f"{model.name} is of {model.family}; attention inside documents is known of decoders"
+    return [Violation("task.packing", problem, "false")]
 
 
 def task_problems(kind: str, model: ModelConfig) -> list[Violation]:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from weft.describe.plan import GRADIENT_NORM, Plan, Recompute
+from weft.describe.plan import GRADIENT_NORM, PACKING, Plan, Recompute
 from weft.describe.synchronisation import keeps_gradients_local
 from weft.program.kinds import FORWARD, KINDS
 from weft.program.rank_program import RankProgram
@@ -72,6 +72,7 @@ class Resources:
         shards, own_gradients: the stages that the rank shards, and the gradients that it steps.
         methods: the states of methods, by name.
         summed: the gradients that a replica's ranks add up before a stage's gradient is complete.
+        packed: whether samples hold several documents, of which every stage must know.
         taps, roots: the stages that methods observe, and those with more roots of backward than their
             outputs.
     """
@@ -96,6 +97,7 @@ class Resources:
     synchroniser: Synchroniser
     loss_function: LossFunction
     seed: int
+    packed: bool = False
     summed: Mapping[int, tuple[SummedGradients, ...]] = field(default_factory=dict)
     taps: Mapping[int, StageTaps] = field(default_factory=dict)
     roots: Mapping[int, StageRoots] = field(default_factory=dict)
@@ -203,6 +205,7 @@ def make_resources(
         synchroniser=synchroniser,
         loss_function=loss_fn,
         seed=seed,
+        packed=plan.method(PACKING) is not None,
         summed=summed_gradients(
             stages, layouts, {stage: bucket.flat for stage, bucket in states.buckets.items()}
         ),

@@ -263,8 +263,10 @@ class RankRuntime:
         return self._resources.stepped
 
     @property
-    def target_stages(self) -> frozenset[int]:
-        """This rank's stages that read the targets of micro-batches although they are not the last stage."""
+    def reading_stages(self) -> frozenset[int]:
+        """This rank's stages that read data of micro-batches although they are neither first nor last."""
+        if self._resources.packed:
+            return frozenset(self.stages)
         return frozenset(stage for stage, roots in self._resources.roots.items() if roots.reads_targets)
 
     @property

@@ -16,6 +16,7 @@ from weft.program.rank_program import RankProgram
 from weft.randomness import counter_seed
 from weft.run.accelerator import to_device
 from weft.run.resources import Resources
+from weft.run.stage.documents import Documents, Lengths, part_of
 from weft.run.streams import THERE, Value
 
 if TYPE_CHECKING:
@@ -30,10 +31,14 @@ class MicroBatch(NamedTuple):
 
     inputs: torch.Tensor | None = None
     targets: torch.Tensor | None = None
+    documents: Documents | None = None
 
 
-# A rank calls it only for micro-batches with inputs or targets that its stages need.
-Batch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
+# Inputs and targets; of packed samples also the lengths of their documents.
+Samples = tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, Lengths]
+
+# A rank calls it only for micro-batches with inputs, targets or documents that its stages need.
+Batch = Callable[[int], Samples]
 
 
 # The key of a crossing value: its name, the activation's producing and reading stages, and the message.
@@ -120,14 +125,16 @@ class Workspace:
 
         `inputs` and `targets` state which of the two the stage reads.
         """
-        if not inputs and not targets:
+        if not inputs and not targets and not self.resources.packed:
             return _NOTHING
         assert self.batch is not None, "a step begins with its batch"
         whole, part = divmod(number, splits)
-        pair = self.batch(whole)
+        read, asked, *packed = self.batch(whole)
+        lengths = packed[0] if packed else None
         if splits > 1:
-            pair = pair[0].tensor_split(splits)[part], pair[1].tensor_split(splits)[part]
-        given = pair[0] if inputs else None, pair[1] if targets else None
+            read, asked = read.tensor_split(splits)[part], asked.tensor_split(splits)[part]
+            lengths = None if lengths is None else part_of(lengths, splits, part)
+        given = read if inputs else None, asked if targets else None, lengths
         stream = self.resources.streams.loading
         if stream is None:
             return Value.of(self._on_device(*given))
@@ -139,13 +146,16 @@ class Workspace:
         loaded.completion = stream.run(f"micro-batch {number}", load)
         return loaded
 
-    def _on_device(self, inputs: torch.Tensor | None, targets: torch.Tensor | None) -> MicroBatch:
+    def _on_device(
+        self, inputs: torch.Tensor | None, targets: torch.Tensor | None, lengths: Lengths | None
+    ) -> MicroBatch:
         device, dtype = self.resources.device, self.resources.dtype
         if inputs is not None:
             inputs = to_device(inputs, device)
             if inputs.dtype != dtype and inputs.is_floating_point():
                 inputs = inputs.to(dtype)
-        return MicroBatch(inputs, None if targets is None else to_device(targets, device))
+        documents = None if lengths is None else Documents.of(lengths, device)
+        return MicroBatch(inputs, None if targets is None else to_device(targets, device), documents)
 
     def latest(self, name: str, stage: int) -> Value[Any]:
         """Return the latest value of a stage under this name."""

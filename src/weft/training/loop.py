@@ -228,7 +228,7 @@ def samples_of(plan: Plan) -> StepSamples:
 def _reader(run: OpenRun, state: TrainingState, ledger: SampleLedger, samples: StepSamples) -> BatchReader:
     return BatchReader(
         training_samples(run.task, ledger, state.origin(samples), samples),
-        micro_batches_read(run.program, run.runtime.target_stages),
+        micro_batches_read(run.program, run.runtime.reading_stages),
         range(state.step, run.job.last_step),
         samples.runs,
     )

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from weft.describe.plan import PACKING
 from weft.describe.plan_versions import current_id, former_ids
 from weft.errors import InputError, Violation
 from weft.files import weft_home
@@ -242,6 +243,7 @@ def _open_task(job: PlannedJob, ranks: Attendance) -> Task:
         image_size=job.problem.model.image_size,
         channels=job.problem.model.channels,
         tokenizer=tokenizer_name(job.run),
+        packing=job.plan.method(PACKING) is not None,
     )
     task: Task | None = None
     for first in (True, False):

@@ -15,7 +15,8 @@ from small_plans import make_plan, make_program, tiny
 from weft.describe.models import resolve_model
 from weft.errors import RunError
 from weft.program.rank_program import part_of
-from weft.training.data.reader import BatchReader, Pair, micro_batches_read, training_samples
+from weft.run.workspace import Samples
+from weft.training.data.reader import BatchReader, micro_batches_read, training_samples
 from weft.training.data.sampler import SampleLedger, StepSamples
 from weft.training.tasks.base import TaskSettings
 
@@ -23,7 +24,7 @@ STEPS = range(3, 7)
 WAIT_S = 30.0
 
 
-def pair(step: int, number: int) -> Pair:
+def pair(step: int, number: int) -> Samples:
     return torch.tensor([step]), torch.tensor([number])
 
 
@@ -40,7 +41,7 @@ def test_it_reads_one_step_ahead_and_no_further() -> None:
     read: list[tuple[int, int]] = []
     news = threading.Condition()
 
-    def reading(step: int, number: int) -> Pair:
+    def reading(step: int, number: int) -> Samples:
         with news:
             read.append((step, number))
             news.notify()
@@ -63,7 +64,7 @@ def test_the_last_step_reads_nothing_after_it_and_the_thread_ends() -> None:
 def test_waiting_is_counted_by_step() -> None:
     release = threading.Event()
 
-    def reading(step: int, number: int) -> Pair:
+    def reading(step: int, number: int) -> Samples:
         if step == 3:
             assert release.wait(WAIT_S)
         return pair(step, number)
@@ -81,7 +82,7 @@ def test_leaving_early_reads_no_more() -> None:
     read: list[int] = []
     started, release = threading.Event(), threading.Event()
 
-    def reading(step: int, number: int) -> Pair:
+    def reading(step: int, number: int) -> Samples:
         read.append(number)
         started.set()
         assert release.wait(WAIT_S)
@@ -150,7 +151,7 @@ class Broken:
     def sample_name(self, sample: int) -> str:
         return f"in part {sample // 4}"
 
-    def batch(self, samples: np.ndarray, *, held_out: bool = False) -> Pair:
+    def batch(self, samples: np.ndarray, *, held_out: bool = False) -> Samples:
         for sample in samples.tolist():
             if sample == 5:
                 (self._folder / "5.bin").read_bytes()
@@ -186,7 +187,7 @@ def test_a_sample_that_cannot_be_read_is_named_at_the_step_that_needed_it(tmp_pa
 
 def test_samples_that_can_be_read_one_by_one_are_all_named(tmp_path: Path) -> None:
     class OnlyAlone(Broken):
-        def batch(self, samples: np.ndarray, *, held_out: bool = False) -> Pair:
+        def batch(self, samples: np.ndarray, *, held_out: bool = False) -> Samples:
             if len(samples) > 1:
                 raise ValueError
             return super().batch(samples % 4)

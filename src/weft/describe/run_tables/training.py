@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
 from weft.describe.loggers import require_logger
 from weft.describe.optimizers import KNOWN_OPTIMIZERS, require_optimizer
-from weft.describe.plan import GRADIENT_NORM, MICRO_BATCH_NORMS, Choice, ReducePrecision
-from weft.describe.tasks import KNOWN_TASKS, Data
+from weft.describe.plan import GRADIENT_NORM, MICRO_BATCH_NORMS, PACKING, Choice, ReducePrecision
+from weft.describe.tasks import KNOWN_TASKS, PACKED, Data
 from weft.describe.toml_table import IMPORTABLE, TOML_ARRAY, Count, TomlTable, Word, is_importable, table_text
 from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
@@ -108,6 +108,23 @@ class TaskTable(TomlTable):
         description="bytes, model (the folder of [model] hf), a tokenizer.json or a folder with one",
     )
     sequence: Count | None = Field(default=None, description="tokens per sample; the model's own if absent")
+    packing: bool = Field(
+        default=False,
+        description="true: samples hold several conversations, and attention stays inside each of them; of "
+        "text, inside each document",
+    )
+
+    @property
+    def methods(self) -> tuple[Choice, ...]:
+        """The methods that the table requests."""
+        return (Choice(name=PACKING),) if self.packing else ()
+
+    @model_validator(mode="after")
+    def _packs_documents(self) -> Self:
+        if self.packing and self.kind not in PACKED:
+            problem = f"only {' and '.join(PACKED)} have documents; the task is {shown(self.kind)}"
+            raise InputError(Violation("packing", problem, "false"))
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -19,6 +19,7 @@ from weft.run.handlers.crossing import (
 )
 from weft.run.parallel.tensor_stage import leads_replica
 from weft.run.stage.borders import received
+from weft.run.stage.documents import tell_documents
 from weft.run.stage.stage_pass import Outputs, roots_of, stage_pass
 from weft.run.streams import THERE, Completion, Stream, Value
 from weft.run.workspace import Workspace
@@ -40,7 +41,7 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
     # The ranks of a replica all have the same loss.
     counts = last and leads_replica(resources.stages[stage])
     run_stage, require_weights = stage_pass(workspace, instruction), weights_required(workspace, stage)
-    statistics = resources.statistics[stage]
+    statistics, module = resources.statistics[stage], resources.stages[stage]
 
     def issue(stream: Stream) -> Completion:
         loaded = workspace.micro_batch(
@@ -59,7 +60,8 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
             if training:
                 # New leaves, as several stages may read the same value.
                 arrived = {place: one.detach().requires_grad_() for place, one in arrived.items()}
-            samples, targets = loaded.content
+            samples, targets, documents = loaded.content
+            tell_documents(module, documents)
             if samples is not None:
                 arrived[0] = samples
             inputs = [arrived[place] for place in range(borders.inputs)]

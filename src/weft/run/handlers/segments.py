@@ -31,6 +31,7 @@ from weft.run.handlers.crossing import (
 from weft.run.handlers.passes import added_up, seen, weights_required
 from weft.run.parallel.tensor_stage import leads_replica
 from weft.run.stage.borders import received
+from weft.run.stage.documents import tell_documents
 from weft.run.stage.pieces import Tape
 from weft.run.stage.stage_pass import weighted_loss
 from weft.run.streams import THERE, Completion, Stream, Value
@@ -88,7 +89,7 @@ def _forward(workspace: Workspace, instruction: Instruction, segment: int) -> Is
 
         def work() -> None:
             require_weights()
-            samples, targets = loaded.content
+            samples, targets, documents = loaded.content
             if samples is not None:
                 entered = samples
             else:
@@ -96,6 +97,7 @@ def _forward(workspace: Workspace, instruction: Instruction, segment: int) -> Is
                 entered = received(borders.before.values(), contents)[0] if begins else contents[0]
                 entered = entered.detach().requires_grad_()
             if begins:
+                tell_documents(resources.stages[stage], documents)
                 cut.begin(tape, entered)
             finish = None if targets is None else partial(loss, targets=targets)
             made.content = cut.run(tape, segment, entered, finish)

@@ -7,7 +7,7 @@ import shutil
 import sys
 
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import Plan
+from weft.describe.plan import PACKING, Plan
 from weft.errors import Violation
 from weft.program.arrays import Ints
 from weft.program.kinds import BACKWARD_INPUT, is_any_of
@@ -36,6 +36,9 @@ def compile_problems(plan: Plan, kinds: Ints, graph: LayerGraph) -> list[Violati
     if plan.grid(0).context > 1:
         problem = "layers whose tokens several ranks divide among them (cp) are not compiled"
         problems.append(Violation(_WHERE, problem, "plan.cp = 1"))
+    if plan.method(PACKING) is not None:
+        problem = "layers whose attention depends on the documents of a sample are not compiled"
+        problems.append(Violation(_WHERE, problem, "task.packing = false"))
     if is_any_of(kinds, SEGMENTS).any():
         problem = "passes in segments (overlapped collectives of tensor ranks) are not compiled"
         problems.append(Violation(_WHERE, problem, "none of them under plan.methods"))

@@ -26,6 +26,7 @@ from weft.run.parallel.tensor_layers import (
 )
 from weft.run.parallel.tensor_parallel import TensorRanks
 from weft.run.parallel.unmade_logits import LossKernel, UnmadeLogits
+from weft.run.stage.documents import Documents
 from weft.run.stage.layers import LayerFunction
 from weft.run.stage.pieces import Branch, PieceList, StagePiece
 from weft.run.state.precision import at_least_fp32, lower_precision
@@ -107,6 +108,8 @@ class StageModule(nn.Module, ABC):
         self.context = ContextRanks()
         self.divisions: Mapping[str, Division] = {}
         self.added: frozenset[str] = frozenset()
+        # Of the micro-batch whose forward pass begins; None if samples are not packed.
+        self.documents: Documents | None = None
         # What `rest` calls once; methods append functions that pack frozen weights.
         self.packers: list[Callable[[], None]] = []
         # Makes the logits with the loss; None for a stage that makes all of them before it.
@@ -182,8 +185,10 @@ class StageModule(nn.Module, ABC):
         rows: torch.Tensor = table(self.context.own_tokens(tokens))
         return rows
 
-    def embed(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the stream, made from the rows of the token table."""
+    def embed(
+        self, rows: torch.Tensor, tokens: torch.Tensor, documents: Documents | None = None
+    ) -> torch.Tensor:
+        """Return the stream, made from rows of the token table; `documents` give the tokens' positions."""
         return rows
 
     def last_norm(self, stream: torch.Tensor) -> torch.Tensor:
@@ -211,7 +216,8 @@ class StageModule(nn.Module, ABC):
         if self.embeds and divided:
             found.compute(self.look_up)
             found.cross(enters=False)
-            found.compute(lambda rows: self.embed(rows, inputs))
+            documents = self.documents
+            found.compute(lambda rows: self.embed(rows, inputs, documents))
         elif self.embeds:
             found.compute(self.layer_functions(inputs)[0])
         for one in self.branches(inputs):

@@ -6,15 +6,11 @@ window before it. This needs no special kernel, and computes no scores outside o
 
 from __future__ import annotations
 
-import copy
-from typing import Protocol, TypeGuard
-
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import PreTrainedConfig
 
-from weft.run.stage.attention import register_attention
+from weft.run.stage.attention import causal_attention, register_attention, use_attention
 
 # The name of this attention for the modules of `transformers`.
 _INTERFACE = "weft_window"
@@ -54,12 +50,9 @@ def attend(
 
 def give_window(block: nn.Module, tokens: int) -> None:
     """Set the attention window of a block of `transformers`, in tokens."""
-    for part in block.modules():
-        if _attends_causally(part):
-            # Blocks share one configuration, but each has its own window.
-            part.config = copy.copy(part.config)
-            part.config._attn_implementation = _INTERFACE
-            part.attention_window = tokens
+    for part in causal_attention(block):
+        use_attention(part, _INTERFACE)
+        part.attention_window = tokens  # type: ignore[attr-defined]  # a module takes any attribute
 
 
 def causal_mask(tokens: int, window: int, like: torch.Tensor) -> torch.Tensor:
@@ -87,17 +80,6 @@ def _attend(
 ) -> torch.Tensor:
     window: int = module.attention_window  # type: ignore[assignment]
     return attend(queries, keys, values, window=window, scale=scale)
-
-
-class _Windowed(Protocol):
-    """An attention module of `transformers` that has a window."""
-
-    config: PreTrainedConfig
-    attention_window: int
-
-
-def _attends_causally(part: nn.Module) -> TypeGuard[_Windowed]:
-    return getattr(part, "is_causal", False)
 
 
 register_attention(_INTERFACE, _attend)

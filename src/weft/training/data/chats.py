@@ -1,7 +1,8 @@
 """Conversations as memory-mapped tokens, with the targets among them, split once into training and held-out.
 
 One sample is one conversation: its first `sequence + 1` tokens, filled up with the end token. The filling is
-never a target, and causal attention keeps it from all that is.
+never a target, and causal attention keeps it from all that is. A packed sample has several conversations.
+Each has the same tokens and targets as alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ from weft.program.codes import GOLDEN, mix
 from weft.training.data.cache import cached
 from weft.training.data.chat_template import CHATML, ChatTemplate, MarkedText, TemplateError
 from weft.training.data.conversations import Conversations
+from weft.training.data.packing import Packs, best_fit
 from weft.training.data.pieces import HELD_OUT_SHARE, Pieces, held_out
 from weft.training.data.sources import open_conversations
 from weft.training.data.tokenizers import Ids, Tokenizer, ids_type
@@ -31,6 +33,31 @@ from weft.training.data.tokenizers import Ids, Tokenizer, ids_type
 FORMAT = 1
 ROWS_PER_BATCH = 1024
 Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRows:
+    """Samples as a model reads them.
+
+    Attributes:
+        inputs, targets, asked: tokens, the tokens after them, and which of these are targets, each of shape
+            (samples, sequence).
+        documents: of packed samples, the lengths of their conversations, and of the filling.
+    """
+
+    inputs: Ints
+    targets: Ints
+    asked: Flags
+    documents: Sequence[Sequence[int]] = ()
+
+    @classmethod
+    def joined(cls, rows: Sequence[ChatRows]) -> Self:
+        return cls(
+            np.concatenate([one.inputs for one in rows]),
+            np.concatenate([one.targets for one in rows]),
+            np.concatenate([one.asked for one in rows]),
+            [documents for one in rows for documents in one.documents],
+        )
 
 
 @dataclass(frozen=True)
@@ -57,6 +84,10 @@ class Chats:
     def __len__(self) -> int:
         return len(self.own)
 
+    def rows(self, samples: Ints) -> ChatRows:
+        tokens, asked = self.take(samples)
+        return ChatRows(tokens[:, :-1], tokens[:, 1:], asked[:, 1:])
+
     def take(self, samples: Ints) -> tuple[Ints, Flags]:
         """Return the tokens of samples and which of them are targets, shape (samples, sequence + 1)."""
         rows = self.own[samples]
@@ -71,10 +102,58 @@ class Chats:
         return replace(self, own=own, counts=self.counts[own])
 
     @property
+    def read(self) -> Ints:
+        """The tokens of each conversation that a model reads, shape (samples,)."""
+        lengths: Ints = np.minimum(self.starts[self.own + 1] - self.starts[self.own] - 1, self.sequence)
+        return lengths
+
+    @property
     def filled(self) -> float:
         """The share of the samples' tokens that are of conversations."""
-        lengths = np.minimum(self.starts[self.own + 1] - self.starts[self.own], self.sequence + 1)
-        return float(lengths.mean()) / (self.sequence + 1)
+        return float(self.read.mean()) / self.sequence
+
+
+@dataclass(frozen=True)
+class PackedChats:
+    """The conversations of one side, several in each sample.
+
+    Attributes:
+        counts: the targets of each sample, shape (samples,).
+    """
+
+    chats: Chats
+    packs: Packs
+    counts: Ints
+
+    @classmethod
+    def of(cls, chats: Chats) -> Self:
+        packs = best_fit(chats.read, chats.sequence)
+        return cls(chats, packs, packs.sums(chats.counts))
+
+    def __len__(self) -> int:
+        return len(self.packs)
+
+    def rows(self, samples: Ints) -> ChatRows:
+        return ChatRows.joined([self._row(self.packs.of(int(sample))) for sample in samples])
+
+    def _row(self, conversations: Ints) -> ChatRows:
+        """Return one sample; its filling is a document of its own."""
+        chats, each = self.chats, self.chats.rows(conversations)
+        lengths = chats.read[conversations]
+        inside = np.arange(chats.sequence) < lengths[:, None]
+        left = chats.sequence - int(lengths.sum())
+        inputs, targets = (
+            np.concatenate([one[inside], np.full(left, chats.filler)])[None]
+            for one in (each.inputs, each.targets)
+        )
+        asked = np.concatenate([each.asked[inside], np.zeros(left, dtype=np.bool_)])[None]
+        documents = [*lengths.tolist(), left] if left else lengths.tolist()
+        return ChatRows(inputs, targets, asked, [documents])
+
+    @property
+    def filled(self) -> float:
+        """The share of the samples' tokens that are of conversations."""
+        return float(self.chats.read.sum()) / (len(self) * self.chats.sequence)
 
 
 @dataclass(frozen=True)
@@ -86,14 +165,16 @@ class ChatCorpus:
         warnings: what the samples leave out.
     """
 
-    training: Chats
-    held_out: Chats
+    training: Chats | PackedChats
+    held_out: Chats | PackedChats
     fingerprint: str
     warnings: tuple[str, ...]
 
 
-def open_chats(source: str, sequence: int, tokenizer: Tokenizer, cache: Path) -> ChatCorpus:
-    """Return the conversations of `source`, from the cache or built into it.
+def open_chats(
+    source: str, sequence: int, tokenizer: Tokenizer, cache: Path, *, packing: bool = False
+) -> ChatCorpus:
+    """Return the conversations of `source`, from the cache or built into it; with `packing`, packed.
 
     Raises:
         InputError: if the source is missing or unreadable, a row is no conversation, the template fails, or
@@ -118,10 +199,13 @@ def open_chats(source: str, sequence: int, tokenizer: Tokenizer, cache: Path) ->
     rows = Pieces(useful, np.zeros_like(useful), np.ones_like(useful))
     order = mix(useful.astype(np.uint64) + GOLDEN)
     apart = held_out(rows, order, max(1, len(useful) // HELD_OUT_SHARE))
-    warnings = _warnings(every, tokenizer)
-    return ChatCorpus(
-        every.side(useful[~apart]), every.side(useful[apart]), contents["fingerprint"], warnings
-    )
+    sides = every.side(useful[~apart]), every.side(useful[apart])
+    fingerprint, warnings = contents["fingerprint"], _warnings(every, tokenizer)
+    if packing:
+        # The sample of a number depends on the packing.
+        packed = [PackedChats.of(side) for side in sides]
+        return ChatCorpus(packed[0], packed[1], f"{fingerprint} packed in {sequence}", warnings)
+    return ChatCorpus(sides[0], sides[1], fingerprint, warnings)
 
 
 def require_chats(source: str, tokenizer: Tokenizer) -> None:

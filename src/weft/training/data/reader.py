@@ -12,19 +12,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 
 import numpy as np
-import torch
 
 from weft.errors import RunError
 from weft.program.arrays import Ints
 from weft.program.kinds import FORWARD
 from weft.program.rank_program import RankProgram
-from weft.run.workspace import Batch
+from weft.run.workspace import Batch, Samples
 from weft.training.data.sampler import SampleLedger, StepSamples
 from weft.training.tasks.base import Task, batch_of
 
-Pair = tuple[torch.Tensor, torch.Tensor]
 # (step, global micro-batch number) to inputs and targets.
-Read = Callable[[int, int], Pair]
+Read = Callable[[int, int], Samples]
 
 
 class BatchReader:
@@ -66,11 +64,11 @@ class BatchReader:
         under_way, self._next = self._next, self._ask(step + 1)
         self._waited_s = 0.0
 
-        def micro_batch(number: int) -> Pair:
+        def micro_batch(number: int) -> Samples:
             started_s = time.monotonic()
-            pair = under_way[number].result()
+            samples = under_way[number].result()
             self._waited_s += time.monotonic() - started_s
-            return pair
+            return samples
 
         return micro_batch
 
@@ -79,7 +77,7 @@ class BatchReader:
         """The seconds that the current step has waited for data."""
         return self._waited_s
 
-    def _ask(self, step: int) -> dict[int, Future[Pair]]:
+    def _ask(self, step: int) -> dict[int, Future[Samples]]:
         if step not in self._steps:
             return {}
         return {
@@ -89,14 +87,14 @@ class BatchReader:
         }
 
 
-def micro_batches_read(program: RankProgram, target_stages: Collection[int] = ()) -> list[int]:
+def micro_batches_read(program: RankProgram, others: Collection[int] = ()) -> list[int]:
     """Return the global micro-batch numbers that the rank needs, in the order of its instructions.
 
-    `target_stages` are further stages that need targets, not only the last one.
+    `others` are stages that need some of their data, beside the first and the last one.
     """
     owed, columns = program.obligations, program.columns
     last = {stage for stage in program.stages if stage not in dict(owed.stage_edges)}
-    reading = {*owed.sources, *last, *target_stages}
+    reading = {*owed.sources, *last, *others}
     forward = columns.kind == FORWARD
     stages, numbers = columns.stage[forward].tolist(), columns.micro_batch[forward].tolist()
     needed = (
@@ -116,7 +114,7 @@ def training_samples(task: Task, ledger: SampleLedger, first: int, samples: Step
     def in_step(step: int) -> Ints:
         return ledger.take(first + samples.before(step), samples.of(step))
 
-    def read(step: int, number: int) -> Pair:
+    def read(step: int, number: int) -> Samples:
         taken = ledger.take(first + samples.position(step, number), samples.size)
         try:
             return batch_of(task, taken, partial(in_step, step))

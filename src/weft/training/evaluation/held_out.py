@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from weft.describe.tasks import is_language
 from weft.errors import InputError, Violation
@@ -15,7 +14,7 @@ from weft.files import write_whole
 from weft.planning.planned import PlannedJob
 from weft.program.arrays import Ints
 from weft.run.launch.worker_start import WorkerContext
-from weft.run.workspace import Batch
+from weft.run.workspace import Batch, Samples
 from weft.training.open_run import OpenRun, load, open_run
 from weft.training.tasks.base import Task, batch_of
 
@@ -58,7 +57,7 @@ def _held_out_batch(task: Task, samples: Ints, micro_batch_size: int, among: Int
     `among` are the samples of the mean.
     """
 
-    def micro_batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def micro_batch(number: int) -> Samples:
         first = number * micro_batch_size
         return batch_of(task, samples[first : first + micro_batch_size], lambda: among, held_out=True)
 

@@ -20,6 +20,7 @@ from weft.run.parallel.context.divided_tokens import DividedTokens
 from weft.run.parallel.divided_logits import IGNORED, DividedLogits
 from weft.run.parallel.unmade_logits import UnmadeLogits
 from weft.run.resources import LossFunction
+from weft.run.workspace import Samples
 from weft.training.coordination.agreement import gather
 
 # The outputs of a last stage: all logits, the share of a tensor or context rank, or those of a loss kernel.
@@ -38,6 +39,7 @@ class TaskSettings:
         seed: the key of a task's random numbers; the same for every plan of a job.
         image_size, channels: size of the images that the model reads; 0 for a model of text.
         tokenizer: `bytes`, or the file or folder of a `tokenizer.json`.
+        packing: True if samples hold several documents, and batches tell their lengths.
     """
 
     data: Data
@@ -48,6 +50,7 @@ class TaskSettings:
     image_size: int = 0
     channels: int = 0
     tokenizer: str = BYTES
+    packing: bool = False
 
 
 class Task(Protocol):
@@ -75,8 +78,11 @@ class Task(Protocol):
 
     def __init__(self, settings: TaskSettings) -> None: ...
 
-    def batch(self, samples: Ints, *, held_out: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the first stage's inputs and the last one's targets; both begin with `len(samples)`."""
+    def batch(self, samples: Ints, *, held_out: bool = False) -> Samples:
+        """Return the first stage's inputs and the last one's targets; both begin with `len(samples)`.
+
+        With `packing`, the lengths of the documents of each sample follow.
+        """
         ...
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -88,13 +94,11 @@ class Task(Protocol):
         ...
 
 
-def batch_of(
-    task: Task, samples: Ints, among: Callable[[], Ints], *, held_out: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
+def batch_of(task: Task, samples: Ints, among: Callable[[], Ints], *, held_out: bool = False) -> Samples:
     """Return a micro-batch of a task; `among` returns the samples whose mean the loss is a part of."""
     if not getattr(task, "weighs_samples", False):
         return task.batch(samples, held_out=held_out)
-    weighing: Callable[..., tuple[torch.Tensor, torch.Tensor]] = task.batch
+    weighing: Callable[..., Samples] = task.batch
     return weighing(samples, held_out=held_out, among=among())
 
 

@@ -12,6 +12,7 @@ import torch
 from weft.describe.tasks import only_source
 from weft.program.arrays import Ints
 from weft.run.parallel.divided_logits import IGNORED
+from weft.run.workspace import Samples
 from weft.training.data.chats import open_chats
 from weft.training.data.tokenizers import about, get_tokenizer, require_classes
 from weft.training.tasks.base import Outputs, TaskSettings, cross_entropy
@@ -32,7 +33,13 @@ class Chat:
     def __init__(self, settings: TaskSettings) -> None:
         tokenizer = get_tokenizer(settings.tokenizer)
         require_classes(tokenizer, settings.vocabulary, masked=False)
-        self.corpus = open_chats(only_source(settings.data), settings.sequence, tokenizer, settings.cache)
+        self.corpus = open_chats(
+            only_source(settings.data),
+            settings.sequence,
+            tokenizer,
+            settings.cache,
+            packing=settings.packing,
+        )
         self.samples = len(self.corpus.training)
         self.held_out_samples = len(self.corpus.held_out)
         self.tokens_per_sample = settings.sequence
@@ -41,20 +48,20 @@ class Chat:
         if self.corpus.warnings:
             self.about["warning"] = "; ".join(self.corpus.warnings)
 
-    def batch(
-        self, samples: Ints, *, held_out: bool = False, among: Ints | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, samples: Ints, *, held_out: bool = False, among: Ints | None = None) -> Samples:
         """Return tokens (samples, sequence) and targets (samples, sequence + 2), both int64.
 
         A row of targets holds the next tokens, or `IGNORED` where they are no targets. Two numbers follow:
         the targets of the samples `among`, and the count of these samples. The default is the batch's own.
+        With packing, the lengths of conversations follow.
         """
         side = self.corpus.held_out if held_out else self.corpus.training
-        tokens, asked = side.take(samples)
+        rows = side.rows(samples)
         among = samples if among is None else among
         mean = np.broadcast_to([side.counts[among].sum(), len(among)], (len(samples), 2))
-        targets = np.concatenate([np.where(asked, tokens, IGNORED)[:, 1:], mean], axis=1)
-        return torch.from_numpy(tokens[:, :-1].copy()), torch.from_numpy(targets)
+        targets = np.concatenate([np.where(rows.asked, rows.targets, IGNORED), mean], axis=1)
+        pair = torch.from_numpy(rows.inputs.copy()), torch.from_numpy(targets)
+        return (*pair, rows.documents) if rows.documents else pair
 
     def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
         """Return the cross entropy of logits (samples, sequence, vocabulary), in fp32 or wider.

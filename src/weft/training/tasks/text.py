@@ -9,6 +9,7 @@ number of targets, so the mean of the micro-batches' means is the batch's mean.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ import torch
 from weft.describe.tasks import sources_of
 from weft.program.arrays import Ints
 from weft.program.codes import GOLDEN, mix
+from weft.run.workspace import Samples
+from weft.training.data.chats import Flags
 from weft.training.data.sampler import Words
 from weft.training.data.text import open_blend
 from weft.training.data.tokenizers import Tokenizer, about, get_tokenizer, require_classes
@@ -59,17 +62,30 @@ class CausalLanguageModelling(TextTask):
     """
 
     def __init__(self, settings: TaskSettings) -> None:
-        super().__init__(settings, get_tokenizer(settings.tokenizer), masked=False)
+        tokenizer = get_tokenizer(settings.tokenizer)
+        super().__init__(settings, tokenizer, masked=False)
+        self._packing, self._end = settings.packing, tokenizer.end
         self.bytes_per_token = self.corpus.held_out_bytes_per_token
 
-    def batch(self, samples: Ints, *, held_out: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens and their next tokens, both int64 of shape (samples, sequence)."""
-        tokens = torch.from_numpy(self.windows(samples, held_out=held_out))
-        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    def batch(self, samples: Ints, *, held_out: bool = False) -> Samples:
+        """Return tokens and their next tokens, both int64 of shape (samples, sequence).
+
+        With packing, the lengths of documents follow. The end token of a document is its last one.
+        """
+        tokens = self.windows(samples, held_out=held_out)
+        whole = torch.from_numpy(tokens)
+        pair = whole[:, :-1].contiguous(), whole[:, 1:].contiguous()
+        return (*pair, [_lengths(row == self._end) for row in tokens[:, :-1]]) if self._packing else pair
 
     def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
         """Return the cross entropy of logits (samples, sequence, vocabulary), in fp32 or wider."""
         return cross_entropy(outputs, targets)
+
+
+def _lengths(ends: Flags) -> list[int]:
+    """Return the lengths of documents from the places of their last tokens; the last one may go on."""
+    borders = [0, *(np.flatnonzero(ends) + 1).tolist()]
+    return [last - first for first, last in pairwise([*borders, len(ends)]) if last > first]
 
 
 MASKED_SHARE = 0.15

@@ -21,6 +21,7 @@ from transformers.models.bert.modeling_bert import (
 from weft.describe.families.bert import SEGMENTS
 from weft.describe.model import ModelConfig
 from weft.run.parallel.tensor_layers import HeldByTensorRanks, row_product
+from weft.run.stage.documents import Documents
 from weft.run.stage.layers import LayerFunction
 from weft.run.stage.pieces import Branch
 from weft.run.stage.stage_module import Initial, StageModule
@@ -155,7 +156,9 @@ class BertStage(StageModule):
             yield _normed_branch(partial(_attend, attention), attention.output, attention)
             yield _normed_branch(partial(_feed_forward, layer), output, layer.intermediate, output.dense)
 
-    def embed(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    def embed(
+        self, rows: torch.Tensor, tokens: torch.Tensor, documents: Documents | None = None
+    ) -> torch.Tensor:
         embeddings = self.bert.embeddings
         assert isinstance(embeddings, BertEmbeddings), "the stage embeds"
         positions = self.own_tokens(embeddings.position_ids[:, : tokens.shape[1]])

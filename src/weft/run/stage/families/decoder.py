@@ -23,14 +23,17 @@ from weft.run.stage.decoder_parts import (
     meta_model,
     tensor_division,
 )
+from weft.run.stage.documents import Documents
 from weft.run.stage.layers import LayerFunction
 from weft.run.stage.pieces import Branch
 from weft.run.stage.stage_module import Initial, StageModule
 from weft.run.stage.submodules import Submodules, weight_of
 from weft.run.stage.windows import causal_mask, give_window
 
-# Cosines and sines of positions, each (1, tokens, head size).
+# Cosines and sines of positions, each (1 or samples, tokens, head size).
 Angles = tuple[torch.Tensor, torch.Tensor]
+# The mask of scores, or the documents that tokens attend to; None for all tokens before.
+Mask = torch.Tensor | Documents | None
 # Families whose norms scale by one more than their weight.
 _ONE_MORE = ("gemma", "gemma2", "gemma3_text")
 
@@ -109,7 +112,9 @@ class DecoderStage(StageModule):
                     tuple(own.parameters()),
                 )
 
-    def embed(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    def embed(
+        self, rows: torch.Tensor, tokens: torch.Tensor, documents: Documents | None = None
+    ) -> torch.Tensor:
         if self._embedding_scale is None:
             return rows
         # Some types round the scale to the precision of the table.
@@ -145,21 +150,22 @@ class DecoderStage(StageModule):
             if window := decoder.window(index):
                 give_window(block, window)
 
-    def _blocks_of(self, inputs: torch.Tensor) -> Iterator[tuple[nn.Module, Angles, torch.Tensor | None]]:
+    def _blocks_of(self, inputs: torch.Tensor) -> Iterator[tuple[nn.Module, Angles, Mask]]:
         """Yield the stage's blocks with the angles and the mask of each."""
         if not self.block_indices:
             return
         # Tensor ranks compute all keys, even if the stage's input has only this rank's tokens.
         divided = (self.tensor.size if self.tensor.divides_sequence else 1) * self.context.size
-        tokens = inputs.shape[1] * (1 if self.embeds else divided)
+        tokens, documents = inputs.shape[1] * (1 if self.embeds else divided), self.documents
         positions = torch.arange(tokens, device=inputs.device).unsqueeze(0)
-        angles_of = self._angles(positions)
+        angles_of = self._angles(positions if documents is None else documents.positions)
         kinds = getattr(self.hugging_face, "layer_types", None)
         decoder = self.config.architecture
         for index, block in zip(self.block_indices, self.blocks, strict=True):
-            mask = None
+            mask: Mask = documents
             if decoder.attention_cap:
-                mask = causal_mask(tokens, decoder.window(index), next(block.parameters()))
+                window, like = decoder.window(index), next(block.parameters())
+                mask = documents.mask(window, like) if documents else causal_mask(tokens, window, like)
             yield block, angles_of(kinds[index] if kinds else None), mask
 
     def _angles(self, positions: torch.Tensor) -> Callable[[str | None], Angles]:
@@ -214,9 +220,7 @@ def _scaled_logits(logits: torch.Tensor, hugging_face: PreTrainedConfig) -> torc
     return logits
 
 
-def _attend(
-    attention: nn.Module, angles: Angles, mask: torch.Tensor | None, hidden: torch.Tensor
-) -> torch.Tensor:
+def _attend(attention: nn.Module, angles: Angles, mask: Mask, hidden: torch.Tensor) -> torch.Tensor:
     output: torch.Tensor = attention(hidden_states=hidden, position_embeddings=angles, attention_mask=mask)[0]
     return output
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -13,6 +14,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
 from weft.describe.model import ModelConfig
 from weft.run.parallel.tensor_layers import HeldByTensorRanks
+from weft.run.stage.documents import Documents
 from weft.run.stage.layers import LayerFunction
 from weft.run.stage.pieces import Branch, plain_branch
 from weft.run.stage.stage_module import Initial, StageModule
@@ -112,20 +114,24 @@ class GptStage(StageModule):
     def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
         """Return layers from tokens (b, s) or states (b, s, hidden) to states or logits (b, s,
         vocabulary)."""
-        functions: list[LayerFunction] = [self._embed] if self.embeds else []
-        functions += self.transformer.h.values()
+        # What a recomputed pass needs, too: by then the stage has the documents of another micro-batch.
+        documents = self.documents
+        functions: list[LayerFunction] = [partial(self._embed, documents=documents)] if self.embeds else []
+        functions += [partial(block, attention_mask=documents) for block in self.blocks]
         return [*functions, self._head] if self.ends else functions
 
     def branches(self, inputs: torch.Tensor) -> Iterator[Branch]:
         for block in self.transformer.h.values():
-            yield plain_branch(
-                block.ln_1, lambda hidden, block=block: block.attn(hidden)[0], block.attn.c_proj, block.attn
-            )
+            attend = partial(_attend, block.attn, self.documents)
+            yield plain_branch(block.ln_1, attend, block.attn.c_proj, block.attn)
             yield plain_branch(block.ln_2, block.mlp, block.mlp.c_proj, block.mlp)
 
-    def embed(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        positions = self.own_tokens(torch.arange(tokens.shape[1], device=tokens.device), 0)
-        embedded: torch.Tensor = rows + self.transformer.wpe(positions)
+    def embed(
+        self, rows: torch.Tensor, tokens: torch.Tensor, documents: Documents | None = None
+    ) -> torch.Tensor:
+        every = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
+        positions = every if documents is None else documents.positions
+        embedded: torch.Tensor = rows + self.transformer.wpe(self.own_tokens(positions))
         return embedded
 
     def last_norm(self, stream: torch.Tensor) -> torch.Tensor:
@@ -140,8 +146,13 @@ class GptStage(StageModule):
     def multiply_out(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.logits(hidden, self.head_weights[0])
 
-    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.embed(self.look_up(tokens), tokens)
+    def _embed(self, tokens: torch.Tensor, documents: Documents | None) -> torch.Tensor:
+        return self.embed(self.look_up(tokens), tokens, documents)
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.multiply_out(self.last_norm(hidden))
+
+
+def _attend(attention: nn.Module, documents: Documents | None, hidden: torch.Tensor) -> torch.Tensor:
+    output: torch.Tensor = attention(hidden, attention_mask=documents)[0]
+    return output
