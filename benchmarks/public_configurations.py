@@ -58,7 +58,7 @@ SOURCES: Mapping[str, Source] = {
             "examples/falcon-e/falcon-e-3b-ft.yaml": Read("zero-3", "full", modelled=False),
             "examples/llama-3/3b-fp8-fsdp2.yaml": Read("zero-3", "none"),
             "examples/llama-3/3b-qat-fsdp2.yaml": Read("zero-3", "none", modelled=False),
-            "examples/llama-3/fft-8b.yaml": Read("zero-0", "full", modelled=False),
+            "examples/llama-3/fft-8b.yaml": Read("zero-0", "full"),
             "examples/llama-3/instruct-dpo-lora-8b.yml": Read(
                 "zero-0", "full", modelled=False, adapter=(32, "int8")
             ),

@@ -343,7 +343,30 @@ def test_low_rank_products_of_an_axolotl_file(adapter: str, lines: str, more: di
     assert found.tables == {"lora": {"rank": 32, "alpha": 16, **more}}
     assert found.incomparable == ()
     keys = [line.split()[0].rstrip(":") for line in found.unpredicted]
-    assert keys == ["lora_dropout", *(["load_in_4bit"] if adapter == "qlora" else []), "optimizer"]
+    assert keys == ["lora_dropout", *(["load_in_4bit"] if adapter == "qlora" else [])]
+
+
+def test_the_few_states_of_an_adapter_may_be_those_of_any_optimizer() -> None:
+    text = LOW_RANK.format(adapter="lora", linear="true").replace("adamw_bnb_8bit", "muon")
+    found = read_configuration(text, "config.yml")
+    assert found.incomparable == ()
+    assert found.unpredicted[-1] == "optimizer muon: predicted as AdamW; the states of an adapter are few"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "state_bytes"),
+    [
+        *(("adamw_torch_fused", 8), ("paged_adamw_32bit", 8), ("adamw_bnb_8bit", 2), ("paged_adamw_8bit", 2)),
+        *(("adamw_torch_4bit", 1), ("lion_32bit", 4), ("paged_lion_8bit", 1)),
+    ],
+)
+def test_the_states_of_an_optimizer_have_their_sizes(optimizer: str, state_bytes: int) -> None:
+    text = f"base_model: gpt2\ndatasets: [{{path: mine}}]\nmicro_batch_size: 1\noptimizer: {optimizer}\n"
+    found = read_configuration(text, "config.yml")
+    assert found.optimizer.kept_bytes(4) == state_bytes
+    assert found.incomparable == ()
+    paged = f"optimizer {optimizer}: predicted with all states on the devices"
+    assert found.unpredicted == ((paged,) if optimizer.startswith("paged_") else ())
 
 
 @pytest.mark.parametrize(
@@ -386,7 +409,7 @@ def test_an_axolotl_file() -> None:
     ("lines", "keys"),
     [
         ("optimizer: adamw_torch_fused", []),
-        ("optimizer: paged_adamw_8bit", ["optimizer"]),
+        ("optimizer: paged_adamw_8bit", []),
         ("optimizer: adafactor", ["optimizer"]),
         ("fsdp: [full_shard]\nfsdp_config: {fsdp_offload_params: true}", ["fsdp_config.fsdp_offload_params"]),
         ("fsdp: [full_shard]\nfsdp_config: {offload_params: false}", []),
@@ -402,7 +425,7 @@ def test_an_axolotl_file() -> None:
 def test_what_makes_an_axolotl_file_another_job(lines: str, keys: list[str]) -> None:
     found = read_configuration(f"base_model: gpt2\nmicro_batch_size: 1\n{lines}\n", "config.yml")
     assert [line.split()[0].rstrip(":") for line in found.incomparable] == keys
-    assert len(found.unpredicted) == lines.startswith(("liger_", "plugins", "fp8"))
+    assert len(found.unpredicted) == lines.startswith(("liger_", "plugins", "fp8", "optimizer: paged"))
 
 
 ZERO_3 = '{"zero_optimization": {"stage": 3}}'

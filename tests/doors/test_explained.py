@@ -298,3 +298,19 @@ def test_an_adapter_is_predicted_with_its_frozen_layers() -> None:
     assert low_rank.plan.prediction.step_s < packed.plan.prediction.step_s
     assert low_rank.plan.prediction.step_s < whole.plan.prediction.step_s
     assert dict(packed.plan.plan.method("lora").options)["base"] == "nf4"
+
+
+def test_states_of_few_bits_are_predicted_as_they_are() -> None:
+    text = (
+        "base_model: NousResearch/Meta-Llama-3-8B\ndatasets: [{path: mine}]\nsequence_len: 4096\n"
+        "micro_batch_size: 1\nbf16: true\noptimizer: "
+    )
+    plain, few = (
+        explain_text(text + name, "config.yml", Answers(on="8xa100-80gb"), search=False)
+        for name in ("adamw_torch", "adamw_bnb_8bit")
+    )
+    assert plain.implied is not None
+    parameters = plain.implied.problem.job.graph.parameters()
+    saved = plain.overfull_bytes - few.overfull_bytes
+    # Two states of one byte in place of two in fp32.
+    assert saved == pytest.approx(6 * parameters, rel=0.04)

@@ -13,6 +13,7 @@ import yaml
 
 from weft.describe.layout import OPEN, PartialLayout
 from weft.describe.model import ModelConfig
+from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.describe.units import shown
 from weft.doors.keys import Names
 from weft.errors import InputError, Violation
@@ -38,6 +39,7 @@ class Configuration:
         micro_batches: per step and replica. `global_batch`: samples per step.
         reduce_precision: of sums over replicas; None where it is that of weft.
         model: sizes, or the name of a preset or of a model elsewhere.
+        optimizer: its states and traffic.
         tables: those of a run file that ask for the same methods.
         unpredicted: requests of the file that weft does not predict, one line each.
         incomparable: those that change time or memory so much that weft's figures are of another job.
@@ -57,6 +59,7 @@ class Configuration:
     reduce_precision: str | None = None
     clips: bool = False
     model: ModelConfig | str | None = None
+    optimizer: OptimizerWork = ADAMW
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unpredicted: tuple[str, ...] = ()
     incomparable: tuple[str, ...] = ()

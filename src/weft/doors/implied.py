@@ -134,6 +134,7 @@ def implied(configuration: Configuration, answers: Answers) -> Implied:
         sequence=configuration.sequence,
         precision=configuration.precision,
         reduce_precision=configuration.reduce_precision,
+        optimizer=configuration.optimizer,
         methods=(*requested_methods(tables), *((Choice(name=GRADIENT_NORM),) * configuration.clips)),
     )
     problem = measured_problem(request)

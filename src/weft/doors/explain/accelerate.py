@@ -17,6 +17,7 @@ from weft.doors.explain.deepspeed import (
     unpredicted,
 )
 from weft.doors.keys import ACCELERATE, ACCELERATE_ULYSSES, DEEPSPEED, IN_MEGATRON, ULYSSES
+from weft.doors.optimizers import known_or_adamw
 from weft.doors.replicas import groups_of_accelerate
 
 NAME = "Accelerate"
@@ -69,6 +70,7 @@ def read(text: str, name: str) -> Configuration:
     configuration = Configuration(
         stack=NAME,
         given=given,
+        optimizer=known_or_adamw((deepspeed or {}).get("optimizer.type")),
         keys=keys,
         precision="fp32" if precision == "no" else precision if precision in ("bf16", "fp16") else None,
         clips=_clips(given),

@@ -15,7 +15,7 @@ from weft.doors.explain.axolotl_adapters import (
 )
 from weft.doors.explain.deepspeed import absent, incomparable, named, sharding_of, unpredicted
 from weft.doors.keys import AXOLOTL
-from weft.doors.optimizers import other_optimizer
+from weft.doors.optimizers import known_or_adamw, other_optimizer, paged_optimizer
 from weft.doors.replicas import replicas_of
 
 NAME = "Axolotl"
@@ -60,6 +60,7 @@ def read(text: str, name: str) -> Configuration:
     configuration = Configuration(
         stack=NAME,
         given=given,
+        optimizer=known_or_adamw(given.get("optimizer")),
         keys=keys,
         precision=_precision(given),
         clips=given.get("max_grad_norm", 1.0) not in (0, 0.0),
@@ -68,6 +69,7 @@ def read(text: str, name: str) -> Configuration:
         tables={} if adapters else tables,
         unpredicted=(
             *_unpredicted(given),
+            *paged_optimizer("optimizer", given.get("optimizer")),
             *unpredicted(deepspeed or {}),
             *(() if adapters else unpredicted_adapters(given)),
         ),

@@ -17,7 +17,7 @@ from weft.doors.configuration import (
     whole,
 )
 from weft.doors.keys import DEEPSPEED, Name
-from weft.doors.optimizers import other_optimizer
+from weft.doors.optimizers import known_or_adamw, other_optimizer
 from weft.doors.replicas import groups_of_deepspeed
 from weft.errors import InputError, Violation
 
@@ -55,6 +55,7 @@ def read(text: str, name: str) -> Configuration:
     configuration = Configuration(
         stack=NAME,
         given=given,
+        optimizer=known_or_adamw(given.get("optimizer.type")),
         keys=keys | {"sharding": "zero_optimization.stage"},
         precision=_precision(given),
         reduce_precision=_reduce_precision(given),

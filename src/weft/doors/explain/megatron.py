@@ -16,7 +16,7 @@ from weft.describe.model import ModelConfig
 from weft.describe.plan import Blocking, Recompute, Sharding
 from weft.doors.configuration import Configuration, counts, whole
 from weft.doors.keys import MEGATRON_LM
-from weft.doors.optimizers import other_optimizer
+from weft.doors.optimizers import known_or_adamw, other_optimizer
 from weft.doors.replicas import groups_of_megatron_lm
 
 NAME = "Megatron-LM"
@@ -67,6 +67,7 @@ def read(text: str, name: str) -> Configuration:
     configuration = Configuration(
         stack=NAME,
         given=given,
+        optimizer=known_or_adamw(given.get("--optimizer")),
         keys=keys | {"loops": loops_key, "devices": "--nproc-per-node"},
         devices=devices,
         precision=precision,
