@@ -9,9 +9,9 @@ import pytest
 import torch
 from asked_methods import with_low_rank
 from decoder_models import tiny_decoder
-from hugging_face_jobs import inputs_of, transformers_logits
+from hugging_face_jobs import inputs_of, model_folder, transformers_logits, whole_model
 from safetensors.torch import load_file, save_file
-from small_plans import tiny
+from small_plans import divisible, tiny
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -20,9 +20,10 @@ from weft.describe.block_products import block_products
 from weft.describe.model import ModelConfig
 from weft.methods.lora.runtime.export import ADAPTER
 from weft.run.stage.build import build_stage
-from weft.run.stage.stage_module import StageModule
+from weft.run.stage.stage_module import Filling, StageModule
 from weft.training.checkpoint.tensor_folders import SafetensorsFolder
 from weft.training.interchange.hugging_face import write_adapter, write_folder
+from weft.training.interchange.imports import read_initial_weights
 from weft.training.interchange.matching import match_weights
 
 CHOICE = with_low_rank(4, 6.0)
@@ -134,3 +135,58 @@ def test_a_rank_of_zeros_leaves_the_model_as_it_was() -> None:
     begun = build_stage(config, range(config.layers + 2), 3, torch.float32, methods=[CHOICE]).eval()
     plain = build_stage(config, range(config.layers + 2), 3, torch.float32).eval()
     assert torch.equal(begun(inputs_of(config)), plain(inputs_of(config)))
+
+
+@pytest.mark.parametrize("shares", [1, 2])
+def test_a_stage_draws_no_values_that_are_read_later(
+    tmp_path: Path, shares: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = divisible("llama")
+    layers = range(config.layers + 2)
+    folder = model_folder(tmp_path / "base", config)
+    save_file(whole_model(config, seed=9).state_dict(), folder / "model.safetensors")
+    drawn: list[tuple[int, ...]] = []
+    normal = torch.Tensor.normal_
+
+    def seen(value: torch.Tensor, *given: float, generator: torch.Generator) -> torch.Tensor:
+        # Libraries draw on the meta device, which costs nothing.
+        if not value.is_meta:
+            drawn.append(tuple(value.shape))
+        return normal(value, *given, generator=generator)
+
+    monkeypatch.setattr(torch.Tensor, "normal_", seen)
+    found = []
+    for filling in (Filling(), Filling(weights=True)):
+        drawn.clear()
+        stage = build_stage(
+            config,
+            layers,
+            3,
+            torch.float32,
+            tensor_share=(shares - 1, shares),
+            methods=[CHOICE],
+            frozen_dtype=torch.bfloat16,
+            filling=filling,
+        )
+        found.append((stage, len(drawn)))
+        read_initial_weights(folder, config, {0: stage})
+    (every, all_drawn), (stage, few_drawn) = found
+    factors = [name for name, _ in stage.named_parameters() if ".lora_A." in name]
+    assert few_drawn == len(factors) < all_drawn
+    for (name, one), other in zip(stage.named_parameters(), every.parameters(), strict=True):
+        assert one.dtype == other.dtype == (torch.float32 if ".lora_" in name else torch.bfloat16)
+        assert torch.equal(one, other), name
+
+
+def test_a_checkpoint_fills_what_is_trained() -> None:
+    config = config_of("llama")
+    stage = build_stage(config, [0, 1], 3, torch.float32, methods=[CHOICE])
+    assert isinstance(stage, StageModule)
+    filled = {
+        name for name, one in stage.named_parameters() if Filling(checkpoint=True).reads(stage, name, one)
+    }
+    assert filled == {name for name, _ in stage.named_parameters() if ".lora_" in name}
+    plain = build_stage(config, [0, 1], 3, torch.float32)
+    assert isinstance(plain, StageModule)
+    assert all(Filling(checkpoint=True).reads(plain, name, one) for name, one in plain.named_parameters())
+    assert not any(Filling().reads(plain, name, one) for name, one in plain.named_parameters())

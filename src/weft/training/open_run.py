@@ -25,7 +25,7 @@ from weft.run.record.recorder import Recorder
 from weft.run.runtime import RankRuntime, require_runnable
 from weft.run.stage.build import build_stages
 from weft.run.stage.compilable import compile_problems
-from weft.run.stage.stage_module import rest
+from weft.run.stage.stage_module import Filling, rest
 from weft.run.state.precision import PRECISIONS, STEPPED
 from weft.run.state.synchroniser_state import REPLICAS, ReplicaState
 from weft.run.verified import require_verified
@@ -128,7 +128,10 @@ def open_run(
         if run.run.deterministic:
             require_same_bits()
         dtype = STEPPED[job.plan.precision]
-        stages = build_stages(job.plan, job.problem.model, context.rank, run.train.seed, dtype)
+        filling = Filling(weights=run.model.weights, checkpoint=newest is not None)
+        stages = build_stages(
+            job.plan, job.problem.model, context.rank, run.train.seed, dtype, filling=filling
+        )
         if run.model.weights and (newest is None or begin.frozen):
             # Imports every family's part of `transformers`, which takes a second.
             from weft.training.interchange.imports import read_initial_weights

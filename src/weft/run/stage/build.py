@@ -21,7 +21,10 @@ from weft.run.stage.batch_norm import hold_statistics
 from weft.run.stage.families import STAGE_FAMILIES, stage_family
 from weft.run.stage.families.own import OwnGraphStage, OwnStage
 from weft.run.stage.layer_choices import apply_choices
-from weft.run.stage.stage_module import ChangedStageOf, StageModule, materialise
+from weft.run.stage.stage_module import ChangedStageOf, Filling, StageModule, materialise
+from weft.run.state.precision import PRECISIONS
+
+DRAWN = Filling()
 
 
 def build_stage(
@@ -33,6 +36,8 @@ def build_stage(
     tensor_share: tuple[int, int] = (0, 1),
     context_share: tuple[int, int] = (0, 1),
     methods: Iterable[Choice] = (),
+    frozen_dtype: torch.dtype | None = None,
+    filling: Filling = DRAWN,
 ) -> StageModule | OwnStage:
     """Build a stage of a known family's model, or of a user's own model, in host memory.
 
@@ -44,6 +49,8 @@ def build_stage(
         tensor_share: (place, number) of its tensor share; a runtime connects the ranks with the others.
         context_share: (place, number) of its tokens' share; ranks with the same tokens divide the stage.
         methods: the methods that the job names; they may add modules to the stage.
+        frozen_dtype: the type of frozen parameters that are not packed; None: `dtype`.
+        filling: the parameters whose values are read later; stages of own models draw all.
 
     Raises:
         InputError: for an unknown family, layers that do not exist or do not follow each other, or a number
@@ -68,15 +75,23 @@ def build_stage(
     if grid.context > 1:
         stage.spread(ContextRanks(*context_share))
     _change(stage, layers, methods)
-    materialise(stage, seed, dtype)
+    materialise(stage, seed, dtype, frozen_dtype or dtype, filling)
     hold_statistics(stage, dtype)
     return stage
 
 
 def build_stages(
-    plan: Plan, model_config: ModelConfig, rank: int, seed: int, dtype: torch.dtype
+    plan: Plan,
+    model_config: ModelConfig,
+    rank: int,
+    seed: int,
+    dtype: torch.dtype,
+    *,
+    filling: Filling = DRAWN,
 ) -> dict[int, StageModule | OwnStage]:
     """Build one rank's stages of a plan, or its shares of them, by number, with the plan's layer choices.
+
+    Frozen parameters lie in the plan's precision.
 
     Raises:
         InputError: as `build_stage`.
@@ -92,6 +107,8 @@ def build_stages(
             tensor_share=tensor,
             context_share=context,
             methods=plan.methods,
+            frozen_dtype=PRECISIONS[plan.precision],
+            filling=filling,
         )
         apply_choices(plan.layer_choices, stages[index], layers)
     return stages

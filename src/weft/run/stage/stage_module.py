@@ -110,8 +110,8 @@ class StageModule(nn.Module, ABC):
         self.added: frozenset[str] = frozenset()
         # Of the micro-batch whose forward pass begins; None if samples are not packed.
         self.documents: Documents | None = None
-        # What `rest` calls once; methods append functions that pack frozen weights.
-        self.packers: list[Callable[[], None]] = []
+        # By the name of a frozen parameter, what packs it; methods add them.
+        self.packers: dict[str, Callable[[], None]] = {}
         # Makes the logits with the loss; None for a stage that makes all of them before it.
         self.loss_kernel: LossKernel | None = None
 
@@ -135,6 +135,12 @@ class StageModule(nn.Module, ABC):
                 f"{name}.{own}": Division(held.axis, held.blocks, parameter.shape[held.axis])
                 for own, parameter in module.named_parameters()
             }
+
+    def pack(self, name: str) -> None:
+        """Pack the parameter of that name, which has its value, if a method packs it and has not yet."""
+        packer = self.packers.pop(name, None)
+        if packer is not None:
+            packer()
 
     def owner(self, name: str) -> str | None:
         """Return the path of the added module that has the tensor of that name; None for the model's own."""
@@ -358,27 +364,54 @@ def rest(stage: nn.Module, dtype: torch.dtype) -> None:
     They must have their values. A second call changes nothing.
     """
     if isinstance(stage, StageModule):
-        packers, stage.packers = stage.packers, []
-        for pack in packers:
-            pack()
+        for name in list(stage.packers):
+            stage.pack(name)
     lower_precision((one for one in stage.parameters() if not one.requires_grad), dtype)
 
 
-def materialise(stage: StageModule, seed: int, dtype: torch.dtype) -> None:
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """The parameters of a new stage whose values are read later, so that none are drawn for them.
+
+    Attributes:
+        weights: the model's own, from a folder of weights.
+        checkpoint: all that are trained, from a checkpoint.
+    """
+
+    weights: bool = False
+    checkpoint: bool = False
+
+    def reads(self, stage: StageModule, name: str, parameter: nn.Parameter) -> bool:
+        own = stage.owner(name) is None
+        return (self.weights and own) or (self.checkpoint and parameter.requires_grad)
+
+
+def materialise(
+    stage: StageModule, seed: int, dtype: torch.dtype, frozen_dtype: torch.dtype, filling: Filling
+) -> None:
     """Give every parameter of a stage built on the meta device its initial values, in turn.
 
     A generator keyed by (seed, parameter name) draws the whole parameter in fp32; a tensor rank keeps its
-    share. So any cut and any precision starts from the same numbers.
+    share. So any cut and any precision starts from the same numbers. Parameters whose values are read later
+    have memory alone, which the system hands out when it is written to. Frozen ones lie in `frozen_dtype`,
+    except where they will be packed.
     """
     for name, parameter in list(stage.named_parameters()):
-        initial = stage.initial_of(name)
+        precision = dtype if parameter.requires_grad or name in stage.packers else frozen_dtype
         division = stage.divisions.get(name)
-        value = torch.full(parameter.shape, initial.mean, dtype=torch.float32)
-        if initial.deviation:
-            generator = torch.Generator().manual_seed(counter_seed(seed, name))
-            value.normal_(initial.mean, initial.deviation, generator=generator)
-        if division is not None:
-            value = division.own(value, stage.tensor)
+        if filling.reads(stage, name, parameter):
+            share = parameter if division is None else division.own(parameter, stage.tensor)
+            value = torch.empty(share.shape, dtype=precision)
+        else:
+            whole = _drawn(parameter.shape, stage.initial_of(name), counter_seed(seed, name))
+            value = (whole if division is None else division.own(whole, stage.tensor)).to(precision)
         path, _, leaf = name.rpartition(".")
-        made = nn.Parameter(value.to(dtype), requires_grad=parameter.requires_grad)
+        made = nn.Parameter(value, requires_grad=parameter.requires_grad)
         setattr(stage.get_submodule(path), leaf, made)
+
+
+def _drawn(shape: Sequence[int], initial: Initial, key: int) -> torch.Tensor:
+    value = torch.full(tuple(shape), initial.mean, dtype=torch.float32)
+    if initial.deviation:
+        value.normal_(initial.mean, initial.deviation, generator=torch.Generator().manual_seed(key))
+    return value

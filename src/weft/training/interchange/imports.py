@@ -22,8 +22,8 @@ from weft.training.interchange.matching import Weights, match_weights
 def read_initial_weights(path: Path, config: ModelConfig, stages: Mapping[int, nn.Module]) -> None:
     """Fill the parameters of a rank's stages from a folder of safetensors files.
 
-    Only the stages' own tensors are read, one by one, and cast to the stages' precision. Layers that methods
-    add to a stage keep their initial values.
+    Only the stages' own tensors are read, one by one, and cast to the stages' precision. Weights that methods
+    pack are packed at once. Layers that methods add to a stage keep their initial values.
 
     Raises:
         InputError: as in `initial_weights`.
@@ -31,9 +31,14 @@ def read_initial_weights(path: Path, config: ModelConfig, stages: Mapping[int, n
     weights = initial_weights(path, config)
     with torch.no_grad():
         for stage in stages.values():
-            for name, tensor in stage.state_dict().items():
+            values = stage.state_dict()
+            for name in list(values):
+                # Nothing else holds a weight that is packed.
+                tensor = values.pop(name)
                 if not isinstance(stage, StageModule) or stage.owner(name) is None:
                     tensor.copy_(own_share(stage, name, weights.read(name)))
+                if isinstance(stage, StageModule):
+                    stage.pack(name)
 
 
 def initial_weights(path: Path, config: ModelConfig) -> Weights:

@@ -59,8 +59,8 @@ def adapt(stage: StageModule, layers: Sequence[int], choice: Choice) -> None:
     stage.requires_grad_(False)
     for block in stage.blocks:
         if low_rank.base is not None:
-            every = _exchangeable(stage, block, {one.name for one in products})
-            stage.packers += [partial(pack, one, low_rank.base) for one in every]
+            for name, one in _exchangeable(stage, block, {one.name for one in products}):
+                stage.packers[f"{name}.weight"] = partial(pack, one, low_rank.base)
         found = list(_products(stage, block, names))
         if missing := names - {name.rpartition(".")[2] for name, _ in found}:
             raise InputError(Violation(NAME, f"a block of {stage.config.name} has no {sorted(missing)[0]}"))
@@ -78,14 +78,14 @@ def _products(stage: StageModule, block: nn.Module, names: set[str]) -> Iterator
 
 def _exchangeable(
     stage: StageModule, block: nn.Module, names: set[str]
-) -> Iterator[FrozenLinear | RowProduct]:
+) -> Iterator[tuple[str, FrozenLinear | RowProduct]]:
     """Yield the linear layers of a block with these names, put in place of those that cannot be packed."""
     for name, product in list(_products(stage, block, names)):
         if isinstance(product, nn.Linear | Conv1D):
             path, _, leaf = name.rpartition(".")
             product = FrozenLinear(product)
             setattr(stage.get_submodule(path), leaf, product)
-        yield product
+        yield name, product
 
 
 def _add(stage: StageModule, name: str, product: Product, rank: int, scale: float) -> None:
