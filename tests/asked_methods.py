@@ -13,5 +13,7 @@ def with_head(after_block: int, weight: float = 0.3) -> Choice:
     return Choice(name="auxiliary-head", options={"after_block": after_block, "weight": weight})
 
 
-def with_low_rank(rank: int = 4, alpha: float = 8.0, *targets: str, base: Base | None = None) -> Choice:
-    return low_rank_choice(rank, alpha, targets, base)
+def with_low_rank(
+    rank: int = 4, alpha: float = 8.0, *targets: str, base: Base | None = None, dropout: float = 0.0
+) -> Choice:
+    return low_rank_choice(rank, alpha, targets, base=base, dropout=dropout)

@@ -18,6 +18,7 @@ from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.models import resolve_model
+from weft.describe.plan import Choice
 from weft.describe.plan_file import check_plan
 from weft.describe.run_file import parse_run
 from weft.errors import InputError
@@ -83,7 +84,7 @@ def test_other_ranks_scales_and_targets_are_other_models(family: str) -> None:
     name = block_products(config)[0].name
     asked = (
         *(with_low_rank(4, 8.0), with_low_rank(2, 8.0), with_low_rank(4, 4.0), with_low_rank(4, 8.0, name)),
-        *(with_low_rank(base="nf4"), with_low_rank(base="int8")),
+        *(with_low_rank(base="nf4"), with_low_rank(base="int8"), with_low_rank(dropout=0.1)),
     )
     graphs = [trained_graph(config, [one]) for one in asked]
     assert len({one.fingerprint for one in (*graphs, layer_graph(config))}) == len(asked) + 1
@@ -129,6 +130,11 @@ def test_a_plan_and_its_job_freeze_the_same_layers() -> None:
     assert any("the job has frozen layers" in str(one) for one in check_plan(plan, graph, CLUSTER))
     whole = plan.model_copy(update={"methods": (with_low_rank(),)})
     assert not list(check_plan(whole, graph, CLUSTER))
+    dropping = whole.model_copy(update={"methods": (with_low_rank(dropout=0.1),)})
+    assert not any("lora.dropout" in str(one) for one in check_plan(dropping, graph, CLUSTER))
+    pieces = Choice(name="tensor-collectives", options={"run": "overlapped"})
+    cut = dropping.model_copy(update={"methods": (*dropping.methods, pieces)})
+    assert any("lora.dropout: layers that drop" in str(one) for one in check_plan(cut, graph, CLUSTER))
     sharded = whole.model_copy(update={"sharding": "zero-3"})
     assert any("frozen weights stay whole" in str(one) for one in check_plan(sharded, graph, CLUSTER))
 

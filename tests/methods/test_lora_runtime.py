@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ from asked_methods import with_low_rank
 from decoder_models import tiny_decoder
 from hugging_face_jobs import inputs_of, model_folder, transformers_logits, whole_model
 from safetensors.torch import load_file, save_file
+from saved_bytes import saved_by_autograd
 from small_plans import divisible, tiny
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from weft.describe.added_layers import trained_graph
+from weft.describe.amount import Shape
 from weft.describe.block_products import block_products
 from weft.describe.model import ModelConfig
 from weft.methods.lora.runtime.export import ADAPTER
@@ -128,6 +131,43 @@ def test_peft_computes_with_the_adapter_what_the_stage_computes(
         ours = stage(inputs_of(config))
         theirs = peft.PeftModel.from_pretrained(model, tmp_path / "out")(inputs_of(config)).logits
     assert torch.allclose(ours, theirs, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama", "olmo2"])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("chosen", [slice(None), slice(1), slice(-1, None)], ids=["all", "first", "last"])
+def test_a_block_keeps_what_autograd_saves(family: str, dropout: float, chosen: slice) -> None:
+    config = tiny("gpt", layers=3) if family == "gpt" else tiny_decoder(family)
+    config = replace(config, sequence=64)
+    targets = {one.name for one in block_products(config)[chosen]}
+    choice = with_low_rank(4, 8.0, *targets, dropout=dropout)
+
+    def saved_bytes(blocks: int) -> int:
+        stage = build_stage(config, range(1, 1 + blocks), 0, torch.float32, methods=[choice])
+        stream = torch.randn(2, config.sequence, config.hidden, requires_grad=True)
+        return saved_by_autograd(lambda: stage(stream), (*stage.parameters(), *stage.buffers()))
+
+    measured = saved_bytes(2) - saved_bytes(1)
+    block, shape = trained_graph(config, [choice]).layers[2], Shape(2, config.sequence)
+    predicted = 4 * block.kept(shape) + block.kept_bytes(shape)
+    assert predicted == pytest.approx(measured, rel=0.02)
+
+
+def test_dropout_leaves_out_its_share_in_training_alone() -> None:
+    config = config_of("llama")
+    plain, dropping = (
+        build_stage(
+            config, range(config.layers + 2), 3, torch.float32, methods=[with_low_rank(4, 6.0, dropout=one)]
+        )
+        for one in (0.0, 0.5)
+    )
+    for one, other in zip(plain.parameters(), dropping.parameters(), strict=True):
+        if one.requires_grad:
+            with torch.no_grad():
+                one.copy_(other.normal_(0.0, 0.2))
+    ids = inputs_of(config)
+    assert not torch.allclose(plain.train()(ids), dropping.train()(ids), atol=1e-4)
+    assert torch.equal(plain.eval()(ids), dropping.eval()(ids))
 
 
 def test_a_rank_of_zeros_leaves_the_model_as_it_was() -> None:

@@ -28,10 +28,11 @@ class LowRank(Method):
 
     targets: tuple[str, ...] = ()
     base: Base | None = None
+    dropout: float = 0.0
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        return (with_low_rank(4, 8.0, *self.targets, base=self.base),)
+        return (with_low_rank(4, 8.0, *self.targets, base=self.base, dropout=self.dropout),)
 
     def check(self, runtime: RankRuntime) -> None:
         for module in runtime.stages.values():
@@ -77,6 +78,12 @@ ROWS = (
     Row(LLAMA, "1f1b", pp=2, chunks=8, steps=3, methods=(ALL, TellsNorms())),
     Row(tiny_decoder("phi3"), "1f1b", pp=2, steps=3, methods=(ALL,)),
     Row(tiny_decoder("gpt_neox"), "1f1b", pp=2, steps=3, methods=(ALL,)),
+    Row(LLAMA, "1f1b", pp=2, dp=2, steps=3, evaluates=True, methods=(LowRank(dropout=0.3),)),
+    Row(GPT, "zb-h1", pp=2, steps=3, methods=(LowRank(dropout=0.3),)),
+    Row(WIDE_LLAMA, "1f1b", tp=2, pp=2, steps=3, methods=(LowRank(dropout=0.3),)),
+    Row(WIDE_GPT, "1f1b", tp=2, steps=3, methods=(LowRank(dropout=0.3),)),
+    Row(WIDE_LLAMA, "1f1b", cp=2, steps=3, methods=(LowRank(dropout=0.3),)),
+    Row(LLAMA, "1f1b", pp=2, recompute="full", steps=3, methods=(LowRank(("q_proj",), dropout=0.3),)),
     Row(LLAMA, "1f1b", pp=2, steps=3, methods=(NF4,)),
     Row(LLAMA, "zb-h1", pp=3, layers=(1, 4, 1), steps=3, methods=(INT8,)),
     Row(GPT, "1f1b", dp=2, recompute="full", sharding="zero-2", steps=3, methods=(NF4,)),

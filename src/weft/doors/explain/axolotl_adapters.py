@@ -32,12 +32,14 @@ def low_rank_tables(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     targets = _targets(given)
     if given.get("adapter") not in _LOW_RANK or targets is None:
         return {}
-    rank, alpha = (whole(given.get(key)) for key in ("lora_r", "lora_alpha"))
-    table = {"rank": _USUAL_RANK if rank is None else rank, "targets": targets}
-    base = next((word for key, word in _BASES.items() if truth(given.get(key))), None)
-    return {
-        "lora": table | ({} if alpha is None else {"alpha": alpha}) | ({} if base is None else {"base": base})
+    rank = whole(given.get("lora_r"))
+    said = {
+        "alpha": whole(given.get("lora_alpha")),
+        "dropout": given.get("lora_dropout"),
+        "base": next((word for key, word in _BASES.items() if truth(given.get(key))), None),
     }
+    table = {"rank": _USUAL_RANK if rank is None else rank, "targets": targets}
+    return {"lora": table | {key: value for key, value in said.items() if value is not None}}
 
 
 def _targets(given: Mapping[str, Any]) -> Sequence[str] | None:
@@ -54,8 +56,6 @@ def unpredicted_adapters(given: Mapping[str, Any]) -> list[str]:
     if not low_rank_tables(given):
         return []
     found = []
-    if given.get("lora_dropout"):
-        found.append(f"lora_dropout {given['lora_dropout']}: predicted without dropout before the products")
     if truth(given.get("load_in_4bit")) and truth(given.get(_DOUBLE, True)):
         found.append("load_in_4bit: predicted without quantised scales, which save 0.37 bits of a weight")
     if other_optimizer("optimizer", given.get("optimizer")):

@@ -28,13 +28,15 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice
 from weft.methods.lora.few_bits import divided_in_blocks, with_few_bits
-from weft.methods.lora.options import NAME, read_options
+from weft.methods.lora.options import NAME, LowRank, read_options
 
 # Elements moved for each element of a layer's result: the product writes it, the sum reads two and writes
 # one. Backward, the scaled gradient is made and read twice.
 _OF_RESULT, _OF_ITS_GRADIENT = 4.0, 4.0
 # Of the operand: the product reads it. Backward, its gradient is made, and added to another one.
 _OF_OPERAND, _OF_OPERANDS_GRADIENT = 1.0, 4.0
+# Of an operand with dropout: a mask of bytes is drawn, and the operand scaled and selected; backward alike.
+_OF_DROPPED = 5.0
 
 
 def add_low_rank(graph: LayerGraph, config: ModelConfig, choice: Choice) -> LayerGraph:
@@ -59,7 +61,7 @@ def add_low_rank(graph: LayerGraph, config: ModelConfig, choice: Choice) -> Laye
             named, own = (
                 [one for one in some if one.in_attention or not has_experts] for some in (products, chosen)
             )
-            block = _adapted_block(layer, config, own, low_rank.rank, mixture=has_experts)
+            block = _adapted_block(layer, config, own, low_rank, mixture=has_experts)
             layers.append(block if low_rank.base is None else with_few_bits(block, named, low_rank.base))
     return replace(
         graph,
@@ -98,16 +100,19 @@ def _frozen(layer: Layer) -> Layer:
 
 
 def _adapted_block(
-    block: Layer, config: ModelConfig, chosen: Sequence[BlockProduct], rank: int, *, mixture: bool
+    block: Layer, config: ModelConfig, chosen: Sequence[BlockProduct], low_rank: LowRank, *, mixture: bool
 ) -> Layer:
     elements, more_bytes = (ZERO, ZERO) if config.family == "gpt" else kept_for_norm_weights(config)
     result = replace(
         _frozen(block),
-        kept=block.kept + _operands_left_out(config, chosen, mixture=mixture) + -1.0 * elements,
+        # With dropout, products keep what they have left of an operand, and not the operand.
+        kept=block.kept
+        + _operands_left_out(config, () if low_rank.dropout else chosen, mixture=mixture)
+        + -1.0 * elements,
         kept_bytes=block.kept_bytes + -1.0 * more_bytes,
     )
     for one in chosen:
-        result = _with_low_rank(result, one, rank)
+        result = _with_low_rank(result, one, low_rank.rank, drops=low_rank.dropout > 0)
     return result
 
 
@@ -127,8 +132,11 @@ def _operands_left_out(config: ModelConfig, chosen: Sequence[BlockProduct], *, m
     return per_token(-unread * config.hidden) + per_token(-activation, divided=True)
 
 
-def _with_low_rank(layer: Layer, product: BlockProduct, rank: int) -> Layer:
-    """Return the layer with the two products beside one linear layer: operand x A, then x B."""
+def _with_low_rank(layer: Layer, product: BlockProduct, rank: int, *, drops: bool) -> Layer:
+    """Return the layer with the two products beside one linear layer: operand x A, then x B.
+
+    `drops`: A has a dropout of its own before it, which keeps its result and a mask of bytes.
+    """
     by_columns, by_rows = (int(product.divided == side) for side in ("columns", "inner"))
     inner, columns = Amount.of(product.inner, tensor=by_rows), Amount.of(product.columns, tensor=by_columns)
     short = Amount.of(rank)
@@ -138,17 +146,21 @@ def _with_low_rank(layer: Layer, product: BlockProduct, rank: int) -> Layer:
     )
     parameters = inner * short + short * columns
     operand, vector, result = TOKENS * inner, TOKENS * short, TOKENS * columns
+    dropped = _OF_DROPPED if drops else 0.0
     return replace(
         layer,
         parameters=layer.parameters + parameters,
         forward=_more(
-            layer.forward, (down, up), _OF_OPERAND * operand + 2.0 * vector + _OF_RESULT * result, 1
+            layer.forward,
+            (down, up),
+            (_OF_OPERAND + dropped) * operand + 2.0 * vector + _OF_RESULT * result,
+            1 + 3 * drops,
         ),
         backward_input=_more(
             layer.backward_input,
             (transposed_weight(up), transposed_weight(down)),
-            _OF_ITS_GRADIENT * result + 2.0 * vector + _OF_OPERANDS_GRADIENT * operand,
-            2,
+            _OF_ITS_GRADIENT * result + 2.0 * vector + (_OF_OPERANDS_GRADIENT + dropped) * operand,
+            2 + 2 * drops,
         ),
         backward_weight=_more(
             layer.backward_weight,
@@ -156,7 +168,8 @@ def _with_low_rank(layer: Layer, product: BlockProduct, rank: int) -> Layer:
             result + 2.0 * vector + operand + 3.0 * parameters,
             2,
         ),
-        kept=layer.kept + vector,
+        kept=layer.kept + vector + (operand if drops else ZERO),
+        kept_bytes=layer.kept_bytes + (operand if drops else ZERO),
         products=None if layer.products is None else layer.products + vector + result,
         freed_products=layer.freed_products + result,
     )

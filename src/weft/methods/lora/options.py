@@ -22,6 +22,7 @@ _SEPARATOR = ","
 # The type of frozen linear layers at rest: NF4 (Dettmers et al., QLoRA, arXiv 2305.14314, section 3), or
 # integers of 8 bits. Without one, the precision of the products.
 Base = Literal["nf4", "int8"]
+Dropout = Annotated[float, Field(ge=0, lt=1)]
 
 
 class LoraTable(TomlTable):
@@ -34,6 +35,9 @@ class LoraTable(TomlTable):
     targets: Annotated[tuple[Word, ...], TOML_ARRAY] = Field(
         default=(), description='linear layers of the blocks, such as ["q_proj", "v_proj"]; all if absent'
     )
+    dropout: Dropout = Field(
+        default=0.0, description="the share of the operands' elements that the products leave out in training"
+    )
     base: Base | None = Field(
         default=None,
         description="type of the blocks' frozen linear layers at rest; train.precision if absent",
@@ -41,19 +45,28 @@ class LoraTable(TomlTable):
 
 
 def low_rank_choice(
-    rank: int, alpha: float | None = None, targets: Sequence[str] = (), base: Base | None = None
+    rank: int,
+    alpha: float | None = None,
+    targets: Sequence[str] = (),
+    *,
+    base: Base | None = None,
+    dropout: float = 0.0,
 ) -> Choice:
     """Return the method with these options; `alpha` is twice the rank if it is absent."""
     options: Options = {
         "rank": rank,
         "alpha": 2.0 * rank if alpha is None else alpha,
         "targets": _SEPARATOR.join(targets),
+        **({} if base is None else {"base": base}),
+        **({"dropout": dropout} if dropout else {}),
     }
-    return Choice(name=NAME, options=options if base is None else {**options, "base": base})
+    return Choice(name=NAME, options=options)
 
 
 def _options(table: LoraTable) -> Options:
-    return low_rank_choice(table.rank, table.alpha, table.targets, table.base).options
+    return low_rank_choice(
+        table.rank, table.alpha, table.targets, base=table.base, dropout=table.dropout
+    ).options
 
 
 TABLE = RunTable(method=NAME, table=LoraTable, options=_options)
@@ -62,13 +75,15 @@ TABLE = RunTable(method=NAME, table=LoraTable, options=_options)
 class LowRank(TomlTable):
     """The options of a plan's method: the rank and scale of the products, and the names of their layers.
 
-    `base` is the type of the blocks' frozen linear layers at rest.
+    `base` is the type of the blocks' frozen linear layers at rest. `dropout` is the share of an operand's
+    elements that low-rank products leave out.
     """
 
     rank: Count
     alpha: Annotated[float, Field(gt=0)]
     targets: str
     base: Base | None = None
+    dropout: Dropout = 0.0
 
     @property
     def scale(self) -> float:

@@ -14,6 +14,8 @@ from weft.methods.lora.options import NAME, read_options
 from weft.moves.composition import Composition
 
 SHARDED = "frozen weights stay whole on every rank; there are no gathers to save them"
+IN_PIECES = "layers that drop out numbers do not run in pieces"
+COLLECTIVES = "tensor-collectives"
 # Methods whose parts of a job would have frozen weights, or low-rank products beside their own.
 _OTHERS = {
     "auxiliary-head": "an auxiliary head is trained from random values, beside frozen layers",
@@ -41,6 +43,13 @@ def _sharded(job: Job, layout: Layout) -> str | None:
     return None
 
 
+def _in_pieces(job: Job, layout: Layout) -> str | None:
+    asked = {one.name: one for one in layout.methods_beside(job.methods)}
+    if NAME not in asked or COLLECTIVES not in asked or not read_options(asked[NAME]).dropout:
+        return None
+    return f"{NAME}.dropout: {IN_PIECES}; nearest: no {COLLECTIVES}"
+
+
 def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
     choice = plan.method(NAME)
     if choice is None:
@@ -48,10 +57,12 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
             yield Violation("plan: methods", "the job has frozen layers, the plan has none", NAME)
         return
     try:
-        read_options(choice)
+        low_rank = read_options(choice)
     except InputError as error:
         yield from error.violations
         return
+    if low_rank.dropout and plan.method(COLLECTIVES) is not None:
+        yield Violation("plan: methods", f"{NAME}.dropout: {IN_PIECES}", f"no {COLLECTIVES}")
     if plan.sharding == "zero-3":
         yield Violation("plan: sharding", f"{NAME}: {SHARDED}", "zero-2")
 
@@ -65,6 +76,12 @@ RULES = (
     ),
     Composition(
         method="low-rank adaptation", other="sharded weights (zero-3)", reason=SHARDED, refuse=_sharded
+    ),
+    Composition(
+        method="low-rank adaptation with dropout",
+        other="collectives of tensor ranks as instructions",
+        reason=IN_PIECES,
+        refuse=_in_pieces,
     ),
     PlanRule(refuse=_problems_of),
 )

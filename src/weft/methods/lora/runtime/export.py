@@ -66,7 +66,7 @@ def _adapter(source: TensorFolder, config: ModelConfig, choice: Choice) -> Adapt
             "task_type": "CAUSAL_LM",
             "r": low_rank.rank,
             "lora_alpha": low_rank.alpha,
-            "lora_dropout": 0.0,
+            "lora_dropout": low_rank.dropout,
             "bias": "none",
             # The last name before that of the factor.
             "target_modules": sorted({name.split(".")[-3] for name in found}),

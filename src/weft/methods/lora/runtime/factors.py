@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from weft.describe.block_products import block_products
 from weft.describe.plan import Choice
 from weft.errors import InputError, Violation
-from weft.methods.lora.options import NAME, A, B, read_options
+from weft.methods.lora.options import NAME, A, B, LowRank, read_options
 from weft.methods.lora.runtime.packing import FrozenLinear, pack
 from weft.run.parallel.tensor_layers import HeldByTensorRanks, RowProduct
 from weft.run.stage.stage_module import AddedModule, ChangedStageOf, Initial, StageModule
@@ -24,6 +24,7 @@ from weft.run.stage.stage_module import AddedModule, ChangedStageOf, Initial, St
 # Each tensor rank computes with its own heads or columns, so that ranks add up the gradients.
 _WHOLE = HeldByTensorRanks(in_region=True)
 
+_DROPOUT = "lora_dropout"
 Product = nn.Linear | Conv1D | RowProduct | FrozenLinear
 
 
@@ -46,6 +47,35 @@ class LowRankFactor(AddedModule):
         return nn.functional.linear(values, self.weight)
 
 
+class WholeDropout(nn.Module):
+    """A dropout that leaves out the same elements on all cuts of a model.
+
+    Each rank draws for all tokens and for the whole inner side, and takes its own part.
+
+    Args:
+        share: the dropped share of the elements.
+        inner: the elements of a whole operand.
+        by_rows: whether tensor ranks divide them.
+    """
+
+    def __init__(self, share: float, stage: StageModule, inner: int, *, by_rows: bool) -> None:
+        super().__init__()
+        self.p = share
+        self._inner, self._by_rows = inner, by_rows
+        self._tensor, self._context = stage.tensor, stage.context
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return values
+        samples, tokens = values.shape[0], values.shape[1] * self._context.size
+        whole = torch.empty(samples, tokens, self._inner, dtype=torch.bool, device=values.device)
+        kept = self._context.own_tokens(whole.bernoulli_(1.0 - self.p))
+        if self._by_rows:
+            own = self._tensor.share(self._inner)
+            kept = kept[..., own.start : own.stop].contiguous()
+        return torch.where(kept, values / (1.0 - self.p), 0.0)
+
+
 def adapt(stage: StageModule, layers: Sequence[int], choice: Choice) -> None:
     """Freeze a stage, and add low-rank products beside the linear layers of its blocks.
 
@@ -65,7 +95,7 @@ def adapt(stage: StageModule, layers: Sequence[int], choice: Choice) -> None:
         if missing := names - {name.rpartition(".")[2] for name, _ in found}:
             raise InputError(Violation(NAME, f"a block of {stage.config.name} has no {sorted(missing)[0]}"))
         for name, product in found:
-            _add(stage, name, product, low_rank.rank, low_rank.scale)
+            _add(stage, name, product, low_rank)
 
 
 def _products(stage: StageModule, block: nn.Module, names: set[str]) -> Iterator[tuple[str, Product]]:
@@ -88,13 +118,14 @@ def _exchangeable(
         yield name, product
 
 
-def _add(stage: StageModule, name: str, product: Product, rank: int, scale: float) -> None:
+def _add(stage: StageModule, name: str, product: Product, low_rank: LowRank) -> None:
     """Add both products beside one linear layer, whose weight still has the shape of the whole."""
     transposed = isinstance(product, Conv1D) or getattr(product, "transposed", False)
     inner, columns = product.weight.shape if transposed else reversed(product.weight.shape)
     division = stage.divisions.get(f"{name}.weight")
     by_rows = isinstance(product, RowProduct)
     # Uniform values between -1 / sqrt(inner) and 1 / sqrt(inner) have this deviation.
+    rank = low_rank.rank
     down, up = LowRankFactor(inner, rank, (3.0 * inner) ** -0.5), LowRankFactor(rank, columns)
     divides_columns = division is not None and not by_rows
     stage.add(f"{name}.{A}", down, HeldByTensorRanks(axis=1) if by_rows else _WHOLE)
@@ -104,7 +135,9 @@ def _add(stage: StageModule, name: str, product: Product, rank: int, scale: floa
         HeldByTensorRanks(axis=0, blocks=division.blocks) if divides_columns and division else _WHOLE,
     )
 
-    beside = partial(_add_low_rank, scale=scale)
+    if low_rank.dropout:
+        product.add_module(_DROPOUT, WholeDropout(low_rank.dropout, stage, inner, by_rows=by_rows))
+    beside = partial(_add_low_rank, scale=low_rank.scale)
     if isinstance(product, RowProduct):
         product.beside = beside
     else:
@@ -115,7 +148,9 @@ def _add_low_rank(
     product: nn.Module, values: torch.Tensor, result: torch.Tensor, *, scale: float
 ) -> torch.Tensor:
     """Return the result of a linear layer, and of the products that stand beside it."""
-    added = product.get_submodule(B)(product.get_submodule(A)(values))
+    dropout = getattr(product, _DROPOUT, None)
+    left = values if dropout is None else dropout(values)
+    added = product.get_submodule(B)(product.get_submodule(A)(left))
     return torch.add(result, added, alpha=scale)
 
 
