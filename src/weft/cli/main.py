@@ -5,6 +5,7 @@ Exit codes: 0 success, 1 the run failed, 2 the input was refused, 130 interrupte
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
@@ -49,6 +50,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit; each input error prints one line, never a traceback."""
     # As with `python -m`: the user's own tasks and models are imported from the working folder.
     sys.path.insert(0, os.getcwd())
+    # torchao tells of kernels that it cannot load, and weft uses none of them.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 

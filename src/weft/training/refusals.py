@@ -79,7 +79,8 @@ def _data(planned: PlannedJob) -> None:
     elif is_language(task.kind):
         for source in sources_of(task.data):
             if (name := indexed_name(source)) is not None:
-                open_indexed(name)
+                vocabulary = get_tokenizer(tokenizer_name(planned.run)).vocabulary
+                open_indexed(name).require_vocabulary(vocabulary, source)
             else:
                 open_texts(source, weft_home() / "cache")
     elif task.kind == "image-classification":

@@ -90,6 +90,16 @@ def test_tokens_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
         open_corpus(str(name), 4, get_tokenizer("bytes"), tmp_path)
 
 
+def test_a_token_of_another_tokenizer_is_found_anywhere_in_a_small_file(tmp_path: Path) -> None:
+    documents = [[[number % 200 for number in range(50)]] for _ in range(4)]
+    open_indexed(written(tmp_path, documents, name="whole")).require_vocabulary(200, "c")
+    documents[3][0][49] = 256
+    found = open_indexed(written(tmp_path, documents, name="odd"))
+    found.require_vocabulary(257, "c")
+    with pytest.raises(InputError, match=r"task.tokenizer: c: token 256 is not one of the tokenizer's 256"):
+        found.require_vocabulary(256, "c")
+
+
 @pytest.mark.parametrize(
     ("start", "content", "line"),
     [

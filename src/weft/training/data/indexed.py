@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,18 @@ class IndexedTokens:
     tokens: npt.NDArray[np.integer]
     ends: Ints
     fingerprint: str
+
+    def require_vocabulary(self, vocabulary: int, source: str) -> None:
+        """Look for ids that a tokenizer lacks, in the blocks of the fingerprint.
+
+        Raises:
+            InputError: if there is one.
+        """
+        for block in _blocks(self.tokens):
+            odd = block[(block < 0) | (block >= vocabulary)]
+            if len(odd):
+                problem = f"token {odd[0]} is not one of the tokenizer's {vocabulary}"
+                raise InputError(Violation("task.tokenizer", f"{source}: {problem}"))
 
     def __repr__(self) -> str:
         return one_line(self, f"{len(self.tokens)} tokens of {len(self.ends)} documents")
@@ -111,10 +124,15 @@ def _opened(name: Path) -> IndexedTokens:
 
 def _fingerprint(index: bytes, tokens: npt.NDArray[np.integer]) -> str:
     digest = hashlib.sha256(index)
+    for block in _blocks(tokens):
+        digest.update(block.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _blocks(tokens: npt.NDArray[np.integer]) -> Iterator[npt.NDArray[np.integer]]:
     block = max(1, _BLOCK_BYTES // tokens.itemsize)
     for start in np.linspace(0, max(0, len(tokens) - block), _BLOCKS, dtype=np.int64).tolist():
-        digest.update(tokens[start : start + block].tobytes())
-    return digest.hexdigest()[:16]
+        yield tokens[start : start + block]
 
 
 def _with(name: Path, ending: str) -> Path:

@@ -187,10 +187,7 @@ def _indexed(source: str, found: IndexedTokens, sequence: int, tokenizer: Tokeni
         Windows(tokens, sequence, tokenizer.vocabulary) for tokens in np.split(found.tokens, [edge])
     )
     _require_samples(source, training, left)
-    try:
-        training.take(np.array([0]))
-    except ValueError as error:
-        raise InputError(Violation("task.tokenizer", f"{source}: {error}")) from None
+    found.require_vocabulary(tokenizer.vocabulary, source)
     return Corpus(training, left, found.fingerprint, None, (0, ""))
 
 
