@@ -1,10 +1,14 @@
 """Which task trains which model, and on what when nobody says."""
 
-import pytest
+from dataclasses import replace
 
+import pytest
+from described_decoders import described
+
+from weft.describe.families.own import FAMILY
 from weft.describe.models import PRESETS
 from weft.describe.run_file import parse_run, run_of_keywords
-from weft.describe.tasks import KNOWN_TASKS, default_task, task_problems
+from weft.describe.tasks import KNOWN_TASKS, default_task, packing_problems, task_problems
 from weft.errors import InputError
 from weft.planning.problem import problem_of_run
 
@@ -52,3 +56,11 @@ def test_a_few_words_mean_the_models_own_task():
         model="vit-base", on="this-machine", global_batch=8, sequence=None, precision=None, pins={}
     )
     assert (run.task.kind, run.task.data) == ("image-classification", "digits")
+
+
+def test_attention_stays_inside_documents_in_all_models_but_ones_own(tmp_path):
+    # Also of a decoder that is planned only.
+    assert not packing_problems(described(tmp_path, "mixtral"))
+    assert not packing_problems(PRESETS["gpt2"])
+    [problem] = packing_problems(replace(PRESETS["gpt2"], family=FAMILY))
+    assert str(problem).startswith("task.packing: gpt2 is a model of your own")

@@ -12,6 +12,7 @@ from small_plans import divisible, make_plan, tiny
 
 import weft
 from weft.describe.models import resolve_model
+from weft.describe.plan import PACKING, Choice
 from weft.describe.plan_file import PlanFile
 from weft.errors import InputError, RunError
 
@@ -49,7 +50,8 @@ def test_two_plans_of_a_job_have_the_same_losses(worker_pool, tmp_path):
 def refused(rank: int, ranks: int, path: Path) -> list[str]:
     config = tiny()
     messages = []
-    for plan, model in ((path, tiny(layers=5)), (make_plan(config, pp=2), config)):
+    packed = make_plan(config).model_copy(update={"methods": (Choice(name=PACKING),)})
+    for plan, model in ((path, tiny(layers=5)), (make_plan(config, pp=2), config), (packed, config)):
         with pytest.raises(InputError) as caught:
             weft.Runtime(plan, model, loss_fn)
         messages.append(str(caught.value))
@@ -63,9 +65,10 @@ def refused(rank: int, ranks: int, path: Path) -> list[str]:
 
 def test_what_does_not_fit_is_refused_in_one_line(worker_pool, tmp_path):
     path = written(tmp_path / "plan.json")
-    model, ranks, batch = worker_pool.run(refused, path, ranks=1)[0]
+    model, ranks, packed, batch = worker_pool.run(refused, path, ranks=1)[0]
     assert "the plan is for tiny-gpt" in model
     assert "1 ranks run, the plan has 2" in ranks
+    assert "a loop of your own does not tell their documents" in packed
     assert "global batch is 8" in batch
 
 

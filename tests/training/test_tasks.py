@@ -103,6 +103,8 @@ def test_documents_of_text_end_with_their_end_tokens(tmp_path: Path) -> None:
     inputs, targets, documents = task.batch(np.arange(task.samples))
     assert torch.equal(inputs, plain.batch(np.arange(task.samples))[0])
     assert torch.equal(targets, plain.batch(np.arange(task.samples))[1])
+    # A run does not go on with other attention.
+    assert task.fingerprint != plain.fingerprint
     assert any(len(lengths) > 2 for lengths in documents)
     for row, lengths in zip(inputs, documents, strict=True):
         *ended, last = row.split(lengths)

@@ -75,10 +75,10 @@ def default_task(model: ModelConfig) -> str:
 
 
 def packing_problems(model: ModelConfig) -> list[Violation]:
-    """Return one violation if weft cannot keep the attention of a model inside documents."""
-    if model.family in KNOWN_TASKS[DECODING].families:
+    """Return one violation for a user's own model: weft cannot keep its attention inside documents."""
+    if model.family != FAMILY:
         return []
-    problem = f"{model.name} is of {model.family}; attention inside documents is known of decoders"
+    problem = f"{model.name} is a model of your own, whose attention weft does not know"
     return [Violation("task.packing", problem, "false")]
 
 

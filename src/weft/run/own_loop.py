@@ -23,7 +23,7 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.one_line import one_line
-from weft.describe.plan import Plan
+from weft.describe.plan import PACKING, Plan
 from weft.describe.plan_file import load_plan
 from weft.errors import InputError, Violation
 from weft.planning.compile import compile_part, compile_plan
@@ -94,6 +94,9 @@ class Runtime:
             )
         if problems := (planned_only(model) if stage_builder is None else []) + unsupported(self.plan):
             raise InputError(problems)
+        if self.plan.method(PACKING) is not None:
+            problem = "the plan packs samples, and a loop of your own does not tell their documents"
+            raise InputError(Violation("runtime", problem))
         if self.plan.layer_choices and stage_builder is not None:
             problem = "the plan chooses how layers run, which only weft's own stages follow"
             raise InputError(Violation("runtime.stage_builder", problem))

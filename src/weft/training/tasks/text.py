@@ -65,6 +65,8 @@ class CausalLanguageModelling(TextTask):
         tokenizer = get_tokenizer(settings.tokenizer)
         super().__init__(settings, tokenizer, masked=False)
         self._packing, self._end = settings.packing, tokenizer.end
+        if self._packing:
+            self.fingerprint += " in documents"
         self.bytes_per_token = self.corpus.held_out_bytes_per_token
 
     def batch(self, samples: Ints, *, held_out: bool = False) -> Samples:
