@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
@@ -111,14 +111,15 @@ class LayerGraph:
 
     def amounts(self, name: str, shape: Shape) -> tuple[float, ...]:
         """Return the value of this amount for every layer; it is computed once for each shape."""
-        key = (name, shape)
-        if key not in self._evaluated:
-            known: dict[int, float] = {}
-            for index in set(self.alike):
-                amount: Amount = getattr(self.layers[index], name)
-                known[index] = amount(shape)
-            self._evaluated[key] = tuple(known[index] for index in self.alike)
-        return self._evaluated[key]
+        return self._of_each((name, shape), lambda layer: getattr(layer, name)(shape))
+
+    def frozen_bytes(self, shape: Shape, element_bytes: int) -> tuple[float, ...]:
+        """Return the bytes of every layer's frozen parameters; it is computed once for each shape.
+
+        Those that are not packed have `element_bytes` each.
+        """
+        key = (f"frozen bytes {element_bytes}", shape)
+        return self._of_each(key, lambda layer: layer.frozen_bytes(shape, element_bytes))
 
     def temporary_bytes(self, shape: Shape, element_bytes: int, summed_bytes: int) -> tuple[float, ...]:
         """Return the bytes of every layer's largest `Temporaries`; it is computed once for each shape.
@@ -126,11 +127,12 @@ class LayerGraph:
         Elements have `element_bytes`; gradients are added up in `summed_bytes` each.
         """
         key = (f"temporaries {element_bytes} {summed_bytes}", shape)
+        return self._of_each(key, lambda layer: layer.temporary_bytes(shape, element_bytes, summed_bytes))
+
+    def _of_each(self, key: tuple[str, Shape], value: Callable[[Layer], float]) -> tuple[float, ...]:
+        """Return a value of every layer, computed once for layers with equal fields."""
         if key not in self._evaluated:
-            known = {
-                index: self.layers[index].temporary_bytes(shape, element_bytes, summed_bytes)
-                for index in set(self.alike)
-            }
+            known = {index: value(self.layers[index]) for index in set(self.alike)}
             self._evaluated[key] = tuple(known[index] for index in self.alike)
         return self._evaluated[key]
 

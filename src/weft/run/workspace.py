@@ -120,20 +120,23 @@ class Workspace:
         """Return the factor of all losses in the gradients of the pass that runs now."""
         return prod(one.loss_factor() for one in self.resources.methods.values())
 
-    def micro_batch(self, number: int, splits: int = 1, *, inputs: bool, targets: bool) -> Value[MicroBatch]:
+    def micro_batch(
+        self, number: int, splits: int = 1, *, inputs: bool, targets: bool, begins: bool = True
+    ) -> Value[MicroBatch]:
         """Begin to load one of a stage's own micro-batches: the stage splits each of the batch in `splits`.
 
-        `inputs` and `targets` state which of the two the stage reads.
+        `inputs` and `targets` state which of the two the stage reads. A pass that `begins` also needs the
+        documents of packed samples.
         """
-        if not inputs and not targets and not self.resources.packed:
+        packed = begins and self.resources.packed
+        if not inputs and not targets and not packed:
             return _NOTHING
         assert self.batch is not None, "a step begins with its batch"
         whole, part = divmod(number, splits)
-        read, asked, *packed = self.batch(whole)
-        lengths = packed[0] if packed else None
+        read, asked, *documents = self.batch(whole)
+        lengths = part_of(documents[0], splits, part) if packed else None
         if splits > 1:
             read, asked = read.tensor_split(splits)[part], asked.tensor_split(splits)[part]
-            lengths = None if lengths is None else part_of(lengths, splits, part)
         given = read if inputs else None, asked if targets else None, lengths
         stream = self.resources.streams.loading
         if stream is None:

@@ -17,7 +17,7 @@ from torch import nn
 from weft.describe.block_products import block_products
 from weft.describe.plan import Choice
 from weft.methods.lora.options import Base
-from weft.methods.lora.runtime.packing import PackedWeight
+from weft.methods.lora.runtime.few_bits import PackedWeight
 from weft.run.runtime import RankRuntime
 from weft.run.stage.stage_module import StageModule
 

@@ -211,7 +211,8 @@ def stage_parameters(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> 
 
 def frozen_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, element_bytes: int) -> int:
     """Return the bytes of a stage's frozen parameters on one tensor rank, with copies of tied ones."""
-    own = sum(graph.layers[index].frozen_bytes(shape, element_bytes) for index in layers)
+    each = graph.frozen_bytes(shape, element_bytes)
+    own = sum(each[index] for index in layers)
     copied = sum(one.frozen(shape) for one in copied_parameters(graph, layers))
     return round(own + element_bytes * copied)
 

@@ -77,7 +77,9 @@ def _forward(workspace: Workspace, instruction: Instruction, segment: int) -> Is
     statistics = resources.statistics[stage]
 
     def issue(stream: Stream) -> Completion:
-        loaded = workspace.micro_batch(number, borders.splits, inputs=reads_batch, targets=ends)
+        loaded = workspace.micro_batch(
+            number, borders.splits, inputs=reads_batch, targets=ends, begins=begins
+        )
         given = [workspace.crossed.pop(key) for key in taken]
         if not begins:
             given = [values.pop((SEGMENT_INPUT, stage, number))]

@@ -81,20 +81,36 @@ class Division:
         )
 
 
-class RowProduct(nn.Module):
-    """A product with a divided inner dimension: partial sums are added up, then comes the bias.
+class LinearProduct(nn.Module):
+    """A linear layer of a model; `multiply` computes its product with the weight, and may be exchanged."""
 
-    `multiply` computes the partial sums of an operand. `beside` gets the product, its operand and the partial
-    sums. It returns these with more partial sums.
-    """
-
-    def __init__(self, whole: nn.Linear | Conv1D, ranks: TensorRanks) -> None:
+    def __init__(self, whole: nn.Linear | Conv1D) -> None:
         super().__init__()
         self.transposed = isinstance(whole, Conv1D)
-        self._ranks = ranks
         self.weight = whole.weight
         self.bias = whole.bias
         self.multiply: Callable[[torch.Tensor], torch.Tensor] = self._multiply
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return self.finish(self.multiply(value))
+
+    def finish(self, result: torch.Tensor) -> torch.Tensor:
+        """Return the layer's result, from that of the product or the sum of all ranks' partial results."""
+        return result if self.bias is None else result + self.bias
+
+    def _multiply(self, value: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(value, self.weight.t() if self.transposed else self.weight)
+
+
+class RowProduct(LinearProduct):
+    """A product with a divided inner dimension: partial sums are added up, then comes the bias.
+
+    `beside` gets the product, its operand and the partial sums. It returns these with more partial sums.
+    """
+
+    def __init__(self, whole: nn.Linear | Conv1D, ranks: TensorRanks) -> None:
+        super().__init__(whole)
+        self._ranks = ranks
         self.beside: Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
@@ -103,14 +119,6 @@ class RowProduct(nn.Module):
         if self.beside is not None:
             partial = self.beside(self, value, partial)
         return partial if self._ranks.elsewhere else self.finish(self._ranks.leave(partial))
-
-    def _multiply(self, value: torch.Tensor) -> torch.Tensor:
-        weight = self.weight.t() if self.transposed else self.weight
-        return nn.functional.linear(value, weight)
-
-    def finish(self, stream: torch.Tensor) -> torch.Tensor:
-        """Return the product's result, from the sum of all ranks' partial results."""
-        return stream if self.bias is None else stream + self.bias
 
 
 def row_product(module: nn.Module) -> RowProduct:

@@ -52,6 +52,17 @@ def register_attention(name: str, attend: Attend) -> None:
     AttentionInterface.register(name, call)
 
 
+def attend_causally(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Return each token's attention to itself and all tokens before; shapes and scale as in `Attend`."""
+    grouped = queries.shape[1] != keys.shape[1]
+    attended = scaled_dot_product_attention(
+        queries, keys, values, is_causal=True, scale=scale, enable_gqa=grouped
+    )
+    return attended.transpose(1, 2)
+
+
 class CausalAttention(Protocol):
     """An attention module of `transformers`, as weft changes it."""
 
@@ -84,14 +95,4 @@ def _attends_causally(part: nn.Module) -> TypeGuard[CausalAttention]:
     return getattr(part, "is_causal", False)
 
 
-def _attend_to_all(
-    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
-) -> torch.Tensor:
-    grouped = query.shape[1] != key.shape[1]
-    attended = scaled_dot_product_attention(
-        query, key, value, is_causal=True, scale=scale, enable_gqa=grouped
-    )
-    return attended.transpose(1, 2)
-
-
-register_attention(_IN_DOCUMENTS, _attend_to_all)
+register_attention(_IN_DOCUMENTS, lambda module, *given: attend_causally(*given))

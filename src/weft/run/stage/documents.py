@@ -14,6 +14,8 @@ from typing import Self
 import torch
 from torch import nn
 
+from weft.run.accelerator import to_device
+
 # For every sample, the tokens of its documents in order; they add up to the tokens of the sample.
 Lengths = Sequence[Sequence[int]]
 _HEADS, _TOKENS = 1, 2
@@ -34,7 +36,7 @@ class Documents:
     @classmethod
     def of(cls, lengths: Lengths, device: torch.device) -> Self:
         rows = [torch.cat([torch.arange(length) for length in sample]) for sample in lengths]
-        return cls(lengths, torch.stack(rows).to(device))
+        return cls(lengths, to_device(torch.stack(rows), device))
 
     def attend(
         self,

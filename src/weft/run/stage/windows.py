@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from weft.run.stage.attention import causal_attention, register_attention, use_attention
+from weft.run.stage.attention import attend_causally, causal_attention, register_attention, use_attention
 
 # The name of this attention for the modules of `transformers`.
 _INTERFACE = "weft_window"
@@ -28,10 +28,7 @@ def attend(
     """
     tokens, grouped = queries.shape[_TOKENS], queries.shape[1] != keys.shape[1]
     if window >= tokens:
-        whole = scaled_dot_product_attention(
-            queries, keys, values, is_causal=True, scale=scale, enable_gqa=grouped
-        )
-        return whole.transpose(1, 2)
+        return attend_causally(queries, keys, values, scale)
     mask = _band(window, queries.device)
     parts = []
     for first in range(0, tokens, window):

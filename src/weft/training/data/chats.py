@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -101,7 +101,7 @@ class Chats:
         """Return the samples of some of the conversations."""
         return replace(self, own=own, counts=self.counts[own])
 
-    @property
+    @cached_property
     def read(self) -> Ints:
         """The tokens of each conversation that a model reads, shape (samples,)."""
         lengths: Ints = np.minimum(self.starts[self.own + 1] - self.starts[self.own] - 1, self.sequence)

@@ -11,7 +11,7 @@ from weft.describe.block_products import block_products
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice
 from weft.methods.lora.options import NAME, A, B, LowRank, read_options
-from weft.methods.lora.runtime.packing import PackedWeight
+from weft.methods.lora.runtime.few_bits import PackedWeight
 from weft.training.checkpoint.tensor_folders import Shape, TensorFolder
 from weft.training.interchange.adapters import Adapter, AdapterOf
 
@@ -29,8 +29,7 @@ class MergedFolder:
         self.shapes: Mapping[str, Shape] = folder.shapes
         self._folder = folder
         self._low_rank = low_rank
-        names = (one.name for one in block_products(config))
-        self._packed = set(names) if low_rank.base is not None else set()
+        self._products = {one.name for one in block_products(config)}
         # Such weights lie as (inner, columns).
         self._transposed = config.family == "gpt"
 
@@ -38,12 +37,13 @@ class MergedFolder:
         weight = self._folder.read(name)
         layer = name.removesuffix(_WEIGHT)
         down, up = (f"{layer}.{factor}{_WEIGHT}" for factor in (A, B))
-        packed = name.endswith(_WEIGHT) and layer.rpartition(".")[2] in self._packed
-        if not packed and down not in self.shapes:
+        is_product = name.endswith(_WEIGHT) and layer.rpartition(".")[2] in self._products
+        base = self._low_rank.base if is_product else None
+        if base is None and down not in self.shapes:
             return weight
         whole = weight.float().T if self._transposed else weight.float()
-        if packed and self._low_rank.base is not None:
-            whole = PackedWeight(whole, self._low_rank.base).unpacked(torch.float32)
+        if base is not None:
+            whole = PackedWeight(whole, base).unpacked(torch.float32)
         if down in self.shapes:
             added = self._folder.read(up).float() @ self._folder.read(down).float()
             whole = whole.add(added, alpha=self._low_rank.scale)

@@ -17,15 +17,15 @@ from weft.describe.block_products import block_products
 from weft.describe.plan import Choice
 from weft.errors import InputError, Violation
 from weft.methods.lora.options import NAME, A, B, LowRank, read_options
-from weft.methods.lora.runtime.packing import FrozenLinear, pack
-from weft.run.parallel.tensor_layers import HeldByTensorRanks, RowProduct
+from weft.methods.lora.runtime.few_bits import pack
+from weft.run.parallel.tensor_layers import HeldByTensorRanks, LinearProduct, RowProduct
 from weft.run.stage.stage_module import AddedModule, ChangedStageOf, Initial, StageModule
 
 # Each tensor rank computes with its own heads or columns, so that ranks add up the gradients.
 _WHOLE = HeldByTensorRanks(in_region=True)
 
 _DROPOUT = "lora_dropout"
-Product = nn.Linear | Conv1D | RowProduct | FrozenLinear
+Product = nn.Linear | Conv1D | LinearProduct
 
 
 class LowRankFactor(AddedModule):
@@ -108,24 +108,24 @@ def _products(stage: StageModule, block: nn.Module, names: set[str]) -> Iterator
 
 def _exchangeable(
     stage: StageModule, block: nn.Module, names: set[str]
-) -> Iterator[tuple[str, FrozenLinear | RowProduct]]:
+) -> Iterator[tuple[str, LinearProduct]]:
     """Yield the linear layers of a block with these names, put in place of those that cannot be packed."""
     for name, product in list(_products(stage, block, names)):
         if isinstance(product, nn.Linear | Conv1D):
             path, _, leaf = name.rpartition(".")
-            product = FrozenLinear(product)
+            product = LinearProduct(product)
             setattr(stage.get_submodule(path), leaf, product)
         yield name, product
 
 
 def _add(stage: StageModule, name: str, product: Product, low_rank: LowRank) -> None:
     """Add both products beside one linear layer, whose weight still has the shape of the whole."""
-    transposed = isinstance(product, Conv1D) or getattr(product, "transposed", False)
+    transposed = product.transposed if isinstance(product, LinearProduct) else isinstance(product, Conv1D)
     inner, columns = product.weight.shape if transposed else reversed(product.weight.shape)
     division = stage.divisions.get(f"{name}.weight")
     by_rows = isinstance(product, RowProduct)
-    # Uniform values between -1 / sqrt(inner) and 1 / sqrt(inner) have this deviation.
     rank = low_rank.rank
+    # Uniform values between -1 / sqrt(inner) and 1 / sqrt(inner) have this deviation.
     down, up = LowRankFactor(inner, rank, (3.0 * inner) ** -0.5), LowRankFactor(rank, columns)
     divides_columns = division is not None and not by_rows
     stage.add(f"{name}.{A}", down, HeldByTensorRanks(axis=1) if by_rows else _WHOLE)

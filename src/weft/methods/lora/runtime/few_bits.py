@@ -6,18 +6,16 @@ NF4 has sixteen values, quantiles of a normal distribution (Dettmers et al., QLo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from statistics import NormalDist
 from typing import Any
 
 import torch
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from weft.methods.lora.few_bits import BLOCK, rows_at_once
 from weft.methods.lora.options import Base
 from weft.run.parallel.function import Function
-from weft.run.parallel.tensor_layers import RowProduct
+from weft.run.parallel.tensor_layers import LinearProduct
 
 # The probability of the largest value, as the paper's own code has it.
 _LARGEST = 0.9677083
@@ -88,25 +86,7 @@ class PackedWeight(nn.Module):
         return codes[:, 0::2] * 16 + codes[:, 1::2], largest
 
 
-class FrozenLinear(nn.Module):
-    """A linear layer of a model that multiplies by a weight of its own, or by a packed one."""
-
-    def __init__(self, whole: nn.Linear | Conv1D) -> None:
-        super().__init__()
-        self.transposed = isinstance(whole, Conv1D)
-        self.weight = whole.weight
-        self.bias = whole.bias
-        self.multiply: Callable[[torch.Tensor], torch.Tensor] = self._multiply
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        result = self.multiply(values)
-        return result if self.bias is None else result + self.bias
-
-    def _multiply(self, values: torch.Tensor) -> torch.Tensor:
-        return nn.functional.linear(values, self.weight.t() if self.transposed else self.weight)
-
-
-def pack(product: FrozenLinear | RowProduct, base: Base) -> None:
+def pack(product: LinearProduct, base: Base) -> None:
     """Replace the weight of a linear layer with the same one in few bits."""
     weight = product.weight.t() if product.transposed else product.weight
     product.multiply = PackedWeight(weight, base)

@@ -17,8 +17,8 @@ from weft.describe.amount import Shape
 from weft.describe.model import ModelConfig
 from weft.methods.lora.few_bits import BLOCK, FORMATS
 from weft.methods.lora.options import Base
-from weft.methods.lora.runtime import packing
-from weft.methods.lora.runtime.packing import PackedWeight, normal_values
+from weft.methods.lora.runtime import few_bits
+from weft.methods.lora.runtime.few_bits import PackedWeight, normal_values
 from weft.run.stage.build import build_stage
 from weft.run.stage.stage_module import rest
 
@@ -72,7 +72,7 @@ def test_shares_of_whole_blocks_and_chunks_of_rows_are_packed_alike(
     whole = PackedWeight(weight, base).unpacked(torch.bfloat16)
     shares = [PackedWeight(one, base).unpacked(torch.bfloat16) for one in weight.chunk(2, 1)]
     assert torch.equal(torch.cat(shares, 1), whole)
-    monkeypatch.setattr(packing, "rows_at_once", lambda inner: 4)
+    monkeypatch.setattr(few_bits, "rows_at_once", lambda inner: 4)
     assert torch.equal(PackedWeight(weight, base).unpacked(torch.bfloat16), whole)
 
 
