@@ -68,6 +68,9 @@ def tiny_config(model_type: str, *, switched: bool = False, **more: Any) -> PreT
     dropped = (*_DERIVED, "head_dim") if latent else _DERIVED
     keys = {key: value for key, value in given.items() if key not in dropped}
     keys |= {key: size for key, size in _SIZES.items() if key in keys}
+    if latent:
+        # Every head has its own keys and values.
+        keys["num_key_value_heads"] = keys["num_attention_heads"]
     if given.get("sliding_window") or (switched and "sliding_window" in given):
         keys |= _WINDOW
     if switched:

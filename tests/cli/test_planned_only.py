@@ -10,7 +10,7 @@ import pytest
 from weft.cli.main import run
 
 MIXTURE = {
-    "model_type": "mixtral",
+    "model_type": "phimoe",
     "num_hidden_layers": 2,
     "hidden_size": 16,
     "num_attention_heads": 4,
@@ -19,7 +19,7 @@ MIXTURE = {
     "vocab_size": 256,
     "max_position_embeddings": 32,
 }
-LINE = "model mixture: mixtral is planned only; weft does not train it yet"
+LINE = "model mixture: phimoe is planned only; weft does not train it yet"
 
 
 @pytest.fixture

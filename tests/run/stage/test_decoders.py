@@ -21,6 +21,7 @@ from weft.run.stage.build import build_stage
 
 # One of each kind of norms, windows, biases, scales and caps; `test_every_trained_row` builds all types.
 TYPES = ("mistral", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt_neox", "olmo2", "granite", "cohere2")
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3")
 
 
 def whole_of(config: ModelConfig) -> torch.nn.Module:
@@ -37,7 +38,10 @@ def reference_of(config: ModelConfig, model: torch.nn.Module) -> torch.nn.Module
     """What `transformers` makes of the configuration, with the same values."""
     implementation = "eager" if config.decoder is not None and config.decoder.attention_cap else "sdpa"
     made = CONFIG_MAPPING[config.family].from_dict(json.loads(config.record))
-    expected = AutoModelForCausalLM.from_config(made, attn_implementation=implementation).double().eval()
+    expected = AutoModelForCausalLM.from_config(
+        made, attn_implementation=implementation, experts_implementation="eager"
+    )
+    expected = expected.double().eval()
     missing = expected.load_state_dict(model.state_dict(), strict=False)
     assert not missing.unexpected_keys
     assert missing.missing_keys == (["lm_head.weight"] if config.tied_embeddings else [])
@@ -66,7 +70,7 @@ def require_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tens
 
 
 @pytest.mark.parametrize("switched", [False, True], ids=["tiny", "switched"])
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", TYPES + MIXTURES)
 def test_logits_and_gradients_are_those_of_transformers(model_type: str, switched: bool) -> None:
     config = tiny_decoder(model_type, switched=switched)
     model = whole_of(config)
@@ -77,7 +81,7 @@ def test_logits_and_gradients_are_those_of_transformers(model_type: str, switche
     require_close(gradients_of(found, targets, model), gradients_of(theirs, targets, expected))
 
 
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", TYPES + MIXTURES)
 def test_stages_have_the_output_and_the_gradients_of_the_whole(model_type: str) -> None:
     config = tiny_decoder(model_type, tie_word_embeddings=False)
     model = whole_of(config)
@@ -113,7 +117,20 @@ def test_every_trained_row_counts_and_computes(model_type: str) -> None:
     )
 
 
-@pytest.mark.parametrize("model_type", ["qwen2", "gemma3_text", "starcoder2", "olmo2", "gemma2", "cohere"])
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        "qwen2",
+        "gemma3_text",
+        "starcoder2",
+        "olmo2",
+        "gemma2",
+        "cohere",
+        "mixtral",
+        "qwen2_moe",
+        "deepseek_v3",
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_a_block_keeps_what_autograd_saves(model_type: str, dtype: torch.dtype) -> None:
     config = tiny_decoder(model_type, max_position_embeddings=64)

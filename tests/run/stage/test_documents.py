@@ -45,7 +45,9 @@ def test_a_packed_sample_computes_what_its_documents_compute_alone(family: str) 
             for row, lengths in zip(ids, LENGTHS, strict=True)
         ]
     )
-    torch.testing.assert_close(together, alone, rtol=1e-9, atol=1e-10)
+    # Some routers compute in fp32, whose products depend on the number of rows.
+    mixed = config.decoder is not None and config.decoder.experts is not None
+    torch.testing.assert_close(together, alone, rtol=1e-9, atol=1e-6 if mixed else 1e-10)
     weight = torch.randn(together.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     for outputs in (together, alone):
         (outputs * weight).sum().backward()

@@ -23,6 +23,7 @@ from weft.describe.model import ModelConfig
 from weft.describe.models import CONFIG_FILE
 from weft.errors import InputError, Violation
 from weft.run.parallel.tensor_layers import HeldByTensorRanks
+from weft.run.stage.experts import IMPLEMENTATION
 
 _STYLES: Mapping[str, Mapping[str, HeldByTensorRanks]] = {
     "colwise": {"weight": HeldByTensorRanks(axis=0), "bias": HeldByTensorRanks(axis=0)},
@@ -30,6 +31,8 @@ _STYLES: Mapping[str, Mapping[str, HeldByTensorRanks]] = {
     "replicated_with_grad_allreduce": {"weight": HeldByTensorRanks(in_region=True)},
 }
 _BLOCK = "layers.*."
+# The modules of a type without a pipeline plan.
+_USUAL = ("embed_tokens", "layers", "norm")
 # The same function in one kernel, which keeps only its input for the backward pass.
 _FUSED = {"gelu_new": "gelu_pytorch_tanh"}
 
@@ -48,7 +51,7 @@ def decoder_config(config: ModelConfig) -> PreTrainedConfig:
     implementation = "eager" if config.architecture.attention_cap else "sdpa"
     with _refusals(config):
         made: PreTrainedConfig = _config_class(config.family).from_dict(
-            {**quiet, "attn_implementation": implementation}
+            {**quiet, "attn_implementation": implementation, "experts_implementation": IMPLEMENTATION}
         )
     return made
 
@@ -120,7 +123,7 @@ def decoder_class(model_type: str) -> type[PreTrainedModel]:
 
 def decoder_names(model_type: str) -> DecoderNames:
     """Return the names of a model's modules, from the library's pipeline plan."""
-    plan = list(_config_class(model_type).base_model_pp_plan or ())
+    plan = list(_config_class(model_type).base_model_pp_plan or _USUAL)
     return DecoderNames(decoder_class(model_type).base_model_prefix, plan[0], plan[-1])
 
 

@@ -30,8 +30,8 @@ from weft.run.stage.stage_module import Initial, StageModule
 from weft.run.stage.submodules import Submodules, weight_of
 from weft.run.stage.windows import causal_mask, give_window
 
-# Cosines and sines of positions, each (1 or samples, tokens, head size).
-Angles = tuple[torch.Tensor, torch.Tensor]
+# Cosines and sines of positions, each (1 or samples, tokens, head size); or complex numbers of both.
+Angles = tuple[torch.Tensor, torch.Tensor] | torch.Tensor
 # The mask of scores, or the documents that tokens attend to; None for all tokens before.
 Mask = torch.Tensor | Documents | None
 # Families whose norms scale by one more than their weight.
@@ -70,6 +70,7 @@ class DecoderStage(StageModule):
         if self.ends and not config.tied_embeddings:
             self.lm_head = whole.get_submodule("lm_head")
         self._give_windows()
+        _give_buffers(part)
 
     @classmethod
     def load(cls, family: str) -> None:
@@ -180,11 +181,25 @@ class DecoderStage(StageModule):
             key = kind if several else None
             if key not in known:
                 # Some kinds of positions depend on the last one, which another rank may have.
-                cosines, sines = rotary(like, positions, *((kind,) if several else ()))
-                known[key] = self.context.own_tokens(cosines), self.context.own_tokens(sines)
+                angles = rotary(like, positions, *((kind,) if several else ()))
+                known[key] = self._own_angles(angles)
             return known[key]
 
         return angles_of
+
+    def _own_angles(self, angles: Angles) -> Angles:
+        if isinstance(angles, torch.Tensor):
+            return self.context.own_tokens(angles)
+        cosines, sines = angles
+        return self.context.own_tokens(cosines), self.context.own_tokens(sines)
+
+
+def _give_buffers(module: nn.Module) -> None:
+    """Give buffers of the meta device their first values, zeros: `materialise` gives them none."""
+    for part in module.modules():
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            if buffer.is_meta:
+                part.register_buffer(name, torch.zeros_like(buffer, device="cpu"))
 
 
 def _norms_of(block: nn.Module) -> tuple[tuple[str, str | None], tuple[str, str | None]]:

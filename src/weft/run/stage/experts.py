@@ -1,0 +1,150 @@
+"""The experts of a mixture: tokens sorted by expert, two grouped products, and weighted sums by token.
+
+They take the place of the experts of `transformers`, with its weights: `gate_up_proj` (experts, 2 columns,
+hidden) and `down_proj` (experts, hidden, columns). No token is dropped. All sums have one order, so a result
+has the same bits in every run.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from weft.run.parallel.function import Function
+
+# The word by which a configuration of `transformers` asks for these experts.
+IMPLEMENTATION = "weft"
+# Types for which torch has a grouped product on accelerators.
+_GROUPED = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Sorted(NamedTuple):
+    """The rows of tokens in the order of their experts.
+
+    Attributes:
+        order: position by place: row `order[i]` of all (token, choice) pairs stands at place i, (pairs,).
+        place: the inverse, (pairs,).
+        counts: rows of each expert, (experts,).
+    """
+
+    order: torch.Tensor
+    place: torch.Tensor
+    counts: torch.Tensor
+
+
+def sort_rows(chosen: torch.Tensor, experts: int) -> Sorted:
+    """Sort pairs by expert, and those of an expert by token.
+
+    Args:
+        chosen: experts of each token, (tokens, choices).
+    """
+    flat = chosen.flatten()
+    order = torch.argsort(flat, stable=True)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order), device=order.device)
+    return Sorted(order, place, torch.bincount(flat, minlength=experts))
+
+
+class _Scatter(Function):
+    """Tokens (tokens, hidden) to rows by expert (pairs, hidden)."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: torch.Tensor, rows: Sorted, choices: int) -> torch.Tensor:
+        ctx.place, ctx.choices = rows.place, choices
+        return tokens[rows.order // choices]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        by_token = gradient[ctx.place].view(-1, ctx.choices, gradient.shape[-1])
+        return by_token.sum(1), None, None
+
+
+class _Gather(Function):
+    """Rows by expert (pairs, hidden) and weights (tokens, choices) to sums by token (tokens, hidden)."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, places: Sorted) -> torch.Tensor:
+        ctx.save_for_backward(rows, weights)
+        ctx.places = places
+        wide = torch.promote_types(rows.dtype, weights.dtype)
+        by_token = rows[places.place].view(*weights.shape, -1).to(wide)
+        return torch.einsum("tkh,tk->th", by_token, weights.to(wide)).to(rows.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        rows, weights = ctx.saved_tensors
+        order, place, _ = ctx.places
+        of_rows = of_weights = None
+        if ctx.needs_input_grad[0]:
+            by_row = gradient[order // weights.shape[1]] * weights.flatten()[order].unsqueeze(-1)
+            of_rows = by_row.to(rows.dtype)
+        if ctx.needs_input_grad[1]:
+            wide = torch.promote_types(rows.dtype, weights.dtype)
+            by_token = rows[place].view(*weights.shape, -1).to(wide)
+            of_weights = torch.einsum("tkh,th->tk", by_token, gradient.to(wide)).to(weights.dtype)
+        return of_rows, of_weights, None
+
+
+class _GroupedProduct(Function):
+    """Rows (pairs, inner) times the matrix (outer, inner) of their expert, group by group."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, matrices: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        ctx.save_for_backward(rows, matrices)
+        ctx.counts = counts
+        product = rows.new_empty(len(rows), matrices.shape[1])
+        for matrix, own, result in zip(matrices, rows.split(counts), product.split(counts), strict=True):
+            torch.mm(own, matrix.t(), out=result)
+        return product
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        rows, matrices = ctx.saved_tensors
+        gradients = gradient.split(ctx.counts)
+        of_rows = of_matrices = None
+        if ctx.needs_input_grad[0]:
+            of_rows = torch.empty_like(rows)
+            for own, matrix, result in zip(gradients, matrices, of_rows.split(ctx.counts), strict=True):
+                torch.mm(own, matrix, out=result)
+        if ctx.needs_input_grad[1]:
+            of_matrices = torch.empty_like(matrices)
+            for own, read, result in zip(gradients, rows.split(ctx.counts), of_matrices, strict=True):
+                torch.mm(own.t(), read, out=result)
+        return of_rows, of_matrices, None
+
+
+def grouped_product(rows: torch.Tensor, matrices: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Multiply rows (pairs, inner), sorted by expert, with matrices (experts, outer, inner).
+
+    A CPU multiplies expert by expert, faster than torch's grouped product there. An accelerator reads the
+    counts itself, so that the host does not wait for them.
+    """
+    if rows.device.type == "cpu" or rows.dtype not in _GROUPED:
+        product: torch.Tensor = _GroupedProduct.apply(rows, matrices, counts.tolist())
+        return product
+    ends = counts.cumsum(0, dtype=torch.int32)
+    return nn.functional.grouped_mm(rows, matrices.transpose(-2, -1), offs=ends)
+
+
+def compute_experts(
+    experts: Any, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """Return the weighted sums of the experts' results, as the experts of `transformers` do.
+
+    Args:
+        experts: a module of `transformers` with gated experts; they have no common type.
+        tokens: (tokens, hidden).
+        chosen, weights: the experts of each token and their weights, (tokens, choices).
+    """
+    rows = sort_rows(chosen, len(experts.gate_up_proj))
+    scattered: torch.Tensor = _Scatter.apply(tokens, rows, chosen.shape[1])
+    gate, columns = grouped_product(scattered, experts.gate_up_proj, rows.counts).chunk(2, dim=-1)
+    results = grouped_product(experts.act_fn(gate) * columns, experts.down_proj, rows.counts)
+    summed: torch.Tensor = _Gather.apply(results, weights, rows)
+    return summed
+
+
+ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, compute_experts)
