@@ -178,6 +178,9 @@ FAMILIES = tuple(
 
 SMALL_DECODER = partial(tiny_decoder, num_hidden_layers=2, vocab_size=19)
 SHORT = partial(SMALL_DECODER, max_position_embeddings=8)
+# Experts of 24 columns, of which a token has two of six; the second block of a Qwen model is a plain one.
+MIXTRAL = SHORT("mixtral", intermediate_size=24)
+SHARED_EXPERTS = SHORT("qwen2_moe", mlp_only_layers=[1])
 NEOX = tiny_decoder("gpt_neox", vocab_size=19, max_position_embeddings=8)
 LONG_ROPE = {
     "rope_type": "longrope",
@@ -186,6 +189,21 @@ LONG_ROPE = {
     "long_factor": [3.0] * 8,
     "original_max_position_embeddings": 6,
 }
+ROUNDED = partial(Row, tolerance=1e-5)
+MIXTURES = (
+    Row(MIXTRAL, "1f1b", pp=2, dp=2, sharding="zero-2"),
+    Row(MIXTRAL, "zb-h1", pp=2, recompute="full"),
+    Row(MIXTRAL, "breadth-first", pp=2, loops=2, sharding="zero-3", dp=2),
+    Row(MIXTRAL, cp=2),
+    Row(SHORT("olmoe"), dp=2, recompute="selective"),
+    # A router's probabilities are in fp32, and so are the parts of their gradients that ranks add up.
+    ROUNDED(SHORT("qwen3_moe"), tp=2, methods=(Clips(0.2),)),
+    ROUNDED(SHARED_EXPERTS, "1f1b", pp=2, tp=2),
+    ROUNDED(MIXTRAL, tp=2, methods=(Collectives("overlapped"),)),
+    # Rotated queries and products of routers are in fp32, too.
+    ROUNDED(SHORT("deepseek_v2"), tp=2, dp=2),
+    ROUNDED(SHORT("deepseek_v3"), "1f1b", pp=2),
+)
 DECODERS = (
     Row(SHORT("mistral", sliding_window=3), "1f1b", pp=2),
     Row(SHORT("cohere"), "zb-h1", pp=2, recompute="full"),
@@ -288,6 +306,7 @@ GROUPS = (
     CONTEXT_WITH_TENSOR,
     FAMILIES,
     DECODERS,
+    MIXTURES,
     CONVOLUTIONAL,
     GRAPHS,
     DEVICE,

@@ -121,10 +121,10 @@ class RowProduct(LinearProduct):
         return partial if self._ranks.elsewhere else self.finish(self._ranks.leave(partial))
 
 
-def row_product(module: nn.Module) -> RowProduct:
-    """Return the module as a `RowProduct`: in a divided stage it has replaced the family's product."""
-    assert isinstance(module, RowProduct), "ranks have divided the stage"
-    return module
+def finish(module: nn.Module, summed: torch.Tensor) -> torch.Tensor:
+    """Return the result of a module that ends a region, from the sum of all ranks' partial results."""
+    assert not isinstance(module, nn.Linear | Conv1D), "ranks have divided the stage"
+    return module.finish(summed) if isinstance(module, RowProduct) else summed
 
 
 class DividedTable(nn.Embedding):
@@ -158,9 +158,15 @@ def enter_before(region: nn.Module, ranks: TensorRanks) -> None:
     region.register_forward_pre_hook(gather_input, with_kwargs=True)
 
 
-def replace_rows(block: nn.Module, names: Iterable[str], ranks: TensorRanks) -> None:
-    """Replace each of the block's products that are divided by rows with a `RowProduct`."""
+def end_regions(block: nn.Module, names: Iterable[str], ranks: TensorRanks) -> None:
+    """Let the block's modules of these names add up the partial results of all ranks.
+
+    A `RowProduct` takes the place of a product. A mixture, whose sums are partial, gets a hook.
+    """
     for name in names:
         path, _, leaf = name.rpartition(".")
-        parent = block.get_submodule(path)
-        setattr(parent, leaf, RowProduct(getattr(parent, leaf), ranks))
+        parent, last = block.get_submodule(path), block.get_submodule(name)
+        if isinstance(last, nn.Linear | Conv1D):
+            setattr(parent, leaf, RowProduct(last, ranks))
+        else:
+            last.register_forward_hook(lambda _, __, partial: ranks.leave(partial))

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from torch import nn
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -30,6 +31,15 @@ _STYLES: Mapping[str, Mapping[str, HeldByTensorRanks]] = {
     "rowwise": {"weight": HeldByTensorRanks(axis=1)},
     "replicated_with_grad_allreduce": {"weight": HeldByTensorRanks(in_region=True)},
 }
+# The division of an experts' parameters (experts, outer, inner).
+_EXPERTS: Mapping[str, HeldByTensorRanks] = {
+    "gate_up_proj": HeldByTensorRanks(axis=1, blocks=2),
+    "down_proj": HeldByTensorRanks(axis=2),
+}
+# Products of a mixture that all ranks repeat: of routers, and of the gate of shared experts.
+_REPEATED = ("gate", "router.layer", "shared_expert_gate")
+# Those of latent attention.
+_LATENT = ("q_a_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm")
 _BLOCK = "layers.*."
 # The modules of a type without a pipeline plan.
 _USUAL = ("embed_tokens", "layers", "norm")
@@ -145,12 +155,14 @@ class TensorDivision:
     Attributes:
         held: the division of parameters by the end of their names.
         regions: modules of a block that begin with products divided by columns.
-        row_products: products of a block that are divided by rows.
+        region_ends: products of a block without experts that are divided by rows, and end the regions.
+        mixture: the module with experts of a block that has them; empty if none has.
     """
 
     held: Mapping[str, HeldByTensorRanks]
     regions: tuple[str, ...]
-    row_products: tuple[str, ...]
+    region_ends: tuple[str, ...]
+    mixture: str
 
 
 def tensor_division(model_type: str, names: DecoderNames) -> TensorDivision:
@@ -160,15 +172,51 @@ def tensor_division(model_type: str, names: DecoderNames) -> TensorDivision:
         for name, style in (_config_class(model_type).base_model_tp_plan or {}).items()
         if name.startswith(_BLOCK)
     }
+    experts = next((name for name, style in styles.items() if style == "moe_tp_experts"), "")
+    mixture = experts.rpartition(".")[0]
     held = {
         f"{name}.{parameter}": division
         for name, style in styles.items()
         for parameter, division in _STYLES.get(style, {}).items()
     }
     held |= {f"{name}.weight": HeldByTensorRanks(axis=0) for name in (names.table, "lm_head")}
-    columns = [name for name, style in styles.items() if style == "colwise"]
-    return TensorDivision(
-        held=held,
-        regions=tuple(dict.fromkeys(name.rpartition(".")[0] for name in columns)),
-        row_products=tuple(name for name, style in styles.items() if style == "rowwise"),
+    held |= {
+        f"self_attn.{name}.{parameter}": HeldByTensorRanks(in_region=True)
+        for name in _LATENT
+        for parameter in ("weight", "bias")
+    }
+    if mixture:
+        held |= _held_of_mixture(mixture)
+    ends = [name for name, style in styles.items() if style == "rowwise" and not _inside(name, mixture)]
+    regions = [
+        mixture if _inside(name, mixture) else name.rpartition(".")[0]
+        for name, style in styles.items()
+        if style in ("colwise", "packed_colwise")
+    ]
+    return TensorDivision(held, tuple(dict.fromkeys(regions)), tuple(ends), mixture)
+
+
+def has_experts(block: nn.Module, mixture: str) -> bool:
+    """Return True if a block's module of that name has experts, and is no plain feed-forward."""
+    return bool(mixture) and hasattr(block.get_submodule(mixture), "experts")
+
+
+def _inside(name: str, mixture: str) -> bool:
+    """Return True for a part of a mixture that is no product of a plain feed-forward in its place."""
+    return bool(mixture) and name.startswith(f"{mixture}.") and "." in name.removeprefix(f"{mixture}.")
+
+
+def _held_of_mixture(mixture: str) -> dict[str, HeldByTensorRanks]:
+    """Return the division of a mixture's parameters; those that all ranks repeat have partial gradients."""
+    columns, rows, repeated = (
+        HeldByTensorRanks(axis=0),
+        HeldByTensorRanks(axis=1),
+        HeldByTensorRanks(in_region=True),
     )
+    held = {f"{mixture}.experts.{name}": one for name, one in _EXPERTS.items()}
+    held |= {f"{mixture}.{name}.weight": repeated for name in _REPEATED}
+    return held | {
+        f"{mixture}.{shared}.{name}.weight": rows if name == "down_proj" else columns
+        for shared in ("shared_expert", "shared_experts")
+        for name in ("gate_proj", "up_proj", "down_proj")
+    }

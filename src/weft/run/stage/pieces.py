@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from weft.run.parallel.tensor_layers import row_product
+from weft.run.parallel.tensor_layers import finish
 from weft.run.parallel.tensor_parallel import TensorRanks
 from weft.run.stage.layers import LayerFunction
 
@@ -94,10 +94,9 @@ def plain_branch(norm: nn.Module, inside: LayerFunction, product: nn.Module, reg
 
     `product` is the last one of the region; ranks divide it by rows.
     """
-    divided = row_product(product)
 
     def after(summed: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
-        return divided.finish(summed) + stream
+        return finish(product, summed) + stream
 
     return Branch(norm, inside, after, tuple(region.parameters()))
 

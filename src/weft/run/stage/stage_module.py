@@ -21,8 +21,8 @@ from weft.run.parallel.tensor_layers import (
     DividedTable,
     Division,
     HeldByTensorRanks,
+    end_regions,
     enter_before,
-    replace_rows,
 )
 from weft.run.parallel.tensor_parallel import TensorRanks
 from weft.run.parallel.unmade_logits import LossKernel, UnmadeLogits
@@ -93,9 +93,10 @@ class StageModule(nn.Module, ABC):
 
     # How tensor ranks hold parameters, by the end of their names; others are whole and on the stream.
     held: Mapping[str, HeldByTensorRanks] = MappingProxyType({})
-    # In a block: the regions that begin with products divided by columns, and the products divided by rows.
+    # In a block: the regions that begin with products divided by columns, and the modules that end them:
+    # products divided by rows, or mixtures of experts.
     regions: tuple[str, ...] = ()
-    row_products: tuple[str, ...] = ()
+    region_ends: tuple[str, ...] = ()
 
     def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
         super().__init__()
@@ -236,6 +237,10 @@ class StageModule(nn.Module, ABC):
             found.compute(self.layer_functions(inputs)[-1])
         return found.pieces
 
+    def region_ends_of(self, block: nn.Module) -> tuple[str, ...]:
+        """Return the names of the modules that end the regions of a block, in order."""
+        return self.region_ends
+
     def narrow(self, block: nn.Module, size: int) -> None:
         """Set the divided sizes of a block's modules; most read them from their weights."""
 
@@ -252,7 +257,7 @@ class StageModule(nn.Module, ABC):
         }
         for block in self.blocks:
             self.narrow(block, ranks.size)
-            replace_rows(block, self.row_products, ranks)
+            end_regions(block, self.region_ends_of(block), ranks)
             for region in self.regions:
                 enter_before(block.get_submodule(region), ranks)
         if self.token_table and self.has_table:

@@ -20,7 +20,7 @@ from transformers.models.bert.modeling_bert import (
 
 from weft.describe.families.bert import SEGMENTS
 from weft.describe.model import ModelConfig
-from weft.run.parallel.tensor_layers import HeldByTensorRanks, row_product
+from weft.run.parallel.tensor_layers import HeldByTensorRanks, finish
 from weft.run.stage.documents import Documents
 from weft.run.stage.layers import LayerFunction
 from weft.run.stage.pieces import Branch
@@ -103,7 +103,7 @@ class BertStage(StageModule):
         }
     )
     regions = ("attention.self", "intermediate")
-    row_products = ("attention.output.dense", "output.dense")
+    region_ends = ("attention.output.dense", "output.dense")
 
     def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
         super().__init__(config, layers)
@@ -188,10 +188,9 @@ class BertStage(StageModule):
 
 def _normed_branch(inside: LayerFunction, output: BertSelfOutput | BertOutput, *regions: nn.Module) -> Branch:
     """Return a branch with a norm after the sum; `output` has its last product and the norm."""
-    product = row_product(output.dense)
 
     def after(summed: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
-        normed: torch.Tensor = output.LayerNorm(product.finish(summed) + stream)
+        normed: torch.Tensor = output.LayerNorm(finish(output.dense, summed) + stream)
         return normed
 
     weights = tuple(weight for region in regions for weight in region.parameters())

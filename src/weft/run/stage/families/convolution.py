@@ -25,7 +25,7 @@ class ConvolutionalStage(StageModule):
 
     held = MappingProxyType[str, HeldByTensorRanks]({})
     regions = ()
-    row_products = ()
+    region_ends = ()
     # The name of the last linear layer.
     head: ClassVar[str]
 

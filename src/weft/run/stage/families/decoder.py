@@ -15,11 +15,12 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from weft.describe.model import ModelConfig
-from weft.run.parallel.tensor_layers import row_product
+from weft.run.parallel.tensor_layers import finish
 from weft.run.stage.decoder_parts import (
     decoder_class,
     decoder_config,
     decoder_names,
+    has_experts,
     meta_model,
     tensor_division,
 )
@@ -48,7 +49,7 @@ class DecoderStage(StageModule):
         division = tensor_division(config.family, names)
         self.token_table = names.token_table
         self.held, self.regions = division.held, division.regions
-        self.row_products = division.row_products
+        self.region_ends, self._mixture = division.region_ends, division.mixture
         whole = meta_model(config, self.hugging_face)
         # The type of a model says nothing of its modules.
         inside: Any = whole.base_model
@@ -82,7 +83,7 @@ class DecoderStage(StageModule):
 
     def initial(self, name: str) -> Initial:
         module, _, parameter = name.rpartition(".")
-        if parameter == "bias":
+        if parameter.endswith("bias"):
             return Initial()
         if "norm" in module.rpartition(".")[2]:
             return Initial(mean=0.0 if self.config.family in _ONE_MORE else 1.0)
@@ -103,15 +104,20 @@ class DecoderStage(StageModule):
         for block, angles, mask in self._blocks_of(inputs):
             region, other = (block.get_submodule(name) for name in self.regions)
             functions: tuple[LayerFunction, ...] = (partial(_attend, region, angles, mask), other)
-            for inside, own, product, (before, after) in zip(
-                functions, (region, other), self.row_products, _norms_of(block), strict=True
+            for inside, own, last, (before, after) in zip(
+                functions, (region, other), self.region_ends_of(block), _norms_of(block), strict=True
             ):
                 yield Branch(
                     block.get_submodule(before),
                     inside,
-                    _end_of_branch(block, product, after, scale),
+                    _end_of_branch(block, last, after, scale),
                     tuple(own.parameters()),
                 )
+
+    def region_ends_of(self, block: nn.Module) -> tuple[str, ...]:
+        if not has_experts(block, self._mixture):
+            return self.region_ends
+        return (self.region_ends[0], self._mixture)
 
     def embed(
         self, rows: torch.Tensor, tokens: torch.Tensor, documents: Documents | None = None
@@ -241,14 +247,14 @@ def _attend(attention: nn.Module, angles: Angles, mask: Mask, hidden: torch.Tens
 
 
 def _end_of_branch(
-    block: nn.Module, product: str, norm: str | None, scale: float
+    block: nn.Module, last: str, norm: str | None, scale: float
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return the end of a branch: the rest of its last product, its norm and scale, and the residual."""
-    divided = row_product(block.get_submodule(product))
+    """Return the end of a branch: the rest of its last module, its norm and scale, and the residual."""
+    ends = block.get_submodule(last)
     after = None if norm is None else block.get_submodule(norm)
 
     def end(summed: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
-        value = divided.finish(summed)
+        value = finish(ends, summed)
         return (value if after is None else after(value)) * scale + stream
 
     return end

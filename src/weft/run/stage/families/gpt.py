@@ -71,7 +71,7 @@ class GptStage(StageModule):
         }
     )
     regions = ("attn", "mlp")
-    row_products = ("attn.c_proj", "mlp.c_proj")
+    region_ends = ("attn.c_proj", "mlp.c_proj")
 
     def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
         super().__init__(config, layers)

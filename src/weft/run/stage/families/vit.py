@@ -68,7 +68,7 @@ class ViTStage(StageModule):
         }
     )
     regions = ("attention", "mlp")
-    row_products = ("attention.o_proj", "mlp.fc2")
+    region_ends = ("attention.o_proj", "mlp.fc2")
 
     def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
         super().__init__(config, layers)
