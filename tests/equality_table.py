@@ -59,6 +59,7 @@ class Row:
     dp: int = 1
     tp: int = 1
     cp: int = 1
+    ep: int = 1
     loops: int = 1
     micro_batches: int = 4
     micro_batch_size: int = 2
@@ -95,7 +96,7 @@ class Row:
 
     @property
     def plan(self) -> Plan:
-        """Ranks go by pipeline, then by stage, then by context rank, then by tensor rank."""
+        """Ranks go by pipeline, by stage, by expert rank, by context rank, then by tensor rank."""
         if self.planned_by is not None:
             return self.planned_by(self)
         plan = make_plan(
@@ -110,7 +111,9 @@ class Row:
         )
         stages = tuple(self._stage(index, stage) for index, stage in enumerate(plan.stages))
         shares = [one.micro_batches for one in stages[0].replicas]
-        degrees = {axis: size for axis, size in (("cp", self.cp), ("tp", self.tp)) if size > 1}
+        degrees = {
+            axis: size for axis, size in (("ep", self.ep), ("cp", self.cp), ("tp", self.tp)) if size > 1
+        }
         return plan.model_copy(
             update={
                 "stages": stages,
@@ -137,7 +140,7 @@ class Row:
         return {**sharing, "methods": choices, "layer_choices": layer_choices, **sync}
 
     def _stage(self, index: int, stage: Stage) -> Stage:
-        width = self.cp * self.tp
+        width = self.ep * self.cp * self.tp
         shares = self.shares or [one.micro_batches for one in stage.replicas]
         replicas = tuple(
             Replica(ranks=tuple(width * one.ranks[0] + place for place in range(width)), micro_batches=share)
@@ -179,7 +182,7 @@ class Row:
 
     @property
     def _loss(self) -> str:
-        shared = "tokens" if self.cp > 1 else "columns"
+        shared = "tokens" if self.cp * self.ep > 1 else "columns"
         return self.loss or (shared if self.chunks is None else "kernel")
 
 
@@ -233,7 +236,7 @@ def whole_tensors(runtime: RankRuntime) -> dict[str, torch.Tensor]:
         divisions = getattr(module, "divisions", {})
         for name, value in tensors_of(module).items():
             if name in divisions:
-                value = divisions[name].joined(list(module.tensor.gather(value)), module.tensor)
+                value = divisions[name].joined(list(module.dividing.gather(value)), module.dividing)
             assert torch.equal(found.setdefault(name, value), value), name
     return found
 

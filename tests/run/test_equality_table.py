@@ -196,6 +196,13 @@ MIXTURES = (
     Row(MIXTRAL, "breadth-first", pp=2, loops=2, sharding="zero-3", dp=2),
     Row(MIXTRAL, cp=2),
     Row(SHORT("olmoe"), dp=2, recompute="selective"),
+    # Of six experts, each rank has three, or two.
+    Row(MIXTRAL, ep=2),
+    Row(MIXTRAL, ep=3, micro_batch_size=3, micro_batches=2),
+    Row(MIXTRAL, "1f1b", pp=2, ep=2, methods=(Clips(0.2),)),
+    Row(SHARED_EXPERTS, dp=2, ep=2, sharding="zero-2", methods=(Clips(0.2),)),
+    Row(MIXTRAL, "breadth-first", dp=2, ep=2, loops=2, sharding="zero-3", recompute="full"),
+    Row(MIXTRAL, "zb-h1", pp=2, ep=2, evaluates=True),
     # A router's probabilities are in fp32, and so are the parts of their gradients that ranks add up.
     ROUNDED(SHORT("qwen3_moe"), tp=2, methods=(Clips(0.2),)),
     ROUNDED(SHARED_EXPERTS, "1f1b", pp=2, tp=2),

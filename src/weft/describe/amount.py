@@ -1,7 +1,8 @@
-"""Quantities that depend on the shape of a micro-batch: sums of products of b, s, 1/t and 1/d.
+"""Quantities that depend on the shape of a micro-batch: sums of products of b, s, 1/t, 1/d and 1/e.
 
 A layer's work is data, not code, so it can be written to a file and hashed. Its variables are micro-batch
-size (b), sequence length (s), tensor-parallel degree (t) and degree of sequence parallelism (d).
+size (b), sequence length (s), tensor-parallel degree (t), degree of sequence parallelism (d) and
+expert-parallel degree (e).
 Context ranks divide the tokens equally: each has an equal part of every term in tokens or in token pairs.
 `Amount.parse("2*4096*b*s/t + b")` reads what `str(amount)` writes.
 """
@@ -15,13 +16,14 @@ from weft.errors import InputError, Violation
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes for the evaluation of a layer: samples per micro-batch, tokens per sample, tensor- and
-    context-parallel degree."""
+    """The sizes for the evaluation of a layer: a rank's samples per micro-batch, tokens per sample, tensor-,
+    context- and expert-parallel degree."""
 
     micro_batch_size: int
     sequence: int
     tensor_parallel: int = 1
     context_parallel: int = 1
+    expert_parallel: int = 1
 
     @property
     def sequence_parallel(self) -> int:
@@ -37,6 +39,11 @@ class Shape:
         """True if context ranks divide the tokens of a sample."""
         return self.context_parallel > 1
 
+    @property
+    def adds_up_gradients(self) -> bool:
+        """True if ranks of a replica have gradients of their own tokens or samples, which they add up."""
+        return self.divides_tokens or self.expert_parallel > 1
+
     def own_part(self, whole: float) -> float:
         """Return one context rank's part of a quantity of all tokens in a sample."""
         return whole / self.context_parallel
@@ -48,17 +55,18 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """coefficient * b**batch * s**sequence / t**tensor / d**stream."""
+    """coefficient * b**batch * s**sequence / t**tensor / d**stream / e**expert."""
 
     coefficient: float
     batch: int = 0
     sequence: int = 0
     tensor: int = 0
     stream: int = 0
+    expert: int = 0
 
     @property
-    def powers(self) -> tuple[int, int, int, int]:
-        return (self.batch, self.sequence, self.tensor, self.stream)
+    def powers(self) -> tuple[int, int, int, int, int]:
+        return (self.batch, self.sequence, self.tensor, self.stream, self.expert)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +77,20 @@ class Amount:
 
     @classmethod
     def of(
-        cls, coefficient: float, *, batch: int = 0, sequence: int = 0, tensor: int = 0, stream: int = 0
+        cls,
+        coefficient: float,
+        *,
+        batch: int = 0,
+        sequence: int = 0,
+        tensor: int = 0,
+        stream: int = 0,
+        expert: int = 0,
     ) -> Amount:
-        return cls((Term(coefficient, batch, sequence, tensor, stream),)) if coefficient else cls()
+        return cls((Term(coefficient, batch, sequence, tensor, stream, expert),)) if coefficient else cls()
 
     def __call__(self, shape: Shape) -> float:
         b, s, t = shape.micro_batch_size, shape.sequence, shape.tensor_parallel
-        d, c = shape.sequence_parallel, shape.context_parallel
+        d, c, e = shape.sequence_parallel, shape.context_parallel, shape.expert_parallel
         return float(
             sum(
                 term.coefficient
@@ -83,6 +98,7 @@ class Amount:
                 * s**term.sequence
                 / t**term.tensor
                 / d**term.stream
+                / e**term.expert
                 / (c if term.sequence else 1)
                 for term in self.terms
             )
@@ -98,10 +114,7 @@ class Amount:
             tuple(
                 Term(
                     left.coefficient * right.coefficient,
-                    left.batch + right.batch,
-                    left.sequence + right.sequence,
-                    left.tensor + right.tensor,
-                    left.stream + right.stream,
+                    *map(sum, zip(left.powers, right.powers, strict=True)),
                 )
                 for left in self.terms
                 for right in other.terms
@@ -118,7 +131,7 @@ class Amount:
         """Read an expression such as ``2*4096*b*s/t + b``.
 
         Raises:
-            InputError: when the text has anything but numbers, b, s, t, d, ``*``, ``/`` and ``+``.
+            InputError: when the text has anything but numbers, b, s, t, d, e, ``*``, ``/`` and ``+``.
         """
         return _canonical(tuple(_parse_term(part.strip(), text) for part in text.split(" + ")))
 
@@ -127,7 +140,7 @@ ZERO = Amount()
 
 
 def _canonical(terms: tuple[Term, ...]) -> Amount:
-    sums: dict[tuple[int, int, int, int], float] = {}
+    sums: dict[tuple[int, int, int, int, int], float] = {}
     for term in terms:
         sums[term.powers] = sums.get(term.powers, 0.0) + term.coefficient
     return Amount(tuple(Term(value, *powers) for powers, value in sorted(sums.items()) if value))
@@ -137,19 +150,20 @@ def _term_text(term: Term) -> str:
     # repr of a float is the shortest text that reads back exactly; integers are written without ".0".
     number = repr(term.coefficient)
     number = number[:-2] if number.endswith(".0") else number
-    return number + "*b" * term.batch + "*s" * term.sequence + "/t" * term.tensor + "/d" * term.stream
+    letters = zip(("*b", "*s", "/t", "/d", "/e"), term.powers, strict=True)
+    return number + "".join(letter * power for letter, power in letters)
 
 
 def _parse_term(part: str, text: str) -> Term:
-    powers = {"b": 0, "s": 0, "t": 0, "d": 0}
+    powers = {"b": 0, "s": 0, "t": 0, "d": 0, "e": 0}
     coefficient = 1.0
     for index, divided in enumerate(part.split("/")):
         for position, factor in enumerate(divided.split("*")):
             factor = factor.strip()
             dividing = index > 0 and position == 0
             if factor in powers:
-                if dividing != (factor in ("t", "d")):
-                    problem = f"{text!r}: only t and d may divide, and they only divide"
+                if dividing != (factor in ("t", "d", "e")):
+                    problem = f"{text!r}: only t, d and e may divide, and they only divide"
                     raise InputError(Violation("amount", problem))
                 powers[factor] += 1
                 continue
@@ -157,7 +171,7 @@ def _parse_term(part: str, text: str) -> Term:
                 value = float(factor)
             except ValueError:
                 raise InputError(
-                    Violation("amount", f"{text!r}: {factor!r} is neither a number nor b, s, t or d")
+                    Violation("amount", f"{text!r}: {factor!r} is neither a number nor b, s, t, d or e")
                 ) from None
             if dividing and value == 0.0:
                 raise InputError(Violation("amount", f"{text!r} divides by zero"))

@@ -10,7 +10,7 @@ NVIDIA's Megatron-LM and Transformer Engine (`gradient_accumulation_fusion`, `fu
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from weft.describe.amount import ZERO, Amount
@@ -264,9 +264,7 @@ def _mapped(amount: Amount, edit: Callable[[dict[str, int]], dict[str, int]]) ->
     edited = (
         Amount.of(
             term.coefficient,
-            **edit(
-                {"batch": term.batch, "sequence": term.sequence, "tensor": term.tensor, "stream": term.stream}
-            ),
+            **edit({key: value for key, value in asdict(term).items() if key != "coefficient"}),
         )
         for term in amount.terms
     )

@@ -101,6 +101,8 @@ class Layer:
             all-reduces the same number.
         gathered: elements of a rank's keys and values, which context ranks gather in the forward pass. The
             backward pass reduce-scatters their gradients. Zero if no token needs another token.
+        dispatched: elements of the rows that a rank's tokens send to experts in the forward pass. They come
+            back, and their gradients go both ways in the backward pass. Zero without experts.
         context_kept: additional kept activations if context ranks divide the tokens, without the gathered
             keys and values.
         unchanged: the model's own layer if a choice has changed this one; else None.
@@ -128,6 +130,7 @@ class Layer:
     tensor_reduced: Amount = ZERO
     gathered: Amount = ZERO
     context_kept: Amount = ZERO
+    dispatched: Amount = ZERO
     unchanged: Layer | None = None
 
     def __repr__(self) -> str:

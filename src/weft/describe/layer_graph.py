@@ -40,8 +40,9 @@ class LayerGraph:
 
     `sequence` is the default number of tokens per sample. `vocabulary` is the number of classes of the head
     (0 without a head). `tied` are parameters that several layers use. `divided` has the sizes that the
-    tensor-parallel degree must divide exactly; if it is empty, no layer can be divided. `model` is the same
-    graph without a plan's choices for single layers; None without choices.
+    tensor-parallel degree must divide exactly; if it is empty, no layer can be divided. `experts` are those
+    of every mixture, which expert ranks divide; 0 without mixtures. `model` is the same graph without a
+    plan's choices for single layers; None without choices.
     """
 
     name: str
@@ -51,6 +52,7 @@ class LayerGraph:
     vocabulary: int = 0
     tied: tuple[TiedParameters, ...] = ()
     divided: tuple[tuple[str, int], ...] = ()
+    experts: int = 0
     model: LayerGraph | None = None
 
     def __post_init__(self) -> None:
@@ -164,7 +166,11 @@ class LayerGraph:
 
     def refuse_grid(self, grid: ReplicaGrid, sequence: int) -> str | None:
         """Return the reason why a replica's ranks cannot divide layers and tokens by this grid, or None."""
-        return self.refuse_tensor(grid.tensor) or self.refuse_context(grid.context, sequence)
+        return (
+            self.refuse_tensor(grid.tensor)
+            or self.refuse_context(grid.context, sequence)
+            or self.refuse_expert(grid.expert)
+        )
 
     def refuse_tensor(self, tensor_parallel: int) -> str | None:
         """Return the reason why tensor ranks cannot divide the layers, with the nearest degree, or None.
@@ -203,6 +209,17 @@ class LayerGraph:
             )
         return None
 
+    def refuse_expert(self, expert_parallel: int) -> str | None:
+        """Return the reason why expert ranks cannot divide the experts, with the nearest degree, or None."""
+        if expert_parallel == 1:
+            return None
+        if not self.experts:
+            return f"ep {expert_parallel}: the model has no experts; nearest ep: 1"
+        if self.experts % expert_parallel:
+            near = gcd(self.experts, expert_parallel)
+            return f"ep {expert_parallel} does not divide {self.experts} experts; nearest ep: {near}"
+        return None
+
     @cached_property
     def fingerprint(self) -> str:
         """Sixteen hex digits that change when any of the model's data for planners changes.
@@ -233,6 +250,8 @@ class LayerGraph:
         }
         if self.divided:
             record["divided"] = [list(one) for one in self.divided]
+        if self.experts:
+            record["experts"] = self.experts
         if self.tied:
             record["tied"] = [_tied_record(one) for one in self.tied]
         texts_of = {key: indented(value, 1) for key, value in record.items()}
@@ -254,6 +273,7 @@ class LayerGraph:
                 name=str(record["name"]),
                 sequence=int(record["sequence"]),
                 vocabulary=int(record.get("vocabulary", 0)),
+                experts=int(record.get("experts", 0)),
                 layers=tuple(layer_from(item) for item in record["layers"]),
                 edges=tuple((int(a), int(b)) for a, b in record["edges"]),
                 tied=tuple(
@@ -276,6 +296,7 @@ def chain_edges(layers: int) -> tuple[tuple[int, int], ...]:
 _AMOUNTS = ("parameters", "kept", "kept_bytes", "sent", "tensor_reduced")
 _FROZEN = ("frozen", "packed", "packed_bytes")
 _CONTEXT_AMOUNTS = ("gathered", "context_kept")
+_EXPERT_AMOUNTS = ("dispatched",)
 _PRODUCTS = ("products", "product_bytes")
 _FREED = ("freed", "freed_bytes", "freed_products")
 _TEMPORARIES = ("elements", "bytes", "weights", "rounded")
@@ -296,6 +317,8 @@ def layer_record(layer: Layer, *, context: bool) -> dict[str, Any]:
         record |= {"products": str(layer.products), "product_bytes": str(layer.product_bytes)}
     if context and layer.gathered.terms:
         record |= {key: str(getattr(layer, key)) for key in _CONTEXT_AMOUNTS}
+    if context and layer.dispatched.terms:
+        record |= {key: str(getattr(layer, key)) for key in _EXPERT_AMOUNTS}
     if context and layer.temporaries:
         record["temporaries"] = [_temporaries_record(one) for one in layer.temporaries]
         record |= {key: str(getattr(layer, key)) for key in _FREED}
@@ -323,7 +346,7 @@ def layer_from(record: dict[str, Any]) -> Layer:
         if key in record or key in _PASSES
     }
     amounts: dict[str, Any] = {key: Amount.parse(record[key]) for key in _AMOUNTS}
-    given = (*_FROZEN, *_PRODUCTS, *_FREED, *_CONTEXT_AMOUNTS)
+    given = (*_FROZEN, *_PRODUCTS, *_FREED, *_CONTEXT_AMOUNTS, *_EXPERT_AMOUNTS)
     amounts |= {key: Amount.parse(record[key]) for key in given if key in record}
     temporaries = tuple(_temporaries_from(one) for one in record.get("temporaries", ()))
     return Layer(

@@ -23,7 +23,7 @@ from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
 
 # Axes of the mesh, outermost first: ranks along the last axis are neighbours.
-AXES = ("pp", "dp", "cp", "tp")
+AXES = ("pp", "dp", "ep", "cp", "tp")
 # The default synchronisation of replicas.
 DENSE = "dense"
 # Fields of every record of a layout, in their order, and fields with only unusual values in records.
@@ -41,7 +41,7 @@ _RECORDED = (
     "recompute",
     "recompute_per_stage",
 )
-_SAID_WHERE_UNUSUAL = ("splits", "blocking", "loss", "loss_chunk_tokens", "sync")
+_SAID_WHERE_UNUSUAL = ("ep", "splits", "blocking", "loss", "loss_chunk_tokens", "sync")
 # Decisions that a layout's plan contains unchanged, under the same names.
 KEPT_IN_PLANS = ("micro_batch_size", "sharding", "island", "blocking")
 
@@ -50,9 +50,9 @@ KEPT_IN_PLANS = ("micro_batch_size", "sharding", "island", "blocking")
 class Layout:
     """Degrees and choices of one layout: planners search them, and a Plan is built from them.
 
-    Degrees of `AXES`: devices of one pipeline, replicas, ranks that divide a sample's tokens, ranks that
-    divide every layer. `loops` are the stages of each device, `options` the
-    schedule's options. See `weft.describe.plan.Plan` for `sharding`, `island` and `blocking`. `recompute`
+    Degrees of `AXES`: devices of one pipeline, replicas, ranks that divide experts and samples, ranks that
+    divide a sample's tokens, ranks that divide every layer. `loops` are the stages of each device, `options`
+    the schedule's options. See `weft.describe.plan.Plan` for `sharding`, `island` and `blocking`. `recompute`
     holds for all stages, or is the heaviest of `recompute_per_stage` (see `recomputing`). `layers_per_stage`
     cuts the chain of layers; None balances the stages. `rank_order` has the cluster's device for each rank of
     the mesh, rising in each replica of a stage; None: the device with the rank's number.
@@ -72,6 +72,7 @@ class Layout:
     sync: str = DENSE
     tp: int = 1
     cp: int = 1
+    ep: int = 1
     sharding: Sharding = "zero-0"
     island: int | None = None
     recompute: Recompute = "none"
@@ -120,7 +121,7 @@ class Layout:
     @property
     def grid(self) -> ReplicaGrid:
         """The degrees inside each replica of a stage."""
-        return ReplicaGrid(self.tp, self.cp)
+        return ReplicaGrid(self.tp, self.cp, self.ep)
 
     @property
     def width(self) -> int:
@@ -129,7 +130,7 @@ class Layout:
 
     def shape(self, sequence: int) -> Shape:
         """Return the shape of one rank's part of a micro-batch with `sequence` tokens per sample."""
-        return Shape(self.micro_batch_size, sequence, *self.grid)
+        return Shape(self.micro_batch_size // self.ep, sequence, *self.grid)
 
     @property
     def ranks(self) -> int:
@@ -167,6 +168,8 @@ class Layout:
 
     def __str__(self) -> str:
         text = f"pp {self.pp} x dp {self.dp}"
+        if self.ep > 1:
+            text += f" x ep {self.ep}"
         if self.cp > 1:
             text += f" x cp {self.cp}"
         if self.tp > 1:
@@ -254,6 +257,11 @@ class PartialLayout(TomlTable):
         default=None,
         description="the context-parallel degree: how many ranks divide the tokens of a sample",
     )
+    ep: Count | None = Field(
+        default=None,
+        description="the expert-parallel degree: how many ranks divide the experts of a mixture, and the "
+        "samples of a micro-batch",
+    )
     micro_batch_size: Count | None = Field(default=None, description="the samples per micro-batch")
     splits: Annotated[tuple[Count, ...] | None, TOML_ARRAY] = Field(
         default=None,
@@ -320,7 +328,7 @@ class PartialLayout(TomlTable):
     @property
     def width(self) -> int:
         """Ranks of one replica of a stage; open degrees count as 1."""
-        return (self.tp or 1) * (self.cp or 1)
+        return (self.tp or 1) * (self.cp or 1) * (self.ep or 1)
 
     @property
     def replica_ranks(self) -> int:
@@ -373,6 +381,7 @@ class Pins(TypedDict, total=False):
     dp: int | None
     tp: int | None
     cp: int | None
+    ep: int | None
     micro_batch_size: int | None
     splits: Sequence[int] | None
     sharding: Sharding | None

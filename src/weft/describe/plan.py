@@ -122,9 +122,11 @@ class Plan(_Record):
     `island` is the number of replicas in a sharding group; None: all replicas. Groups all-reduce each shard
     with the other groups (Zhao et al., PyTorch FSDP, arXiv 2304.11277, section 3.2). The mesh's `cp` counts
     groups of a replica's ranks, which divide its samples' tokens (Llama 3, arXiv 2407.21783, section 3.3.2).
-    The ranks of a group divide the layers. `blocking` names communication without overlap, as in other
-    frameworks: messages that a device waits for, reductions at the step's end. `reduce_precision` is the
-    precision in which replicas send each other gradients; None: that of the gradients.
+    Its `ep` counts groups that divide the experts of every mixture and the samples of every micro-batch
+    (Lepikhin et al., GShard, arXiv 2006.16668, section 3.2). The ranks of a group divide the layers.
+    `blocking` names communication without overlap, as in other frameworks: messages that a device waits for,
+    reductions at the step's end. `reduce_precision` is the precision in which replicas send each other
+    gradients; None: that of the gradients.
     `stack` is the framework that runs the plan, which decides its other memory. `methods` are the job's
     requests by name, `layer_choices` its requests for single layers. `optimizer` is the job's optimizer work.
     """
@@ -166,6 +168,11 @@ class Plan(_Record):
         """The number of groups of a replica's ranks that divide the tokens of its samples."""
         return self.mesh.get("cp", 1)
 
+    @property
+    def ep(self) -> int:
+        """The number of groups of a replica's ranks that divide its experts and its samples."""
+        return self.mesh.get("ep", 1)
+
     def method(self, name: str) -> Choice | None:
         """Return the job's choice of a method by name; None without a choice."""
         return next((one for one in self.methods if one.name == name), None)
@@ -186,7 +193,8 @@ class Plan(_Record):
 
     def grid(self, stage: int) -> ReplicaGrid:
         """Return the degrees inside each replica of a stage."""
-        return ReplicaGrid(len(self.stages[stage].replicas[0].ranks) // self.cp, self.cp)
+        width = len(self.stages[stage].replicas[0].ranks)
+        return ReplicaGrid(width // (self.cp * self.ep), self.cp, self.ep)
 
     def stages_of(self, rank: int) -> dict[int, tuple[int, ...]]:
         """Return the numbers of a rank's stages, each with the ranks of the rank's replica."""
@@ -199,7 +207,7 @@ class Plan(_Record):
 
     def shape(self, stage: int) -> Shape:
         """Return the shape of one rank's part of one of a stage's split micro-batches."""
-        return Shape(self.size_of(stage), self.sequence, *self.grid(stage))
+        return Shape(self.size_of(stage) // self.ep, self.sequence, *self.grid(stage))
 
     def sharers(self, stage: int) -> int:
         """Return the number of replicas that shard a stage's states among themselves; 1 without sharding."""

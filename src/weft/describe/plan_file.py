@@ -205,18 +205,25 @@ def _ranks(plan: Plan, cluster: Cluster) -> Iterable[Violation]:
 
 
 def _tensor(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:
-    context = plan.cp
+    inner = plan.cp * plan.ep
     widths = sorted({len(copy.ranks) for stage in plan.stages for copy in stage.replicas})
-    odd = [width for width in widths if width % context]
+    odd = [width for width in widths if width % inner]
     if odd:
-        problem = f"{shown(context)} context ranks, but replicas with {listed(odd)} ranks"
-        yield Violation("plan: mesh.cp", problem, shown(math.gcd(context, *widths)))
+        axis, kind = ("cp", "context") if plan.ep == 1 else ("ep", "context and expert")
+        problem = f"{shown(inner)} {kind} ranks, but replicas with {listed(odd)} ranks"
+        yield Violation(f"plan: mesh.{axis}", problem, shown(math.gcd(inner, *widths)))
         return
-    for degree in (width // context for width in widths):
+    for degree in (width // inner for width in widths):
         if (reason := graph.refuse_tensor(degree)) is not None:
             yield Violation("plan: stages", reason)
-    if (reason := graph.refuse_context(context, plan.sequence)) is not None:
+    if (reason := graph.refuse_context(plan.cp, plan.sequence)) is not None:
         yield Violation("plan: mesh.cp", reason)
+    if (reason := graph.refuse_expert(plan.ep)) is not None:
+        yield Violation("plan: mesh.ep", reason)
+    for index in range(len(plan.stages)):
+        if (size := plan.size_of(index)) % plan.ep:
+            problem = f"{plan.ep} expert ranks do not divide {shown(size)} samples of a micro-batch"
+            yield Violation(f"plan: stages[{index}]", problem, shown(math.gcd(size, plan.ep)))
 
 
 def _batch(plan: Plan) -> Iterable[Violation]:

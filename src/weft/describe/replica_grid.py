@@ -1,4 +1,4 @@
-"""`ReplicaGrid`: the division of a stage's layers and tokens over the ranks of one replica."""
+"""`ReplicaGrid`: the division of a stage's layers, tokens and samples over the ranks of one replica."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ class ReplicaGrid(NamedTuple):
     Attributes:
         tensor: number of ranks that divide the layers.
         context: number of ranks that divide the tokens of a sample.
+        expert: number of ranks that divide the experts of mixtures, and the samples of a micro-batch.
     """
 
     tensor: int = 1
     context: int = 1
+    expert: int = 1
 
     @property
     def ranks(self) -> int:
@@ -39,6 +41,10 @@ class ReplicaGrid(NamedTuple):
     def context_groups(self, ranks: Sequence[int]) -> Groups:
         """Return the groups of a replica's ranks that divide tokens, by their shard of the layers."""
         return self._along(1, ranks)
+
+    def expert_groups(self, ranks: Sequence[int]) -> Groups:
+        """Return the groups of a replica's ranks that divide experts."""
+        return self._along(2, ranks)
 
     def _along(self, axis: int, ranks: Sequence[int]) -> Groups:
         step = prod(self[:axis])

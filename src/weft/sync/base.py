@@ -50,6 +50,12 @@ class Group(Protocol):
         """Send the r-th of `size` equal parts of `given`, shape (n,), to rank r; fill `taken` by rank."""
         ...
 
+    def all_to_all_rows(
+        self, taken: torch.Tensor, given: torch.Tensor, taken_rows: Sequence[int], given_rows: Sequence[int]
+    ) -> None:
+        """Send the next `given_rows[r]` rows of `given` to rank r; fill `taken` by rank."""
+        ...
+
     def exchange(self, taken: torch.Tensor, given: torch.Tensor, places: Sequence[int]) -> None:
         """Exchange equal parts with the members at `places`, sorted, which include this rank.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from weft.describe.amount import Amount
+from weft.describe.amount import ZERO, Amount
 from weft.describe.decoder import Decoder
 from weft.describe.families.block_parts import NORMS, BlockPart
 from weft.describe.families.decoder_attention import attention_part, key_elements
@@ -41,7 +41,8 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
     """Return the costed layers of a decoder with these sizes."""
     decoder = config.architecture
     graph = chain(config, _embedding(config, decoder), _blocks(config, decoder), _head(config, decoder))
-    return replace(graph, divided=_divided_sizes(config, decoder))
+    experts = 0 if decoder.experts is None else decoder.experts.count
+    return replace(graph, divided=_divided_sizes(config, decoder), experts=experts)
 
 
 def _blocks(config: ModelConfig, decoder: Decoder) -> Iterator[Layer]:
@@ -77,6 +78,7 @@ def _block(config: ModelConfig, decoder: Decoder, *, experts: bool, window: int)
         ),
         sent=per_stream_token(width),
         tensor_reduced=per_token(2.0 * width),
+        dispatched=ZERO if mixture is None else per_token(mixture.active * width),
         **passes(
             parts.weights,
             parts.attention,

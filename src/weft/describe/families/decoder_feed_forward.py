@@ -48,13 +48,16 @@ def _mixture(width: int, experts: Experts, *, bias: bool) -> BlockPart:
     rows = (experts.active + shared) * TOKENS
     gate = replace(token_product(width, 2 * experts.width, divided="columns"), rows=rows)
     last = replace(token_product(experts.width, width, divided="inner"), rows=rows)
-    matrices = 3 * width * (experts.count * experts.width + experts.shared_width)
+    own, shared_matrices = 3 * width * experts.count * experts.width, 3 * width * experts.shared_width
     router = width * experts.count + experts.router_parameters * experts.count + width * experts.shared_gate
-    divided_biases = 2 * (experts.biases * experts.count * experts.width + bias * experts.shared_width)
+    own_biases = 2 * experts.biases * experts.count * experts.width
+    shared_biases = 2 * bias * experts.shared_width
     whole_biases = width * (experts.biases * experts.count + (bias and experts.shared_width > 0))
     return BlockPart(
         weights=(token_product(width, experts.count, divided=""), gate, last),
-        parameters=Amount.of(matrices + divided_biases, tensor=1) + Amount.of(router + whole_biases),
+        parameters=Amount.of(own + own_biases, tensor=1, expert=1)
+        + Amount.of(shared_matrices + shared_biases, tensor=1)
+        + Amount.of(router + whole_biases),
         # The gathered tokens of each expert, and its weighted results.
         kept=per_token(2.0 * experts.active * width) + per_token(4.0 * columns, divided=True),
         kept_bytes=per_token(_ROUTER_BYTES * experts.count),

@@ -20,10 +20,10 @@ from weft.run.handlers.base import GRADIENT, Issue
 from weft.run.methods import HandlerOf, Making, MethodState, StateOf
 from weft.run.parallel.tensor_stage import (
     TensorParallel,
-    context_ranks,
     counted_once,
     summed_gradients,
     tensor_ranks,
+    token_ranks,
 )
 from weft.run.resources import Resources
 from weft.run.stage.stage_module import StageModule
@@ -155,7 +155,7 @@ def square(gradient: torch.Tensor) -> torch.Tensor:
 
 def _in_parts(module: nn.Module, trained: Mapping[str, nn.Parameter], cut: bool) -> set[str]:
     """Return the names of parameters with gradients in parts: by tokens of each rank, or by segments."""
-    if context_ranks(module).size > 1:
+    if token_ranks(module).size > 1:
         return set(trained)
     summed = module.summed_parameters() if isinstance(module, TensorParallel) else ()
     shared = module.shared_parameters() if cut and isinstance(module, StageModule) else ()

@@ -17,7 +17,7 @@ from weft.program.rank_program import RankProgram
 from weft.run.handlers.base import BEGUN, GRADIENT, Issue
 from weft.run.handlers.step import BegunStep, StepGates, followed
 from weft.run.methods import HandlerOf, Making, MethodState, StateOf
-from weft.run.parallel.tensor_stage import TensorParallel, context_ranks, tensor_ranks
+from weft.run.parallel.tensor_stage import TensorParallel, tensor_ranks, token_ranks
 from weft.run.resources import Resources, groups_of_stages
 from weft.run.state.whole_sums import WholeSumsOptimizer, leaving_out
 from weft.run.streams import Completion, Stream, Value
@@ -85,7 +85,7 @@ def _table(resources: Resources, program: RankProgram, stage: int) -> TensorTabl
         return (own_shard or replicas_lead) and (id(parameter) in divided or leads_tensor)
 
     parameters = [parameter_of.get(id(one), one) for one in optimizer.tensors]
-    first = islands_lead and context_ranks(module).place == 0
+    first = islands_lead and token_ranks(module).place == 0
     return TensorTable(
         [place_of[id(one)] for one in parameters],
         [first and counts(one) for one in parameters],

@@ -19,7 +19,7 @@ from weft.describe.amount import Shape
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layer_pieces import cut_of
 from weft.describe.plan import Plan
-from weft.predict.cost.memory import gradient_element_bytes, own_parameters
+from weft.predict.cost.memory import alike_parameters, gradient_element_bytes, own_parameters
 from weft.predict.cost.network import CollectiveTime, Network
 from weft.program.arrays import Ints
 
@@ -72,7 +72,7 @@ def stage_exchanges(
     found: dict[int, StageExchanges] = {}
     for stage, ranks in enumerate(ranks_of_stage):
         grid = plan.grid(stage)
-        sizes = zip((_tensor, _context), grid, strict=True)
+        sizes = zip((_tensor, _context, _expert), grid, strict=True)
         axes = [one(plan, graph, network, stage) for one, size in sizes if size > 1]
         if not axes:
             continue
@@ -157,6 +157,26 @@ def _context(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Cal
         loss_s = _at_once(network, network.all_gather, groups, loss_bytes) if loss_bytes else 0.0
         gradient_s = _at_once(network, network.all_reduce, groups, gradient_bytes) if gradient_bytes else 0.0
         return Exchanges(gathers_s + loss_s, scatters_s, gathers_s, gradient_s)
+
+    return seconds_of
+
+
+def _expert(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Callable[[Ranks], Exchanges]:
+    """Price rows that go to their experts and back, as if all experts had as many."""
+    shape, grid, layers = plan.shape(stage), plan.grid(stage), plan.stages[stage].layers
+    dispatched = graph.amounts("dispatched", shape)
+    sizes = Counter(round(dispatched[layer] * plan.element_bytes) for layer in layers if dispatched[layer])
+    loss_bytes = LOSS_BYTES * grid.expert if len(graph.layers) - 1 in layers else 0
+    gradient_bytes = gradient_element_bytes(plan) * alike_parameters(graph, layers, shape)
+
+    def seconds_of(ranks: Ranks) -> Exchanges:
+        groups = grid.expert_groups(ranks)
+        there_s = sum(
+            count * _at_once(network, network.all_to_all, groups, size) for size, count in sizes.items()
+        )
+        loss_s = _at_once(network, network.all_gather, groups, loss_bytes) if loss_bytes else 0.0
+        gradient_s = _at_once(network, network.all_reduce, groups, gradient_bytes) if gradient_bytes else 0.0
+        return Exchanges(2 * there_s + loss_s, 2 * there_s, 2 * there_s, gradient_s)
 
     return seconds_of
 

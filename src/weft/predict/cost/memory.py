@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, get_args
 
 import numpy as np
@@ -222,6 +222,14 @@ def own_parameters(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> in
     shared = [one.parameters(shape) for one in shared_parameters(graph, layers) if one.layers[0] in layers]
     parameters = graph.amounts("parameters", shape)
     return round(sum(parameters[layer] for layer in layers) - sum(shared))
+
+
+def alike_parameters(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> int:
+    """Return the count of those that all expert ranks have alike: all but the experts'."""
+    own = own_parameters(graph, layers, shape)
+    more = own_parameters(graph, layers, replace(shape, expert_parallel=1))
+    divided = (more - own) // (shape.expert_parallel - 1) if shape.expert_parallel > 1 else 0
+    return own - divided
 
 
 def shared_parameters(graph: LayerGraph, layers: Sequence[int]) -> list[TiedParameters]:

@@ -105,6 +105,20 @@ class Network:
         """Return the time in which every rank gets all `total_bytes` from a share on each rank."""
         return self._one_way(self._spread_of(ranks), total_bytes).scaled(self._factor)
 
+    def all_to_all(self, ranks: Ranks, given_bytes: int) -> CollectiveTime:
+        """Return the time in which every rank sends each rank an equal part of `given_bytes`."""
+        spread = self._spread_of(ranks)
+        if spread.ranks < 2:
+            return CollectiveTime(0.0, 0.0)
+        part, here = given_bytes / spread.ranks, spread.most_on_a_node
+        inside_s = max((_slowest_s([link], (here - 1) * part) for link in self._inside(spread)), default=0.0)
+        if spread.nodes == 1:
+            return CollectiveTime(inside_s, 0.0).scaled(self._factor)
+        # All devices of a node send at once, each the parts of the other nodes' ranks.
+        between, leaving = self._between(spread.around, here), (spread.ranks - here) * part
+        seconds = max(inside_s, _slowest_s(between, leaving))
+        return CollectiveTime(seconds, _moving_s(between, leaving)).scaled(self._factor)
+
     @property
     def _factor(self) -> float:
         return self.correction.collectives if self.correction is not None else 1.0

@@ -144,9 +144,9 @@ class Pricing:
 
     @cached_property
     def completes_gradient(self) -> Ints:
-        """By instruction, 1 where context ranks add up their stage's gradient at its end, else 0."""
+        """By instruction, 1 where ranks of a replica add up their stage's gradient at its end, else 0."""
         completes = np.zeros(len(self.program), dtype=np.int64)
-        if self.placed.shape(0).divides_tokens:
+        if self.placed.shape(0).adds_up_gradients:
             for first, end in pairwise(self.program.rank_starts.tolist()):
                 completes[list(last_gradients(self.program.columns, range(first, end)))] = 1
         return completes

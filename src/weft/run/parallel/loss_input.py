@@ -11,7 +11,7 @@ from torch import nn
 from weft.errors import InputError, Violation
 from weft.run.parallel.context.divided_tokens import DividedTokens
 from weft.run.parallel.divided_logits import DividedLogits
-from weft.run.parallel.tensor_stage import context_ranks
+from weft.run.parallel.tensor_stage import token_ranks
 from weft.run.parallel.unmade_logits import LossKernel, UnmadeLogits
 from weft.run.state.precision import at_least_fp32
 
@@ -68,7 +68,7 @@ def _require_unmade(module: nn.Module, loss_function: object) -> None:
     Raises:
         InputError: naming the attributes that the function lacks.
     """
-    divides_tokens = context_ranks(module).size > 1
+    divides_tokens = token_ranks(module).size > 1
     needed = [UnmadeLogits.declared, *([DividedTokens.declared] if divides_tokens else [])]
     lacking = [name for name in needed if not getattr(loss_function, name, False)]
     if lacking:

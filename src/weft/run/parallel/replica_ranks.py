@@ -32,6 +32,11 @@ class ReplicaRanks:
         self.size = size
         self._group: Group | None = None
 
+    def share(self, length: int, place: int | None = None) -> range:
+        """Return a rank's part of `length`, by default this rank's; parts differ by at most one."""
+        place = self.place if place is None else place
+        return range(length * place // self.size, length * (place + 1) // self.size)
+
     def connect(self, group: Group) -> None:
         """Exchange over this group from now on; its ranks are in the order of their places."""
         self._group = group

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from weft.run.parallel.replica_ranks import ReplicaRanks
 from weft.run.parallel.tensor_parallel import TensorRanks
 
 
@@ -41,7 +42,7 @@ class HeldByTensorRanks:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """The division of one parameter: `length` elements along `axis` in `blocks` equal parts.
+    """The division of one parameter over ranks: `length` elements along `axis` in `blocks` equal parts.
 
     Shares have equal shapes on all ranks. If the length does not divide, shorter shares end with zeros that
     nothing reads.
@@ -51,11 +52,11 @@ class Division:
     blocks: int
     length: int
 
-    def own_length(self, ranks: TensorRanks) -> int:
+    def own_length(self, ranks: ReplicaRanks) -> int:
         """Return the elements of a share along the axis."""
         return self.blocks * -(-self.length // (self.blocks * ranks.size))
 
-    def own(self, whole: torch.Tensor, ranks: TensorRanks) -> torch.Tensor:
+    def own(self, whole: torch.Tensor, ranks: ReplicaRanks) -> torch.Tensor:
         """Return a rank's share of a whole parameter or of a state of its shape."""
         share = ranks.share(self.length // self.blocks)
         parts = [
@@ -67,7 +68,7 @@ class Division:
             parts = [torch.cat([part, part.new_zeros(shape)], self.axis) for part in parts]
         return torch.cat(parts, self.axis)
 
-    def joined(self, shares: Sequence[torch.Tensor], ranks: TensorRanks) -> torch.Tensor:
+    def joined(self, shares: Sequence[torch.Tensor], ranks: ReplicaRanks) -> torch.Tensor:
         """Return the whole, joined from the shares of all ranks in the order of their places."""
         length = self.length // self.blocks
         blocks = [share.chunk(self.blocks, self.axis) for share in shares]

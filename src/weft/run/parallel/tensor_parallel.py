@@ -41,11 +41,6 @@ class TensorRanks(ReplicaRanks):
         self.divides_sequence = divides_sequence and size > 1
         self.elsewhere = False
 
-    def share(self, length: int, place: int | None = None) -> range:
-        """Return a rank's columns of `length`, by default this rank's; shares differ by at most one."""
-        place = self.place if place is None else place
-        return range(length * place // self.size, length * (place + 1) // self.size)
-
     def enter(self, stream: torch.Tensor) -> torch.Tensor:
         """Return all tokens of the stream, for products that are divided by columns: (b, s, ...)."""
         if self.size == 1 or self.elsewhere:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain, groupby
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -11,9 +12,11 @@ from torch import nn
 from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
 from weft.run.parallel.context.ranks import ContextRanks
+from weft.run.parallel.expert_ranks import ExpertRanks
 from weft.run.parallel.replica_ranks import ReplicaRanks
 from weft.run.parallel.tensor_layers import Division
 from weft.run.parallel.tensor_parallel import TensorRanks
+from weft.run.parallel.token_ranks import TokenRanks
 from weft.run.state.bucket import FlatLayout
 from weft.sync.base import Group
 
@@ -23,10 +26,14 @@ SUMMED_ELEMENTS = 2**22
 
 @runtime_checkable
 class TensorParallel(Protocol):
-    """A stage that tensor ranks may share; `divisions` has the divided parameters, all others are whole."""
+    """A stage that ranks may share; `divisions` has the parameters that `dividing` ranks divide, all others
+    are whole."""
 
     tensor: TensorRanks
     divisions: Mapping[str, Division]
+
+    @property
+    def dividing(self) -> ReplicaRanks: ...
 
     def summed_parameters(self) -> tuple[nn.Parameter, ...]:
         """Return the whole parameters with gradients to add up: each rank makes a part."""
@@ -38,10 +45,10 @@ def tensor_ranks(module: nn.Module) -> TensorRanks:
     return module.tensor if isinstance(module, TensorParallel) else TensorRanks()
 
 
-def context_ranks(module: nn.Module) -> ContextRanks:
-    """Return the ranks that divide the tokens of a stage, its `context`; a single rank if it has none."""
-    ranks = getattr(module, "context", None)
-    return ranks if isinstance(ranks, ContextRanks) else ContextRanks()
+def token_ranks(module: nn.Module) -> TokenRanks:
+    """Return the ranks that divide the tokens of a stage, its `token_ranks`; a single rank if it has none."""
+    ranks = getattr(module, "token_ranks", None)
+    return ranks if isinstance(ranks, TokenRanks) else TokenRanks()
 
 
 def leads_replica(module: nn.Module) -> bool:
@@ -49,15 +56,18 @@ def leads_replica(module: nn.Module) -> bool:
     return all(ranks.place == 0 for ranks in _axes(module))
 
 
-def _axes(module: nn.Module) -> tuple[ReplicaRanks, ReplicaRanks]:
-    """Return the ranks that divide the stage's layers, and those that divide its tokens."""
-    return tensor_ranks(module), context_ranks(module)
+def _axes(module: nn.Module) -> tuple[ReplicaRanks, ...]:
+    """Return the ranks along the axes of a `ReplicaGrid`: of layers, of tokens, of experts and samples."""
+    tokens = token_ranks(module)
+    if isinstance(tokens, ExpertRanks):
+        return tensor_ranks(module), ContextRanks(), tokens
+    return tensor_ranks(module), tokens, ExpertRanks()
 
 
 def own_share(module: nn.Module, name: str, whole: torch.Tensor) -> torch.Tensor:
     """Return the stage's share of a whole parameter, or of a state of its shape, by the parameter's name."""
     if isinstance(module, TensorParallel) and name in module.divisions:
-        return module.divisions[name].own(whole, module.tensor)
+        return module.divisions[name].own(whole, module.dividing)
     return whole
 
 
@@ -67,7 +77,7 @@ def connect_stages(
     """Let the stages of a rank exchange over the groups of their replicas.
 
     Args:
-        groups: those that divide layers and those that divide tokens, by their ranks.
+        groups: those of each axis inside a replica, by their ranks.
 
     Raises:
         InputError: one line for every stage that is not the share which the plan gives to this rank.
@@ -124,19 +134,19 @@ class StreamGradients:
             view.copy_(part.view_as(view))
 
 
-class WholeGradient:
-    """The gradient of a rank's whole stage; each context rank has the part of its tokens.
+class TokenGradients:
+    """The gradients of the parameters that all token ranks have; each rank has the part of its tokens.
 
     Args:
-        flat: the gradient, shape (n,).
+        parts: parts of the stage's gradient, each (n,).
     """
 
-    def __init__(self, ranks: ContextRanks, flat: torch.Tensor) -> None:
+    def __init__(self, ranks: TokenRanks, parts: Sequence[torch.Tensor]) -> None:
         self._ranks = ranks
-        self._flat = flat
+        self._parts = parts
 
     def add_up(self) -> None:
-        for piece in self._flat.split(SUMMED_ELEMENTS):
+        for piece in chain.from_iterable(part.split(SUMMED_ELEMENTS) for part in self._parts):
             piece.copy_(self._ranks.add_up(piece))
 
 
@@ -150,10 +160,34 @@ def summed_gradients(
         if isinstance(module, TensorParallel) and module.summed_parameters():
             sums.append(StreamGradients(module, layouts[stage], flats[stage]))
         # A stage may have only a copy of a tied weight.
-        if (context := context_ranks(module)).size > 1 and len(flats[stage]):
-            sums.append(WholeGradient(context, flats[stage]))
+        if (tokens := token_ranks(module)).size > 1 and len(flats[stage]):
+            sums.append(TokenGradients(tokens, _alike(module, tokens, layouts[stage], flats[stage])))
         found[stage] = tuple(sums)
     return found
+
+
+def _alike(
+    module: nn.Module, tokens: TokenRanks, layout: FlatLayout, flat: torch.Tensor
+) -> list[torch.Tensor]:
+    """Return the parts of a stage's gradient that are of parameters of all token ranks."""
+    if not isinstance(tokens, ExpertRanks):
+        return [flat]
+    own = _divided(module)
+    found: list[torch.Tensor] = []
+    for divided, run in groupby(range(len(layout.parameters)), lambda at: id(layout.parameters[at]) in own):
+        places = list(run)
+        if not divided:
+            last = places[-1]
+            found.append(
+                flat[layout.starts[places[0]] : layout.starts[last] + layout.parameters[last].numel()]
+            )
+    return found
+
+
+def _divided(module: nn.Module) -> set[int]:
+    """Return the identities of the parameters that ranks of a replica divide."""
+    divisions = module.divisions if isinstance(module, TensorParallel) else {}
+    return {id(one) for name, one in module.named_parameters() if name in divisions}
 
 
 def counted_once(
@@ -163,11 +197,12 @@ def counted_once(
 
     The first rank of a replica counts the elements that all its ranks have.
     """
-    if context_ranks(module).place > 0:
+    tokens = token_ranks(module)
+    if tokens.place > 0 and not isinstance(tokens, ExpertRanks):
         return ()
-    if not isinstance(module, TensorParallel) or module.tensor.place == 0:
+    if tokens.place == tensor_ranks(module).place == 0:
         return (flat,)
-    divided = {id(one) for name, one in module.named_parameters() if name in module.divisions}
+    divided = _divided(module)
     parts = []
     for index, start, end in layout.within(first, first + len(flat)):
         if id(layout.parameters[index]) in divided:

@@ -16,6 +16,7 @@ from weft.describe.plan import Choice, Plan
 from weft.describe.replica_grid import ReplicaGrid
 from weft.errors import InputError, Violation, require_choice
 from weft.run.parallel.context.ranks import ContextRanks
+from weft.run.parallel.expert_ranks import ExpertRanks
 from weft.run.parallel.tensor_parallel import TensorRanks
 from weft.run.stage.batch_norm import hold_statistics
 from weft.run.stage.families import STAGE_FAMILIES, stage_family
@@ -35,6 +36,7 @@ def build_stage(
     *,
     tensor_share: tuple[int, int] = (0, 1),
     context_share: tuple[int, int] = (0, 1),
+    expert_share: tuple[int, int] = (0, 1),
     methods: Iterable[Choice] = (),
     frozen_dtype: torch.dtype | None = None,
     filling: Filling = DRAWN,
@@ -48,6 +50,7 @@ def build_stage(
             so that any cut has the same values.
         tensor_share: (place, number) of its tensor share; a runtime connects the ranks with the others.
         context_share: (place, number) of its tokens' share; ranks with the same tokens divide the stage.
+        expert_share: (place, number) of its share of experts and samples.
         methods: the methods that the job names; they may add modules to the stage.
         frozen_dtype: the type of frozen parameters that are not packed; None: `dtype`.
         filling: the parameters whose values are read later; stages of own models draw all.
@@ -56,7 +59,7 @@ def build_stage(
         InputError: for an unknown family, layers that do not exist or do not follow each other, or a number
             of shares that does not divide them or the tokens.
     """
-    grid = ReplicaGrid(tensor_share[1], context_share[1])
+    grid = ReplicaGrid(tensor_share[1], context_share[1], expert_share[1])
     if model_config.family == FAMILY:
         model = own_model(model_config.name)
         graph = model.layer_graph()
@@ -74,6 +77,8 @@ def build_stage(
         stage.divide(TensorRanks(*tensor_share, divides_sequence=divides_sequence))
     if grid.context > 1:
         stage.spread(ContextRanks(*context_share))
+    if grid.expert > 1:
+        stage.share_experts(ExpertRanks(*expert_share))
     _change(stage, layers, methods)
     materialise(stage, seed, dtype, frozen_dtype or dtype, filling)
     hold_statistics(stage, dtype)
@@ -98,7 +103,8 @@ def build_stages(
     """
     stages = {}
     for index, ranks in plan.stages_of(rank).items():
-        layers, (tensor, context) = plan.stages[index].layers, plan.grid(index).shares(ranks.index(rank))
+        layers = plan.stages[index].layers
+        tensor, context, expert = plan.grid(index).shares(ranks.index(rank))
         stages[index] = build_stage(
             model_config,
             layers,
@@ -106,6 +112,7 @@ def build_stages(
             dtype,
             tensor_share=tensor,
             context_share=context,
+            expert_share=expert,
             methods=plan.methods,
             frozen_dtype=PRECISIONS[plan.precision],
             filling=filling,

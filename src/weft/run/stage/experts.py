@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from weft.run.parallel.expert_ranks import ExpertRanks
 from weft.run.parallel.function import Function
 
 # The word by which a configuration of `transformers` asks for these experts.
@@ -135,16 +136,27 @@ def compute_experts(
     """Return the weighted sums of the experts' results, as the experts of `transformers` do.
 
     Args:
-        experts: a module of `transformers` with gated experts; they have no common type.
+        experts: a module of `transformers` with gated experts; they have no common type. With `ranks`, it has
+            the experts of one rank, and rows are exchanged.
         tokens: (tokens, hidden).
         chosen, weights: the experts of each token and their weights, (tokens, choices).
     """
-    rows = sort_rows(chosen, len(experts.gate_up_proj))
+    ranks: ExpertRanks | None = getattr(experts, "ranks", None)
+    rows = sort_rows(chosen, len(experts.gate_up_proj) * (1 if ranks is None else ranks.size))
     scattered: torch.Tensor = _Scatter.apply(tokens, rows, chosen.shape[1])
-    gate, columns = grouped_product(scattered, experts.gate_up_proj, rows.counts).chunk(2, dim=-1)
-    results = grouped_product(experts.act_fn(gate) * columns, experts.down_proj, rows.counts)
+    if ranks is None:
+        results = _compute(experts, scattered, rows.counts)
+    else:
+        received, way = ranks.dispatch(scattered, rows.counts)
+        results = way.back(_compute(experts, received, way.counts.sum(0)))
     summed: torch.Tensor = _Gather.apply(results, weights, rows)
     return summed
+
+
+def _compute(experts: Any, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Return the results of rows (pairs, hidden), sorted by expert."""
+    gate, columns = grouped_product(rows, experts.gate_up_proj, counts).chunk(2, dim=-1)
+    return grouped_product(experts.act_fn(gate) * columns, experts.down_proj, counts)
 
 
 ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, compute_experts)

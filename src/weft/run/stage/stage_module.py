@@ -17,6 +17,8 @@ from weft.randomness import counter_seed
 from weft.run.parallel.context.divided_tokens import DividedTokens
 from weft.run.parallel.context.ranks import ContextRanks
 from weft.run.parallel.divided_logits import DividedLogits
+from weft.run.parallel.expert_ranks import ExpertRanks
+from weft.run.parallel.replica_ranks import ReplicaRanks
 from weft.run.parallel.tensor_layers import (
     DividedTable,
     Division,
@@ -25,6 +27,7 @@ from weft.run.parallel.tensor_layers import (
     enter_before,
 )
 from weft.run.parallel.tensor_parallel import TensorRanks
+from weft.run.parallel.token_ranks import TokenRanks
 from weft.run.parallel.unmade_logits import LossKernel, UnmadeLogits
 from weft.run.stage.documents import Documents
 from weft.run.stage.layers import LayerFunction
@@ -107,6 +110,7 @@ class StageModule(nn.Module, ABC):
         self.block_indices = tuple(layer - 1 for layer in layers if 0 < layer <= config.layers)
         self.tensor = TensorRanks()
         self.context = ContextRanks()
+        self.expert = ExpertRanks()
         self.divisions: Mapping[str, Division] = {}
         self.added: frozenset[str] = frozenset()
         # Of the micro-batch whose forward pass begins; None if samples are not packed.
@@ -146,6 +150,16 @@ class StageModule(nn.Module, ABC):
     def owner(self, name: str) -> str | None:
         """Return the path of the added module that has the tensor of that name; None for the model's own."""
         return next((path for path in self.added if name.startswith(f"{path}.")), None)
+
+    @property
+    def token_ranks(self) -> TokenRanks:
+        """The ranks that divide the stage's tokens, or its samples."""
+        return self.context if self.expert.size == 1 else self.expert
+
+    @property
+    def dividing(self) -> ReplicaRanks:
+        """The ranks that divide the parameters in `divisions`."""
+        return self.tensor if self.expert.size == 1 else self.expert
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
@@ -189,7 +203,7 @@ class StageModule(nn.Module, ABC):
     def look_up(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the rows of the token table, or this rank's part of them."""
         table: nn.Module = self.get_submodule(self.token_table)
-        rows: torch.Tensor = table(self.context.own_tokens(tokens))
+        rows: torch.Tensor = table(self.token_ranks.own_tokens(tokens))
         return rows
 
     def embed(
@@ -273,6 +287,10 @@ class StageModule(nn.Module, ABC):
         self.context = ranks
         spread_tokens(self, ranks)
 
+    def share_experts(self, ranks: ExpertRanks) -> None:
+        """Hold one expert rank's share of the experts, and compute its samples only."""
+        self.expert = ranks
+
     def own_tokens(self, whole: torch.Tensor, dimension: int = 1) -> torch.Tensor:
         """Return this rank's part of a value with all tokens, as its stream begins."""
         return self.tensor.own_tokens(self.context.own_tokens(whole, dimension), dimension)
@@ -326,9 +344,9 @@ class StageModule(nn.Module, ABC):
             share = self.loss_kernel(output, *own, self.config.vocabulary, self.tensor)
         elif self.tensor.size > 1 and self.token_table:
             share = DividedLogits(at_least_fp32(output), self.config.vocabulary, self.tensor)
-        if self.context.size == 1:
+        if self.token_ranks.size == 1:
             return share
-        return DividedTokens(at_least_fp32(output) if share is None else share, self.context)
+        return DividedTokens(at_least_fp32(output) if share is None else share, self.token_ranks)
 
     def tied_parameters(self) -> tuple[nn.Parameter, ...]:
         """Return the token table if the model's embedding and head share it across two stages."""
@@ -345,14 +363,14 @@ class StageModule(nn.Module, ABC):
     def input_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
         if self.embeds:
             return (micro_batch_size, sequence)
-        return (micro_batch_size, self.stream_tokens(sequence), self.config.hidden)
+        return (micro_batch_size // self.expert.size, self.stream_tokens(sequence), self.config.hidden)
 
     def output_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
         if self.ends:
             columns = len(self.tensor.share(self.config.vocabulary))
             last = columns if self.loss_kernel is None else self.config.hidden
-            return (micro_batch_size, sequence // self.context.size, last)
-        return (micro_batch_size, self.stream_tokens(sequence), self.config.hidden)
+            return (micro_batch_size // self.expert.size, sequence // self.context.size, last)
+        return (micro_batch_size // self.expert.size, self.stream_tokens(sequence), self.config.hidden)
 
 
 def frozen_names(stage: nn.Module) -> frozenset[str]:
@@ -405,11 +423,11 @@ def materialise(
         precision = dtype if parameter.requires_grad or name in stage.packers else frozen_dtype
         division = stage.divisions.get(name)
         if filling.reads(stage, name, parameter):
-            share = parameter if division is None else division.own(parameter, stage.tensor)
+            share = parameter if division is None else division.own(parameter, stage.dividing)
             value = torch.empty(share.shape, dtype=precision)
         else:
             whole = _drawn(parameter.shape, stage.initial_of(name), counter_seed(seed, name))
-            value = (whole if division is None else division.own(whole, stage.tensor)).to(precision)
+            value = (whole if division is None else division.own(whole, stage.dividing)).to(precision)
         path, _, leaf = name.rpartition(".")
         made = nn.Parameter(value, requires_grad=parameter.requires_grad)
         setattr(stage.get_submodule(path), leaf, made)

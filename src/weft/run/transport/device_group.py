@@ -63,10 +63,15 @@ class DeviceGroup:
     def all_to_all(self, taken: torch.Tensor, given: torch.Tensor) -> None:
         self._group.alltoall_base(taken, given, [], []).wait()
 
+    def all_to_all_rows(
+        self, taken: torch.Tensor, given: torch.Tensor, taken_rows: Sequence[int], given_rows: Sequence[int]
+    ) -> None:
+        self._group.alltoall_base(taken, given, list(taken_rows), list(given_rows)).wait()
+
     def exchange(self, taken: torch.Tensor, given: torch.Tensor, places: Sequence[int]) -> None:
         length = len(given) // len(places)
         lengths = [length if place in places else 0 for place in range(self.size)]
-        self._group.alltoall_base(taken, given, lengths, lengths).wait()
+        self.all_to_all_rows(taken, given, lengths, lengths)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         whole = tensor.contiguous()

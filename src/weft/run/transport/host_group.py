@@ -38,9 +38,11 @@ class HostGroup(DeviceGroup):
         super().all_to_all(on_host, given.to("cpu"))
         bring_back(taken, on_host)
 
-    def exchange(self, taken: torch.Tensor, given: torch.Tensor, places: Sequence[int]) -> None:
+    def all_to_all_rows(
+        self, taken: torch.Tensor, given: torch.Tensor, taken_rows: Sequence[int], given_rows: Sequence[int]
+    ) -> None:
         on_host = host_room(taken)
-        super().exchange(on_host, given.to("cpu"), places)
+        super().all_to_all_rows(on_host, given.to("cpu"), taken_rows, given_rows)
         bring_back(taken, on_host)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:

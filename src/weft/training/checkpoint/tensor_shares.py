@@ -1,4 +1,4 @@
-"""Checkpoints of stages that tensor ranks divide: files hold whole tensors, independent of the division.
+"""Checkpoints of stages that tensor or expert ranks divide: files hold whole tensors.
 
 Ranks join their shares one tensor after the other. Each whole tensor stays on one rank, in turns. So a rank
 keeps about as many bytes of whole tensors as of shares. For a load, a rank reads one whole tensor at a time
@@ -15,18 +15,18 @@ import torch
 from torch import nn
 
 from weft.errors import RunError
+from weft.run.parallel.replica_ranks import ReplicaRanks
 from weft.run.parallel.tensor_layers import Division
-from weft.run.parallel.tensor_parallel import TensorRanks
 from weft.run.parallel.tensor_stage import TensorParallel
 from weft.training.checkpoint.tensor_folders import SafetensorsFolder
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The division of a parameter, and of every state of its shape, over tensor ranks."""
+    """The division of a parameter, and of every state of its shape, over ranks of a replica."""
 
     division: Division
-    ranks: TensorRanks
+    ranks: ReplicaRanks
 
     def own(self, whole: torch.Tensor) -> torch.Tensor:
         return self.division.own(whole, self.ranks)
@@ -49,7 +49,7 @@ class Share:
 def shares_of(stages: Mapping[int, nn.Module]) -> dict[str, Share]:
     """Return the shares of this rank by parameter name."""
     return {
-        name: Share(division, module.tensor)
+        name: Share(division, module.dividing)
         for module in stages.values()
         if isinstance(module, TensorParallel)
         for name, division in module.divisions.items()

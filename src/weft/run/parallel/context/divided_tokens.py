@@ -1,4 +1,4 @@
-"""`DividedTokens`: a last stage's output for the tokens of one context rank.
+"""`DividedTokens`: a last stage's output for the tokens of one rank.
 
 A mean over tokens needs two numbers of the other ranks: their totals and their counts. Counts differ if
 targets are masked. If tensor ranks also divide the vocabulary, they compute the total together.
@@ -12,8 +12,8 @@ from typing import ClassVar
 import torch
 from torch.nn import functional
 
-from weft.run.parallel.context.ranks import ContextRanks
 from weft.run.parallel.divided_logits import IGNORED, DividedLogits
+from weft.run.parallel.token_ranks import TokenRanks
 from weft.run.parallel.unmade_logits import UnmadeLogits
 
 
@@ -28,7 +28,7 @@ class DividedTokens:
     declared: ClassVar[str] = "takes_divided_tokens"
 
     share: torch.Tensor | DividedLogits | UnmadeLogits
-    ranks: ContextRanks
+    ranks: TokenRanks
 
     @property
     def own(self) -> torch.Tensor:

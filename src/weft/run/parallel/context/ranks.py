@@ -8,18 +8,15 @@ has the chunks r and 2c - 1 - r. So with causal attention all ranks have the sam
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from weft.run.parallel.function import Function
-from weft.run.parallel.replica_ranks import ReplicaRanks
+from weft.run.parallel.token_ranks import TokenRanks
 
 # Values are (samples, tokens, ...).
 _TOKENS = 1
 
 
-class ContextRanks(ReplicaRanks):
+class ContextRanks(TokenRanks):
     """The ranks of one replica of a stage that divide the tokens, seen from one of them."""
 
     name = "context"
@@ -27,7 +24,6 @@ class ContextRanks(ReplicaRanks):
     def own_tokens(
         self, whole: torch.Tensor, dimension: int = _TOKENS, place: int | None = None
     ) -> torch.Tensor:
-        """Return the tokens of a rank, by default this one, from a value with all tokens."""
         if self.size == 1:
             return whole
         place = self.place if place is None else place
@@ -35,47 +31,5 @@ class ContextRanks(ReplicaRanks):
         return torch.cat([chunks[place], chunks[-1 - place]], dimension)
 
     def joined(self, shares: torch.Tensor, dimension: int = _TOKENS) -> torch.Tensor:
-        """Return all tokens in order, from all ranks' shares (size, ...); `dimension` counts in one share."""
         halves = [share.chunk(2, dimension) for share in shares]
         return torch.cat([*(one for one, _ in halves), *(one for _, one in reversed(halves))], dimension)
-
-    def all_tokens(self, own: torch.Tensor) -> torch.Tensor:
-        """Return all tokens of a value (b, own tokens, ...), for computations that every rank repeats."""
-        whole: torch.Tensor = _AllTokens.apply(own, self) if self.size > 1 else own
-        return whole
-
-    def mean(self, total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Return the sum of all ranks' totals (scalars) over the sum of their counts, the same on all."""
-        mean: torch.Tensor = _Mean.apply(total, count, self)
-        return mean
-
-
-class _AllTokens(Function):
-    """A gather for equal computations on all ranks: as gradients are equal, each takes its tokens' part."""
-
-    @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, ranks: ContextRanks) -> torch.Tensor:
-        ctx.ranks = ranks
-        return ranks.joined(ranks.gather(own))
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        ranks: ContextRanks = ctx.ranks
-        return ranks.own_tokens(gradient), None
-
-
-class _Mean(Function):
-    """A mean that exchanges totals and counts at once; backward needs the count alone and no exchange."""
-
-    @staticmethod
-    def forward(ctx: Any, total: torch.Tensor, count: torch.Tensor, ranks: ContextRanks) -> torch.Tensor:
-        totals, counts = ranks.gather(torch.stack([total.double(), count.double()])).sum(0)
-        # Save no tensor: a layer that runs again for its saved tensors ends before the exchange.
-        ctx.count = counts.item()
-        mean: torch.Tensor = (totals / counts).to(total.dtype)
-        return mean
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        count: float = ctx.count
-        return gradient / count, None, None

@@ -15,7 +15,8 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from weft.describe.model import ModelConfig
-from weft.run.parallel.tensor_layers import finish
+from weft.run.parallel.expert_ranks import ExpertRanks
+from weft.run.parallel.tensor_layers import Division, finish
 from weft.run.stage.decoder_parts import (
     decoder_class,
     decoder_config,
@@ -118,6 +119,20 @@ class DecoderStage(StageModule):
         if not has_experts(block, self._mixture):
             return self.region_ends
         return (self.region_ends[0], self._mixture)
+
+    def share_experts(self, ranks: ExpertRanks) -> None:
+        super().share_experts(ranks)
+        for block in self.blocks:
+            if has_experts(block, self._mixture):
+                # The type of a mixture says nothing of its experts.
+                mixture: Any = block.get_submodule(self._mixture)
+                mixture.experts.ranks = ranks
+        end = f"{self._mixture}.experts"
+        self.divisions = {
+            name: Division(0, 1, len(parameter))
+            for name, parameter in self.named_parameters()
+            if name.rpartition(".")[0].endswith(end)
+        }
 
     def embed(
         self, rows: torch.Tensor, tokens: torch.Tensor, documents: Documents | None = None

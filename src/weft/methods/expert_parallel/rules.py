@@ -1,0 +1,79 @@
+"""The combinations that expert ranks refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import gcd
+
+from weft.describe.job import Job
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.layout import DENSE, Layout
+from weft.describe.plan import GRADIENT_NORM, Plan
+from weft.describe.plan_file import PlanRule
+from weft.errors import Violation
+from weft.moves.composition import Composition
+
+_METHOD = "expert parallelism"
+_DIVIDED = "a parameter is divided along one axis of a replica"
+_OTHERS = "other methods take the parameters of experts for those of all ranks"
+# The methods that count parameters by the ranks that divide them.
+_ALLOWED = (GRADIENT_NORM,)
+
+
+def _samples(job: Job, layout: Layout) -> str | None:
+    size = layout.micro_batch_size // max(layout.splits, default=1)
+    if size % layout.ep == 0:
+        return None
+    return (
+        f"ep {layout.ep} does not divide {size} samples of a micro-batch; nearest ep: {gcd(size, layout.ep)}"
+    )
+
+
+def _axes(job: Job, layout: Layout) -> str | None:
+    if layout.ep == 1 or layout.tp == layout.cp == 1:
+        return None
+    return f"ep {layout.ep}: {_DIVIDED}; nearest tp: 1, cp: 1"
+
+
+def _methods(job: Job, layout: Layout) -> str | None:
+    others = [one.name for one in layout.methods_beside(job.methods) if one.name not in _ALLOWED]
+    if layout.ep == 1 or not others:
+        return None
+    return f"ep {layout.ep}: {_OTHERS}; without {', '.join(others)}, or nearest ep: 1"
+
+
+def _synchronised(job: Job, layout: Layout) -> str | None:
+    if layout.ep == 1 or layout.sync == DENSE:
+        return None
+    return f"ep {layout.ep}: {_OTHERS}; nearest sync: {DENSE}"
+
+
+def _tied(job: Job, layout: Layout) -> str | None:
+    if layout.ep == 1 or not job.graph.tied or layout.stages == 1:
+        return None
+    return f"ep {layout.ep}: stages that share a weight have copies of it; nearest ep: 1"
+
+
+def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
+    """Yield what a plan that was edited by hand must not contain."""
+    if plan.ep == 1:
+        return
+    if plan.cp > 1 or plan.grid(0).tensor > 1:
+        yield Violation("plan: mesh.ep", f"{_DIVIDED}; with tp or cp", "1")
+    others = [one.name for one in plan.methods if one.name not in _ALLOWED]
+    if others or plan.layer_choices or plan.sync.name != DENSE:
+        yield Violation("plan: mesh.ep", f"{_OTHERS}; with {', '.join([*others, plan.sync.name])}", "1")
+    if graph.tied and len(plan.stages) > 1:
+        yield Violation("plan: mesh.ep", "stages that share a weight have copies of it", "1")
+
+
+RULES = (
+    Composition(
+        method=_METHOD, other="odd micro-batches", reason="ranks have equal samples", refuse=_samples
+    ),
+    Composition(method=_METHOD, other="tensor and context ranks", reason=_DIVIDED, refuse=_axes),
+    Composition(method=_METHOD, other="other methods", reason=_OTHERS, refuse=_methods),
+    Composition(method=_METHOD, other="other synchronisation", reason=_OTHERS, refuse=_synchronised),
+    Composition(method=_METHOD, other="tied weights of stages", reason="copies differ", refuse=_tied),
+    PlanRule(refuse=_problems_of),
+)
