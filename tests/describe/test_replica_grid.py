@@ -11,9 +11,8 @@ from weft.describe.replica_grid import ReplicaGrid
 DEGREES = st.integers(1, 4)
 
 
-@given(tensor=DEGREES, context=DEGREES, first=st.integers(0, 9))
-def test_groups_have_each_rank_once_at_the_place_of_its_share(tensor: int, context: int, first: int) -> None:
-    grid = ReplicaGrid(tensor, context)
+@given(grid=st.builds(ReplicaGrid, DEGREES, DEGREES, DEGREES), first=st.integers(0, 9))
+def test_groups_have_each_rank_once_at_the_place_of_its_share(grid: ReplicaGrid, first: int) -> None:
     ranks = tuple(range(first, first + 3 * grid.ranks, 3))
     assert len(ranks) == grid.ranks
     for axis, groups in enumerate(grid.groups(ranks)):
@@ -29,7 +28,9 @@ def test_tensor_ranks_are_neighbours_and_context_ranks_as_far_apart_as_there_are
     grid = ReplicaGrid(tensor=2, context=3)
     assert grid.tensor_groups(range(6)) == ((0, 1), (2, 3), (4, 5))
     assert grid.context_groups(range(6)) == ((0, 2, 4), (1, 3, 5))
-    assert grid.groups(range(6)) == (grid.tensor_groups(range(6)), grid.context_groups(range(6)))
+    alone = tuple((rank,) for rank in range(6))
+    assert grid.groups(range(6)) == (grid.tensor_groups(range(6)), grid.context_groups(range(6)), alone)
+    assert ReplicaGrid(tensor=2, expert=3).expert_groups(range(6)) == ((0, 2, 4), (1, 3, 5))
 
 
 @pytest.mark.parametrize("ranks", [(4,), (4, 5)])

@@ -27,6 +27,7 @@ def test_a_folder_is_a_method() -> None:
         "clan",
         "cser",
         "diloco",
+        "expert_parallel",
         "fp8_linears",
         "gradient_norm",
         "hierarchical",

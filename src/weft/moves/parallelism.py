@@ -21,6 +21,7 @@ _GPIPE = "Huang et al., GPipe, arXiv 1811.06965"
 _DDP = "Li et al., PyTorch Distributed, arXiv 2006.15704"
 _MEGATRON = "Shoeybi et al., Megatron-LM, arXiv 1909.08053"
 _PTD_P = "Narayanan et al., Megatron-LM, arXiv 2104.04473"
+_GSHARD = "Lepikhin et al., GShard, arXiv 2006.16668"
 _LLAMA_3 = "Grattafiori et al., Llama 3, arXiv 2407.21783"
 
 
@@ -63,6 +64,19 @@ def _more_tensor(job: Job, layout: Layout) -> Iterator[Edit]:
     if all(group.devices % width == 0 for group in job.cluster.groups):
         for edit in _doubled("tp")(job, layout):
             yield replace(edit, layout=edit.layout.recomputing(layout.recomputes))
+
+
+def _more_experts(_: Job, layout: Layout) -> Iterator[Edit]:
+    """Double `ep` and the micro-batches, so that each rank has as many samples."""
+    if (fewer := _fewer_replicas(layout)) is not None:
+        size = 2 * layout.micro_batch_size
+        yield _edit(layout, "ep", replace(fewer, ep=2 * layout.ep, micro_batch_size=size))
+
+
+def _fewer_experts(_: Job, layout: Layout) -> Iterator[Edit]:
+    if layout.ep % 2 == 0 == layout.micro_batch_size % 2:
+        size, dp = layout.micro_batch_size // 2, 2 * layout.dp
+        yield _edit(layout, "ep", replace(layout.regular, ep=layout.ep // 2, dp=dp, micro_batch_size=size))
 
 
 def _more_loops(_: Job, layout: Layout) -> Iterator[Edit]:
@@ -153,6 +167,21 @@ PARALLELISM_MOVES: tuple[Move, ...] = (
         otherwise="the number of context ranks is odd",
         summary="The tokens of every sample divided over half the ranks, twice the replicas.",
         source=_LLAMA_3,
+    ),
+    _mesh_move(
+        "more expert parallelism",
+        _more_experts,
+        Purpose.SMALLER,
+        otherwise="the number of replicas is odd",
+        summary="The experts divided over twice the ranks, each with as many samples, in half the replicas.",
+        source=_GSHARD,
+    ),
+    _mesh_move(
+        "less expert parallelism",
+        _fewer_experts,
+        otherwise="the number of expert ranks is odd",
+        summary="The experts divided over half the ranks, each with as many samples, in twice the replicas.",
+        source=_GSHARD,
     ),
     _mesh_move(
         "more loops",

@@ -32,28 +32,30 @@ SINGLE_DEVICE_SCHEDULE = "1f1b"
 SINGLE_DEVICE = (SINGLE_DEVICE_SCHEDULE, "depth-first", "breadth-first")
 MAX_LOOPS = 8
 # Choices to try one after the other where they are open, like `sharings`; all others are as pinned.
-_SEARCHED = {"schedule", "loops", "pp", "dp", "tp", "micro_batch_size", "recompute"}
+_SEARCHED = {"schedule", "loops", "pp", "dp", "tp", "ep", "micro_batch_size", "recompute"}
 
 
 def layouts(problem: Problem) -> Iterator[Layout]:
     """Yield every layout to consider, restricted by the user's pins; variants of a layout follow each other.
 
-    Context ranks are considered when they are pinned. On a cluster of synchronous devices, such as CPUs, some
-    choices are considered only when pinned. Tensor ranks meet often. Sharded states and recomputation save
-    memory that such a machine rarely lacks. No profile measures backwards in two parts.
+    Context ranks are considered when they are pinned, expert ranks for mixtures. On a cluster of synchronous
+    devices, such as CPUs, some choices are considered only when pinned. Tensor ranks meet often. Sharded
+    states and recomputation save memory that such a machine rarely lacks. No profile measures backwards in
+    two parts.
     """
     job, pins = problem.job, problem.pins
     opened = overlaps(job.cluster)
     unsearched = pins.besides(_SEARCHED)
-    for tp in _tensor_degrees(job.cluster, pins, opened=opened):
-        for pp, dp in meshes(job.cluster.ranks, pins.replaced(tp=tp).width, pins):
-            for micro_batch_size in _micro_batch_sizes(job, dp, pins):
+    for tp, ep in _degrees(job, pins, opened=opened):
+        for pp, dp in meshes(job.cluster.ranks, pins.replaced(tp=tp, ep=ep).width, pins):
+            for micro_batch_size in _micro_batch_sizes(job, dp, ep, pins):
                 mesh = pp, dp
                 for schedule, options, loops in _orders(problem, mesh, opened=opened):
                     layout = Layout(
                         pp=pp,
                         dp=dp,
                         tp=tp,
+                        ep=ep,
                         loops=loops,
                         micro_batch_size=micro_batch_size,
                         schedule=schedule,
@@ -103,6 +105,24 @@ def in_chunks(problem: Problem, layout: Layout) -> Layout:
     return replace(layout, loss="chunked", loss_chunk_tokens=problem.pins.loss_chunk_tokens)
 
 
+def _degrees(job: Job, pins: PartialLayout, *, opened: bool) -> Iterator[tuple[int, int]]:
+    """Yield (tp, ep); of open expert degrees the powers of two that divide the experts and the cluster."""
+    for tp in _tensor_degrees(job.cluster, pins, opened=opened):
+        if pins.ep is not None:
+            yield tp, pins.ep
+            continue
+        ep = 1
+        yield tp, ep
+        apart = opened and tp == 1 and pins.cp in (None, 1)
+        while (
+            apart
+            and job.graph.experts % (2 * ep) == 0 < job.graph.experts
+            and job.cluster.ranks % (2 * ep) == 0
+        ):
+            ep *= 2
+            yield tp, ep
+
+
 def _tensor_degrees(cluster: Cluster, pins: PartialLayout, *, opened: bool) -> Iterator[int]:
     """Yield the powers of two that divide the devices of every node, or the pinned degree."""
     if pins.tp is not None:
@@ -135,13 +155,13 @@ def meshes(ranks: int, width: int, pins: PartialLayout) -> Iterator[tuple[int, i
             yield pp, dp
 
 
-def _micro_batch_sizes(job: Job, dp: int, pins: PartialLayout) -> Iterator[int]:
+def _micro_batch_sizes(job: Job, dp: int, ep: int, pins: PartialLayout) -> Iterator[int]:
     """Yield the pinned size, or the sizes that divide a replica's share of the batch. These are powers of two
-    times the splits of stages."""
+    times the splits of stages and the expert ranks, which divide the samples."""
     if pins.micro_batch_size is not None:
         yield pins.micro_batch_size
         return
-    size = lcm(*(pins.splits or ()))
+    size = ep * lcm(*(pins.splits or ()))
     while size * dp <= job.global_batch:
         if job.global_batch % (size * dp) == 0:
             yield size
@@ -256,6 +276,8 @@ def require_closed_form(problem: Problem, planner: str) -> None:
     if pins.cp not in (None, 1):
         problem_text = f"{planner} does not divide tokens over {pins.cp} ranks"
         problems.append(Violation("plan.cp", problem_text, "1"))
+    if pins.ep not in (None, 1):
+        problems.append(Violation("plan.ep", f"{planner} does not divide experts over {pins.ep} ranks", "1"))
     if problem.minimise != "time":
         problems.append(
             Violation("goal.minimise", f"{planner} minimises time, not {problem.minimise}", "time")

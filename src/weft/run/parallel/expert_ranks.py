@@ -29,23 +29,23 @@ class ExpertRanks(TokenRanks):
     def joined(self, shares: torch.Tensor, dimension: int = 1) -> torch.Tensor:
         return shares.flatten(0, 1)
 
-    def dispatch(self, rows: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, Way]:
+    def dispatch(self, rows: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, Dispatch]:
         """Send rows (pairs, hidden), sorted by expert, to the ranks of their experts.
 
         Args:
             counts: rows of each expert, (experts,).
 
         Returns:
-            The rows for this rank's experts, sorted by expert and then by sender, and the way back.
+            The rows for this rank's experts, sorted by expert and then by sender, and the route back.
         """
         of_all = self.gather(counts)
         own = of_all.chunk(self.size, 1)[self.place]
         given = counts.view(self.size, -1).sum(1)
-        way = Way(self, given.tolist(), own.sum(1).tolist(), own)
-        return way.there(rows), way
+        route = Dispatch(self, given.tolist(), own.sum(1).tolist(), own)
+        return route.there(rows), route
 
 
-class Way(NamedTuple):
+class Dispatch(NamedTuple):
     """The way of a micro-batch's rows to their experts and back.
 
     Attributes:

@@ -147,8 +147,8 @@ def compute_experts(
     if ranks is None:
         results = _compute(experts, scattered, rows.counts)
     else:
-        received, way = ranks.dispatch(scattered, rows.counts)
-        results = way.back(_compute(experts, received, way.counts.sum(0)))
+        received, route = ranks.dispatch(scattered, rows.counts)
+        results = route.back(_compute(experts, received, route.counts.sum(0)))
     summed: torch.Tensor = _Gather.apply(results, weights, rows)
     return summed
 
