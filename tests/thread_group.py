@@ -15,8 +15,14 @@ LIMIT_S = 30.0
 class ThreadGroup:
     """One thread's place in a group: what a `weft.sync.base.Group` needs for sums and averagings."""
 
-    def __init__(self, barrier: threading.Barrier, given: list[torch.Tensor], place: int) -> None:
-        self._barrier, self._given = barrier, given
+    def __init__(
+        self,
+        barrier: threading.Barrier,
+        given: list[torch.Tensor],
+        rows: list[list[torch.Tensor]],
+        place: int,
+    ) -> None:
+        self._barrier, self._given, self._rows = barrier, given, rows
         self.size, self.place = barrier.parties, place
         self.sent_bytes: dict[str, int] = {"all_gather": 0, "all_to_all": 0}
 
@@ -27,6 +33,17 @@ class ThreadGroup:
     def all_to_all(self, taken: torch.Tensor, given: torch.Tensor) -> None:
         self.sent_bytes["all_to_all"] += given.nbytes * (self.size - 1) // self.size
         self._exchange(taken, given, lambda one: one.view(self.size, -1)[self.place])
+
+    def all_to_all_rows(
+        self, taken: torch.Tensor, given: torch.Tensor, taken_rows: Sequence[int], given_rows: Sequence[int]
+    ) -> None:
+        parts = list(given.split(list(given_rows)))
+        self._rows[self.place] = parts
+        self._barrier.wait(LIMIT_S)
+        found = [one[self.place] for one in self._rows]
+        self._barrier.wait(LIMIT_S)
+        assert [len(one) for one in found] == list(taken_rows)
+        taken.copy_(torch.cat(found))
 
     def add_up(self, flat: torch.Tensor, sent_as: torch.dtype | None = None) -> None:
         each = torch.empty(self.size, len(flat), dtype=flat.dtype)
@@ -45,6 +62,6 @@ class ThreadGroup:
 
 def in_groups(size: int, work: Callable[[ThreadGroup], Any]) -> Sequence[Any]:
     """Return what `work` returns in each of so many threads, in the order of their places."""
-    barrier, given = threading.Barrier(size), [torch.empty(0)] * size
+    barrier, given, rows = threading.Barrier(size), [torch.empty(0)] * size, [[]] * size
     with ThreadPoolExecutor(size) as threads:
-        return list(threads.map(work, [ThreadGroup(barrier, given, place) for place in range(size)]))
+        return list(threads.map(work, [ThreadGroup(barrier, given, rows, place) for place in range(size)]))

@@ -58,6 +58,17 @@ def block_products(config: ModelConfig) -> tuple[BlockProduct, ...]:
     )
 
 
+def has_experts(config: ModelConfig, block: int) -> bool:
+    """Return True if a block has experts in place of a plain feed-forward."""
+    return config.family != "gpt" and config.architecture.has_experts(block)
+
+
+def products_in(config: ModelConfig, block: int, products: Sequence[BlockProduct]) -> list[BlockProduct]:
+    """Return those linear layers that a block has; of one with experts, attention's."""
+    mixture = has_experts(config, block)
+    return [one for one in products if one.in_attention or not mixture]
+
+
 def _names(config: ModelConfig) -> tuple[Sequence[str], Sequence[str]]:
     if config.family == "gpt":
         return _GPT

@@ -14,7 +14,7 @@ from one_process import Method
 from small_plans import divisible, tiny
 from torch import nn
 
-from weft.describe.block_products import block_products
+from weft.describe.block_products import block_products, products_in
 from weft.describe.plan import Choice
 from weft.methods.lora.options import Base
 from weft.methods.lora.runtime.few_bits import PackedWeight
@@ -45,7 +45,8 @@ class LowRank(Method):
 
 def _linear_layers(module: nn.Module) -> int:
     assert isinstance(module, StageModule)
-    return len(module.blocks) * len(block_products(module.config))
+    products = block_products(module.config)
+    return sum(len(products_in(module.config, index, products)) for index in module.block_indices)
 
 
 ALL, SOME = LowRank(), LowRank(("q_proj", "v_proj"))
@@ -56,7 +57,12 @@ WIDE_GPT, WIDE_LLAMA = divisible("gpt"), divisible("llama")
 BLOCKS_GPT, BLOCKS_LLAMA = (
     replace(one, hidden=128, feed_forward=256, decoder=None) for one in (WIDE_GPT, WIDE_LLAMA)
 )
+# Its first block has experts, whose linear layers have no low-rank products beside them.
+MIXTURE = tiny_decoder(
+    "qwen2_moe", num_hidden_layers=2, vocab_size=19, max_position_embeddings=8, mlp_only_layers=[1]
+)
 ROWS = (
+    Row(MIXTURE, "1f1b", pp=2, methods=(ALL, Clips(0.001))),
     Row(GPT, "1f1b", pp=2, steps=3, methods=(ALL, Clips(0.001))),
     Row(tiny(layers=4, tied=True), "1f1b", pp=2, steps=3, methods=(ALL,)),
     Row(LLAMA, "1f1b", dp=2, steps=3, methods=(SOME,)),

@@ -1,4 +1,4 @@
-"""Checkpoints do not know of tensor and context ranks: any division writes and reads the same tensors."""
+"""Checkpoints do not know of tensor, context and expert ranks: any division passes the same tensors on."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from decoder_models import tiny_decoder
 from equality_table import Row
 from hugging_face_jobs import (
     inputs_of,
@@ -91,12 +92,22 @@ def plans_of(config: ModelConfig) -> list[Plan]:
     return [alone, Row(config, tp=2).plan, both, tokens, both, alone, pipelined, shared, alone]
 
 
-@pytest.mark.parametrize("family", ["gpt", "bert"])
+def plans_with_experts(config: ModelConfig) -> list[Plan]:
+    pipelined = Row(config, "1f1b", pp=2, ep=2).plan
+    shared = Row(config, dp=2, ep=2, sharding="zero-1").plan
+    gathered = Row(config, dp=2, ep=2, sharding="zero-3").plan
+    alone = Row(config).plan
+    return [alone, Row(config, ep=2).plan, shared, Row(config, tp=2).plan, gathered, pipelined, alone]
+
+
+@pytest.mark.parametrize("family", ["gpt", "bert", "mixtral"])
 def test_any_division_passes_the_same_tensors_on(
     worker_pool: WorkerPool, tmp_path: Path, family: str
 ) -> None:
-    config, source, first = divisible(family, tied=True), None, None
-    for number, plan in enumerate(plans_of(config)):
+    mixture = family == "mixtral"
+    config = tiny_decoder(family, num_hidden_layers=2) if mixture else divisible(family, tied=True)
+    source, first = None, None
+    for number, plan in enumerate(plans_with_experts(config) if mixture else plans_of(config)):
         directory = tmp_path / str(number)
         said = worker_pool.run(pass_on, config, plan, source, directory, ranks=plan.ranks)
         assert said == [""] * plan.ranks

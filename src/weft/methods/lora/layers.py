@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from weft.describe.added_layers import AddedLayers
 from weft.describe.amount import ZERO, Amount
-from weft.describe.block_products import BlockProduct, block_products
+from weft.describe.block_products import BlockProduct, block_products, has_experts, products_in
 from weft.describe.families.block_parts import NORMS
 from weft.describe.families.decoder import kept_for_norm_weights
 from weft.describe.families.transformer import (
@@ -57,11 +57,8 @@ def add_low_rank(graph: LayerGraph, config: ModelConfig, choice: Choice) -> Laye
         elif index == len(graph.layers) - 1:
             layers.append(_frozen_head(layer, config))
         else:
-            has_experts = config.family != "gpt" and config.architecture.has_experts(index - 1)
-            named, own = (
-                [one for one in some if one.in_attention or not has_experts] for some in (products, chosen)
-            )
-            block = _adapted_block(layer, config, own, low_rank, mixture=has_experts)
+            named, own = (products_in(config, index - 1, some) for some in (products, chosen))
+            block = _adapted_block(layer, config, own, low_rank, mixture=has_experts(config, index - 1))
             layers.append(block if low_rank.base is None else with_few_bits(block, named, low_rank.base))
     return replace(
         graph,

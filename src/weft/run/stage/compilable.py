@@ -36,6 +36,9 @@ def compile_problems(plan: Plan, kinds: Ints, graph: LayerGraph) -> list[Violati
     if plan.grid(0).context > 1:
         problem = "layers whose tokens several ranks divide among them (cp) are not compiled"
         problems.append(Violation(_WHERE, problem, "plan.cp = 1"))
+    if graph.experts:
+        problem = "layers whose tokens choose experts are not compiled"
+        problems.append(Violation(_WHERE, problem, "false"))
     if plan.method(PACKING) is not None:
         problem = "layers whose attention depends on the documents of a sample are not compiled"
         problems.append(Violation(_WHERE, problem, "task.packing = false"))

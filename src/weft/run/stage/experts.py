@@ -18,8 +18,9 @@ from weft.run.parallel.function import Function
 
 # The word by which a configuration of `transformers` asks for these experts.
 IMPLEMENTATION = "weft"
-# Types for which torch has a grouped product on accelerators.
+# Types for which torch has a grouped product, and the bytes of which its rows are multiples.
 _GROUPED = (torch.float32, torch.bfloat16, torch.float16)
+_ALIGNED_BYTES = 16
 
 
 class Sorted(NamedTuple):
@@ -45,7 +46,7 @@ def sort_rows(chosen: torch.Tensor, experts: int) -> Sorted:
     flat = chosen.flatten()
     order = torch.argsort(flat, stable=True)
     place = torch.empty_like(order)
-    place[order] = torch.arange(len(order), device=order.device)
+    place.scatter_(0, order, torch.arange(len(order), device=order.device))
     return Sorted(order, place, torch.bincount(flat, minlength=experts))
 
 
@@ -55,11 +56,11 @@ class _Scatter(Function):
     @staticmethod
     def forward(ctx: Any, tokens: torch.Tensor, rows: Sorted, choices: int) -> torch.Tensor:
         ctx.place, ctx.choices = rows.place, choices
-        return tokens[rows.order // choices]
+        return tokens.index_select(0, rows.order // choices)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        by_token = gradient[ctx.place].view(-1, ctx.choices, gradient.shape[-1])
+        by_token = gradient.index_select(0, ctx.place).view(-1, ctx.choices, gradient.shape[-1])
         return by_token.sum(1), None, None
 
 
@@ -71,21 +72,21 @@ class _Gather(Function):
         ctx.save_for_backward(rows, weights)
         ctx.places = places
         wide = torch.promote_types(rows.dtype, weights.dtype)
-        by_token = rows[places.place].view(*weights.shape, -1).to(wide)
+        by_token = rows.index_select(0, places.place).view(*weights.shape, -1).to(wide)
         return torch.einsum("tkh,tk->th", by_token, weights.to(wide)).to(rows.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         rows, weights = ctx.saved_tensors
         order, place, _ = ctx.places
+        by_row = gradient.index_select(0, order // weights.shape[1])
         of_rows = of_weights = None
         if ctx.needs_input_grad[0]:
-            by_row = gradient[order // weights.shape[1]] * weights.flatten()[order].unsqueeze(-1)
-            of_rows = by_row.to(rows.dtype)
+            of_rows = (by_row * weights.flatten()[order].unsqueeze(-1)).to(rows.dtype)
         if ctx.needs_input_grad[1]:
             wide = torch.promote_types(rows.dtype, weights.dtype)
-            by_token = rows[place].view(*weights.shape, -1).to(wide)
-            of_weights = torch.einsum("tkh,th->tk", by_token, gradient.to(wide)).to(weights.dtype)
+            in_order = torch.linalg.vecdot(by_row.to(wide), rows.to(wide))
+            of_weights = in_order[place].view_as(weights).to(weights.dtype)
         return of_rows, of_weights, None
 
 
@@ -120,10 +121,11 @@ class _GroupedProduct(Function):
 def grouped_product(rows: torch.Tensor, matrices: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Multiply rows (pairs, inner), sorted by expert, with matrices (experts, outer, inner).
 
-    A CPU multiplies expert by expert, faster than torch's grouped product there. An accelerator reads the
-    counts itself, so that the host does not wait for them.
+    An accelerator reads the counts of torch's grouped product itself, so that the host does not wait. Where
+    torch has none, for double precision and odd sizes, the product runs expert by expert.
     """
-    if rows.device.type == "cpu" or rows.dtype not in _GROUPED:
+    aligned = all(size * rows.itemsize % _ALIGNED_BYTES == 0 for size in matrices.shape[1:])
+    if rows.dtype not in _GROUPED or not aligned:
         product: torch.Tensor = _GroupedProduct.apply(rows, matrices, counts.tolist())
         return product
     ends = counts.cumsum(0, dtype=torch.int32)

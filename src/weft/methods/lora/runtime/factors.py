@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from weft.describe.block_products import block_products
+from weft.describe.block_products import block_products, products_in
 from weft.describe.plan import Choice
 from weft.errors import InputError, Violation
 from weft.methods.lora.options import NAME, A, B, LowRank, read_options
@@ -85,11 +85,14 @@ def adapt(stage: StageModule, layers: Sequence[int], choice: Choice) -> None:
         InputError: if a block lacks a linear layer that its description names.
     """
     low_rank, products = read_options(choice), block_products(stage.config)
-    names = {one.name for one in low_rank.chosen(products)}
+    chosen = low_rank.chosen(products)
     stage.requires_grad_(False)
-    for block in stage.blocks:
+    for index, block in zip(stage.block_indices, stage.blocks, strict=True):
+        named, names = (
+            {one.name for one in products_in(stage.config, index, some)} for some in (products, chosen)
+        )
         if low_rank.base is not None:
-            for name, one in _exchangeable(stage, block, {one.name for one in products}):
+            for name, one in _exchangeable(stage, block, named):
                 stage.packers[f"{name}.weight"] = partial(pack, one, low_rank.base)
         found = list(_products(stage, block, names))
         if missing := names - {name.rpartition(".")[2] for name, _ in found}:
