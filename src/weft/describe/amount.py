@@ -1,8 +1,8 @@
 """Quantities that depend on the shape of a micro-batch: sums of products of b, s, 1/t, 1/d and 1/e.
 
-A layer's work is data, not code, so it can be written to a file and hashed. Its variables are micro-batch
-size (b), sequence length (s), tensor-parallel degree (t), degree of sequence parallelism (d) and
-expert-parallel degree (e).
+A layer's work is data, not code, so it can be written to a file and hashed. Its variables are a rank's
+samples of a micro-batch (b) and sequence length (s). Degrees are those of tensor (t), sequence (d) and expert
+parallelism (e).
 Context ranks divide the tokens equally: each has an equal part of every term in tokens or in token pairs.
 `Amount.parse("2*4096*b*s/t + b")` reads what `str(amount)` writes.
 """
@@ -16,8 +16,8 @@ from weft.errors import InputError, Violation
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes for the evaluation of a layer: a rank's samples per micro-batch, tokens per sample, tensor-,
-    context- and expert-parallel degree."""
+    """The sizes for the evaluation of a layer: a rank's samples per micro-batch, the tokens of a sample, and
+    the degrees of parallelism inside a replica."""
 
     micro_batch_size: int
     sequence: int

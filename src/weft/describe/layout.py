@@ -50,8 +50,8 @@ KEPT_IN_PLANS = ("micro_batch_size", "sharding", "island", "blocking")
 class Layout:
     """Degrees and choices of one layout: planners search them, and a Plan is built from them.
 
-    Degrees of `AXES`: devices of one pipeline, replicas, ranks that divide experts and samples, ranks that
-    divide a sample's tokens, ranks that divide every layer. `loops` are the stages of each device, `options`
+    Degrees of `AXES` count devices of one pipeline, replicas, and ranks inside a replica. These divide
+    experts and samples, a sample's tokens, or every layer. `loops` are the stages of each device, `options`
     the schedule's options. See `weft.describe.plan.Plan` for `sharding`, `island` and `blocking`. `recompute`
     holds for all stages, or is the heaviest of `recompute_per_stage` (see `recomputing`). `layers_per_stage`
     cuts the chain of layers; None balances the stages. `rank_order` has the cluster's device for each rank of

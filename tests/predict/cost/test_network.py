@@ -47,6 +47,22 @@ def test_no_collective_beats_the_bytes_that_must_pass_its_slowest_cut(ranks: lis
     assert PLAIN.all_reduce_s(ranks, size) >= least * (1 - 1e-12)
 
 
+@given(groups, sizes, sizes)
+def test_an_all_to_all_sends_each_part_once(ranks: list[int], fewer: int, more: int) -> None:
+    low, high = (PLAIN.all_to_all(ranks, size) for size in sorted((fewer, more)))
+    assert low.seconds <= high.seconds
+    places = [rank // 4 for rank in ranks]
+    here = max(places.count(node) for node in places)
+    part = max(fewer, more) / len(ranks)
+    if here == len(ranks):
+        assert high.seconds == pytest.approx(INSIDE.latency_s + (here - 1) * part / INSIDE.bytes_per_s)
+        assert high.link_s == 0.0
+    else:
+        leaving = here * (len(ranks) - here) * part
+        assert high.link_s == pytest.approx(leaving / BETWEEN.bytes_per_s)
+        assert high.seconds >= BETWEEN.latency_s + high.link_s - 1e-15
+
+
 def test_a_ring_takes_the_textbook_time() -> None:
     turn = INSIDE.latency_s + 1e6 / 4 / INSIDE.bytes_per_s
     assert PLAIN.all_reduce_s(range(4), 10**6) == pytest.approx(2 * 3 * turn)

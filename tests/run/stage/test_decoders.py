@@ -17,7 +17,9 @@ from weft.describe.decoder_row import TRAINED
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.errors import InputError
+from weft.predict.cost.memory import alike_parameters
 from weft.run.stage.build import build_stage
+from weft.run.stage.stage_module import StageModule
 
 # One of each kind of norms, windows, biases, scales and caps; `test_every_trained_row` builds all types.
 TYPES = ("mistral", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt_neox", "olmo2", "granite", "cohere2")
@@ -115,6 +117,24 @@ def test_every_trained_row_counts_and_computes(model_type: str) -> None:
     torch.testing.assert_close(
         logits, reference_of(config, model)(tokens, use_cache=False).logits, rtol=1e-9, atol=1e-10
     )
+
+
+@pytest.mark.parametrize("model_type", MIXTURES)
+def test_expert_ranks_hold_the_described_parameters(model_type: str) -> None:
+    config = tiny_decoder(model_type)
+    graph = layer_graph(config)
+    for ranks in (2, 3, 6):
+        shape = Shape(1, config.sequence, expert_parallel=ranks)
+        stages = [
+            build_stage(config, range(config.layers + 2), 0, torch.float32, expert_share=(place, ranks))
+            for place in range(ranks)
+        ]
+        counts = [sum(one.numel() for one in stage.parameters()) for stage in stages]
+        assert counts == [sum(layer.parameters(shape) for layer in graph.layers)] * ranks
+        assert isinstance(stages[0], StageModule)
+        divided = stages[0].divisions
+        alike = sum(one.numel() for name, one in stages[0].named_parameters() if name not in divided)
+        assert alike_parameters(graph, range(len(graph.layers)), shape) == alike
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,119 @@
+"""Expert ranks: what planners try, what is refused, and bounds that hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from described_decoders import described
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from weft.describe.layout import Layout, PartialLayout
+from weft.describe.plan import GRADIENT_NORM, Choice
+from weft.describe.plan_file import check_plan
+from weft.moves.layout import build_plan, refuse
+from weft.planning.compile import compile_plan
+from weft.planning.planners.bounds import Bounds
+from weft.planning.planners.space import layouts
+from weft.planning.problem import Problem, problem_of
+from weft.predict.cost.placed_plan import CostModel
+from weft.predict.predict import predict
+
+BASE = Layout(pp=1, dp=2, loops=1, micro_batch_size=4, schedule="1f1b", ep=2)
+
+
+@pytest.fixture(scope="module")
+def problem(tmp_path_factory: pytest.TempPathFactory) -> Problem:
+    folder = tmp_path_factory.mktemp("mixture")
+    described(folder, "mixtral", num_local_experts=8)
+    return problem_of(model=str(folder), on="16xa100-40gb", global_batch=16)
+
+
+def test_planners_try_the_degrees_that_divide_experts_and_samples(problem: Problem) -> None:
+    space = list(layouts(problem))
+    assert {one.ep for one in space} == {1, 2, 4, 8}
+    assert {one.tp for one in space if one.ep > 1} == {1}
+    assert all(one.micro_batch_size % one.ep == 0 for one in space)
+    pinned = replace(problem, pins=PartialLayout(ep=4))
+    assert {one.ep for one in layouts(pinned)} == {4}
+
+
+def test_dense_models_have_no_expert_ranks() -> None:
+    dense = problem_of(model="llama-1m", on="16xa100-40gb", global_batch=16)
+    assert {one.ep for one in layouts(dense)} == {1}
+    assert refuse(dense.job, BASE) == "ep 2: the model has no experts; nearest ep: 1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"ep": 3, "micro_batch_size": 6, "dp": 1}, "16"),
+        ({"ep": 16, "micro_batch_size": 16, "dp": 1}, "ep 16 does not divide 8 experts; nearest ep: 8"),
+        ({"micro_batch_size": 1}, "ep 2 does not divide 1 samples of a micro-batch; nearest ep: 1"),
+        ({"splits": (4,)}, "ep 2 does not divide 1 samples of a micro-batch; nearest ep: 1"),
+        ({"tp": 2}, "ep 2: a parameter is divided along one axis of a replica; nearest tp: 1, cp: 1"),
+        ({"cp": 2}, "ep 2: a parameter is divided along one axis of a replica; nearest tp: 1, cp: 1"),
+        ({"sync": "local-averaging"}, "nearest sync: dense"),
+        ({"methods": (Choice(name="micro-batch-norms"),)}, "without micro-batch-norms, or nearest ep: 1"),
+    ],
+)
+def test_refused_in_one_line(problem: Problem, changes: dict[str, object], reason: str) -> None:
+    # The fields of a layout have several types.
+    changed = replace(BASE, **changes)  # type: ignore[arg-type]
+    found = refuse(problem.job, changed)
+    assert found is not None
+    assert reason in found
+    assert "\n" not in found
+
+
+def test_a_plan_edited_by_hand_is_refused(problem: Problem) -> None:
+    job = problem.job
+    layer_s = [1.0] * len(job.graph.layers)
+    plan = build_plan(job, replace(BASE, methods=(Choice(name=GRADIENT_NORM),)), layer_s)
+    assert check_plan(plan, job.graph, job.cluster) == []
+    wrong = {
+        "three samples": {"micro_batch_size": 1, "global_batch": 4},
+        "another method": {"methods": (Choice(name="micro-batch-norms"),)},
+        "tensor ranks": {"mesh": {"pp": 1, "dp": 2, "ep": 2, "tp": 2}},
+        "four ranks": {"mesh": {"pp": 1, "dp": 1, "ep": 4}},
+    }
+    for name, update in wrong.items():
+        edited = plan.model_copy(update=update)
+        assert check_plan(edited, job.graph, job.cluster), name
+
+
+@given(data=st.data())
+def test_no_step_is_shorter_and_no_peak_lower_than_its_bound(problem: Problem, data: st.DataObject) -> None:
+    bounds, job = Bounds(problem), problem.job
+    ep = data.draw(st.sampled_from([1, 2, 4, 8]))
+    layout = Layout(
+        pp=data.draw(st.sampled_from([1, 2])),
+        dp=data.draw(st.sampled_from([1, 2])),
+        ep=ep,
+        loops=data.draw(st.sampled_from([1, 2])),
+        micro_batch_size=ep * data.draw(st.sampled_from([1, 2])),
+        schedule=data.draw(st.sampled_from(["1f1b", "gpipe", "breadth-first"])),
+        sharding=data.draw(st.sampled_from(["zero-0", "zero-1", "zero-2", "zero-3"])),
+        recompute=data.draw(st.sampled_from(["none", "full"])),
+    )
+    assume(refuse(job, layout) is None)
+    plan = build_plan(job, layout, bounds.layer_seconds(layout))
+    costs = CostModel(graph=job.graph, cluster=job.cluster)
+    prediction = predict(costs, plan, compile_plan(plan, job.graph)).prediction
+    assert prediction.step_s >= bounds.step_s(layout) * (1 - 1e-6)
+    assert bounds.holding(layout).total <= max(prediction.peak_bytes)
+
+
+def test_more_expert_ranks_hold_less_and_send_more(problem: Problem) -> None:
+    job = problem.job
+    peaks, steps = [], []
+    for ep in (1, 2, 4, 8):
+        layout = replace(BASE, ep=ep, dp=16 // ep, micro_batch_size=ep)
+        plan = build_plan(job, layout, [1.0] * len(job.graph.layers))
+        found = predict(CostModel(graph=job.graph, cluster=job.cluster), plan, compile_plan(plan, job.graph))
+        peaks.append(max(found.prediction.peak_bytes))
+        steps.append(found.prediction.step_s)
+    assert peaks == sorted(peaks, reverse=True)
+    assert len(set(peaks)) == len(peaks)
+    assert steps[1] > steps[0]
