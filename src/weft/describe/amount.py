@@ -16,8 +16,8 @@ from weft.errors import InputError, Violation
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes for the evaluation of a layer: a rank's samples per micro-batch, the tokens of a sample, and
-    the degrees of parallelism inside a replica."""
+    """The sizes for the evaluation of a layer: samples of a micro-batch on a rank, tokens of a sample, and
+    degrees inside a replica."""
 
     micro_batch_size: int
     sequence: int
