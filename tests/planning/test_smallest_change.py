@@ -69,10 +69,13 @@ def test_every_notch_is_one_and_keeps_the_devices() -> None:
             different = {key for key in before if before[key] != after[key]}
             if "recompute_per_stage" in different:
                 different = different - {"recompute_per_stage"} | {"recompute"}
-            if "pp" in different:
+            if {"pp", "ep"} & different:
                 # Other stages than those that recompute unlike each other.
                 different -= {"recompute"}
-            degrees = {"dp", "tp", "pp"}
+            if "ep" in different:
+                # Each rank keeps its number of samples.
+                different -= {"micro_batch_size"}
+            degrees = {"dp", "tp", "pp", "ep"}
             assert len(different - degrees - {"island"}) == (0 if different & degrees else 1), words
     moved = (Choice(name="offload", options={"states": True, "activations": True}),)
     last = layout(

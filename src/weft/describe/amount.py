@@ -16,8 +16,7 @@ from weft.errors import InputError, Violation
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes for the evaluation of a layer: samples of a micro-batch on a rank, tokens of a sample, and
-    degrees inside a replica."""
+    """The sizes for the evaluation of a layer; `micro_batch_size` counts a rank's own samples."""
 
     micro_batch_size: int
     sequence: int

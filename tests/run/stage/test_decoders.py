@@ -148,7 +148,7 @@ def test_expert_ranks_hold_the_described_parameters(model_type: str) -> None:
         "cohere",
         "mixtral",
         "qwen2_moe",
-        "deepseek_v3",
+        "olmoe",
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

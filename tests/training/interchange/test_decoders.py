@@ -10,9 +10,12 @@ import torch
 from decoder_models import tiny_decoder
 from hugging_face_jobs import model_folder, transformers_logits, whole_model, write_run, write_text
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from weft.describe.models import CONFIG_FILE, resolve_model
 from weft.describe.run_file import load_run
+from weft.errors import InputError
 from weft.training.checkpoint.tensor_folders import SafetensorsFolder
 from weft.training.interchange.export import _kept_files
 from weft.training.interchange.hugging_face import write_folder
@@ -20,6 +23,16 @@ from weft.training.interchange.imports import read_initial_weights
 from weft.training.interchange.matching import match_weights
 
 TYPES = ("mistral", "qwen3", "gemma2", "phi3", "gpt_neox", "olmo2", "granite", "cohere2")
+MIXTURES = (
+    "mixtral",
+    "granitemoe",
+    "olmoe",
+    "qwen2_moe",
+    "qwen3_moe",
+    "glm4_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+)
 # What training does not change.
 KEPT = {"max_position_embeddings": 48, "eos_token_id": 7, "attention_dropout": 0.25, "mine": {"a": [1]}}
 
@@ -59,3 +72,46 @@ def test_files_of_generation_and_of_the_own_tokenizer_are_kept(tokenizer: str, t
     run = run.model_copy(update={"task": run.task.model_copy(update={"tokenizer": tokenizer})})
     kept = ["generation_config.json", "special_tokens_map.json"][: 2 if tokenizer == "model" else 1]
     assert _kept_files(run) == {name: texts[name] for name in kept}
+
+
+@pytest.mark.parametrize("model_type", MIXTURES)
+def test_experts_are_read_and_written_as_transformers_stores_them(model_type: str, tmp_path: Path) -> None:
+    described = tiny_decoder(model_type, tie_word_embeddings=False)
+    folder = model_folder(tmp_path / "model", described)
+    made = CONFIG_MAPPING[model_type].from_dict(json.loads(described.record))
+    torch.manual_seed(5)
+    theirs = AutoModelForCausalLM.from_config(made)
+    with torch.no_grad():
+        for name, buffer in theirs.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.normal_()
+    theirs.save_pretrained(tmp_path / "saved")
+    (tmp_path / "saved" / "model.safetensors").rename(folder / "model.safetensors")
+    config = resolve_model(str(folder), sequence=32)
+    model = whole_model(config, seed=99)
+    read_initial_weights(folder, config, {0: model})
+    state = theirs.state_dict()
+    assert {name: value.shape for name, value in model.state_dict().items()}.keys() <= state.keys()
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+    written = tmp_path / "out"
+    write_folder(written, config, match_weights(SafetensorsFolder(folder), config), file_bytes=100_000)
+    before = load_file(folder / "model.safetensors")
+    after = {name: one for file in written.glob("*.safetensors") for name, one in load_file(file).items()}
+    assert before.keys() == after.keys()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    again = AutoModelForCausalLM.from_pretrained(written, dtype=torch.float32).state_dict()
+    assert all(torch.equal(value, again[name]) for name, value in state.items())
+
+
+@pytest.mark.parametrize("lost", ["model.layers.0.block_sparse_moe.experts.3.w3.weight", "lm_head.weight"])
+def test_a_missing_tensor_of_an_expert_is_named(lost: str, tmp_path: Path) -> None:
+    config = tiny_decoder("mixtral", tie_word_embeddings=False)
+    folder = model_folder(tmp_path / "model", config)
+    theirs = AutoModelForCausalLM.from_config(CONFIG_MAPPING["mixtral"].from_dict(json.loads(config.record)))
+    theirs.save_pretrained(tmp_path / "saved")
+    tensors = load_file(tmp_path / "saved" / "model.safetensors")
+    save_file({name: one for name, one in tensors.items() if name != lost}, folder / "model.safetensors")
+    with pytest.raises(InputError, match=f"{lost} is missing") as refused:
+        match_weights(SafetensorsFolder(folder), config)
+    assert len(refused.value.violations) == 1

@@ -58,8 +58,9 @@ def _mixture(width: int, experts: Experts, *, bias: bool) -> BlockPart:
         parameters=Amount.of(own + own_biases, tensor=1, expert=1)
         + Amount.of(shared_matrices + shared_biases, tensor=1)
         + Amount.of(router + whole_biases),
-        # The gathered tokens of each expert, and its weighted results.
-        kept=per_token(2.0 * experts.active * width) + per_token(4.0 * columns, divided=True),
+        # The gathered tokens of each expert, and its weighted results; shared results and their gate.
+        kept=per_token(2.0 * experts.active * width + experts.shared_gate * (width + 1.0))
+        + per_token(4.0 * columns, divided=True),
         kept_bytes=per_token(_ROUTER_BYTES * experts.count),
         products=per_token(experts.count + experts.active * width) + per_token(2.0 * columns, divided=True),
         # Gathering and weighing read and write; the results of the active experts are added up.

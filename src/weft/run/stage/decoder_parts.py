@@ -37,7 +37,7 @@ _EXPERTS: Mapping[str, HeldByTensorRanks] = {
     "down_proj": HeldByTensorRanks(axis=2),
 }
 # Products of a mixture that all ranks repeat: of routers, and of the gate of shared experts.
-_REPEATED = ("gate", "router.layer", "shared_expert_gate")
+_REPEATED = ("gate", "router", "shared_expert_gate")
 # Those of latent attention.
 _LATENT = ("q_a_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm")
 _BLOCK = "layers.*."

@@ -176,12 +176,12 @@ def _parts(weights: Weights, family: HuggingFaceFamily, file_bytes: int) -> Iter
     part: dict[str, torch.Tensor] = {}
     size = 0
     for name in weights.shapes:
-        tensor = weights.read(name).contiguous()
-        if part and size + tensor.nbytes > file_bytes:
-            yield part
-            part, size = {}, 0
-        part[family.stored(name)] = tensor
-        size += tensor.nbytes
+        for stored, tensor in family.stored_tensors(name, weights.read(name).contiguous()):
+            if part and size + tensor.nbytes > file_bytes:
+                yield part
+                part, size = {}, 0
+            part[stored] = tensor
+            size += tensor.nbytes
     yield part
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
 from transformers import PreTrainedConfig
 
-from weft.describe.decoder_row import TRAINED
+from weft.describe.decoder_row import ROWS, TRAINED
 from weft.describe.model import ModelConfig
 from weft.errors import require_choice
 from weft.run.stage.decoder_parts import decoder_class, decoder_config, decoder_names
@@ -15,6 +16,7 @@ from weft.run.stage.families.bert import bert_config
 from weft.run.stage.families.gpt import gpt_config
 from weft.run.stage.families.resnet import resnet_config
 from weft.run.stage.families.vit import vit_config
+from weft.training.interchange.expert_tensors import ExpertNames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,7 @@ class HuggingFaceFamily:
         superfluous: pattern of names that may be stored and are never read: buffers that every version
             computes, and heads of other tasks.
         spellings: (module's part of a name, part in files), for parts that differ.
+        experts: the names of an expert's products in files; None if they have no tensors of their own.
     """
 
     architecture: str
@@ -44,6 +47,7 @@ class HuggingFaceFamily:
     positions_key: str = ""
     superfluous: str = ""
     spellings: tuple[tuple[str, str], ...] = ()
+    experts: ExpertNames | None = None
 
     def stored(self, name: str) -> str:
         """Return a tensor's name in files."""
@@ -51,7 +55,24 @@ class HuggingFaceFamily:
             name = name.replace(ours, theirs)
         return name
 
+    def stored_tensors(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the tensors of files, with their names, that one of the model's tensors is made of."""
+        if self.experts is None:
+            yield self.stored(name), tensor
+        else:
+            yield from self.experts.parts(self.stored(name), tensor)
 
+
+# Of decoders whose files have other names than their modules.
+_SPELLINGS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "mixtral": ((".mlp.", ".block_sparse_moe."),),
+    "granitemoe": (
+        (".experts.gate_up_proj", ".input_linear.weight"),
+        (".experts.down_proj", ".output_linear.weight"),
+        (".router.weight", ".router.layer.weight"),
+    ),
+}
+_MIXTRAL = ExpertNames("w1", "w3", "w2")
 _FAMILIES: Mapping[str, HuggingFaceFamily] = {
     "gpt": HuggingFaceFamily(
         architecture="GPT2LMHeadModel",
@@ -134,4 +155,10 @@ def _decoder(model_type: str) -> HuggingFaceFamily:
         embedding=f"{names.token_table}.weight",
         tied={"lm_head.weight": f"{names.token_table}.weight"},
         superfluous=r"(.*\.)?rotary_emb\.inv_freq",
+        spellings=_SPELLINGS.get(model_type, ()),
+        experts=None if ROWS[model_type].experts is None else _experts(model_type),
     )
+
+
+def _experts(model_type: str) -> ExpertNames:
+    return _MIXTRAL if model_type == "mixtral" else ExpertNames()

@@ -12,6 +12,7 @@ from weft.describe.model import ModelConfig
 from weft.errors import InputError, Violation, nearest
 from weft.run.stage.families import stage_family
 from weft.training.checkpoint.tensor_folders import Shape, TensorFolder
+from weft.training.interchange.expert_tensors import JoinedExperts
 from weft.training.interchange.hugging_face_families import HuggingFaceFamily, hugging_face_family
 
 _UNTIED = "tie_word_embeddings = false"
@@ -68,6 +69,8 @@ def match_weights(folder: TensorFolder, config: ModelConfig, *, others: bool = F
     """
     shapes = model_shapes(config)
     family = hugging_face_family(config)
+    if family.experts is not None:
+        folder = JoinedExperts(folder, family.experts)
     names = _best_names(folder.shapes, shapes, family)
     tied = family.tied if config.tied_embeddings else {}
     where = str(folder.path)
