@@ -6,7 +6,7 @@ import pytest
 from transformers import GPT2Config, LlamaConfig
 
 from weft.describe.families import layer_graph
-from weft.describe.models import PRESETS, resolve_model
+from weft.describe.models import PRESETS, USUAL_SEQUENCE, resolve_model
 from weft.errors import InputError
 
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 11, "n_positions": 16}
@@ -169,3 +169,12 @@ def test_a_head_size_of_its_own_is_read(tmp_path):
     assert own.decoder.head_size == 8
     with pytest.raises(InputError, match="head_dim"):
         resolve_model(write(tmp_path, {**LLAMA, "head_dim": -8}))
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("mixtral-8x7b", 46.70), ("qwen3-30b-a3b", 30.53), ("olmoe-1b-7b", 6.92), ("deepseek-v3", 671.03)],
+)
+def test_mixtures_have_the_published_numbers_of_parameters(name: str, billions: float) -> None:
+    assert round(layer_graph(PRESETS[name]).parameters() / 1e9, 2) == billions
+    assert PRESETS[name].sequence <= USUAL_SEQUENCE

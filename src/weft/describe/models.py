@@ -29,6 +29,9 @@ USUAL_SEQUENCE = 4096
 
 def _preset(name: str, record: Mapping[str, Any]) -> ModelConfig:
     sizes = {key: value for key, value in record.items() if key != "source"}
+    if "config" in sizes:
+        config = read_decoder(sizes["config"], ROWS[sizes["config"]["model_type"]], name, name)
+        return replace(config, sequence=min(config.sequence, USUAL_SEQUENCE))
     if "widths" in sizes:
         return convolutional_config(name, **sizes)
     sizes.setdefault("key_value_heads", sizes["heads"])
