@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from described_decoders import described
 from hypothesis import assume, given
@@ -17,6 +18,9 @@ from weft.planning.compile import compile_plan
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.space import layouts
 from weft.planning.problem import Problem, problem_of
+from weft.predict.cost.exchanges import LOSS_BYTES, stage_exchanges
+from weft.predict.cost.memory import alike_parameters, gradient_element_bytes
+from weft.predict.cost.network import Network
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
 
@@ -117,3 +121,26 @@ def test_more_expert_ranks_hold_less_and_send_more(problem: Problem) -> None:
     assert peaks == sorted(peaks, reverse=True)
     assert len(set(peaks)) == len(peaks)
     assert steps[1] > steps[0]
+
+
+def test_rows_go_to_their_experts_and_back_in_each_pass(problem: Problem) -> None:
+    """With equally busy experts; the last stage sends the loss, and gradients of experts stay."""
+    graph, cluster = problem.job.graph, problem.job.cluster
+    layout = replace(BASE, dp=1, ep=4, recompute="full")
+    plan = build_plan(problem.job, layout, [1.0] * len(graph.layers))
+    network, shape, ranks = Network(cluster=cluster), plan.shape(0), (0, 1, 2, 3)
+    [found] = stage_exchanges(plan, graph, network, [np.array([ranks])])[0].exchanges
+    tokens = shape.micro_batch_size * shape.sequence
+    rows_bytes = tokens * 2 * problem.model.hidden * plan.element_bytes
+    there_s = problem.model.layers * network.all_to_all(ranks, rows_bytes).seconds
+    assert found.backward_s == found.again_s == pytest.approx(2 * there_s)
+    loss_s = network.all_gather(ranks, 4 * LOSS_BYTES).seconds
+    assert found.forward_s == pytest.approx(2 * there_s + loss_s)
+    alike = alike_parameters(graph, range(len(graph.layers)), shape)
+    experts = sum(
+        layer.parameters(replace(shape, expert_parallel=1)) - layer.parameters(shape)
+        for layer in graph.layers
+    )
+    assert alike == graph.parameters() - round(experts * 4 / 3)
+    gradient_bytes = gradient_element_bytes(plan) * alike
+    assert found.gradient_s == pytest.approx(network.all_reduce_s(ranks, gradient_bytes))

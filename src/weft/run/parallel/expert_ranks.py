@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from weft.run.parallel.function import Function
+from weft.run.parallel.permutation import inverse, permuted
 from weft.run.parallel.token_ranks import TokenRanks
 
 _SAMPLES = 0
@@ -40,8 +41,11 @@ class ExpertRanks(TokenRanks):
         """
         of_all = self.gather(counts)
         own = of_all.chunk(self.size, 1)[self.place]
-        given = counts.view(self.size, -1).sum(1)
-        route = Dispatch(self, given.tolist(), own.sum(1).tolist(), own)
+        expert = torch.arange(own.shape[1], device=own.device).repeat(self.size)
+        order = torch.argsort(expert.repeat_interleave(own.flatten()), stable=True)
+        # The host needs the sizes of all sends.
+        given, taken = (one.tolist() for one in (counts.view(self.size, -1).sum(1), own.sum(1)))
+        route = Dispatch(self, given, taken, own.sum(0), order, inverse(order))
         return route.there(rows), route
 
 
@@ -50,34 +54,27 @@ class Dispatch(NamedTuple):
 
     Attributes:
         given, taken: rows to each rank, and from each.
-        counts: rows from each rank for each of this rank's experts, (ranks, own experts).
+        counts: rows of all ranks for each of this rank's experts, (own experts,).
+        order, place: positions of received rows in the order of experts, and the inverse, (received,).
     """
 
     ranks: ExpertRanks
     given: Sequence[int]
     taken: Sequence[int]
     counts: torch.Tensor
+    order: torch.Tensor
+    place: torch.Tensor
 
     def there(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the rows that all ranks have for this rank's experts, sorted by expert."""
-        taken: torch.Tensor = _Exchange.apply(rows, self.ranks, self.given, self.taken)
-        order, _ = self._order()
-        return taken[order]
+        received: torch.Tensor = _Exchange.apply(rows, self.ranks, self.given, self.taken)
+        return permuted(received, self.order, self.place)
 
     def back(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the results of this rank's own rows, in their first order."""
-        _, place = self._order()
-        returned: torch.Tensor = _Exchange.apply(rows[place], self.ranks, self.taken, self.given)
+        by_sender = permuted(rows, self.place, self.order)
+        returned: torch.Tensor = _Exchange.apply(by_sender, self.ranks, self.taken, self.given)
         return returned
-
-    def _order(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the positions of received rows in the order of experts, and the inverse."""
-        senders, experts = self.counts.shape
-        expert = torch.arange(experts, device=self.counts.device).repeat(senders)
-        order = torch.argsort(expert.repeat_interleave(self.counts.flatten()), stable=True)
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(order), device=order.device)
-        return order, place
 
 
 class _Exchange(Function):

@@ -15,6 +15,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from weft.run.parallel.expert_ranks import ExpertRanks
 from weft.run.parallel.function import Function
+from weft.run.parallel.permutation import inverse
 
 # The word by which a configuration of `transformers` asks for these experts.
 IMPLEMENTATION = "weft"
@@ -45,9 +46,7 @@ def sort_rows(chosen: torch.Tensor, experts: int) -> Sorted:
     """
     flat = chosen.flatten()
     order = torch.argsort(flat, stable=True)
-    place = torch.empty_like(order)
-    place.scatter_(0, order, torch.arange(len(order), device=order.device))
-    return Sorted(order, place, torch.bincount(flat, minlength=experts))
+    return Sorted(order, inverse(order), torch.bincount(flat, minlength=experts))
 
 
 class _Scatter(Function):
@@ -150,7 +149,7 @@ def compute_experts(
         results = _compute(experts, scattered, rows.counts)
     else:
         received, route = ranks.dispatch(scattered, rows.counts)
-        results = route.back(_compute(experts, received, route.counts.sum(0)))
+        results = route.back(_compute(experts, received, route.counts))
     summed: torch.Tensor = _Gather.apply(results, weights, rows)
     return summed
 
