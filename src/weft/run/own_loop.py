@@ -100,7 +100,7 @@ class Runtime:
         if self.plan.layer_choices and stage_builder is not None:
             problem = "the plan chooses how layers run, which only weft's own stages follow"
             raise InputError(Violation("runtime.stage_builder", problem))
-        self._context = None if dist.is_initialized() else start_worker()
+        self._context = None if dist.is_initialized() else start_worker(transport=transport)
         device = self._context.device if self._context is not None else _default_device()
         rank = dist.get_rank()
         if dist.get_world_size() != self.plan.ranks:

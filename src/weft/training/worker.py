@@ -81,7 +81,7 @@ def join(run_dir: Path) -> tuple[PlannedJob, WorkerContext]:
     job = reopen(run_dir)
     if job.elsewhere:
         raise InputError(job.elsewhere)
-    context = start_worker()
+    context = start_worker(transport=job.run.run.transport)
     given, needed = context.world_size, job.plan.ranks
     if given != needed:
         raise InputError(

@@ -36,12 +36,13 @@ class WorkerContext:
         dist.destroy_process_group()
 
 
-def start_worker(*, timeout_s: float = START_TIMEOUT_S) -> WorkerContext:
+def start_worker(*, transport: str | None = None, timeout_s: float = START_TIMEOUT_S) -> WorkerContext:
     """Tie this process to its parent, set its threads and join the job's process group (gloo).
 
     It reads the variables of `torchrun` (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
     MASTER_PORT, OMP_NUM_THREADS). Without RANK the job is this process alone. On a machine with CUDA devices
-    each rank has its own; otherwise each rank has its share of the cores.
+    each rank has its own; otherwise each rank has its share of the cores. With the transport `host`, ranks
+    may share devices, in turn.
 
     Raises:
         InputError: when the environment is incomplete, or the machine has no device for this rank.
@@ -53,7 +54,7 @@ def start_worker(*, timeout_s: float = START_TIMEOUT_S) -> WorkerContext:
     rank, world_size, local_rank, local_ranks = (0, 1, 0, 1) if alone else _environment()
     threads = int(os.environ.get("OMP_NUM_THREADS", 0)) or threads_per_rank(local_ranks)
     torch.set_num_threads(threads)
-    device = _device(local_rank, local_ranks)
+    device = _device(local_rank, local_ranks, transport)
     timeout = timedelta(seconds=timeout_s)
     try:
         if alone:
@@ -79,17 +80,27 @@ def _environment() -> list[int]:
     return [int(os.environ[name]) for name in names]
 
 
-def _device(local_rank: int, local_ranks: int) -> str:
+def _device(local_rank: int, local_ranks: int, transport: str | None) -> str:
     count = torch.cuda.device_count()
     if count == 0:
         return "cpu"
-    if count < local_ranks:
-        problem = f"{local_ranks} local ranks need a CUDA device each, this machine has {count}"
-        raise InputError(Violation("worker", problem, f"{count} ranks"))
+    index = device_index(local_rank, local_ranks, count, transport)
     # Before CUDA starts; see `weft.run.rank_streams.require_queues`.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    torch.cuda.set_device(local_rank)
-    return f"cuda:{local_rank}"
+    torch.cuda.set_device(index)
+    return f"cuda:{index}"
+
+
+def device_index(local_rank: int, local_ranks: int, devices: int, transport: str | None) -> int:
+    """Return the device of a rank on a machine with so many devices; NCCL needs one for each rank.
+
+    Raises:
+        InputError: for more ranks than devices with a transport other than `host`.
+    """
+    if devices < local_ranks and transport != "host":
+        problem = f"{local_ranks} local ranks need a CUDA device each, this machine has {devices}"
+        raise InputError(Violation("worker", problem, f'{devices} ranks, or [run] transport = "host"'))
+    return local_rank % devices
 
 
 def _why_not_met(error: Exception, rank: int, world_size: int, timeout_s: float) -> str:
