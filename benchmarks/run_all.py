@@ -29,6 +29,7 @@ BENCHMARKS = (
     ("prediction",),
     ("tracked_memory",),
     ("loss_head",),
+    ("experts",),
     ("tensor_ranks",),
     ("tensor_collectives",),
     ("few_bits_at_scale",),

@@ -291,6 +291,7 @@ DEVICE = tuple(
         TIED("breadth-first", dp=2, loops=4, sharding="zero-2"),
         BOTH(WIDE_BERT, dp=2, sharding="zero-3", methods=(Clips(None),)),
         SEEN(RESNET, "1f1b", pp=2, dp=2, sharding="zero-2"),
+        Row(MIXTRAL, "1f1b", pp=2, ep=2),
         FORKED("zb-h1", splits=(4, 1, 2, 1)),
         Row(GPT, "depth-first", dp=4, loops=3, micro_batches=2, sharding="zero-1", island=2),
         Row(GPT, dp=4, micro_batches=1, optimizer="adamw", steps=3, sharding="zero-3"),
