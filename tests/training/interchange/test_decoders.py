@@ -115,3 +115,16 @@ def test_a_missing_tensor_of_an_expert_is_named(lost: str, tmp_path: Path) -> No
     with pytest.raises(InputError, match=f"{lost} is missing") as refused:
         match_weights(SafetensorsFolder(folder), config)
     assert len(refused.value.violations) == 1
+
+
+def test_an_expert_of_a_number_out_of_range_is_named(tmp_path: Path) -> None:
+    config = tiny_decoder("mixtral", num_hidden_layers=1, tie_word_embeddings=False)
+    folder = model_folder(tmp_path / "model", config)
+    theirs = AutoModelForCausalLM.from_config(CONFIG_MAPPING["mixtral"].from_dict(json.loads(config.record)))
+    theirs.save_pretrained(tmp_path / "saved")
+    tensors = load_file(tmp_path / "saved" / "model.safetensors")
+    far = "model.layers.0.block_sparse_moe.experts.999999999999.w1.weight"
+    tensors[far] = tensors["model.layers.0.block_sparse_moe.experts.5.w1.weight"].clone()
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(InputError, match=r"experts\.6\.w1\.weight is missing"):
+        match_weights(SafetensorsFolder(folder), config)

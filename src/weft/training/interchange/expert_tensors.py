@@ -48,21 +48,22 @@ class JoinedExperts:
     def __init__(self, folder: TensorFolder, names: ExpertNames) -> None:
         self.path, self._folder = folder.path, folder
         separate = re.compile(rf"(.+\.experts)\.(\d+)\.({names.gate}|{names.columns}|{names.last})\.weight")
-        counts: dict[str, int] = {}
-        known: set[str] = set()
+        found: dict[str, set[str]] = {}
         for name in folder.shapes:
             if match := separate.fullmatch(name):
-                counts[match[1]] = max(counts.get(match[1], 0), int(match[2]) + 1)
-                known.add(name)
+                found.setdefault(match[1], set()).add(match[2])
         self._sources: dict[str, list[list[str]]] = {}
-        for module, count in counts.items():
+        for module, experts in found.items():
+            # As many experts as there are numbers, however large one of these is.
             for end, products in ((_TOGETHER, (names.gate, names.columns)), (_LAST, (names.last,))):
                 self._sources[module.removesuffix(".experts") + end] = [
-                    [f"{module}.{expert}.{product}.weight" for product in products] for expert in range(count)
+                    [f"{module}.{expert}.{product}.weight" for product in products]
+                    for expert in range(len(experts))
                 ]
-        self._require_alike(known)
+        self._require_alike()
+        joined = {name for each in self._sources.values() for own in each for name in own}
         self.shapes: Mapping[str, Shape] = {
-            **{name: shape for name, shape in folder.shapes.items() if name not in known},
+            **{name: shape for name, shape in folder.shapes.items() if name not in joined},
             **{name: self._joined_shape(sources) for name, sources in self._sources.items()},
         }
 
@@ -76,11 +77,11 @@ class JoinedExperts:
         rows, width = self._folder.shapes[sources[0][0]]
         return (len(sources), len(sources[0]) * rows, width)
 
-    def _require_alike(self, known: set[str]) -> None:
+    def _require_alike(self) -> None:
         where, problems = str(self.path), []
         for sources in self._sources.values():
             names = [name for each in sources for name in each]
-            missing = [name for name in names if name not in known]
+            missing = [name for name in names if name not in self._folder.shapes]
             problems += [Violation(where, f"{name} is missing") for name in missing]
             shapes = {} if missing else {self._folder.shapes[name]: name for name in names}
             if len(shapes) > 1 or any(len(shape) != 2 for shape in shapes):
