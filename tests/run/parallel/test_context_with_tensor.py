@@ -78,9 +78,11 @@ def test_an_evaluation_counts_the_loss_once(worker_pool: WorkerPool) -> None:
 def kept_bytes(rank: int, ranks: int, config: ModelConfig) -> tuple[int, int]:
     """Bytes that blocks leave from their forward to their backward pass, and what is predicted."""
     grid = ReplicaGrid(2, 2)
-    tensor, context = grid.shares(rank)
+    tensor, context, _ = grid.shares(rank)
     stage = build_stage(config, range(1, 3), SEED, torch.float32, tensor_share=tensor, context_share=context)
-    for axis, along in zip((stage.tensor, stage.context), grid.groups(range(ranks)), strict=True):
+    for axis, along in zip(
+        (stage.tensor, stage.context, stage.expert), grid.groups(range(ranks)), strict=True
+    ):
         groups = {ranks: dist.new_group(ranks) for ranks in along}
         axis.connect(HostGroup(next(group for ranks, group in groups.items() if rank in ranks)))
     inputs = torch.randn(stage.input_shape(3, config.sequence), requires_grad=True)

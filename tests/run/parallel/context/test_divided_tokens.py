@@ -26,9 +26,9 @@ def compare(rank: int, ranks: int, tp: int) -> float:
     Of the ranks `tp` neighbours divide the vocabulary.
     """
     grid = ReplicaGrid(tp, ranks // tp)
-    tensor_share, context_share = grid.shares(rank)
+    tensor_share, context_share, _ = grid.shares(rank)
     group, columns = ContextRanks(*context_share), TensorRanks(*tensor_share)
-    for axis, groups in zip((columns, group), grid.groups(range(ranks)), strict=True):
+    for axis, groups in zip((columns, group), grid.groups(range(ranks))[:2], strict=True):
         made = {members: dist.new_group(members) for members in groups}
         axis.connect(HostGroup(next(one for members, one in made.items() if rank in members)))
     mine = slice(columns.share(5).start, columns.share(5).stop)
