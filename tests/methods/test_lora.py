@@ -108,6 +108,15 @@ def test_frozen_layers_keep_less_and_compute_less() -> None:
         assert len(adapted.layers[1].backward_weight.matmuls) == 2 * len(block_products(tiny(family)))
 
 
+def test_a_target_that_no_block_of_a_mixture_has_is_refused() -> None:
+    mixture = resolve_model("mixtral-1m")
+    with pytest.raises(InputError, match=r"lora\.targets: 'down_proj' is not one of q_proj, .*, o_proj"):
+        trained_graph(mixture, [with_low_rank(1, 2.0, "down_proj")])
+    plain, adapted = layer_graph(mixture), trained_graph(mixture, [with_low_rank(1)])
+    assert adapted.trained_parameters() == 4 * sum(one.inner + one.columns for one in block_products(mixture))
+    assert adapted.parameters() == plain.parameters() + adapted.trained_parameters()
+
+
 def test_a_target_that_is_no_linear_layer_is_told_with_the_nearest() -> None:
     with pytest.raises(InputError, match=r"lora\.targets: 'q_prj' is not one of q_proj, .*nearest.*q_proj"):
         trained_graph(tiny("llama"), [with_low_rank(4, 8.0, "q_prj", "v_proj")])

@@ -40,7 +40,9 @@ class BlockProduct:
 
 
 def block_products(config: ModelConfig) -> tuple[BlockProduct, ...]:
-    """Return the linear layers of a model's blocks with a plain feed-forward, in the order of the block.
+    """Return the linear layers of a model's blocks, in the order of the block; experts are none.
+
+    Those of a plain feed-forward belong to the blocks that have one (`products_in`).
 
     Raises:
         InputError: for a family whose linear layers weft cannot name.
@@ -50,9 +52,14 @@ def block_products(config: ModelConfig) -> tuple[BlockProduct, ...]:
     queries, keys = config.heads * decoder.head_size, config.key_value_heads * decoder.head_size
     inner = config.feed_forward
     gated = config.family != "gpt" and decoder.gated
-    return (
+    in_attention = (
         *_reading("attention input", attention[:-1], config.hidden, (queries, keys, keys)),
         BlockProduct(attention[-1], queries, config.hidden, "attention output"),
+    )
+    if all(has_experts(config, block) for block in range(config.layers)):
+        return in_attention
+    return (
+        *in_attention,
         *_reading("feed-forward input", feed_forward[:-1], config.hidden, (inner,) * (1 + gated)),
         BlockProduct(feed_forward[-1], inner, config.hidden, "activation"),
     )
