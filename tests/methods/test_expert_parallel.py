@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from weft.describe.layout import Layout, PartialLayout
-from weft.describe.plan import GRADIENT_NORM, Choice
+from weft.describe.plan import GRADIENT_NORM, Choice, LayerChoice
 from weft.describe.plan_file import check_plan
 from weft.moves.layout import build_plan, refuse
 from weft.planning.compile import compile_plan
@@ -69,6 +69,20 @@ def test_refused_in_one_line(problem: Problem, changes: dict[str, object], reaso
     assert found is not None
     assert reason in found
     assert "\n" not in found
+
+
+def test_every_stage_s_samples_are_divided(problem: Problem) -> None:
+    unlike = replace(BASE, pp=2, dp=1, ep=4, micro_batch_size=12, splits=(3, 2))
+    reason = "ep 4 does not divide 6 samples of a micro-batch; nearest ep: 2"
+    assert refuse(replace(problem.job, global_batch=24), unlike) == reason
+
+
+def test_kernels_of_layers_are_refused_and_losses_are_not(problem: Problem) -> None:
+    assert refuse(problem.job, replace(BASE, loss="chunked")) is None
+    rounded = LayerChoice(name="fp8-linears", layers=(1,), value="tensor")
+    found = refuse(replace(problem.job, layer_choices=(rounded,)), BASE)
+    assert found is not None
+    assert "without fp8-linears, or nearest ep: 1" in found
 
 
 def test_a_plan_edited_by_hand_is_refused(problem: Problem) -> None:

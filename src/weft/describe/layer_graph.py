@@ -296,7 +296,6 @@ def chain_edges(layers: int) -> tuple[tuple[int, int], ...]:
 _AMOUNTS = ("parameters", "kept", "kept_bytes", "sent", "tensor_reduced")
 _FROZEN = ("frozen", "packed", "packed_bytes")
 _CONTEXT_AMOUNTS = ("gathered", "context_kept")
-_EXPERT_AMOUNTS = ("dispatched",)
 _PRODUCTS = ("products", "product_bytes")
 _FREED = ("freed", "freed_bytes", "freed_products")
 _TEMPORARIES = ("elements", "bytes", "weights", "rounded")
@@ -318,7 +317,7 @@ def layer_record(layer: Layer, *, context: bool) -> dict[str, Any]:
     if context and layer.gathered.terms:
         record |= {key: str(getattr(layer, key)) for key in _CONTEXT_AMOUNTS}
     if context and layer.dispatched.terms:
-        record |= {key: str(getattr(layer, key)) for key in _EXPERT_AMOUNTS}
+        record["dispatched"] = str(layer.dispatched)
     if context and layer.temporaries:
         record["temporaries"] = [_temporaries_record(one) for one in layer.temporaries]
         record |= {key: str(getattr(layer, key)) for key in _FREED}
@@ -346,7 +345,7 @@ def layer_from(record: dict[str, Any]) -> Layer:
         if key in record or key in _PASSES
     }
     amounts: dict[str, Any] = {key: Amount.parse(record[key]) for key in _AMOUNTS}
-    given = (*_FROZEN, *_PRODUCTS, *_FREED, *_CONTEXT_AMOUNTS, *_EXPERT_AMOUNTS)
+    given = (*_FROZEN, *_PRODUCTS, *_FREED, *_CONTEXT_AMOUNTS, "dispatched")
     amounts |= {key: Amount.parse(record[key]) for key in given if key in record}
     temporaries = tuple(_temporaries_from(one) for one in record.get("temporaries", ()))
     return Layer(

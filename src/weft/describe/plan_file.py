@@ -220,10 +220,6 @@ def _tensor(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:
         yield Violation("plan: mesh.cp", reason)
     if (reason := graph.refuse_expert(plan.ep)) is not None:
         yield Violation("plan: mesh.ep", reason)
-    for index in range(len(plan.stages)):
-        if (size := plan.size_of(index)) % plan.ep:
-            problem = f"{plan.ep} expert ranks do not divide {shown(size)} samples of a micro-batch"
-            yield Violation(f"plan: stages[{index}]", problem, shown(math.gcd(size, plan.ep)))
 
 
 def _batch(plan: Plan) -> Iterable[Violation]:

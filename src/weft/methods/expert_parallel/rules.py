@@ -8,8 +8,10 @@ from math import gcd
 from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import DENSE, Layout
+from weft.describe.loss_choice import other_choices
 from weft.describe.plan import GRADIENT_NORM, Plan
-from weft.describe.plan_file import PlanRule
+from weft.describe.plan_file import PlanRule, listed
+from weft.describe.units import shown
 from weft.errors import Violation
 from weft.moves.composition import Composition
 
@@ -21,12 +23,12 @@ _ALLOWED = (GRADIENT_NORM,)
 
 
 def _samples(job: Job, layout: Layout) -> str | None:
-    size = layout.micro_batch_size // max(layout.splits, default=1)
-    if size % layout.ep == 0:
+    sizes = {layout.micro_batch_size // parts for parts in layout.splits or (1,)}
+    odd = sorted(size for size in sizes if size % layout.ep)
+    if not odd:
         return None
-    return (
-        f"ep {layout.ep} does not divide {size} samples of a micro-batch; nearest ep: {gcd(size, layout.ep)}"
-    )
+    nearest = gcd(layout.ep, *sizes)
+    return f"ep {layout.ep} does not divide {listed(odd)} samples of a micro-batch; nearest ep: {nearest}"
 
 
 def _axes(job: Job, layout: Layout) -> str | None:
@@ -37,6 +39,13 @@ def _axes(job: Job, layout: Layout) -> str | None:
 
 def _methods(job: Job, layout: Layout) -> str | None:
     others = [one.name for one in layout.methods_beside(job.methods) if one.name not in _ALLOWED]
+    if layout.ep == 1 or not others:
+        return None
+    return f"ep {layout.ep}: {_OTHERS}; without {', '.join(others)}, or nearest ep: 1"
+
+
+def _layer_choices(job: Job, layout: Layout) -> str | None:
+    others = [one.name for one in other_choices(job.layer_choices)]
     if layout.ep == 1 or not others:
         return None
     return f"ep {layout.ep}: {_OTHERS}; without {', '.join(others)}, or nearest ep: 1"
@@ -60,8 +69,13 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
         return
     if plan.cp > 1 or plan.grid(0).tensor > 1:
         yield Violation("plan: mesh.ep", f"{_DIVIDED}; with tp or cp", "1")
+    for stage in range(len(plan.stages)):
+        if (size := plan.size_of(stage)) % plan.ep:
+            problem = f"{plan.ep} expert ranks do not divide {shown(size)} samples of a micro-batch"
+            yield Violation(f"plan: stages[{stage}]", problem, shown(gcd(size, plan.ep)))
     others = [one.name for one in plan.methods if one.name not in _ALLOWED]
-    if others or plan.layer_choices or plan.sync.name != DENSE:
+    others += [one.name for one in other_choices(plan.layer_choices)]
+    if others or plan.sync.name != DENSE:
         yield Violation("plan: mesh.ep", f"{_OTHERS}; with {', '.join([*others, plan.sync.name])}", "1")
     if graph.tied and len(plan.stages) > 1:
         yield Violation("plan: mesh.ep", "stages that share a weight have copies of it", "1")
@@ -73,6 +87,7 @@ RULES = (
     ),
     Composition(method=_METHOD, other="tensor and context ranks", reason=_DIVIDED, refuse=_axes),
     Composition(method=_METHOD, other="other methods", reason=_OTHERS, refuse=_methods),
+    Composition(method=_METHOD, other="kernels of layers", reason=_OTHERS, refuse=_layer_choices),
     Composition(method=_METHOD, other="other synchronisation", reason=_OTHERS, refuse=_synchronised),
     Composition(method=_METHOD, other="tied weights of stages", reason="copies differ", refuse=_tied),
     PlanRule(refuse=_problems_of),

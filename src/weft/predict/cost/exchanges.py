@@ -145,8 +145,7 @@ def _context(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Cal
     shape, grid, layers = plan.shape(stage), plan.grid(stage), plan.stages[stage].layers
     gathered = (gathered_bytes(graph, layer, shape, plan.element_bytes) for layer in layers)
     sizes = Counter(size for size in gathered if size)
-    loss_bytes = LOSS_BYTES * grid.context if len(graph.layers) - 1 in layers else 0
-    gradient_bytes = gradient_element_bytes(plan) * own_parameters(graph, layers, shape)
+    sums = _sums(plan, graph, network, stage, own_parameters(graph, layers, shape))
 
     def seconds_of(ranks: Ranks) -> Exchanges:
         groups = grid.context_groups(ranks)
@@ -154,8 +153,7 @@ def _context(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Cal
             sum(count * _at_once(network, exchange, groups, size) for size, count in sizes.items())
             for exchange in (network.all_gather, network.reduce_scatter)
         )
-        loss_s = _at_once(network, network.all_gather, groups, loss_bytes) if loss_bytes else 0.0
-        gradient_s = _at_once(network, network.all_reduce, groups, gradient_bytes) if gradient_bytes else 0.0
+        loss_s, gradient_s = sums(groups)
         return Exchanges(gathers_s + loss_s, scatters_s, gathers_s, gradient_s)
 
     return seconds_of
@@ -166,17 +164,34 @@ def _expert(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Call
     shape, grid, layers = plan.shape(stage), plan.grid(stage), plan.stages[stage].layers
     dispatched = graph.amounts("dispatched", shape)
     sizes = Counter(round(dispatched[layer] * plan.element_bytes) for layer in layers if dispatched[layer])
-    loss_bytes = LOSS_BYTES * grid.expert if len(graph.layers) - 1 in layers else 0
-    gradient_bytes = gradient_element_bytes(plan) * alike_parameters(graph, layers, shape)
+    sums = _sums(plan, graph, network, stage, alike_parameters(graph, layers, shape))
 
     def seconds_of(ranks: Ranks) -> Exchanges:
         groups = grid.expert_groups(ranks)
         there_s = sum(
             count * _at_once(network, network.all_to_all, groups, size) for size, count in sizes.items()
         )
-        loss_s = _at_once(network, network.all_gather, groups, loss_bytes) if loss_bytes else 0.0
-        gradient_s = _at_once(network, network.all_reduce, groups, gradient_bytes) if gradient_bytes else 0.0
+        loss_s, gradient_s = sums(groups)
         return Exchanges(2 * there_s + loss_s, 2 * there_s, 2 * there_s, gradient_s)
+
+    return seconds_of
+
+
+def _sums(
+    plan: Plan, graph: LayerGraph, network: Network, stage: int, parameters: int
+) -> Callable[[Sequence[Ranks]], tuple[float, float]]:
+    """Return the seconds of (a loss, a sum of gradients) over groups of ranks with tokens of their own.
+
+    `parameters`: those of the stage that all ranks of a group have.
+    """
+    ends = len(graph.layers) - 1 in plan.stages[stage].layers
+    gradient_bytes = gradient_element_bytes(plan) * parameters
+
+    def seconds_of(groups: Sequence[Ranks]) -> tuple[float, float]:
+        loss_bytes = LOSS_BYTES * len(groups[0]) if ends else 0
+        pairs = ((network.all_gather, loss_bytes), (network.all_reduce, gradient_bytes))
+        loss_s, gradient_s = (_at_once(network, one, groups, size) if size else 0.0 for one, size in pairs)
+        return loss_s, gradient_s
 
     return seconds_of
 

@@ -170,7 +170,7 @@ def _alike(
     module: nn.Module, tokens: TokenRanks, layout: FlatLayout, flat: torch.Tensor
 ) -> list[torch.Tensor]:
     """Return the parts of a stage's gradient that are of parameters of all token ranks."""
-    if not isinstance(tokens, ExpertRanks):
+    if not _divides(module, tokens):
         return [flat]
     own = _divided(module)
     found: list[torch.Tensor] = []
@@ -182,6 +182,11 @@ def _alike(
                 flat[layout.starts[places[0]] : layout.starts[last] + layout.parameters[last].numel()]
             )
     return found
+
+
+def _divides(module: nn.Module, ranks: ReplicaRanks) -> bool:
+    """Return True if these ranks divide parameters of a stage."""
+    return isinstance(module, TensorParallel) and module.dividing is ranks
 
 
 def _divided(module: nn.Module) -> set[int]:
@@ -197,11 +202,11 @@ def counted_once(
 
     The first rank of a replica counts the elements that all its ranks have.
     """
-    tokens = token_ranks(module)
-    if tokens.place > 0 and not isinstance(tokens, ExpertRanks):
-        return ()
-    if tokens.place == tensor_ranks(module).place == 0:
+    later = [ranks for ranks in _axes(module) if ranks.place > 0]
+    if not later:
         return (flat,)
+    if not all(_divides(module, ranks) for ranks in later):
+        return ()
     divided = _divided(module)
     parts = []
     for index, start, end in layout.within(first, first + len(flat)):

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from torch import nn
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -31,7 +30,7 @@ _STYLES: Mapping[str, Mapping[str, HeldByTensorRanks]] = {
     "rowwise": {"weight": HeldByTensorRanks(axis=1)},
     "replicated_with_grad_allreduce": {"weight": HeldByTensorRanks(in_region=True)},
 }
-# The division of an experts' parameters (experts, outer, inner).
+# The division of the parameters of experts (experts, outer, inner).
 _EXPERTS: Mapping[str, HeldByTensorRanks] = {
     "gate_up_proj": HeldByTensorRanks(axis=1, blocks=2),
     "down_proj": HeldByTensorRanks(axis=2),
@@ -194,11 +193,6 @@ def tensor_division(model_type: str, names: DecoderNames) -> TensorDivision:
         if style in ("colwise", "packed_colwise")
     ]
     return TensorDivision(held, tuple(dict.fromkeys(regions)), tuple(ends), mixture)
-
-
-def has_experts(block: nn.Module, mixture: str) -> bool:
-    """Return True if a block's module of that name has experts, and is no plain feed-forward."""
-    return bool(mixture) and hasattr(block.get_submodule(mixture), "experts")
 
 
 def _inside(name: str, mixture: str) -> bool:

@@ -251,8 +251,8 @@ class StageModule(nn.Module, ABC):
             found.compute(self.layer_functions(inputs)[-1])
         return found.pieces
 
-    def region_ends_of(self, block: nn.Module) -> tuple[str, ...]:
-        """Return the names of the modules that end the regions of a block, in order."""
+    def region_ends_of(self, index: int) -> tuple[str, ...]:
+        """Return the names of the modules that end the regions of a block of the model, in order."""
         return self.region_ends
 
     def narrow(self, block: nn.Module, size: int) -> None:
@@ -269,9 +269,9 @@ class StageModule(nn.Module, ABC):
             for name, parameter in self.named_parameters()
             if (held := self._held(name)).axis is not None
         }
-        for block in self.blocks:
+        for index, block in zip(self.block_indices, self.blocks, strict=True):
             self.narrow(block, ranks.size)
-            end_regions(block, self.region_ends_of(block), ranks)
+            end_regions(block, self.region_ends_of(index), ranks)
             for region in self.regions:
                 enter_before(block.get_submodule(region), ranks)
         if self.token_table and self.has_table:

@@ -71,7 +71,7 @@ class JoinedExperts:
         sources = self._sources.get(name)
         if sources is None:
             return self._folder.read(name)
-        return torch.stack([torch.cat([self._folder.read(one) for one in each]) for each in sources])
+        return torch.cat([self._folder.read(one) for each in sources for one in each]).view(self.shapes[name])
 
     def _joined_shape(self, sources: list[list[str]]) -> Shape:
         rows, width = self._folder.shapes[sources[0][0]]

@@ -72,7 +72,8 @@ _SPELLINGS: Mapping[str, tuple[tuple[str, str], ...]] = {
         (".router.weight", ".router.layer.weight"),
     ),
 }
-_MIXTRAL = ExpertNames("w1", "w3", "w2")
+# Of types whose experts' products have other names in files.
+_EXPERTS = {"mixtral": ExpertNames("w1", "w3", "w2")}
 _FAMILIES: Mapping[str, HuggingFaceFamily] = {
     "gpt": HuggingFaceFamily(
         architecture="GPT2LMHeadModel",
@@ -156,9 +157,5 @@ def _decoder(model_type: str) -> HuggingFaceFamily:
         tied={"lm_head.weight": f"{names.token_table}.weight"},
         superfluous=r"(.*\.)?rotary_emb\.inv_freq",
         spellings=_SPELLINGS.get(model_type, ()),
-        experts=None if ROWS[model_type].experts is None else _experts(model_type),
+        experts=None if ROWS[model_type].experts is None else _EXPERTS.get(model_type, ExpertNames()),
     )
-
-
-def _experts(model_type: str) -> ExpertNames:
-    return _MIXTRAL if model_type == "mixtral" else ExpertNames()

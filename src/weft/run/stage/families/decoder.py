@@ -21,7 +21,6 @@ from weft.run.stage.decoder_parts import (
     decoder_class,
     decoder_config,
     decoder_names,
-    has_experts,
     meta_model,
     tensor_division,
 )
@@ -84,7 +83,7 @@ class DecoderStage(StageModule):
 
     def initial(self, name: str) -> Initial:
         module, _, parameter = name.rpartition(".")
-        if parameter.endswith("bias"):
+        if parameter == "bias":
             return Initial()
         if "norm" in module.rpartition(".")[2]:
             return Initial(mean=0.0 if self.config.family in _ONE_MORE else 1.0)
@@ -102,11 +101,12 @@ class DecoderStage(StageModule):
 
     def branches(self, inputs: torch.Tensor) -> Iterator[Branch]:
         scale = float(getattr(self.hugging_face, "residual_multiplier", 1.0))
-        for block, angles, mask in self._blocks_of(inputs):
+        of_blocks = zip(self.block_indices, self._blocks_of(inputs), strict=True)
+        for index, (block, angles, mask) in of_blocks:
             region, other = (block.get_submodule(name) for name in self.regions)
             functions: tuple[LayerFunction, ...] = (partial(_attend, region, angles, mask), other)
             for inside, own, last, (before, after) in zip(
-                functions, (region, other), self.region_ends_of(block), _norms_of(block), strict=True
+                functions, (region, other), self.region_ends_of(index), _norms_of(block), strict=True
             ):
                 yield Branch(
                     block.get_submodule(before),
@@ -115,15 +115,15 @@ class DecoderStage(StageModule):
                     tuple(own.parameters()),
                 )
 
-    def region_ends_of(self, block: nn.Module) -> tuple[str, ...]:
-        if not has_experts(block, self._mixture):
+    def region_ends_of(self, index: int) -> tuple[str, ...]:
+        if not self.config.architecture.has_experts(index):
             return self.region_ends
         return (self.region_ends[0], self._mixture)
 
     def share_experts(self, ranks: ExpertRanks) -> None:
         super().share_experts(ranks)
-        for block in self.blocks:
-            if has_experts(block, self._mixture):
+        for index, block in zip(self.block_indices, self.blocks, strict=True):
+            if self.config.architecture.has_experts(index):
                 # The type of a mixture says nothing of its experts.
                 mixture: Any = block.get_submodule(self._mixture)
                 mixture.experts.ranks = ranks
