@@ -197,7 +197,7 @@ MIXTURES = (
     Row(MIXTRAL, cp=2),
     Row(SHORT("olmoe"), dp=2, recompute="selective"),
     # Of six experts, each rank has three, or two.
-    Row(MIXTRAL, ep=2),
+    Row(MIXTRAL, ep=2, chunks=3),
     Row(MIXTRAL, ep=3, micro_batch_size=3, micro_batches=2),
     Row(MIXTRAL, "1f1b", pp=2, ep=2, methods=(Clips(0.2),)),
     Row(SHARED_EXPERTS, dp=2, ep=2, sharding="zero-2", methods=(Clips(0.2),)),

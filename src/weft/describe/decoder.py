@@ -17,6 +17,8 @@ Placement = Literal["before", "after", "around", "parallel", "shared"]
 # The norm of queries and keys: one weight for all heads' vectors of head size, one weight per head, or one
 # norm over all heads together.
 QueryKeyNorm = Literal["none", "head", "own-heads", "together"]
+# How a router scores experts: with probabilities of all together, or one by one.
+Scores = Literal["softmax", "sigmoid"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,7 @@ class Experts:
         shared_gate: True if a product of the token scales the result of the shared experts.
         router_parameters: parameters of the router per expert, beside its matrix.
         biases: True if the products of the experts have biases.
+        scores: the function from a token's logits to its scores of all experts.
         dense: positions of the blocks with a plain feed-forward in place of experts.
     """
 
@@ -58,6 +61,7 @@ class Experts:
     shared_gate: bool = False
     router_parameters: int = 0
     biases: bool = False
+    scores: Scores = "softmax"
     dense: tuple[int, ...] = ()
 
 

@@ -154,6 +154,7 @@ class _Given:
             shared_gate=keys.shared_gate,
             router_parameters=keys.router_parameters,
             biases=keys.biases,
+            scores=keys.scores,
             dense=self._dense(keys, layers),
         )
 

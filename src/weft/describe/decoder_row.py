@@ -14,7 +14,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError
 
-from weft.describe.decoder import Norm, Placement, QueryKeyNorm
+from weft.describe.decoder import Norm, Placement, QueryKeyNorm, Scores
 from weft.describe.reading import violations_of
 from weft.describe.toml_table import TOML_ARRAY, Scalar, TomlTable
 from weft.describe.units import shown
@@ -36,7 +36,7 @@ class ExpertKeys(TomlTable):
     Attributes:
         count, active, width: see `weft.describe.decoder.Experts`.
         shared, shared_width: the number of shared experts of `width`, or their columns.
-        shared_gate, router_parameters, biases: the same attributes of `Experts`.
+        shared_gate, router_parameters, biases, scores: the same attributes of `Experts`.
         first_dense, dense_blocks, step: the number of blocks without experts at the start; the list of
             others; every how many blocks one has experts.
     """
@@ -49,6 +49,7 @@ class ExpertKeys(TomlTable):
     shared_gate: bool = False
     router_parameters: int = 0
     biases: bool = False
+    scores: Scores = "softmax"
     first_dense: str | None = None
     dense_blocks: str | None = None
     step: str | None = None

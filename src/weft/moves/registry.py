@@ -101,10 +101,10 @@ def refused_pins(run: RunFile) -> list[Violation]:
             problem = f"{method!r} is not one of {', '.join(methods)}"
             problems.append(Violation(_METHOD, problem, nearest(method, methods)))
     goal = Contract.of(run.goal.contract)
-    tables = [table for name, table in run_tables().items() if name in run.methods]
-    for table in tables:
+    tables = {name: table for name, table in run_tables().items() if name in run.methods}
+    for name, table in tables.items():
         if table.contract > goal:
-            problem = f"{run.goal.contract!r} keeps out [{table.method}], which is {table.contract.word}"
+            problem = f"{run.goal.contract!r} keeps out [{name}], which is {table.contract.word}"
             problems.append(Violation("goal.contract", problem, table.contract.word))
     return problems
 

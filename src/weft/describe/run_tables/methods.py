@@ -25,6 +25,7 @@ class RunTable:
 
     Attributes:
         method: the method's name.
+        key: the table's name in the file; the method's if absent.
         table: the table's keys.
         options: returns a plan's options of the method for a given table; None: no request.
         choices: returns the table's choices for the layers of a model.
@@ -32,6 +33,7 @@ class RunTable:
     """
 
     method: str
+    key: str | None = None
     table: type[TomlTable]
     options: Callable[[Any], Options | None] = lambda table: None
     choices: Callable[[Any, LayerGraph], tuple[LayerChoice, ...]] = lambda *_: ()
@@ -39,14 +41,14 @@ class RunTable:
 
 
 def run_tables() -> Mapping[str, RunTable]:
-    """Return the tables of all methods by method name."""
-    return {one.method: one for one in parts(RunTable)}
+    """Return the tables of all methods by their names in the file."""
+    return {one.key or one.method: one for one in parts(RunTable)}
 
 
 def requested_methods(tables: Mapping[str, TomlTable]) -> tuple[Choice, ...]:
     """Return the methods that checked tables of methods request, each with its options."""
     known = run_tables()
-    found = {name: known[name].options(table) for name, table in tables.items()}
+    found = {known[name].method: known[name].options(table) for name, table in tables.items()}
     return tuple(
         Choice(name=name, options=dict(options)) for name, options in found.items() if options is not None
     )

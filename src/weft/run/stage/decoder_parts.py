@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from torch import nn
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -35,8 +36,9 @@ _EXPERTS: Mapping[str, HeldByTensorRanks] = {
     "gate_up_proj": HeldByTensorRanks(axis=1, blocks=2),
     "down_proj": HeldByTensorRanks(axis=2),
 }
+_ROUTERS = ("gate", "router")
 # Products of a mixture that all ranks repeat: of routers, and of the gate of shared experts.
-_REPEATED = ("gate", "router", "shared_expert_gate")
+_REPEATED = (*_ROUTERS, "shared_expert_gate")
 # Those of latent attention.
 _LATENT = ("q_a_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm")
 _BLOCK = "layers.*."
@@ -193,6 +195,11 @@ def tensor_division(model_type: str, names: DecoderNames) -> TensorDivision:
         if style in ("colwise", "packed_colwise")
     ]
     return TensorDivision(held, tuple(dict.fromkeys(regions)), tuple(ends), mixture)
+
+
+def router_of(mixture: nn.Module) -> nn.Module:
+    """Return the router of a mixture: it gives logits, weights, and the chosen experts of tokens."""
+    return next(one for name, one in mixture.named_children() if name in _ROUTERS)
 
 
 def _inside(name: str, mixture: str) -> bool:

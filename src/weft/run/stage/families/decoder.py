@@ -22,6 +22,7 @@ from weft.run.stage.decoder_parts import (
     decoder_config,
     decoder_names,
     meta_model,
+    router_of,
     tensor_division,
 )
 from weft.run.stage.documents import Documents
@@ -132,6 +133,15 @@ class DecoderStage(StageModule):
             name: Division(0, 1, len(parameter))
             for name, parameter in self.named_parameters()
             if name.rpartition(".")[0].endswith(end)
+        }
+
+    def routers(self) -> dict[int, nn.Module]:
+        """Return the routers of mixtures by the positions of their layers."""
+        blocks = zip(self.block_indices, self.blocks, strict=True)
+        return {
+            index + 1: router_of(block.get_submodule(self._mixture))
+            for index, block in blocks
+            if self.config.architecture.has_experts(index)
         }
 
     def embed(

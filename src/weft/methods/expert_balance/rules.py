@@ -1,0 +1,144 @@
+"""The rules of expert balance: orders that know a step's counts in time, and micro-batches of the job.
+
+A balance belongs to the job, so plans that would count other tokens are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from weft.describe.job import Job
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.layout import DENSE, Layout
+from weft.describe.plan import Choice, Plan
+from weft.describe.plan_file import PlanRule, listed
+from weft.describe.synchronisation import keeps_gradients_local
+from weft.errors import InputError, Violation
+from weft.methods.expert_balance.options import (
+    BY_INDEX,
+    NAME,
+    TABLE_NAME,
+    ExpertsTable,
+    options_of,
+    read_options,
+)
+from weft.moves.composition import Composition
+from weft.moves.layout import shares_of
+from weft.program.schedules import get_schedule
+from weft.program.schedules.base import paths_of
+
+# Orders in which every stage runs all its forward passes before its first backward pass.
+FORWARD_FIRST = ("breadth-first", "gpipe")
+_METHOD = "expert balance"
+_APART = "replicas step by themselves, and would be balanced together"
+
+
+class _Decided(NamedTuple):
+    """What a layout or a plan decides that a balance depends on.
+
+    Attributes:
+        sizes: samples of one rank's pass, of each stage.
+        shares: micro-batches of each replica.
+    """
+
+    schedule: str
+    micro_batch_size: int
+    sizes: tuple[int, ...]
+    shares: tuple[int, ...]
+
+
+def _problem(table: ExpertsTable, decided: _Decided) -> Violation | None:
+    """Return why a layout or a plan would balance other tokens than the job asks, or None."""
+    late = decided.schedule not in FORWARD_FIRST and max(decided.shares) > 1
+    if late and table.balance == "global-batch":
+        problem = f"{decided.schedule} goes back before a stage has counted all micro-batches of a step"
+        near = f"{' or '.join(FORWARD_FIRST)}, or {TABLE_NAME}.balance: buffer"
+        return Violation("schedule", problem, near)
+    if table.balance in BY_INDEX:
+        return _other_index(table, decided)
+    odd = sorted({size for size in decided.sizes if size % table.group_samples})
+    if odd and table.local_weight > 0:
+        problem = f"ranks run {listed(odd)} samples at once, and the balance counts {table.samples} together"
+        return Violation("micro_batch_size", problem, f"a multiple of {table.samples} on each rank")
+    return None
+
+
+def _other_index(table: ExpertsTable, decided: _Decided) -> Violation | None:
+    kind = f"balance {table.balance}"
+    if decided.micro_batch_size != table.samples:
+        problem = f"{decided.micro_batch_size}; {kind} is of micro-batches of {table.samples} samples"
+        return Violation("micro_batch_size", problem, str(table.samples))
+    if len(decided.shares) != table.replicas:
+        problem = f"{len(decided.shares)} replicas; {kind} is of {table.replicas}"
+        return Violation("dp", problem, str(table.replicas))
+    if len(set(decided.shares)) > 1:
+        return Violation(
+            "micro_batches_per_replica", f"{kind} needs equal shares of replicas", "equal shares"
+        )
+    return None
+
+
+def _asked(job: Job) -> ExpertsTable | None:
+    chosen = [one for one in job.methods if one.name == NAME]
+    return read_options(chosen[0]) if chosen else None
+
+
+def _of_layout(job: Job, layout: Layout) -> str | None:
+    table = _asked(job)
+    if table is None:
+        return None
+    sizes = tuple(layout.micro_batch_size // parts // layout.ep for parts in layout.splits or (1,))
+    paths = paths_of(get_schedule(layout.schedule))
+    shares = tuple(share // paths for share in shares_of(job, layout) for _ in range(paths))
+    decided = _Decided(layout.schedule, layout.micro_batch_size, sizes, shares)
+    found = _problem(table, decided)
+    return (
+        None if found is None else f"{found.where}: {found.problem}; nearest {found.where}: {found.nearest}"
+    )
+
+
+def _dense(job: Job, layout: Layout) -> str | None:
+    if _asked(job) is None or job.graph.experts:
+        return None
+    return f"{TABLE_NAME}.balance: the model has no experts; leave out [{TABLE_NAME}]"
+
+
+def _apart(job: Job, layout: Layout) -> str | None:
+    if _asked(job) is None or not keeps_gradients_local(Choice(name=layout.sync)):
+        return None
+    return f"{TABLE_NAME}.balance: {_APART}; nearest sync: {DENSE}"
+
+
+def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
+    """Yield the problems of a plan that was edited by hand."""
+    try:
+        table = options_of(plan)
+    except InputError as error:
+        yield from error.violations
+        return
+    if table is None:
+        return
+    if not graph.experts:
+        yield Violation("plan: methods", f"{NAME}: the model has no experts")
+        return
+    if keeps_gradients_local(plan.sync):
+        yield Violation("plan: sync", f"{NAME}: {_APART}", DENSE)
+    sizes = tuple(plan.size_of(stage) // plan.ep for stage in range(len(plan.stages)))
+    shares = tuple(replica.micro_batches for replica in plan.stages[0].replicas)
+    found = _problem(table, _Decided(plan.schedule.name, plan.micro_batch_size, sizes, shares))
+    if found is not None:
+        yield Violation(f"plan: {found.where}", found.problem, found.nearest)
+
+
+RULES = (
+    Composition(method=_METHOD, other="models without experts", reason="nothing to balance", refuse=_dense),
+    Composition(
+        method=_METHOD,
+        other="orders and micro-batches",
+        reason="the tokens that are counted together belong to the job",
+        refuse=_of_layout,
+    ),
+    Composition(method=_METHOD, other="replicas that step by themselves", reason=_APART, refuse=_apart),
+    PlanRule(refuse=_problems_of),
+)

@@ -1,0 +1,98 @@
+"""`BalancedLayer`: the root of one mixture, and the gradient of this root.
+
+A root holds sums over the tokens of a pass: scores by expert, squares of partition functions, losses of
+groups of samples, and counts by expert. Counts have no gradient. The gradients of the first two follow from
+counts of other micro-batches and ranks.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from weft.describe.decoder import Experts
+from weft.describe.plan import Plan
+from weft.methods.expert_balance.options import ExpertsTable
+from weft.methods.expert_balance.runtime.losses import loss_of_groups, reaching, rows_of_scores, totals
+from weft.methods.expert_balance.runtime.routers import RouterWatch
+from weft.run.parallel.divided_logits import IGNORED
+from weft.run.stage.stage_module import StageModule
+from weft.run.stage.taps import Passing
+
+
+class Parts(NamedTuple):
+    """The parts of a root or of its gradient, (2 x experts + 2,): see the module."""
+
+    scores: torch.Tensor
+    squares: torch.Tensor
+    groups: torch.Tensor
+    counts: torch.Tensor
+
+    @classmethod
+    def of(cls, root: torch.Tensor) -> Parts:
+        experts = len(root) // 2 - 1
+        return cls(*root.split([experts, 1, 1, experts]))
+
+
+class BalancedLayer:
+    """One mixture of a stage.
+
+    Args:
+        stage: the stage, and `index` its number.
+        watch: the view of the mixture's router.
+    """
+
+    def __init__(
+        self, table: ExpertsTable, plan: Plan, stage: StageModule, index: int, watch: RouterWatch
+    ) -> None:
+        experts = stage.config.architecture.experts
+        assert experts is not None, "only layers with experts are balanced"
+        self.experts: Experts = experts
+        self._table, self._plan, self._stage, self._watch = table, plan, stage, watch
+        self._samples = plan.size_of(index) // plan.ep
+        grouped = not table.counts or table.micro_weight > 0
+        self._groups = self._samples // table.group_samples if grouped else 1
+        self._z_of_groups = 0.0 if table.counts else table.z_weight
+
+    @property
+    def copies(self) -> int:
+        """The number of ranks that route each token of this rank."""
+        return self._stage.tensor.size
+
+    def make(self, now: Passing, output: torch.Tensor, targets: torch.Tensor | None) -> torch.Tensor:
+        """Return the root of a forward pass that has just run the layer."""
+        routed, experts = self._watch.take(), self.experts
+        found = totals(routed, self._counting(targets, routed.logits), self._groups, experts.scores)
+        # Expert ranks have samples of their own, and context ranks other tokens of the same samples.
+        local = loss_of_groups(
+            found, experts.active, self._table.local_weight, self._z_of_groups, self._stage.context
+        )
+        return torch.cat(
+            [found.scores.sum(0), found.squares.sum().view(1), local.view(1), found.counts.sum(0)]
+        )
+
+    def gradient(self, counts: torch.Tensor, counted: torch.Tensor, share: float) -> torch.Tensor:
+        """Return the gradient of the root of a pass.
+
+        Args:
+            counts: of the tokens over which experts are balanced, (experts,); zeros for groups alone.
+            counted: of the tokens whose mean is the loss, (experts,).
+            share: of this loss in the whole balance loss.
+        """
+        table = self._table
+        scores, squares = rows_of_scores(
+            counts, counted, self.experts.active, share * table.shared_weight, share * table.z_weight
+        )
+        # Each tensor rank routes all tokens, and adds its part of the router's gradient.
+        groups = self._plan.global_batch / table.group_samples * self.copies
+        return torch.cat(
+            [scores, squares.view(1), scores.new_full((1,), 1.0 / groups), torch.zeros_like(scores)]
+        )
+
+    def _counting(self, targets: torch.Tensor | None, logits: torch.Tensor) -> torch.Tensor:
+        """Return which of the rank's tokens count, (samples, tokens); without known targets all do."""
+        sequence = self._plan.sequence
+        if targets is None or targets.ndim != 2 or targets.shape[1] < sequence:
+            return logits.new_ones(self._samples, len(logits) // self._samples)
+        return self._stage.token_ranks.own_tokens(reaching(targets, sequence, IGNORED))

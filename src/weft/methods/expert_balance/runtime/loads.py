@@ -1,0 +1,45 @@
+"""The loads of experts in a step: tokens of each expert, and how unequal they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from weft.methods.expert_balance.report import FIGURES, LOADS
+from weft.methods.expert_balance.runtime.layer import Parts
+from weft.sync.base import Group
+
+
+def loads_of(
+    layers: Sequence[int],
+    experts: int,
+    roots: Mapping[int, Sequence[torch.Tensor]],
+    copies: Mapping[int, int],
+    group: Group,
+    device: torch.device,
+) -> dict[str, torch.Tensor]:
+    """Return the tokens of each expert (layers x experts,) and numbers (); every rank of the group calls it.
+
+    Args:
+        layers: the positions of all layers with experts of the model.
+        roots: those of this rank's passes, by layer.
+        copies: the number of ranks that have the same roots, by layer.
+    """
+    sums = torch.zeros(len(layers), 2, experts, dtype=torch.float64, device=device)
+    for layer, each in roots.items():
+        for root in each:
+            scores, _, _, counts = Parts.of(root)
+            sums[layers.index(layer)] += torch.stack([scores, counts]) / copies[layer]
+    if group.size > 1:
+        group.all_reduce(sums)
+    scores, counts = sums.unbind(1)
+    # Scores of a token add up to 1. A step without tokens has no balance.
+    scores = scores / scores.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    loads = experts * counts / counts.sum(1, keepdim=True).clamp(min=1.0)
+    numbers = (
+        (loads * scores).sum(1).mean(),
+        loads.amax(1).mean() - 1.0,
+        loads.std(1, correction=0).mean(),
+    )
+    return {LOADS: counts.flatten(), **dict(zip(FIGURES, numbers, strict=True))}

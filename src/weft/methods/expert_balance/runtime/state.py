@@ -1,0 +1,135 @@
+"""`ExpertBalance`: the roots of all mixtures of a rank, and the counts that their gradients wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from weft.methods.expert_balance.kinds import BalancesExperts
+from weft.methods.expert_balance.options import BY_INDEX, NAME, ExpertsTable, options_of
+from weft.methods.expert_balance.report import FIGURES, LOADS
+from weft.methods.expert_balance.runtime.layer import BalancedLayer, Parts
+from weft.methods.expert_balance.runtime.loads import loads_of
+from weft.methods.expert_balance.runtime.routers import watches_of
+from weft.program.kinds import FORWARD
+from weft.program.program import NONE
+from weft.program.rank_program import RankProgram
+from weft.run.methods import Making, MethodState
+from weft.run.stage.roots import Root
+from weft.run.stage.stage_module import StageModule
+from weft.run.stage.taps import Passing
+from weft.run.streams import Value
+from weft.run.workspace import Workspace
+from weft.sync.base import Group
+
+# The names of the root of a layer and of its gradient; the layer's position follows.
+SHARE, COEFFICIENT = "expert_share", "expert_coefficient"
+
+
+class ExpertBalance(MethodState):
+    """The balance of the stages with experts on one rank.
+
+    Raises:
+        InputError: if a stage was built without watches of its routers.
+    """
+
+    def __init__(self, making: Making) -> None:
+        table, owed = options_of(making.plan), making.program.obligations.methods[NAME]
+        assert table is not None, "a program owes a balance to a plan that asks for one"
+        assert isinstance(owed, BalancesExperts)
+        self._table: ExpertsTable = table
+        self._plan, self._device = making.plan, making.device
+        self.by_index = table.balance in BY_INDEX
+        own = [stage for stage in owed.stages if stage in making.stages]
+        # By stage, and by the position of the layer.
+        self.layers: Mapping[int, Mapping[int, BalancedLayer]] = {
+            stage: {
+                layer: BalancedLayer(table, making.plan, module, stage, watch)
+                for module, watches in [watches_of(stage, making.stages[stage])]
+                for layer, watch in watches.items()
+            }
+            for stage in own
+        }
+        # Every rank has a stage, and every stage the sizes of the whole model.
+        config = next(one.config for one in making.stages.values() if isinstance(one, StageModule))
+        decoder = config.architecture
+        self._mixtures = [block + 1 for block in range(config.layers) if decoder.has_experts(block)]
+        self._experts = 0 if decoder.experts is None else decoder.experts.count
+        self.micro_batches = {stage: micro_batches_of(making.program, stage) for stage in own}
+        # Counts of the micro-batches of a step so far, (layers, experts), by stage.
+        self._so_far: dict[int, torch.Tensor] = {}
+
+    def roots(self, stage: int) -> Sequence[Root]:
+        return [
+            Root(
+                layer=layer,
+                make=one.make,
+                coefficient=partial(self._coefficient, layer, self._known(one)),
+                reads_targets=True,
+                left_as=f"{SHARE}.{layer}",
+            )
+            for layer, one in self.layers.get(stage, {}).items()
+        ]
+
+    def counted_together(self, stage: int, part: int) -> Sequence[int]:
+        """Return the rank's micro-batches whose tokens a sum counts: the one at `part`, or all for NONE."""
+        own = self.micro_batches[stage]
+        return own if part == NONE else own[part : part + 1]
+
+    def gradients(
+        self, stage: int, part: int, shares: Sequence[Sequence[torch.Tensor]], group: Group
+    ) -> list[torch.Tensor]:
+        """Return the gradients of the roots of a stage's layers; every rank of the group calls it.
+
+        Args:
+            shares: the roots of each layer, of the micro-batches that are counted together.
+        """
+        own = [torch.stack([Parts.of(one).counts.double() for one in each]).sum(0) for each in shares]
+        counted = torch.stack(own)
+        if group.size > 1:
+            group.all_reduce(counted)
+        counts, share = counted, 1.0
+        if self.by_index:
+            share = 1.0 / len(self.micro_batches[stage])
+            if self._table.balance == "buffer":
+                counts = counted if part == 0 else self._so_far[stage] + counted
+                self._so_far[stage] = counts
+        layers = self.layers[stage].values()
+        rows = zip(layers, counts, counted, strict=True)
+        return [one.gradient(of_balance, own, share) for one, of_balance, own in rows]
+
+    def loads(self, roots: Mapping[int, Sequence[torch.Tensor]], group: Group) -> dict[str, torch.Tensor]:
+        """Return the loads of a step by name, as `loads_of`; every rank of the group calls it."""
+        # Tensor ranks count the same tokens, each all of them.
+        copies = {layer: one.copies for layers in self.layers.values() for layer, one in layers.items()}
+        return loads_of(self._mixtures, self._experts, roots, copies, group, self._device)
+
+    def series(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
+        return {name: one for name in (LOADS,) if (one := workspace.values.get((name, NONE, NONE)))}
+
+    def figures(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
+        return {name: one for name in FIGURES if (one := workspace.values.get((name, NONE, NONE)))}
+
+    def _known(self, layer: BalancedLayer) -> Value[torch.Tensor] | None:
+        """Return the gradient of a root that depends on its own pass alone."""
+        if self._table.counts:
+            return None
+        nothing = torch.zeros(layer.experts.count, dtype=torch.float64, device=self._device)
+        return Value.of(layer.gradient(nothing, nothing, 0.0))
+
+    def _coefficient(
+        self, layer: int, known: Value[torch.Tensor] | None, workspace: Workspace, now: Passing
+    ) -> Value[torch.Tensor]:
+        number = now.micro_batch if self.by_index else NONE
+        return known or workspace.values[f"{COEFFICIENT}.{layer}", now.stage, number]
+
+
+def micro_batches_of(program: RankProgram, stage: int) -> list[int]:
+    """Return the micro-batches that the rank runs through a stage, rising."""
+    columns = program.columns
+    own = (columns.kind == FORWARD) & (columns.stage == stage)
+    numbers: list[int] = np.unique(columns.micro_batch[own]).tolist()
+    return numbers
