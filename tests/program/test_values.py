@@ -53,5 +53,5 @@ def test_every_value_has_a_maker_and_a_reader() -> None:
     read = {choice.value for kind in KINDS for use in kind.all_reads for choice in use.choices}
     names = {value.name for value in VALUES}
     assert names <= made
-    # Norms of micro-batches are told: the host reads them.
-    assert names - {"micro_batch_norms"} <= read
+    # Norms of micro-batches and loads of experts are told: the host reads them.
+    assert names - {"micro_batch_norms", "expert_loads"} <= read

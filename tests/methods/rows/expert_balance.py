@@ -181,6 +181,7 @@ ROWS = (
     BALANCED(pp=2, splits=(2, 1), micro_batch_size=4, methods=WHOLE),
     BALANCED("1f1b", pp=2, dp=2, micro_batches=1, methods=WHOLE),
     BALANCED(tp=2, tolerance=1e-5, methods=(Balances(samples=1, micro_weight=0.3),)),
+    BALANCED("chimera", pp=2, micro_batches=2, methods=WHOLE),
     # Of one micro-batch of each replica, or of all until it.
     BALANCED("1f1b", pp=2, dp=2, methods=(Balances("buffer", samples=2, replicas=2),)),
     BALANCED("zb-h1", pp=2, recompute="full", methods=(Balances("buffer", samples=2, replicas=1),)),

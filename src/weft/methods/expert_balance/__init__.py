@@ -1,7 +1,7 @@
 """Balance of experts: a loss that asks a mixture's router to choose all experts equally often.
 
-Qiu et al., Demons in the Detail, arXiv 2501.11873. The tokens of experts are counted over a whole step, or
-less; the rest of the loss stays on its rank. No move adds it, because it changes the job's loss.
+Qiu et al., Demons in the Detail, arXiv 2501.11873. Experts' tokens are counted over a whole step or less.
+Only counts cross ranks. No move adds it, because it changes the job's loss.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from weft.methods.expert_balance.costs import COSTS
 from weft.methods.expert_balance.kinds import USES
 from weft.methods.expert_balance.options import NAME, TABLE
 from weft.methods.expert_balance.program import PASS
+from weft.methods.expert_balance.report import SECTION
 from weft.methods.expert_balance.rules import RULES
 
 BUNDLE = Bundle(
     name=NAME,
-    parts=(TABLE, PASS, *USES, *COSTS, *RULES),
+    parts=(TABLE, PASS, *USES, *COSTS, *RULES, SECTION),
     runtime="weft.methods.expert_balance.runtime",
 )

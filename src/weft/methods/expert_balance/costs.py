@@ -25,11 +25,12 @@ def add_losses(graph: LayerGraph, config: ModelConfig, choice: Choice) -> LayerG
     """Return the layers with the loss of each mixture; a model without experts stays as it is."""
     layers = list(graph.layers)
     for place in mixtures(graph):
-        layers[place] = _with_loss(layers[place], graph.experts)
+        layers[place] = with_loss(layers[place], graph.experts)
     return replace(graph, layers=tuple(layers))
 
 
-def _with_loss(layer: Layer, experts: int) -> Layer:
+def with_loss(layer: Layer, experts: int) -> Layer:
+    """Return a layer with experts that also computes their balance."""
     return replace(
         layer,
         kept_bytes=layer.kept_bytes + per_token(_KEPT_BYTES * experts),

@@ -47,22 +47,21 @@ class ExpertsTable(TomlTable):
 
     @model_validator(mode="after")
     def _together(self) -> ExpertsTable:
-        given = self.model_fields_set
         problems = []
         counted = self.balance in (*BY_INDEX, "micro-batch") or self.micro_weight > 0
         if counted and self.samples is None:
             problem = "missing; the balance counts micro-batches of this many samples"
-            problems.append(Violation("samples", problem, "train.micro_batch_size of the plan"))
+            problems.append(Violation("samples", problem, "plan.micro_batch_size"))
         if not counted and self.samples is not None:
             problem = f"{self.samples}; balance {self.balance!r} counts no micro-batches"
             problems.append(Violation("samples", problem, 'balance = "micro-batch"'))
         if (self.balance in BY_INDEX) != (self.replicas is not None):
-            problem = "missing" if self.replicas is None else f"{self.replicas}"
-            problems.append(Violation("replicas", f"{problem}; balance is {self.balance!r}", "leave it out"))
+            given, near = (self.replicas, "leave it out") if self.replicas else ("missing", "plan.dp")
+            problems.append(Violation("replicas", f"{given}; balance is {self.balance!r}", near))
         if self.micro_weight > 0 and self.balance in (*_LOCAL, "none"):
             problem = f"{self.micro_weight}; balance {self.balance!r} counts no more than a micro-batch"
             problems.append(Violation("micro_weight", problem, "0"))
-        if self.balance == "none" and "weight" in given:
+        if self.balance == "none" and "weight" in self.model_fields_set:
             problems.append(Violation("weight", f'{self.weight}; balance is "none"', "leave it out"))
         if problems:
             raise InputError(problems)

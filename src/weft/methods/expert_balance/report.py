@@ -1,6 +1,67 @@
-"""The report's section about the loads of experts."""
+"""The report's section about the loads of experts: a step's tokens of each expert, by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from weft.methods.expert_balance.options import options_of
+from weft.methods.expert_balance.program import mixtures
+from weft.planning.planned import PlannedJob
+from weft.planning.report_sections import ChartLine, ReportSection, Rows, SectionChart
+from weft.program.arrays import Floats
 
 LOADS = "expert_loads"
 # Means over layers: the balance loss of all tokens of a step; the most tokens of an expert over their mean,
 # less one; and the standard deviation of tokens of experts over their mean.
 FIGURES = ("balance_loss", "expert_violation", "expert_variation")
+# Layers that the section shows one by one.
+_SHOWN = 8
+# Of the last steps, over which the section adds up tokens.
+_LAST = 0.1
+
+Metrics = Sequence[Mapping[str, Any]]
+
+
+def _rows(planned: PlannedJob, metrics: Metrics) -> Rows:
+    table, told = options_of(planned.plan), [row for row in metrics if LOADS in row]
+    if table is None or not told:
+        return []
+    first, last = told[0], told[-1]
+    return [
+        ("counted over", table.balance),
+        *(
+            (name, f"{first[key]:.4g} in step {first['step']}, {last[key]:.4g} in step {last['step']}")
+            for name, key in zip(("balance loss", "violation", "variation"), FIGURES, strict=True)
+        ),
+        *_layers(planned, told),
+    ]
+
+
+def _layers(planned: PlannedJob, told: Metrics) -> Iterator[tuple[str, str]]:
+    """Yield the layers with the most unequal experts of the last steps."""
+    graph, steps = planned.problem.job.graph, max(1, round(_LAST * len(told)))
+    places = mixtures(graph)
+    tokens = np.sum([row[LOADS] for row in told[-steps:]], axis=0).reshape(len(places), -1)
+    loads: Floats = tokens / np.maximum(tokens.mean(axis=1, keepdims=True), 1.0)
+    for index in np.argsort(-loads.max(axis=1), kind="stable")[:_SHOWN].tolist():
+        own = loads[index]
+        most, least = int(own.argmax()), int(own.argmin())
+        text = f"expert {most} has {own[most]:.2f} times the mean, expert {least} {own[least]:.2f} times"
+        yield f"{graph.layers[places[index]].name}, last {steps} steps", text
+
+
+def _chart(planned: PlannedJob, metrics: Metrics) -> SectionChart | None:
+    told = [row for row in metrics if LOADS in row]
+    if not told:
+        return None
+    curves = tuple(
+        ChartLine(name, [(row["step"], row[key]) for row in told])
+        for name, key in zip(("violation", "variation"), FIGURES[1:], strict=True)
+    )
+    return SectionChart(curves, "step")
+
+
+SECTION = ReportSection(name="expert-balance", title="Loads of experts", rows=_rows, chart=_chart)

@@ -34,8 +34,8 @@ _METHOD = "expert balance"
 _APART = "replicas step by themselves, and would be balanced together"
 
 
-class _Decided(NamedTuple):
-    """What a layout or a plan decides that a balance depends on.
+class _Counting(NamedTuple):
+    """The decisions of a layout or a plan on which a balance depends.
 
     Attributes:
         sizes: samples of one rank's pass, of each stage.
@@ -48,7 +48,7 @@ class _Decided(NamedTuple):
     shares: tuple[int, ...]
 
 
-def _problem(table: ExpertsTable, decided: _Decided) -> Violation | None:
+def _problem(table: ExpertsTable, decided: _Counting) -> Violation | None:
     """Return why a layout or a plan would balance other tokens than the job asks, or None."""
     late = decided.schedule not in FORWARD_FIRST and max(decided.shares) > 1
     if late and table.balance == "global-batch":
@@ -64,7 +64,7 @@ def _problem(table: ExpertsTable, decided: _Decided) -> Violation | None:
     return None
 
 
-def _other_index(table: ExpertsTable, decided: _Decided) -> Violation | None:
+def _other_index(table: ExpertsTable, decided: _Counting) -> Violation | None:
     kind = f"balance {table.balance}"
     if decided.micro_batch_size != table.samples:
         problem = f"{decided.micro_batch_size}; {kind} is of micro-batches of {table.samples} samples"
@@ -91,7 +91,7 @@ def _of_layout(job: Job, layout: Layout) -> str | None:
     sizes = tuple(layout.micro_batch_size // parts // layout.ep for parts in layout.splits or (1,))
     paths = paths_of(get_schedule(layout.schedule))
     shares = tuple(share // paths for share in shares_of(job, layout) for _ in range(paths))
-    decided = _Decided(layout.schedule, layout.micro_batch_size, sizes, shares)
+    decided = _Counting(layout.schedule, layout.micro_batch_size, sizes, shares)
     found = _problem(table, decided)
     return (
         None if found is None else f"{found.where}: {found.problem}; nearest {found.where}: {found.nearest}"
@@ -126,7 +126,7 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
         yield Violation("plan: sync", f"{NAME}: {_APART}", DENSE)
     sizes = tuple(plan.size_of(stage) // plan.ep for stage in range(len(plan.stages)))
     shares = tuple(replica.micro_batches for replica in plan.stages[0].replicas)
-    found = _problem(table, _Decided(plan.schedule.name, plan.micro_batch_size, sizes, shares))
+    found = _problem(table, _Counting(plan.schedule.name, plan.micro_batch_size, sizes, shares))
     if found is not None:
         yield Violation(f"plan: {found.where}", found.problem, found.nearest)
 

@@ -1,8 +1,8 @@
 """`BalancedLayer`: the root of one mixture, and the gradient of this root.
 
-A root holds sums over the tokens of a pass: scores by expert, squares of partition functions, losses of
-groups of samples, and counts by expert. Counts have no gradient. The gradients of the first two follow from
-counts of other micro-batches and ranks.
+A root holds sums over the tokens of a pass: scores by expert, and squares of partition functions. Losses of
+groups of samples follow, and counts by expert. Counts have no gradient. The gradients of the first two follow
+from counts of other micro-batches and ranks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The tensors of a balance: totals of a pass, and the gradients of these totals.
 
-Let T tokens choose K experts each, c(i) of them expert i, and let P(i) be the mean score of expert i. The
-loss of E experts is E times the sum of c(i) / (K T) x P(i), so it is 1 for equal experts. Counts have no
-gradient (Qiu et al., arXiv 2501.11873, equations 2 to 6). So all tokens have one gradient of their scores.
+T tokens choose K of E experts each. Of them, c(i) choose expert i, whose mean score is P(i). The loss is E
+times the sum of c(i) P(i) / (K T): 1 for equal experts. Counts have no gradient (Qiu et al., arXiv
+2501.11873, equations 2 to 6). So all tokens have one gradient of their scores.
 """
 
 from __future__ import annotations
