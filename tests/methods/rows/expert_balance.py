@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -32,6 +32,14 @@ class Balances(Method):
     replicas: int | None = None
     micro_weight: float = 0.0
     z_weight: float = 0.05
+
+    def __repr__(self) -> str:
+        changed = [
+            f", {one.name} {getattr(self, one.name)}"
+            for one in fields(self)[1:]
+            if getattr(self, one.name) != one.default
+        ]
+        return f"Balances({self.balance}{''.join(changed)})"
 
     @property
     def choices(self) -> tuple[Choice, ...]:
