@@ -35,6 +35,7 @@ def test_a_folder_is_a_method() -> None:
         "local_averaging",
         "lora",
         "loss_kernels",
+        "micro_batch_clipping",
         "micro_batch_norms",
         "offload",
         "packing",

@@ -41,6 +41,8 @@ GRADIENT_NORM = "gradient-norm"
 SCALED = ("fp16",)
 # The method that a report of the norms of micro-batches requests.
 MICRO_BATCH_NORMS = "micro-batch-norms"
+# The method that clipping of micro-batches requests.
+MICRO_BATCH_CLIPPING = "micro-batch-clipping"
 # The method that a balance of experts requests.
 EXPERT_BALANCE = "expert-balance"
 # The method that packed samples request: attention stays inside the documents of a sample.

@@ -9,7 +9,7 @@ from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import DENSE, Layout
 from weft.describe.loss_choice import other_choices
-from weft.describe.plan import EXPERT_BALANCE, GRADIENT_NORM, Plan
+from weft.describe.plan import EXPERT_BALANCE, GRADIENT_NORM, MICRO_BATCH_CLIPPING, Plan
 from weft.describe.plan_file import PlanRule, listed
 from weft.describe.units import shown
 from weft.errors import Violation
@@ -19,7 +19,7 @@ _METHOD = "expert parallelism"
 _DIVIDED = "a parameter is divided along one axis of a replica"
 _OTHERS = "other methods take the parameters of experts for those of all ranks"
 # The methods that know which ranks divide the experts.
-_ALLOWED = (GRADIENT_NORM, EXPERT_BALANCE)
+_ALLOWED = (GRADIENT_NORM, EXPERT_BALANCE, MICRO_BATCH_CLIPPING)
 
 
 def _samples(job: Job, layout: Layout) -> str | None:

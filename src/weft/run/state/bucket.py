@@ -103,23 +103,23 @@ class GradientBucket:
 
     def __init__(self, layout: FlatLayout, buffer: GradientBuffer) -> None:
         self.flat = buffer.flat[: layout.length]
-        self._layout = layout
+        self.layout = layout
         self.buffer = buffer
 
     @property
     def shards(self) -> int:
         """The number of equal shards of the gradient."""
-        return self._layout.shards
+        return self.layout.shards
 
     @property
     def parameters(self) -> tuple[nn.Parameter, ...]:
         """The stage's parameters in the order of the module."""
-        return self._layout.parameters
+        return self.layout.parameters
 
     @property
     def places(self) -> list[ParameterPlace]:
         """The places of the stage's parameters in `flat`, in the order of the module."""
-        pairs = zip(self._layout.starts, self._layout.parameters, strict=True)
+        pairs = zip(self.layout.starts, self.layout.parameters, strict=True)
         return [ParameterPlace(start, tuple(parameter.shape)) for start, parameter in pairs]
 
     @property
@@ -139,13 +139,13 @@ class GradientBucket:
         assert buffer.holder is None, "a reduction empties the buffer before another stage takes it"
         buffer.holder = self
         self.clear()
-        for parameter, view in zip(self._layout.parameters, self._layout.views(self.flat), strict=True):
+        for parameter, view in zip(self.layout.parameters, self.layout.views(self.flat), strict=True):
             parameter.grad = view
 
     def hand_back(self) -> None:
         """Release the buffer for the next stage."""
         assert self.buffer.holder is self, "a stage hands back the buffer that it holds"
-        for parameter in self._layout.parameters:
+        for parameter in self.layout.parameters:
             parameter.grad = None
         self.buffer.holder = None
 

@@ -1,0 +1,120 @@
+"""The instructions of micro-batch clipping, and the values that order them.
+
+A backward pass adds to the stage's gradient. `take_gradient` moves the gradient of a clipped micro-batch out
+of its way. `clip_gradient` finds its norm over all ranks of the replica, and adds it, scaled, to the step's
+sum. `bound_gradient` brings the sum to the bound of all replicas, and puts it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.describe.plan import MICRO_BATCH_CLIPPING
+from weft.program.arrays import Ints
+from weft.program.codes import codes
+from weft.program.kinds import FORWARD, KINDS, AddedUses, Kind
+from weft.program.places import Places, join
+from weft.program.program import Owed, Program
+from weft.program.values import PER_STAGE, VALUES, Read, Use, ValueKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipsMicroBatches(Owed):
+    """The obligation of every step to clip groups of `together` of the plan's micro-batches."""
+
+    together: int
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        return {"micro-batches clipped together": str(self.together)}
+
+
+def owed_by(program: Program) -> ClipsMicroBatches | None:
+    """Return the obligation of a program; None without one."""
+    owed = program.obligations.methods.get(MICRO_BATCH_CLIPPING)
+    return owed if isinstance(owed, ClipsMicroBatches) else None
+
+
+def clips(program: Program, rows: Ints) -> Places:
+    """Return all rows in programs that clip, else none."""
+    return Places(rows if owed_by(program) is not None else rows[:0])
+
+
+def of_group(program: Program, rows: Ints) -> Places:
+    """Return the clipped micro-batch of its replica that each backward pass is a part of."""
+    return Places(rows, {"part": _groups(program, rows)}) if owed_by(program) else Places(rows[:0])
+
+
+def of_group_before(program: Program, rows: Ints) -> Places:
+    """Return the clipped micro-batch before that of each backward pass, if its replica has one."""
+    group = _groups(program, rows)
+    return Places(rows[group > 0], {"part": group[group > 0] - 1})
+
+
+def _groups(program: Program, rows: Ints) -> Ints:
+    """Return the number in its replica of each row's clipped micro-batch; 0 in programs that do not clip."""
+    owed, columns = owed_by(program), program.columns
+    if owed is None:
+        return np.zeros_like(rows)
+    forwards = np.flatnonzero(columns.kind == FORWARD)
+    both = np.concatenate([rows, forwards])
+    place = codes(columns.iteration[both], columns.stage[both], columns.replica[both])
+    mine, other = join(place[: len(rows)], place[len(rows) :])
+    first = np.full(len(rows), np.iinfo(np.int64).max)
+    np.minimum.at(first, mine, columns.micro_batch[forwards[other]])
+    numbers: Ints = (columns.micro_batch[rows] - first) // owed.together
+    return numbers
+
+
+PER_GROUP = (*PER_STAGE, "part")
+# The gradient that passes add up, until it is taken; and that its place is empty again.
+VALUES.register(ValueKind(name="fresh_gradient", scope=PER_GROUP, until="freed", accumulates=True))
+VALUES.register(ValueKind(name="empty_gradient", scope=PER_GROUP, until="step"))
+VALUES.register(ValueKind(name="taken_gradient", scope=PER_GROUP, until="freed"))
+# The sum of clipped gradients, and the whole gradient of the step.
+VALUES.register(ValueKind(name="clipped_sum", scope=PER_STAGE, until="freed", accumulates=True))
+VALUES.register(ValueKind(name="bounded_gradient", scope=PER_STAGE, until="read"))
+
+TAKE_GRADIENT = KINDS.register(
+    Kind(
+        name="take_gradient",
+        symbol="TG",
+        stream="compute",
+        reads=(Read("fresh_gradient", consumes=True),),
+        writes=("taken_gradient", "empty_gradient"),
+    )
+)
+CLIP_GRADIENT = KINDS.register(
+    Kind(
+        name="clip_gradient",
+        symbol="CG",
+        stream="collective",
+        reads=(Read("taken_gradient", consumes=True),),
+        writes=("clipped_sum",),
+        collective=True,
+        spans_stages=True,
+    )
+)
+BOUND_GRADIENT = KINDS.register(
+    Kind(
+        name="bound_gradient",
+        symbol="BG",
+        stream="collective",
+        reads=(Read("clipped_sum", consumes=True),),
+        writes=("bounded_gradient",),
+        collective=True,
+        spans_stages=True,
+    )
+)
+
+USES = (
+    AddedUses(
+        kinds=("backward",),
+        reads=(Read("empty_gradient", at=of_group_before),),
+        writes=(Use("fresh_gradient", at=of_group),),
+    ),
+    AddedUses(kinds=("reduce", "norm", "step"), reads=(Read("bounded_gradient", at=clips),)),
+)

@@ -1,0 +1,82 @@
+"""The options of micro-batch clipping: the table `[clip]`, and the options of a plan's method."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from weft.describe.plan import MICRO_BATCH_CLIPPING, Choice, Plan
+from weft.describe.reading import violations_of
+from weft.describe.run_tables.methods import Options, RunTable
+from weft.describe.toml_table import Count, TomlTable
+from weft.errors import InputError, Violation
+
+NAME = MICRO_BATCH_CLIPPING
+TABLE_NAME = "clip"
+# The norm to which gradients of micro-batches are clipped: the least of a step, a given one, or a quantile of
+# those of the step before.
+Bound = Literal["min", "fixed", "quantile", "off"]
+
+
+class ClipTable(TomlTable):
+    """The keys of `[clip]`."""
+
+    micro: Bound = Field(
+        default="min", description="the norm that gradients of micro-batches get: min, fixed, quantile or off"
+    )
+    samples: Count = Field(
+        description="samples of a clipped micro-batch; the plan's micro-batches are parts of them"
+    )
+    bound: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="the largest norm of a micro-batch's mean gradient; for fixed"
+    )
+    quantile: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None,
+        description="of the last step's norms, which bounds those of a step; for quantile",
+    )
+    floor: Annotated[float, Field(ge=0)] = Field(
+        default=1e-12, description="a gradient with at most this norm adds nothing and sets no bound"
+    )
+
+    @model_validator(mode="after")
+    def _together(self) -> ClipTable:
+        problems = []
+        for key, word in (("bound", "fixed"), ("quantile", "quantile")):
+            value = getattr(self, key)
+            if (self.micro == word) != (value is not None):
+                given = "missing" if value is None else f"{value:g}"
+                near = "0.5" if value is None else "leave it out"
+                problems.append(Violation(key, f"{given}; micro is {self.micro!r}", near))
+        if problems:
+            raise InputError(problems)
+        return self
+
+
+def _options(table: ClipTable) -> Options | None:
+    return None if table.micro == "off" else table.model_dump(exclude_none=True)
+
+
+TABLE = RunTable(method=NAME, key=TABLE_NAME, table=ClipTable, options=_options)
+
+
+def read_options(choice: Choice, where: str = TABLE_NAME) -> ClipTable:
+    """Return the options of clipping in a plan or a job.
+
+    Raises:
+        InputError: for unknown, missing or wrong options.
+    """
+    try:
+        return ClipTable.model_validate(dict(choice.options))
+    except ValidationError as error:
+        raise InputError(violations_of(error, where, ClipTable)) from None
+
+
+def options_of(plan: Plan) -> ClipTable | None:
+    """Return the options of a plan's clipping, or None if it has none.
+
+    Raises:
+        InputError: as `read_options`.
+    """
+    choice = plan.method(NAME)
+    return None if choice is None else read_options(choice, f"plan: methods: {NAME}")

@@ -1,0 +1,116 @@
+"""The rules of micro-batch clipping: orders that make whole gradients, and parts of clipped micro-batches.
+
+Clipping belongs to the job: plans whose micro-batches are no parts of a clipped one are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from weft.describe.job import Job
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.layout import DENSE, Layout
+from weft.describe.plan import Choice, Plan
+from weft.describe.plan_file import PlanRule
+from weft.errors import InputError, Violation
+from weft.methods.micro_batch_clipping.options import NAME, TABLE_NAME, ClipTable, options_of, read_options
+from weft.methods.micro_batch_clipping.program import ONE_STAGE, WHOLE_PASSES
+from weft.moves.composition import Composition
+from weft.moves.layout import shares_of
+
+# Orders without split backward passes, in which a device runs micro-batches of one stage one after the other.
+_ORDERS = ("1f1b", "gpipe", "breadth-first")
+_METHOD = "micro-batch clipping"
+_OTHERS = "replicas add up clipped gradients before they step"
+
+
+def _problem(
+    table: ClipTable, *, schedule: str, stages: int, devices: int, size: int, shares: Sequence[int]
+) -> Violation | None:
+    """Return why a layout or a plan cannot clip micro-batches as the job asks, or None."""
+    if schedule not in _ORDERS:
+        return Violation("schedule", f"{schedule}: {WHOLE_PASSES}", "1f1b or gpipe")
+    if stages > devices:
+        return Violation("loops", ONE_STAGE, "1")
+    if table.samples % size:
+        problem = f"micro-batches of {size} samples are no parts of clipped ones of {table.samples}"
+        return Violation("micro_batch_size", problem, str(table.samples))
+    if len(set(shares)) > 1:
+        problem = "replicas with unlike shares of the batch clip unlike numbers of micro-batches"
+        return Violation("micro_batches_per_replica", problem, "leave it out")
+    together = table.samples // size
+    odd = [share for share in shares if share % together]
+    if odd:
+        problem = f"{odd[0]} micro-batches of a replica are no whole groups of {together}, which are clipped"
+        return Violation("micro_batches_per_replica", problem, f"a multiple of {together}")
+    return None
+
+
+def _asked(job: Job) -> ClipTable | None:
+    chosen = [one for one in job.methods if one.name == NAME]
+    return read_options(chosen[0]) if chosen else None
+
+
+def _of_layout(job: Job, layout: Layout) -> str | None:
+    table = _asked(job)
+    if table is None:
+        return None
+    found = _problem(
+        table,
+        schedule=layout.schedule,
+        stages=layout.stages,
+        devices=layout.pp,
+        size=layout.micro_batch_size,
+        shares=shares_of(job, layout),
+    )
+    if found is None:
+        return None
+    return f"{TABLE_NAME}: {found.where}: {found.problem}; nearest {found.where}: {found.nearest}"
+
+
+def _tied(job: Job, layout: Layout) -> str | None:
+    if _asked(job) is None or layout.stages == 1 or not job.graph.tied:
+        return None
+    return f"{TABLE_NAME}: stages that share a weight see parts of its gradient; nearest pp: 1"
+
+
+def _others(job: Job, layout: Layout) -> str | None:
+    if _asked(job) is None or layout.sync == DENSE:
+        return None
+    return f"{TABLE_NAME}: {_OTHERS}, and not under sync {layout.sync}; nearest sync: {DENSE}"
+
+
+def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
+    """Yield the problems of a plan that was edited by hand."""
+    try:
+        table = options_of(plan)
+    except InputError as error:
+        yield from error.violations
+        return
+    if table is None:
+        return
+    if plan.sync != Choice(name=DENSE):
+        yield Violation("plan: sync", f"{NAME}: {_OTHERS}", DENSE)
+    found = _problem(
+        table,
+        schedule=plan.schedule.name,
+        stages=len(plan.stages),
+        devices=plan.mesh.get("pp", 1),
+        size=plan.micro_batch_size,
+        shares=[replica.micro_batches for replica in plan.stages[0].replicas],
+    )
+    if found is not None:
+        yield Violation(f"plan: {found.where}", found.problem, found.nearest)
+
+
+RULES = (
+    Composition(
+        method=_METHOD,
+        other="orders and micro-batches",
+        reason="gradients are whole",
+        refuse=_of_layout,
+    ),
+    Composition(method=_METHOD, other="tied weights of stages", reason="parts have no norm", refuse=_tied),
+    Composition(method=_METHOD, other="other synchronisation", reason=_OTHERS, refuse=_others),
+    PlanRule(refuse=_problems_of),
+)

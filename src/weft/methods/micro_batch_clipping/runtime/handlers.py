@@ -1,0 +1,91 @@
+"""The handlers of micro-batch clipping: take a gradient, clip it, and bound the sum."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.methods.micro_batch_clipping.options import NAME
+from weft.methods.micro_batch_clipping.report import BOUND, CLIPPED, DROPPED, NORMS
+from weft.methods.micro_batch_clipping.runtime.state import TAKEN, MicroBatchClipping, Taken
+from weft.program.program import NONE, Instruction
+from weft.run.handlers.base import GRADIENT, Issue
+from weft.run.parallel.tensor_stage import counted_once
+from weft.run.streams import Completion, Stream, Value
+from weft.run.workspace import Workspace
+
+
+def _state(workspace: Workspace) -> MicroBatchClipping:
+    state = workspace.resources.methods[NAME]
+    assert isinstance(state, MicroBatchClipping)
+    return state
+
+
+def take_gradient(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Move the gradient of a clipped micro-batch out of the way of the next one's."""
+    stage, part, label = instruction.stage, instruction.part, str(instruction)
+    resources = workspace.resources
+    bucket, module, summed = (
+        resources.buckets[stage],
+        resources.stages[stage],
+        resources.summed.get(stage, ()),
+    )
+    # The last backward pass of a step has made its gradient whole already.
+    summed = () if part == _state(workspace).last_part else summed
+
+    def issue(stream: Stream) -> Completion:
+        taken: Value[Taken] = Value()
+        workspace.values[TAKEN, stage, part] = taken
+
+        def work() -> None:
+            for one in summed:
+                one.add_up()
+            flat = bucket.flat
+            squares = torch.zeros((), dtype=torch.float64, device=flat.device)
+            for counted in counted_once(module, bucket.layout, flat, 0):
+                squares += torch.linalg.vector_norm(counted, dtype=torch.float64).square()
+            taken.content = Taken(flat.clone(), squares)
+            flat.zero_()
+
+        taken.completion = stream.run(label, work)
+        return taken.completion
+
+    return issue
+
+
+def clip_gradient(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Add a clipped micro-batch to the sum of the step, when all stages of its replica know its norm."""
+    stage, part, label = instruction.stage, instruction.part, str(instruction)
+    state, group = _state(workspace), workspace.resources.groups.collective[instruction.group]
+
+    def issue(stream: Stream) -> Completion:
+        taken = workspace.values.pop((TAKEN, stage, part))
+
+        def work() -> None:
+            state.add(part, taken.content, group, workspace.loss_factor())
+
+        return stream.run(label, work, taken)
+
+    return issue
+
+
+def bound_gradient(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Put the sum of clipped gradients in the place of the stage's gradient."""
+    stage, label, values = instruction.stage, str(instruction), workspace.values
+    state, group = _state(workspace), workspace.resources.groups.collective[instruction.group]
+    bucket = workspace.resources.buckets[stage]
+
+    def issue(stream: Stream) -> Completion:
+        made: dict[str, Value[torch.Tensor]] = {name: Value() for name in (NORMS, BOUND, CLIPPED, DROPPED)}
+
+        def work() -> None:
+            for name, number in state.finish(bucket.flat, group).items():
+                made[name].content = number
+
+        ended = stream.run(label, work, workspace.latest(GRADIENT, stage))
+        values[GRADIENT, stage, NONE] = Value.of(None, ended)
+        for name, value in made.items():
+            value.completion = ended
+            values[name, NONE, NONE] = value
+        return ended
+
+    return issue

@@ -1,0 +1,104 @@
+"""Micro-batch clipping on one rank: the gradients that wait for their norm, and their sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from weft.methods.micro_batch_clipping.kinds import TAKE_GRADIENT, ClipsMicroBatches
+from weft.methods.micro_batch_clipping.options import NAME, ClipTable, options_of
+from weft.methods.micro_batch_clipping.report import BOUND, CLIPPED, DROPPED, NORMS
+from weft.methods.micro_batch_clipping.runtime.clipped_sum import ClippedSum
+from weft.program.kinds import FORWARD
+from weft.program.program import NONE
+from weft.run.methods import Making, MethodState, StepGate
+from weft.run.resources import Resources
+from weft.run.streams import Value
+from weft.run.workspace import Workspace
+from weft.sync.base import Group
+
+TAKEN = "taken_gradient"
+
+
+class Taken(NamedTuple):
+    """The gradient of a clipped micro-batch on one rank, (n,), and the sum of squares that it counts, ()."""
+
+    gradient: torch.Tensor
+    squares: torch.Tensor
+
+
+class MicroBatchClipping(MethodState):
+    """The clipping of a rank's stage; the rank has one."""
+
+    def __init__(self, making: Making) -> None:
+        table, owed = options_of(making.plan), making.program.obligations.methods[NAME]
+        assert table is not None, "a program owes clipping to a plan that asks for it"
+        assert isinstance(owed, ClipsMicroBatches)
+        own = making.program.columns
+        self.last_part = int(own.part[own.kind == TAKE_GRADIENT].max(initial=0))
+        # The clipped micro-batches of replicas follow each other.
+        self._first = int(own.micro_batch[own.kind == FORWARD].min()) // owed.together
+        self._table: ClipTable = table
+        self._norms = torch.zeros(
+            making.program.micro_batches // owed.together, dtype=torch.float64, device=making.device
+        )
+        self._sum: ClippedSum | None = None
+
+    @property
+    def sum(self) -> ClippedSum:
+        assert self._sum is not None, "a state begins before it clips"
+        return self._sum
+
+    def begin(self, resources: Resources) -> None:
+        [bucket] = resources.buckets.values()
+        self._sum = ClippedSum(self._table, len(self._norms), bucket.flat)
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        return {BOUND: self.sum.bound} if self._table.micro == "quantile" else {}
+
+    def add(self, part: int, taken: Taken, group: Group, loss_factor: float) -> None:
+        """Add the clipped gradient of a micro-batch to the sum; every rank of the replica calls it."""
+        if group.size > 1:
+            group.all_reduce(taken.squares)
+        norm = self.sum.add(taken.gradient, taken.squares, loss_factor)
+        # One rank of the replica tells the norm.
+        if group.place == 0:
+            self._norms[self._first + part] = norm
+
+    def finish(self, flat: torch.Tensor, group: Group) -> dict[str, torch.Tensor]:
+        """Put the bounded sum into `flat`, and return the step's numbers; every training rank calls it."""
+        norms, self._norms = self._norms, torch.zeros_like(self._norms)
+        if group.size > 1:
+            group.all_reduce(norms)
+        return self.sum.finish(norms, flat)
+
+    def gate(self, workspace: Workspace, stage: int) -> StepGate | None:
+        return _AllDropped(workspace)
+
+    def figures(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
+        known = {name: workspace.values.get((name, NONE, NONE)) for name in (BOUND, CLIPPED, DROPPED)}
+        return {name: value for name, value in known.items() if value is not None}
+
+    def series(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
+        norms = workspace.values.get((NORMS, NONE, NONE))
+        return {} if norms is None else {NORMS: norms}
+
+
+class _AllDropped:
+    """The gate of a step: it is left out if no micro-batch has a finite norm."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+
+    def reads(self) -> tuple[Value[torch.Tensor], ...]:
+        return (self._workspace.values[DROPPED, NONE, NONE],)
+
+    def votes(self, *values: Value[Any]) -> torch.Tensor:
+        (dropped,) = values
+        vote: torch.Tensor = (dropped.content == 1.0).float()
+        return vote
+
+    def stepped(self) -> None:
+        """Do nothing: the step clears the gradient."""

@@ -1,0 +1,100 @@
+"""Rows with clipped micro-batches: one process clips all gradients of a step when it has all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from decoder_models import tiny_decoder
+from equality_table import Row
+from methods.rows.expert_balance import Balances
+from methods.rows.gradient_norm import Clips
+from methods.rows.micro_batch_norms import TellsNorms
+from one_process import Copy, Method, Told, trained
+from small_plans import divisible, tiny
+
+from weft.describe.plan import Choice
+
+# The gradients of a step's micro-batches, one by one, and the bound of the next step.
+_SEEN: WeakKeyDictionary[Copy, list[torch.Tensor]] = WeakKeyDictionary()
+_BOUNDS: WeakKeyDictionary[Copy, float] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class ClipsMicro(Method):
+    """Clipping of groups of `samples`; `size`: those of one micro-batch of the plan."""
+
+    micro: str = "min"
+    samples: int = 2
+    size: int = 2
+    bound: float | None = None
+    quantile: float | None = None
+
+    def __repr__(self) -> str:
+        changed = [
+            f", {one.name} {getattr(self, one.name)}"
+            for one in fields(self)[1:]
+            if getattr(self, one.name) != one.default
+        ]
+        return f"ClipsMicro({self.micro}{''.join(changed)})"
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        given: dict[str, Any] = {"micro": self.micro, "samples": self.samples}
+        given |= {} if self.bound is None else {"bound": self.bound}
+        given |= {} if self.quantile is None else {"quantile": self.quantile}
+        return (Choice(name="micro-batch-clipping", options=given),)
+
+    def see(self, copy: Copy, gradients: Sequence[torch.Tensor], told: Told) -> None:
+        own = torch.cat([one.detach().double().flatten() for one in gradients])
+        _SEEN.setdefault(copy, []).append(own)
+
+    def before_step(self, copy: Copy, step: int, told: Told) -> None:
+        seen, together = _SEEN.pop(copy), self.samples // self.size
+        parts = [sum(seen[at : at + together]) for at in range(0, len(seen), together)]
+        means = [len(parts) * one for one in parts]
+        norms = [one.norm().item() for one in means]
+        bound = self._bound(norms, _BOUNDS.get(copy, math.inf))
+        if self.quantile is not None:
+            _BOUNDS[copy] = sorted(norms)[round(self.quantile * (len(norms) - 1))]
+        scales = [bound / norm if self.micro == "min" else min(1.0, bound / norm) for norm in norms]
+        each = [one * scale for one, scale in zip(means, scales, strict=True)]
+        told["clip_norms"] = norms
+        told["clip_bound"], told["dropped"] = [bound], [0.0]
+        told["clipped"] = [sum(one > bound for one in norms) / len(norms)]
+        whole, start = sum(each) / len(each), 0
+        for parameter in trained(copy.masters):
+            end = start + parameter.numel()
+            parameter.grad = whole[start:end].view_as(parameter).to(parameter.dtype)
+            start = end
+
+    def _bound(self, norms: Sequence[float], before: float) -> float:
+        return min(norms) if self.micro == "min" else before if self.bound is None else self.bound
+
+
+GPT, LLAMA, WIDE = tiny(layers=4), tiny("llama", layers=4), divisible("llama")
+SHORT = partial(tiny_decoder, num_hidden_layers=2, vocab_size=19, max_position_embeddings=8)
+MIXTRAL = SHORT("mixtral", intermediate_size=24)
+FIXED = ClipsMicro("fixed", bound=1.5)
+CLIPPED = partial(Row, methods=(ClipsMicro(),))
+ROWS = (
+    CLIPPED(GPT),
+    CLIPPED(GPT, "1f1b", pp=2, dp=2),
+    CLIPPED(LLAMA, "1f1b", pp=3, micro_batches=6, recompute="full"),
+    CLIPPED(GPT, "gpipe", pp=2, dp=2, sharding="zero-1", methods=(ClipsMicro(), Clips(0.2))),
+    CLIPPED(LLAMA, dp=2, sharding="zero-2"),
+    CLIPPED(LLAMA, dp=2, sharding="zero-3", methods=(FIXED, TellsNorms())),
+    CLIPPED(LLAMA, "1f1b", pp=2, methods=(ClipsMicro("quantile", quantile=0.5),), steps=3),
+    # Two micro-batches of the plan are one that is clipped.
+    CLIPPED(GPT, "1f1b", pp=2, dp=2, methods=(ClipsMicro(samples=4),)),
+    CLIPPED(WIDE, tp=2),
+    CLIPPED(WIDE, "1f1b", pp=2, cp=2),
+    CLIPPED(MIXTRAL, ep=2, methods=(ClipsMicro(), Balances("sequence"))),
+    # All of a step in one micro-batch: nothing is clipped.
+    CLIPPED(GPT, pp=2, micro_batches=1),
+)
