@@ -59,6 +59,7 @@ def test_passes_come_in_the_order_that_they_declare() -> None:
         "blocking",
         "clan",
         "gradient-norm",
+        "micro-batch-clipping",
         "auxiliary-head",
         "cser",
         "expert-balance",

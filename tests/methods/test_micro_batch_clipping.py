@@ -1,0 +1,224 @@
+"""Laws: gradients are taken whole, clipped by all ranks of a replica, and bounded before any is reduced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from program.mutations import twice, without_edge, without_row
+
+from weft.describe.layout import Layout
+from weft.describe.plan import GRADIENT_NORM, Choice, Plan
+from weft.describe.plan_file import check_plan
+from weft.describe.reading import parse_toml
+from weft.describe.run_file import parse_run
+from weft.describe.run_tables.methods import requested_methods
+from weft.errors import InputError
+from weft.methods.micro_batch_clipping.kinds import BOUND_GRADIENT, CLIP_GRADIENT, TAKE_GRADIENT
+from weft.methods.micro_batch_clipping.report import SECTION
+from weft.moves.layout import build_plan, refuse
+from weft.planning.compile import compile_evaluation, compile_plan
+from weft.planning.problem import Problem, problem_of
+from weft.predict.cost.memory import gradient_element_bytes, own_parameters, with_slack
+from weft.predict.cost.network import Network
+from weft.predict.cost.placed_plan import CostModel
+from weft.predict.cost.price import price
+from weft.program.kinds import BACKWARD, STEP
+from weft.program.program import Program
+from weft.program.verify import require_valid, verify
+
+BASE = Layout(pp=2, dp=2, loops=1, micro_batch_size=2, schedule="1f1b")
+OWN_KINDS = (TAKE_GRADIENT, CLIP_GRADIENT, BOUND_GRADIENT)
+RUN = """
+[model]
+preset = "llama-1m"
+[task]
+sequence = 16
+data = "text.txt"
+[train]
+global_batch = 8
+steps = 2
+[clip]
+{keys}
+"""
+
+
+def clipping(micro: str = "min", samples: int = 2, **keys: Any) -> Choice:
+    return Choice(name="micro-batch-clipping", options={"micro": micro, "samples": samples, **keys})
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return problem_of(model="llama-1m", on="8xa100-40gb", global_batch=16)
+
+
+def asking(problem: Problem, *choices: Choice) -> Problem:
+    return replace(problem, job=replace(problem.job, methods=choices))
+
+
+def plan_of(problem: Problem, choice: Choice, layout: Layout = BASE) -> Plan:
+    job = asking(problem, choice).job
+    return build_plan(job, layout, [1.0] * len(job.graph.layers))
+
+
+def program_of(problem: Problem, choice: Choice, layout: Layout = BASE) -> Program:
+    return compile_plan(plan_of(problem, choice, layout), problem.job.graph)
+
+
+@pytest.mark.parametrize("sharding", ["zero-0", "zero-1", "zero-2", "zero-3"])
+@pytest.mark.parametrize(
+    ("schedule", "samples", "groups"), [("1f1b", 2, 4), ("gpipe", 2, 4), ("1f1b", 4, 2), ("1f1b", 8, 1)]
+)
+def test_programs_are_proven_and_clip_as_often_as_asked(
+    problem: Problem, sharding: Any, schedule: str, samples: int, groups: int
+) -> None:
+    layout = replace(BASE, sharding=sharding, schedule=schedule, methods=(Choice(name=GRADIENT_NORM),))
+    program = program_of(problem, clipping(samples=samples), layout)
+    require_valid(program)
+    counts = [(program.columns.kind == kind).sum() for kind in OWN_KINDS]
+    assert counts == [groups * layout.ranks, groups * layout.ranks, layout.ranks]
+
+
+def test_norms_are_of_replicas_and_bounds_of_all_ranks(problem: Problem) -> None:
+    program, plan = program_of(problem, clipping()), plan_of(problem, clipping())
+    columns = program.columns
+    for row in np.flatnonzero(columns.kind == CLIP_GRADIENT).tolist():
+        replica = int(columns.replica[row])
+        ranks = {rank for stage in plan.stages for rank in stage.replicas[replica].ranks}
+        assert set(program.groups[columns.group[row]]) == ranks
+        assert columns.bytes[row] == 8
+    for row in np.flatnonzero(columns.kind == BOUND_GRADIENT).tolist():
+        assert set(program.groups[columns.group[row]]) == set(range(plan.ranks))
+        assert columns.bytes[row] == 8 * plan.micro_batches
+
+
+def test_every_edge_of_a_clipped_micro_batch_is_needed(problem: Problem) -> None:
+    program = program_of(problem, clipping(samples=4))
+    kinds, edges = program.columns.kind, program.edges
+    own = np.isin(kinds, OWN_KINDS)
+    touching = np.flatnonzero(
+        (own[edges.source] | own[edges.target]) & (program.columns.rank[edges.target] == 0)
+    )
+    assert len(touching) > 8
+    for edge in touching.tolist():
+        assert verify(without_edge(program, edge)), edge
+    for kind in OWN_KINDS:
+        row = int(np.flatnonzero(kinds == kind)[0])
+        for broken in (twice(program, row), without_row(program, row)):
+            assert verify(broken), kind
+
+
+def test_no_gradient_is_added_before_the_last_one_is_taken(problem: Problem) -> None:
+    program = program_of(problem, clipping())
+    columns, edges = program.columns, program.edges
+    takes = (columns.kind[edges.source] == TAKE_GRADIENT) & (columns.kind[edges.target] == BACKWARD)
+    assert takes.sum() == 3 * BASE.ranks
+    problems = [str(one) for one in verify(without_edge(program, int(np.flatnonzero(takes)[0])))]
+    assert any("'empty_gradient'" in one for one in problems)
+    bounded = (columns.kind[edges.source] == BOUND_GRADIENT) & (columns.kind[edges.target] == STEP)
+    assert bounded.sum() == BASE.ranks
+
+
+def test_passes_over_gradients_and_their_copies_are_priced(problem: Problem) -> None:
+    graph, choice = problem.job.graph, clipping()
+    model = CostModel(graph=graph, cluster=problem.job.cluster)
+    plan, plain = plan_of(problem, choice), build_plan(problem.job, BASE, [1.0] * len(graph.layers))
+    program = program_of(problem, choice)
+    found = price(model, program, plan).costs
+    before = price(model, compile_plan(plain, graph), plain).costs
+    more = (found.base_bytes - before.base_bytes).tolist()
+    for index, stage in enumerate(plan.stages):
+        bytes_of_one = gradient_element_bytes(plan) * own_parameters(graph, stage.layers, plan.shape(index))
+        # The sum, and as many gradients as passes until the first stage completes a norm.
+        for rank in stage.replicas[0].ranks:
+            expected = with_slack(np.array([(2 + index) * bytes_of_one]))[0]
+            assert more[rank] == pytest.approx(expected, abs=2)
+    columns = program.columns
+    row = int(np.flatnonzero(columns.kind == CLIP_GRADIENT)[0])
+    alone_s = Network(cluster=problem.job.cluster).all_reduce_s(program.groups[columns.group[row]], 8)
+    assert found.occupancy[row] * 1e-9 > alone_s
+    assert found.occupancy[int(np.flatnonzero(columns.kind == TAKE_GRADIENT)[0])] > 0
+
+
+def test_an_evaluation_clips_nothing(problem: Problem) -> None:
+    program = compile_evaluation(plan_of(problem, clipping()), problem.job.graph)
+    require_valid(program)
+    assert not np.isin(program.columns.kind, OWN_KINDS).any()
+
+
+@pytest.mark.parametrize(
+    ("choice", "changes", "reason"),
+    [
+        (clipping(), {"schedule": "zb-h1"}, "split backward passes make two parts"),
+        (clipping(), {"schedule": "breadth-first", "loops": 2}, "which has other stages; nearest loops: 1"),
+        (clipping(), {"micro_batch_size": 4}, "micro-batches of 4 samples are no parts of clipped ones of 2"),
+        (clipping(samples=16), {}, "4 micro-batches of a replica are no whole groups of 8"),
+        (clipping(), {"micro_batches_per_replica": (3, 5)}, "replicas with unlike shares of the batch"),
+        (clipping(), {"sync": "local-averaging"}, "nearest sync: dense"),
+    ],
+)
+def test_plans_that_cannot_clip_are_refused(
+    problem: Problem, choice: Choice, changes: dict[str, Any], reason: str
+) -> None:
+    job, layout = asking(problem, choice).job, replace(BASE, **changes)
+    found = refuse(job, layout)
+    assert found is not None
+    assert reason in found
+    assert "\n" not in found
+
+
+def test_plans_edited_by_hand_are_refused(problem: Problem) -> None:
+    job, plan = problem.job, plan_of(problem, clipping())
+    assert check_plan(plan, job.graph, job.cluster) == []
+    edits: dict[str, dict[str, object]] = {
+        "other samples": {"methods": (clipping(samples=3),)},
+        "unknown": {"methods": (clipping("most"),)},
+        "split passes": {"schedule": Choice(name="zb-h1")},
+        "apart": {"sync": Choice(name="local-averaging")},
+    }
+    for name, update in edits.items():
+        assert check_plan(plan.model_copy(update=update), job.graph, job.cluster), name
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ("", "clip: samples: missing"),
+        ('samples = 2\nmicro = "fixed"', "clip: bound: missing; micro is 'fixed'"),
+        ("samples = 2\nbound = 1.0", "clip: bound: 1; micro is 'min'"),
+        ('samples = 2\nmicro = "quantile"', "clip: quantile: missing"),
+        ('samples = 2\nmicro = "quantile"\nquantile = 1.5', "clip: quantile: 1.5"),
+        ('samples = 2\nmicro = "quantil"', "nearest valid: quantile"),
+        ("samples = 0", "clip: samples: 0"),
+    ],
+)
+def test_keys_that_do_not_go_together_are_refused(keys: str, reason: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_run(parse_toml(RUN.format(keys=keys), "run"))
+    assert reason in str(caught.value)
+
+
+def test_off_asks_for_no_method() -> None:
+    run = parse_run(parse_toml(RUN.format(keys='micro = "off"\nsamples = 2'), "run"))
+    assert requested_methods(run.methods) == ()
+
+
+def test_the_report_tells_what_clipping_leaves(problem: Problem) -> None:
+    metrics = [
+        {"step": 0, "clip_norms": [2.0, 4.0], "clip_bound": 2.0, "clipped": 0.5, "dropped": 0.0},
+        {"step": 1, "clip_norms": [1.0, None], "clip_bound": 1.0, "clipped": 0.0, "dropped": 0.5},
+    ]
+    planned: Any = SimpleNamespace(plan=plan_of(problem, clipping()))
+    rows = dict(SECTION.rows(planned, metrics))
+    assert rows["clipped micro-batches"] == "2 samples, to min"
+    assert rows["bound, first and last step"] == "2, 1"
+    assert rows["above the bound"] == "25.0%"
+    assert rows["length that clipping leaves, mean"] == "83.3%"
+    assert rows["left out, not finite"] == "25.0%"
+    chart = SECTION.chart(planned, metrics)
+    assert chart is not None
+    assert chart.curves[1].points == [(0, 3.0), (1, 1.0)]
+    assert SECTION.rows(planned, [{"step": 0}]) == []
