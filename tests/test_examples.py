@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import re
 import subprocess
@@ -107,3 +108,15 @@ def test_the_notebook_runs(tmp_path):
     assert all("<svg" in html and "peak memory" in html for html in shown)
     printed = "".join(output.get("text", "") for output in outputs if output.get("name") == "stdout")
     assert re.search(r"held-out loss [\d.]+ -> [\d.]+", printed)
+
+
+@pytest.mark.examples
+def test_clipped_micro_batches_come_closer_where_labels_are_wrong(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES / "clipping"))
+    regression = importlib.import_module("regression")
+    regression.require_as_weft()
+    rates = {2: 0.1, 64: 0.0125}
+    found = {
+        size: regression.errors(regression.LABELS, size, rate, [500], 2)[0] for size, rate in rates.items()
+    }
+    assert found[2] < 0.5 * found[64]

@@ -230,6 +230,9 @@ def test_planners_try_orders_that_count_in_time(problem: Problem) -> None:
     # Each of its two paths has one micro-batch.
     assert several - {"chimera"} == {"gpipe", "breadth-first"}
     assert len({one.schedule for one in found}) > 2
+    # Also on devices with one stage, where all other jobs need no such order.
+    assert any(one.pp == 1 and one.dp * one.micro_batch_size < batch for one in found)
+    assert not any(one.pp == 1 and one.schedule == "gpipe" for one in layouts(problem))
 
 
 def test_plans_edited_by_hand_are_refused(problem: Problem) -> None:

@@ -29,6 +29,21 @@ class Composition:
     refuse: Callable[[Job, Layout], str | None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ForwardFirst:
+    """A method's need for orders in which a stage runs all forward passes before it goes back.
+
+    `asks` returns True for jobs with this need.
+    """
+
+    asks: Callable[[Job], bool]
+
+
+def goes_forward_first(job: Job) -> bool:
+    """Return True if a method of the job needs all forward passes of a stage before its backward passes."""
+    return any(one.asks(job) for one in parts(ForwardFirst))
+
+
 def refuse_composition(job: Job, layout: Layout) -> str | None:
     """Return the reason why the methods of a layout are incompatible, or None."""
     return next(

@@ -23,7 +23,7 @@ from weft.methods.expert_balance.options import (
     options_of,
     read_options,
 )
-from weft.moves.composition import Composition
+from weft.moves.composition import Composition, ForwardFirst
 from weft.moves.layout import shares_of
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import paths_of
@@ -131,7 +131,13 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
         yield Violation(f"plan: {found.where}", found.problem, found.nearest)
 
 
+def _goes_forward_first(job: Job) -> bool:
+    table = _asked(job)
+    return table is not None and table.balance == "global-batch"
+
+
 RULES = (
+    ForwardFirst(asks=_goes_forward_first),
     Composition(method=_METHOD, other="models without experts", reason="nothing to balance", refuse=_dense),
     Composition(
         method=_METHOD,

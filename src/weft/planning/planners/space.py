@@ -15,6 +15,7 @@ from weft.describe.layout import DENSE, Layout, PartialLayout
 from weft.describe.loss_choice import ANY_LOSS
 from weft.describe.plan import RECOMPUTES, Recompute
 from weft.errors import InputError, Violation
+from weft.moves.composition import goes_forward_first
 from weft.moves.partition import uniform_partition
 from weft.moves.schedules import schedules_within
 from weft.moves.sharers import sharings
@@ -24,8 +25,9 @@ from weft.program.schedules import SCHEDULES, get_schedule
 from weft.program.schedules.base import Options, Pipeline, Schedule, searched_options
 from weft.program.schedules.ring import divisors
 
-# With one device in line and one stage all orders compute the same; 1f1b keeps the least.
-SINGLE_DEVICE_SCHEDULE = "1f1b"
+# With one device in line and one stage all orders compute the same; 1f1b keeps the least. A method may need
+# all forward passes first.
+SINGLE_DEVICE_SCHEDULE, FORWARD_FIRST_SCHEDULE = "1f1b", "gpipe"
 # With several stages each micro-batch runs through all of them, or all micro-batches through each. The
 # exchanges of replicas for a stage then overlap the computations of others. Weft's other orders do the same
 # or worse.
@@ -176,7 +178,7 @@ def _orders(problem: Problem, mesh: tuple[int, int], *, opened: bool) -> Iterato
     alone = pp == 1 and pins.schedule is None
     for schedule in _schedules(problem, pp, opened=opened):
         # With one stage they do the same as another schedule.
-        least = 2 if alone and schedule.name != SINGLE_DEVICE_SCHEDULE else 1
+        least = 2 if alone and schedule.name != _alone(problem.job) else 1
         for options in searched_options(schedule):
             if pins.loops is not None:
                 if pins.loops >= least:
@@ -192,12 +194,17 @@ def _schedules(problem: Problem, pp: int, *, opened: bool) -> Iterator[Schedule]
     if problem.pins.schedule is not None:
         yield get_schedule(problem.pins.schedule)
         return
-    known = SCHEDULES if pp > 1 else SINGLE_DEVICE
+    known = SCHEDULES if pp > 1 else (*SINGLE_DEVICE, _alone(problem.job))
     for schedule in schedules_within(problem.contract):
         if schedule.name in SCHEDULES and schedule.name not in known:
             continue
         if opened or not splits_backward(schedule.name, pp):
             yield schedule
+
+
+def _alone(job: Job) -> str:
+    """Return the order of one device with one stage."""
+    return FORWARD_FIRST_SCHEDULE if goes_forward_first(job) else SINGLE_DEVICE_SCHEDULE
 
 
 @cache
