@@ -1,4 +1,6 @@
-"""What seeing micro-batches costs: one rank trains a model with and without `report.micro_batch_norms`.
+"""What work on every micro-batch costs: one rank trains a model with and without a method.
+
+The methods are `report.micro_batch_norms`, `[clip]` with the least norm, and `[experts]` over the whole step.
 
 Both trainings run in one process, step by step in turns, and go through the whole runtime. One thread and the
 time of the process, so that other load on the machine counts little. Runtimes of one and the same program
@@ -6,7 +8,7 @@ differ by a few percent, because their tensors lie elsewhere, so both are made a
 which of them first. The share is the median over rounds of what is added to the median step, with its
 bootstrap 95 % interval over rounds.
 
-    python benchmarks/taps.py [MODEL] [--micro-batch-size N] [--schedule NAME]
+    python benchmarks/taps.py [MODEL] [--method NAME] [--micro-batch-size N] [--schedule NAME]
 """
 
 from __future__ import annotations
@@ -24,7 +26,15 @@ from harness import Report, parser
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
-from weft.describe.plan import MICRO_BATCH_NORMS, Choice, Plan, Replica, Stage
+from weft.describe.plan import (
+    EXPERT_BALANCE,
+    MICRO_BATCH_CLIPPING,
+    MICRO_BATCH_NORMS,
+    Choice,
+    Plan,
+    Replica,
+    Stage,
+)
 from weft.planning.compile import compile_part
 from weft.run.runtime import RankRuntime
 from weft.run.stage.build import build_stages
@@ -81,13 +91,23 @@ def step_s(runtime: RankRuntime, step: int, batch: Batch) -> float:
     began = time.process_time()
     result = runtime.step(step, batch)
     assert result.loss > 0.0
-    assert all(norm > 0.0 for norms in result.series.values() for norm in norms)
+    assert all(sum(numbers) > 0.0 for numbers in result.series.values())
     return time.process_time() - began
 
 
-def added(config: ModelConfig, plan: Plan, number: int) -> tuple[float, float]:
+def choice_of(method: str, micro_batch_size: int) -> Choice:
+    """The method with its usual options."""
+    options = {
+        MICRO_BATCH_NORMS: {},
+        MICRO_BATCH_CLIPPING: {"micro": "min", "samples": micro_batch_size},
+        EXPERT_BALANCE: {"balance": "global-batch"},
+    }
+    return Choice(name=method, options=options[method])
+
+
+def added(config: ModelConfig, plan: Plan, choice: Choice, number: int) -> tuple[float, float]:
     """CPU seconds of a round: the median step without, and the median of what is added to a step."""
-    watched = plan.model_copy(update={"methods": (Choice(name=MICRO_BATCH_NORMS),)})
+    watched = plan.model_copy(update={"methods": (choice,)})
     plans = (plan, watched)
     runtimes = {which: runtime_of(config, plans[which], 2 * number + which) for which in _turn(number)}
     batch, times = batch_of(config, plan), np.zeros((STEPS + WARM_UP, 2))
@@ -119,6 +139,8 @@ def figures_of(rounds: Sequence[tuple[float, float]]) -> dict[str, Value]:
 def options() -> argparse.ArgumentParser:
     made = parser(__doc__)
     made.add_argument("model", nargs="?", default="gpt-1m")
+    known = (MICRO_BATCH_NORMS, MICRO_BATCH_CLIPPING, EXPERT_BALANCE)
+    made.add_argument("--method", default=MICRO_BATCH_NORMS, choices=known)
     made.add_argument("--micro-batch-size", type=int, default=2)
     made.add_argument("--sequence", type=int, default=128)
     made.add_argument("--schedule", default="1f1b")
@@ -130,7 +152,7 @@ def main() -> None:
     report = Report("taps", asked)
     report.print_machine()
     shape = f"{MICRO_BATCHES} micro-batches of {asked.micro_batch_size} x {asked.sequence} tokens"
-    cell = f"{asked.model}, {asked.schedule}, {shape}"
+    cell = f"{asked.method}: {asked.model}, {asked.schedule}, {shape}"
     if not report.missing(cell):
         return
     torch.set_num_threads(1)
@@ -138,7 +160,8 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     config = resolve_model(asked.model, sequence=asked.sequence)
     plan = plan_of(config, asked.micro_batch_size, asked.sequence, asked.schedule)
-    rounds = [added(config, plan, number) for number in range(ROUNDS)]
+    choice = choice_of(asked.method, asked.micro_batch_size)
+    rounds = [added(config, plan, choice, number) for number in range(ROUNDS)]
     dist.destroy_process_group()
     report.add_cell(cell, figures_of(rounds))
 

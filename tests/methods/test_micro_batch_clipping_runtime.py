@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.methods.micro_batch_clipping.options import ClipTable
-from weft.methods.micro_batch_clipping.runtime.clipped_sum import ClippedSum
+from weft.methods.micro_batch_clipping.runtime.clipped_sum import ClippedSum, _kept
 
 SIZE = 5
 MIN = ClipTable(samples=1)
@@ -133,13 +133,20 @@ def test_no_result_is_not_finite_and_drops_are_counted(kinds: list[str], micro: 
         torch.testing.assert_close(found, torch.stack(bounded).mean(0), rtol=1e-11, atol=1e-13)
 
 
+def test_an_accelerator_leaves_out_without_reading_the_norm() -> None:
+    """Its host knows no value of a tensor, as on the meta device."""
+    gradient, finite = (torch.ones(3, device="meta"), torch.ones((), dtype=torch.bool, device="meta"))
+    assert _kept(gradient, finite).is_meta
+
+
 def test_a_quantile_bounds_the_step_after() -> None:
     table = ClipTable(samples=1, micro="quantile", quantile=0.5)
     total, result = (
         ClippedSum(table, 3, torch.zeros(2, dtype=torch.float64)),
         torch.zeros(2, dtype=torch.float64),
     )
-    for expected in (math.inf, 2.0):
+    # The first step has no bound, and tells its largest norm.
+    for expected in (3.0, 2.0):
         norms = []
         for size in (3.0, 1.0, 2.0):
             own = torch.tensor([size, 0.0], dtype=torch.float64) / 3

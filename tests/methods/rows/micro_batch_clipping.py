@@ -65,7 +65,7 @@ class ClipsMicro(Method):
         scales = [bound / norm if self.micro == "min" else min(1.0, bound / norm) for norm in norms]
         each = [one * scale for one, scale in zip(means, scales, strict=True)]
         told["clip_norms"] = norms
-        told["clip_bound"], told["dropped"] = [bound], [0.0]
+        told["clip_bound"], told["dropped"] = [max(norms) if bound == math.inf else bound], [0.0]
         told["clipped"] = [sum(one > bound for one in norms) / len(norms)]
         whole, start = sum(each) / len(each), 0
         for parameter in trained(copy.masters):

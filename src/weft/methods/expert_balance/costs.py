@@ -10,30 +10,31 @@ from weft.describe.layer import Layer, PassWork
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice
-from weft.methods.expert_balance.options import NAME
+from weft.methods.expert_balance.options import NAME, read_options
 from weft.methods.expert_balance.program import mixtures
 from weft.predict.cost.hooks import CostOf, collective_hook
 from weft.predict.cost.network import Network
 
-# Bytes per token and expert that the loss keeps: the router's logits and probabilities in fp32.
-_KEPT_BYTES = 8.0
+# Bytes per token and expert that a loss keeps, in fp32: the scores, and logits for the squares.
+_SCORE_BYTES, _LOGIT_BYTES = 4.0, 4.0
 # Elements moved per token and expert, and kernels, of each pass.
 _MOVED, _KERNELS = 6.0, 8
 
 
 def add_losses(graph: LayerGraph, config: ModelConfig, choice: Choice) -> LayerGraph:
     """Return the layers with the loss of each mixture; a model without experts stays as it is."""
-    layers = list(graph.layers)
+    layers, squares = list(graph.layers), read_options(choice).z_weight > 0
     for place in mixtures(graph):
-        layers[place] = with_loss(layers[place], graph.experts)
+        layers[place] = with_loss(layers[place], graph.experts, squares=squares)
     return replace(graph, layers=tuple(layers))
 
 
-def with_loss(layer: Layer, experts: int) -> Layer:
-    """Return a layer with experts that also computes their balance."""
+def with_loss(layer: Layer, experts: int, *, squares: bool) -> Layer:
+    """Return a layer with experts that also computes their balance, and the squares of its z-loss."""
+    kept_bytes = _SCORE_BYTES + (_LOGIT_BYTES if squares else 0.0)
     return replace(
         layer,
-        kept_bytes=layer.kept_bytes + per_token(_KEPT_BYTES * experts),
+        kept_bytes=layer.kept_bytes + per_token(kept_bytes * experts),
         forward=_more(layer.forward, experts),
         backward_input=_more(layer.backward_input, experts),
     )

@@ -51,8 +51,8 @@ class BalancedLayer:
         self.experts: Experts = experts
         self._table, self._plan, self._stage, self._watch = table, plan, stage, watch
         self._samples = plan.size_of(index) // plan.ep
-        grouped = not table.counts or table.micro_weight > 0
-        self._groups = self._samples // table.group_samples if grouped else 1
+        self._grouped = not table.counts or table.micro_weight > 0
+        self._groups = self._samples // table.group_samples if self._grouped else 1
         self._z_of_groups = 0.0 if table.counts else table.z_weight
 
     @property
@@ -62,15 +62,16 @@ class BalancedLayer:
 
     def make(self, now: Passing, output: torch.Tensor, targets: torch.Tensor | None) -> torch.Tensor:
         """Return the root of a forward pass that has just run the layer."""
-        routed, experts = self._watch.take(), self.experts
-        found = totals(routed, self._counting(targets, routed.logits), self._groups, experts.scores)
-        # Expert ranks have samples of their own, and context ranks other tokens of the same samples.
-        local = loss_of_groups(
-            found, experts.active, self._table.local_weight, self._z_of_groups, self._stage.context
-        )
-        return torch.cat(
-            [found.scores.sum(0), found.squares.sum().view(1), local.view(1), found.counts.sum(0)]
-        )
+        routed, experts, table = self._watch.take(), self.experts, self._table
+        counting = self._counting(targets, routed.logits)
+        found = totals(routed, counting, self._groups, experts.scores, squares=table.z_weight > 0)
+        local = found.squares.new_zeros(())
+        if self._grouped:
+            # Expert ranks have samples of their own, and context ranks other tokens of the same samples.
+            ranks = self._stage.context
+            local = loss_of_groups(found, experts.active, table.local_weight, self._z_of_groups, ranks)
+        sums = found.scores.sum(0), found.squares.sum().view(1), local.view(1), found.counts.sum(0)
+        return torch.cat(sums)
 
     def gradient(self, counts: torch.Tensor, counted: torch.Tensor, share: float) -> torch.Tensor:
         """Return the gradient of the root of a pass.

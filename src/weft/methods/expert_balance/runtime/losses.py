@@ -50,20 +50,25 @@ def scores_of(logits: torch.Tensor, scores: Scores) -> torch.Tensor:
     return each / (each.sum(-1, keepdim=True) + 1e-20)
 
 
-def totals(routed: Routed, valid: torch.Tensor, groups: int, scores: Scores) -> Totals:
+def totals(
+    routed: Routed, valid: torch.Tensor, groups: int, scores: Scores, *, squares: bool = True
+) -> Totals:
     """Return the sums over groups of equally many samples, one after the other.
 
     Args:
         valid: 1 for tokens that count, 0 for others, (samples, tokens).
+        squares: False leaves sums of squares 0, and keeps no logits.
     """
     logits = at_least_fp32(routed.logits)
     weights = valid.reshape(groups, -1).to(logits.dtype)
     own = scores_of(logits, scores).view(groups, -1, logits.shape[-1])
-    squares = logits.logsumexp(-1).square().view(groups, -1)
     counts = logits.new_zeros(groups, logits.shape[-1])
     chosen = routed.chosen.reshape(groups, -1)
     counts.scatter_add_(1, chosen, weights.repeat_interleave(routed.chosen.shape[-1], 1))
-    return Totals(torch.einsum("gte,gt->ge", own, weights), (squares * weights).sum(1), counts)
+    sums = logits.new_zeros(groups)
+    if squares:
+        sums = (logits.logsumexp(-1).square().view(groups, -1) * weights).sum(1)
+    return Totals(torch.einsum("gte,gt->ge", own, weights), sums, counts)
 
 
 def loss_of_groups(

@@ -45,9 +45,7 @@ class ClippedSum:
             factor = torch.ones_like(norm)
         else:
             factor = torch.where(norm > self._table.floor, 1.0 / norm, 0.0)
-        # What is not finite stays so, times zero. The host does not wait for the norm.
-        kept = gradient.masked_fill_(~finite, 0.0)
-        self._total.addcmul_(kept, torch.where(finite, factor, 0.0).to(kept.dtype))
+        self._total.addcmul_(_kept(gradient, finite), torch.where(finite, factor, 0.0).to(gradient.dtype))
         return norm
 
     def finish(self, norms: torch.Tensor, result: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -66,6 +64,8 @@ class ClippedSum:
             factor = factor if self._groups == 1 else factor * bound
         elif self._table.quantile is not None:
             known = torch.where(finite, norms, torch.inf).sort().values
+            # The first step has no bound: its largest norm is told.
+            bound = torch.where(bound.isfinite(), bound, torch.where(finite, norms, 0.0).amax())
             place = ((finite.sum() - 1).clamp(min=0) * self._table.quantile).round().long()
             self.bound.copy_(torch.where(finite.any(), known[place], self.bound))
         torch.mul(self._total, factor.to(result.dtype), out=result)
@@ -76,3 +76,13 @@ class ClippedSum:
             CLIPPED: (finite & (norms > bound)).double().mean(),
             DROPPED: finite.logical_not().double().mean(),
         }
+
+
+def _kept(gradient: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
+    """Return the gradient, or zeros if its norm is not finite: times zero, it would not be finite either.
+
+    The host of an accelerator does not wait for the norm. A CPU saves a pass over the gradient.
+    """
+    if finite.device.type == "cpu":
+        return gradient if finite.item() else torch.zeros_like(gradient)
+    return gradient.masked_fill_(~finite, 0.0)

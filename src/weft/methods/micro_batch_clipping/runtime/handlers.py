@@ -42,7 +42,7 @@ def take_gradient(workspace: Workspace, instruction: Instruction) -> Issue:
             flat = bucket.flat
             squares = torch.zeros((), dtype=torch.float64, device=flat.device)
             for counted in counted_once(module, bucket.layout, flat, 0):
-                squares += torch.linalg.vector_norm(counted, dtype=torch.float64).square()
+                squares += torch.dot(counted, counted)
             taken.content = Taken(flat.clone(), squares)
             flat.zero_()
 
