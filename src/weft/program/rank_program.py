@@ -15,6 +15,7 @@ import numpy as np
 
 from weft.describe.one_line import one_line
 from weft.program.arrays import Ids, Ints
+from weft.program.kinds import FORWARD
 from weft.program.program import (
     NONE,
     Columns,
@@ -81,6 +82,12 @@ class RankProgram:
     def stages(self) -> tuple[int, ...]:
         """The stages that the rank holds, ascending."""
         return tuple(sorted({stage for stage, _ in self.obligations.owners}))
+
+    def micro_batches_of(self, stage: int) -> list[int]:
+        """Return the micro-batches that the rank runs through a stage, rising."""
+        own = (self.columns.kind == FORWARD) & (self.columns.stage == stage)
+        numbers: list[int] = np.unique(self.columns.micro_batch[own]).tolist()
+        return numbers
 
     @property
     def digest(self) -> int:

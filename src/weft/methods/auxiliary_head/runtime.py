@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -14,8 +13,6 @@ from weft.errors import InputError, Violation
 from weft.methods.auxiliary_head.kinds import HasHead
 from weft.methods.auxiliary_head.options import NAME, options_of, read_options
 from weft.methods.auxiliary_head.report import METRIC
-from weft.program.kinds import FORWARD
-from weft.program.rank_program import RankProgram
 from weft.run.methods import Making, MethodState, PartOfSum, StateOf
 from weft.run.resources import Resources, gradient_weight
 from weft.run.stage.roots import Root
@@ -71,7 +68,7 @@ class HeadState(MethodState):
         assert isinstance(owed, HasHead)
         assert options is not None, "a program owes a head to a plan that asks for one"
         self._stage, self._layer = owed.stage, options.after_block
-        self._micro_batches = _micro_batches(program, owed.stage)
+        self._micro_batches = program.micro_batches_of(owed.stage)
         self._mean = 1.0 / (program.micro_batches * program.obligations.split(owed.stage))
         self._weight = options.weight * self._mean
         self._device = making.device
@@ -111,14 +108,6 @@ class HeadState(MethodState):
             return {}
         keys = ((METRIC, self._stage, number) for number in self._micro_batches)
         return {METRIC: PartOfSum(tuple(workspace.values.pop(key) for key in keys), self._mean)}
-
-
-def _micro_batches(program: RankProgram, stage: int) -> list[int]:
-    """Return the micro-batches that the rank runs through a stage, rising."""
-    columns = program.columns
-    own = (columns.kind == FORWARD) & (columns.stage == stage)
-    numbers: list[int] = np.unique(columns.micro_batch[own]).tolist()
-    return numbers
 
 
 PARTS = (ChangedStageOf(method=NAME, change=add_head), StateOf(method=NAME, make=HeadState))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-import numpy as np
 import torch
 
 from weft.methods.expert_balance.kinds import BalancesExperts
@@ -14,9 +13,7 @@ from weft.methods.expert_balance.report import FIGURES, LOADS
 from weft.methods.expert_balance.runtime.layer import BalancedLayer, Parts
 from weft.methods.expert_balance.runtime.loads import loads_of
 from weft.methods.expert_balance.runtime.routers import watches_of
-from weft.program.kinds import FORWARD
 from weft.program.program import NONE
-from weft.program.rank_program import RankProgram
 from weft.run.methods import Making, MethodState
 from weft.run.stage.roots import Root
 from weft.run.stage.stage_module import StageModule
@@ -41,7 +38,7 @@ class ExpertBalance(MethodState):
         assert table is not None, "a program owes a balance to a plan that asks for one"
         assert isinstance(owed, BalancesExperts)
         self._table: ExpertsTable = table
-        self._plan, self._device = making.plan, making.device
+        self._device = making.device
         self.by_index = table.balance in BY_INDEX
         own = [stage for stage in owed.stages if stage in making.stages]
         # By stage, and by the position of the layer.
@@ -58,7 +55,7 @@ class ExpertBalance(MethodState):
         decoder = config.architecture
         self._mixtures = [block + 1 for block in range(config.layers) if decoder.has_experts(block)]
         self._experts = 0 if decoder.experts is None else decoder.experts.count
-        self.micro_batches = {stage: micro_batches_of(making.program, stage) for stage in own}
+        self.micro_batches = {stage: making.program.micro_batches_of(stage) for stage in own}
         # Counts of the micro-batches of a step so far, (layers, experts), by stage.
         self._so_far: dict[int, torch.Tensor] = {}
 
@@ -125,11 +122,3 @@ class ExpertBalance(MethodState):
     ) -> Value[torch.Tensor]:
         number = now.micro_batch if self.by_index else NONE
         return known or workspace.values[f"{COEFFICIENT}.{layer}", now.stage, number]
-
-
-def micro_batches_of(program: RankProgram, stage: int) -> list[int]:
-    """Return the micro-batches that the rank runs through a stage, rising."""
-    columns = program.columns
-    own = (columns.kind == FORWARD) & (columns.stage == stage)
-    numbers: list[int] = np.unique(columns.micro_batch[own]).tolist()
-    return numbers

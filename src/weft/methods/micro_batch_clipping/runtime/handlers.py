@@ -24,13 +24,9 @@ def take_gradient(workspace: Workspace, instruction: Instruction) -> Issue:
     """Move the gradient of a clipped micro-batch out of the way of the next one's."""
     stage, part, label = instruction.stage, instruction.part, str(instruction)
     resources = workspace.resources
-    bucket, module, summed = (
-        resources.buckets[stage],
-        resources.stages[stage],
-        resources.summed.get(stage, ()),
-    )
+    bucket, module = resources.buckets[stage], resources.stages[stage]
     # The last backward pass of a step has made its gradient whole already.
-    summed = () if part == _state(workspace).last_part else summed
+    summed = () if part == _state(workspace).last_part else resources.summed.get(stage, ())
 
     def issue(stream: Stream) -> Completion:
         taken: Value[Taken] = Value()
