@@ -48,6 +48,7 @@ BENCHMARKS = (
     ("taps", "--method", "micro-batch-clipping"),
     ("taps", "--method", "micro-batch-clipping", "--micro-batch-size", "8"),
     ("taps", "mixtral-1m", "--method", "expert-balance", "--schedule", "gpipe"),
+    ("taps", "mixtral-1m", "--method", "expert-balance", "--schedule", "gpipe", "--micro-batch-size", "8"),
     ("equality_matrix",),
     ("restore_matrix",),
     ("kill_matrix",),

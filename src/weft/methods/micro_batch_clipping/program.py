@@ -86,41 +86,42 @@ def clip(pipeline: LoweredPipeline, layout: PipelineLayout, clipped: Clipped) ->
     devices, device_of = np.unique(columns.rank[last], return_inverse=True)
     if len(devices) < len(distinct_rows(columns.rank[last], columns.stage[last])[0]):
         raise InputError(Violation(NAME, ONE_STAGE, "one stage for each device"))
-    count = len(first)
-    take, cut, bound = np.split(len(columns) + np.arange(2 * count + len(devices)), [count, 2 * count])
+    count, bounds = len(first), len(devices)
+    take, cut, bound = np.split(len(columns) + np.arange(2 * count + bounds), [count, 2 * count])
     # Groups of a device are in rising order.
-    before = np.flatnonzero(device_of[:-1] == device_of[1:])
-    taker_before = np.full(count, -1, dtype=np.int64)
-    taker_before[before + 1] = take[before]
-    waits = taker_before[group_of] >= 0
+    later = np.flatnonzero(device_of[:-1] == device_of[1:]) + 1
+    before = np.full(count, -1, dtype=np.int64)
+    before[later] = take[later - 1]
+    waits = before[group_of] >= 0
     users = np.flatnonzero(is_any_of(columns.kind, (KINDS.code("reduce"), KINDS.code("norm"), STEP)))
-    place = np.searchsorted(devices, columns.rank[users])
     edges = [
         Edges.of(backs, take[group_of]),
-        Edges.of(taker_before[group_of][waits], backs[waits]),
+        Edges.of(before[group_of][waits], backs[waits]),
         Edges.of(take, cut),
         Edges.of(cut, bound[device_of]),
-        Edges.of(bound[place], users),
+        Edges.of(bound[np.searchsorted(devices, columns.rank[users])], users),
     ]
+    # The last group of each device.
+    ends = np.searchsorted(device_of, np.arange(bounds), side="right") - 1
     numbers = sum(layout.micro_batches) // clipped.together
-    shared = {name: getattr(columns, name)[last] for name in ("stage", "replica", "rank")}
-    ends = np.searchsorted(device_of, np.arange(len(devices)), side="right") - 1
     added = Columns.join(
         [
-            Columns.of(count, kind=TAKE_GRADIENT, part=group[first], **shared),
-            Columns.of(count, kind=CLIP_GRADIENT, part=group[first], bytes=NUMBER_BYTES, **shared),
-            Columns.of(
-                len(devices),
-                kind=BOUND_GRADIENT,
-                bytes=NUMBER_BYTES * numbers,
-                **{name: values[ends] for name, values in shared.items()},
-            ),
+            _beside(columns, last, TAKE_GRADIENT, part=group[first]),
+            _beside(columns, last, CLIP_GRADIENT, part=group[first], bytes=NUMBER_BYTES),
+            _beside(columns, last[ends], BOUND_GRADIENT, bytes=NUMBER_BYTES * numbers),
         ]
     )
     anchors = after_sends(columns, last)
-    turns = np.repeat([1, 2, 3], [count, count, len(devices)])
-    beside = np.concatenate([anchors, anchors, anchors[ends]])
-    return insert(pipeline, added, beside, turns, Edges.join(edges))
+    turns = np.repeat([1, 2, 3], [count, count, bounds])
+    return insert(
+        pipeline, added, np.concatenate([anchors, anchors, anchors[ends]]), turns, Edges.join(edges)
+    )
+
+
+def _beside(columns: Columns, rows: Ints, kind: int, **own: Ints | int) -> Columns:
+    """Return new rows of a kind with the stage, replica and device of other rows."""
+    shared = {name: getattr(columns, name)[rows] for name in ("stage", "replica", "rank")}
+    return Columns.of(len(rows), kind=kind, **shared, **own)
 
 
 def groups(layout: PipelineLayout, clipped: Clipped) -> Sequence[GroupTable]:
