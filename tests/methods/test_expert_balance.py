@@ -193,6 +193,11 @@ def test_an_evaluation_counts_nothing(problem: Problem) -> None:
             "ranks run 2 samples at once, and the balance counts 4 together",
         ),
         (balance(samples=2, micro_weight=0.1), {"ep": 2, "dp": 1}, "ranks run 1 samples at once"),
+        (
+            balance(balance="buffer", samples=2, replicas=1, micro_weight=0.1),
+            {"ep": 2, "dp": 1},
+            "ranks run 1 samples at once",
+        ),
     ],
 )
 def test_plans_that_would_count_other_tokens_are_refused(

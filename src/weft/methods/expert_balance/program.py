@@ -81,8 +81,8 @@ def refuse(layout: PipelineLayout, balanced: Balanced, others: Mapping[str, Any]
 
 def add_sums(pipeline: LoweredPipeline, layout: PipelineLayout, balanced: Balanced) -> LoweredPipeline:
     """Add the sums to one pipeline; no step waits for the loads."""
-    stages = _counting(layout, balanced)
-    if stages:
+    stages = _trained(layout, balanced)
+    if balanced.counts and stages:
         pipeline = _with_counts(pipeline, layout, balanced, stages)
     numbers = sum(balanced.layers) * 2 * balanced.experts
     return add_meeting(pipeline, EXPERT_LOADS, COUNT_BYTES * numbers, steps_wait=False)
@@ -100,6 +100,7 @@ def _with_counts(
     if balanced.by_index:
         # Replicas run micro-batches one after the other of the batch, each as many.
         part = columns.micro_batch[both] % layout.micro_batches[0]
+    # The sum of every pass.
     first, sum_of = distinct_rows(columns.stage[both], columns.replica[both], part)
     last: Ints = np.zeros(len(first), dtype=np.int64)
     np.maximum.at(last, sum_of[: len(forwards)], forwards)
@@ -125,7 +126,7 @@ def groups(layout: PipelineLayout, balanced: Balanced) -> Sequence[GroupTable]:
     Tensor ranks count the same tokens several times, which leaves shares of experts as they are.
     """
     loads = meeting_groups(layout, EXPERT_LOADS)
-    if not _counting(layout, balanced):
+    if not balanced.counts:
         return loads
     numbers: dict[tuple[int, ...], int] = {}
     lanes = len(layout.stages[0].replicas[0])
@@ -137,9 +138,12 @@ def groups(layout: PipelineLayout, balanced: Balanced) -> Sequence[GroupTable]:
     return (counts, *loads)
 
 
-def _counting(layout: PipelineLayout, balanced: Balanced) -> tuple[int, ...]:
-    trained = tuple(stage for stage in balanced.stages if stage >= layout.frozen_stages)
-    return trained if balanced.counts else ()
+def _trained(layout: PipelineLayout, balanced: Balanced) -> tuple[int, ...]:
+    return tuple(stage for stage in balanced.stages if stage >= layout.frozen_stages)
+
+
+def owes(layout: PipelineLayout, balanced: Balanced) -> BalancesExperts:
+    return BalancesExperts(stages=_trained(layout, balanced), counts=balanced.counts)
 
 
 PASS = Pass(
@@ -149,5 +153,5 @@ PASS = Pass(
     last=True,
     refuse=refuse,
     groups=groups,
-    owes=lambda layout, balanced: BalancesExperts(stages=balanced.stages, counts=balanced.counts),
+    owes=owes,
 )

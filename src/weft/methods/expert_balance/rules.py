@@ -55,13 +55,11 @@ def _problem(table: ExpertsTable, decided: _Counting) -> Violation | None:
         problem = f"{decided.schedule} goes back before a stage has counted all micro-batches of a step"
         near = f"{' or '.join(FORWARD_FIRST)}, or {TABLE_NAME}.balance: buffer"
         return Violation("schedule", problem, near)
-    if table.balance in BY_INDEX:
-        return _other_index(table, decided)
     odd = sorted({size for size in decided.sizes if size % table.group_samples})
     if odd and table.local_weight > 0:
         problem = f"ranks run {listed(odd)} samples at once, and the balance counts {table.samples} together"
         return Violation("micro_batch_size", problem, f"a multiple of {table.samples} on each rank")
-    return None
+    return _other_index(table, decided) if table.balance in BY_INDEX else None
 
 
 def _other_index(table: ExpertsTable, decided: _Counting) -> Violation | None:

@@ -37,9 +37,9 @@ def loads_of(
     # Scores of a token add up to 1. A step without tokens has no balance.
     scores = scores / scores.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
     loads = experts * counts / counts.sum(1, keepdim=True).clamp(min=1.0)
-    numbers = (
-        (loads * scores).sum(1).mean(),
-        loads.amax(1).mean() - 1.0,
-        loads.std(1, correction=0).mean(),
-    )
+    # Frozen layers count nothing.
+    counted = (counts.sum(1) > 0).double()
+    share = counted / counted.sum().clamp(min=1.0)
+    each = (loads * scores).sum(1), loads.amax(1) - 1.0, loads.std(1, correction=0)
+    numbers = ((share * one).sum() for one in each)
     return {LOADS: counts.flatten(), **dict(zip(FIGURES, numbers, strict=True))}

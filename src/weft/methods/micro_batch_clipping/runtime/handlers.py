@@ -6,7 +6,7 @@ import torch
 
 from weft.methods.micro_batch_clipping.options import NAME
 from weft.methods.micro_batch_clipping.report import BOUND, CLIPPED, DROPPED, NORMS
-from weft.methods.micro_batch_clipping.runtime.state import TAKEN, MicroBatchClipping, Taken
+from weft.methods.micro_batch_clipping.runtime.state import TAKEN, MicroBatchClipping, TakenGradient
 from weft.program.program import NONE, Instruction
 from weft.run.handlers.base import GRADIENT, Issue
 from weft.run.parallel.tensor_stage import counted_once
@@ -29,7 +29,7 @@ def take_gradient(workspace: Workspace, instruction: Instruction) -> Issue:
     summed = () if part == _state(workspace).last_part else resources.summed.get(stage, ())
 
     def issue(stream: Stream) -> Completion:
-        taken: Value[Taken] = Value()
+        taken: Value[TakenGradient] = Value()
         workspace.values[TAKEN, stage, part] = taken
 
         def work() -> None:
@@ -39,7 +39,7 @@ def take_gradient(workspace: Workspace, instruction: Instruction) -> Issue:
             squares = torch.zeros((), dtype=torch.float64, device=flat.device)
             for counted in counted_once(module, bucket.layout, flat, 0):
                 squares += torch.dot(counted, counted)
-            taken.content = Taken(flat.clone(), squares)
+            taken.content = TakenGradient(flat.clone(), squares)
             flat.zero_()
 
         taken.completion = stream.run(label, work)

@@ -22,7 +22,7 @@ from weft.sync.base import Group
 TAKEN = "taken_gradient"
 
 
-class Taken(NamedTuple):
+class TakenGradient(NamedTuple):
     """The gradient of a clipped micro-batch on one rank, (n,), and the sum of squares that it counts, ()."""
 
     gradient: torch.Tensor
@@ -52,13 +52,13 @@ class MicroBatchClipping(MethodState):
         return self._sum
 
     def begin(self, resources: Resources) -> None:
-        [bucket] = resources.buckets.values()
-        self._sum = ClippedSum(self._table, len(self._norms), bucket.flat)
+        for bucket in resources.buckets.values():
+            self._sum = ClippedSum(self._table, len(self._norms), bucket.flat)
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         return {BOUND: self.sum.bound} if self._table.micro == "quantile" else {}
 
-    def add(self, part: int, taken: Taken, group: Group, loss_factor: float) -> None:
+    def add(self, part: int, taken: TakenGradient, group: Group, loss_factor: float) -> None:
         """Add the clipped gradient of a micro-batch to the sum; every rank of the replica calls it."""
         if group.size > 1:
             group.all_reduce(taken.squares)
