@@ -309,6 +309,24 @@ def test_the_report_names_the_most_unequal_layers(problem: Problem) -> None:
     assert SECTION.rows(planned, [{"step": 0, "loss": 1.0}]) == []
 
 
+def test_the_report_tells_which_experts_belong_to_a_source(problem: Problem) -> None:
+    layers = problem.model.layers
+    own, other = [0.8, 0.6, *[0.1] * 6], [0.1, 0.6, 0.8, *[0.1] * 5]
+    sources = {
+        "code": {"loss": 1.0, "experts": [{"rates": own, "chosen_scores": 0.7}] * layers},
+        "prose": {"loss": 2.0, "experts": [{"rates": other, "chosen_scores": 0.5}] * layers},
+    }
+    planned: Any = SimpleNamespace(plan=plan_of(problem, balance()), problem=problem)
+    rows = dict(SECTION.by_source(planned, sources))
+    chance = "chosen by at least 50.0% of tokens, by chance 25.0%"
+    assert rows["experts of code"] == f"2.0 of 8 {chance}; scores of the chosen 0.700"
+    # Both use expert 1.
+    assert rows["experts of code and prose"] == "33.3% of those of either"
+    assert rows["block.0, most chosen"] == "code: expert 0 by 80.0%; prose: expert 2 by 80.0%"
+    nothing = {name: {"loss": one["loss"]} for name, one in sources.items()}
+    assert list(SECTION.by_source(planned, nothing)) == []
+
+
 def test_a_sum_without_a_part_is_of_the_whole_step(problem: Problem) -> None:
     program = program_of(problem, balance())
     assert set(program.columns.part[program.columns.kind == EXPERT_COUNTS].tolist()) == {NONE}

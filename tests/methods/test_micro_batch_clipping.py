@@ -211,14 +211,46 @@ def test_the_report_tells_what_clipping_leaves(problem: Problem) -> None:
         {"step": 0, "clip_norms": [2.0, 4.0], "clip_bound": 2.0, "clipped": 0.5, "dropped": 0.0},
         {"step": 1, "clip_norms": [1.0, None], "clip_bound": 1.0, "clipped": 0.0, "dropped": 0.5},
     ]
-    planned: Any = SimpleNamespace(plan=plan_of(problem, clipping()))
+    planned = planned_on(problem, "text")
     rows = dict(SECTION.rows(planned, metrics))
     assert rows["clipped micro-batches"] == "2 samples, to min"
     assert rows["bound, first and last step"] == "2, 1"
     assert rows["above the bound"] == "25.0%"
-    assert rows["length that clipping leaves, mean"] == "83.3%"
+    # What is left out has no length.
+    assert rows["length that clipping leaves, mean"] == "62.5%"
     assert rows["left out, not finite"] == "25.0%"
     chart = SECTION.chart(planned, metrics)
     assert chart is not None
     assert chart.curves[1].points == [(0, 3.0), (1, 1.0)]
-    assert SECTION.rows(planned, [{"step": 0}]) == []
+    table = SECTION.table(planned, metrics)
+    assert table is not None
+    assert table.rows[:2] == [(1, 1, "nan", "1", "1", "text"), (0, 1, "4", "2", "0.5", "text")]
+    unlike = [{"step": 0}]
+    assert SECTION.rows(planned, unlike) == []
+    assert SECTION.chart(planned, unlike) is None
+    assert SECTION.table(planned, unlike) is None
+
+
+def planned_on(problem: Problem, data: Any) -> Any:
+    run = SimpleNamespace(task=SimpleNamespace(data=data))
+    return SimpleNamespace(plan=plan_of(problem, clipping()), run=run)
+
+
+def test_the_report_ranks_sources_by_what_they_lose(problem: Problem) -> None:
+    numbers = {"clip_bound": 1.0, "clipped": 0.5, "dropped": 0.0}
+    metrics = [
+        {"step": 3, "clip_norms": [1.0, 4.0], "sample_sources": [0, 0, 1, 1], **numbers},
+        {"step": 4, "clip_norms": [2.0, 1.0], "sample_sources": [0, 1, 0, 0], **numbers},
+    ]
+    planned = planned_on(problem, {"clean": 3.0, "dirty": 1.0})
+    rows = SECTION.rows(planned, metrics)[-2:]
+    # Of 3 dirty samples, two lose 3/4 and one half; of 5 clean ones, one loses half.
+    assert rows[0] == ("dirty", "loses 66.7% of its length; mean norm 3.333")
+    assert rows[1] == ("clean", "loses 10.0% of its length; mean norm 1.2")
+    table = SECTION.table(planned, metrics)
+    assert table is not None
+    assert table.head[-1] == "source"
+    assert [row[-1] for row in table.rows[:2]] == ["dirty 100%", "clean 50%; dirty 50%"]
+    # Rows of a run before sources were recorded.
+    old = [{name: value for name, value in row.items() if name != "sample_sources"} for row in metrics]
+    assert len(SECTION.rows(planned, old)) == len(SECTION.rows(planned, metrics)) - 2

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -17,6 +18,7 @@ from weft.cli.tables.plans_side_by_side import side_by_side_record, side_by_side
 from weft.describe.run_file import load_run
 from weft.describe.units import format_count, format_seconds
 from weft.errors import InputError, RunError, Violation
+from weft.planning.report_sections import BY_SOURCE
 from weft.timeline.compare import Comparison, Pair
 from weft.timeline.compare import compare as compare_timelines
 from weft.timeline.figures import error_text, prediction_error
@@ -92,7 +94,7 @@ class Progress:
 
 
 # The entries of an evaluation that are not figures of the model.
-NO_FIGURES = ("step", "samples", "held_out_samples")
+NO_FIGURES = ("step", "samples", "held_out_samples", BY_SOURCE)
 
 
 def train(
@@ -184,7 +186,8 @@ def train(
 def eval_(directory: Path, /, *, json: Json = False) -> None:
     """Evaluate a run's newest checkpoint on held-out data, on the ranks of its plan.
 
-    Language models get a perplexity, image models an accuracy.
+    Language models get a perplexity, image models an accuracy. Data of several sources is also evaluated
+    source by source.
 
     Example: weft eval runs/demo
 
@@ -197,11 +200,17 @@ def eval_(directory: Path, /, *, json: Json = False) -> None:
     if json:
         print_json(result)
         return
-    figures = [f"{name} {result[name]:.4g}" for name in result if name not in NO_FIGURES]
     console().print(
         f"step {result['step']}, {result['samples']} of {result['held_out_samples']} held-out samples: "
-        f"{', '.join(figures)}"
+        f"{_figures(result)}"
     )
+    for name, one in result.get(BY_SOURCE, {}).items():
+        console().print(f"  {name}: {_figures(one)}", soft_wrap=True)
+
+
+def _figures(result: Mapping[str, Any]) -> str:
+    figures = {name: value for name, value in result.items() if name not in NO_FIGURES}
+    return ", ".join(f"{name} {one:.4g}" for name, one in figures.items() if isinstance(one, int | float))
 
 
 def compare(

@@ -6,6 +6,7 @@ pinned. Unknown keys are refused with the nearest valid key.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from glob import iglob
@@ -82,6 +83,14 @@ class RunFile(TomlTable):
             near = str(max(1, round(batch / unit)) * unit)
             problem = f"{batch} is not divisible by {factors}"
             raise InputError(Violation("train.global_batch", problem, near))
+        return self
+
+    @model_validator(mode="after")
+    def _whole_blocks(self) -> RunFile:
+        batch, block = self.train.global_batch, self.task.source_block
+        if batch is not None and batch % block:
+            problem = f"{block} samples; a batch of {batch} has no whole number of such blocks"
+            raise InputError(Violation("task.source_block", problem, str(math.gcd(batch, block))))
         return self
 
     def chose(self, table: str, key: str) -> bool:

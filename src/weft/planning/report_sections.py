@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from weft.bundles import parts
@@ -11,6 +12,12 @@ from weft.planning.planned import PlannedJob
 
 # A label, and the figure or words.
 Rows = Sequence[tuple[str, str]]
+# By source of the data, what its held-out samples showed: `loss`, and what methods saw.
+BySource = Mapping[str, Mapping[str, Any]]
+# The name of these records in a run's summary, and in its evaluation.
+BY_SOURCE = "by_source"
+# The name, in the metrics of a step, of the numbers of its samples' sources, in the order of the batch.
+SAMPLE_SOURCES = "sample_sources"
 
 
 class ChartLine(NamedTuple):
@@ -27,6 +34,13 @@ class SectionChart(NamedTuple):
     x_name: str
 
 
+class Table(NamedTuple):
+    """A table in a file of its own, for spreadsheets."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+
 class Section(NamedTuple):
     """A section in its shown form."""
 
@@ -34,6 +48,7 @@ class Section(NamedTuple):
     title: str
     rows: Rows
     chart: SectionChart | None = None
+    table: Table | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +60,8 @@ class ReportSection:
         title: its heading.
         rows: the rows of a job and the metrics of its steps; a section without rows is left out.
         chart: the chart above its rows.
+        by_source: further rows, of a job whose data has several sources.
+        table: the table beside the report, `NAME.csv`.
     """
 
     name: str
@@ -53,12 +70,22 @@ class ReportSection:
     chart: Callable[[PlannedJob, Sequence[Mapping[str, Any]]], SectionChart | None] = (
         lambda planned, metrics: None
     )
+    by_source: Callable[[PlannedJob, BySource], Rows] = lambda planned, sources: ()
+    table: Callable[[PlannedJob, Sequence[Mapping[str, Any]]], Table | None] = lambda planned, metrics: None
 
 
-def sections_of(planned: PlannedJob, metrics: Sequence[Mapping[str, Any]]) -> list[Section]:
+def sections_of(
+    planned: PlannedJob, metrics: Sequence[Mapping[str, Any]], sources: BySource = MappingProxyType({})
+) -> list[Section]:
     """Return every section with something to show."""
     found = (
-        Section(one.name, one.title, one.rows(planned, metrics), one.chart(planned, metrics))
+        Section(
+            one.name,
+            one.title,
+            [*one.rows(planned, metrics), *one.by_source(planned, sources)],
+            one.chart(planned, metrics),
+            one.table(planned, metrics),
+        )
         for one in parts(ReportSection)
     )
     return [section for section in found if section.rows]

@@ -167,6 +167,13 @@ class MethodState:
         """
         return own
 
+    def watching(self) -> AbstractContextManager[Callable[[], Mapping[str, Any]]]:
+        """Enter a block of evaluation; the function returns what its passes showed, as JSON values by name.
+
+        Every rank enters it, and calls the function after the block.
+        """
+        return nullcontext(dict)
+
     def settled(self) -> AbstractContextManager[None]:
         """Enter a block where the weights are those that stand for all replicas; every rank enters it."""
         return nullcontext()

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import torch.distributed as dist
 
 from weft.describe.plan import Plan
@@ -18,6 +19,7 @@ from weft.describe.plan_versions import current_id, former_ids
 from weft.describe.synchronisation import micro_batches_of_steps
 from weft.errors import RunError
 from weft.planning.planned import PlannedJob
+from weft.planning.report_sections import BY_SOURCE, SAMPLE_SOURCES
 from weft.run.launch.heartbeat import beating
 from weft.run.launch.worker_start import WorkerContext
 from weft.run.runtime import StepResult
@@ -36,9 +38,10 @@ from weft.training.directory.run_directory import (
     recorded_loss,
     warnings,
 )
-from weft.training.evaluation.held_out import held_out, held_out_samples
+from weft.training.evaluation.held_out import by_source, held_out, held_out_samples, samples_of_sources
 from weft.training.open_run import OpenRun, load, open_run
 from weft.training.optimizer.optimizers import set_learning_rate
+from weft.training.tasks.base import Task, sources_of
 
 COLLECT_EVERY_STEPS = 50
 # The limit of consecutive steps without an update because of a gradient that is not finite.
@@ -123,7 +126,7 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
     """Train the remaining steps with their checkpoints; return the signal that stopped them, or None."""
     plan, runtime, journal = run.job.plan, run.runtime, run.journal
     steps, every = run.job.last_step, run.job.run.checkpoint.every
-    ledger = SampleLedger(run.task.samples, state.seed)
+    ledger = SampleLedger(run.task.samples, state.seed, run.job.run.task.source_block)
     samples = samples_of(plan)
     first = state.origin(samples)
     if run.weight_log is not None:
@@ -159,6 +162,7 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
                 learning_rate=rate,
                 epoch=ledger.epochs(consumed),
                 data_wait_s=reader.waited_s,
+                **_sources(run.task, ledger, consumed - samples.of(step), samples.of(step)),
             )
             if vote.failed:
                 saver.fail()
@@ -220,6 +224,15 @@ def _tell_data(run: OpenRun, state: TrainingState) -> None:
         run.journal.event("data warning", step=state.step, warning=warning)
 
 
+def _sources(task: Task, ledger: SampleLedger, first: int, count: int) -> dict[str, list[int]]:
+    """Return the sources of a step's samples by their numbers, if the data has several."""
+    sources = sources_of(task)
+    if not sources:
+        return {}
+    ends = [one.training.stop for one in sources]
+    return {SAMPLE_SOURCES: np.searchsorted(ends, ledger.take(first, count), side="right").tolist()}
+
+
 def samples_of(plan: Plan) -> StepSamples:
     """Return the samples of a plan's steps."""
     return StepSamples(micro_batches_of_steps(plan), plan.micro_batch_size)
@@ -258,6 +271,7 @@ def _finish(run: OpenRun, state: TrainingState) -> None:
     cycle = len(samples.numbers)
     mean_samples = samples.before(cycle) / cycle
     final_loss, metrics = held_out(run, held_out_samples(run))
+    sources = by_source(run, samples_of_sources(run))
     run.journal.event("finished", step=steps, held_out_loss=final_loss, **metrics)
     run.journal.finish(
         tokens_per_step=mean_samples * run.task.tokens_per_sample,
@@ -269,6 +283,7 @@ def _finish(run: OpenRun, state: TrainingState) -> None:
         steps=steps,
         **checkpoint_figures(run.directory),
         **_log_figures(run),
+        **({BY_SOURCE: sources} if sources else {}),
     )
 
 

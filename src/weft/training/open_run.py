@@ -246,6 +246,7 @@ def _open_task(job: PlannedJob, ranks: Attendance) -> Task:
         image_size=job.problem.model.image_size,
         channels=job.problem.model.channels,
         tokenizer=tokenizer_name(job.run),
+        source_block=job.run.task.source_block,
         packing=job.plan.method(PACKING) is not None,
     )
     task: Task | None = None

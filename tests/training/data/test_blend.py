@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,11 @@ from hypothesis import strategies as st
 
 from weft.describe.run_file import load_run, parse_run
 from weft.errors import InputError
+from weft.training.data.sampler import SampleLedger
 from weft.training.data.text import Blend, Windows, open_blend, open_corpus
 from weft.training.data.tokenizers import get_tokenizer
 from weft.training.tasks import make_task
-from weft.training.tasks.base import TaskSettings
+from weft.training.tasks.base import TaskSettings, sources_of
 
 
 @given(
@@ -40,6 +42,36 @@ def test_an_epoch_has_every_sample_at_least_once_and_sources_by_their_shares(
     assert (blend.take(order)[:, 0] == first[order]).all()
 
 
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=2, max_size=3),
+    weights=st.lists(st.integers(1, 9), min_size=3, max_size=3),
+    block=st.integers(2, 5),
+    seed=st.integers(0, 3),
+)
+def test_blocks_are_of_one_source_and_an_epoch_still_has_every_sample(
+    sizes: list[int], weights: list[int], block: int, seed: int
+) -> None:
+    parts = tuple(Windows(np.arange(size + 1) + 1000 * number, 1) for number, size in enumerate(sizes))
+    shares = tuple(weight / sum(weights[: len(sizes)]) for weight in weights[: len(sizes)])
+    blend = Blend(parts, shares, block)
+    assert len(blend) % block == 0
+    drawn = blend.take(SampleLedger(len(blend), seed, block).take(0, len(blend)))[:, 0]
+    owners = (drawn // 1000).reshape(-1, block)
+    assert (owners == owners[:, :1]).all()
+    for number, (size, share) in enumerate(zip(sizes, shares, strict=True)):
+        own = drawn[drawn // 1000 == number] % 1000
+        counts = np.bincount(own, minlength=size)
+        assert counts.min() >= 1
+        assert counts.max() - counts.min() <= 1
+        assert abs(len(own) - share * len(blend)) <= block * len(sizes)
+
+
+def test_samples_of_a_block_come_from_places_far_from_each_other() -> None:
+    blend = Blend((Windows(np.arange(13), 1), Windows(np.arange(13) + 1000, 1)), (0.5, 0.5), 3)
+    assert blend.take(np.arange(6))[:, 0].tolist() == [0, 4, 8, 1, 5, 9]
+    assert [own.start for own in blend.numbers] == [0, 12]
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for name, letter in (("a", b"a"), ("b", b"b")):
@@ -61,6 +93,47 @@ def test_text_is_blended_on_both_sides(folder: Path) -> None:
     assert blend.fingerprint not in (one.fingerprint, other.fingerprint)
     turned = dict(reversed(sources.items()))
     assert open_blend(turned, 8, get_tokenizer("bytes"), folder / "cache").fingerprint != blend.fingerprint
+
+
+def test_a_blend_names_its_sources_and_their_samples(folder: Path) -> None:
+    sources = {str(folder / "a.txt"): 3.0, str(folder / "b.txt"): 1.0}
+    settings = TaskSettings(data=sources, sequence=8, vocabulary=256, cache=folder / "cache")
+    task = make_task("causal-lm", settings)
+    first, second = sources_of(task)
+    assert [first.name, second.name] == list(sources)
+    assert [first.share, second.share] == [0.75, 0.25]
+    for one, letter in ((first, "a"), (second, "b")):
+        for numbers, held_out in ((one.training, False), (one.held_out, True)):
+            inputs, _ = task.batch(np.array(numbers), held_out=held_out)
+            assert set(inputs.unique().tolist()) <= {ord(letter), 0}
+    assert first.training.stop == second.training.start
+    assert second.training.stop == task.samples
+    alone = TaskSettings(data=str(folder / "a.txt"), sequence=8, vocabulary=256, cache=folder / "cache")
+    assert sources_of(make_task("causal-lm", alone)) == ()
+
+
+def test_blocks_are_another_order_of_the_data(folder: Path) -> None:
+    sources = {str(folder / "a.txt"): 3.0, str(folder / "b.txt"): 1.0}
+    settings = TaskSettings(data=sources, sequence=8, vocabulary=256, cache=folder / "cache")
+    blocks = replace(settings, source_block=4)
+    tasks = [make_task("causal-lm", one) for one in (settings, blocks)]
+    assert tasks[0].fingerprint != tasks[1].fingerprint
+    assert tasks[1].samples % 4 == 0
+
+
+@pytest.mark.parametrize(
+    ("tables", "line"),
+    [
+        ({"task": {"source_block": 2}}, r"run: task: source_block: 2; the data has one source"),
+        (
+            {"task": {"data": {"a": 1, "b": 1}, "source_block": 6}, "train": {"global_batch": 16}},
+            r"run: task\.source_block: 6 samples; a batch of 16 has no whole number of such blocks.*2",
+        ),
+    ],
+)
+def test_blocks_that_cannot_be_are_refused(tables: dict[str, object], line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        parse_run({"model": {"preset": "gpt-1m"}, **tables})
 
 
 def test_sources_of_a_run_file_lie_beside_it_and_come_back(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from weft.run.launch.worker_start import WorkerContext
 from weft.training.evaluation.held_out import evaluate
 from weft.training.session import reopen
 from weft.training.tasks import make_task
-from weft.training.tasks.base import Meter, TaskSettings
+from weft.training.tasks.base import Meter, TaskSettings, sources_of
 
 pytestmark = pytest.mark.processes
 
@@ -91,18 +92,24 @@ def test_digits_are_learned_and_evaluated(tmp_path: Path, worker_pool: WorkerPoo
     assert before == ((run_dir / "events.jsonl").read_bytes(), (run_dir / "measured.parquet").read_bytes())
 
 
-def alone(run_dir: Path, samples: range) -> tuple[float, float]:
-    """Loss and accuracy of the checkpoint's tensors in the whole model of one process."""
+def whole_model(run_dir: Path, dtype: torch.dtype) -> Any:
+    """The model with a checkpoint's tensors."""
     from safetensors.torch import load_file
 
     from weft.run.stage.build import build_stage
 
     job = reopen(run_dir)
-    model = build_stage(job.problem.model, range(job.problem.model.layers + 2), 0, torch.float32)
+    model = build_stage(job.problem.model, range(job.problem.model.layers + 2), 0, dtype)
     [newest] = (run_dir / "checkpoints").glob("step-*")
     saved = {name: value for file in newest.glob("*.safetensors") for name, value in load_file(file).items()}
     for name, parameter in model.named_parameters():
         parameter.data = next(value for key, value in saved.items() if key.endswith(name))
+    return model
+
+
+def alone(run_dir: Path, samples: range) -> tuple[float, float]:
+    """Loss and accuracy of the checkpoint's tensors in the whole model of one process."""
+    job, model = reopen(run_dir), whole_model(run_dir, torch.float32)
     task = make_task(
         job.run.task.kind,
         TaskSettings(
@@ -132,6 +139,75 @@ def test_a_language_model_is_told_its_perplexity(
     # One token per byte, and one more for the end of each document.
     assert result["bits_per_byte"] == pytest.approx(result["loss"] / math.log(2), rel=0.01)
     assert result["bits_per_byte"] > result["loss"] / math.log(2)
+
+
+MIXTURE = """
+[model]
+preset = "mixtral-1m"
+[task]
+data = {"code.txt" = 1, "prose.txt" = 3}
+sequence = 16
+[train]
+global_batch = 8
+steps = 1
+precision = "fp64"
+[experts]
+balance = "none"
+[plan]
+pp = 2
+micro_batch_size = 2
+"""
+
+
+def test_sources_are_evaluated_one_by_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], worker_pool: WorkerPool
+) -> None:
+    (tmp_path / "code.txt").write_text("".join(f"x{number} = {number} + 1\n" for number in range(600)))
+    (tmp_path / "prose.txt").write_text("the weft goes under and over the warp\n" * 300)
+    (tmp_path / "run.toml").write_text(MIXTURE)
+    run_dir = trained(worker_pool, tmp_path / "run.toml", directory=tmp_path / "run")
+    assert command(["eval", str(run_dir)]) == 0
+    result = json.loads((run_dir / "evaluation.json").read_text())
+    printed = capsys.readouterr().out
+    names = [str(tmp_path / "code.txt"), str(tmp_path / "prose.txt")]
+    assert sorted(result["by_source"]) == names
+    for name in names:
+        own = result["by_source"][name]
+        loss, experts = chosen_alone(run_dir, names.index(name))
+        assert own["loss"] == pytest.approx(loss, rel=1e-9)
+        assert own["perplexity"] == math.exp(own["loss"])
+        assert f"{name}: loss {own['loss']:.4g}, perplexity" in printed
+        assert len(own["experts"]) == len(experts)
+        for found, (rates, scores) in zip(own["experts"], experts, strict=True):
+            assert found["rates"] == pytest.approx(rates, abs=1e-12)
+            assert found["chosen_scores"] == pytest.approx(scores, rel=1e-9)
+    # A run's end has the same figures, over fewer samples; the report shows them.
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert sorted(summary["by_source"]) == names
+    [row] = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert sorted(set(row["sample_sources"])) == [0, 1]
+    assert len(row["sample_sources"]) == 8
+
+
+def chosen_alone(run_dir: Path, number: int) -> tuple[float, list[tuple[list[float], float]]]:
+    """The loss over a source's held-out samples, and of each layer the rates and scores of its experts."""
+    job, model = reopen(run_dir), whole_model(run_dir, torch.float64)
+    settings = TaskSettings(
+        data=job.run.task.data, sequence=16, vocabulary=257, cache=run_dir.parent / "home" / "cache"
+    )
+    task = make_task("causal-lm", settings)
+    own = sources_of(task)[number].held_out
+    decided = []
+    for router in model.routers().values():
+        router.register_forward_hook(lambda _, inputs, outputs: decided.append(outputs))
+    inputs, targets = task.batch(np.array(own[: len(own) // 8 * 8]), held_out=True)
+    with torch.no_grad():
+        loss = task.loss(model(inputs), targets).item()
+    layers = []
+    for logits, _, chosen in decided:
+        rates = [(chosen == one).any(1).double().mean().item() for one in range(logits.shape[1])]
+        layers.append((rates, logits.softmax(-1).gather(1, chosen).sum(1).mean().item()))
+    return loss, layers
 
 
 def test_a_masked_language_model_is_told_its_accuracy_too(tmp_path: Path, worker_pool: WorkerPool) -> None:

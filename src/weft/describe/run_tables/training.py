@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, mode
 from weft.describe.loggers import require_logger
 from weft.describe.optimizers import KNOWN_OPTIMIZERS, require_optimizer
 from weft.describe.plan import GRADIENT_NORM, MICRO_BATCH_NORMS, PACKING, Choice, ReducePrecision
-from weft.describe.tasks import KNOWN_TASKS, PACKED, Data
+from weft.describe.tasks import KNOWN_TASKS, PACKED, Data, sources_of
 from weft.describe.toml_table import IMPORTABLE, TOML_ARRAY, Count, TomlTable, Word, is_importable, table_text
 from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
@@ -103,6 +103,9 @@ class TaskTable(TomlTable):
         "conversations: a table of these kinds; "
         "images: digits (their default), a folder with one sub-folder per class, hf:NAME",
     )
+    source_block: Count = Field(
+        default=1, description="samples of one source that follow each other in the batch; of several sources"
+    )
     tokenizer: Word = Field(
         default=BYTES,
         description="bytes, model (the folder of [model] hf), a tokenizer.json or a folder with one",
@@ -124,6 +127,13 @@ class TaskTable(TomlTable):
         if self.packing and self.kind not in PACKED:
             problem = f"only {' and '.join(PACKED)} have documents; the task is {shown(self.kind)}"
             raise InputError(Violation("packing", problem, "false"))
+        return self
+
+    @model_validator(mode="after")
+    def _blocks_of_sources(self) -> Self:
+        if self.source_block > 1 and len(sources_of(self.data)) == 1:
+            problem = f"{self.source_block}; the data has one source"
+            raise InputError(Violation("source_block", problem, "1"))
         return self
 
     @model_validator(mode="before")

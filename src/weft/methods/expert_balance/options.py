@@ -17,6 +17,8 @@ TABLE_NAME = "experts"
 # The tokens over which experts are counted for one token's balance.
 Scope = Literal["global-batch", "buffer", "synchronised", "micro-batch", "sequence", "none"]
 Weight = Annotated[float, Field(ge=0)]
+# The weight of the balance loss in the paper.
+WEIGHT = 0.008
 # Scopes of one micro-batch of each replica: the ranks of all replicas add up counts for each of them.
 BY_INDEX = ("buffer", "synchronised")
 # Scopes inside one rank's samples.
@@ -31,7 +33,7 @@ class ExpertsTable(TomlTable):
         description="count experts' tokens over a whole step, over the micro-batches so far (buffer) or one "
         "(synchronised) of all replicas, over `samples` (micro-batch), or over one sample (sequence)",
     )
-    weight: Weight = Field(default=0.008, description="of the balance loss, which is 1 for equal experts")
+    weight: Weight = Field(default=WEIGHT, description="of the balance loss, which is 1 for equal experts")
     samples: Count | None = Field(
         default=None, description="samples of a micro-batch of the balance, whatever the plan's micro-batches"
     )
@@ -61,7 +63,8 @@ class ExpertsTable(TomlTable):
         if self.micro_weight > 0 and self.balance in (*_LOCAL, "none"):
             problem = f"{self.micro_weight}; balance {self.balance!r} counts no more than a micro-batch"
             problems.append(Violation("micro_weight", problem, "0"))
-        if self.balance == "none" and "weight" in self.model_fields_set:
+        # Files with all keys have the default, too.
+        if self.balance == "none" and self.weight != WEIGHT:
             problems.append(Violation("weight", f'{self.weight}; balance is "none"', "leave it out"))
         if problems:
             raise InputError(problems)
@@ -89,7 +92,7 @@ class ExpertsTable(TomlTable):
 
 
 def _options(table: ExpertsTable) -> Options | None:
-    return table.model_dump(exclude_none=True, exclude_defaults=False)
+    return table.model_dump(exclude_none=True)
 
 
 TABLE = RunTable(method=NAME, key=TABLE_NAME, table=ExpertsTable, options=_options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,16 @@ import numpy as np
 from weft.methods.expert_balance.options import options_of
 from weft.methods.expert_balance.program import mixtures
 from weft.planning.planned import PlannedJob
-from weft.planning.report_sections import ChartLine, ReportSection, Rows, SectionChart
+from weft.planning.report_sections import BySource, ChartLine, ReportSection, Rows, SectionChart
 from weft.program.arrays import Floats
 
 LOADS = "expert_loads"
 # Means over layers: the balance loss of all tokens of a step; the most tokens of an expert over their mean,
 # less one; and the standard deviation of tokens of experts over their mean.
 FIGURES = ("balance_loss", "expert_violation", "expert_variation")
+# What evaluations see, by layer: `rates`, the share of tokens that choose each expert, and `chosen_scores`,
+# the mean sum of a token's scores of the experts that it chooses.
+CHOSEN = "experts"
 # Layers that the section shows one by one.
 _SHOWN = 8
 # Of the last steps, over which the section adds up tokens.
@@ -53,6 +57,51 @@ def _layers(planned: PlannedJob, told: Metrics) -> Iterator[tuple[str, str]]:
         yield f"{graph.layers[places[index]].name}, last {steps} steps", text
 
 
+def _by_source(planned: PlannedJob, sources: BySource) -> Rows:
+    """Return the specialisation of experts: of each source its own, and of each pair what they share."""
+    chosen = {name: one[CHOSEN] for name, one in sources.items() if CHOSEN in one}
+    experts = planned.problem.model.architecture.experts
+    if not chosen or experts is None:
+        return []
+    uniform = experts.active / experts.count
+    # Twice as often as by chance, or halfway to always where chance is high.
+    often = min(2 * uniform, (1 + uniform) / 2)
+    frequent = {name: np.array([one["rates"] for one in layers]) >= often for name, layers in chosen.items()}
+    rows = [
+        (
+            f"experts of {name}",
+            f"{frequent[name].sum(axis=1).mean():.1f} of {experts.count} chosen by at least {often:.1%} of "
+            f"tokens, by chance {uniform:.1%}; scores of the chosen "
+            f"{np.mean([one['chosen_scores'] for one in layers]):.3f}",
+        )
+        for name, layers in chosen.items()
+    ]
+    for first, second in combinations(chosen, 2):
+        either = (frequent[first] | frequent[second]).sum()
+        both = (frequent[first] & frequent[second]).sum()
+        text = f"{both / either:.1%} of those of either" if either else "none of either"
+        rows.append((f"experts of {first} and {second}", text))
+    return [*rows, *_favourites(planned, chosen)]
+
+
+def _favourites(planned: PlannedJob, chosen: Mapping[str, Sequence[Mapping[str, Any]]]) -> Rows:
+    """Return the layers whose experts differ most by source, each with the favourites of the sources."""
+    rates: Floats = np.array([[one["rates"] for one in layers] for layers in chosen.values()])
+    graph = planned.problem.job.graph
+    places = mixtures(graph)
+    order = np.argsort(-np.ptp(rates, axis=0).max(axis=1), kind="stable")[:_SHOWN].tolist()
+    return [
+        (
+            f"{graph.layers[places[layer]].name}, most chosen",
+            "; ".join(
+                f"{name}: expert {own[layer].argmax()} by {own[layer].max():.1%}"
+                for name, own in zip(chosen, rates, strict=True)
+            ),
+        )
+        for layer in order
+    ]
+
+
 def _chart(planned: PlannedJob, metrics: Metrics) -> SectionChart | None:
     told = [row for row in metrics if LOADS in row]
     if not told:
@@ -64,4 +113,6 @@ def _chart(planned: PlannedJob, metrics: Metrics) -> SectionChart | None:
     return SectionChart(curves, "step")
 
 
-SECTION = ReportSection(name="expert-balance", title="Loads of experts", rows=_rows, chart=_chart)
+SECTION = ReportSection(
+    name="expert-balance", title="Loads of experts", rows=_rows, chart=_chart, by_source=_by_source
+)

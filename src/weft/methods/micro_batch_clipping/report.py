@@ -1,64 +1,144 @@
-"""The report's section about clipped micro-batches: the bound, and the norms before it."""
+"""The report's section about clipped micro-batches: bounds, norms before clipping, and suppression."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from weft.describe.tasks import sources_of
 from weft.methods.micro_batch_clipping.options import options_of
 from weft.planning.planned import PlannedJob
-from weft.planning.report_sections import ChartLine, ReportSection, Rows, SectionChart
+from weft.planning.report_sections import (
+    SAMPLE_SOURCES,
+    ChartLine,
+    ReportSection,
+    Rows,
+    SectionChart,
+    Table,
+)
 from weft.program.arrays import Floats
 
 # The norm of each clipped micro-batch's mean gradient before clipping. The bound of a step, the share of its
 # micro-batches above the bound, and of those that are left out because their norm is not finite.
 NORMS = "clip_norms"
 BOUND, CLIPPED, DROPPED = "clip_bound", "clipped", "dropped"
+# Rows of the table: the micro-batches that lost most.
+MOST_ROWS = 10_000
 
 Metrics = Sequence[Mapping[str, Any]]
 
 
+@dataclass(frozen=True)
+class Clipped:
+    """The clipped micro-batches of all steps.
+
+    Attributes:
+        rows: the metrics of each step.
+        norms: (steps, micro-batches), not a number where it was not finite.
+        bounds: (steps,).
+    """
+
+    rows: Metrics
+    norms: Floats
+    bounds: Floats
+
+    @classmethod
+    def of(cls, metrics: Metrics) -> Clipped | None:
+        told = [row for row in metrics if NORMS in row]
+        if not told:
+            return None
+        norms = [[np.nan if one is None else one for one in row[NORMS]] for row in told]
+        return cls(told, np.array(norms, dtype=np.float64), np.array([row[BOUND] for row in told]))
+
+    @property
+    def suppressed(self) -> Floats:
+        """The share of each gradient's length that clipping took, (steps, micro-batches)."""
+        kept = self.bounds[:, None] / np.maximum(self.norms, np.finfo(np.float64).tiny)
+        lost: Floats = 1.0 - np.minimum(1.0, np.nan_to_num(kept, nan=0.0))
+        return lost
+
+    def sources(self, count: int) -> Floats | None:
+        """Return the share of each source's samples, (steps, micro-batches, sources); None if unknown."""
+        if count < 2 or any(SAMPLE_SOURCES not in row for row in self.rows):
+            return None
+        numbers = np.array([row[SAMPLE_SOURCES] for row in self.rows])
+        own: Floats = np.eye(count)[numbers].reshape(*self.norms.shape, -1, count).mean(axis=2)
+        return own
+
+
 def _rows(planned: PlannedJob, metrics: Metrics) -> Rows:
-    table, told = options_of(planned.plan), [row for row in metrics if NORMS in row]
-    if table is None or not told:
+    table, clipped = options_of(planned.plan), Clipped.of(metrics)
+    if table is None or clipped is None:
         return []
-    norms = np.array(
-        [[np.nan if one is None else one for one in row[NORMS]] for row in told], dtype=np.float64
-    )
-    bounds = np.array([row[BOUND] for row in told], dtype=np.float64)
-    kept = np.minimum(1.0, bounds[:, None] / np.maximum(norms, np.finfo(np.float64).tiny))
+    told, bounds = clipped.rows, clipped.bounds
     dropped = sum(row[DROPPED] for row in told) / len(told)
     return [
         ("clipped micro-batches", f"{table.samples} samples, to {table.micro}"),
         ("bound, first and last step", f"{bounds[0]:.4g}, {bounds[-1]:.4g}"),
-        ("median norm, last step", f"{np.nanmedian(norms[-1]):.4g}"),
+        ("median norm, last step", f"{np.nanmedian(clipped.norms[-1]):.4g}"),
         ("above the bound", f"{sum(row[CLIPPED] for row in told) / len(told):.1%}"),
-        ("length that clipping leaves, mean", f"{np.nanmean(kept):.1%}"),
+        ("length that clipping leaves, mean", f"{1.0 - clipped.suppressed.mean():.1%}"),
         ("left out, not finite", f"{dropped:.1%}"),
+        *_sources(planned, clipped),
     ]
 
 
-def _norms_of(row: Mapping[str, Any]) -> Floats:
-    return np.array([np.nan if one is None else one for one in row[NORMS]], dtype=np.float64)
+def _sources(planned: PlannedJob, clipped: Clipped) -> Iterator[tuple[str, str]]:
+    """Yield the sources, those that lost most first."""
+    names = list(sources_of(planned.run.task.data))
+    shares, lost = clipped.sources(len(names)), clipped.suppressed
+    if shares is None:
+        return
+    samples = np.maximum(shares.sum(axis=(0, 1)), np.finfo(np.float64).tiny)
+    means = (shares * lost[:, :, None]).sum(axis=(0, 1)) / samples
+    norms = (shares * np.nan_to_num(clipped.norms)[:, :, None]).sum(axis=(0, 1)) / samples
+    for number in np.argsort(-means, kind="stable").tolist():
+        yield names[number], f"loses {means[number]:.1%} of its length; mean norm {norms[number]:.4g}"
+
+
+def _table(planned: PlannedJob, metrics: Metrics) -> Table | None:
+    """Return the micro-batches that lost most, the first ones first."""
+    clipped, names = Clipped.of(metrics), list(sources_of(planned.run.task.data))
+    if clipped is None:
+        return None
+    lost, shares = clipped.suppressed, clipped.sources(len(names))
+    order = np.argsort(-lost, axis=None, kind="stable")[:MOST_ROWS]
+    places = zip(*(index.tolist() for index in np.unravel_index(order, lost.shape)), strict=True)
+    rows = [
+        (
+            clipped.rows[step]["step"],
+            number,
+            f"{clipped.norms[step, number]:.6g}",
+            f"{clipped.bounds[step]:.6g}",
+            f"{lost[step, number]:.6g}",
+            names[0] if shares is None else _named(names, shares[step, number]),
+        )
+        for step, number in places
+    ]
+    return Table(("step", "micro_batch", "norm", "bound", "suppressed", "source"), rows)
+
+
+def _named(names: Sequence[str], shares: Floats) -> str:
+    """Return the sources of a micro-batch, the largest first."""
+    order = np.argsort(-shares, kind="stable").tolist()
+    return "; ".join(f"{names[one]} {shares[one]:.0%}" for one in order if shares[one])
 
 
 def _chart(planned: PlannedJob, metrics: Metrics) -> SectionChart | None:
-    told = [row for row in metrics if NORMS in row]
-    if not told:
+    clipped = Clipped.of(metrics)
+    if clipped is None:
         return None
-    norms = [
-        np.array([np.nan if one is None else one for one in row[NORMS]], dtype=np.float64) for row in told
-    ]
+    steps = [row["step"] for row in clipped.rows]
     curves = (
-        ChartLine("bound", [(row["step"], row[BOUND]) for row in told]),
-        ChartLine(
-            "median norm",
-            [(row["step"], float(np.nanmedian(own))) for row, own in zip(told, norms, strict=True)],
-        ),
+        ChartLine("bound", list(zip(steps, clipped.bounds.tolist(), strict=True))),
+        ChartLine("median norm", list(zip(steps, np.nanmedian(clipped.norms, axis=1).tolist(), strict=True))),
     )
     return SectionChart(curves, "step")
 
 
-SECTION = ReportSection(name="micro-batch-clipping", title="Clipped micro-batches", rows=_rows, chart=_chart)
+SECTION = ReportSection(
+    name="micro-batch-clipping", title="Clipped micro-batches", rows=_rows, chart=_chart, table=_table
+)

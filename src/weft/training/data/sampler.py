@@ -35,12 +35,15 @@ Words = npt.NDArray[np.uint64]
 class SampleLedger:
     """An endless stream of the `samples` sample numbers in a pseudo-random order that `seed` keys.
 
+    Numbers of a block follow each other. With blocks of several samples, they are whole blocks.
+
     Raises:
         InputError: if there is no sample to draw from.
     """
 
     samples: int
     seed: int
+    block: int = 1
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -55,16 +58,21 @@ class SampleLedger:
 
     def at(self, positions: Ints) -> Ints:
         """Return the sample numbers at any positions of the endless stream, in the same shape."""
-        epoch, index = np.divmod(positions, self.samples)
-        half_bits = max(1, -(-(self.samples - 1).bit_length() // 2))
+        blocks, inside = np.divmod(positions, self.block)
+        return self._block_at(blocks) * self.block + inside
+
+    def _block_at(self, positions: Ints) -> Ints:
+        count = self.samples // self.block
+        epoch, index = np.divmod(positions, count)
+        half_bits = max(1, -(-(count - 1).bit_length() // 2))
         seed_key = mix(np.array([self.seed & _MASK], dtype=np.uint64) + GOLDEN)
         keys = mix(seed_key + epoch.astype(np.uint64) * GOLDEN)
         value = _feistel(index.astype(np.uint64), keys, half_bits)
         # The network permutes 0 .. 4**half_bits - 1; repeated until it lands inside, it permutes the samples.
-        outside = value >= self.samples
+        outside = value >= count
         while outside.any():
             value[outside] = _feistel(value[outside], keys[outside], half_bits)
-            outside = value >= self.samples
+            outside = value >= count
         return value.astype(np.int64)
 
     def epochs(self, position: int) -> float:

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -72,11 +73,13 @@ class Windows:
 class Blend:
     """Samples of several sources by their shares.
 
-    An epoch ends when every source was read whole at least once; the others begin again before.
+    An epoch ends when every source was read whole at least once; the others begin again before. Each block
+    of samples is of one source, from places far from each other.
     """
 
     parts: tuple[Windows | Blend, ...]
     shares: tuple[float, ...]
+    block: int = 1
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -88,9 +91,15 @@ class Blend:
     @cached_property
     def _ends(self) -> Ints:
         longest = max(len(part) / share for part, share in zip(self.parts, self.shares, strict=True))
-        counts = np.maximum(1, np.rint(longest * np.array(self.shares)).astype(np.int64))
-        ends: Ints = np.cumsum(counts)
+        blocks = np.ceil(np.rint(longest * np.array(self.shares)) / self.block).astype(np.int64)
+        ends: Ints = np.cumsum(np.maximum(1, blocks)) * self.block
         return ends
+
+    @property
+    def numbers(self) -> list[range]:
+        """The sample numbers of each part."""
+        ends = self._ends.tolist()
+        return [range(first, end) for first, end in pairwise([0, *ends])]
 
     def take(self, samples: Ints) -> Ints:
         """Return the tokens of the given samples, int64 of shape (samples, sequence + 1)."""
@@ -99,8 +108,27 @@ class Blend:
         for number, part in enumerate(self.parts):
             own = owners == number
             start = self._ends[number - 1] if number else 0
-            taken[own] = part.take((samples[own] - start) % len(part))
+            blocks, inside = np.divmod(samples[own] - start, self.block)
+            apart = (self._ends[number] - start) // self.block
+            taken[own] = part.take((inside * apart + blocks) % len(part))
         return taken
+
+
+class Source(NamedTuple):
+    """A source of a blend.
+
+    Attributes:
+        share: its samples for each sample of the blend.
+        training: its sample numbers.
+        held_out: the numbers of its held-out samples, each of them once.
+        held_out_bytes_per_token: as a corpus's.
+    """
+
+    name: str
+    share: float
+    training: range
+    held_out: range
+    held_out_bytes_per_token: float | None
 
 
 @dataclass(frozen=True)
@@ -111,6 +139,7 @@ class Corpus:
         fingerprint: a hash of the tokens of both sides.
         held_out_bytes_per_token: of the held-out text; None where only tokens are known.
         repaired: the number of documents with bytes that are not UTF-8, read as U+FFFD, and the first one.
+        sources: those of a blend.
     """
 
     training: Windows | Blend
@@ -118,10 +147,16 @@ class Corpus:
     fingerprint: str
     held_out_bytes_per_token: float | None
     repaired: tuple[int, str]
+    sources: tuple[Source, ...] = ()
 
 
-def open_blend(sources: Mapping[str, float], sequence: int, tokenizer: Tokenizer, cache: Path) -> Corpus:
+def open_blend(
+    sources: Mapping[str, float], sequence: int, tokenizer: Tokenizer, cache: Path, block: int = 1
+) -> Corpus:
     """Return the tokens of sources that count by their weights, whatever the sum of these.
+
+    Args:
+        block: training samples of one source that follow each other.
 
     Raises:
         InputError, RunError: as `open_corpus`.
@@ -130,18 +165,24 @@ def open_blend(sources: Mapping[str, float], sequence: int, tokenizer: Tokenizer
     if len(corpora) == 1:
         return corpora[0]
     shares = tuple(weight / sum(sources.values()) for weight in sources.values())
-    prints = json.dumps([[corpus.fingerprint for corpus in corpora], shares])
+    prints = json.dumps([[corpus.fingerprint for corpus in corpora], shares, *([block] if block > 1 else [])])
     rates = [corpus.held_out_bytes_per_token for corpus in corpora]
     known = [share * rate for share, rate in zip(shares, rates, strict=True) if rate is not None]
+    training = Blend(tuple(corpus.training for corpus in corpora), shares, block)
+    left = Blend(tuple(corpus.held_out for corpus in corpora), shares)
+    once = [
+        range(own.start, own.start + len(part)) for own, part in zip(left.numbers, left.parts, strict=True)
+    ]
     return Corpus(
-        Blend(tuple(corpus.training for corpus in corpora), shares),
-        Blend(tuple(corpus.held_out for corpus in corpora), shares),
+        training,
+        left,
         hashlib.sha256(prints.encode()).hexdigest()[:16],
         sum(known) if len(known) == len(rates) else None,
         (
             sum(corpus.repaired[0] for corpus in corpora),
             next((corpus.repaired[1] for corpus in corpora if corpus.repaired[0]), ""),
         ),
+        tuple(map(Source, sources, shares, training.numbers, once, rates)),
     )
 
 

@@ -1,10 +1,16 @@
-"""Losses and metrics over held-out samples: a run's progress, and the evaluation of its newest checkpoint."""
+"""Losses and metrics over held-out samples: a run's progress, and the evaluation of its newest checkpoint.
+
+Samples of several sources are also evaluated source by source, with what methods see in these passes.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,11 +18,12 @@ from weft.describe.tasks import is_language
 from weft.errors import InputError, Violation
 from weft.files import write_whole
 from weft.planning.planned import PlannedJob
+from weft.planning.report_sections import BY_SOURCE
 from weft.program.arrays import Ints
 from weft.run.launch.worker_start import WorkerContext
 from weft.run.workspace import Batch, Samples
 from weft.training.open_run import OpenRun, load, open_run
-from weft.training.tasks.base import Task, batch_of
+from weft.training.tasks.base import Task, batch_of, sources_of
 
 # The number of samples for the held-out loss, rounded up to whole global batches; always the same samples.
 HELD_OUT_SAMPLES = 256
@@ -51,6 +58,33 @@ def held_out(run: OpenRun, samples: Ints) -> tuple[float, dict[str, float]]:
     return loss, run.meter.collect()
 
 
+def by_source(run: OpenRun, samples: Mapping[str, Ints]) -> dict[str, dict[str, Any]]:
+    """Return losses and metrics by source, and what methods saw in the passes of its samples.
+
+    Every rank calls it with the same whole global batches of samples of each source, by name.
+    """
+    return {name: _watched(run, own) for name, own in samples.items()}
+
+
+def _watched(run: OpenRun, samples: Ints) -> dict[str, Any]:
+    with ExitStack() as stack:
+        seen = [stack.enter_context(state.watching()) for state in run.runtime.methods.values()]
+        loss, metrics = held_out(run, samples)
+    found = {name: value for one in seen for name, value in one().items()}
+    return {"loss": loss, **_perplexity(run.job.run.task.kind, loss), **metrics, **found}
+
+
+def samples_of_sources(run: OpenRun) -> dict[str, Ints]:
+    """Return the fixed samples of each source for a run's losses by source, in whole global batches."""
+    size = run.job.plan.global_batch
+    count = -(-HELD_OUT_SAMPLES // size) * size
+    return {one.name: _among(one.held_out, count) for one in sources_of(run.task)}
+
+
+def _among(numbers: range, count: int) -> Ints:
+    return numbers.start + spread_evenly(len(numbers), count)
+
+
 def _held_out_batch(task: Task, samples: Ints, micro_batch_size: int, among: Ints) -> Batch:
     """Return a function from micro-batch numbers to tensors: g has samples g * size to (g + 1) * size.
 
@@ -64,7 +98,7 @@ def _held_out_batch(task: Task, samples: Ints, micro_batch_size: int, among: Int
     return micro_batch
 
 
-def evaluate(job: PlannedJob, run_dir: Path, context: WorkerContext) -> dict[str, float]:
+def evaluate(job: PlannedJob, run_dir: Path, context: WorkerContext) -> dict[str, Any]:
     """Evaluate the newest checkpoint and write `evaluation.json`; every rank calls it and gets the same.
 
     Raises:
@@ -75,19 +109,22 @@ def evaluate(job: PlannedJob, run_dir: Path, context: WorkerContext) -> dict[str
     if run.newest is None:
         raise InputError(Violation(str(run_dir), "it has no checkpoint to evaluate; train it first"))
     state = load(run, run.newest)
-    available, size = run.task.held_out_samples, job.plan.global_batch
-    # Each once; fewer samples than one global batch fill it evenly, and some count more than once.
-    count = available // size * size
-    samples = np.arange(count, dtype=np.int64) if count else spread_evenly(available, size)
+    size, sources = job.plan.global_batch, sources_of(run.task)
+    available = run.task.held_out_samples
+    samples = _each_once(range(available), size)
     loss, metrics = held_out(run, samples)
-    result = {
+    parts = by_source(run, {one.name: _each_once(one.held_out, size) for one in sources})
+    for one in sources:
+        parts[one.name] |= _bits_per_byte(parts[one.name]["loss"], one.held_out_bytes_per_token)
+    result: dict[str, Any] = {
         "step": state.step,
         "samples": len(np.unique(samples)),
-        "held_out_samples": run.task.held_out_samples,
+        "held_out_samples": available,
         "loss": loss,
         **_perplexity(job.run.task.kind, loss),
-        **_bits_per_byte(run.task, loss),
+        **_bits_per_byte(loss, getattr(run.task, "bytes_per_token", None)),
         **metrics,
+        **({BY_SOURCE: parts} if parts else {}),
     }
     if context.rank == 0:
         write_whole(run_dir / "evaluation.json", json.dumps(result, indent=1) + "\n")
@@ -105,7 +142,12 @@ def _perplexity(kind: str, loss: float) -> dict[str, float]:
         return {"perplexity": math.inf}
 
 
-def _bits_per_byte(task: Task, loss: float) -> dict[str, float]:
-    """Return the loss in bits per byte of held-out text; nothing if the task has no `bytes_per_token`."""
-    bytes_per_token = getattr(task, "bytes_per_token", None)
+def _each_once(numbers: range, size: int) -> Ints:
+    """Return samples in whole batches of `size`; fewer than one batch fill it, and some count twice."""
+    count = len(numbers) // size * size
+    return np.array(numbers[:count], dtype=np.int64) if count else _among(numbers, size)
+
+
+def _bits_per_byte(loss: float, bytes_per_token: float | None) -> dict[str, float]:
+    """Return the loss in bits per byte of held-out text; nothing if only its tokens are known."""
     return {} if bytes_per_token is None else {"bits_per_byte": loss / math.log(2) / bytes_per_token}

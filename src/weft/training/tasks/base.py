@@ -5,7 +5,7 @@ A user's own task is a class with this interface, named in the run file as `kind
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from weft.run.parallel.unmade_logits import UnmadeLogits
 from weft.run.resources import LossFunction
 from weft.run.workspace import Samples
 from weft.training.coordination.agreement import gather
+from weft.training.data.text import Source
 
 # The outputs of a last stage: all logits, the share of a tensor or context rank, or those of a loss kernel.
 Outputs = torch.Tensor | DividedLogits | DividedTokens | UnmadeLogits
@@ -39,6 +40,7 @@ class TaskSettings:
         seed: the key of a task's random numbers; the same for every plan of a job.
         image_size, channels: size of the images that the model reads; 0 for a model of text.
         tokenizer: `bytes`, or the file or folder of a `tokenizer.json`.
+        source_block: samples of one source that follow each other, of several sources.
         packing: True if samples hold several documents, and batches tell their lengths.
     """
 
@@ -50,6 +52,7 @@ class TaskSettings:
     image_size: int = 0
     channels: int = 0
     tokenizer: str = BYTES
+    source_block: int = 1
     packing: bool = False
 
 
@@ -64,6 +67,7 @@ class Task(Protocol):
     `takes_unmade_logits`: they also take `UnmadeLogits`, which `plan.loss` other than "whole" needs.
     Any other task gets all logits on every rank. Targets always cover all tokens. `weighs_samples`: samples
     have unlike numbers of targets; `batch` also takes `among`, the samples whose mean a loss is a part of.
+    `sources`: the sources of a blend (`weft.training.data.text.Source`), in the order of their samples.
 
     Attributes:
         samples, held_out_samples: the number of each; held-out samples are never trained on.
@@ -100,6 +104,12 @@ def batch_of(task: Task, samples: Ints, among: Callable[[], Ints], *, held_out: 
         return task.batch(samples, held_out=held_out)
     weighing: Callable[..., Samples] = task.batch
     return weighing(samples, held_out=held_out, among=among())
+
+
+def sources_of(task: Task) -> Sequence[Source]:
+    """Return the sources of a task with several."""
+    sources: Sequence[Source] = getattr(task, "sources", ())
+    return sources
 
 
 def cross_entropy(logits: Outputs, targets: torch.Tensor, ignored: int = IGNORED) -> torch.Tensor:

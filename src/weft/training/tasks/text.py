@@ -38,11 +38,14 @@ class TextTask:
 
     def __init__(self, settings: TaskSettings, tokenizer: Tokenizer, *, masked: bool) -> None:
         require_classes(tokenizer, settings.vocabulary, masked=masked)
-        self.corpus = open_blend(sources_of(settings.data), settings.sequence, tokenizer, settings.cache)
+        self.corpus = open_blend(
+            sources_of(settings.data), settings.sequence, tokenizer, settings.cache, settings.source_block
+        )
         self.samples = len(self.corpus.training)
         self.held_out_samples = len(self.corpus.held_out)
         self.tokens_per_sample = settings.sequence
         self.fingerprint = self.corpus.fingerprint
+        self.sources = self.corpus.sources
         self.about = about(tokenizer)
         repaired, first = self.corpus.repaired
         if repaired:

@@ -7,13 +7,16 @@ the page's own scripts.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from weft import __version__
 from weft.describe.plan import Plan, precision_words, shared_out
@@ -22,7 +25,7 @@ from weft.describe.synchronisation import sync_words
 from weft.describe.units import format_bytes, format_count, format_seconds
 from weft.files import write_whole
 from weft.planning.planned import PlannedJob
-from weft.planning.report_sections import sections_of
+from weft.planning.report_sections import BY_SOURCE, Table, sections_of
 from weft.predict.predict import live_curve
 from weft.timeline.figures import error_text, prediction_error
 from weft.timeline.timeline import Timeline
@@ -34,6 +37,7 @@ from weft.web.pages.report_data import KindRow, RankMemory, ReportData, StepInte
 
 _SCRIPTS = ("draw.js", "charts.js", "timeline.js", "report.js")
 _KIND_HEAD = ("kind", "count", "predicted", "measured", "error")
+_SOURCE_HEAD = ("source", "nats per target", "perplexity")
 _MEMORY_HEAD = ("rank", "predicted peak", "measured peak", "capacity")
 _MARKER = re.compile(r"\{\{(\w+)\}\}")
 
@@ -114,12 +118,17 @@ def _tables(report: ReportData) -> str:
         sections.append(_section("kinds", title, rows, _KIND_HEAD))
     if rows := _memory_table(report):
         sections.append(_section("memory-table", "Memory per rank", rows, _MEMORY_HEAD))
+    if report.by_source:
+        rows = _cells((name, *_losses(one)) for name, one in report.by_source.items())
+        sections.append(_section("sources", "Held-out loss by source", rows, _SOURCE_HEAD))
     sections += [
         _section(one.name, escape(one.title), _rows(one.rows), chart=one.chart is not None)
         for one in report.sections
     ]
     if report.summary:
-        shown = [(key, _summary_text(key, value)) for key, value in report.summary.items()]
+        shown = [
+            (key, _summary_text(key, value)) for key, value in report.summary.items() if key != BY_SOURCE
+        ]
         sections.append(_section("summary", "Summary", _rows(shown)))
     return "\n".join(sections)
 
@@ -167,14 +176,29 @@ def _error_or_dash(row: KindRow) -> str:
 
 
 def _memory_table(report: ReportData) -> str:
-    return "".join(
-        f'<tr><th scope="row">{memory.rank}</th>'
-        + "".join(
-            f'<td class="number">{escape(_or_dash(format_bytes, value))}</td>'
-            for value in (memory.predicted_bytes, memory.measured_bytes, memory.capacity_bytes)
+    return _cells(
+        (
+            str(memory.rank),
+            *(
+                _or_dash(format_bytes, value)
+                for value in (memory.predicted_bytes, memory.measured_bytes, memory.capacity_bytes)
+            ),
         )
-        + "</tr>"
         for memory in report.memory
+    )
+
+
+def _losses(source: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(_or_dash("{:.4g}".format, source.get(name)) for name in ("loss", "perplexity"))
+
+
+def _cells(rows: Iterable[Sequence[str]]) -> str:
+    """Return the rows of a table with a label and figures."""
+    return "".join(
+        f'<tr><th scope="row">{escape(label)}</th>'
+        + "".join(f'<td class="number">{escape(figure)}</td>' for figure in figures)
+        + "</tr>"
+        for label, *figures in rows
     )
 
 
@@ -193,10 +217,20 @@ def _or_dash(text: Callable[[float], str], value: float | None) -> str:
 
 
 def write_run_report(directory: RunDirectory, planned: PlannedJob) -> Path:
-    """Write `report.html` into the run directory and return its path."""
+    """Write `report.html` and the tables of its sections into the run directory, and return its path."""
     path = directory.path / "report.html"
-    write_report(path, run_report_data(directory, planned))
+    report = run_report_data(directory, planned)
+    write_report(path, report)
+    for section in report.sections:
+        if section.table is not None:
+            write_whole(directory.path / f"{section.name}.csv", _csv(section.table))
     return path
+
+
+def _csv(table: Table) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([table.head, *table.rows])
+    return text.getvalue()
 
 
 def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
@@ -219,7 +253,8 @@ def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
         held_out=[(0, summary["first_loss"]), (summary["steps"], summary["final_loss"])],
         memory=_memory(planned, summary.get("max_device_bytes") or summary["max_rss_bytes"]),
         summary=summary,
-        sections=sections_of(planned, metrics),
+        by_source=summary.get(BY_SOURCE, {}),
+        sections=sections_of(planned, metrics, summary.get(BY_SOURCE, {})),
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.errors import InputError, Violation
-from weft.planning.report_sections import Section
+from weft.planning.report_sections import BySource, Section
 from weft.program.kinds import KINDS
 from weft.timeline.compare import WARM_UP_STEPS, compare
 from weft.timeline.figures import busy_by_kind
@@ -59,6 +59,7 @@ class ReportData:
         losses, held_out: (step, nats per token); a value that is not finite is drawn as a gap.
         memory: one entry per rank.
         summary: the contents of `summary.json`, shown as a table.
+        by_source: what held-out samples of each source showed.
         sections: the sections of the plan's methods.
 
     Raises:
@@ -77,6 +78,7 @@ class ReportData:
     held_out: Points = ()
     memory: Sequence[RankMemory] = ()
     summary: Mapping[str, object] = field(default_factory=dict)
+    by_source: BySource = field(default_factory=dict)
     sections: Sequence[Section] = ()
 
     def __post_init__(self) -> None:

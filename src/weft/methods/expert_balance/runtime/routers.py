@@ -1,8 +1,8 @@
-"""`RouterWatch`: what the router of a stage's mixture decided in its last forward pass."""
+"""`RouterWatch`: what the router of a stage's mixture decides in forward passes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,15 +20,23 @@ WATCHES = "router_watches"
 
 
 class RouterWatch:
-    """A view of one router, until it is taken."""
+    """A view of one router: the last decisions of training until they are taken, and those of evaluation.
+
+    Attributes:
+        evaluated: gets the decisions of passes without gradients.
+    """
 
     def __init__(self, router: nn.Module) -> None:
         self._routed: Routed | None = None
+        self.evaluated: Callable[[Routed], None] | None = None
         router.register_forward_hook(self._see)
 
     def _see(self, router: nn.Module, given: Any, decided: Sequence[torch.Tensor]) -> None:
         logits, _, chosen = decided
-        self._routed = Routed(logits, chosen) if torch.is_grad_enabled() else None
+        routed = Routed(logits, chosen)
+        self._routed = routed if torch.is_grad_enabled() else None
+        if self._routed is None and self.evaluated is not None:
+            self.evaluated(routed)
 
     def take(self) -> Routed:
         routed, self._routed = self._routed, None

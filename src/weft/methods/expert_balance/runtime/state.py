@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 
+from weft.describe.decoder import Experts
 from weft.methods.expert_balance.kinds import BalancesExperts
 from weft.methods.expert_balance.options import BY_INDEX, NAME, ExpertsTable, options_of
-from weft.methods.expert_balance.report import FIGURES, LOADS
+from weft.methods.expert_balance.report import CHOSEN, FIGURES, LOADS
+from weft.methods.expert_balance.runtime.census import Census
 from weft.methods.expert_balance.runtime.layer import BalancedLayer, Parts
 from weft.methods.expert_balance.runtime.loads import loads_of
 from weft.methods.expert_balance.runtime.routers import watches_of
@@ -50,11 +54,18 @@ class ExpertBalance(MethodState):
             }
             for stage in own
         }
+        # Of frozen stages, too: evaluations watch them.
+        self._watches = {
+            layer: watch
+            for stage, module in making.stages.items()
+            for layer, watch in watches_of(stage, module)[1].items()
+        }
         # Every rank has a stage, and every stage the sizes of the whole model.
         config = next(one.config for one in making.stages.values() if isinstance(one, StageModule))
         decoder = config.architecture
         self._mixtures = [block + 1 for block in range(config.layers) if decoder.has_experts(block)]
-        self._experts = 0 if decoder.experts is None else decoder.experts.count
+        assert decoder.experts is not None, "only models with experts owe a balance"
+        self._experts: Experts = decoder.experts
         self.micro_batches = {stage: making.program.micro_batches_of(stage) for stage in own}
         # Counts of the micro-batches of a step so far, (layers, experts), by stage.
         self._so_far: dict[int, torch.Tensor] = {}
@@ -102,13 +113,24 @@ class ExpertBalance(MethodState):
         """Return the loads of a step by name, as `loads_of`; every rank of the group calls it."""
         # Tensor ranks count the same tokens, each all of them.
         copies = {layer: one.copies for layers in self.layers.values() for layer, one in layers.items()}
-        return loads_of(self._mixtures, self._experts, roots, copies, group, self._device)
+        return loads_of(self._mixtures, self._experts.count, roots, copies, group, self._device)
 
     def series(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
         return {name: one for name in (LOADS,) if (one := workspace.values.get((name, NONE, NONE)))}
 
     def figures(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
         return {name: one for name in FIGURES if (one := workspace.values.get((name, NONE, NONE)))}
+
+    @contextmanager
+    def watching(self) -> Iterator[Callable[[], Mapping[str, Any]]]:
+        census = Census(self._mixtures, self._experts, self._device)
+        for layer, watch in self._watches.items():
+            watch.evaluated = partial(census.see, layer)
+        try:
+            yield lambda: {CHOSEN: census.collect()}
+        finally:
+            for watch in self._watches.values():
+                watch.evaluated = None
 
     def _known(self, layer: BalancedLayer) -> Value[torch.Tensor] | None:
         """Return the gradient of a root that depends on its own pass alone."""
