@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +32,7 @@ from weft.planning.problem import Problem, problem_of
 from weft.predict.cost.network import Network
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.cost.price import price
-from weft.program.kinds import FORWARD
+from weft.program.kinds import FORWARD, STEP
 from weft.program.program import NONE, Program
 from weft.program.verify import require_valid, verify
 
@@ -152,6 +153,35 @@ def test_every_edge_of_a_sum_is_needed(problem: Problem, choice: Choice, schedul
         assert any("'expert_" in one for one in problems), edge
     for broken in (twice(program, row), without_row(program, row)):
         assert any("'expert_" in str(one) for one in verify(broken))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "chimera"])
+def test_every_step_that_changes_biases_waits_for_the_loads(tmp_path: Path, schedule: str) -> None:
+    described(tmp_path, "glm4_moe", n_routed_experts=EXPERTS)
+    own = problem_of(model=str(tmp_path), on="8xa100-40gb", global_batch=16)
+    layout = replace(BASE, schedule=schedule, dp=1 if schedule == "chimera" else 2)
+    for rate in (0.0, 0.001):
+        program = program_of(own, balance(balance="none", bias_rate=rate), layout)
+        require_valid(program)
+        columns, edges = program.columns, program.edges
+        awaited = np.flatnonzero(
+            (columns.kind[edges.source] == EXPERT_LOADS) & (columns.kind[edges.target] == STEP)
+        ).tolist()
+        steps = int((columns.kind == STEP).sum())
+        assert len(awaited) == (steps if rate else 0)
+        for edge in awaited:
+            problems = [str(one) for one in verify(without_edge(program, edge))]
+            assert any("'expert_loads'" in one for one in problems), edge
+
+
+def test_a_bias_that_routers_do_not_have_is_refused(problem: Problem) -> None:
+    with pytest.raises(InputError) as caught:
+        asking(problem, balance(bias_rate=0.001))
+    [violation] = caught.value.violations
+    assert str(violation) == (
+        "experts.bias_rate: 0.001; routers of mixtral have no bias for the choice of experts "
+        "(nearest valid: 0)"
+    )
 
 
 def test_a_backward_pass_before_the_sum_is_refused(problem: Problem) -> None:

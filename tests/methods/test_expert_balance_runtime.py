@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.describe.amount import Shape
-from weft.describe.decoder import Scores
+from weft.describe.decoder import Experts, Scores
 from weft.describe.layer import Layer
 from weft.methods.expert_balance.costs import with_loss
+from weft.methods.expert_balance.runtime.census import Census, shares_of
 from weft.methods.expert_balance.runtime.losses import (
     Routed,
     loss_of_groups,
@@ -21,6 +22,7 @@ from weft.methods.expert_balance.runtime.losses import (
     scores_of,
     totals,
 )
+from weft.methods.expert_balance.runtime.routers import RouterWatch
 from weft.run.parallel.token_ranks import TokenRanks
 
 IGNORED = -100
@@ -138,6 +140,44 @@ def test_a_pass_keeps_as_many_bytes_as_layers_say(dtype: torch.dtype, squares: b
     before, after = (one.kept_bytes(shape) for one in (block, with_loss(block, experts, squares=squares)))
     # Some vectors of the tokens come on top.
     assert after - before <= sum(saved.values()) <= (after - before) * 1.1
+
+
+@given(**CASES)
+def test_a_census_has_shares_of_tokens_and_the_scores_of_their_experts(
+    samples: int, tokens: int, experts: int, choices: int, scores: Scores, seed: int
+) -> None:
+    sizes = Experts(count=experts, active=choices, width=1, scores=scores)
+    census = Census([3, 7], sizes, torch.device("cpu"))
+    passes = [routed(samples, tokens, experts, choices, one)[0] for one in (seed, seed + 1)]
+    with torch.no_grad():
+        for one in passes:
+            census.see(7, one)
+    empty, found = shares_of(census.sums.numpy())
+    chosen = torch.cat([one.chosen for one in passes])
+    rates = [(chosen == one).any(1).double().mean().item() for one in range(experts)]
+    assert found["rates"] == pytest.approx(rates, abs=1e-12)
+    assert sum(found["rates"]) == pytest.approx(choices)
+    own = torch.cat([scores_of(one.logits, scores) for one in passes]).gather(1, chosen)
+    assert found["chosen_scores"] == pytest.approx(own.sum(1).mean().item(), rel=1e-9)
+    assert empty == {"rates": [0.0] * experts, "chosen_scores": 0.0}
+
+
+def test_a_watch_tells_evaluations_apart_from_training() -> None:
+    class Router(torch.nn.Module):
+        def forward(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            weights, chosen = logits.topk(1)
+            return logits, weights, chosen
+
+    router = Router()
+    watch, seen = RouterWatch(router), list[Routed]()
+    watch.evaluated = seen.append
+    logits = torch.tensor([[1.0, 2.0]])
+    router(logits)
+    assert watch.take().chosen.tolist() == [[1]]
+    assert seen == []
+    with torch.no_grad():
+        router(-logits)
+    assert [one.chosen.tolist() for one in seen] == [[[0]]]
 
 
 def test_half_precision_is_counted_in_fp32() -> None:

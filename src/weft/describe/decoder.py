@@ -51,6 +51,7 @@ class Experts:
         router_parameters: parameters of the router per expert, beside its matrix.
         biases: True if the products of the experts have biases.
         scores: the function from a token's logits to its scores of all experts.
+        choice_bias: True if a bias is added to scores for the choice of experts alone. It has no gradient.
         dense: positions of the blocks with a plain feed-forward in place of experts.
     """
 
@@ -62,6 +63,7 @@ class Experts:
     router_parameters: int = 0
     biases: bool = False
     scores: Scores = "softmax"
+    choice_bias: bool = False
     dense: tuple[int, ...] = ()
 
 

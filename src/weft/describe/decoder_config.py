@@ -155,6 +155,7 @@ class _Given:
             router_parameters=keys.router_parameters,
             biases=keys.biases,
             scores=keys.scores,
+            choice_bias=keys.choice_bias,
             dense=self._dense(keys, layers),
         )
 

@@ -36,7 +36,7 @@ class ExpertKeys(TomlTable):
     Attributes:
         count, active, width: see `weft.describe.decoder.Experts`.
         shared, shared_width: the number of shared experts of `width`, or their columns.
-        shared_gate, router_parameters, biases, scores: the same attributes of `Experts`.
+        shared_gate, router_parameters, biases, scores, choice_bias: the same attributes of `Experts`.
         first_dense, dense_blocks, step: the number of blocks without experts at the start; the list of
             others; every how many blocks one has experts.
     """
@@ -50,6 +50,7 @@ class ExpertKeys(TomlTable):
     router_parameters: int = 0
     biases: bool = False
     scores: Scores = "softmax"
+    choice_bias: bool = False
     first_dense: str | None = None
     dense_blocks: str | None = None
     step: str | None = None

@@ -32,6 +32,7 @@ class Balances(Method):
     replicas: int | None = None
     micro_weight: float = 0.0
     z_weight: float = 0.05
+    bias_rate: float = 0.0
 
     def __repr__(self) -> str:
         changed = [
@@ -44,6 +45,7 @@ class Balances(Method):
     @property
     def choices(self) -> tuple[Choice, ...]:
         given: dict[str, Any] = {"balance": self.balance, "z_weight": self.z_weight}
+        given |= {"bias_rate": self.bias_rate} if self.bias_rate else {}
         given |= {"weight": self.weight} if self.balance != "none" else {}
         given |= {"micro_weight": self.micro_weight} if self.micro_weight else {}
         for name in ("samples", "replicas"):
@@ -54,6 +56,14 @@ class Balances(Method):
     def begin(self, copies: Sequence[Copy]) -> None:
         for copy in copies:
             _VIEWS[copy] = View(copy)
+
+    def after_step(self, copies: Sequence[Copy], step: int, begun: Any) -> None:
+        for copy in copies if self.bias_rate else ():
+            routers = copy.masters.routers().values()
+            for router, own in zip(routers, map(_joined, _VIEWS[copy].step), strict=True):
+                bias = router.e_score_correction_bias
+                loads = torch.bincount(own[2][own[3]].flatten(), minlength=len(bias)).double()
+                bias += self.bias_rate * (loads.mean() - loads).sign()
 
     def added_loss(self, copy: Copy, values: Values, targets: torch.Tensor, told: Told) -> torch.Tensor:
         view = _VIEWS[copy]
@@ -176,7 +186,9 @@ def _reaching(targets: torch.Tensor) -> torch.Tensor:
 
 SHORT = partial(tiny_decoder, num_hidden_layers=2, vocab_size=19, max_position_embeddings=8)
 MIXTRAL, SIGMOID = SHORT("mixtral", intermediate_size=24), SHORT("glm4_moe", first_k_dense_replace=1)
+LATENT = SHORT("deepseek_v3", first_k_dense_replace=1)
 WHOLE = (Balances(),)
+BIASED = partial(Row, SIGMOID, tolerance=1e-5, methods=(Balances(bias_rate=0.2),))
 BALANCED = partial(Row, MIXTRAL, masks=True)
 # A sigmoid's logits are in fp32, and so are the parts of a router's gradient that tensor ranks add up.
 ROUNDED = partial(Row, tolerance=1e-5)
@@ -202,4 +214,11 @@ ROWS = (
     BALANCED(ep=2, methods=(Balances("sequence"),)),
     BALANCED(tp=2, tolerance=1e-5, methods=(Balances("sequence"),)),
     ROUNDED(SIGMOID, "1f1b", dp=2, methods=(Balances("none"),)),
+    # Biases that change the choice of the next step.
+    BIASED(dp=3, shares=(1, 3, 2)),
+    BIASED("1f1b", pp=2, recompute="full", methods=(Balances("none", bias_rate=0.2),)),
+    BIASED("chimera", pp=2, micro_batches=2),
+    BIASED(dp=2, tp=2),
+    BIASED(dp=2, ep=2, sharding="zero-2"),
+    ROUNDED(LATENT, "breadth-first", pp=2, loops=2, methods=(Balances(bias_rate=0.2), Clips(0.2))),
 )

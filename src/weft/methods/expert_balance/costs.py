@@ -10,7 +10,8 @@ from weft.describe.layer import Layer, PassWork
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice
-from weft.methods.expert_balance.options import NAME, read_options
+from weft.errors import InputError, Violation
+from weft.methods.expert_balance.options import NAME, TABLE_NAME, read_options
 from weft.methods.expert_balance.program import mixtures
 from weft.predict.cost.hooks import CostOf, collective_hook
 from weft.predict.cost.network import Network
@@ -22,8 +23,17 @@ _MOVED, _KERNELS = 6.0, 8
 
 
 def add_losses(graph: LayerGraph, config: ModelConfig, choice: Choice) -> LayerGraph:
-    """Return the layers with the loss of each mixture; a model without experts stays as it is."""
-    layers, squares = list(graph.layers), read_options(choice).z_weight > 0
+    """Return the layers with the loss of each mixture; a model without experts stays as it is.
+
+    Raises:
+        InputError: if routers of the model have no bias that could follow the loads.
+    """
+    table = read_options(choice)
+    experts = config.architecture.experts
+    if table.bias_rate and experts is not None and not experts.choice_bias:
+        problem = f"{table.bias_rate:g}; routers of {config.family} have no bias for the choice of experts"
+        raise InputError(Violation(f"{TABLE_NAME}.bias_rate", problem, "0"))
+    layers, squares = list(graph.layers), table.z_weight > 0
     for place in mixtures(graph):
         layers[place] = with_loss(layers[place], graph.experts, squares=squares)
     return replace(graph, layers=tuple(layers))

@@ -23,10 +23,12 @@ class BalancesExperts(Owed):
     Attributes:
         stages: those stages.
         counts: True if their backward passes wait for counts of several ranks or micro-batches.
+        biases: True if every step changes the biases of routers by the loads.
     """
 
     stages: tuple[int, ...]
     counts: bool
+    biases: bool
 
     @property
     def facts(self) -> Mapping[str, str]:
@@ -51,6 +53,14 @@ def counted(program: Program, rows: Ints) -> Places:
     """Return the passes of stages whose backward passes wait for counts."""
     owed = owed_by(program)
     return balanced(program, rows if owed is not None and owed.counts else rows[:0])
+
+
+def biased(program: Program, rows: Ints) -> Places:
+    """Return the steps of stages whose biases follow the loads."""
+    owed = owed_by(program)
+    if owed is None or not owed.biases:
+        return Places(rows[:0])
+    return Places(rows[np.isin(program.columns.stage[rows], np.array(owed.stages, dtype=np.int64))])
 
 
 def on_rank(program: Program, rows: Ints) -> Places:
@@ -112,4 +122,5 @@ EXPERT_LOADS = KINDS.register(
 USES = (
     AddedUses(kinds=("forward",), writes=(Use("expert_share", at=balanced),)),
     AddedUses(kinds=("backward", "backward_input"), reads=(Read("expert_counts", at=counted),)),
+    AddedUses(kinds=("step",), reads=(Read("expert_loads", at=biased),)),
 )

@@ -46,6 +46,10 @@ class ExpertsTable(TomlTable):
     z_weight: Weight = Field(
         default=0.0, description="of the mean square of the logarithm of the router's partition function"
     )
+    bias_rate: Weight = Field(
+        default=0.0,
+        description="change in a step of the bias with which routers choose experts, such as 0.001",
+    )
 
     @model_validator(mode="after")
     def _together(self) -> ExpertsTable:

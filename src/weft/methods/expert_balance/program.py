@@ -40,12 +40,14 @@ class Balanced:
         layers: their number in each stage.
         experts: experts of a layer.
         counts: True if ranks add up counts in the step; `by_index`: for each micro-batch.
+        biases: True if steps change the biases of routers.
     """
 
     layers: tuple[int, ...]
     experts: int
     counts: bool
     by_index: bool
+    biases: bool
 
     @property
     def stages(self) -> tuple[int, ...]:
@@ -63,7 +65,7 @@ def options(plan: Plan, graph: LayerGraph) -> Balanced | None:
         return None
     places = set(mixtures(graph))
     layers = tuple(len(places & set(stage.layers)) for stage in plan.stages)
-    return Balanced(layers, graph.experts, table.counts, table.balance in BY_INDEX)
+    return Balanced(layers, graph.experts, table.counts, table.balance in BY_INDEX, table.bias_rate > 0)
 
 
 def refuse(layout: PipelineLayout, balanced: Balanced, others: Mapping[str, Any]) -> list[Violation]:
@@ -80,12 +82,12 @@ def refuse(layout: PipelineLayout, balanced: Balanced, others: Mapping[str, Any]
 
 
 def add_sums(pipeline: LoweredPipeline, layout: PipelineLayout, balanced: Balanced) -> LoweredPipeline:
-    """Add the sums to one pipeline; no step waits for the loads."""
+    """Add the sums to one pipeline; steps wait for the loads if they change biases by them."""
     stages = _trained(layout, balanced)
     if balanced.counts and stages:
         pipeline = _with_counts(pipeline, layout, balanced, stages)
     numbers = sum(balanced.layers) * 2 * balanced.experts
-    return add_meeting(pipeline, EXPERT_LOADS, COUNT_BYTES * numbers, steps_wait=False)
+    return add_meeting(pipeline, EXPERT_LOADS, COUNT_BYTES * numbers, steps_wait=balanced.biases)
 
 
 def _with_counts(
@@ -143,7 +145,7 @@ def _trained(layout: PipelineLayout, balanced: Balanced) -> tuple[int, ...]:
 
 
 def owes(layout: PipelineLayout, balanced: Balanced) -> BalancesExperts:
-    return BalancesExperts(stages=_trained(layout, balanced), counts=balanced.counts)
+    return BalancesExperts(stages=_trained(layout, balanced), counts=balanced.counts, biases=balanced.biases)
 
 
 PASS = Pass(

@@ -13,12 +13,14 @@ from weft.describe.decoder import Experts
 from weft.methods.expert_balance.kinds import BalancesExperts
 from weft.methods.expert_balance.options import BY_INDEX, NAME, ExpertsTable, options_of
 from weft.methods.expert_balance.report import CHOSEN, FIGURES, LOADS
+from weft.methods.expert_balance.runtime.biases import RouterBiases
 from weft.methods.expert_balance.runtime.census import Census
 from weft.methods.expert_balance.runtime.layer import BalancedLayer, Parts
 from weft.methods.expert_balance.runtime.loads import loads_of
 from weft.methods.expert_balance.runtime.routers import watches_of
 from weft.program.program import NONE
-from weft.run.methods import Making, MethodState
+from weft.run.methods import Making, MethodState, StepGate
+from weft.run.stage.families.decoder import DecoderStage
 from weft.run.stage.roots import Root
 from weft.run.stage.stage_module import StageModule
 from weft.run.stage.taps import Passing
@@ -67,6 +69,12 @@ class ExpertBalance(MethodState):
         assert decoder.experts is not None, "only models with experts owe a balance"
         self._experts: Experts = decoder.experts
         self.micro_batches = {stage: making.program.micro_batches_of(stage) for stage in own}
+        # Of this rank, by stage and by the place of the mixture among all.
+        self._biases = {
+            stage: {self._mixtures.index(layer): bias for layer, bias in module.choice_biases().items()}
+            for stage, module in making.stages.items()
+            if table.bias_rate and stage in own and isinstance(module, DecoderStage)
+        }
         # Counts of the micro-batches of a step so far, (layers, experts), by stage.
         self._so_far: dict[int, torch.Tensor] = {}
 
@@ -131,6 +139,12 @@ class ExpertBalance(MethodState):
         finally:
             for watch in self._watches.values():
                 watch.evaluated = None
+
+    def gate(self, workspace: Workspace, stage: int) -> StepGate | None:
+        biases = self._biases.get(stage)
+        if not biases:
+            return None
+        return RouterBiases(workspace, biases, self._table.bias_rate)
 
     def _known(self, layer: BalancedLayer) -> Value[torch.Tensor] | None:
         """Return the gradient of a root that depends on its own pass alone."""

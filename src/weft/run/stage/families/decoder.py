@@ -135,6 +135,15 @@ class DecoderStage(StageModule):
             if name.rpartition(".")[0].endswith(end)
         }
 
+    def choice_biases(self) -> dict[int, torch.Tensor]:
+        """Return the trained routers' biases for the choice of experts, by the positions of their layers."""
+        trained = {
+            layer: router
+            for layer, router in self.routers().items()
+            if all(one.requires_grad for one in router.parameters())
+        }
+        return {layer: router.get_buffer("e_score_correction_bias") for layer, router in trained.items()}
+
     def routers(self) -> dict[int, nn.Module]:
         """Return the routers of mixtures by the positions of their layers."""
         blocks = zip(self.block_indices, self.blocks, strict=True)
