@@ -193,7 +193,7 @@ def _run_file(
         },
         "experts": keys,
         # Balances of few samples do not depend on the plan's micro-batches, but for a buffer.
-        "plan": {"dp": 1, "micro_batch_size": BLOCK if by_index else BATCH},
+        "plan": {"dp": 1, "pp": 1, "tp": 1, "micro_batch_size": BLOCK if by_index else BATCH},
         "checkpoint": {"every": all_steps},
     }
     lines = [

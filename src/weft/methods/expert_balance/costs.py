@@ -23,14 +23,17 @@ _MOVED, _KERNELS = 6.0, 8
 
 
 def add_losses(graph: LayerGraph, config: ModelConfig, choice: Choice) -> LayerGraph:
-    """Return the layers with the loss of each mixture; a model without experts stays as it is.
+    """Return the layers with the loss of each mixture.
 
     Raises:
-        InputError: if routers of the model have no bias that could follow the loads.
+        InputError: if the model has no experts, or its routers have no bias that could follow the loads.
     """
-    table = read_options(choice)
-    experts = config.architecture.experts
-    if table.bias_rate and experts is not None and not experts.choice_bias:
+    table, decoder = read_options(choice), config.decoder
+    experts = None if decoder is None else decoder.experts
+    if experts is None:
+        problem = f"{config.name} has no experts"
+        raise InputError(Violation(f"{TABLE_NAME}.balance", problem, f"leave out [{TABLE_NAME}]"))
+    if table.bias_rate and not experts.choice_bias:
         problem = f"{table.bias_rate:g}; routers of {config.family} have no bias for the choice of experts"
         raise InputError(Violation(f"{TABLE_NAME}.bias_rate", problem, "0"))
     layers, squares = list(graph.layers), table.z_weight > 0

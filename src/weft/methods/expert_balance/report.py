@@ -40,21 +40,45 @@ def _rows(planned: PlannedJob, metrics: Metrics) -> Rows:
             (name, f"{first[key]:.4g} in step {first['step']}, {last[key]:.4g} in step {last['step']}")
             for name, key in zip(("balance loss", "violation", "variation"), FIGURES, strict=True)
         ),
+        *_ranks(planned, told),
         *_layers(planned, told),
     ]
 
 
+def _ranks(planned: PlannedJob, told: Metrics) -> Iterator[tuple[str, str]]:
+    """Yield how much later than others the busiest expert rank is, where ranks divide the experts."""
+    graph, ranks = planned.problem.job.graph, planned.plan.ep
+    if ranks == 1:
+        return
+    places = mixtures(graph)
+    loads: Floats = np.array([row[LOADS] for row in _last(told)]).reshape(
+        -1, len(places), ranks, graph.experts // ranks
+    )
+    rows = loads.sum(axis=3)
+    busiest = (rows.max(axis=2) / np.maximum(rows.mean(axis=2), 1.0)).mean(axis=0)
+    worst = int(busiest.argmax())
+    text = f"{busiest.mean():.2f} times the mean of {ranks} ranks"
+    yield (
+        "tokens of the busiest expert rank",
+        f"{text}; {graph.layers[places[worst]].name}: {busiest[worst]:.2f}",
+    )
+
+
+def _last(told: Metrics) -> Metrics:
+    return told[-max(1, round(_LAST * len(told))) :]
+
+
 def _layers(planned: PlannedJob, told: Metrics) -> Iterator[tuple[str, str]]:
     """Yield the layers with the most unequal experts of the last steps."""
-    graph, steps = planned.problem.job.graph, max(1, round(_LAST * len(told)))
+    graph, last = planned.problem.job.graph, _last(told)
     places = mixtures(graph)
-    tokens = np.sum([row[LOADS] for row in told[-steps:]], axis=0).reshape(len(places), -1)
+    tokens = np.sum([row[LOADS] for row in last], axis=0).reshape(len(places), -1)
     loads: Floats = tokens / np.maximum(tokens.mean(axis=1, keepdims=True), 1.0)
     for index in np.argsort(-loads.max(axis=1), kind="stable")[:_SHOWN].tolist():
         own = loads[index]
         most, least = int(own.argmax()), int(own.argmin())
         text = f"expert {most} has {own[most]:.2f} times the mean, expert {least} {own[least]:.2f} times"
-        yield f"{graph.layers[places[index]].name}, last {steps} steps", text
+        yield f"{graph.layers[places[index]].name}, last {len(last)} steps", text
 
 
 def _by_source(planned: PlannedJob, sources: BySource) -> Rows:

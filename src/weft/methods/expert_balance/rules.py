@@ -96,12 +96,6 @@ def _of_layout(job: Job, layout: Layout) -> str | None:
     )
 
 
-def _dense(job: Job, layout: Layout) -> str | None:
-    if _asked(job) is None or job.graph.experts:
-        return None
-    return f"{TABLE_NAME}.balance: the model has no experts; leave out [{TABLE_NAME}]"
-
-
 def _apart(job: Job, layout: Layout) -> str | None:
     if _asked(job) is None or not keeps_gradients_local(Choice(name=layout.sync)):
         return None
@@ -116,9 +110,6 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
         yield from error.violations
         return
     if table is None:
-        return
-    if not graph.experts:
-        yield Violation("plan: methods", f"{NAME}: the model has no experts")
         return
     if keeps_gradients_local(plan.sync):
         yield Violation("plan: sync", f"{NAME}: {_APART}", DENSE)
@@ -136,7 +127,6 @@ def _goes_forward_first(job: Job) -> bool:
 
 RULES = (
     ForwardFirst(asks=_goes_forward_first),
-    Composition(method=_METHOD, other="models without experts", reason="nothing to balance", refuse=_dense),
     Composition(
         method=_METHOD,
         other="orders and micro-batches",
