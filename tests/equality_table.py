@@ -201,6 +201,8 @@ def train(rank: int, ranks: int, row: Row, plan: Plan) -> Outcome:
         transport=row.transport,
         **{name: value for method in row.methods for name, value in method.runtime_options.items()},
     )
+    for method in row.methods:
+        method.attach(runtime)
     steps = []
     for step in range(row.steps):
         steps.append(_told(runtime.step(step, samples(row.model, plan, step, row.masks, plan.methods))))

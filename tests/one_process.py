@@ -92,6 +92,9 @@ class Method:
     def settle(self, copies: Sequence[Copy]) -> None:
         """Give the first model what stands for all that differ, after the last step."""
 
+    def attach(self, runtime: RankRuntime) -> None:
+        """Give a rank of a plan what the job would."""
+
     def check(self, runtime: RankRuntime) -> None:
         """Assert what else the method has left on a rank of a plan."""
 

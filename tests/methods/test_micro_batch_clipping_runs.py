@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from pool import WorkerPool
+from pool import RankError, WorkerPool
+from pooled_runs import trained
 from stopped_runs import text_run, through_and_stopped
 
 CLIP = """
@@ -37,3 +38,56 @@ def test_a_bound_moves_with_the_plan_and_resumes_to_the_same_bits(
     for (_, _, before), (_, bound, _) in zip(told[0][:-1], told[0][1:], strict=True):
         assert bound in before
     assert '<section id="micro-batch-clipping"' in (parts / "report.html").read_text()
+
+
+TWO_SOURCES = """
+[model]
+preset = "gpt-1m"
+[task]
+data = {{ "a.txt" = 1, "b.txt" = 1 }}
+sequence = 16
+source_block = {block}
+[train]
+global_batch = 8
+steps = 2
+[clip]
+samples = 2
+sources = {sources}
+[plan]
+dp = 1
+pp = 1
+tp = 1
+micro_batch_size = 2
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("own_home")
+@pytest.mark.parametrize(
+    ("block", "sources", "line"),
+    [
+        (2, 2, ""),
+        (2, 3, "clip.sources: 3 have bounds of their own; the data has 2"),
+        (1, 2, "task.source_block: 2 samples that are clipped together have several sources"),
+    ],
+)
+def test_sources_have_bounds_of_their_own(
+    tmp_path: Path, worker_pool: WorkerPool, block: int, sources: int, line: str
+) -> None:
+    for name, text in (("a", "count the sheep of the hills\n"), ("b", "7 + 8 = 15, 9 + 9 = 18\n")):
+        (tmp_path / f"{name}.txt").write_text(text * 200)
+    (tmp_path / "run.toml").write_text(TWO_SOURCES.format(block=block, sources=sources))
+    if line:
+        with pytest.raises(RankError, match=line):
+            trained(worker_pool, tmp_path / "run.toml", directory=tmp_path / "run")
+        return
+    run = trained(worker_pool, tmp_path / "run.toml", directory=tmp_path / "run")
+    for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
+        owners = row["sample_sources"][::2]
+        assert len(owners) == len(row["clip_norms"]) == len(row["clip_bounds"]) == 4
+        for owner, bound in zip(owners, row["clip_bounds"], strict=True):
+            norms = [norm for norm, own in zip(row["clip_norms"], owners, strict=True) if own == owner]
+            assert bound == min(norms)
+    head, *lines = (run / "micro-batch-clipping.csv").read_text().splitlines()
+    assert head == "step,micro_batch,norm,bound,suppressed,source"
+    assert len(lines) == 8

@@ -27,16 +27,50 @@ def drawn(groups: int, seed: int) -> list[torch.Tensor]:
 
 
 def clipped(
-    table: ClipTable, means: Sequence[torch.Tensor], factor: float = 1.0
+    table: ClipTable, means: Sequence[torch.Tensor], factor: float = 1.0, sources: Sequence[int] = ()
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """What a step has of the mean gradients of its micro-batches."""
     found, norms = ClippedSum(table, len(means), torch.zeros_like(means[0])), []
-    for mean in means:
+    owners = sources or [0] * len(means)
+    for mean, source in zip(means, owners, strict=True):
         own = mean * factor / len(means)
-        norms.append(found.add(own.clone(), own.square().sum(), factor))
+        norms.append(found.add(own.clone(), own.square().sum(), factor, source))
     result = torch.full_like(means[0], math.nan)
-    numbers = found.finish(torch.stack(norms), result)
+    numbers = found.finish(torch.stack(norms), torch.tensor(owners), result)
     return result, numbers
+
+
+@given(groups=GROUPS, seed=SEEDS, data=st.data())
+def test_each_source_is_clipped_as_if_it_were_alone(groups: int, seed: int, data: st.DataObject) -> None:
+    means = drawn(groups, seed)
+    sources = data.draw(st.lists(st.integers(0, 2), min_size=groups, max_size=groups))
+    found, numbers = clipped(ClipTable(samples=1, sources=3), means, sources=sources)
+    expected, bounds = torch.zeros_like(found), [math.nan] * groups
+    for source in set(sources):
+        places = [at for at, own in enumerate(sources) if own == source]
+        part, alone = clipped(MIN, [means[at] for at in places])
+        expected += part * len(places) / groups
+        for at in places:
+            bounds[at] = alone["clip_bound"].item()
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
+    assert numbers["clip_bounds"].tolist() == pytest.approx(bounds)
+    assert numbers["clip_bound"].item() == pytest.approx(sum(bounds) / groups)
+
+
+def test_a_source_without_micro_batches_keeps_its_quantile() -> None:
+    table = ClipTable(samples=1, micro="quantile", quantile=0.5, sources=2)
+    total = ClippedSum(table, 2, torch.zeros(1, dtype=torch.float64))
+    told = []
+    for sources, sizes in (([0, 1], [1.0, 8.0]), ([0, 0], [2.0, 4.0]), ([1, 0], [9.0, 3.0])):
+        norms = [
+            total.add(torch.full((1,), size / 2).double(), torch.tensor(size / 2).double() ** 2, 1.0, source)
+            for source, size in zip(sources, sizes, strict=True)
+        ]
+        result = torch.empty(1, dtype=torch.float64)
+        told.append(total.finish(torch.stack(norms), torch.tensor(sources), result)["clip_bounds"].tolist())
+    # The first step has no bound. Then the first source has 1, then 2; the second one keeps 8.
+    assert told == [[1.0, 8.0], [1.0, 1.0], [8.0, 2.0]]
+    assert result.item() == pytest.approx((8.0 + 2.0) / 2)
 
 
 @given(groups=GROUPS, seed=SEEDS)
@@ -151,6 +185,6 @@ def test_a_quantile_bounds_the_step_after() -> None:
         for size in (3.0, 1.0, 2.0):
             own = torch.tensor([size, 0.0], dtype=torch.float64) / 3
             norms.append(total.add(own.clone(), own.square().sum()))
-        numbers = total.finish(torch.stack(norms), result)
+        numbers = total.finish(torch.stack(norms), torch.zeros(3, dtype=torch.long), result)
         assert numbers["clip_bound"].item() == expected
     assert result.tolist() == pytest.approx([(2.0 + 1.0 + 2.0) / 3, 0.0])

@@ -16,6 +16,7 @@ from torch import nn
 
 from weft.bundles import runtime_parts
 from weft.describe.plan import Plan
+from weft.program.arrays import Ints
 from weft.program.rank_program import RankProgram
 from weft.run.stage.roots import Root
 from weft.run.stage.taps import Tap
@@ -103,6 +104,17 @@ class MethodState:
 
     def begin(self, resources: Resources) -> None:
         """Take what the method needs of the rank's resources; called once, when they are complete."""
+
+    def drawing(self, sources: int, sources_in: Callable[[int], Ints]) -> None:
+        """Take the sources of the data; every rank calls it before its first step of a run.
+
+        Args:
+            sources: their number.
+            sources_in: from a step to the sources of its samples, in the order of the batch.
+
+        Raises:
+            InputError: if the method cannot train on data of these sources.
+        """
 
     def gate(self, workspace: Workspace, stage: int) -> StepGate | None:
         """Return the condition on the steps of a stage; None if the method has none."""

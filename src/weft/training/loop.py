@@ -6,7 +6,7 @@ import gc
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from weft.describe.synchronisation import micro_batches_of_steps
 from weft.errors import RunError
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import BY_SOURCE, SAMPLE_SOURCES
+from weft.program.arrays import Ints
 from weft.run.launch.heartbeat import beating
 from weft.run.launch.worker_start import WorkerContext
 from weft.run.runtime import StepResult
@@ -30,6 +31,7 @@ from weft.training.checkpoint.training_state import TrainingState
 from weft.training.coordination.agreement import StopRequest, gather, meeting_peers, together
 from weft.training.data.reader import BatchReader, micro_batches_read, training_samples
 from weft.training.data.sampler import SampleLedger, StepSamples
+from weft.training.data.text import Source
 from weft.training.directory.journal import peak_memory
 from weft.training.directory.run_directory import (
     RunDirectory,
@@ -41,7 +43,7 @@ from weft.training.directory.run_directory import (
 from weft.training.evaluation.held_out import by_source, held_out, held_out_samples, samples_of_sources
 from weft.training.open_run import OpenRun, load, open_run
 from weft.training.optimizer.optimizers import set_learning_rate
-from weft.training.tasks.base import Task, sources_of
+from weft.training.tasks.base import sources_of
 
 COLLECT_EVERY_STEPS = 50
 # The limit of consecutive steps without an update because of a gradient that is not finite.
@@ -129,6 +131,11 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
     ledger = SampleLedger(run.task.samples, state.seed, run.job.run.task.source_block)
     samples = samples_of(plan)
     first = state.origin(samples)
+    sources = sources_of(run.task)
+    sources_in = _sources_in(sources, ledger, lambda step: (first + samples.before(step), samples.of(step)))
+    with together():
+        for method in runtime.methods.values():
+            method.drawing(max(1, len(sources)), sources_in)
     if run.weight_log is not None:
         run.weight_log.begin(state.step)
     with (
@@ -162,7 +169,7 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
                 learning_rate=rate,
                 epoch=ledger.epochs(consumed),
                 data_wait_s=reader.waited_s,
-                **_sources(run.task, ledger, consumed - samples.of(step), samples.of(step)),
+                **({SAMPLE_SOURCES: sources_in(step).tolist()} if sources else {}),
             )
             if vote.failed:
                 saver.fail()
@@ -224,13 +231,16 @@ def _tell_data(run: OpenRun, state: TrainingState) -> None:
         run.journal.event("data warning", step=state.step, warning=warning)
 
 
-def _sources(task: Task, ledger: SampleLedger, first: int, count: int) -> dict[str, list[int]]:
-    """Return the sources of a step's samples by their numbers, if the data has several."""
-    sources = sources_of(task)
-    if not sources:
-        return {}
+def _sources_in(
+    sources: Sequence[Source], ledger: SampleLedger, drawn: Callable[[int], tuple[int, int]]
+) -> Callable[[int], Ints]:
+    """Return a function from a step to the numbers of its samples' sources.
+
+    Args:
+        drawn: from a step to its first position in the ledger, and its samples.
+    """
     ends = [one.training.stop for one in sources]
-    return {SAMPLE_SOURCES: np.searchsorted(ends, ledger.take(first, count), side="right").tolist()}
+    return lambda step: np.searchsorted(ends, ledger.take(*drawn(step)), side="right")
 
 
 def samples_of(plan: Plan) -> StepSamples:

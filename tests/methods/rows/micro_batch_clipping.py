@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from decoder_models import tiny_decoder
 from equality_table import Row
@@ -19,10 +20,11 @@ from one_process import Copy, Method, Told, trained
 from small_plans import divisible, tiny
 
 from weft.describe.plan import Choice
+from weft.run.runtime import RankRuntime
 
-# The gradients of a step's micro-batches, one by one, and the bound of the next step.
+# The gradients of a step's micro-batches, one by one, and the bounds of the next step.
 _SEEN: WeakKeyDictionary[Copy, list[torch.Tensor]] = WeakKeyDictionary()
-_BOUNDS: WeakKeyDictionary[Copy, float] = WeakKeyDictionary()
+_BOUNDS: WeakKeyDictionary[Copy, list[float]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class ClipsMicro(Method):
     size: int = 2
     bound: float | None = None
     quantile: float | None = None
+    sources: int = 1
 
     def __repr__(self) -> str:
         changed = [
@@ -48,7 +51,16 @@ class ClipsMicro(Method):
         given: dict[str, Any] = {"micro": self.micro, "samples": self.samples}
         given |= {} if self.bound is None else {"bound": self.bound}
         given |= {} if self.quantile is None else {"quantile": self.quantile}
+        given |= {"sources": self.sources} if self.sources > 1 else {}
         return (Choice(name="micro-batch-clipping", options=given),)
+
+    def attach(self, runtime: RankRuntime) -> None:
+        for state in runtime.methods.values():
+            state.drawing(self.sources, lambda step: np.repeat(self._sources(step, 8), self.samples))
+
+    def _sources(self, step: int, count: int) -> list[int]:
+        """The source of each clipped micro-batch, not the same for all replicas."""
+        return [(number // 3 + step) % self.sources for number in range(count)]
 
     def see(self, copy: Copy, gradients: Sequence[torch.Tensor], told: Told) -> None:
         own = torch.cat([one.detach().double().flatten() for one in gradients])
@@ -59,14 +71,32 @@ class ClipsMicro(Method):
         parts = [sum(seen[at : at + together]) for at in range(0, len(seen), together)]
         means = [len(parts) * one for one in parts]
         norms = [one.norm().item() for one in means]
-        bound = self._bound(norms, _BOUNDS.get(copy, math.inf))
+        owners = self._sources(step, len(norms))
+        before = _BOUNDS.setdefault(copy, [math.inf] * self.sources)
+        own = [
+            [norm for norm, owner in zip(norms, owners, strict=True) if owner == one]
+            for one in range(self.sources)
+        ]
+        bounds = [self._bound(some, last) for some, last in zip(own, before, strict=True)]
         if self.quantile is not None:
-            _BOUNDS[copy] = sorted(norms)[round(self.quantile * (len(norms) - 1))]
-        scales = [bound / norm if self.micro == "min" else min(1.0, bound / norm) for norm in norms]
+            _BOUNDS[copy] = [
+                sorted(some)[round(self.quantile * (len(some) - 1))] if some else last
+                for some, last in zip(own, before, strict=True)
+            ]
+        kept = [bounds[owner] for owner in owners]
+        scales = [
+            bound / norm if self.micro == "min" else min(1.0, bound / norm)
+            for bound, norm in zip(kept, norms, strict=True)
+        ]
         each = [one * scale for one, scale in zip(means, scales, strict=True)]
+        told_bounds = [
+            max(own[owner]) if bound == math.inf else bound for bound, owner in zip(kept, owners, strict=True)
+        ]
         told["clip_norms"] = norms
-        told["clip_bound"], told["dropped"] = [max(norms) if bound == math.inf else bound], [0.0]
-        told["clipped"] = [sum(one > bound for one in norms) / len(norms)]
+        told["clip_bound"], told["dropped"] = [sum(told_bounds) / len(norms)], [0.0]
+        if self.sources > 1:
+            told["clip_bounds"] = told_bounds
+        told["clipped"] = [sum(one > bound for one, bound in zip(norms, kept, strict=True)) / len(norms)]
         whole, start = sum(each) / len(each), 0
         for parameter in trained(copy.masters):
             end = start + parameter.numel()
@@ -74,7 +104,9 @@ class ClipsMicro(Method):
             start = end
 
     def _bound(self, norms: Sequence[float], before: float) -> float:
-        return min(norms) if self.micro == "min" else before if self.bound is None else self.bound
+        return (
+            min(norms, default=0.0) if self.micro == "min" else before if self.bound is None else self.bound
+        )
 
 
 GPT, LLAMA, WIDE = tiny(layers=4), tiny("llama", layers=4), divisible("llama")
@@ -95,6 +127,11 @@ ROWS = (
     CLIPPED(WIDE, tp=2),
     CLIPPED(WIDE, "1f1b", pp=2, cp=2),
     CLIPPED(MIXTRAL, ep=2, methods=(ClipsMicro(), Balances("sequence"))),
+    # Two sources, each with its bound.
+    CLIPPED(GPT, "1f1b", pp=2, dp=2, methods=(ClipsMicro(sources=2),)),
+    CLIPPED(
+        LLAMA, dp=2, sharding="zero-2", methods=(ClipsMicro("quantile", quantile=0.5, sources=2),), steps=3
+    ),
     # All of a step in one micro-batch: nothing is clipped.
     CLIPPED(GPT, pp=2, micro_batches=1),
 )

@@ -55,7 +55,7 @@ def _whole_pass_s(pricing: Pricing, rows: Ints) -> Floats:
 
 
 def _waiting(pricing: Pricing) -> Held:
-    """Return the bytes of the sum, and of the gradients whose norm the first stage completes later."""
+    """Return the bytes of the sums, and of the gradients whose norm the first stage completes later."""
     plan, owed = pricing.plan, owed_by(pricing.program)
     held = np.zeros(pricing.program.ranks, dtype=np.int64)
     if owed is None:
@@ -63,7 +63,7 @@ def _waiting(pricing: Pricing) -> Held:
     most = max(one.micro_batches for one in plan.stages[0].replicas) // owed.together
     for index, stage in enumerate(plan.stages):
         count = own_parameters(pricing.model.graph, stage.layers, pricing.placed.shape(index))
-        copies = 1 + min(most, 1 + index)
+        copies = owed.sources + min(most, 1 + index)
         held[pricing.placed.ranks_of_stage[index]] += copies * gradient_element_bytes(plan) * count
     return Held(held)
 

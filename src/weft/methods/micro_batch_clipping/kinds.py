@@ -23,9 +23,13 @@ from weft.program.values import PER_STAGE, VALUES, Read, Use, ValueKind
 
 @dataclass(frozen=True, kw_only=True)
 class ClipsMicroBatches(Owed):
-    """The obligation of every step to clip groups of `together` of the plan's micro-batches."""
+    """The obligation of every step to clip groups of `together` of the plan's micro-batches.
+
+    `sources` of the data have sums and bounds of their own.
+    """
 
     together: int
+    sources: int
 
     @property
     def facts(self) -> Mapping[str, str]:

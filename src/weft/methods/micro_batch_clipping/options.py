@@ -35,6 +35,9 @@ class ClipTable(TomlTable):
         default=None,
         description="of the last step's norms, which bounds those of a step; for quantile",
     )
+    sources: Count = Field(
+        default=1, description="sources of the data, each with a bound of its own; for min and quantile"
+    )
     floor: Annotated[float, Field(ge=0)] = Field(
         default=1e-12, description="a gradient with at most this norm adds nothing and sets no bound"
     )
@@ -48,6 +51,8 @@ class ClipTable(TomlTable):
                 given = "missing" if value is None else f"{value:g}"
                 near = "0.5" if value is None else "leave it out"
                 problems.append(Violation(key, f"{given}; micro is {self.micro!r}", near))
+        if self.sources > 1 and self.micro not in ("min", "quantile"):
+            problems.append(Violation("sources", f"{self.sources}; micro is {self.micro!r}", "1"))
         if problems:
             raise InputError(problems)
         return self

@@ -40,14 +40,17 @@ ONE_STAGE = "a gradient is bounded after the last pass of its device, which has 
 
 @dataclass(frozen=True, slots=True)
 class Clipped:
-    """The number of the plan's micro-batches in a clipped one."""
+    """The number of the plan's micro-batches in a clipped one, and of sources with their own bound."""
 
     together: int
+    sources: int
 
 
 def options(plan: Plan, graph: LayerGraph) -> Clipped | None:
     table = options_of(plan)
-    return None if table is None else Clipped(max(1, table.samples // plan.micro_batch_size))
+    if table is None:
+        return None
+    return Clipped(max(1, table.samples // plan.micro_batch_size), table.sources)
 
 
 def refuse(layout: PipelineLayout, clipped: Clipped, others: Mapping[str, Any]) -> list[Violation]:
@@ -138,5 +141,5 @@ PASS = Pass(
     after=("sharding", "tying", "blocking", "gradient-norm"),
     refuse=refuse,
     groups=groups,
-    owes=lambda layout, clipped: ClipsMicroBatches(together=clipped.together),
+    owes=lambda layout, clipped: ClipsMicroBatches(together=clipped.together, sources=clipped.sources),
 )

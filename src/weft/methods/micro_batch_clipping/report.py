@@ -25,6 +25,8 @@ from weft.program.arrays import Floats
 # micro-batches above the bound, and of those that are left out because their norm is not finite.
 NORMS = "clip_norms"
 BOUND, CLIPPED, DROPPED = "clip_bound", "clipped", "dropped"
+# The bound of each micro-batch, where sources have bounds of their own; BOUND is their mean.
+BOUNDS = "clip_bounds"
 # Rows of the table: the micro-batches that lost most.
 MOST_ROWS = 10_000
 
@@ -38,7 +40,7 @@ class Clipped:
     Attributes:
         rows: the metrics of each step.
         norms: (steps, micro-batches), not a number where it was not finite.
-        bounds: (steps,).
+        bounds: those of micro-batches, (steps, micro-batches), or of steps, (steps, 1).
     """
 
     rows: Metrics
@@ -51,12 +53,13 @@ class Clipped:
         if not told:
             return None
         norms = [[np.nan if one is None else one for one in row[NORMS]] for row in told]
-        return cls(told, np.array(norms, dtype=np.float64), np.array([row[BOUND] for row in told]))
+        bounds = [row.get(BOUNDS, [row[BOUND]]) for row in told]
+        return cls(told, np.array(norms, dtype=np.float64), np.array(bounds, dtype=np.float64))
 
     @property
     def suppressed(self) -> Floats:
         """The share of each gradient's length that clipping took, (steps, micro-batches)."""
-        kept = self.bounds[:, None] / np.maximum(self.norms, np.finfo(np.float64).tiny)
+        kept = self.bounds / np.maximum(self.norms, np.finfo(np.float64).tiny)
         lost: Floats = 1.0 - np.minimum(1.0, np.nan_to_num(kept, nan=0.0))
         return lost
 
@@ -73,7 +76,7 @@ def _rows(planned: PlannedJob, metrics: Metrics) -> Rows:
     table, clipped = options_of(planned.plan), Clipped.of(metrics)
     if table is None or clipped is None:
         return []
-    told, bounds = clipped.rows, clipped.bounds
+    told, bounds = clipped.rows, clipped.bounds.mean(axis=1)
     dropped = sum(row[DROPPED] for row in told) / len(told)
     return [
         ("clipped micro-batches", f"{table.samples} samples, to {table.micro}"),
@@ -112,7 +115,7 @@ def _table(planned: PlannedJob, metrics: Metrics) -> Table | None:
             clipped.rows[step]["step"],
             number,
             f"{clipped.norms[step, number]:.6g}",
-            f"{clipped.bounds[step]:.6g}",
+            f"{np.broadcast_to(clipped.bounds, lost.shape)[step, number]:.6g}",
             f"{lost[step, number]:.6g}",
             names[0] if shares is None else _named(names, shares[step, number]),
         )
@@ -133,7 +136,7 @@ def _chart(planned: PlannedJob, metrics: Metrics) -> SectionChart | None:
         return None
     steps = [row["step"] for row in clipped.rows]
     curves = (
-        ChartLine("bound", list(zip(steps, clipped.bounds.tolist(), strict=True))),
+        ChartLine("bound", list(zip(steps, clipped.bounds.mean(axis=1).tolist(), strict=True))),
         ChartLine("median norm", list(zip(steps, np.nanmedian(clipped.norms, axis=1).tolist(), strict=True))),
     )
     return SectionChart(curves, "step")

@@ -1,7 +1,8 @@
 """`ClippedSum`: the sum of clipped gradients, in one pass also for the least norm of a step.
 
 Under `min`, every gradient is added with norm 1, and the sum is scaled once, by the least norm (Wang, arXiv
-2408.16204, algorithm 1). It is the mean of all gradients scaled to the least norm.
+2408.16204, algorithm 1). It is the mean of all gradients scaled to the least norm. Each
+source of the data may have a bound of its own, and then a sum of its own.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from weft.methods.micro_batch_clipping.options import ClipTable
-from weft.methods.micro_batch_clipping.report import BOUND, CLIPPED, DROPPED, NORMS
+from weft.methods.micro_batch_clipping.report import BOUND, BOUNDS, CLIPPED, DROPPED, NORMS
 
 
 class ClippedSum:
@@ -20,16 +21,18 @@ class ClippedSum:
         like: the rank's gradient, (n,).
 
     Attributes:
-        bound: the norm that bounds gradients, (), in fp64; of `quantile`, that of the step before.
+        bounds: the norms that bound gradients, (sources,), in fp64; of `quantile`, those of the step before.
     """
 
     def __init__(self, table: ClipTable, groups: int, like: torch.Tensor) -> None:
         self._table, self._groups = table, groups
-        self._total = torch.zeros_like(like)
+        self._totals = [torch.zeros_like(like) for _ in range(table.sources)]
         start = torch.inf if table.bound is None else table.bound
-        self.bound = torch.full((), start, dtype=torch.float64, device=like.device)
+        self.bounds = torch.full((table.sources,), start, dtype=torch.float64, device=like.device)
 
-    def add(self, gradient: torch.Tensor, squares: torch.Tensor, loss_factor: float = 1.0) -> torch.Tensor:
+    def add(
+        self, gradient: torch.Tensor, squares: torch.Tensor, loss_factor: float = 1.0, source: int = 0
+    ) -> torch.Tensor:
         """Add a gradient (n,), which may be overwritten, and return the norm of the mean gradient, ().
 
         Args:
@@ -40,42 +43,60 @@ class ClippedSum:
         norm = squares.sqrt() * (self._groups / loss_factor)
         finite = norm.isfinite()
         if self._table.micro != "min":
-            factor = (self.bound / norm).clamp(max=1.0)
+            factor = (self.bounds[source] / norm).clamp(max=1.0)
         elif self._groups == 1:
             factor = torch.ones_like(norm)
         else:
             factor = torch.where(norm > self._table.floor, 1.0 / norm, 0.0)
-        self._total.addcmul_(_kept(gradient, finite), torch.where(finite, factor, 0.0).to(gradient.dtype))
+        factor = torch.where(finite, factor, 0.0).to(gradient.dtype)
+        self._totals[source].addcmul_(_kept(gradient, finite), factor)
         return norm
 
-    def finish(self, norms: torch.Tensor, result: torch.Tensor) -> dict[str, torch.Tensor]:
+    def finish(
+        self, norms: torch.Tensor, sources: torch.Tensor, result: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
         """Put the gradient of the step into `result` (n,), and return the step's numbers; begin a new sum.
 
         Args:
             norms: of all clipped micro-batches of the global batch, (groups,), in fp64.
+            sources: those of the micro-batches, (groups,).
         """
         finite = norms.isfinite()
         # Others take over the weight of those that are left out.
-        factor, bound = self._groups / finite.sum().clamp(min=1).double(), self.bound.clone()
+        weight = self._groups / finite.sum().clamp(min=1).double()
+        factors, bounds = weight.expand(len(self.bounds)), self.bounds.clone()
         if self._table.micro == "min":
-            counted = finite & (norms > self._table.floor)
-            bound = torch.where(counted, norms, torch.inf).amin()
-            bound = torch.where(bound.isfinite(), bound, 0.0)
-            factor = factor if self._groups == 1 else factor * bound
+            counted = torch.where(finite & (norms > self._table.floor), norms, torch.inf)
+            bounds = torch.full_like(bounds, torch.inf).scatter_reduce(0, sources, counted, "amin")
+            bounds = torch.where(bounds.isfinite(), bounds, 0.0)
+            factors = factors if self._groups == 1 else factors * bounds
         elif self._table.quantile is not None:
-            known = torch.where(finite, norms, torch.inf).sort().values
             # The first step has no bound: its largest norm is told.
-            bound = torch.where(bound.isfinite(), bound, torch.where(finite, norms, 0.0).amax())
-            place = ((finite.sum() - 1).clamp(min=0) * self._table.quantile).round().long()
-            self.bound.copy_(torch.where(finite.any(), known[place], self.bound))
-        torch.mul(self._total, factor.to(result.dtype), out=result)
-        self._total.zero_()
+            largest = torch.zeros_like(bounds).scatter_reduce(0, sources, norms.nan_to_num(0, 0, 0), "amax")
+            bounds = torch.where(bounds.isfinite(), bounds, largest)
+            self._next_bounds(torch.where(finite, norms, torch.inf), sources, self._table.quantile)
+        first, *others = factors.to(result.dtype)
+        torch.mul(self._totals[0], first, out=result)
+        for total, factor in zip(self._totals[1:], others, strict=True):
+            result.addcmul_(total, factor)
+        for total in self._totals:
+            total.zero_()
+        each = bounds[sources]
         return {
             NORMS: norms,
-            BOUND: bound,
-            CLIPPED: (finite & (norms > bound)).double().mean(),
+            BOUNDS: each,
+            BOUND: each.mean(),
+            CLIPPED: (finite & (norms > each)).double().mean(),
             DROPPED: finite.logical_not().double().mean(),
         }
+
+    def _next_bounds(self, norms: torch.Tensor, sources: torch.Tensor, quantile: float) -> None:
+        """Take the quantiles of this step's finite norms as the bounds of the next one."""
+        for source, bound in enumerate(self.bounds):
+            known = torch.where(sources == source, norms, torch.inf).sort().values
+            count = known.isfinite().sum()
+            place = ((count - 1).clamp(min=0) * quantile).round().long()
+            bound.copy_(torch.where(count > 0, known[place], bound))
 
 
 def _kept(gradient: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:

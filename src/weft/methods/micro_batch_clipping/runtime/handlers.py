@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.methods.micro_batch_clipping.options import NAME
-from weft.methods.micro_batch_clipping.report import BOUND, CLIPPED, DROPPED, NORMS
+from weft.methods.micro_batch_clipping.report import BOUND, BOUNDS, CLIPPED, DROPPED, NORMS
 from weft.methods.micro_batch_clipping.runtime.state import TAKEN, MicroBatchClipping, TakenGradient
 from weft.program.program import NONE, Instruction
 from weft.run.handlers.base import GRADIENT, Issue
@@ -54,10 +54,10 @@ def clip_gradient(workspace: Workspace, instruction: Instruction) -> Issue:
     state, group = _state(workspace), workspace.resources.groups.collective[instruction.group]
 
     def issue(stream: Stream) -> Completion:
-        taken = workspace.values.pop((TAKEN, stage, part))
+        taken, step = workspace.values.pop((TAKEN, stage, part)), workspace.step
 
         def work() -> None:
-            state.add(part, taken.content, group, workspace.loss_factor())
+            state.add(step, part, taken.content, group, workspace.loss_factor())
 
         return stream.run(label, work, taken)
 
@@ -71,10 +71,11 @@ def bound_gradient(workspace: Workspace, instruction: Instruction) -> Issue:
     bucket = workspace.resources.buckets[stage]
 
     def issue(stream: Stream) -> Completion:
-        made: dict[str, Value[torch.Tensor]] = {name: Value() for name in (NORMS, BOUND, CLIPPED, DROPPED)}
+        names, step = (NORMS, BOUNDS, BOUND, CLIPPED, DROPPED), workspace.step
+        made: dict[str, Value[torch.Tensor]] = {name: Value() for name in names}
 
         def work() -> None:
-            for name, number in state.finish(bucket.flat, group).items():
+            for name, number in state.finish(step, bucket.flat, group).items():
                 made[name].content = number
 
         ended = stream.run(label, work, workspace.latest(GRADIENT, stage))

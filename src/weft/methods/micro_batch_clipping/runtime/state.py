@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
+from weft.errors import InputError, Violation
 from weft.methods.micro_batch_clipping.kinds import TAKE_GRADIENT, ClipsMicroBatches
-from weft.methods.micro_batch_clipping.options import NAME, ClipTable, options_of
-from weft.methods.micro_batch_clipping.report import BOUND, CLIPPED, DROPPED, NORMS
+from weft.methods.micro_batch_clipping.options import NAME, TABLE_NAME, ClipTable, options_of
+from weft.methods.micro_batch_clipping.report import BOUND, BOUNDS, CLIPPED, DROPPED, NORMS
 from weft.methods.micro_batch_clipping.runtime.clipped_sum import ClippedSum
+from weft.program.arrays import Ints
 from weft.program.kinds import FORWARD
 from weft.program.program import NONE
 from weft.run.methods import Making, MethodState, StepGate
@@ -45,6 +49,7 @@ class MicroBatchClipping(MethodState):
             making.program.micro_batches // owed.together, dtype=torch.float64, device=making.device
         )
         self._sum: ClippedSum | None = None
+        self._sources_in: Callable[[int], Ints] | None = None
 
     @property
     def sum(self) -> ClippedSum:
@@ -56,23 +61,50 @@ class MicroBatchClipping(MethodState):
             self._sum = ClippedSum(self._table, len(self._norms), bucket.flat)
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        return {BOUND: self.sum.bound} if self._table.micro == "quantile" else {}
+        return {BOUND: self.sum.bounds} if self._table.micro == "quantile" else {}
 
-    def add(self, part: int, taken: TakenGradient, group: Group, loss_factor: float) -> None:
+    def drawing(self, sources: int, sources_in: Callable[[int], Ints]) -> None:
+        asked = self._table.sources
+        if asked > 1 and sources != asked:
+            problem = f"{asked} have bounds of their own; the data has {sources}"
+            raise InputError(Violation(f"{TABLE_NAME}.sources", problem, str(sources)))
+        if asked > 1:
+            self._sources_in = lru_cache(maxsize=2)(partial(self._one_each, sources_in))
+            self._sources_in(0)
+
+    def _one_each(self, sources_in: Callable[[int], Ints], step: int) -> Ints:
+        """Return the source of each clipped micro-batch of a step.
+
+        Raises:
+            InputError: if one has several.
+        """
+        sources = sources_in(step).reshape(len(self._norms), -1)
+        if (sources != sources[:, :1]).any():
+            problem = f"{self._table.samples} samples that are clipped together have several sources"
+            raise InputError(Violation("task.source_block", problem, str(self._table.samples)))
+        return sources[:, 0]
+
+    def _sources_of(self, step: int) -> Ints:
+        if self._sources_in is None:
+            return np.zeros(len(self._norms), dtype=np.int64)
+        return self._sources_in(step)
+
+    def add(self, step: int, part: int, taken: TakenGradient, group: Group, loss_factor: float) -> None:
         """Add the clipped gradient of a micro-batch to the sum; every rank of the replica calls it."""
         if group.size > 1:
             group.all_reduce(taken.squares)
-        norm = self.sum.add(taken.gradient, taken.squares, loss_factor)
+        source = int(self._sources_of(step)[self._first + part])
+        norm = self.sum.add(taken.gradient, taken.squares, loss_factor, source)
         # One rank of the replica tells the norm.
         if group.place == 0:
             self._norms[self._first + part] = norm
 
-    def finish(self, flat: torch.Tensor, group: Group) -> dict[str, torch.Tensor]:
+    def finish(self, step: int, flat: torch.Tensor, group: Group) -> dict[str, torch.Tensor]:
         """Put the bounded sum into `flat`, and return the step's numbers; every training rank calls it."""
         norms, self._norms = self._norms, torch.zeros_like(self._norms)
         if group.size > 1:
             group.all_reduce(norms)
-        return self.sum.finish(norms, flat)
+        return self.sum.finish(norms, torch.from_numpy(self._sources_of(step)).to(norms.device), flat)
 
     def gate(self, workspace: Workspace, stage: int) -> StepGate | None:
         return _AllDropped(workspace)
@@ -82,8 +114,8 @@ class MicroBatchClipping(MethodState):
         return {name: value for name, value in known.items() if value is not None}
 
     def series(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
-        norms = workspace.values.get((NORMS, NONE, NONE))
-        return {} if norms is None else {NORMS: norms}
+        names = (NORMS, BOUNDS) if self._table.sources > 1 else (NORMS,)
+        return {name: one for name in names if (one := workspace.values.get((name, NONE, NONE)))}
 
 
 class _AllDropped:
