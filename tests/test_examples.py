@@ -120,3 +120,26 @@ def test_clipped_micro_batches_come_closer_where_labels_are_wrong(monkeypatch):
         size: regression.errors(regression.LABELS, size, rate, [500], 2)[0] for size, rate in rates.items()
     }
     assert found[2] < 0.5 * found[64]
+
+
+@pytest.mark.examples
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_scopes_of_a_balance_are_compared(tmp_path, monkeypatch):
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
+    script = str(EXAMPLES / "experts" / "scopes.py")
+    words = ["--quick", "--steps", "6", "--folder", str(tmp_path / "experts")]
+    finished = subprocess.run(
+        [sys.executable, script, *words], capture_output=True, text=True, timeout=560, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    head, *rows, last = finished.stdout.splitlines()
+    assert head.split()[:5] == ["balance", "weight", "data", "loss", "python"]
+    assert [row.split()[0] for row in rows] == ["micro-batch", "global-batch", "none"]
+    for row in rows:
+        figures = [float(one) for one in row.replace("%", "").split()[3:]]
+        assert len(figures) == 11
+        # Bytes at random are a perplexity of 256, and a text's own shares of bytes much less.
+        assert all(2.0 < one < 256.0 for one in figures[1:5])
+        assert 0.0 < figures[5] < 0.5
+    assert re.search(r"weight 0\.02, 1 seeds: mean [+-]0\.\d+", last)

@@ -18,11 +18,11 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import combinations, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from corpora import write_sources
+from corpora import SOURCES, write_sources
 from probes import probes
 
 BATCH, SEQUENCE, BLOCK, EXPERTS = 64, 64, 4, 8
@@ -87,13 +87,23 @@ def cells(quick: bool) -> list[Cell]:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run's held-out text and its last steps showed."""
+    """What a run's held-out text and its last steps showed.
+
+    Attributes:
+        loss: nats per byte, the mean of all sources.
+        spread: standard deviation over sources of the share of tokens that choose an expert; mean of experts.
+        favourite: the share of a source's tokens that choose its most chosen expert; mean of layers.
+        scores: the sum of the scores of a token's experts.
+        violation: tokens of a step's busiest expert over the mean, less one.
+        answers: shares of right answers to probes.
+    """
 
     cell: Cell
     loss: float
     perplexities: dict[str, float]
-    own: float
-    shared: float
+    spread: float
+    favourite: float
+    scores: float
     violation: float
     answers: dict[str, float] = field(default_factory=dict)
 
@@ -101,26 +111,19 @@ class Result:
     def of(cls, cell: Cell, run: Path, sources: dict[str, Path]) -> Result:
         told = json.loads((run / "evaluation.json").read_text())
         parts = {name: told["by_source"][str(path)] for name, path in sources.items()}
-        uniform = cell.chosen / EXPERTS
-        often = min(2 * uniform, (1 + uniform) / 2)
-        sets = [
-            {
-                (layer, expert)
-                for layer, one in enumerate(part["experts"])
-                for expert, rate in enumerate(one["rates"])
-                if rate >= often
-            }
-            for part in parts.values()
-        ]
-        unions = [(len(one & other), len(one | other)) for one, other in combinations(sets, 2)]
+        layers = [one["experts"] for one in parts.values()]
+        # By source, layer and expert: the share of tokens that choose it.
+        rates = [[layer["rates"] for layer in own] for own in layers]
+        by_expert = [list(zip(*of_layer, strict=True)) for of_layer in zip(*rates, strict=True)]
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         last = rows[-max(1, len(rows) // 10) :]
         return cls(
             cell,
             statistics.fmean(one["loss"] for one in parts.values()),
             {name: one["perplexity"] for name, one in parts.items()},
-            statistics.fmean(map(len, sets)) / 2,
-            statistics.fmean(both / either for both, either in unions if either) if any(sets) else 0.0,
+            statistics.fmean(statistics.pstdev(one) for of_layer in by_expert for one in of_layer),
+            statistics.fmean(max(one) for own in rates for one in own),
+            statistics.fmean(layer["chosen_scores"] for own in layers for layer in own),
             statistics.fmean(row["expert_violation"] for row in last),
             probes(run, sources["python"]),
         )
@@ -207,20 +210,26 @@ def _run_file(
 
 
 HEAD = (
-    "balance                        weight  data    loss    python  headers prose   sums    own  shared  "
-    "violation  brackets  digits"
+    *("balance", "weight", "data", "loss", *SOURCES),
+    *("spread", "favourite", "scores", "violation", "brackets", "digits"),
 )
 
 
-def row(result: Result) -> str:
+def line(texts: Sequence[str]) -> str:
+    first, *others = texts
+    return f"{first:<31}" + "".join(f"{one:>10}" for one in others)
+
+
+def row(result: Result) -> list[str]:
     cell = result.cell
-    data = ("single" if cell.single else "mixed") + ("" if cell.chosen == 2 else f" {cell.chosen}")
-    each = "  ".join(f"{one:<6.3f}" for one in result.perplexities.values())
-    return (
-        f"{cell.name:<30} {cell.weight:<7g} {data:<7} {result.loss:.4f}  {each}  {result.own:<4.1f} "
-        f"{result.shared:<7.1%} {result.violation:<10.3f} {result.answers['brackets']:<9.1%} "
-        f"{result.answers['sums']:.1%}"
-    )
+    data = ("single" if cell.single else "mixed") + ("" if cell.chosen == 2 else f" top {cell.chosen}")
+    figures = (result.loss, *result.perplexities.values(), result.spread)
+    return [
+        *(cell.name, "-" if cell.balance == NONE else f"{cell.weight:g}", data),
+        *(f"{one:.4f}" for one in figures),
+        *(f"{result.favourite:.1%}", f"{result.scores:.3f}", f"{result.violation:.3f}"),
+        *(f"{one:.1%}" for one in result.answers.values()),
+    ]
 
 
 def compared(results: Sequence[Result]) -> str:
@@ -253,14 +262,14 @@ def main() -> None:
     folder = given.folder.resolve() / str(steps)
     folder.mkdir(parents=True, exist_ok=True)
     sources = write_sources(given.folder.resolve() / "text")
-    print(HEAD, flush=True)
+    print(line(HEAD), flush=True)
     results: list[Result] = []
     with ThreadPoolExecutor(given.jobs) as pool:
         asked = cells(given.quick)
         runs = pool.map(lambda cell: train(cell, folder, sources, steps), asked)
         for cell, run in zip(asked, runs, strict=True):
             results.append(Result.of(cell, run, sources))
-            print(row(results[-1]), flush=True)
+            print(line(row(results[-1])), flush=True)
     print(compared(results))
 
 

@@ -359,6 +359,9 @@ def test_the_report_tells_which_experts_belong_to_a_source(problem: Problem) -> 
     assert rows["experts of code"] == f"2.0 of 8 {chance}; scores of the chosen 0.700"
     # Both use expert 1.
     assert rows["experts of code and prose"] == "33.3% of those of either"
+    # Two of eight experts are chosen by 80 % and 10 %.
+    text = "0.087 standard deviation, mean of all experts"
+    assert rows["share of tokens for an expert, by source"] == text
     assert rows["block.0, most chosen"] == "code: expert 0 by 80.0%; prose: expert 2 by 80.0%"
     nothing = {name: {"loss": one["loss"]} for name, one in sources.items()}
     assert list(SECTION.by_source(planned, nothing)) == []

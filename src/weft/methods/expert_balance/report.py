@@ -105,7 +105,9 @@ def _by_source(planned: PlannedJob, sources: BySource) -> Rows:
         both = (frequent[first] & frequent[second]).sum()
         text = f"{both / either:.1%} of those of either" if either else "none of either"
         rows.append((f"experts of {first} and {second}", text))
-    return [*rows, *_favourites(planned, chosen)]
+    rates = np.array([[one["rates"] for one in layers] for layers in chosen.values()])
+    spread = f"{rates.std(axis=0).mean():.3f} standard deviation, mean of all experts"
+    return [*rows, ("share of tokens for an expert, by source", spread), *_favourites(planned, chosen)]
 
 
 def _favourites(planned: PlannedJob, chosen: Mapping[str, Sequence[Mapping[str, Any]]]) -> Rows:
