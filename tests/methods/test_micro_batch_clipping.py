@@ -251,6 +251,9 @@ def test_the_report_ranks_sources_by_what_they_lose(problem: Problem) -> None:
     assert table is not None
     assert table.head[-1] == "source"
     assert [row[-1] for row in table.rows[:2]] == ["dirty 100%", "clean 50%; dirty 50%"]
+    # A run that was resumed with another batch tells of the last one.
+    before = {"step": 2, "clip_norms": [1.0], "sample_sources": [0, 0], **numbers}
+    assert SECTION.rows(planned, [before, *metrics]) == SECTION.rows(planned, metrics)
     # Rows of a run before sources were recorded.
     old = [{name: value for name, value in row.items() if name != "sample_sources"} for row in metrics]
     assert len(SECTION.rows(planned, old)) == len(SECTION.rows(planned, metrics)) - 2

@@ -49,6 +49,10 @@ class Summary(BaseModel):
     final_metrics: dict[str, float] = Field(
         default_factory=dict, description="means over held-out samples after the last step, such as accuracy"
     )
+    by_source: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="of data with several sources, by source: loss, perplexity, and what methods saw",
+    )
     tokens_per_s: Positive
     max_rss_bytes: tuple[int, ...] = Field(description="largest resident memory of each rank")
     max_device_bytes: tuple[int, ...] = Field(

@@ -105,7 +105,7 @@ class MethodState:
     def begin(self, resources: Resources) -> None:
         """Take what the method needs of the rank's resources; called once, when they are complete."""
 
-    def drawing(self, sources: int, sources_in: Callable[[int], Ints]) -> None:
+    def take_sources(self, sources: int, sources_in: Callable[[int], Ints]) -> None:
         """Take the sources of the data; every rank calls it before its first step of a run.
 
         Args:

@@ -183,6 +183,7 @@ def test_sources_are_evaluated_one_by_one(
             assert found["chosen_scores"] == pytest.approx(scores, rel=1e-9)
     # A run's end has the same figures, over fewer samples; the report shows them.
     summary = json.loads((run_dir / "summary.json").read_text())
+    Summary.model_validate(summary)
     assert sorted(summary["by_source"]) == names
     [row] = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert sorted(set(row["sample_sources"])) == [0, 1]

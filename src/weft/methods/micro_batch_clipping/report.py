@@ -35,7 +35,7 @@ Metrics = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Clipped:
-    """The clipped micro-batches of all steps.
+    """The clipped micro-batches of all steps like the last one: a resumed run may have another batch.
 
     Attributes:
         rows: the metrics of each step.
@@ -52,6 +52,7 @@ class Clipped:
         told = [row for row in metrics if NORMS in row]
         if not told:
             return None
+        told = [row for row in told if _shape(row) == _shape(told[-1])]
         norms = [[np.nan if one is None else one for one in row[NORMS]] for row in told]
         bounds = [row.get(BOUNDS, [row[BOUND]]) for row in told]
         return cls(told, np.array(norms, dtype=np.float64), np.array(bounds, dtype=np.float64))
@@ -70,6 +71,10 @@ class Clipped:
         numbers = np.array([row[SAMPLE_SOURCES] for row in self.rows])
         own: Floats = np.eye(count)[numbers].reshape(*self.norms.shape, -1, count).mean(axis=2)
         return own
+
+
+def _shape(row: Mapping[str, Any]) -> tuple[int, bool]:
+    return len(row[NORMS]), BOUNDS in row
 
 
 def _rows(planned: PlannedJob, metrics: Metrics) -> Rows:
@@ -117,7 +122,7 @@ def _table(planned: PlannedJob, metrics: Metrics) -> Table | None:
             f"{clipped.norms[step, number]:.6g}",
             f"{np.broadcast_to(clipped.bounds, lost.shape)[step, number]:.6g}",
             f"{lost[step, number]:.6g}",
-            names[0] if shares is None else _named(names, shares[step, number]),
+            "; ".join(names) if shares is None else _named(names, shares[step, number]),
         )
         for step, number in places
     ]

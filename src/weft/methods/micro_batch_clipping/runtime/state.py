@@ -63,7 +63,7 @@ class MicroBatchClipping(MethodState):
     def tensors(self) -> Mapping[str, torch.Tensor]:
         return {BOUND: self.sum.bounds} if self._table.micro == "quantile" else {}
 
-    def drawing(self, sources: int, sources_in: Callable[[int], Ints]) -> None:
+    def take_sources(self, sources: int, sources_in: Callable[[int], Ints]) -> None:
         asked = self._table.sources
         if asked > 1 and sources != asked:
             problem = f"{asked} have bounds of their own; the data has {sources}"
