@@ -46,6 +46,19 @@ steps = 2
 """
 
 
+SOURCES_RUN = """
+[model]
+preset = "gpt-1m"
+[task]
+sequence = 16
+{task}
+[train]
+global_batch = 8
+[clip]
+{keys}
+"""
+
+
 def clipping(micro: str = "min", samples: int = 2, **keys: Any) -> Choice:
     return Choice(name="micro-batch-clipping", options={"micro": micro, "samples": samples, **keys})
 
@@ -199,6 +212,37 @@ def test_keys_that_do_not_go_together_are_refused(keys: str, reason: str) -> Non
     with pytest.raises(InputError) as caught:
         parse_run(parse_toml(RUN.format(keys=keys), "run"))
     assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("task", "keys", "reason"),
+    [
+        ("", "sources = 2", "clip.sources: 2 have bounds of their own; the data has 1 (nearest valid: 1)"),
+        (
+            'data = { "a" = 1, "b" = 2 }\nsource_block = 2',
+            "sources = 3",
+            "clip.sources: 3 have bounds of their own; the data has 2 (nearest valid: 2)",
+        ),
+        (
+            'data = { "a" = 1, "b" = 2 }\nsource_block = 2',
+            "samples = 4\nsources = 2",
+            "task.source_block: 2; 4 samples of one source are clipped together (nearest valid: 4)",
+        ),
+        ("", 'micro = "fixed"\nbound = 1.0\nsources = 2', "clip: sources: 2; micro is 'fixed'"),
+    ],
+)
+def test_sources_that_the_data_does_not_keep_apart_are_refused(task: str, keys: str, reason: str) -> None:
+    given = keys if "samples" in keys else f"samples = 2\n{keys}"
+    with pytest.raises(InputError) as caught:
+        parse_run(parse_toml(SOURCES_RUN.format(task=task, keys=given), "run"))
+    assert reason in str(caught.value)
+
+
+def test_blocks_of_several_clipped_micro_batches_are_not() -> None:
+    task, keys = 'data = { "a" = 1, "b" = 2 }\nsource_block = 4', "samples = 2\nsources = 2"
+    run = parse_run(parse_toml(SOURCES_RUN.format(task=task, keys=keys), "run"))
+    [choice] = requested_methods(run.methods)
+    assert choice.options["sources"] == 2
 
 
 def test_off_asks_for_no_method() -> None:

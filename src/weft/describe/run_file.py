@@ -20,7 +20,7 @@ from pydantic.json_schema import SkipJsonSchema
 from weft.describe.models import PRESETS, resolve_model
 from weft.describe.one_line import one_line
 from weft.describe.reading import read_toml, violations_of
-from weft.describe.run_tables.methods import split_tables
+from weft.describe.run_tables.methods import run_tables, split_tables
 from weft.describe.run_tables.planning import ClusterTable, GoalTable, PlanTable, SyncTable
 from weft.describe.run_tables.training import (
     BYTES,
@@ -91,6 +91,16 @@ class RunFile(TomlTable):
         if batch is not None and batch % block:
             problem = f"{block} samples; a batch of {batch} has no whole number of such blocks"
             raise InputError(Violation("task.source_block", problem, str(math.gcd(batch, block))))
+        return self
+
+    @model_validator(mode="after")
+    def _methods_of_the_task(self) -> RunFile:
+        known = run_tables()
+        problems = [
+            one for name, table in self.methods.items() for one in known[name].task_problems(table, self.task)
+        ]
+        if problems:
+            raise InputError(problems)
         return self
 
     def chose(self, table: str, key: str) -> bool:

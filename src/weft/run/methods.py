@@ -105,15 +105,11 @@ class MethodState:
     def begin(self, resources: Resources) -> None:
         """Take what the method needs of the rank's resources; called once, when they are complete."""
 
-    def take_sources(self, sources: int, sources_in: Callable[[int], Ints]) -> None:
+    def take_sources(self, sources_in: Callable[[int], Ints]) -> None:
         """Take the sources of the data; every rank calls it before its first step of a run.
 
         Args:
-            sources: their number.
             sources_in: from a step to the sources of its samples, in the order of the batch.
-
-        Raises:
-            InputError: if the method cannot train on data of these sources.
         """
 
     def gate(self, workspace: Workspace, stage: int) -> StepGate | None:

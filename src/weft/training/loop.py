@@ -133,9 +133,8 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
     first = state.origin(samples)
     sources = sources_of(run.task)
     sources_in = _sources_in(sources, ledger, lambda step: (first + samples.before(step), samples.of(step)))
-    with together():
-        for method in runtime.methods.values():
-            method.take_sources(max(1, len(sources)), sources_in)
+    for method in runtime.methods.values():
+        method.take_sources(sources_in)
     if run.weight_log is not None:
         run.weight_log.begin(state.step)
     with (

@@ -56,7 +56,7 @@ class ClipsMicro(Method):
 
     def attach(self, runtime: RankRuntime) -> None:
         for state in runtime.methods.values():
-            state.take_sources(self.sources, lambda step: np.repeat(self._sources(step, 8), self.samples))
+            state.take_sources(lambda step: np.repeat(self._sources(step, 8), self.samples))
 
     def _sources(self, step: int, count: int) -> list[int]:
         """The source of each clipped micro-batch, not the same for all replicas."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from weft.describe.contract import Contract
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Choice, LayerChoice
 from weft.describe.reading import violations_of
+from weft.describe.run_tables.training import TaskTable
 from weft.describe.toml_table import TomlTable
 from weft.errors import InputError, Violation
 
@@ -29,6 +30,7 @@ class RunTable:
         table: the table's keys.
         options: returns a plan's options of the method for a given table; None: no request.
         choices: returns the table's choices for the layers of a model.
+        task_problems: yields why the table does not go with the run's task.
         contract: the properties of the training that the method preserves.
     """
 
@@ -37,6 +39,7 @@ class RunTable:
     table: type[TomlTable]
     options: Callable[[Any], Options | None] = lambda table: None
     choices: Callable[[Any, LayerGraph], tuple[LayerChoice, ...]] = lambda *_: ()
+    task_problems: Callable[[Any, TaskTable], Iterable[Violation]] = lambda *_: ()
     contract: Contract = Contract.EXACT
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -9,6 +10,8 @@ from pydantic import Field, ValidationError, model_validator
 from weft.describe.plan import MICRO_BATCH_CLIPPING, Choice, Plan
 from weft.describe.reading import violations_of
 from weft.describe.run_tables.methods import Options, RunTable
+from weft.describe.run_tables.training import TaskTable
+from weft.describe.tasks import sources_of
 from weft.describe.toml_table import Count, TomlTable
 from weft.errors import InputError, Violation
 
@@ -62,7 +65,19 @@ def _options(table: ClipTable) -> Options | None:
     return None if table.micro == "off" else table.model_dump(exclude_none=True)
 
 
-TABLE = RunTable(method=NAME, key=TABLE_NAME, table=ClipTable, options=_options)
+def _task_problems(table: ClipTable, task: TaskTable) -> Iterator[Violation]:
+    if table.sources == 1:
+        return
+    sources = len(sources_of(task.data))
+    if table.sources != sources:
+        problem = f"{table.sources} have bounds of their own; the data has {sources}"
+        yield Violation(f"{TABLE_NAME}.sources", problem, str(sources))
+    elif task.source_block % table.samples:
+        problem = f"{task.source_block}; {table.samples} samples of one source are clipped together"
+        yield Violation("task.source_block", problem, str(table.samples))
+
+
+TABLE = RunTable(method=NAME, key=TABLE_NAME, table=ClipTable, options=_options, task_problems=_task_problems)
 
 
 def read_options(choice: Choice, where: str = TABLE_NAME) -> ClipTable:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from weft.errors import InputError, Violation
 from weft.methods.micro_batch_clipping.kinds import TAKE_GRADIENT, ClipsMicroBatches
-from weft.methods.micro_batch_clipping.options import NAME, TABLE_NAME, ClipTable, options_of
+from weft.methods.micro_batch_clipping.options import NAME, ClipTable, options_of
 from weft.methods.micro_batch_clipping.report import BOUND, BOUNDS, CLIPPED, DROPPED, NORMS
 from weft.methods.micro_batch_clipping.runtime.clipped_sum import ClippedSum
 from weft.program.arrays import Ints
@@ -63,31 +61,15 @@ class MicroBatchClipping(MethodState):
     def tensors(self) -> Mapping[str, torch.Tensor]:
         return {BOUND: self.sum.bounds} if self._table.micro == "quantile" else {}
 
-    def take_sources(self, sources: int, sources_in: Callable[[int], Ints]) -> None:
-        asked = self._table.sources
-        if asked > 1 and sources != asked:
-            problem = f"{asked} have bounds of their own; the data has {sources}"
-            raise InputError(Violation(f"{TABLE_NAME}.sources", problem, str(sources)))
-        if asked > 1:
-            self._sources_in = lru_cache(maxsize=2)(partial(self._one_each, sources_in))
-            self._sources_in(0)
-
-    def _one_each(self, sources_in: Callable[[int], Ints], step: int) -> Ints:
-        """Return the source of each clipped micro-batch of a step.
-
-        Raises:
-            InputError: if one has several.
-        """
-        sources = sources_in(step).reshape(len(self._norms), -1)
-        if (sources != sources[:, :1]).any():
-            problem = f"{self._table.samples} samples that are clipped together have several sources"
-            raise InputError(Violation("task.source_block", problem, str(self._table.samples)))
-        return sources[:, 0]
+    def take_sources(self, sources_in: Callable[[int], Ints]) -> None:
+        if self._table.sources > 1:
+            self._sources_in = sources_in
 
     def _sources_of(self, step: int) -> Ints:
+        """Return the source of each clipped micro-batch; all its samples are of one."""
         if self._sources_in is None:
             return np.zeros(len(self._norms), dtype=np.int64)
-        return self._sources_in(step)
+        return self._sources_in(step).reshape(len(self._norms), -1)[:, 0]
 
     def add(self, step: int, part: int, taken: TakenGradient, group: Group, loss_factor: float) -> None:
         """Add the clipped gradient of a micro-batch to the sum; every rank of the replica calls it."""
