@@ -84,9 +84,10 @@ def _layers(planned: PlannedJob, told: Metrics) -> Iterator[tuple[str, str]]:
 def _by_source(planned: PlannedJob, sources: BySource) -> Rows:
     """Return the specialisation of experts: of each source its own, and of each pair what they share."""
     chosen = {name: one[CHOSEN] for name, one in sources.items() if CHOSEN in one}
-    experts = planned.problem.model.architecture.experts
-    if not chosen or experts is None:
+    if not chosen:
         return []
+    experts = planned.problem.model.architecture.experts
+    assert experts is not None, "only models with experts show whom they choose"
     uniform = experts.active / experts.count
     # Twice as often as by chance, or halfway to always where chance is high.
     often = min(2 * uniform, (1 + uniform) / 2)

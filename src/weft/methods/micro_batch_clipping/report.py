@@ -34,7 +34,7 @@ Metrics = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Clipped:
+class ClippedSteps:
     """The clipped micro-batches of all steps like the last one: a resumed run may have another batch.
 
     Attributes:
@@ -48,7 +48,7 @@ class Clipped:
     bounds: Floats
 
     @classmethod
-    def of(cls, metrics: Metrics) -> Clipped | None:
+    def of(cls, metrics: Metrics) -> ClippedSteps | None:
         told = [row for row in metrics if NORMS in row]
         if not told:
             return None
@@ -78,7 +78,7 @@ def _shape(row: Mapping[str, Any]) -> tuple[int, bool]:
 
 
 def _rows(planned: PlannedJob, metrics: Metrics) -> Rows:
-    table, clipped = options_of(planned.plan), Clipped.of(metrics)
+    table, clipped = options_of(planned.plan), ClippedSteps.of(metrics)
     if table is None or clipped is None:
         return []
     told, bounds = clipped.rows, clipped.bounds.mean(axis=1)
@@ -94,7 +94,7 @@ def _rows(planned: PlannedJob, metrics: Metrics) -> Rows:
     ]
 
 
-def _sources(planned: PlannedJob, clipped: Clipped) -> Iterator[tuple[str, str]]:
+def _sources(planned: PlannedJob, clipped: ClippedSteps) -> Iterator[tuple[str, str]]:
     """Yield the sources, those that lost most first."""
     names = list(sources_of(planned.run.task.data))
     shares, lost = clipped.sources(len(names)), clipped.suppressed
@@ -109,7 +109,7 @@ def _sources(planned: PlannedJob, clipped: Clipped) -> Iterator[tuple[str, str]]
 
 def _table(planned: PlannedJob, metrics: Metrics) -> Table | None:
     """Return the micro-batches that lost most, the first ones first."""
-    clipped, names = Clipped.of(metrics), list(sources_of(planned.run.task.data))
+    clipped, names = ClippedSteps.of(metrics), list(sources_of(planned.run.task.data))
     if clipped is None:
         return None
     lost, shares = clipped.suppressed, clipped.sources(len(names))
@@ -136,7 +136,7 @@ def _named(names: Sequence[str], shares: Floats) -> str:
 
 
 def _chart(planned: PlannedJob, metrics: Metrics) -> SectionChart | None:
-    clipped = Clipped.of(metrics)
+    clipped = ClippedSteps.of(metrics)
     if clipped is None:
         return None
     steps = [row["step"] for row in clipped.rows]
