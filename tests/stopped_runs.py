@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 TEXT_RUN = """
 [model]
-preset = "gpt-1m"
+{model}
 [task]
 data = "{folder}/text.txt"
 sequence = 16
@@ -27,10 +27,10 @@ schedule = "1f1b"
 """
 
 
-def text_run(folder: Path, more: str = "", *, steps: int = 4) -> str:
-    """A run of a small GPT on a text in the folder; `more` are keys of its plan, and sections."""
+def text_run(folder: Path, more: str = "", *, steps: int = 4, model: str = 'preset = "gpt-1m"') -> str:
+    """A run of a small model on a text in the folder; `more` are keys of its plan, and sections."""
     (folder / "text.txt").write_text("The sheep of the hills are counted twice. " * 200)
-    return TEXT_RUN.format(folder=folder, steps=steps) + more
+    return TEXT_RUN.format(folder=folder, steps=steps, model=model) + more
 
 
 def through_and_stopped(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from pool import WorkerPool
-from stopped_runs import saved, through_and_stopped
+from stopped_runs import saved, text_run, through_and_stopped
 
 GLM = {
     "model_type": "glm4_moe",
@@ -25,23 +25,10 @@ GLM = {
     "max_position_embeddings": 64,
     "tie_word_embeddings": False,
 }
-RUN = """
-[model]
-hf = "model"
-[task]
-data = "text.txt"
-sequence = 16
-[train]
-global_batch = 4
-steps = 3
+EXPERTS = """
 [experts]
 balance = "none"
 bias_rate = 0.25
-[plan]
-dp = 1
-pp = 2
-tp = 1
-micro_batch_size = 1
 """
 
 
@@ -50,8 +37,8 @@ micro_batch_size = 1
 def test_biases_of_routers_are_resumed_to_the_same_bits(tmp_path: Path, worker_pool: WorkerPool) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(GLM))
-    (tmp_path / "text.txt").write_text("The sheep of the hills are counted twice. " * 200)
-    whole, _ = through_and_stopped(worker_pool, tmp_path, RUN, steps=3, stop=2)
+    run = text_run(tmp_path, EXPERTS, steps=3, model='hf = "model"')
+    whole, _ = through_and_stopped(worker_pool, tmp_path, run, steps=3, stop=2)
     [bias] = [one for name, one in saved(whole).items() if name.endswith("gate.e_score_correction_bias")]
     assert bias.any()
     # Each of three steps adds a quarter, takes one, or leaves an expert with as many tokens as the mean.

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from decoder_models import tiny_decoder
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ from weft.methods.expert_balance.runtime.losses import (
 )
 from weft.methods.expert_balance.runtime.routers import RouterWatch
 from weft.run.parallel.token_ranks import TokenRanks
+from weft.run.stage.build import build_stage
 
 IGNORED = -100
 CASES = {
@@ -178,6 +180,16 @@ def test_a_watch_tells_evaluations_apart_from_training() -> None:
     with torch.no_grad():
         router(-logits)
     assert [one.chosen.tolist() for one in seen] == [[[0]]]
+
+
+def test_frozen_routers_keep_their_biases() -> None:
+    config = tiny_decoder("glm4_moe", num_hidden_layers=2, first_k_dense_replace=1)
+    stage = build_stage(config, range(config.layers + 2), 0, torch.float32)
+    [(layer, bias)] = stage.choice_biases().items()
+    assert layer == 2
+    assert bias is stage.routers()[layer].e_score_correction_bias
+    stage.routers()[layer].requires_grad_(False)
+    assert stage.choice_biases() == {}
 
 
 def test_half_precision_is_counted_in_fp32() -> None:

@@ -94,7 +94,7 @@ class Progress:
 
 
 # The entries of an evaluation that are not figures of the model.
-NO_FIGURES = ("step", "samples", "held_out_samples", BY_SOURCE)
+NO_FIGURES = ("step", "samples", "held_out_samples")
 
 
 def train(

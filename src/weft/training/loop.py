@@ -29,7 +29,12 @@ from weft.training.checkpoint.manifest import generations
 from weft.training.checkpoint.saver import Saved, Saver
 from weft.training.checkpoint.training_state import TrainingState
 from weft.training.coordination.agreement import StopRequest, gather, meeting_peers, together
-from weft.training.data.reader import BatchReader, micro_batches_read, training_samples
+from weft.training.data.reader import (
+    BatchReader,
+    micro_batches_read,
+    samples_of_steps,
+    training_samples,
+)
 from weft.training.data.sampler import SampleLedger, StepSamples
 from weft.training.data.text import Source
 from weft.training.directory.journal import peak_memory
@@ -43,7 +48,7 @@ from weft.training.directory.run_directory import (
 from weft.training.evaluation.held_out import by_source, held_out, held_out_samples, samples_of_sources
 from weft.training.open_run import OpenRun, load, open_run
 from weft.training.optimizer.optimizers import set_learning_rate
-from weft.training.tasks.base import sources_of
+from weft.training.tasks.base import sources_of_task
 
 COLLECT_EVERY_STEPS = 50
 # The limit of consecutive steps without an update because of a gradient that is not finite.
@@ -131,8 +136,8 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
     ledger = SampleLedger(run.task.samples, state.seed, run.job.run.task.source_block)
     samples = samples_of(plan)
     first = state.origin(samples)
-    sources = sources_of(run.task)
-    sources_in = _sources_in(sources, ledger, lambda step: (first + samples.before(step), samples.of(step)))
+    sources = sources_of_task(run.task)
+    sources_in = _sources_in(sources, samples_of_steps(ledger, first, samples))
     for method in runtime.methods.values():
         method.take_sources(sources_in)
     if run.weight_log is not None:
@@ -230,16 +235,10 @@ def _tell_data(run: OpenRun, state: TrainingState) -> None:
         run.journal.event("data warning", step=state.step, warning=warning)
 
 
-def _sources_in(
-    sources: Sequence[Source], ledger: SampleLedger, drawn: Callable[[int], tuple[int, int]]
-) -> Callable[[int], Ints]:
-    """Return a function from a step to the numbers of its samples' sources.
-
-    Args:
-        drawn: from a step to its first position in the ledger, and its samples.
-    """
+def _sources_in(sources: Sequence[Source], samples_in: Callable[[int], Ints]) -> Callable[[int], Ints]:
+    """Return a function from a step to the numbers of its samples' sources."""
     ends = [one.training.stop for one in sources]
-    return lambda step: np.searchsorted(ends, ledger.take(*drawn(step)), side="right")
+    return lambda step: np.searchsorted(ends, samples_in(step), side="right")
 
 
 def samples_of(plan: Plan) -> StepSamples:

@@ -16,7 +16,7 @@ from weft.training.data.sampler import SampleLedger
 from weft.training.data.text import Blend, Windows, open_blend, open_corpus
 from weft.training.data.tokenizers import get_tokenizer
 from weft.training.tasks import make_task
-from weft.training.tasks.base import TaskSettings, sources_of
+from weft.training.tasks.base import TaskSettings, sources_of_task
 
 
 @given(
@@ -99,7 +99,7 @@ def test_a_blend_names_its_sources_and_their_samples(folder: Path) -> None:
     sources = {str(folder / "a.txt"): 3.0, str(folder / "b.txt"): 1.0}
     settings = TaskSettings(data=sources, sequence=8, vocabulary=256, cache=folder / "cache")
     task = make_task("causal-lm", settings)
-    first, second = sources_of(task)
+    first, second = sources_of_task(task)
     assert [first.name, second.name] == list(sources)
     assert [first.share, second.share] == [0.75, 0.25]
     for one, letter in ((first, "a"), (second, "b")):
@@ -109,7 +109,7 @@ def test_a_blend_names_its_sources_and_their_samples(folder: Path) -> None:
     assert first.training.stop == second.training.start
     assert second.training.stop == task.samples
     alone = TaskSettings(data=str(folder / "a.txt"), sequence=8, vocabulary=256, cache=folder / "cache")
-    assert sources_of(make_task("causal-lm", alone)) == ()
+    assert sources_of_task(make_task("causal-lm", alone)) == ()
 
 
 def test_blocks_are_another_order_of_the_data(folder: Path) -> None:

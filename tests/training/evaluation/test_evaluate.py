@@ -22,7 +22,7 @@ from weft.run.launch.worker_start import WorkerContext
 from weft.training.evaluation.held_out import evaluate
 from weft.training.session import reopen
 from weft.training.tasks import make_task
-from weft.training.tasks.base import Meter, TaskSettings, sources_of
+from weft.training.tasks.base import Meter, TaskSettings, sources_of_task
 
 pytestmark = pytest.mark.processes
 
@@ -185,6 +185,11 @@ def test_sources_are_evaluated_one_by_one(
     summary = json.loads((run_dir / "summary.json").read_text())
     Summary.model_validate(summary)
     assert sorted(summary["by_source"]) == names
+    page = (run_dir / "report.html").read_text()
+    for name in names:
+        loss = summary["by_source"][name]["loss"]
+        assert f'<th scope="row">{name}</th><td class="number">{loss:.4g}</td>' in page
+        assert f'<th scope="row">experts of {name}</th>' in page
     [row] = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert sorted(set(row["sample_sources"])) == [0, 1]
     assert len(row["sample_sources"]) == 8
@@ -197,7 +202,7 @@ def chosen_alone(run_dir: Path, number: int) -> tuple[float, list[tuple[list[flo
         data=job.run.task.data, sequence=16, vocabulary=257, cache=run_dir.parent / "home" / "cache"
     )
     task = make_task("causal-lm", settings)
-    own = sources_of(task)[number].held_out
+    own = sources_of_task(task)[number].held_out
     decided = []
     for router in model.routers().values():
         router.register_forward_hook(lambda _, inputs, outputs: decided.append(outputs))

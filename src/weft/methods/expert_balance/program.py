@@ -102,7 +102,6 @@ def _with_counts(
     if balanced.by_index:
         # Replicas run micro-batches one after the other of the batch, each as many.
         part = columns.micro_batch[both] % layout.micro_batches[0]
-    # The sum of every pass.
     first, sum_of = distinct_rows(columns.stage[both], columns.replica[both], part)
     last: Ints = np.zeros(len(first), dtype=np.int64)
     np.maximum.at(last, sum_of[: len(forwards)], forwards)

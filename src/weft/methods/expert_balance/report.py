@@ -33,25 +33,25 @@ def _rows(planned: PlannedJob, metrics: Metrics) -> Rows:
     table, told = options_of(planned.plan), [row for row in metrics if LOADS in row]
     if table is None or not told:
         return []
-    first, last = told[0], told[-1]
+    first, last, late = told[0], told[-1], told[-max(1, round(_LAST * len(told))) :]
     return [
         ("counted over", table.balance),
         *(
             (name, f"{first[key]:.4g} in step {first['step']}, {last[key]:.4g} in step {last['step']}")
             for name, key in zip(("balance loss", "violation", "variation"), FIGURES, strict=True)
         ),
-        *_ranks(planned, told),
-        *_layers(planned, told),
+        *_ranks(planned, late),
+        *_layers(planned, late),
     ]
 
 
-def _ranks(planned: PlannedJob, told: Metrics) -> Iterator[tuple[str, str]]:
-    """Yield how much later than others the busiest expert rank is, where ranks divide the experts."""
+def _ranks(planned: PlannedJob, late: Metrics) -> Iterator[tuple[str, str]]:
+    """Yield the tokens of the busiest expert rank over the mean, where ranks divide the experts."""
     graph, ranks = planned.problem.job.graph, planned.plan.ep
     if ranks == 1:
         return
     places = mixtures(graph)
-    loads: Floats = np.array([row[LOADS] for row in _last(told)]).reshape(
+    loads: Floats = np.array([row[LOADS] for row in late]).reshape(
         -1, len(places), ranks, graph.experts // ranks
     )
     rows = loads.sum(axis=3)
@@ -64,21 +64,17 @@ def _ranks(planned: PlannedJob, told: Metrics) -> Iterator[tuple[str, str]]:
     )
 
 
-def _last(told: Metrics) -> Metrics:
-    return told[-max(1, round(_LAST * len(told))) :]
-
-
-def _layers(planned: PlannedJob, told: Metrics) -> Iterator[tuple[str, str]]:
+def _layers(planned: PlannedJob, late: Metrics) -> Iterator[tuple[str, str]]:
     """Yield the layers with the most unequal experts of the last steps."""
-    graph, last = planned.problem.job.graph, _last(told)
+    graph = planned.problem.job.graph
     places = mixtures(graph)
-    tokens = np.sum([row[LOADS] for row in last], axis=0).reshape(len(places), -1)
+    tokens = np.sum([row[LOADS] for row in late], axis=0).reshape(len(places), -1)
     loads: Floats = tokens / np.maximum(tokens.mean(axis=1, keepdims=True), 1.0)
     for index in np.argsort(-loads.max(axis=1), kind="stable")[:_SHOWN].tolist():
         own = loads[index]
         most, least = int(own.argmax()), int(own.argmin())
         text = f"expert {most} has {own[most]:.2f} times the mean, expert {least} {own[least]:.2f} times"
-        yield f"{graph.layers[places[index]].name}, last {len(last)} steps", text
+        yield f"{graph.layers[places[index]].name}, last {len(late)} steps", text
 
 
 def _by_source(planned: PlannedJob, sources: BySource) -> Rows:
@@ -91,7 +87,9 @@ def _by_source(planned: PlannedJob, sources: BySource) -> Rows:
     uniform = experts.active / experts.count
     # Twice as often as by chance, or halfway to always where chance is high.
     often = min(2 * uniform, (1 + uniform) / 2)
-    frequent = {name: np.array([one["rates"] for one in layers]) >= often for name, layers in chosen.items()}
+    # (sources, layers, experts)
+    rates: Floats = np.array([[one["rates"] for one in layers] for layers in chosen.values()])
+    frequent = dict(zip(chosen, rates >= often, strict=True))
     rows = [
         (
             f"experts of {name}",
@@ -106,14 +104,16 @@ def _by_source(planned: PlannedJob, sources: BySource) -> Rows:
         both = (frequent[first] & frequent[second]).sum()
         text = f"{both / either:.1%} of those of either" if either else "none of either"
         rows.append((f"experts of {first} and {second}", text))
-    rates = np.array([[one["rates"] for one in layers] for layers in chosen.values()])
     spread = f"{rates.std(axis=0).mean():.3f} standard deviation, mean of all experts"
-    return [*rows, ("share of tokens for an expert, by source", spread), *_favourites(planned, chosen)]
+    return [
+        *rows,
+        ("share of tokens for an expert, by source", spread),
+        *_favourites(planned, list(chosen), rates),
+    ]
 
 
-def _favourites(planned: PlannedJob, chosen: Mapping[str, Sequence[Mapping[str, Any]]]) -> Rows:
+def _favourites(planned: PlannedJob, names: Sequence[str], rates: Floats) -> Rows:
     """Return the layers whose experts differ most by source, each with the favourites of the sources."""
-    rates: Floats = np.array([[one["rates"] for one in layers] for layers in chosen.values()])
     graph = planned.problem.job.graph
     places = mixtures(graph)
     order = np.argsort(-np.ptp(rates, axis=0).max(axis=1), kind="stable")[:_SHOWN].tolist()
@@ -122,7 +122,7 @@ def _favourites(planned: PlannedJob, chosen: Mapping[str, Sequence[Mapping[str, 
             f"{graph.layers[places[layer]].name}, most chosen",
             "; ".join(
                 f"{name}: expert {own[layer].argmax()} by {own[layer].max():.1%}"
-                for name, own in zip(chosen, rates, strict=True)
+                for name, own in zip(names, rates, strict=True)
             ),
         )
         for layer in order

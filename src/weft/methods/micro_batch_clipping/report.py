@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ class ClippedSteps:
         bounds = [row.get(BOUNDS, [row[BOUND]]) for row in told]
         return cls(told, np.array(norms, dtype=np.float64), np.array(bounds, dtype=np.float64))
 
-    @property
+    @cached_property
     def suppressed(self) -> Floats:
         """The share of each gradient's length that clipping took, (steps, micro-batches)."""
         kept = self.bounds / np.maximum(self.norms, np.finfo(np.float64).tiny)
@@ -113,6 +114,7 @@ def _table(planned: PlannedJob, metrics: Metrics) -> Table | None:
     if clipped is None:
         return None
     lost, shares = clipped.suppressed, clipped.sources(len(names))
+    bounds = np.broadcast_to(clipped.bounds, lost.shape)
     order = np.argsort(-lost, axis=None, kind="stable")[:MOST_ROWS]
     places = zip(*(index.tolist() for index in np.unravel_index(order, lost.shape)), strict=True)
     rows = [
@@ -120,7 +122,7 @@ def _table(planned: PlannedJob, metrics: Metrics) -> Table | None:
             clipped.rows[step]["step"],
             number,
             f"{clipped.norms[step, number]:.6g}",
-            f"{np.broadcast_to(clipped.bounds, lost.shape)[step, number]:.6g}",
+            f"{bounds[step, number]:.6g}",
             f"{lost[step, number]:.6g}",
             "; ".join(names) if shares is None else _named(names, shares[step, number]),
         )

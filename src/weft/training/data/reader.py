@@ -103,16 +103,22 @@ def micro_batches_read(program: RankProgram, others: Collection[int] = ()) -> li
     return list(dict.fromkeys(needed))
 
 
-def training_samples(task: Task, ledger: SampleLedger, first: int, samples: StepSamples) -> Read:
-    """Return a function that reads micro-batch g of step s. A failed read raises RunError.
+def samples_of_steps(ledger: SampleLedger, first: int, samples: StepSamples) -> Callable[[int], Ints]:
+    """Return a function from a step to its samples, in the order of the batch. It keeps those of two steps.
 
     Args:
         first: the ledger position of step 0 (`TrainingState.origin`).
     """
+    return lru_cache(maxsize=2)(lambda step: ledger.take(first + samples.before(step), samples.of(step)))
 
-    @lru_cache(maxsize=2)
-    def in_step(step: int) -> Ints:
-        return ledger.take(first + samples.before(step), samples.of(step))
+
+def training_samples(task: Task, ledger: SampleLedger, first: int, samples: StepSamples) -> Read:
+    """Return a function that reads micro-batch g of step s. A failed read raises RunError.
+
+    Args:
+        first: as in `samples_of_steps`.
+    """
+    in_step = samples_of_steps(ledger, first, samples)
 
     def read(step: int, number: int) -> Samples:
         taken = ledger.take(first + samples.position(step, number), samples.size)

@@ -23,7 +23,7 @@ from weft.program.arrays import Ints
 from weft.run.launch.worker_start import WorkerContext
 from weft.run.workspace import Batch, Samples
 from weft.training.open_run import OpenRun, load, open_run
-from weft.training.tasks.base import Task, batch_of, sources_of
+from weft.training.tasks.base import Task, batch_of, sources_of_task
 
 # The number of samples for the held-out loss, rounded up to whole global batches; always the same samples.
 HELD_OUT_SAMPLES = 256
@@ -78,7 +78,7 @@ def samples_of_sources(run: OpenRun) -> dict[str, Ints]:
     """Return the fixed samples of each source for a run's losses by source, in whole global batches."""
     size = run.job.plan.global_batch
     count = -(-HELD_OUT_SAMPLES // size) * size
-    return {one.name: _among(one.held_out, count) for one in sources_of(run.task)}
+    return {one.name: _among(one.held_out, count) for one in sources_of_task(run.task)}
 
 
 def _among(numbers: range, count: int) -> Ints:
@@ -109,7 +109,7 @@ def evaluate(job: PlannedJob, run_dir: Path, context: WorkerContext) -> dict[str
     if run.newest is None:
         raise InputError(Violation(str(run_dir), "it has no checkpoint to evaluate; train it first"))
     state = load(run, run.newest)
-    size, sources = job.plan.global_batch, sources_of(run.task)
+    size, sources = job.plan.global_batch, sources_of_task(run.task)
     available = run.task.held_out_samples
     samples = _each_once(range(available), size)
     loss, metrics = held_out(run, samples)

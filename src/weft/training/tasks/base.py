@@ -106,7 +106,7 @@ def batch_of(task: Task, samples: Ints, among: Callable[[], Ints], *, held_out: 
     return weighing(samples, held_out=held_out, among=among())
 
 
-def sources_of(task: Task) -> Sequence[Source]:
+def sources_of_task(task: Task) -> Sequence[Source]:
     """Return the sources of a task with several."""
     sources: Sequence[Source] = getattr(task, "sources", ())
     return sources

@@ -126,9 +126,7 @@ def _tables(report: ReportData) -> str:
         for one in report.sections
     ]
     if report.summary:
-        shown = [
-            (key, _summary_text(key, value)) for key, value in report.summary.items() if key != BY_SOURCE
-        ]
+        shown = [(key, _summary_text(key, value)) for key, value in report.summary.items()]
         sections.append(_section("summary", "Summary", _rows(shown)))
     return "\n".join(sections)
 
@@ -237,6 +235,7 @@ def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
     """Return the contents of the page of one finished run."""
     metrics = directory.metrics()
     summary = directory.summary()
+    sources = summary.pop(BY_SOURCE, {})
     prediction = planned.prediction
     return ReportData(
         run=directory.name,
@@ -253,8 +252,8 @@ def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
         held_out=[(0, summary["first_loss"]), (summary["steps"], summary["final_loss"])],
         memory=_memory(planned, summary.get("max_device_bytes") or summary["max_rss_bytes"]),
         summary=summary,
-        by_source=summary.get(BY_SOURCE, {}),
-        sections=sections_of(planned, metrics, summary.get(BY_SOURCE, {})),
+        by_source=sources,
+        sections=sections_of(planned, metrics, sources),
     )
 
 

@@ -22,7 +22,6 @@ from weft.program.program import NONE
 from weft.run.methods import Making, MethodState, StepGate
 from weft.run.stage.families.decoder import DecoderStage
 from weft.run.stage.roots import Root
-from weft.run.stage.stage_module import StageModule
 from weft.run.stage.taps import Passing
 from weft.run.streams import Value
 from weft.run.workspace import Workspace
@@ -47,23 +46,20 @@ class ExpertBalance(MethodState):
         self._device = making.device
         self.by_index = table.balance in BY_INDEX
         own = [stage for stage in owed.stages if stage in making.stages]
+        watched = {stage: watches_of(stage, module) for stage, module in making.stages.items()}
+        # Of frozen stages, too: evaluations watch them.
+        self._watches = {layer: watch for _, each in watched.values() for layer, watch in each.items()}
         # By stage, and by the position of the layer.
         self.layers: Mapping[int, Mapping[int, BalancedLayer]] = {
             stage: {
                 layer: BalancedLayer(table, making.plan, module, stage, watch)
-                for module, watches in [watches_of(stage, making.stages[stage])]
                 for layer, watch in watches.items()
             }
-            for stage in own
-        }
-        # Of frozen stages, too: evaluations watch them.
-        self._watches = {
-            layer: watch
-            for stage, module in making.stages.items()
-            for layer, watch in watches_of(stage, module)[1].items()
+            for stage, (module, watches) in watched.items()
+            if stage in own
         }
         # Every rank has a stage, and every stage the sizes of the whole model.
-        config = next(one.config for one in making.stages.values() if isinstance(one, StageModule))
+        config = next(iter(watched.values()))[0].config
         decoder = config.architecture
         self._mixtures = [block + 1 for block in range(config.layers) if decoder.has_experts(block)]
         assert decoder.experts is not None, "only models with experts owe a balance"
