@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 from corpora import SOURCES, write_sources
@@ -134,6 +135,8 @@ def train(cell: Cell, folder: Path, sources: dict[str, Path], steps: int) -> Pat
     run = folder / cell.folder
     if (run / "evaluation.json").exists():
         return run
+    # A run that was cut short begins anew.
+    rmtree(run, ignore_errors=True)
     model = _model(folder, cell.chosen)
     half = steps // 2 if cell.later else steps
     first = _run_file(folder / f"{cell.folder}.toml", cell, cell.balance, model, sources, half, steps)

@@ -88,6 +88,9 @@ class RunFile(TomlTable):
     @model_validator(mode="after")
     def _whole_blocks(self) -> RunFile:
         batch, block = self.train.global_batch, self.task.source_block
+        if batch is None and block > 1:
+            problem = f"missing; a batch has whole blocks of {block} samples (task.source_block)"
+            raise InputError(Violation("train.global_batch", problem, str(block)))
         if batch is not None and batch % block:
             problem = f"{block} samples; a batch of {batch} has no whole number of such blocks"
             raise InputError(Violation("task.source_block", problem, str(math.gcd(batch, block))))

@@ -126,6 +126,10 @@ def test_blocks_are_another_order_of_the_data(folder: Path) -> None:
     [
         ({"task": {"source_block": 2}}, r"run: task: source_block: 2; the data has one source"),
         (
+            {"task": {"data": {"a": 1, "b": 1}, "source_block": 6}},
+            r"run: train\.global_batch: missing; a batch has whole blocks of 6 samples.*6",
+        ),
+        (
             {"task": {"data": {"a": 1, "b": 1}, "source_block": 6}, "train": {"global_batch": 16}},
             r"run: task\.source_block: 6 samples; a batch of 16 has no whole number of such blocks.*2",
         ),
