@@ -28,6 +28,7 @@ from weft.run.runtime import RankRuntime, StepResult
 from weft.run.stage.build import build_stages
 from weft.run.state.precision import PRECISIONS, STEPPED
 from weft.training.checkpoint.stage_tensors import model_tensors
+from weft.training.checkpoint.tensor_shares import join_shares
 
 # Of losses and of what methods tell, relative; of tensors, relative where they are larger than SMALL.
 TOLERANCE = 1e-9
@@ -206,6 +207,8 @@ def train(rank: int, ranks: int, row: Row, plan: Plan) -> Outcome:
     steps = []
     for step in range(row.steps):
         steps.append(_told(runtime.step(step, samples(row.model, plan, step, row.masks, plan.methods))))
+        for method in row.methods:
+            method.follow(runtime, step)
         if row.evaluates:
             # Whoever reads in the middle changes nothing.
             part = compile_evaluation_part(plan, layer_graph(row.model), rank)
@@ -214,7 +217,8 @@ def train(rank: int, ranks: int, row: Row, plan: Plan) -> Outcome:
     masters = {}
     with runtime.settled():
         if STEPPED[plan.precision] != PRECISIONS[plan.precision]:
-            masters = stepped(model_tensors(runtime.stages, runtime.stepped))
+            own = model_tensors(runtime.stages, runtime.stepped)
+            masters = stepped(join_shares(runtime.stages, own))
         tensors = whole_tensors(runtime) | masters
     if row.sharding == "zero-0":
         assert all(not bucket.flat.any() for bucket in runtime.buckets.values())

@@ -95,6 +95,9 @@ class Method:
     def attach(self, runtime: RankRuntime) -> None:
         """Give a rank of a plan what the job would."""
 
+    def follow(self, runtime: RankRuntime, step: int) -> None:
+        """Do on a rank of a plan what the job would after a step."""
+
     def check(self, runtime: RankRuntime) -> None:
         """Assert what else the method has left on a rank of a plan."""
 

@@ -103,6 +103,8 @@ class Layer:
             backward pass reduce-scatters their gradients. Zero if no token needs another token.
         dispatched: elements of the rows that a rank's tokens send to experts in the forward pass. They come
             back, and their gradients go both ways in the backward pass. Zero without experts.
+        routed: the products of `forward` with rows of experts, and `routed_share` the part of these rows
+            that goes to experts of the choice of tokens. `routed_kept` are their elements among `kept`.
         context_kept: additional kept activations if context ranks divide the tokens, without the gathered
             keys and values.
         unchanged: the model's own layer if a choice has changed this one; else None.
@@ -131,6 +133,9 @@ class Layer:
     gathered: Amount = ZERO
     context_kept: Amount = ZERO
     dispatched: Amount = ZERO
+    routed: tuple[Matmul, ...] = ()
+    routed_share: float = 0.0
+    routed_kept: Amount = ZERO
     unchanged: Layer | None = None
 
     def __repr__(self) -> str:

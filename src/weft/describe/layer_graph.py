@@ -318,6 +318,9 @@ def layer_record(layer: Layer, *, context: bool) -> dict[str, Any]:
         record |= {key: str(getattr(layer, key)) for key in _CONTEXT_AMOUNTS}
     if context and layer.dispatched.terms:
         record["dispatched"] = str(layer.dispatched)
+        record["routed_kept"] = str(layer.routed_kept)
+        record["routed_share"] = layer.routed_share
+        record["routed"] = [_matmul_record(matmul) for matmul in layer.routed]
     if context and layer.temporaries:
         record["temporaries"] = [_temporaries_record(one) for one in layer.temporaries]
         record |= {key: str(getattr(layer, key)) for key in _FREED}
@@ -345,11 +348,16 @@ def layer_from(record: dict[str, Any]) -> Layer:
         if key in record or key in _PASSES
     }
     amounts: dict[str, Any] = {key: Amount.parse(record[key]) for key in _AMOUNTS}
-    given = (*_FROZEN, *_PRODUCTS, *_FREED, *_CONTEXT_AMOUNTS, "dispatched")
+    given = (*_FROZEN, *_PRODUCTS, *_FREED, *_CONTEXT_AMOUNTS, "dispatched", "routed_kept")
     amounts |= {key: Amount.parse(record[key]) for key in given if key in record}
-    temporaries = tuple(_temporaries_from(one) for one in record.get("temporaries", ()))
     return Layer(
-        name=str(record["name"]), kind=str(record["kind"]), temporaries=temporaries, **amounts, **passes
+        name=str(record["name"]),
+        kind=str(record["kind"]),
+        temporaries=tuple(_temporaries_from(one) for one in record.get("temporaries", ())),
+        routed=tuple(_matmul_from(one) for one in record.get("routed", ())),
+        routed_share=float(record.get("routed_share", 0.0)),
+        **amounts,
+        **passes,
     )
 
 

@@ -61,6 +61,7 @@ class ReportSection:
         rows: the rows of a job and the metrics of its steps; a section without rows is left out.
         chart: the chart above its rows.
         by_source: further rows, of a job whose data has several sources.
+        events: further rows, of the events of the run.
         table: the table beside the report, `NAME.csv`.
     """
 
@@ -71,18 +72,22 @@ class ReportSection:
         lambda planned, metrics: None
     )
     by_source: Callable[[PlannedJob, BySource], Rows] = lambda planned, sources: ()
+    events: Callable[[Sequence[Mapping[str, Any]]], Rows] = lambda events: ()
     table: Callable[[PlannedJob, Sequence[Mapping[str, Any]]], Table | None] = lambda planned, metrics: None
 
 
 def sections_of(
-    planned: PlannedJob, metrics: Sequence[Mapping[str, Any]], sources: BySource = MappingProxyType({})
+    planned: PlannedJob,
+    metrics: Sequence[Mapping[str, Any]],
+    sources: BySource = MappingProxyType({}),
+    events: Sequence[Mapping[str, Any]] = (),
 ) -> list[Section]:
     """Return every section with something to show."""
     found = (
         Section(
             one.name,
             one.title,
-            [*one.rows(planned, metrics), *one.by_source(planned, sources)],
+            [*one.rows(planned, metrics), *one.by_source(planned, sources), *one.events(events)],
             one.chart(planned, metrics),
             one.table(planned, metrics),
         )

@@ -24,6 +24,7 @@ from weft.run.streams import Value
 from weft.run.transport.mesh import Groups
 
 if TYPE_CHECKING:
+    from weft.planning.planned import PlannedJob
     from weft.run.handlers.base import Handler
     from weft.run.resources import Resources
     from weft.run.stage.stage_pass import StagePass
@@ -156,6 +157,17 @@ class MethodState:
         Every rank of a program returns the same names; a share of no values is 0.
         """
         return {}
+
+    def moves_after(self, done: int) -> bool:
+        """Return whether `move` may move weights between ranks, now that so many steps are done."""
+        return False
+
+    def move(self, done: int, job: PlannedJob) -> Mapping[str, Any] | None:
+        """Move weights and their states between ranks if the job's predictions say that it pays.
+
+        Every rank calls it between two steps. It returns an event to tell, or None.
+        """
+        return None
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """Return the tensors that a checkpoint keeps, by name; loading fills the same tensors."""

@@ -15,6 +15,7 @@ from torch import nn
 from weft.describe.plan import GRADIENT_NORM, Plan
 from weft.describe.synchronisation import keeps_gradients_local, micro_batches_of_steps
 from weft.errors import InputError, RunError, Violation
+from weft.planning.planned import PlannedJob
 from weft.program.buffers import last_gradients
 from weft.program.rank_program import RankProgram
 from weft.run.executor import Executor, Outcome, require_supported
@@ -300,6 +301,22 @@ class RankRuntime:
         copied = self._resources.streams.copying.run("checkpoint", work, *reads)
         self._training.step_after(copied)
         return copied
+
+    def move_weights(self, done: int, job: PlannedJob) -> list[Mapping[str, Any]]:
+        """Let methods move weights between ranks after a step; every rank must call it.
+
+        Args:
+            done: the number of steps that are done.
+
+        Returns:
+            The events that methods tell.
+        """
+        found = []
+        for method in self.methods.values():
+            if method.moves_after(done):
+                self._catch_up()
+                found.append(method.move(done, job))
+        return [one for one in found if one is not None]
 
     def average_statistics(self) -> None:
         """Average running statistics, such as batch norms', over replicas; every rank must call it."""

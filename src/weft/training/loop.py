@@ -180,6 +180,8 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
             if run.newest is not None and step == state.step:
                 _verify_resume(run, result)
             done = step + 1
+            for told in runtime.move_weights(done, run.job):
+                journal.event(**told)
             if vote.stop is not None or done % every == 0 or done == steps:
                 _save(run, saver, replace(state, step=done, samples=consumed))
             _report(run, saver.wait() if vote.stop is not None or done == steps else saver.poll())

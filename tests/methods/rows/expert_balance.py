@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from decoder_models import tiny_decoder
 from equality_jobs import samples
@@ -16,6 +17,9 @@ from methods.rows.gradient_norm import Clips
 from one_process import Copy, Method, Told, Values, count
 
 from weft.describe.plan import Choice
+from weft.methods.expert_balance.places import Swap, busiest, first_places, swap
+from weft.methods.expert_balance.runtime.state import ExpertBalance
+from weft.run.runtime import RankRuntime
 
 IGNORED = -100
 # Of some tokens: scores (tokens, experts), squares (tokens,), choices (tokens, k) and which count.
@@ -33,6 +37,9 @@ class Balances(Method):
     micro_weight: float = 0.0
     z_weight: float = 0.05
     bias_rate: float = 0.0
+    # Ranks that divide the experts, and exchanges after the first step: (mixture, slot, rank, other rank).
+    ranks: int = 1
+    moves: tuple[tuple[int, int, int, int], ...] = ()
 
     def __repr__(self) -> str:
         changed = [
@@ -53,6 +60,18 @@ class Balances(Method):
                 given[name] = value
         return (Choice(name="expert-balance", options=given),)
 
+    def follow(self, runtime: RankRuntime, step: int) -> None:
+        if step == 0 and self.moves:
+            state = runtime.methods["expert-balance"]
+            assert isinstance(state, ExpertBalance)
+            assert state.moves is not None
+            runtime.gather_weights()
+            state.moves.move(self._swaps)
+
+    @property
+    def _swaps(self) -> dict[int, list[Swap]]:
+        return {one: [Swap(*each[1:]) for each in self.moves if each[0] == one] for one, *_ in self.moves}
+
     def begin(self, copies: Sequence[Copy]) -> None:
         for copy in copies:
             _VIEWS[copy] = View(copy)
@@ -70,12 +89,23 @@ class Balances(Method):
         if "expert_loads" not in told:
             view.look_at_step(len(copy.learning_rates))
             _tell([_joined(each) for each in view.step], told)
+            if self.ranks > 1:
+                self._tell_ranks(told, len(view.step), len(copy.learning_rates))
         number, micro_batches = view.number, count(copy.training.parts)
         view.number += 1
         found = torch.zeros((), dtype=torch.float64)
         for own, step in zip(view.last(targets), view.step, strict=True):
             found += self._of_layer(own, step, number)
         return found * micro_batches
+
+    def _tell_ranks(self, told: Told, mixtures: int, step: int) -> None:
+        loads = np.array(told["expert_loads"]).reshape(mixtures, -1)
+        places = first_places(mixtures, loads.shape[1], self.ranks)
+        for mixture, swaps in self._swaps.items() if step else ():
+            for one in swaps:
+                swap(places[mixture], one)
+        each = [busiest(own, place) for own, place in zip(loads, places, strict=True)]
+        told["busiest_expert_rank"] = [sum(each) / mixtures]
 
     def _of_layer(self, own: Sequence[Routed], step: Sequence[Routed], number: int) -> torch.Tensor:
         """What a micro-batch has in the loss of a layer; both sequences have an entry for each sample."""
@@ -190,6 +220,8 @@ LATENT = SHORT("deepseek_v3", first_k_dense_replace=1)
 WHOLE = (Balances(),)
 BIASED = partial(Row, SIGMOID, tolerance=1e-5, methods=(Balances(bias_rate=0.2),))
 BALANCED = partial(Row, MIXTRAL, masks=True)
+MOVES = ((0, 1, 0, 1), (1, 0, 1, 0), (1, 2, 0, 1))
+MOVED = partial(BALANCED, optimizer="adamw", steps=3, evaluates=True)
 # A sigmoid's logits are in fp32, and so are the parts of a router's gradient that tensor ranks add up.
 ROUNDED = partial(Row, tolerance=1e-5)
 ROWS = (
@@ -197,7 +229,7 @@ ROWS = (
     ROUNDED(SIGMOID, "breadth-first", pp=2, dp=2, loops=2, sharding="zero-2", methods=(*WHOLE, Clips(0.2))),
     BALANCED(dp=3, shares=(1, 3, 2), recompute="full", methods=WHOLE),
     BALANCED(cp=2, methods=(Balances(samples=2, micro_weight=0.3),)),
-    BALANCED(ep=2, dp=2, methods=WHOLE),
+    BALANCED(ep=2, dp=2, methods=(Balances(ranks=2),)),
     BALANCED(pp=2, splits=(2, 1), micro_batch_size=4, methods=WHOLE),
     BALANCED("1f1b", pp=2, dp=2, micro_batches=1, methods=WHOLE),
     BALANCED(tp=2, tolerance=1e-5, methods=(Balances(samples=1, micro_weight=0.3),)),
@@ -211,7 +243,7 @@ ROWS = (
     BALANCED("1f1b", pp=2, micro_batch_size=4, methods=(Balances("micro-batch", samples=2),)),
     BALANCED("zb-v", pp=2, loops=2, methods=(Balances("sequence"),)),
     BALANCED(cp=2, micro_batch_size=4, methods=(Balances("micro-batch", samples=2),)),
-    BALANCED(ep=2, methods=(Balances("sequence"),)),
+    BALANCED(ep=2, methods=(Balances("sequence", ranks=2),)),
     BALANCED(tp=2, tolerance=1e-5, methods=(Balances("sequence"),)),
     ROUNDED(SIGMOID, "1f1b", dp=2, methods=(Balances("none"),)),
     # Biases that change the choice of the next step.
@@ -219,6 +251,19 @@ ROWS = (
     BIASED("1f1b", pp=2, recompute="full", methods=(Balances("none", bias_rate=0.2),)),
     BIASED("chimera", pp=2, micro_batches=2),
     BIASED(dp=2, tp=2),
-    BIASED(dp=2, ep=2, sharding="zero-2"),
+    BIASED(dp=2, ep=2, sharding="zero-2", methods=(Balances(bias_rate=0.2, ranks=2),)),
     ROUNDED(LATENT, "breadth-first", pp=2, loops=2, methods=(Balances(bias_rate=0.2), Clips(0.2))),
+    # Experts that move after the first step, with their states.
+    MOVED(ep=2, methods=(Balances(ranks=2, moves=MOVES),)),
+    MOVED(dp=2, ep=2, sharding="zero-2", methods=(Balances(ranks=2, moves=MOVES), Clips(0.2))),
+    MOVED(
+        "breadth-first",
+        dp=2,
+        ep=2,
+        loops=2,
+        sharding="zero-3",
+        recompute="full",
+        methods=(Balances(ranks=2, moves=MOVES),),
+    ),
+    MOVED(pp=2, ep=3, micro_batch_size=3, methods=(Balances(ranks=3, moves=((1, 0, 2, 0), (1, 1, 1, 2))),)),
 )

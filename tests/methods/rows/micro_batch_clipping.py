@@ -126,7 +126,7 @@ ROWS = (
     CLIPPED(GPT, "1f1b", pp=2, dp=2, methods=(ClipsMicro(samples=4),)),
     CLIPPED(WIDE, tp=2),
     CLIPPED(WIDE, "1f1b", pp=2, cp=2),
-    CLIPPED(MIXTRAL, ep=2, methods=(ClipsMicro(), Balances("sequence"))),
+    CLIPPED(MIXTRAL, ep=2, methods=(ClipsMicro(), Balances("sequence", ranks=2))),
     # Two sources, each with its bound.
     CLIPPED(GPT, "1f1b", pp=2, dp=2, methods=(ClipsMicro(sources=2),)),
     CLIPPED(

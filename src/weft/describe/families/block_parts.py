@@ -27,6 +27,9 @@ class BlockPart:
     freed_products: Amount = ZERO
     memory: Amount = ZERO
     kernels: int = 0
+    routed: tuple[Matmul, ...] = ()
+    routed_share: float = 0.0
+    routed_kept: Amount = ZERO
 
     def __add__(self, other: BlockPart) -> BlockPart:
         # Typed loosely because the fields have several types, all of which can be added.

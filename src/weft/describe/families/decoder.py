@@ -79,6 +79,9 @@ def _block(config: ModelConfig, decoder: Decoder, *, experts: bool, window: int)
         sent=per_stream_token(width),
         tensor_reduced=per_token(2.0 * width),
         dispatched=ZERO if mixture is None else per_token(mixture.active * width),
+        routed=parts.routed,
+        routed_share=parts.routed_share,
+        routed_kept=parts.routed_kept,
         **passes(
             parts.weights,
             parts.attention,

@@ -67,4 +67,8 @@ def _mixture(width: int, experts: Experts, *, bias: bool) -> BlockPart:
         memory=per_token((6.0 * experts.active) * width)
         + per_token(_GATED_ACTIVATION * columns, divided=True),
         kernels=12,
+        routed=(gate, last),
+        routed_share=experts.active / (experts.active + shared),
+        routed_kept=per_token(2.0 * experts.active * width)
+        + per_token(4.0 * experts.active * experts.width, divided=True),
     )

@@ -50,6 +50,11 @@ class ExpertsTable(TomlTable):
         default=0.0,
         description="change in a step of the bias with which routers choose experts, such as 0.001",
     )
+    move_every: Count | None = Field(
+        default=None,
+        description="steps after which experts move to other ranks, if predictions say that it pays by the "
+        "next time; for expert ranks",
+    )
 
     @model_validator(mode="after")
     def _together(self) -> ExpertsTable:

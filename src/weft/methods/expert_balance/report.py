@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from weft.describe.units import format_bytes, format_seconds
+from weft.methods.expert_balance.imbalance import step_with
 from weft.methods.expert_balance.options import options_of
 from weft.methods.expert_balance.program import mixtures
 from weft.planning.planned import PlannedJob
@@ -18,6 +20,10 @@ LOADS = "expert_loads"
 # Means over layers: the balance loss of all tokens of a step; the most tokens of an expert over their mean,
 # less one; and the standard deviation of tokens of experts over their mean.
 FIGURES = ("balance_loss", "expert_violation", "expert_variation")
+# Where ranks divide experts: tokens of the busiest rank over the mean, as the experts are placed in the step.
+RANK_LOAD = "busiest_expert_rank"
+# The event of experts that have moved to other ranks.
+MOVED = "experts moved"
 # What evaluations see, by layer: `rates`, the share of tokens that choose each expert, and `chosen_scores`,
 # the mean sum of a token's scores of the experts that it chooses.
 CHOSEN = "experts"
@@ -46,22 +52,32 @@ def _rows(planned: PlannedJob, metrics: Metrics) -> Rows:
 
 
 def _ranks(planned: PlannedJob, late: Metrics) -> Iterator[tuple[str, str]]:
-    """Yield the tokens of the busiest expert rank over the mean, where ranks divide the experts."""
-    graph, ranks = planned.problem.job.graph, planned.plan.ep
-    if ranks == 1:
+    """Yield the tokens of the busiest expert rank over the mean, and the time for which the others wait."""
+    ranks, told = planned.plan.ep, [row[RANK_LOAD] for row in late if RANK_LOAD in row]
+    if ranks == 1 or not told:
         return
-    places = mixtures(graph)
-    loads: Floats = np.array([row[LOADS] for row in late]).reshape(
-        -1, len(places), ranks, graph.experts // ranks
-    )
-    rows = loads.sum(axis=3)
-    busiest = (rows.max(axis=2) / np.maximum(rows.mean(axis=2), 1.0)).mean(axis=0)
-    worst = int(busiest.argmax())
-    text = f"{busiest.mean():.2f} times the mean of {ranks} ranks"
-    yield (
-        "tokens of the busiest expert rank",
-        f"{text}; {graph.layers[places[worst]].name}: {busiest[worst]:.2f}",
-    )
+    busiest = float(np.mean(told))
+    yield "tokens of the busiest expert rank", f"{busiest:.2f} times the mean of {ranks} ranks"
+    places = mixtures(planned.problem.job.graph)
+    equal_s, step_s = (step_with(planned, dict.fromkeys(places, one)) for one in (1.0, busiest))
+    share = (step_s - equal_s) / step_s
+    text = f"{format_seconds(step_s - equal_s)}, {share:.1%} of a step of {format_seconds(step_s)}"
+    yield "unequal expert ranks, predicted", text
+
+
+def _moves(events: Sequence[Mapping[str, Any]]) -> Rows:
+    """Return the moves of experts to other ranks, with what was predicted of them and how long they took."""
+    return [
+        (
+            f"experts moved after step {one['step']}",
+            f"{2 * one['swaps']} in {one['layers']} layers, {format_bytes(one['moved_bytes'])} in "
+            f"{format_seconds(one['took_s'])} (predicted {format_seconds(one['move_s'])}); busiest rank "
+            f"{one['busiest']:.2f} to {one['busiest_after']:.2f}; a step shorter by "
+            f"{format_seconds(one['saved_s'])} (predicted)",
+        )
+        for one in events
+        if one["event"] == MOVED
+    ]
 
 
 def _layers(planned: PlannedJob, late: Metrics) -> Iterator[tuple[str, str]]:
@@ -133,13 +149,20 @@ def _chart(planned: PlannedJob, metrics: Metrics) -> SectionChart | None:
     told = [row for row in metrics if LOADS in row]
     if not told:
         return None
+    names = {"violation": FIGURES[1], "variation": FIGURES[2], "busiest rank": RANK_LOAD}
     curves = tuple(
-        ChartLine(name, [(row["step"], row[key]) for row in told])
-        for name, key in zip(("violation", "variation"), FIGURES[1:], strict=True)
+        ChartLine(name, points)
+        for name, key in names.items()
+        if (points := [(row["step"], row[key]) for row in told if key in row])
     )
     return SectionChart(curves, "step")
 
 
 SECTION = ReportSection(
-    name="expert-balance", title="Loads of experts", rows=_rows, chart=_chart, by_source=_by_source
+    name="expert-balance",
+    title="Loads of experts",
+    rows=_rows,
+    chart=_chart,
+    by_source=_by_source,
+    events=_moves,
 )

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from weft.run.parallel.permutation import inverse
 from weft.run.parallel.replica_ranks import ReplicaRanks
 from weft.run.parallel.tensor_parallel import TensorRanks
 
@@ -45,12 +46,13 @@ class Division:
     """The division of one parameter over ranks: `length` elements along `axis` in `blocks` equal parts.
 
     Shares have equal shapes on all ranks. If the length does not divide, shorter shares end with zeros that
-    nothing reads.
+    nothing reads. `order` has the elements of the whole as the ranks divide them; empty if they rise.
     """
 
     axis: int
     blocks: int
     length: int
+    order: tuple[int, ...] = ()
 
     def own_length(self, ranks: ReplicaRanks) -> int:
         """Return the elements of a share along the axis."""
@@ -59,6 +61,8 @@ class Division:
     def own(self, whole: torch.Tensor, ranks: ReplicaRanks) -> torch.Tensor:
         """Return a rank's share of a whole parameter or of a state of its shape."""
         share = ranks.share(self.length // self.blocks)
+        if self.order:
+            whole = whole.index_select(self.axis, torch.tensor(self.order, device=whole.device))
         parts = [
             block.narrow(self.axis, share.start, len(share)) for block in whole.chunk(self.blocks, self.axis)
         ]
@@ -72,7 +76,7 @@ class Division:
         """Return the whole, joined from the shares of all ranks in the order of their places."""
         length = self.length // self.blocks
         blocks = [share.chunk(self.blocks, self.axis) for share in shares]
-        return torch.cat(
+        whole = torch.cat(
             [
                 blocks[place][block].narrow(self.axis, 0, len(ranks.share(length, place)))
                 for block in range(self.blocks)
@@ -80,6 +84,9 @@ class Division:
             ],
             self.axis,
         )
+        if not self.order:
+            return whole
+        return whole.index_select(self.axis, inverse(torch.tensor(self.order, device=whole.device)))
 
 
 class LinearProduct(nn.Module):

@@ -138,12 +138,15 @@ def compute_experts(
 
     Args:
         experts: a module of `transformers` with gated experts; they have no common type. With `ranks`, it has
-            the experts of one rank, and rows are exchanged.
+            the experts of one rank, and rows are exchanged. With `places`, (experts,), each expert is at its
+            place among those of all ranks, one rank after the other.
         tokens: (tokens, hidden).
         chosen, weights: the experts of each token and their weights, (tokens, choices).
     """
     ranks: ExpertRanks | None = getattr(experts, "ranks", None)
-    rows = sort_rows(chosen, len(experts.gate_up_proj) * (1 if ranks is None else ranks.size))
+    places: torch.Tensor | None = getattr(experts, "places", None)
+    at = chosen if places is None else places[chosen]
+    rows = sort_rows(at, len(experts.gate_up_proj) * (1 if ranks is None else ranks.size))
     scattered: torch.Tensor = _Scatter.apply(tokens, rows, chosen.shape[1])
     if ranks is None:
         results = _compute(experts, scattered, rows.counts)

@@ -253,7 +253,7 @@ def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
         memory=_memory(planned, summary.get("max_device_bytes") or summary["max_rss_bytes"]),
         summary=summary,
         by_source=sources,
-        sections=sections_of(planned, metrics, sources),
+        sections=sections_of(planned, metrics, sources, directory.events()),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from weft.methods.expert_balance.options import NAME
-from weft.methods.expert_balance.report import FIGURES, LOADS
 from weft.methods.expert_balance.runtime.state import COEFFICIENT, SHARE, ExpertBalance
 from weft.program.program import NONE, Instruction
 from weft.run.handlers.base import Issue
@@ -55,8 +54,7 @@ def expert_loads(workspace: Workspace, instruction: Instruction) -> Issue:
             for stage, layers in state.layers.items()
             for layer in layers
         }
-        names = (LOADS, *FIGURES)
-        made: dict[str, Value[torch.Tensor]] = {name: Value() for name in names}
+        made: dict[str, Value[torch.Tensor]] = {name: Value() for name in state.told}
 
         def work() -> None:
             roots = {layer: [one.content for one in each] for layer, each in shares.items()}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from weft.methods.expert_balance.report import FIGURES, LOADS
+from weft.methods.expert_balance.report import FIGURES, LOADS, RANK_LOAD
 from weft.methods.expert_balance.runtime.layer import Parts
 from weft.sync.base import Group
 
@@ -43,3 +43,17 @@ def loads_of(
     each = (loads * scores).sum(1), loads.amax(1) - 1.0, loads.std(1, correction=0)
     numbers = ((share * one).sum() for one in each)
     return {LOADS: counts.flatten(), **dict(zip(FIGURES, numbers, strict=True))}
+
+
+def rank_load_of(loads: torch.Tensor, places: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the tokens of the busiest rank over the mean, (), by name: the mean of layers that counted any.
+
+    Args:
+        loads: tokens of each expert, (layers x experts,).
+        places: the expert of each slot, (layers, ranks, slots).
+    """
+    layers, ranks, slots = places.shape
+    tokens = loads.view(layers, -1).gather(1, places.view(layers, -1)).view(layers, ranks, slots).sum(2)
+    counted = tokens.sum(1) > 0
+    busiest = tokens.amax(1) / tokens.mean(1).clamp(min=1.0)
+    return {RANK_LOAD: (busiest * counted).sum() / counted.sum().clamp(min=1)}

@@ -12,14 +12,18 @@ import torch
 from weft.describe.decoder import Experts
 from weft.methods.expert_balance.kinds import BalancesExperts
 from weft.methods.expert_balance.options import BY_INDEX, NAME, ExpertsTable, options_of
-from weft.methods.expert_balance.report import CHOSEN, FIGURES, LOADS
+from weft.methods.expert_balance.places import first_places
+from weft.methods.expert_balance.report import CHOSEN, FIGURES, LOADS, RANK_LOAD
 from weft.methods.expert_balance.runtime.biases import RouterBiases
 from weft.methods.expert_balance.runtime.census import Census
 from weft.methods.expert_balance.runtime.layer import BalancedLayer, Parts
 from weft.methods.expert_balance.runtime.loads import loads_of
+from weft.methods.expert_balance.runtime.moves import ExpertMoves
 from weft.methods.expert_balance.runtime.routers import watches_of
+from weft.planning.planned import PlannedJob
 from weft.program.program import NONE
 from weft.run.methods import Making, MethodState, StepGate
+from weft.run.resources import Resources
 from weft.run.stage.families.decoder import DecoderStage
 from weft.run.stage.roots import Root
 from weft.run.stage.taps import Passing
@@ -73,6 +77,15 @@ class ExpertBalance(MethodState):
         }
         # Counts of the micro-batches of a step so far, (layers, experts), by stage.
         self._so_far: dict[int, torch.Tensor] = {}
+        self._ranks = making.plan.ep
+        # The names of what the host reads of a step.
+        self.told = (LOADS, *FIGURES, *((RANK_LOAD,) if self._ranks > 1 else ()))
+        self.moves: ExpertMoves | None = None
+
+    def begin(self, resources: Resources) -> None:
+        if self._ranks > 1:
+            places = first_places(len(self._mixtures), self._experts.count, self._ranks)
+            self.moves = ExpertMoves(self._mixtures, places, resources)
 
     def roots(self, stage: int) -> Sequence[Root]:
         return [
@@ -117,13 +130,22 @@ class ExpertBalance(MethodState):
         """Return the loads of a step by name, as `loads_of`; every rank of the group calls it."""
         # Tensor ranks count the same tokens, each all of them.
         copies = {layer: one.copies for layers in self.layers.values() for layer, one in layers.items()}
-        return loads_of(self._mixtures, self._experts.count, roots, copies, group, self._device)
+        found = loads_of(self._mixtures, self._experts.count, roots, copies, group, self._device)
+        return found if self.moves is None else found | self.moves.count(found[LOADS])
+
+    def moves_after(self, done: int) -> bool:
+        every = self._table.move_every
+        return every is not None and self.moves is not None and done % every == 0
+
+    def move(self, done: int, job: PlannedJob) -> Mapping[str, Any] | None:
+        assert self.moves is not None, "it has said that it may move experts"
+        return self.moves.decide(done, job, steps=self._table.move_every or 1)
 
     def series(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
         return {name: one for name in (LOADS,) if (one := workspace.values.get((name, NONE, NONE)))}
 
     def figures(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
-        return {name: one for name in FIGURES if (one := workspace.values.get((name, NONE, NONE)))}
+        return {name: one for name in self.told[1:] if (one := workspace.values.get((name, NONE, NONE)))}
 
     @contextmanager
     def watching(self) -> Iterator[Callable[[], Mapping[str, Any]]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import PreTrainedConfig
 
 from weft.describe.model import ModelConfig
 from weft.run.parallel.expert_ranks import ExpertRanks
+from weft.run.parallel.permutation import inverse
 from weft.run.parallel.tensor_layers import Division, finish
 from weft.run.stage.decoder_parts import (
     decoder_class,
@@ -123,16 +125,27 @@ class DecoderStage(StageModule):
 
     def share_experts(self, ranks: ExpertRanks) -> None:
         super().share_experts(ranks)
-        for index, block in zip(self.block_indices, self.blocks, strict=True):
-            if self.config.architecture.has_experts(index):
-                # The type of a mixture says nothing of its experts.
-                mixture: Any = block.get_submodule(self._mixture)
-                mixture.experts.ranks = ranks
+        for experts in self.experts().values():
+            experts.ranks = ranks
         end = f"{self._mixture}.experts"
         self.divisions = {
             name: Division(0, 1, len(parameter))
             for name, parameter in self.named_parameters()
             if name.rpartition(".")[0].endswith(end)
+        }
+
+    def place_experts(self, layer: int, order: Sequence[int]) -> None:
+        """Take the shares of a layer's experts for those in this order, one rank after the other.
+
+        The caller exchanges the parameters and their states.
+        """
+        experts = self.experts()[layer]
+        experts.places = inverse(torch.tensor(order, device=experts.down_proj.device))
+        own = {id(one) for one in experts.parameters()}
+        moved = {name for name, one in self.named_parameters() if id(one) in own}
+        self.divisions = {
+            name: replace(one, order=tuple(order)) if name in moved else one
+            for name, one in self.divisions.items()
         }
 
     def choice_biases(self) -> dict[int, torch.Tensor]:
@@ -146,10 +159,16 @@ class DecoderStage(StageModule):
 
     def routers(self) -> dict[int, nn.Module]:
         """Return the routers of mixtures by the positions of their layers."""
-        blocks = zip(self.block_indices, self.blocks, strict=True)
+        return {layer: router_of(mixture) for layer, mixture in self._mixtures().items()}
+
+    def experts(self) -> dict[int, Any]:
+        """Return the experts of mixtures by the positions of their layers; they have no common type."""
+        return {layer: mixture.get_submodule("experts") for layer, mixture in self._mixtures().items()}
+
+    def _mixtures(self) -> dict[int, nn.Module]:
         return {
-            index + 1: router_of(block.get_submodule(self._mixture))
-            for index, block in blocks
+            index + 1: block.get_submodule(self._mixture)
+            for index, block in zip(self.block_indices, self.blocks, strict=True)
             if self.config.architecture.has_experts(index)
         }
 

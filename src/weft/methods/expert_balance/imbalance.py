@@ -1,0 +1,60 @@
+"""The time of unequal experts: a step whose layers wait for their busiest expert rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from weft.describe.families.transformer import transposed_input, transposed_weight
+from weft.describe.layer import Layer, Matmul, PassWork
+from weft.describe.layer_graph import LayerGraph
+from weft.planning.long_steps import predict_long
+from weft.planning.planned import PlannedJob
+from weft.predict.cost.placed_plan import PlacedPlan
+from weft.predict.cost.price import Priced, price_placed
+from weft.program.program import Program
+
+
+def step_with(planned: PlannedJob, busiest: Mapping[int, float]) -> float:
+    """Return the predicted seconds of a step whose layers have unequal experts.
+
+    Args:
+        busiest: by position of the layer, the tokens of the busiest expert rank over the mean.
+    """
+
+    def price(placed: PlacedPlan, program: Program) -> Priced:
+        graph = with_busiest(placed.model.graph, busiest)
+        return price_placed(replace(placed, model=replace(placed.model, graph=graph)), program)
+
+    return predict_long(planned.problem.cost_model, planned.plan, price).prediction.step_s
+
+
+def with_busiest(graph: LayerGraph, busiest: Mapping[int, float]) -> LayerGraph:
+    """Return the layers as the busiest expert rank of each computes, keeps and exchanges."""
+    layers = list(graph.layers)
+    for place, factor in busiest.items():
+        layers[place] = _with_rows(layers[place], factor)
+    return replace(graph, layers=tuple(layers), model=graph.model or graph)
+
+
+def _with_rows(layer: Layer, factor: float) -> Layer:
+    """Return a layer with this many times the rows that tokens send to experts."""
+    if factor == 1.0 or not layer.routed:
+        return layer
+    times = 1.0 + (factor - 1.0) * layer.routed_share
+    return replace(
+        layer,
+        forward=_longer(layer.forward, layer.routed, times),
+        backward_input=_longer(layer.backward_input, map(transposed_weight, layer.routed), times),
+        backward_weight=_longer(layer.backward_weight, map(transposed_input, layer.routed), times),
+        dispatched=factor * layer.dispatched,
+        kept=layer.kept + (factor - 1.0) * layer.routed_kept,
+        unchanged=layer.unchanged or layer,
+    )
+
+
+def _longer(work: PassWork, products: Iterable[Matmul], times: float) -> PassWork:
+    """Return the work of a pass with `times` the work of some of its products."""
+    chosen = tuple(products)
+    matmuls = (replace(one, count=times * one.count) if one in chosen else one for one in work.matmuls)
+    return replace(work, matmuls=tuple(matmuls))
