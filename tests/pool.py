@@ -11,6 +11,7 @@ The function must live at the top level of a file; workers import that file by i
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import multiprocessing
 import sys
@@ -141,6 +142,8 @@ def _serve(connection: Connection) -> None:
             location, rank, ranks, port, case, arguments = connection.recv()
         except (EOFError, KeyboardInterrupt):
             return
+        # What libraries and earlier cases have made stays: whoever collects garbage need not look through it.
+        gc.freeze()
         try:
             answer = (True, _call(modules, location, rank, ranks, port, case, arguments))
         except BaseException:

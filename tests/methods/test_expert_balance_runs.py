@@ -1,4 +1,4 @@
-"""Runs whose routers have biases: kept, and resumed to the same bits."""
+"""Runs with biases of routers, or experts that move: resumed, and ended, with the same bits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from pool import WorkerPool
+from pooled_runs import trained
 from stopped_runs import saved, text_run, through_and_stopped
+
+from weft.training.directory.run_directory import RunDirectory
 
 GLM = {
     "model_type": "glm4_moe",
@@ -44,3 +48,61 @@ def test_biases_of_routers_are_resumed_to_the_same_bits(tmp_path: Path, worker_p
     # Each of three steps adds a quarter, takes one, or leaves an expert with as many tokens as the mean.
     assert ((bias * 4).round() / 4 == bias).all()
     assert bias.abs().max() <= 0.75
+
+
+MIXTRAL = {
+    "model_type": "mixtral",
+    "hidden_size": 64,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 256,
+    "max_position_embeddings": 128,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,
+}
+MOVING = """
+[model]
+hf = "model"
+[task]
+data = "text.txt"
+sequence = 128
+[train]
+global_batch = 8
+steps = {steps}
+precision = "fp32"
+[plan]
+ep = 2
+micro_batch_size = 4
+schedule = "gpipe"
+[experts]
+balance = "none"
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("own_home")
+def test_experts_of_a_run_move_and_change_none_of_its_bits(tmp_path: Path, worker_pool: WorkerPool) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(MIXTRAL))
+    # Few words: the tokens choose few experts.
+    (tmp_path / "text.txt").write_text("The sheep of the hills are counted twice. " * 1000)
+    staying, moving = (tmp_path / f"{name}.toml" for name in ("staying", "moving"))
+    staying.write_text(MOVING.format(steps=6))
+    moving.write_text(MOVING.format(steps=6) + "move_every = 2\n")
+    trained(worker_pool, staying, directory=tmp_path / "stayed", steps=6)
+    trained(worker_pool, moving, directory=tmp_path / "moved", steps=4)
+    # A resumed run has all experts in their first places.
+    trained(worker_pool, moving, resume=tmp_path / "moved", steps=6)
+    expected, found = (saved(tmp_path / name) for name in ("stayed", "moved"))
+    assert expected.keys() == found.keys()
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+    events = [one for one in RunDirectory(tmp_path / "moved").events() if one["event"] == "experts moved"]
+    assert events
+    for one in events:
+        assert one["step"] in (2, 4)
+        assert one["busiest_after"] < one["busiest"]
+        assert 2 * one["saved_s"] > one["move_s"] > 0
+        assert one["moved_bytes"] == 2 * one["swaps"] * 3 * 64 * 512 * 12

@@ -25,21 +25,22 @@ from weft.run.workspace import Batch, Samples
 from weft.training.open_run import OpenRun, load, open_run
 from weft.training.tasks.base import Task, batch_of, sources_of_task
 
-# The number of samples for the held-out loss, rounded up to whole global batches; always the same samples.
+# The most samples for the held-out loss, before they fill whole global batches; always the same samples.
 HELD_OUT_SAMPLES = 256
 
 
 def held_out_samples(run: OpenRun) -> Ints:
-    """Return the fixed samples for a run's held-out loss, in whole global batches.
+    """Return the fixed samples for a run's held-out loss, as `spread_evenly`."""
+    return spread_evenly(run.task.held_out_samples, run.job.plan.global_batch)
 
-    They are spread evenly over the held-out data; if it has too few, some count more than once.
+
+def spread_evenly(available: int, batch: int) -> Ints:
+    """Return rising numbers of samples below `available` in whole batches, shape (count,).
+
+    They are spread evenly: all samples, or `HELD_OUT_SAMPLES` of more. To fill the last batch, some count
+    twice, or more often if there are fewer than a batch.
     """
-    size = run.job.plan.global_batch
-    return spread_evenly(run.task.held_out_samples, -(-HELD_OUT_SAMPLES // size) * size)
-
-
-def spread_evenly(available: int, count: int) -> Ints:
-    """Return `count` rising sample numbers below `available`, shape (count,)."""
+    count = -(-min(available, HELD_OUT_SAMPLES) // batch) * batch
     return np.arange(count, dtype=np.int64) * available // count
 
 
@@ -77,12 +78,10 @@ def _watched(run: OpenRun, samples: Ints) -> dict[str, Any]:
 def samples_of_sources(run: OpenRun) -> dict[str, Ints]:
     """Return the fixed samples of each source for a run's losses by source, in whole global batches."""
     size = run.job.plan.global_batch
-    count = -(-HELD_OUT_SAMPLES // size) * size
-    return {one.name: _among(one.held_out, count) for one in sources_of_task(run.task)}
-
-
-def _among(numbers: range, count: int) -> Ints:
-    return numbers.start + spread_evenly(len(numbers), count)
+    return {
+        one.name: one.held_out.start + spread_evenly(len(one.held_out), size)
+        for one in sources_of_task(run.task)
+    }
 
 
 def _held_out_batch(task: Task, samples: Ints, micro_batch_size: int, among: Ints) -> Batch:
@@ -145,7 +144,11 @@ def _perplexity(kind: str, loss: float) -> dict[str, float]:
 def _each_once(numbers: range, size: int) -> Ints:
     """Return samples in whole batches of `size`; fewer than one batch fill it, and some count twice."""
     count = len(numbers) // size * size
-    return np.array(numbers[:count], dtype=np.int64) if count else _among(numbers, size)
+    return (
+        np.array(numbers[:count], dtype=np.int64)
+        if count
+        else numbers.start + spread_evenly(len(numbers), size)
+    )
 
 
 def _bits_per_byte(loss: float, bytes_per_token: float | None) -> dict[str, float]:
