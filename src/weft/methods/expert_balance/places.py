@@ -40,8 +40,8 @@ def busiest(loads: Floats, places: Ints) -> float:
 def swaps(loads: Floats, places: Ints) -> list[Swap]:
     """Return exchanges, one after the other, of which each leaves the two ranks fewer tokens at most.
 
-    Every step takes experts of the busiest rank and exchanges the pair after which the busier one of both
-    ranks has fewest tokens. It ends where no exchange helps.
+    Every exchange is one of the busiest rank: the one after which the busier of both ranks has fewest tokens.
+    It ends where no exchange helps.
     """
     places, found = places.copy(), list[Swap]()
     while True:
