@@ -30,6 +30,7 @@ BENCHMARKS = (
     ("tracked_memory",),
     ("loss_head",),
     ("experts",),
+    ("expert_moves",),
     ("tensor_ranks",),
     ("tensor_collectives",),
     ("few_bits_at_scale",),

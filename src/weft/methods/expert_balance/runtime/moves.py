@@ -44,6 +44,7 @@ class ExpertMoves:
 
     def decide(self, done: int, job: PlannedJob, *, steps: int) -> Mapping[str, Any] | None:
         """Move experts if that saves more in the next `steps` than it takes; every rank calls it."""
+        begun_s = time.monotonic()
         # A copy: on a CPU, the array of a tensor has its memory.
         loads = self._recent.cpu().numpy().reshape(len(self._mixtures), -1).copy()
         self._recent.zero_()
@@ -63,10 +64,11 @@ class ExpertMoves:
         if found is None:
             return None
         swaps = {int(mixture): [Swap(*one) for one in each] for mixture, each in found["swaps"].items()}
-        started_s = time.monotonic()
+        decided_s = time.monotonic()
         self.move(swaps)
         moved = {"swaps": sum(map(len, swaps.values())), "layers": len(swaps)}
-        return {"event": MOVED, "step": done, **found, **moved, "took_s": time.monotonic() - started_s}
+        times = {"decided_s": decided_s - begun_s, "took_s": time.monotonic() - decided_s}
+        return {"event": MOVED, "step": done, **found, **moved, **times}
 
     def move(self, swaps: Mapping[int, Sequence[Swap]]) -> None:
         """Exchange experts by the place of their mixture; every rank calls it."""
