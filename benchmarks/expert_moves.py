@@ -1,8 +1,8 @@
 """Runs of a mixture on two expert ranks: with experts where they are, and with `move_every`.
 
-Without a balance, a router prefers a few experts. The rank that has most of them makes the other one wait. Both
-runs train the same weights, bit for bit; what differs is the time of a step. Rounds go back and forth between
-the two. Steps before the first move are left out.
+Without a balance, a router prefers a few experts. The rank that has most of them makes the other one wait.
+Both runs end with the same loss, to the bit; what differs is the time of a step. Rounds go back and forth
+between the two. Steps before the first decision are left out.
 
     python benchmarks/expert_moves.py             # about four minutes on two cores
     python benchmarks/expert_moves.py --quick     # one round of fewer steps

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.describe.added_layers import trained_graph
+from weft.describe.amount import Shape
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import Layout
 from weft.describe.plan import Choice, Plan
@@ -138,14 +139,18 @@ def test_a_busier_rank_computes_exchanges_and_keeps_more(problem: Problem, facto
     )
 
 
-def test_all_products_of_experts_are_of_the_choice_where_none_is_shared(tmp_path: Path) -> None:
+def test_shared_experts_are_as_busy_on_all_ranks(tmp_path: Path) -> None:
     described(tmp_path, "qwen2_moe", shared_expert_intermediate_size=48, moe_intermediate_size=24)
-    graph = problem_of(model=str(tmp_path), on="2xt4", global_batch=4).job.graph
-    layer = graph.layers[mixtures(graph)[0]]
-    experts = problem_of(model=str(tmp_path), on="2xt4", global_batch=4).model.architecture.experts
+    found = problem_of(model=str(tmp_path), on="2xt4", global_batch=4)
+    graph, experts = found.job.graph, found.model.architecture.experts
     assert experts is not None
-    assert layer.routed_share == pytest.approx(experts.active / (experts.active + 48 / 24))
+    place = mixtures(graph)[0]
+    layer, busy = graph.layers[place], with_busiest(graph, {place: 3.0}).layers[place]
+    shape = Shape(2, found.job.sequence)
     assert all(one in layer.forward.matmuls for one in layer.routed)
+    # Of the choice of tokens, and not of the shared expert, which is as wide as two of them.
+    routed = sum(one.flops(shape) for one in layer.routed) * experts.active / (experts.active + 2)
+    assert busy.forward.flops(shape) == pytest.approx(layer.forward.flops(shape) + 2 * routed)
 
 
 def test_a_graph_keeps_the_rows_of_its_experts_in_its_file(problem: Problem) -> None:
