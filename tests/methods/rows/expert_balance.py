@@ -265,5 +265,6 @@ ROWS = (
         recompute="full",
         methods=(Balances(ranks=2, moves=MOVES),),
     ),
+    MOVED("chimera", pp=2, ep=2, micro_batches=2, methods=(Balances(ranks=2, moves=MOVES),)),
     MOVED(pp=2, ep=3, micro_batch_size=3, methods=(Balances(ranks=3, moves=((1, 0, 2, 0), (1, 1, 1, 2))),)),
 )
