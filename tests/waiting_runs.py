@@ -71,7 +71,8 @@ def process(*command: str | Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def wait_for(condition: Callable[[], bool], started: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
+    # Starts take minutes of a machine that runs many of them at once.
+    deadline = time.monotonic() + 300
     while not condition():
         assert started.poll() is None, started.communicate()
         assert time.monotonic() < deadline, "it did not happen in time"
