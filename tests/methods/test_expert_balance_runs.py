@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from described_decoders import described
 from pool import WorkerPool
 from pooled_runs import trained
 from stopped_runs import saved, text_run, through_and_stopped
@@ -50,19 +51,8 @@ def test_biases_of_routers_are_resumed_to_the_same_bits(tmp_path: Path, worker_p
     assert bias.abs().max() <= 0.75
 
 
-MIXTRAL = {
-    "model_type": "mixtral",
-    "hidden_size": 64,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 256,
-    "max_position_embeddings": 128,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "tie_word_embeddings": False,
-}
+# Wide experts: two ranks compute long enough for a move to pay.
+WIDE = {"hidden_size": 64, "intermediate_size": 512, "num_hidden_layers": 2, "num_local_experts": 8}
 MOVING = """
 [model]
 hf = "model"
@@ -86,7 +76,7 @@ balance = "none"
 @pytest.mark.usefixtures("own_home")
 def test_experts_of_a_run_move_and_change_none_of_its_bits(tmp_path: Path, worker_pool: WorkerPool) -> None:
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(MIXTRAL))
+    described(tmp_path / "model", "mixtral", vocab_size=256, max_position_embeddings=128, **WIDE)
     # Few words: the tokens choose few experts.
     (tmp_path / "text.txt").write_text("The sheep of the hills are counted twice. " * 1000)
     staying, moving = (tmp_path / f"{name}.toml" for name in ("staying", "moving"))
