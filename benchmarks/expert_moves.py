@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from figures import Value
-from harness import Report, parser
+from harness import Report, parser, python_sources
 
 ROUNDS, STEPS, EVERY = 3, 80, 10
 CONFIG = {
@@ -88,7 +88,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         (place / "config.json").write_text(json.dumps(CONFIG))
-        (place / "text.txt").write_bytes(standard_library(2_000_000))
+        (place / "text.txt").write_bytes(python_sources(2_000_000))
         pairs = [
             (train(place, steps, ""), train(place, steps, f"move_every = {EVERY}\n")) for _ in range(rounds)
         ]
@@ -103,20 +103,20 @@ def figures(pairs: list[tuple[Trained, Trained]]) -> dict[str, Value]:
     ratios = [moved / stayed for stayed, moved in zip(stayed_s, moved_s, strict=True)]
     moves = [move for _, moved in pairs for move in moved.moves]
     return {
-        "step, experts stay": _spread(stayed_s, "s"),
-        "step, experts move": _spread(moved_s, "s"),
-        "ratio of steps": _spread(ratios, "ratio", target=1.0),
-        "busiest rank over the mean, experts stay": _spread([one.busiest() for one, _ in pairs], "ratio"),
-        "busiest rank over the mean, experts move": _spread([one.busiest() for _, one in pairs], "ratio"),
+        "step, experts stay": Value.of_repeats(stayed_s, "s"),
+        "step, experts move": Value.of_repeats(moved_s, "s"),
+        "ratio of steps": Value.of_repeats(ratios, "ratio", target=1.0),
+        "busiest rank over the mean, experts stay": Value.of_repeats(
+            [one.busiest() for one, _ in pairs], "ratio"
+        ),
+        "busiest rank over the mean, experts move": Value.of_repeats(
+            [one.busiest() for _, one in pairs], "ratio"
+        ),
         "moves of a run": Value(len(moves) / len(pairs), "count"),
         "a move, predicted": Value(statistics.median(one["move_s"] for one in moves), "s"),
         "a move, measured": Value(statistics.median(one["took_s"] for one in moves), "s"),
         "a decision": Value(statistics.median(one["decided_s"] for one in moves), "s"),
     }
-
-
-def _spread(values: list[float], unit: str, target: float | None = None) -> Value:
-    return Value(statistics.median(values), unit, target, low=min(values), high=max(values))
 
 
 def train(folder: Path, steps: int, keys: str) -> Trained:
@@ -133,16 +133,6 @@ def train(folder: Path, steps: int, keys: str) -> Trained:
         summary = json.loads((run / "summary.json").read_text())
     moves = [event for event in events if event["event"] == "experts moved"]
     return Trained(metrics, moves, summary["final_loss"])
-
-
-def standard_library(size: int) -> bytes:
-    """The first bytes of Python's own sources."""
-    found = b""
-    for path in sorted(Path(os.__file__).parent.glob("*.py")):
-        found += path.read_bytes()
-        if len(found) >= size:
-            break
-    return found[:size]
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import statistics
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -40,6 +41,11 @@ class Value:
     met: bool | None = None
     low: float | None = None
     high: float | None = None
+
+    @classmethod
+    def of_repeats(cls, values: Sequence[float], unit: str, target: float | None = None) -> Value:
+        """The median of repeats, with their spread."""
+        return cls(statistics.median(values), unit, target, low=min(values), high=max(values))
 
     def judged(self) -> bool | None:
         """Whether the target is met; None without a target and a verdict of its own."""

@@ -12,8 +12,8 @@ def main() -> None:
 from __future__ import annotations
 
 import argparse
+import os
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -172,6 +172,12 @@ class Report:
             self._record.append(rows)
 
 
+def python_sources(size: int) -> bytes:
+    """The first bytes of the sources of Python's standard library, in the order of their names."""
+    sources = sorted(Path(os.__file__).parent.glob("*.py"))
+    return b"\n".join(one.read_bytes() for one in sources)[:size]
+
+
 def file_at(clone: Path, commit: str, path: str) -> bytes:
     """Return a file of a clone, which may be bare, at a commit."""
     command = ["git", "-C", str(clone), "show", f"{commit}:{path}"]
@@ -186,7 +192,7 @@ def timed(call: Callable[[], object], repeats: int = 5, target_s: float | None =
         start = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - start)
-    return Value(statistics.median(seconds), "s", target_s, low=min(seconds), high=max(seconds))
+    return Value.of_repeats(seconds, "s", target_s)
 
 
 def peak_bytes(process: int | None = None) -> int:

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from figures import Value
-from harness import Report, parser, peak_bytes
+from harness import Report, parser, peak_bytes, python_sources
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedConfig, set_seed
 
 from weft.describe.toml_table import table_text
@@ -232,19 +232,13 @@ def tree(root: int) -> list[int]:
     return [root, *(one for child in words for one in tree(int(child)))]
 
 
-def write_text(path: Path) -> None:
-    """Write the first bytes of the sources of Python's standard library, in the order of their names."""
-    sources = sorted(Path(os.__file__).parent.glob("*.py"))
-    path.write_bytes(b"\n".join(one.read_bytes() for one in sources)[:TEXT_BYTES])
-
-
 def compare(report: Report, name: str, folder: Path, rounds: int) -> None:
     """Train one model with all contenders in turns, and report each, and ours over theirs."""
     set_seed(SEED)
     model = folder / "model"
     AutoModelForCausalLM.from_config(MODELS[name]).save_pretrained(model)
     text = folder / "text.txt"
-    write_text(text)
+    text.write_bytes(python_sources(TEXT_BYTES))
     trained: dict[Contender, list[Trained]] = {one: [] for one in CONTENDERS}
     for number in range(rounds):
         for place, one in enumerate(CONTENDERS[::-1] if number % 2 else CONTENDERS):
@@ -264,13 +258,10 @@ def compare(report: Report, name: str, folder: Path, rounds: int) -> None:
 
 
 def figures_of(runs: list[Trained]) -> dict[str, Value]:
-    def spread(values: list[float], unit: str) -> Value:
-        return Value(statistics.median(values), unit, low=min(values), high=max(values))
-
     return {
-        "tokens": spread([one.tokens_per_s for one in runs], "per s"),
-        "peak memory": spread([float(one.peak_bytes) for one in runs], "bytes"),
-        "start-up": spread([one.start_up_s for one in runs], "s"),
+        "tokens": Value.of_repeats([one.tokens_per_s for one in runs], "per s"),
+        "peak memory": Value.of_repeats([float(one.peak_bytes) for one in runs], "bytes"),
+        "start-up": Value.of_repeats([one.start_up_s for one in runs], "s"),
     }
 
 
