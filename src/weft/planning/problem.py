@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Unpack
 
+from weft.describe.assumption import assumed_of
 from weft.describe.plan import LayerChoice
 from weft.describe.plan_subject import PlanSubject, subject_of
 from weft.describe.request import Request, RequestOptions, request_of_names, request_of_subject
@@ -64,7 +65,8 @@ def measured_problem(request: Request, *, home: Path | None = None) -> Problem:
     """
     measured = load_measurements(request.job, home or weft_home())
     links = {one.key: one.words for one in assumed_links(request.job.cluster, measured)}
-    return Problem(**{**vars(request), "assumed": {**links, **request.assumed}}, measurements=measured)
+    assumed = {**links, **assumed_of(request.job), **request.assumed}
+    return Problem(**{**vars(request), "assumed": assumed}, measurements=measured)
 
 
 def problem_of(

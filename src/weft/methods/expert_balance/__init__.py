@@ -13,9 +13,10 @@ from weft.methods.expert_balance.options import NAME, TABLE
 from weft.methods.expert_balance.program import PASS
 from weft.methods.expert_balance.report import SECTION
 from weft.methods.expert_balance.rules import RULES
+from weft.methods.expert_balance.variation import EQUALLY_BUSY, EXPECTED
 
 BUNDLE = Bundle(
     name=NAME,
-    parts=(TABLE, PASS, *USES, *COSTS, *RULES, SECTION),
+    parts=(TABLE, PASS, *USES, *COSTS, *RULES, EXPECTED, EQUALLY_BUSY, SECTION),
     runtime="weft.methods.expert_balance.runtime",
 )

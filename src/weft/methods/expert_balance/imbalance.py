@@ -8,11 +8,22 @@ from dataclasses import replace
 from weft.describe.families.transformer import transposed_input, transposed_weight
 from weft.describe.layer import Layer, Matmul, PassWork
 from weft.describe.layer_graph import LayerGraph
+from weft.describe.plan import Plan
+from weft.methods.expert_balance.options import NAME
 from weft.planning.long_steps import predict_long
 from weft.planning.planned import PlannedJob
 from weft.predict.cost.placed_plan import PlacedPlan
 from weft.predict.cost.price import Priced, price_placed
 from weft.program.program import Program
+
+
+def _as_equal(plan: Plan) -> Plan:
+    """Return the plan without expectations of unequal experts."""
+    methods = [
+        one.model_copy(update={"options": {**one.options, "variation": 0.0}}) if one.name == NAME else one
+        for one in plan.methods
+    ]
+    return plan.model_copy(update={"methods": tuple(methods)})
 
 
 def step_with(planned: PlannedJob, busiest: Mapping[int, float]) -> float:
@@ -26,14 +37,19 @@ def step_with(planned: PlannedJob, busiest: Mapping[int, float]) -> float:
         graph = with_busiest(placed.model.graph, busiest)
         return price_placed(replace(placed, model=replace(placed.model, graph=graph)), program)
 
-    return predict_long(planned.problem.cost_model, planned.plan, price).prediction.step_s
+    return predict_long(planned.problem.cost_model, _as_equal(planned.plan), price).prediction.step_s
 
 
 def with_busiest(graph: LayerGraph, busiest: Mapping[int, float]) -> LayerGraph:
     """Return the layers as the busiest expert rank of each computes, keeps and exchanges."""
     layers = list(graph.layers)
+    # Equal layers with equal factors stay equal.
+    made: dict[tuple[int, float], Layer] = {}
     for place, factor in busiest.items():
-        layers[place] = _with_rows(layers[place], factor)
+        key = graph.alike[place], factor
+        if key not in made:
+            made[key] = _with_rows(layers[place], factor)
+        layers[place] = replace(made[key], name=layers[place].name)
     return replace(graph, layers=tuple(layers), model=graph.model or graph)
 
 

@@ -50,6 +50,11 @@ class ExpertsTable(TomlTable):
         default=0.0,
         description="change in a step of the bias with which routers choose experts, such as 0.001",
     )
+    variation: Weight = Field(
+        default=0.0,
+        description="expected standard deviation of experts' tokens over their mean; for predictions with "
+        "expert ranks, and nothing else",
+    )
     move_every: Count | None = Field(
         default=None,
         description="steps after which experts move to other ranks, if predictions say that it pays by the "

@@ -5,12 +5,13 @@ The tables do not depend on the number of micro-batches, so they price programs 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
+from weft.describe.added_layers import decided_layers
 from weft.describe.amount import Shape
 from weft.describe.cluster import Cluster
 from weft.describe.device import Device
@@ -48,21 +49,28 @@ class CostModel:
     __repr__ = one_line
 
     def of(self, plan: Plan) -> CostModel:
-        """Return the model with the costs of the plan's loss; it shares evaluated layers and links.
+        """Return the model with the costs of the plan's loss and of what methods change in its layers.
+
+        It shares evaluated layers and links.
 
         Raises:
             InputError: with every fault of the plan's choices for layers.
         """
-        choices = plan.layer_choices
-        if choices == other_choices(choices):
+        choices, decided = plan.layer_choices, decided_layers(plan, self.graph)
+        has_them = choices == other_choices(choices)
+        if has_them and not decided:
             return self
-        if choices not in self._of_losses:
-            self._of_losses[choices] = changed = replace(self, graph=with_choices(self.graph, choices))
+        key = choices, decided
+        if key not in self._of_plans:
+            graph = self.graph if has_them else with_choices(self.graph, choices)
+            for method, value in decided:
+                graph = method.change(graph, value)
+            self._of_plans[key] = changed = replace(self, graph=graph)
             vars(changed).update(compute=self.compute, network=self.network)
-        return self._of_losses[choices]
+        return self._of_plans[key]
 
     @cached_property
-    def _of_losses(self) -> dict[tuple[LayerChoice, ...], CostModel]:
+    def _of_plans(self) -> dict[tuple[tuple[LayerChoice, ...], Hashable], CostModel]:
         return {}
 
     @cached_property
