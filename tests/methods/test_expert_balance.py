@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from described_decoders import described
+from hypothesis import given
+from hypothesis import strategies as st
 from program.mutations import twice, without_edge, without_row
 
 from weft.describe.added_layers import trained_graph
@@ -21,10 +23,12 @@ from weft.describe.reading import parse_toml
 from weft.describe.run_file import parse_run
 from weft.describe.run_tables.methods import requested_methods
 from weft.errors import InputError
+from weft.methods.expert_balance.coverage import coverage
 from weft.methods.expert_balance.kinds import EXPERT_COUNTS, EXPERT_LOADS
 from weft.methods.expert_balance.options import read_options
 from weft.methods.expert_balance.program import mixtures
 from weft.methods.expert_balance.report import SECTION
+from weft.methods.expert_balance.rules import FORWARD_FIRST
 from weft.moves.layout import build_plan, refuse
 from weft.planning.compile import compile_evaluation, compile_plan
 from weft.planning.planners.space import layouts
@@ -34,6 +38,8 @@ from weft.predict.cost.placed_plan import CostModel
 from weft.predict.cost.price import price
 from weft.program.kinds import FORWARD, STEP
 from weft.program.program import NONE, Program
+from weft.program.schedules import get_schedule
+from weft.program.schedules.base import Pipeline
 from weft.program.verify import require_valid, verify
 
 EXPERTS, BLOCKS = 8, 4
@@ -204,6 +210,8 @@ def test_an_evaluation_counts_nothing(problem: Problem) -> None:
     ("choice", "changes", "reason"),
     [
         (balance(), {"schedule": "1f1b"}, "1f1b goes back before a stage has counted all micro-batches"),
+        # Of four micro-batches, two stages have counted 2, 3, 4, 4 and 1, 2, 3, 4.
+        (balance(), {"schedule": "1f1b"}, "the first time after 25% of them, in the mean after 72%"),
         (balance(), {"schedule": "zb-h1"}, "or experts.balance: buffer"),
         (
             balance(),
@@ -256,6 +264,26 @@ def test_plans_that_count_the_same_tokens_are_not(
     assert refuse(asked.job, layout) is None
     plan = plan_of(problem, choice, layout)
     assert check_plan(plan, asked.job.graph, asked.job.cluster) == []
+
+
+@given(micro_batches=st.integers(1, 24), devices=st.integers(1, 6), name=st.sampled_from(["1f1b", "zb-h1"]))
+def test_early_orders_count_as_far_as_their_warm_up(micro_batches: int, devices: int, name: str) -> None:
+    pipeline = Pipeline(devices, devices, micro_batches)
+    schedule = get_schedule(name)
+    if schedule.refuse(pipeline, {}) is not None:
+        return
+    shares = coverage(schedule, pipeline, {})
+    expected = [
+        min(micro_batches, place + devices - stage) / micro_batches
+        for stage in range(devices)
+        for place in range(micro_batches)
+    ]
+    assert sorted(shares) == pytest.approx(sorted(expected))
+
+
+@pytest.mark.parametrize("name", FORWARD_FIRST)
+def test_orders_that_go_forward_first_have_counted_all(name: str) -> None:
+    assert set(coverage(get_schedule(name), Pipeline(4, 4, 8), {})) == {1.0}
 
 
 def test_planners_try_orders_that_count_in_time(problem: Problem) -> None:

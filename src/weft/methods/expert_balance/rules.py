@@ -15,6 +15,7 @@ from weft.describe.plan import Choice, Plan
 from weft.describe.plan_file import PlanRule, listed
 from weft.describe.synchronisation import keeps_gradients_local
 from weft.errors import InputError, Violation
+from weft.methods.expert_balance.coverage import coverage
 from weft.methods.expert_balance.options import (
     BY_INDEX,
     NAME,
@@ -24,7 +25,7 @@ from weft.methods.expert_balance.options import (
     read_options,
 )
 from weft.moves.composition import Composition, ForwardFirst
-from weft.moves.layout import shares_of
+from weft.moves.layout import pipeline_of, shares_of
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import paths_of
 
@@ -91,9 +92,19 @@ def _of_layout(job: Job, layout: Layout) -> str | None:
     shares = tuple(share // paths for share in shares_of(job, layout) for _ in range(paths))
     decided = _Counting(layout.schedule, layout.micro_batch_size, sizes, shares)
     found = _problem(table, decided)
-    return (
-        None if found is None else f"{found.where}: {found.problem}; nearest {found.where}: {found.nearest}"
-    )
+    if found is None:
+        return None
+    known = _known_in_time(job, layout) if found.where == "schedule" else ""
+    return f"{found.where}: {found.problem}{known}; nearest {found.where}: {found.nearest}"
+
+
+def _known_in_time(job: Job, layout: Layout) -> str:
+    """Return which part of a step an early order has counted in time, in words."""
+    schedule, pipeline = get_schedule(layout.schedule), pipeline_of(job, layout)
+    if schedule.refuse(pipeline, layout.options) is not None:
+        return ""
+    shares = coverage(schedule, pipeline, layout.options)
+    return f", the first time after {shares.min():.0%} of them, in the mean after {shares.mean():.0%}"
 
 
 def _apart(job: Job, layout: Layout) -> str | None:

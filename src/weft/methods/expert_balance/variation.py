@@ -20,8 +20,8 @@ from weft.methods.expert_balance.program import mixtures
 def expected_busiest(variation: float, experts: int, ranks: int) -> float:
     """Return the tokens of the busiest rank over the mean, expected of experts that lie on ranks by chance.
 
-    The tokens of a rank are the sum of those of `experts / ranks` experts, drawn without repetition, and take
-    a normal distribution. The largest of several such numbers is Blom's (1958, *Statistical Estimates and
+    A rank's tokens are the sum of those of `experts / ranks` experts, drawn without repetition. They take a
+    normal distribution. The largest of several such numbers is Blom's (1958, *Statistical Estimates and
     Transformed Beta-Variables*).
 
     Args:
