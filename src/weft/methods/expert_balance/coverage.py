@@ -12,8 +12,8 @@ from weft.program.schedules.base import Options, Pipeline, Schedule
 def coverage(schedule: Schedule, pipeline: Pipeline, options: Options) -> Floats:
     """Return, for each backward pass of a pipeline, the share of its stage's forward passes that ran before.
 
-    A balance of the step can know the tokens of these passes alone. On stage s of p, 1f1b has counted
-    min(M, m + p - s) of M micro-batches before it goes back with micro-batch m. The passes are in no order.
+    A balance of the step can know the tokens of these passes alone. Before micro-batch m goes back on stage s
+    of p, 1f1b has counted min(M, m + p - s) of M micro-batches. The passes are in no order.
     """
     shares = []
     for device in range(pipeline.devices):

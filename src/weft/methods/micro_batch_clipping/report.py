@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from weft.describe.tasks import sources_of
-from weft.methods.micro_batch_clipping.options import options_of
+from weft.methods.micro_batch_clipping.options import ClipTable, options_of
+from weft.methods.micro_batch_clipping.size import estimate
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import (
     SAMPLE_SOURCES,
@@ -28,6 +29,8 @@ NORMS = "clip_norms"
 BOUND, CLIPPED, DROPPED = "clip_bound", "clipped", "dropped"
 # The bound of each micro-batch, where sources have bounds of their own; BOUND is their mean.
 BOUNDS = "clip_bounds"
+# The norm of the step's gradient, which runs record that also clip it ([optimizer] clip_norm).
+GRADIENT = "gradient_norm"
 # Rows of the table: the micro-batches that lost most.
 MOST_ROWS = 10_000
 
@@ -91,7 +94,31 @@ def _rows(planned: PlannedJob, metrics: Metrics) -> Rows:
         ("above the bound", f"{sum(row[CLIPPED] for row in told) / len(told):.1%}"),
         ("length that clipping leaves, mean", f"{1.0 - clipped.suppressed.mean():.1%}"),
         ("left out, not finite", f"{dropped:.1%}"),
+        *_size(planned, table, clipped),
         *_sources(planned, clipped),
+    ]
+
+
+def _size(planned: PlannedJob, table: ClipTable, clipped: ClippedSteps) -> Rows:
+    """Return the size of micro-batches that recorded norms make best, for `min` with the gradient's norm."""
+    lengths = np.array([row.get(GRADIENT, np.nan) for row in clipped.rows], dtype=np.float64)
+    if table.micro != "min" or table.sources > 1:
+        return []
+    bounds = clipped.bounds.mean(axis=1)
+    known = np.isfinite(lengths) & (bounds > 0) & np.isfinite(clipped.norms).all(axis=1)
+    if not known.any():
+        return []
+    found = estimate(clipped.norms[known], lengths[known] / bounds[known], table.samples)
+    if found is None:
+        return [("size by the norms", "unknown: the directions of a step do not agree")]
+    best = min(max(found.best_samples, 1.0), float(planned.problem.job.global_batch))
+    reach = " and ".join(
+        f"{found.reach(samples):.1%} with {samples:.0f}" for samples in (table.samples, best)
+    )
+    return [
+        ("samples that pull away, estimated", f"{found.rate:.2%}"),
+        ("noise of a sample over the gradient, squared", f"{found.noise:.3g}"),
+        ("size by the norms", f"{best:.0f} samples; a mean of directions reaches {reach}"),
     ]
 
 
