@@ -224,6 +224,11 @@ def test_an_evaluation_counts_nothing(problem: Problem) -> None:
             "micro_batch_size: 4; balance buffer is of micro-batches of 2 samples",
         ),
         (BUFFER, {"dp": 4}, "dp: 4 replicas; balance buffer is of 2"),
+        (
+            balance(capacity=1.0),
+            {"cp": 2, "dp": 1},
+            "experts.capacity: a capacity counts the tokens of whole",
+        ),
         (BUFFER, {"micro_batches_per_replica": (3, 5)}, "balance buffer needs equal shares of replicas"),
         (
             balance(balance="micro-batch", samples=4),
@@ -339,6 +344,8 @@ def test_the_table_of_the_run_file_is_the_method_of_the_plan() -> None:
         ('balance = "sequence"\nmicro_weight = 0.1\nsamples = 1', "experts: micro_weight: 0.1"),
         ('balance = "none"\nweight = 0.1', 'experts: weight: 0.1; balance is "none"'),
         ("weight = -1.0", "experts: weight: -1.0"),
+        ("capacity = 0", "experts: capacity: 0"),
+        ("variation = -0.1", "experts: variation: -0.1"),
         ('balance = "global"', "nearest valid: global-batch"),
     ],
 )
@@ -367,6 +374,9 @@ def test_the_report_names_the_most_unequal_layers(problem: Problem) -> None:
     assert chart is not None
     assert [line.name for line in chart.curves] == ["violation", "variation"]
     assert SECTION.rows(planned, [{"step": 0, "loss": 1.0}]) == []
+    full = [{**row, "dropped_choices": share} for row, share in zip(metrics[-2:], (0.02, 0.04), strict=True)]
+    lost = dict(SECTION.rows(planned, [*metrics[:-2], *full]))["choices beyond the capacity"]
+    assert lost == "3.00% lose their expert"
 
 
 def test_the_report_tells_which_experts_belong_to_a_source(problem: Problem) -> None:

@@ -80,6 +80,20 @@ def test_plans_are_priced_with_the_busiest_rank_that_is_expected(tmp_path: Path)
     assert job_of(uneven, **alone).prediction.step_s == job_of(equal, **alone).prediction.step_s
 
 
+def test_a_capacity_limits_the_busiest_rank(tmp_path: Path) -> None:
+    full = job_of(asking(tmp_path, variation=0.5, capacity=1.1))
+    places = mixtures(full.problem.job.graph)
+    assert expected_busiest(0.5, EXPERTS, 4) > 1.1
+    assert full.prediction.step_s == step_with(full, dict.fromkeys(places, 1.1))
+    # Recorded tokens are those before the capacity.
+    assert step_with(full, dict.fromkeys(places, 3.0)) == step_with(full, dict.fromkeys(places, 1.1))
+    # Half of the rows are lost, also without expert ranks.
+    few, all_rows = (
+        job_of(asking(tmp_path, capacity=capacity), ep=1, dp=4).prediction.step_s for capacity in (0.5, 1.0)
+    )
+    assert few < 0.9 * all_rows
+
+
 def test_a_search_and_its_plan_have_the_same_prices(tmp_path: Path) -> None:
     problem = asking(tmp_path, variation=0.5)
     job = job_of(problem)

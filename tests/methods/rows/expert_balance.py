@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from math import ceil
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -37,6 +38,7 @@ class Balances(Method):
     micro_weight: float = 0.0
     z_weight: float = 0.05
     bias_rate: float = 0.0
+    capacity: float | None = None
     # Ranks that divide the experts, and exchanges after the first step: (mixture, slot, rank, other rank).
     ranks: int = 1
     moves: tuple[tuple[int, int, int, int], ...] = ()
@@ -55,7 +57,7 @@ class Balances(Method):
         given |= {"bias_rate": self.bias_rate} if self.bias_rate else {}
         given |= {"weight": self.weight} if self.balance != "none" else {}
         given |= {"micro_weight": self.micro_weight} if self.micro_weight else {}
-        for name in ("samples", "replicas"):
+        for name in ("samples", "replicas", "capacity"):
             if (value := getattr(self, name)) is not None:
                 given[name] = value
         return (Choice(name="expert-balance", options=given),)
@@ -75,6 +77,8 @@ class Balances(Method):
     def begin(self, copies: Sequence[Copy]) -> None:
         for copy in copies:
             _VIEWS[copy] = View(copy)
+            if self.capacity is not None:
+                copy.masters.limit_experts(self._most(copy), copy.training.model.sequence)
 
     def after_step(self, copies: Sequence[Copy], step: int, begun: Any) -> None:
         for copy in copies if self.bias_rate else ():
@@ -89,6 +93,9 @@ class Balances(Method):
         if "expert_loads" not in told:
             view.look_at_step(len(copy.learning_rates))
             _tell([_joined(each) for each in view.step], told)
+            if self.capacity is not None:
+                most = self._most(copy)
+                told["dropped_choices"] = [_dropped(view.step, most)]
             if self.ranks > 1:
                 self._tell_ranks(told, len(view.step), len(copy.learning_rates))
         number, micro_batches = view.number, count(copy.training.parts)
@@ -106,6 +113,11 @@ class Balances(Method):
                 swap(places[mixture], one)
         each = [busiest(own, place) for own, place in zip(loads, places, strict=True)]
         told["busiest_expert_rank"] = [sum(each) / mixtures]
+
+    def _most(self, copy: Copy) -> int:
+        model, experts = copy.training.model, copy.training.model.architecture.experts
+        assert self.capacity is not None
+        return ceil(self.capacity * model.sequence * experts.active / experts.count)
 
     def _of_layer(self, own: Sequence[Routed], step: Sequence[Routed], number: int) -> torch.Tensor:
         """What a micro-batch has in the loss of a layer; both sequences have an entry for each sample."""
@@ -203,6 +215,20 @@ def _tell(layers: Sequence[Routed], told: Told) -> None:
     told["expert_variation"] = [sum(one.std(correction=0).item() for one in loads) / len(layers)]
 
 
+def _dropped(layers: Sequence[Sequence[Routed]], most: int) -> float:
+    """The share of the choices of a step that lose their expert: of each sample, all but the first ones."""
+    lost = chosen = 0
+    for samples_of_layer in layers:
+        for _, _, experts, counts in samples_of_layer:
+            taken = dict[int, int]()
+            for pair, counted in zip(experts.tolist(), counts.tolist(), strict=True):
+                for expert in pair:
+                    taken[expert] = taken.get(expert, 0) + 1
+                    lost += counted and taken[expert] > most
+                    chosen += counted
+    return lost / chosen
+
+
 def _joined(some: Any) -> Routed:
     scores, squares, chosen, counts = (torch.cat(same) for same in zip(*some, strict=True))
     return scores, squares, chosen, counts
@@ -221,6 +247,7 @@ WHOLE = (Balances(),)
 BIASED = partial(Row, SIGMOID, tolerance=1e-5, methods=(Balances(bias_rate=0.2),))
 BALANCED = partial(Row, MIXTRAL, masks=True)
 MOVES = ((0, 1, 0, 1), (1, 0, 1, 0), (1, 2, 0, 1))
+FULL = partial(BALANCED, evaluates=True)
 MOVED = partial(BALANCED, optimizer="adamw", steps=3, evaluates=True)
 # A sigmoid's logits are in fp32, and so are the parts of a router's gradient that tensor ranks add up.
 ROUNDED = partial(Row, tolerance=1e-5)
@@ -253,6 +280,12 @@ ROWS = (
     BIASED(dp=2, tp=2),
     BIASED(dp=2, ep=2, sharding="zero-2", methods=(Balances(bias_rate=0.2, ranks=2),)),
     ROUNDED(LATENT, "breadth-first", pp=2, loops=2, methods=(Balances(bias_rate=0.2), Clips(0.2))),
+    # Experts that take no more tokens of a sample than the mean.
+    FULL(pp=2, recompute="full", methods=(Balances(capacity=1.0),)),
+    FULL("1f1b", dp=2, micro_batch_size=1, methods=(Balances("none", capacity=0.5),)),
+    FULL(dp=2, ep=2, sharding="zero-2", methods=(Balances(capacity=1.0, ranks=2),)),
+    FULL("zb-h1", pp=2, micro_batch_size=4, methods=(Balances("sequence", capacity=0.75),)),
+    FULL(tp=2, tolerance=1e-5, methods=(Balances("sequence", capacity=1.0),)),
     # Experts that move after the first step, with their states.
     MOVED(ep=2, methods=(Balances(ranks=2, moves=MOVES),)),
     MOVED(dp=2, ep=2, sharding="zero-2", methods=(Balances(ranks=2, moves=MOVES), Clips(0.2))),

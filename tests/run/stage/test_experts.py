@@ -13,7 +13,7 @@ from torch import nn
 from transformers.models.mixtral.modeling_mixtral import MixtralConfig, MixtralExperts
 
 from weft.run.parallel.expert_ranks import ExpertRanks
-from weft.run.stage.experts import IMPLEMENTATION, sort_rows
+from weft.run.stage.experts import IMPLEMENTATION, Capacity, sort_rows
 
 HIDDEN, COLUMNS = 8, 12
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-2}
@@ -78,25 +78,64 @@ def test_rows_are_sorted_by_expert_and_then_by_token(tokens: int, experts: int, 
     assert rows.counts.tolist() == [int((chosen == expert).sum()) for expert in range(experts)]
 
 
+def kept(chosen: torch.Tensor, tokens: int, most: int) -> torch.Tensor:
+    """Which pairs keep their expert, one after the other."""
+    keeps, taken = torch.zeros_like(chosen, dtype=torch.bool), dict[tuple[int, int], int]()
+    for token, experts in enumerate(chosen.tolist()):
+        for choice, expert in enumerate(experts):
+            sample = token // tokens, expert
+            taken[sample] = taken.get(sample, 0) + 1
+            keeps[token, choice] = taken[sample] <= most
+    return keeps
+
+
+@given(
+    tokens=st.integers(1, 6),
+    samples=st.integers(1, 3),
+    experts=st.integers(1, 6),
+    most=st.integers(1, 6),
+    seed=st.integers(0, 99),
+    data=st.data(),
+)
+def test_full_experts_take_no_further_tokens_of_a_sample(
+    tokens: int, samples: int, experts: int, most: int, seed: int, data: st.DataObject
+) -> None:
+    choices = data.draw(st.integers(1, experts))
+    stream, chosen, weights = routed(tokens * samples, experts, choices, seed)
+    keeps = kept(chosen, tokens, most)
+    assert torch.equal(Capacity(most, tokens).keeps(chosen, experts), keeps)
+    ours = experts_of(experts, IMPLEMENTATION)
+    ours.capacity = Capacity(most, tokens)
+    found = gradients(ours, stream, chosen, weights)
+    # A choice that is lost counts as one with weight zero.
+    expected = gradients(experts_of(experts, "eager"), stream, chosen, weights * keeps)
+    expected[2] = expected[2] * keeps
+    for own, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, theirs, rtol=1e-12, atol=1e-12)
+
+
 @given(
     ranks=st.integers(2, 3),
     own=st.integers(1, 3),
     tokens=st.integers(1, 5),
     seed=st.integers(0, 99),
+    most=st.none() | st.integers(1, 3),
 )
 def test_ranks_that_divide_experts_compute_what_one_computes(
-    ranks: int, own: int, tokens: int, seed: int
+    ranks: int, own: int, tokens: int, seed: int, most: int | None
 ) -> None:
     count = ranks * own
     stream, chosen, weights = routed(ranks * tokens, count, min(2, count), seed)
     alone = experts_of(count, IMPLEMENTATION)
+    capacity = None if most is None else Capacity(most, tokens)
+    alone.capacity = capacity
     expected, of_tokens, of_weights, *of_experts = gradients(alone, stream, chosen, weights)
 
     def on_rank(group: ThreadGroup) -> list[torch.Tensor]:
         experts = experts_of(count, IMPLEMENTATION)
         for name, parameter in list(experts.named_parameters()):
             setattr(experts, name, nn.Parameter(parameter.detach().chunk(ranks)[group.place].clone()))
-        experts.ranks = ExpertRanks(group.place, ranks)
+        experts.ranks, experts.capacity = ExpertRanks(group.place, ranks), capacity
         experts.ranks.connect(group)
         shares = (one.detach().chunk(ranks)[group.place] for one in (stream, chosen, weights))
         own_stream, own_chosen, own_weights = shares

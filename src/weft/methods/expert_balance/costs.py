@@ -20,6 +20,8 @@ from weft.predict.cost.network import Network
 _SCORE_BYTES, _LOGIT_BYTES = 4.0, 4.0
 # Elements moved per token and expert, and kernels, of each pass.
 _MOVED, _KERNELS = 6.0, 8
+# Those of counting tokens of each expert up to a capacity, in the forward pass.
+_COUNTED, _COUNTING_KERNELS = 4.0, 6
 
 
 def add_losses(graph: LayerGraph, config: ModelConfig, choice: Choice) -> LayerGraph:
@@ -39,6 +41,9 @@ def add_losses(graph: LayerGraph, config: ModelConfig, choice: Choice) -> LayerG
     layers, squares = list(graph.layers), table.z_weight > 0
     for place in mixtures(graph):
         layers[place] = with_loss(layers[place], graph.experts, squares=squares)
+        if table.capacity is not None:
+            forward = _more(layers[place].forward, graph.experts, _COUNTED, _COUNTING_KERNELS)
+            layers[place] = replace(layers[place], forward=forward)
     return replace(graph, layers=tuple(layers))
 
 
@@ -53,9 +58,9 @@ def with_loss(layer: Layer, experts: int, *, squares: bool) -> Layer:
     )
 
 
-def _more(work: PassWork, experts: int) -> PassWork:
-    memory = work.memory + per_token(_MOVED * experts)
-    return replace(work, memory=memory, kernels=work.kernels + _KERNELS)
+def _more(work: PassWork, experts: int, moved: float = _MOVED, kernels: int = _KERNELS) -> PassWork:
+    """Return the work with elements moved per token and expert, and kernels."""
+    return replace(work, memory=work.memory + per_token(moved * experts), kernels=work.kernels + kernels)
 
 
 COSTS = (

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from math import inf
+from typing import Any
 
 from weft.describe.families.transformer import transposed_input, transposed_weight
 from weft.describe.layer import Layer, Matmul, PassWork
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import Plan
-from weft.methods.expert_balance.options import NAME
+from weft.describe.plan import Choice, Plan
+from weft.methods.expert_balance.options import NAME, options_of
 from weft.planning.long_steps import predict_long
 from weft.planning.planned import PlannedJob
 from weft.predict.cost.placed_plan import PlacedPlan
@@ -18,10 +20,13 @@ from weft.program.program import Program
 
 
 def _as_equal(plan: Plan) -> Plan:
-    """Return the plan without expectations of unequal experts."""
+    """Return the plan without expectations of its experts' tokens."""
+
+    def options(choice: Choice) -> dict[str, Any]:
+        return {name: one for name, one in choice.options.items() if name not in ("variation", "capacity")}
+
     methods = [
-        one.model_copy(update={"options": {**one.options, "variation": 0.0}}) if one.name == NAME else one
-        for one in plan.methods
+        one.model_copy(update={"options": options(one)}) if one.name == NAME else one for one in plan.methods
     ]
     return plan.model_copy(update={"methods": tuple(methods)})
 
@@ -30,11 +35,15 @@ def step_with(planned: PlannedJob, busiest: Mapping[int, float]) -> float:
     """Return the predicted seconds of a step whose layers have unequal experts.
 
     Args:
-        busiest: by position of the layer, the tokens of the busiest expert rank over the mean.
+        busiest: by position of the layer, the tokens of the busiest expert rank over the mean. A capacity
+            limits them.
     """
+    table = options_of(planned.plan)
+    most = inf if table is None or table.capacity is None else table.capacity
+    factors = {place: min(factor, most) for place, factor in busiest.items()}
 
     def price(placed: PlacedPlan, program: Program) -> Priced:
-        graph = with_busiest(placed.model.graph, busiest)
+        graph = with_busiest(placed.model.graph, factors)
         return price_placed(replace(placed, model=replace(placed.model, graph=graph)), program)
 
     return predict_long(planned.problem.cost_model, _as_equal(planned.plan), price).prediction.step_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -50,6 +51,11 @@ class ExpertsTable(TomlTable):
         default=0.0,
         description="change in a step of the bias with which routers choose experts, such as 0.001",
     )
+    capacity: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="most tokens of an expert in a sample over their mean, such as 1.25; later tokens lose "
+        "the expert. By default no token does",
+    )
     variation: Weight = Field(
         default=0.0,
         description="expected standard deviation of experts' tokens over their mean; for predictions with "
@@ -88,6 +94,12 @@ class ExpertsTable(TomlTable):
     def group_samples(self) -> int:
         """The samples of a group that is balanced by itself."""
         return self.samples or 1
+
+    def most_tokens(self, sequence: int, choices: int, experts: int) -> int | None:
+        """Return the most tokens of an expert in a sample of `sequence` tokens; None without a capacity."""
+        if self.capacity is None:
+            return None
+        return ceil(self.capacity * sequence * choices / experts)
 
     @property
     def local_weight(self) -> float:

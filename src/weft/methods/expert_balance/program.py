@@ -86,7 +86,7 @@ def add_sums(pipeline: LoweredPipeline, layout: PipelineLayout, balanced: Balanc
     stages = _trained(layout, balanced)
     if balanced.counts and stages:
         pipeline = _with_counts(pipeline, layout, balanced, stages)
-    numbers = sum(balanced.layers) * 2 * balanced.experts
+    numbers = sum(balanced.layers) * (2 * balanced.experts + 1)
     return add_meeting(pipeline, EXPERT_LOADS, COUNT_BYTES * numbers, steps_wait=balanced.biases)
 
 

@@ -22,6 +22,8 @@ LOADS = "expert_loads"
 FIGURES = ("balance_loss", "expert_violation", "expert_variation")
 # Where ranks divide experts: tokens of the busiest rank over the mean, as the experts are placed in the step.
 RANK_LOAD = "busiest_expert_rank"
+# With a capacity, the share of choices that tokens lose because their expert is full.
+DROPPED = "dropped_choices"
 # The event of experts that have moved to other ranks.
 MOVED = "experts moved"
 # What evaluations see, by layer: `rates`, the share of tokens that choose each expert, and `chosen_scores`,
@@ -46,9 +48,15 @@ def _rows(planned: PlannedJob, metrics: Metrics) -> Rows:
             (name, f"{first[key]:.4g} in step {first['step']}, {last[key]:.4g} in step {last['step']}")
             for name, key in zip(("balance loss", "violation", "variation"), FIGURES, strict=True)
         ),
+        *_dropped(late),
         *_ranks(planned, late),
         *_layers(planned, late),
     ]
+
+
+def _dropped(late: Metrics) -> Iterator[tuple[str, str]]:
+    if told := [row[DROPPED] for row in late if DROPPED in row]:
+        yield "choices beyond the capacity", f"{np.mean(told):.2%} lose their expert"
 
 
 def _ranks(planned: PlannedJob, late: Metrics) -> Iterator[tuple[str, str]]:

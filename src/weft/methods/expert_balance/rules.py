@@ -32,6 +32,7 @@ from weft.program.schedules.base import paths_of
 # Orders in which every stage runs all its forward passes before its first backward pass.
 FORWARD_FIRST = ("breadth-first", "gpipe")
 _METHOD = "expert balance"
+_WHOLE = "a capacity counts the tokens of whole samples, which context ranks divide"
 _APART = "replicas step by themselves, and would be balanced together"
 
 
@@ -107,6 +108,13 @@ def _known_in_time(job: Job, layout: Layout) -> str:
     return f", the first time after {shares.min():.0%} of them, in the mean after {shares.mean():.0%}"
 
 
+def _divided(job: Job, layout: Layout) -> str | None:
+    table = _asked(job)
+    if table is None or table.capacity is None or layout.cp == 1:
+        return None
+    return f"{TABLE_NAME}.capacity: {_WHOLE}; nearest cp: 1"
+
+
 def _apart(job: Job, layout: Layout) -> str | None:
     if _asked(job) is None or not keeps_gradients_local(Choice(name=layout.sync)):
         return None
@@ -122,6 +130,8 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
         return
     if table is None:
         return
+    if plan.cp > 1 and table.capacity is not None:
+        yield Violation("plan: mesh.cp", f"{NAME}: {_WHOLE}", "1")
     if keeps_gradients_local(plan.sync):
         yield Violation("plan: sync", f"{NAME}: {_APART}", DENSE)
     sizes = tuple(plan.size_of(stage) // plan.ep for stage in range(len(plan.stages)))
@@ -145,5 +155,6 @@ RULES = (
         refuse=_of_layout,
     ),
     Composition(method=_METHOD, other="replicas that step by themselves", reason=_APART, refuse=_apart),
+    Composition(method=_METHOD, other="context ranks, with a capacity", reason=_WHOLE, refuse=_divided),
     PlanRule(refuse=_problems_of),
 )

@@ -34,8 +34,10 @@ def expected_busiest(variation: float, experts: int, ranks: int) -> float:
 
 
 def _decided(plan: Plan, graph: LayerGraph, choice: Choice) -> float | None:
-    variation = read_options(choice).variation
-    return expected_busiest(variation, graph.experts, plan.ep) if variation and plan.ep > 1 else None
+    table = read_options(choice)
+    busiest = expected_busiest(table.variation, graph.experts, plan.ep)
+    factor = busiest if table.capacity is None else min(busiest, table.capacity)
+    return None if factor == 1.0 else factor
 
 
 def _words(job: Job) -> str | None:

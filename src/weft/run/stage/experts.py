@@ -1,8 +1,8 @@
 """The experts of a mixture: tokens sorted by expert, two grouped products, and weighted sums by token.
 
 They take the place of the experts of `transformers`, with its weights: `gate_up_proj` (experts, 2 columns,
-hidden) and `down_proj` (experts, hidden, columns). No token is dropped. All sums have one order, so a result
-has the same bits in every run.
+hidden) and `down_proj` (experts, hidden, columns). Without a `Capacity`, no token is dropped. All sums have
+one order, so a result has the same bits in every run.
 """
 
 from __future__ import annotations
@@ -24,12 +24,34 @@ _GROUPED = (torch.float32, torch.bfloat16, torch.float16)
 _ALIGNED_BYTES = 16
 
 
+class Capacity(NamedTuple):
+    """The most tokens of an expert in a sample; those that come later lose the expert.
+
+    It counts in samples, so that a plan's micro-batches do not matter. The first tokens keep their experts
+    (GShard, arXiv 2006.16668, algorithm 1), so that no token depends on later ones.
+
+    Attributes:
+        most: tokens of one expert in one sample.
+        tokens: of a sample.
+    """
+
+    most: int
+    tokens: int
+
+    def keeps(self, chosen: torch.Tensor, experts: int) -> torch.Tensor:
+        """Return which pairs keep their expert, (tokens, choices)."""
+        of_samples = chosen.view(-1, self.tokens, chosen.shape[1])
+        taken = of_samples.new_zeros(*of_samples.shape[:2], experts, dtype=torch.int32)
+        so_far = taken.scatter_(2, of_samples, 1).cumsum(1, dtype=torch.int32)
+        return (so_far.gather(2, of_samples) <= self.most).view_as(chosen)
+
+
 class Sorted(NamedTuple):
     """The rows of tokens in the order of their experts.
 
     Attributes:
-        order: position by place: row `order[i]` of all (token, choice) pairs stands at place i, (pairs,).
-        place: the inverse, (pairs,).
+        order: position by place: row `order[i]` of all (token, choice) pairs stands at place i, (kept,).
+        place: the inverse, (pairs,). Dropped pairs have places behind all others.
         counts: rows of each expert, (experts,).
     """
 
@@ -37,16 +59,24 @@ class Sorted(NamedTuple):
     place: torch.Tensor
     counts: torch.Tensor
 
+    def by_pair(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return rows (kept pairs, ...) in the order of all pairs, with zeros for dropped ones."""
+        missing = len(self.place) - len(rows)
+        padded = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
+        return padded.index_select(0, self.place)
 
-def sort_rows(chosen: torch.Tensor, experts: int) -> Sorted:
+
+def sort_rows(chosen: torch.Tensor, experts: int, keeps: torch.Tensor | None = None) -> Sorted:
     """Sort pairs by expert, and those of an expert by token.
 
     Args:
         chosen: experts of each token, (tokens, choices).
+        keeps: which pairs keep their expert, as `chosen`; by default all.
     """
-    flat = chosen.flatten()
-    order = torch.argsort(flat, stable=True)
-    return Sorted(order, inverse(order), torch.bincount(flat, minlength=experts))
+    flat = (chosen if keeps is None else chosen.masked_fill(~keeps, experts)).flatten()
+    order, counts = torch.argsort(flat, stable=True), torch.bincount(flat, minlength=experts)
+    kept = len(order) if keeps is None else int(counts[:experts].sum())
+    return Sorted(order[:kept], inverse(order), counts[:experts])
 
 
 class _Scatter(Function):
@@ -54,12 +84,12 @@ class _Scatter(Function):
 
     @staticmethod
     def forward(ctx: Any, tokens: torch.Tensor, rows: Sorted, choices: int) -> torch.Tensor:
-        ctx.place, ctx.choices = rows.place, choices
+        ctx.rows, ctx.choices = rows, choices
         return tokens.index_select(0, rows.order // choices)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        by_token = gradient.index_select(0, ctx.place).view(-1, ctx.choices, gradient.shape[-1])
+        by_token = ctx.rows.by_pair(gradient).view(-1, ctx.choices, gradient.shape[-1])
         return by_token.sum(1), None, None
 
 
@@ -71,13 +101,13 @@ class _Gather(Function):
         ctx.save_for_backward(rows, weights)
         ctx.places = places
         wide = torch.promote_types(rows.dtype, weights.dtype)
-        by_token = rows.index_select(0, places.place).view(*weights.shape, -1).to(wide)
+        by_token = places.by_pair(rows).view(*weights.shape, -1).to(wide)
         return torch.einsum("tkh,tk->th", by_token, weights.to(wide)).to(rows.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         rows, weights = ctx.saved_tensors
-        order, place, _ = ctx.places
+        order = ctx.places.order
         by_row = gradient.index_select(0, order // weights.shape[1])
         of_rows = of_weights = None
         if ctx.needs_input_grad[0]:
@@ -85,7 +115,7 @@ class _Gather(Function):
         if ctx.needs_input_grad[1]:
             wide = torch.promote_types(rows.dtype, weights.dtype)
             in_order = torch.linalg.vecdot(by_row.to(wide), rows.to(wide))
-            of_weights = in_order[place].view_as(weights).to(weights.dtype)
+            of_weights = ctx.places.by_pair(in_order).view_as(weights).to(weights.dtype)
         return of_rows, of_weights, None
 
 
@@ -139,14 +169,17 @@ def compute_experts(
     Args:
         experts: a module of `transformers` with gated experts; they have no common type. With `ranks`, it has
             the experts of one rank, and rows are exchanged. With `places`, (experts,), each expert is at its
-            place among those of all ranks, one rank after the other.
+            place among those of all ranks, one rank after the other. With a `capacity`, tokens are those of
+            whole samples.
         tokens: (tokens, hidden).
         chosen, weights: the experts of each token and their weights, (tokens, choices).
     """
     ranks: ExpertRanks | None = getattr(experts, "ranks", None)
     places: torch.Tensor | None = getattr(experts, "places", None)
-    at = chosen if places is None else places[chosen]
-    rows = sort_rows(at, len(experts.gate_up_proj) * (1 if ranks is None else ranks.size))
+    capacity: Capacity | None = getattr(experts, "capacity", None)
+    count = len(experts.gate_up_proj) * (1 if ranks is None else ranks.size)
+    keeps = None if capacity is None else capacity.keeps(chosen, count)
+    rows = sort_rows(chosen if places is None else places[chosen], count, keeps)
     scattered: torch.Tensor = _Scatter.apply(tokens, rows, chosen.shape[1])
     if ranks is None:
         results = _compute(experts, scattered, rows.counts)

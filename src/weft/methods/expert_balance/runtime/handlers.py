@@ -58,8 +58,9 @@ def expert_loads(workspace: Workspace, instruction: Instruction) -> Issue:
 
         def work() -> None:
             roots = {layer: [one.content for one in each] for layer, each in shares.items()}
-            for name, content in state.loads(roots, group).items():
-                made[name].content = content
+            found = state.loads(roots, group)
+            for name, value in made.items():
+                value.content = found[name]
 
         ended = stream.run(label, work, *(one for each in shares.values() for one in each))
         for name, value in made.items():

@@ -1,8 +1,8 @@
 """`BalancedLayer`: the root of one mixture, and the gradient of this root.
 
 A root holds sums over the tokens of a pass: scores by expert, and squares of partition functions. Losses of
-groups of samples follow, and counts by expert. Counts have no gradient. The gradients of the first two follow
-from counts of other micro-batches and ranks.
+groups of samples follow, counts by expert, and choices beyond a capacity. Counts have no gradient. The
+gradients of the first two follow from counts of other micro-batches and ranks.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ from weft.methods.expert_balance.options import ExpertsTable
 from weft.methods.expert_balance.runtime.losses import loss_of_groups, reaching, rows_of_scores, totals
 from weft.methods.expert_balance.runtime.routers import RouterWatch
 from weft.run.parallel.divided_logits import IGNORED
+from weft.run.stage.experts import Capacity
 from weft.run.stage.stage_module import StageModule
 from weft.run.stage.taps import Passing
 
 
 class Parts(NamedTuple):
-    """The parts of a root or of its gradient, (2 x experts + 2,): see the module."""
+    """The parts of a root or of its gradient, (2 x experts + 3,): see the module."""
 
     scores: torch.Tensor
     squares: torch.Tensor
     groups: torch.Tensor
     counts: torch.Tensor
+    dropped: torch.Tensor
 
     @classmethod
     def of(cls, root: torch.Tensor) -> Parts:
-        experts = len(root) // 2 - 1
-        return cls(*root.split([experts, 1, 1, experts]))
+        experts = (len(root) - 3) // 2
+        return cls(*root.split([experts, 1, 1, experts, 1]))
 
 
 class BalancedLayer:
@@ -54,6 +56,8 @@ class BalancedLayer:
         self._grouped = not table.counts or table.micro_weight > 0
         self._groups = self._samples // table.group_samples if self._grouped else 1
         self._z_of_groups = 0.0 if table.counts else table.z_weight
+        most = table.most_tokens(plan.sequence, experts.active, experts.count)
+        self._capacity = None if most is None else Capacity(most, plan.sequence)
 
     @property
     def copies(self) -> int:
@@ -70,7 +74,11 @@ class BalancedLayer:
             # Expert ranks have samples of their own, and context ranks other tokens of the same samples.
             ranks = self._stage.context
             local = loss_of_groups(found, experts.active, table.local_weight, self._z_of_groups, ranks)
-        sums = found.scores.sum(0), found.squares.sum().view(1), local.view(1), found.counts.sum(0)
+        dropped = found.squares.new_zeros(1)
+        if self._capacity is not None:
+            lost = ~self._capacity.keeps(routed.chosen, experts.count)
+            dropped = (lost.sum(1).view_as(counting) * counting).sum().view(1).to(dropped.dtype)
+        sums = found.scores.sum(0), found.squares.sum().view(1), local.view(1), found.counts.sum(0), dropped
         return torch.cat(sums)
 
     def gradient(self, counts: torch.Tensor, counted: torch.Tensor, share: float) -> torch.Tensor:
@@ -87,9 +95,8 @@ class BalancedLayer:
         )
         # Each tensor rank routes all tokens, and adds its part of the router's gradient.
         groups = self._plan.global_batch / table.group_samples * self.copies
-        return torch.cat(
-            [scores, squares.view(1), scores.new_full((1,), 1.0 / groups), torch.zeros_like(scores)]
-        )
+        of_counts = scores.new_zeros(len(scores) + 1)
+        return torch.cat([scores, squares.view(1), scores.new_full((1,), 1.0 / groups), of_counts])
 
     def _counting(self, targets: torch.Tensor | None, logits: torch.Tensor) -> torch.Tensor:
         """Return which of the rank's tokens count, (samples, tokens); without known targets all do."""

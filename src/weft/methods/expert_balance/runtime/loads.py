@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from weft.methods.expert_balance.report import FIGURES, LOADS, RANK_LOAD
+from weft.methods.expert_balance.report import DROPPED, FIGURES, LOADS, RANK_LOAD
 from weft.methods.expert_balance.runtime.layer import Parts
 from weft.sync.base import Group
 
@@ -26,14 +26,14 @@ def loads_of(
         roots: those of this rank's passes, by layer.
         copies: the number of ranks that have the same roots, by layer.
     """
-    sums = torch.zeros(len(layers), 2, experts, dtype=torch.float64, device=device)
+    sums = torch.zeros(len(layers), 2 * experts + 1, dtype=torch.float64, device=device)
     for layer, each in roots.items():
         for root in each:
-            scores, _, _, counts = Parts.of(root)
-            sums[layers.index(layer)] += torch.stack([scores, counts]) / copies[layer]
+            scores, _, _, counts, dropped = Parts.of(root)
+            sums[layers.index(layer)] += torch.cat([scores, counts, dropped]) / copies[layer]
     if group.size > 1:
         group.all_reduce(sums)
-    scores, counts = sums.unbind(1)
+    scores, counts, dropped = sums.split([experts, experts, 1], dim=1)
     # Scores of a token add up to 1. A step without tokens has no balance.
     scores = scores / scores.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
     loads = experts * counts / counts.sum(1, keepdim=True).clamp(min=1.0)
@@ -42,7 +42,8 @@ def loads_of(
     share = counted / counted.sum().clamp(min=1.0)
     each = (loads * scores).sum(1), loads.amax(1) - 1.0, loads.std(1, correction=0)
     numbers = ((share * one).sum() for one in each)
-    return {LOADS: counts.flatten(), **dict(zip(FIGURES, numbers, strict=True))}
+    lost = {DROPPED: dropped.sum() / counts.sum().clamp(min=1.0)}
+    return {LOADS: counts.flatten(), **dict(zip(FIGURES, numbers, strict=True)), **lost}
 
 
 def rank_load_of(loads: torch.Tensor, places: torch.Tensor) -> dict[str, torch.Tensor]:

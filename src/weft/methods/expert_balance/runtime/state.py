@@ -13,7 +13,7 @@ from weft.describe.decoder import Experts
 from weft.methods.expert_balance.kinds import BalancesExperts
 from weft.methods.expert_balance.options import BY_INDEX, NAME, ExpertsTable, options_of
 from weft.methods.expert_balance.places import first_places
-from weft.methods.expert_balance.report import CHOSEN, FIGURES, LOADS, RANK_LOAD
+from weft.methods.expert_balance.report import CHOSEN, DROPPED, FIGURES, LOADS, RANK_LOAD
 from weft.methods.expert_balance.runtime.biases import RouterBiases
 from weft.methods.expert_balance.runtime.census import Census
 from weft.methods.expert_balance.runtime.layer import BalancedLayer, Parts
@@ -68,6 +68,11 @@ class ExpertBalance(MethodState):
         self._mixtures = [block + 1 for block in range(config.layers) if decoder.has_experts(block)]
         assert decoder.experts is not None, "only models with experts owe a balance"
         self._experts: Experts = decoder.experts
+        plan = making.plan
+        most = table.most_tokens(plan.sequence, self._experts.active, self._experts.count)
+        for module, _ in watched.values():
+            if most is not None and isinstance(module, DecoderStage):
+                module.limit_experts(most, plan.sequence)
         self.micro_batches = {stage: making.program.micro_batches_of(stage) for stage in own}
         # Of this rank, by stage and by the place of the mixture among all.
         self._biases = {
@@ -79,7 +84,8 @@ class ExpertBalance(MethodState):
         self._so_far: dict[int, torch.Tensor] = {}
         self._ranks = making.plan.ep
         # The names of what the host reads of a step.
-        self.told = (LOADS, *FIGURES, *((RANK_LOAD,) if self._ranks > 1 else ()))
+        lost = (DROPPED,) if table.capacity is not None else ()
+        self.told = (LOADS, *FIGURES, *lost, *((RANK_LOAD,) if self._ranks > 1 else ()))
         self.moves: ExpertMoves | None = None
 
     def begin(self, resources: Resources) -> None:

@@ -28,6 +28,7 @@ from weft.run.stage.decoder_parts import (
     tensor_division,
 )
 from weft.run.stage.documents import Documents
+from weft.run.stage.experts import Capacity
 from weft.run.stage.layers import LayerFunction
 from weft.run.stage.pieces import Branch
 from weft.run.stage.stage_module import Initial, StageModule
@@ -147,6 +148,11 @@ class DecoderStage(StageModule):
             name: replace(one, order=tuple(order)) if name in moved else one
             for name, one in self.divisions.items()
         }
+
+    def limit_experts(self, most: int, sequence: int) -> None:
+        """Let experts take at most so many tokens of a sample, whose length is `sequence`."""
+        for experts in self.experts().values():
+            experts.capacity = Capacity(most, sequence)
 
     def choice_biases(self) -> dict[int, torch.Tensor]:
         """Return the trained routers' biases for the choice of experts, by the positions of their layers."""
