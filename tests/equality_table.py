@@ -239,10 +239,10 @@ def whole_tensors(runtime: RankRuntime) -> dict[str, torch.Tensor]:
     runtime.gather_weights()
     found: dict[str, torch.Tensor] = {}
     for module in runtime.stages.values():
-        divisions = getattr(module, "divisions", {})
+        shares = getattr(module, "shares", {})
         for name, value in tensors_of(module).items():
-            if name in divisions:
-                value = divisions[name].joined(list(module.dividing.gather(value)), module.dividing)
+            if name in shares:
+                value = shares[name].join(value)
             assert torch.equal(found.setdefault(name, value), value), name
     return found
 

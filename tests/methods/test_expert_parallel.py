@@ -37,7 +37,8 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> Problem:
 def test_planners_try_the_degrees_that_divide_experts_and_samples(problem: Problem) -> None:
     space = list(layouts(problem))
     assert {one.ep for one in space} == {1, 2, 4, 8}
-    assert {one.tp for one in space if one.ep > 1} == {1}
+    assert {one.tp for one in space if one.ep > 1} == {one.tp for one in space} > {1}
+    assert all(16 % (one.tp * one.ep) == 0 for one in space)
     assert all(one.micro_batch_size % one.ep == 0 for one in space)
     pinned = replace(problem, pins=PartialLayout(ep=4))
     assert {one.ep for one in layouts(pinned)} == {4}
@@ -56,8 +57,7 @@ def test_dense_models_have_no_expert_ranks() -> None:
         ({"ep": 16, "micro_batch_size": 16, "dp": 1}, "ep 16 does not divide 8 experts; nearest ep: 8"),
         ({"micro_batch_size": 1}, "ep 2 does not divide 1 samples of a micro-batch; nearest ep: 1"),
         ({"splits": (4,)}, "ep 2 does not divide 1 samples of a micro-batch; nearest ep: 1"),
-        ({"tp": 2}, "ep 2: a parameter is divided along one axis of a replica; nearest tp: 1, cp: 1"),
-        ({"cp": 2}, "ep 2: a parameter is divided along one axis of a replica; nearest tp: 1, cp: 1"),
+        ({"cp": 2}, "ep 2: expert and context ranks would both divide tokens; nearest cp: 1"),
         ({"sync": "local-averaging"}, "nearest sync: dense"),
         ({"methods": (Choice(name="micro-batch-norms"),)}, "without micro-batch-norms, or nearest ep: 1"),
     ],
@@ -93,12 +93,16 @@ def test_a_plan_edited_by_hand_is_refused(problem: Problem) -> None:
     wrong = {
         "three samples": {"micro_batch_size": 1, "global_batch": 4},
         "another method": {"methods": (Choice(name="micro-batch-norms"),)},
-        "tensor ranks": {"mesh": {"pp": 1, "dp": 2, "ep": 2, "tp": 2}},
         "four ranks": {"mesh": {"pp": 1, "dp": 1, "ep": 4}},
     }
     for name, update in wrong.items():
         edited = plan.model_copy(update=update)
         assert check_plan(edited, job.graph, job.cluster), name
+    divided = build_plan(job, replace(BASE, tp=2), layer_s)
+    assert check_plan(divided, job.graph, job.cluster) == []
+    both = divided.model_copy(update={"mesh": {"pp": 1, "dp": 2, "ep": 2, "cp": 2}})
+    [found] = check_plan(both, job.graph, job.cluster)
+    assert (found.where, found.nearest) == ("plan: mesh.ep", "1")
 
 
 @given(data=st.data())
@@ -106,6 +110,7 @@ def test_no_step_is_shorter_and_no_peak_lower_than_its_bound(problem: Problem, d
     bounds, job = Bounds(problem), problem.job
     ep = data.draw(st.sampled_from([1, 2, 4, 8]))
     layout = Layout(
+        tp=data.draw(st.sampled_from([1, 2])),
         pp=data.draw(st.sampled_from([1, 2])),
         dp=data.draw(st.sampled_from([1, 2])),
         ep=ep,

@@ -285,7 +285,7 @@ ROWS = (
     FULL("1f1b", dp=2, micro_batch_size=1, methods=(Balances("none", capacity=0.5),)),
     FULL(dp=2, ep=2, sharding="zero-2", methods=(Balances(capacity=1.0, ranks=2),)),
     FULL("zb-h1", pp=2, micro_batch_size=4, methods=(Balances("sequence", capacity=0.75),)),
-    FULL(tp=2, tolerance=1e-5, methods=(Balances("sequence", capacity=1.0),)),
+    FULL(tp=2, ep=2, tolerance=1e-5, methods=(Balances("sequence", capacity=1.0, ranks=2),)),
     # Experts that move after the first step, with their states.
     MOVED(ep=2, methods=(Balances(ranks=2, moves=MOVES),)),
     MOVED(dp=2, ep=2, sharding="zero-2", methods=(Balances(ranks=2, moves=MOVES), Clips(0.2))),

@@ -127,6 +127,7 @@ ROWS = (
     CLIPPED(WIDE, tp=2),
     CLIPPED(WIDE, "1f1b", pp=2, cp=2),
     CLIPPED(MIXTRAL, ep=2, methods=(ClipsMicro(), Balances("sequence", ranks=2))),
+    CLIPPED(MIXTRAL, tp=2, ep=2, tolerance=1e-5, methods=(ClipsMicro(),)),
     # Two sources, each with its bound.
     CLIPPED(GPT, "1f1b", pp=2, dp=2, methods=(ClipsMicro(sources=2),)),
     CLIPPED(

@@ -136,6 +136,7 @@ def test_the_values_of_shares_are_those_of_the_whole() -> None:
         for name, value in whole.named_parameters():
             parts = [share.get_parameter(name).detach() for share in shares]
             division = shares[0].divisions.get(name)
+            assert (division is None) == (name not in shares[0].shares)
             if division is None:
                 assert all(torch.equal(part, value) for part in parts), name
             else:

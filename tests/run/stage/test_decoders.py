@@ -123,16 +123,20 @@ def test_every_trained_row_counts_and_computes(model_type: str) -> None:
 def test_expert_ranks_hold_the_described_parameters(model_type: str) -> None:
     config = tiny_decoder(model_type)
     graph = layer_graph(config)
-    for ranks in (2, 3, 6):
-        shape = Shape(1, config.sequence, expert_parallel=ranks)
+    divided = () if graph.refuse_tensor(2) else ((2, 2), (6, 2))
+    for ranks, tensor in ((2, 1), (3, 1), (6, 1), *divided):
+        shape = Shape(1, config.sequence, tensor, expert_parallel=ranks)
+        layers = range(config.layers + 2)
         stages = [
-            build_stage(config, range(config.layers + 2), 0, torch.float32, expert_share=(place, ranks))
+            build_stage(
+                config, layers, 0, torch.float32, tensor_share=(0, tensor), expert_share=(place, ranks)
+            )
             for place in range(ranks)
         ]
         counts = [sum(one.numel() for one in stage.parameters()) for stage in stages]
         assert counts == [sum(layer.parameters(shape) for layer in graph.layers)] * ranks
         assert isinstance(stages[0], StageModule)
-        divided = stages[0].divisions
+        divided = stages[0].expert_divisions
         alike = sum(one.numel() for name, one in stages[0].named_parameters() if name not in divided)
         assert alike_parameters(graph, range(len(graph.layers)), shape) == alike
 

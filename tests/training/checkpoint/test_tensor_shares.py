@@ -97,7 +97,8 @@ def plans_with_experts(config: ModelConfig) -> list[Plan]:
     shared = Row(config, dp=2, ep=2, sharding="zero-1").plan
     gathered = Row(config, dp=2, ep=2, sharding="zero-3").plan
     alone = Row(config).plan
-    return [alone, Row(config, ep=2).plan, shared, Row(config, tp=2).plan, gathered, pipelined, alone]
+    both = Row(config, dp=2, tp=2, ep=2, sharding="zero-2").plan
+    return [alone, Row(config, ep=2).plan, shared, Row(config, tp=2).plan, gathered, both, pipelined, alone]
 
 
 @pytest.mark.parametrize("family", ["gpt", "bert", "mixtral"])

@@ -90,16 +90,18 @@ def _exchange(planned: PlannedJob, found: Mapping[int, Sequence[Swap]]) -> tuple
     moved_bytes, seconds = 0, [0.0] * len(plan.stages)
     for mixture, exchanges in found.items():
         stage = stage_of[layers[mixture]]
-        ranks, size = plan.stages[stage].replicas[0].ranks, expert_bytes(graph, plan, layers[mixture])
+        # Tensor ranks exchange their parts of an expert at the same time.
+        first, *others = plan.grid(stage).expert_groups(plan.stages[stage].replicas[0].ranks)
+        size = expert_bytes(graph, plan, layers[mixture])
         for one in exchanges:
-            moved_bytes += 2 * size
-            pair = ranks[one.rank], ranks[one.other]
+            moved_bytes += 2 * size * (1 + len(others))
+            pair = first[one.rank], first[one.other]
             seconds[stage] += sum(network.message_s(*pair, size // plan.sharers(stage)))
     return moved_bytes, max(seconds)
 
 
 def expert_bytes(graph: LayerGraph, plan: Plan, layer: int) -> int:
-    """Return the bytes of an expert's weights and states, as the ranks of one replica step them."""
+    """Return the bytes of one tensor rank's part of an expert's weights and states."""
     shape = replace(plan.shape(0), expert_parallel=1)
     whole, one = (
         graph.layers[layer].parameters(replace(shape, expert_parallel=ranks)) for ranks in (1, graph.experts)

@@ -89,6 +89,48 @@ class Division:
         return whole.index_select(self.axis, inverse(torch.tensor(self.order, device=whole.device)))
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The division of a parameter, and of every state of its shape, over the ranks of a replica.
+
+    `along` has the axes of the replica that divide it, in turn. All ranks have the whole if it is empty.
+    """
+
+    along: tuple[tuple[Division, ReplicaRanks], ...]
+
+    def own(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of a whole."""
+        for division, ranks in self.along:
+            whole = division.own(whole, ranks)
+        return whole
+
+    def join(self, own: torch.Tensor) -> torch.Tensor:
+        """Return the whole, where this rank's part lies; every rank calls it."""
+        for division, ranks in reversed(self.along):
+            own = division.joined(list(ranks.gather(own)), ranks)
+        return own
+
+    def has_turn(self, turn: int) -> bool:
+        """Return True on one of the ranks that divide the parameter, on the next one for the next turn."""
+        for _, ranks in self.along:
+            turn, place = divmod(turn, ranks.size)
+            if place != ranks.place:
+                return False
+        return True
+
+    def own_shape(self, whole: torch.Size) -> torch.Size:
+        return self._with_lengths(whole, [one.own_length(ranks) for one, ranks in self.along])
+
+    def whole_shape(self, own: torch.Size) -> torch.Size:
+        return self._with_lengths(own, [one.length for one, _ in self.along])
+
+    def _with_lengths(self, shape: torch.Size, lengths: Iterable[int]) -> torch.Size:
+        sizes = list(shape)
+        for (division, _), length in zip(self.along, lengths, strict=True):
+            sizes[division.axis] = length
+        return torch.Size(sizes)
+
+
 class LinearProduct(nn.Module):
     """A linear layer of a model; `multiply` computes its product with the weight, and may be exchanged."""
 

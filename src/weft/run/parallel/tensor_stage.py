@@ -14,7 +14,7 @@ from weft.errors import InputError, Violation
 from weft.run.parallel.context.ranks import ContextRanks
 from weft.run.parallel.expert_ranks import ExpertRanks
 from weft.run.parallel.replica_ranks import ReplicaRanks
-from weft.run.parallel.tensor_layers import Division
+from weft.run.parallel.tensor_layers import Division, Share
 from weft.run.parallel.tensor_parallel import TensorRanks
 from weft.run.parallel.token_ranks import TokenRanks
 from weft.run.state.bucket import FlatLayout
@@ -26,14 +26,14 @@ SUMMED_ELEMENTS = 2**22
 
 @runtime_checkable
 class TensorParallel(Protocol):
-    """A stage that ranks may share; `divisions` has the parameters that `dividing` ranks divide, all others
-    are whole."""
+    """A stage that ranks may share; `divisions` has the parameters that tensor ranks divide, and `shares`
+    those that any ranks do. All others are whole."""
 
     tensor: TensorRanks
     divisions: Mapping[str, Division]
 
     @property
-    def dividing(self) -> ReplicaRanks: ...
+    def shares(self) -> Mapping[str, Share]: ...
 
     def summed_parameters(self) -> tuple[nn.Parameter, ...]:
         """Return the whole parameters with gradients to add up: each rank makes a part."""
@@ -66,9 +66,8 @@ def _axes(module: nn.Module) -> tuple[ReplicaRanks, ...]:
 
 def own_share(module: nn.Module, name: str, whole: torch.Tensor) -> torch.Tensor:
     """Return the stage's share of a whole parameter, or of a state of its shape, by the parameter's name."""
-    if isinstance(module, TensorParallel) and name in module.divisions:
-        return module.divisions[name].own(whole, module.dividing)
-    return whole
+    share = module.shares.get(name) if isinstance(module, TensorParallel) else None
+    return whole if share is None else share.own(whole)
 
 
 def connect_stages(
@@ -170,9 +169,9 @@ def _alike(
     module: nn.Module, tokens: TokenRanks, layout: FlatLayout, flat: torch.Tensor
 ) -> list[torch.Tensor]:
     """Return the parts of a stage's gradient that are of parameters of all token ranks."""
-    if not _divides(module, tokens):
+    own = _divided(module, tokens)
+    if not own:
         return [flat]
-    own = _divided(module)
     found: list[torch.Tensor] = []
     for divided, run in groupby(range(len(layout.parameters)), lambda at: id(layout.parameters[at]) in own):
         places = list(run)
@@ -184,15 +183,11 @@ def _alike(
     return found
 
 
-def _divides(module: nn.Module, ranks: ReplicaRanks) -> bool:
-    """Return True if these ranks divide parameters of a stage."""
-    return isinstance(module, TensorParallel) and module.dividing is ranks
-
-
-def _divided(module: nn.Module) -> set[int]:
-    """Return the identities of the parameters that ranks of a replica divide."""
-    divisions = module.divisions if isinstance(module, TensorParallel) else {}
-    return {id(one) for name, one in module.named_parameters() if name in divisions}
+def _divided(module: nn.Module, ranks: ReplicaRanks) -> set[int]:
+    """Return the identities of the parameters that these ranks of a replica divide."""
+    shares = module.shares if isinstance(module, TensorParallel) else {}
+    names = {name for name, share in shares.items() if any(one is ranks for _, one in share.along)}
+    return {id(one) for name, one in module.named_parameters() if name in names}
 
 
 def counted_once(
@@ -205,9 +200,7 @@ def counted_once(
     later = [ranks for ranks in _axes(module) if ranks.place > 0]
     if not later:
         return (flat,)
-    if not all(_divides(module, ranks) for ranks in later):
-        return ()
-    divided = _divided(module)
+    divided = set.intersection(*(_divided(module, ranks) for ranks in later))
     parts = []
     for index, start, end in layout.within(first, first + len(flat)):
         if id(layout.parameters[index]) in divided:

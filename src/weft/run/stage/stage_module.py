@@ -18,11 +18,11 @@ from weft.run.parallel.context.divided_tokens import DividedTokens
 from weft.run.parallel.context.ranks import ContextRanks
 from weft.run.parallel.divided_logits import DividedLogits
 from weft.run.parallel.expert_ranks import ExpertRanks
-from weft.run.parallel.replica_ranks import ReplicaRanks
 from weft.run.parallel.tensor_layers import (
     DividedTable,
     Division,
     HeldByTensorRanks,
+    Share,
     end_regions,
     enter_before,
 )
@@ -111,7 +111,9 @@ class StageModule(nn.Module, ABC):
         self.tensor = TensorRanks()
         self.context = ContextRanks()
         self.expert = ExpertRanks()
+        # Of parameters over tensor ranks, and over expert ranks.
         self.divisions: Mapping[str, Division] = {}
+        self.expert_divisions: Mapping[str, Division] = {}
         self.added: frozenset[str] = frozenset()
         # Of the micro-batch whose forward pass begins; None if samples are not packed.
         self.documents: Documents | None = None
@@ -157,9 +159,14 @@ class StageModule(nn.Module, ABC):
         return self.context if self.expert.size == 1 else self.expert
 
     @property
-    def dividing(self) -> ReplicaRanks:
-        """The ranks that divide the parameters in `divisions`."""
-        return self.tensor if self.expert.size == 1 else self.expert
+    def shares(self) -> Mapping[str, Share]:
+        """This rank's shares of the parameters that ranks of its replica divide, by name."""
+        each = (self.divisions, self.tensor), (self.expert_divisions, self.expert)
+        names = dict.fromkeys(name for divisions, _ in each for name in divisions)
+        return {
+            name: Share(tuple((divisions[name], ranks) for divisions, ranks in each if name in divisions))
+            for name in names
+        }
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
@@ -409,6 +416,9 @@ class Filling:
         return (self.weights and own) or (self.checkpoint and parameter.requires_grad)
 
 
+_WHOLE = Share(())
+
+
 def materialise(
     stage: StageModule, seed: int, dtype: torch.dtype, frozen_dtype: torch.dtype, filling: Filling
 ) -> None:
@@ -419,15 +429,15 @@ def materialise(
     have memory alone, which the system hands out when it is written to. Frozen ones lie in `frozen_dtype`,
     except where they will be packed.
     """
+    shares = stage.shares
     for name, parameter in list(stage.named_parameters()):
         precision = dtype if parameter.requires_grad or name in stage.packers else frozen_dtype
-        division = stage.divisions.get(name)
+        share = shares.get(name, _WHOLE)
         if filling.reads(stage, name, parameter):
-            share = parameter if division is None else division.own(parameter, stage.dividing)
-            value = torch.empty(share.shape, dtype=precision)
+            value = torch.empty(share.own_shape(parameter.shape), dtype=precision)
         else:
             whole = _drawn(parameter.shape, stage.initial_of(name), counter_seed(seed, name))
-            value = (whole if division is None else division.own(whole, stage.dividing)).to(precision)
+            value = share.own(whole).to(precision)
         path, _, leaf = name.rpartition(".")
         made = nn.Parameter(value, requires_grad=parameter.requires_grad)
         setattr(stage.get_submodule(path), leaf, made)

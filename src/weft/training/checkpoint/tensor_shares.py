@@ -8,51 +8,24 @@ and takes its share.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from weft.errors import RunError
-from weft.run.parallel.replica_ranks import ReplicaRanks
-from weft.run.parallel.tensor_layers import Division
+from weft.run.parallel.tensor_layers import Share
 from weft.run.parallel.tensor_stage import TensorParallel
 from weft.training.checkpoint.tensor_folders import SafetensorsFolder
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The division of a parameter, and of every state of its shape, over ranks of a replica."""
-
-    division: Division
-    ranks: ReplicaRanks
-
-    def own(self, whole: torch.Tensor) -> torch.Tensor:
-        return self.division.own(whole, self.ranks)
-
-    def own_shape(self, whole: torch.Size) -> torch.Size:
-        return self._with_length(whole, self.division.own_length(self.ranks))
-
-    def whole_shape(self, own: torch.Size) -> torch.Size:
-        return self._with_length(own, self.division.length)
-
-    def _with_length(self, shape: torch.Size, length: int) -> torch.Size:
-        axis = self.division.axis
-        return torch.Size((*shape[:axis], length, *shape[axis + 1 :]))
-
-    def join(self, own: torch.Tensor) -> torch.Tensor:
-        """Return the whole tensor, in host memory; every rank calls it."""
-        return self.division.joined(list(self.ranks.gather(own.cpu())), self.ranks)
 
 
 def shares_of(stages: Mapping[int, nn.Module]) -> dict[str, Share]:
     """Return the shares of this rank by parameter name."""
     return {
-        name: Share(division, module.dividing)
+        name: share
         for module in stages.values()
         if isinstance(module, TensorParallel)
-        for name, division in module.divisions.items()
+        for name, share in module.shares.items()
     }
 
 
@@ -76,8 +49,9 @@ def join_shares(
         if share is None or not tensors[key].ndim:
             found[key] = tensors[key]
             continue
-        whole = share.join(tensors[key])
-        if turn % share.ranks.size == share.ranks.place:
+        # In host memory, where a device may have no room for the whole.
+        whole = share.join(tensors[key].cpu())
+        if share.has_turn(turn):
             found[key] = whole
     return found
 

@@ -129,7 +129,7 @@ class DecoderStage(StageModule):
         for experts in self.experts().values():
             experts.ranks = ranks
         end = f"{self._mixture}.experts"
-        self.divisions = {
+        self.expert_divisions = {
             name: Division(0, 1, len(parameter))
             for name, parameter in self.named_parameters()
             if name.rpartition(".")[0].endswith(end)
@@ -144,9 +144,9 @@ class DecoderStage(StageModule):
         experts.places = inverse(torch.tensor(order, device=experts.down_proj.device))
         own = {id(one) for one in experts.parameters()}
         moved = {name for name, one in self.named_parameters() if id(one) in own}
-        self.divisions = {
+        self.expert_divisions = {
             name: replace(one, order=tuple(order)) if name in moved else one
-            for name, one in self.divisions.items()
+            for name, one in self.expert_divisions.items()
         }
 
     def limit_experts(self, most: int, sequence: int) -> None:
