@@ -30,6 +30,7 @@ BASE = Row(MIXTRAL, "gpipe", ep=2, optimizer="adamw", steps=3, methods=(MOVING,)
         {"schedule": "breadth-first", "loops": 2, "dp": 2, "sharding": "zero-3", "precision": "bf16"},
         {"pp": 2, "precision": "fp32", "recompute": "full"},
         {"tp": 2, "dp": 2, "sharding": "zero-2"},
+        {"cp": 2},
     ],
     ids=str,
 )

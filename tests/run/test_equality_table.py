@@ -210,7 +210,12 @@ MIXTURES = (
     # Rotated queries and products of routers are in fp32, too.
     ROUNDED(SHORT("deepseek_v2"), tp=2, dp=2),
     ROUNDED(SHORT("deepseek_v3"), "1f1b", pp=2),
-    # Ranks divide the experts, and others the columns of each.
+    # Ranks divide the experts and the samples, and others the tokens.
+    Row(MIXTRAL, cp=2, ep=2, evaluates=True, methods=(Clips(0.2),)),
+    Row(SHARED_EXPERTS, "1f1b", pp=2, cp=2, ep=2, recompute="full", masks=True),
+    Row(MIXTRAL, "breadth-first", dp=2, cp=2, ep=2, loops=2, sharding="zero-3", optimizer="adamw"),
+    ROUNDED(MIXTRAL, tp=2, cp=2, ep=2),
+    # Others divide the columns of each expert.
     ROUNDED(MIXTRAL, tp=2, ep=2, evaluates=True, methods=(Clips(0.2),)),
     ROUNDED(SHARED_EXPERTS, tp=2, ep=2, recompute="full"),
     ROUNDED(SHORT("qwen3_moe"), "1f1b", pp=2, tp=2, ep=2),

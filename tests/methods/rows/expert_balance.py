@@ -271,6 +271,7 @@ ROWS = (
     BALANCED("zb-v", pp=2, loops=2, methods=(Balances("sequence"),)),
     BALANCED(cp=2, micro_batch_size=4, methods=(Balances("micro-batch", samples=2),)),
     BALANCED(ep=2, methods=(Balances("sequence", ranks=2),)),
+    BALANCED(cp=2, ep=2, methods=(Balances("sequence", ranks=2), Clips(0.2))),
     BALANCED(tp=2, tolerance=1e-5, methods=(Balances("sequence"),)),
     ROUNDED(SIGMOID, "1f1b", dp=2, methods=(Balances("none"),)),
     # Biases that change the choice of the next step.

@@ -98,7 +98,9 @@ def plans_with_experts(config: ModelConfig) -> list[Plan]:
     gathered = Row(config, dp=2, ep=2, sharding="zero-3").plan
     alone = Row(config).plan
     both = Row(config, dp=2, tp=2, ep=2, sharding="zero-2").plan
-    return [alone, Row(config, ep=2).plan, shared, Row(config, tp=2).plan, gathered, both, pipelined, alone]
+    tokens = Row(config, cp=2, ep=2).plan
+    tensor = Row(config, tp=2).plan
+    return [alone, Row(config, ep=2).plan, shared, tensor, gathered, both, tokens, pipelined, alone]
 
 
 @pytest.mark.parametrize("family", ["gpt", "bert", "mixtral"])

@@ -16,7 +16,6 @@ from weft.errors import Violation
 from weft.moves.composition import Composition
 
 _METHOD = "expert parallelism"
-_DIVIDED = "expert and context ranks would both divide tokens"
 _OTHERS = "other methods take the parameters of experts for those of all ranks"
 # The methods that know which ranks divide the experts.
 _ALLOWED = (GRADIENT_NORM, EXPERT_BALANCE, MICRO_BATCH_CLIPPING)
@@ -29,12 +28,6 @@ def _samples(job: Job, layout: Layout) -> str | None:
         return None
     nearest = gcd(layout.ep, *sizes)
     return f"ep {layout.ep} does not divide {listed(odd)} samples of a micro-batch; nearest ep: {nearest}"
-
-
-def _axes(job: Job, layout: Layout) -> str | None:
-    if layout.ep == 1 or layout.cp == 1:
-        return None
-    return f"ep {layout.ep}: {_DIVIDED}; nearest cp: 1"
 
 
 def _methods(job: Job, layout: Layout) -> str | None:
@@ -67,8 +60,6 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
     """Yield what a plan that was edited by hand must not contain."""
     if plan.ep == 1:
         return
-    if plan.cp > 1:
-        yield Violation("plan: mesh.ep", f"{_DIVIDED}; with cp {plan.cp}", "1")
     for stage in range(len(plan.stages)):
         if (size := plan.size_of(stage)) % plan.ep:
             problem = f"{plan.ep} expert ranks do not divide {shown(size)} samples of a micro-batch"
@@ -85,7 +76,6 @@ RULES = (
     Composition(
         method=_METHOD, other="odd micro-batches", reason="ranks have equal samples", refuse=_samples
     ),
-    Composition(method=_METHOD, other="context ranks", reason=_DIVIDED, refuse=_axes),
     Composition(method=_METHOD, other="other methods", reason=_OTHERS, refuse=_methods),
     Composition(method=_METHOD, other="kernels of layers", reason=_OTHERS, refuse=_layer_choices),
     Composition(method=_METHOD, other="other synchronisation", reason=_OTHERS, refuse=_synchronised),

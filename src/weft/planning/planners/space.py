@@ -115,11 +115,11 @@ def _degrees(job: Job, pins: PartialLayout, *, opened: bool) -> Iterator[tuple[i
             continue
         ep = 1
         yield tp, ep
-        apart = opened and pins.cp in (None, 1)
+        others = tp * (pins.cp or 1)
         while (
-            apart
+            opened
             and job.graph.experts % (2 * ep) == 0 < job.graph.experts
-            and job.cluster.ranks % (2 * ep * tp) == 0
+            and job.cluster.ranks % (2 * ep * others) == 0
         ):
             ep *= 2
             yield tp, ep

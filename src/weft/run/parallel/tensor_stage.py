@@ -16,6 +16,7 @@ from weft.run.parallel.expert_ranks import ExpertRanks
 from weft.run.parallel.replica_ranks import ReplicaRanks
 from weft.run.parallel.tensor_layers import Division, Share
 from weft.run.parallel.tensor_parallel import TensorRanks
+from weft.run.parallel.token_grid import TokenGrid
 from weft.run.parallel.token_ranks import TokenRanks
 from weft.run.state.bucket import FlatLayout
 from weft.sync.base import Group
@@ -58,10 +59,17 @@ def leads_replica(module: nn.Module) -> bool:
 
 def _axes(module: nn.Module) -> tuple[ReplicaRanks, ...]:
     """Return the ranks along the axes of a `ReplicaGrid`: of layers, of tokens, of experts and samples."""
+    return tensor_ranks(module), *_token_axes(module)
+
+
+def _token_axes(module: nn.Module) -> tuple[TokenRanks, TokenRanks]:
+    """Return the ranks that divide a stage's tokens, and those that divide its experts and samples."""
     tokens = token_ranks(module)
+    if isinstance(tokens, TokenGrid):
+        return tokens.context, tokens.expert
     if isinstance(tokens, ExpertRanks):
-        return tensor_ranks(module), ContextRanks(), tokens
-    return tensor_ranks(module), tokens, ExpertRanks()
+        return ContextRanks(), tokens
+    return tokens, ExpertRanks()
 
 
 def own_share(module: nn.Module, name: str, whole: torch.Tensor) -> torch.Tensor:
@@ -159,8 +167,9 @@ def summed_gradients(
         if isinstance(module, TensorParallel) and module.summed_parameters():
             sums.append(StreamGradients(module, layouts[stage], flats[stage]))
         # A stage may have only a copy of a tied weight.
-        if (tokens := token_ranks(module)).size > 1 and len(flats[stage]):
-            sums.append(TokenGradients(tokens, _alike(module, tokens, layouts[stage], flats[stage])))
+        for tokens in _token_axes(module):
+            if tokens.size > 1 and len(flats[stage]):
+                sums.append(TokenGradients(tokens, _alike(module, tokens, layouts[stage], flats[stage])))
         found[stage] = tuple(sums)
     return found
 

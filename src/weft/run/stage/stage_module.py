@@ -27,6 +27,7 @@ from weft.run.parallel.tensor_layers import (
     enter_before,
 )
 from weft.run.parallel.tensor_parallel import TensorRanks
+from weft.run.parallel.token_grid import TokenGrid
 from weft.run.parallel.token_ranks import TokenRanks
 from weft.run.parallel.unmade_logits import LossKernel, UnmadeLogits
 from weft.run.stage.documents import Documents
@@ -155,7 +156,9 @@ class StageModule(nn.Module, ABC):
 
     @property
     def token_ranks(self) -> TokenRanks:
-        """The ranks that divide the stage's tokens, or its samples."""
+        """The ranks that divide the stage's tokens, its samples, or both."""
+        if self.context.size > 1 and self.expert.size > 1:
+            return TokenGrid(self.expert, self.context)
         return self.context if self.expert.size == 1 else self.expert
 
     @property
