@@ -202,3 +202,15 @@ def test_random_trials_are_as_many_as_asked_for_and_depend_on_the_seed() -> None
     assert drawn[0] != drawn[1]
     more = RandomPlanner(seed=0, trials=9).search(problem).candidates
     assert drawn[0] < {str(one.layout) for one in more}
+
+
+def test_where_nothing_fits_the_lowest_peak_is_closest() -> None:
+    problem = problem_of(model="llama-13b", on="4xt4", global_batch=64)
+    ranking = get_planner("weft").search(problem)
+    assert ranking.fitting == []
+    peaks = [one.peak_bytes for one in ranking.closest]
+    known = [peak for peak in peaks if peak]
+    assert known == sorted(known)
+    assert peaks[: len(known)] == known
+    assert 0 < len(known)
+    assert len(peaks) == len(ranking.candidates)

@@ -453,7 +453,7 @@ def _nothing_fits(ranking: Ranking) -> list[Violation]:
     changes = SmallestChanges(ranking.problem, ranking.candidates)
     return [
         Violation(f"no layout fits; closest: {one.words}", one.reason + _remedy(one, changes))
-        for one in ranking.candidates[:REASONS_SHOWN]
+        for one in ranking.closest[:REASONS_SHOWN]
     ]
 
 

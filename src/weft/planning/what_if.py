@@ -131,7 +131,7 @@ def _searched(planner: Planner, problem: Problem) -> tuple[Candidate | None, str
         return ranking.fitting[0], ""
     if not ranking.candidates:
         return None, f"no layout of {job.cluster.ranks} devices has the given degrees"
-    closest = ranking.candidates[0]
+    closest = ranking.closest[0]
     return None, f"no layout fits; closest: {closest.words}: {closest.reason}"
 
 

@@ -88,6 +88,12 @@ class Ranking:
     def fitting(self) -> Sequence[Candidate]:
         return [candidate for candidate in self.candidates if candidate.verdict is Verdict.FITS]
 
+    @property
+    def closest(self) -> Sequence[Candidate]:
+        """Those that do not fit: the lowest peak first, and candidates with unknown peaks last."""
+        others = (one for one in self.candidates if one.verdict is not Verdict.FITS)
+        return sorted(others, key=lambda one: (one.peak_bytes == 0, one.peak_bytes))
+
 
 class Planner(Protocol):
     """A search over layouts. Users type its `name`."""
