@@ -212,5 +212,5 @@ def test_where_nothing_fits_the_lowest_peak_is_closest() -> None:
     known = [peak for peak in peaks if peak]
     assert known == sorted(known)
     assert peaks[: len(known)] == known
-    assert 0 < len(known)
+    assert len(known) > 0
     assert len(peaks) == len(ranking.candidates)
