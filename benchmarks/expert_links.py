@@ -54,6 +54,7 @@ from weft.run.launch.worker_start import start_worker
 from weft.run.runtime import RankRuntime
 from weft.run.stage.build import build_stages
 from weft.run.stage.stage_module import StageModule
+from weft.run.transport.host_group import HostGroup
 from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
 from weft.training.tasks.base import cross_entropy
 
@@ -195,14 +196,15 @@ def alone_s(given_bytes: int) -> list[float]:
     """Seconds of repeated all-to-alls of so many bytes from each rank, without any training."""
     given = torch.zeros(given_bytes, dtype=torch.uint8)
     seconds: list[float] = []
-    taken = torch.empty_like(given)
+    taken, group = torch.empty_like(given), HostGroup(dist.new_group())
     for _ in range(PROBES + 1):
         dist.barrier()
         span = torch.tensor([time.monotonic(), 0.0], dtype=torch.float64)
-        dist.all_to_all_single(taken, given)
+        group.all_to_all(taken, given)
         span[1] = time.monotonic()
         dist.all_reduce(span, dist.ReduceOp.MAX)
         seconds.append(float(span[1] - span[0]))
+    group.close()
     return seconds[1:]
 
 
