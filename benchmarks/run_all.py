@@ -39,6 +39,7 @@ BENCHMARKS = (
     ("sleep_compute",),
     ("slow_link",),
     ("sync_links",),
+    ("expert_links",),
     ("lab_plans",),
     ("executor_vs_torch",),
     ("replicas_vs_torch",),

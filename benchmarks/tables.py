@@ -94,6 +94,22 @@ TABLES: Mapping[str, Listed | Crossed] = {
         "sync_links", "dense over", ("sent", "communication", "step"), ".* over .*; .*"
     ),
     "sync_links, weights": Listed("sync_links", "final weights.*|computation.*"),
+    "expert_links": Crossed(
+        "expert_links",
+        "mixture; link",
+        ("step", "step, predicted", "step, error", "exchange", "exchange, predicted", "exchange, error"),
+    ),
+    "expert_links, parts": Crossed(
+        "expert_links",
+        "mixture; link",
+        (
+            "one all-to-all alone",
+            "one all-to-all alone, predicted",
+            "sum of gradients, error",
+            "rest of the step, error",
+            "bytes over those of even loads",
+        ),
+    ),
     "rates": Listed("rates"),
     "taps": Crossed("taps", "what trains", ("step", "added", "share")),
     "training_beside": Crossed(

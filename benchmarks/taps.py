@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ from weft.describe.plan import (
 from weft.planning.compile import compile_part
 from weft.run.runtime import RankRuntime
 from weft.run.stage.build import build_stages
+from weft.run.state.precision import STEPPED
 from weft.run.workspace import Batch
 
 MICRO_BATCHES, ROUNDS, STEPS, WARM_UP = 4, 12, 20, 4
@@ -46,7 +48,13 @@ TARGET = 0.03
 SEED = 3
 
 
-def plan_of(config: ModelConfig, micro_batch_size: int, sequence: int, schedule: str) -> Plan:
+def plan_of(
+    config: ModelConfig,
+    micro_batch_size: int,
+    sequence: int,
+    schedule: str,
+    precision: Literal["fp32", "bf16"] = "fp32",
+) -> Plan:
     graph = layer_graph(config)
     replica = Replica(ranks=(0,), micro_batches=MICRO_BATCHES)
     return Plan(
@@ -57,7 +65,7 @@ def plan_of(config: ModelConfig, micro_batch_size: int, sequence: int, schedule:
         sequence=sequence,
         global_batch=MICRO_BATCHES * micro_batch_size,
         micro_batch_size=micro_batch_size,
-        precision="fp32",
+        precision=precision,
         mesh={"dp": 1, "pp": 1},
         stages=(Stage(layers=tuple(range(len(graph.layers))), replicas=(replica,)),),
         schedule=Choice(name=schedule),
@@ -68,14 +76,15 @@ def mean_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def runtime_of(config: ModelConfig, plan: Plan, generation: int) -> RankRuntime:
+def runtime_of(config: ModelConfig, plan: Plan, generation: int, device: str) -> RankRuntime:
+    stages = build_stages(plan, config, 0, SEED, STEPPED[plan.precision])
     return RankRuntime(
         plan,
         compile_part(plan, layer_graph(config), 0),
-        build_stages(plan, config, 0, SEED, torch.float32),
+        {index: stage.to(device) for index, stage in stages.items()},
         mean_loss,
         lambda stage: torch.optim.AdamW(stage.parameters(), lr=1e-3, foreach=True),
-        device="cpu",
+        device=device,
         seed=SEED,
         generation=generation,
     )
@@ -87,12 +96,16 @@ def batch_of(config: ModelConfig, plan: Plan) -> Batch:
     return lambda number: (tokens[:, :-1], tokens[:, 1:])
 
 
-def step_s(runtime: RankRuntime, step: int, batch: Batch) -> float:
-    began = time.process_time()
+def step_s(runtime: RankRuntime, step: int, batch: Batch, device: str) -> float:
+    """Seconds of the process on a CPU, and until all kernels have ended on a GPU."""
+    clock = time.process_time if device == "cpu" else time.perf_counter
+    began = clock()
     result = runtime.step(step, batch)
     assert result.loss > 0.0
     assert all(sum(numbers) > 0.0 for numbers in result.series.values())
-    return time.process_time() - began
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return clock() - began
 
 
 def choice_of(method: str, micro_batch_size: int) -> Choice:
@@ -105,15 +118,19 @@ def choice_of(method: str, micro_batch_size: int) -> Choice:
     return Choice(name=method, options=options[method])
 
 
-def added(config: ModelConfig, plan: Plan, choice: Choice, number: int) -> tuple[float, float]:
-    """CPU seconds of a round: the median step without, and the median of what is added to a step."""
+def added(
+    config: ModelConfig, plan: Plan, choice: Choice, number: int, device: str = "cpu"
+) -> tuple[float, float]:
+    """Seconds of a round: the median step without, and the median of what is added to a step."""
     watched = plan.model_copy(update={"methods": (choice,)})
     plans = (plan, watched)
-    runtimes = {which: runtime_of(config, plans[which], 2 * number + which) for which in _turn(number)}
+    runtimes = {
+        which: runtime_of(config, plans[which], 2 * number + which, device) for which in _turn(number)
+    }
     batch, times = batch_of(config, plan), np.zeros((STEPS + WARM_UP, 2))
     for step in range(STEPS + WARM_UP):
         for which in _turn(step):
-            times[step, which] = step_s(runtimes[which], step, batch)
+            times[step, which] = step_s(runtimes[which], step, batch, device)
     for runtime in runtimes.values():
         runtime.close()
     plain, other = times[WARM_UP:].T
@@ -124,7 +141,7 @@ def _turn(number: int) -> tuple[int, int]:
     return (0, 1) if number % 2 else (1, 0)
 
 
-def figures_of(rounds: Sequence[tuple[float, float]]) -> dict[str, Value]:
+def figures_of(rounds: Sequence[tuple[float, float]], target: float = TARGET) -> dict[str, Value]:
     """The median step without, what is added to it, and its share with the bootstrap interval."""
     plain_s, added_s = np.array(rounds).T
     draws = np.random.default_rng(SEED).integers(len(rounds), size=(RESAMPLES, len(rounds)))
@@ -132,7 +149,7 @@ def figures_of(rounds: Sequence[tuple[float, float]]) -> dict[str, Value]:
     return {
         "step": Value(float(np.median(plain_s)), "s"),
         "added": Value(float(np.median(added_s)), "s"),
-        "share": Value(float(np.median(added_s / plain_s)), "share", TARGET, low=low, high=high),
+        "share": Value(float(np.median(added_s / plain_s)), "share", target, low=low, high=high),
     }
 
 

@@ -37,6 +37,8 @@ from llama_1b import WARM_UP, error_of, torchtitan_log
 from weft.describe.toml_table import table_text
 
 EQUAL_STEPS = 5
+# A plan of one device.
+ALONE = {"pp": 1, "dp": 1, "tp": 1, "loops": 1, "recompute": "none"}
 # Of losses in fp32 after a few steps: sums of NCCL have an order of their own.
 CLOSE = 1e-4
 # The degrees of a layout: `[plan]` of weft, the options of torchtitan and those of Megatron-LM.
@@ -90,7 +92,8 @@ def equality(asked: argparse.Namespace, layout: str) -> dict[str, Value]:
         "run": {"transport": "device", "deterministic": True},
     }
     alone, first, again = (
-        trained(asked, job, layout, ranks)["losses"] for ranks in (1, asked.ranks, asked.ranks)
+        trained(asked.device, job, plan_of(layout, ranks), ranks)["losses"]
+        for ranks in (1, asked.ranks, asked.ranks)
     )
     apart = max(abs(ours / theirs - 1.0) for ours, theirs in zip(first, alone, strict=True))
     changed = sum(one != other for one, other in zip(first, again, strict=True))
@@ -104,7 +107,7 @@ def speeds(report: Report, asked: argparse.Namespace, layout: str) -> dict[str, 
     """Tokens per second beside those of the peers, and predictions beside measurements."""
     samples = asked.micro_batches * (asked.ranks if LAYOUTS[layout][0] == "dp" else 1)
     found = trained(
-        asked,
+        asked.device,
         {
             "model": {"preset": asked.model},
             "task": {"sequence": asked.sequence},
@@ -116,7 +119,7 @@ def speeds(report: Report, asked: argparse.Namespace, layout: str) -> dict[str, 
             },
             "run": {"transport": "device"},
         },
-        layout,
+        plan_of(layout, asked.ranks),
         asked.ranks,
     )
     ours = found["tokens_per_s"]
@@ -139,15 +142,17 @@ def speeds(report: Report, asked: argparse.Namespace, layout: str) -> dict[str, 
     return figures
 
 
-def trained(
-    asked: argparse.Namespace, job: dict[str, dict[str, Any]], layout: str, ranks: int
-) -> dict[str, Any]:
-    """Train a job under a layout on that many devices; return its summary and the losses of its steps."""
-    plan = {"micro_batch_size": 1, "pp": 1, "dp": 1, "tp": 1, "loops": 1, "recompute": "none"}
-    plan[LAYOUTS[layout][0]] = ranks
+def plan_of(layout: str, ranks: int) -> dict[str, Any]:
+    """The table `[plan]` of a layout on that many devices."""
+    plan: dict[str, Any] = {"micro_batch_size": 1, **ALONE, LAYOUTS[layout][0]: ranks}
     if ranks > 1:
         plan |= {"sharding": "zero-3"} if layout == "zero-3" else {}
         plan |= {"schedule": "1f1b"} if layout == "pp" else {}
+    return plan
+
+
+def trained(device: str, job: dict[str, dict[str, Any]], plan: dict[str, Any], ranks: int) -> dict[str, Any]:
+    """Train a job under a plan on that many devices; return its summary and the losses of its steps."""
     tables = {
         **job,
         "optimizer": {"warm_up_steps": 0, "learning_rate": 1e-4},
@@ -160,12 +165,12 @@ def trained(
         run, directory = Path(folder) / "run.toml", Path(folder) / "run"
         run.write_text("\n".join(table_text(f"[{name}]", table) for name, table in tables.items()))
         command = [sys.executable, "-m", "weft.cli.main", "train", str(run), "--directory", str(directory)]
-        if asked.device == "cpu":
+        if device == "cpu":
             command = ["taskset", "-c", devices, *command]
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": devices, "WEFT_HOME": f"{folder}/home"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise SystemExit(f"{layout} on {ranks} devices failed:\n{(done.stdout + done.stderr)[-2_000:]}")
+            raise SystemExit(f"{plan} on {ranks} devices failed:\n{(done.stdout + done.stderr)[-2_000:]}")
         summary: dict[str, Any] = json.loads((directory / "summary.json").read_text())
         rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
         return {**summary, "losses": [row["loss"] for row in rows]}

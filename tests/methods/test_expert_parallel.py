@@ -9,7 +9,9 @@ import pytest
 from described_decoders import described
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from predict.cost.machines import CPU, profile_of
 
+from weft.describe.amount import Shape
 from weft.describe.layout import Layout, PartialLayout
 from weft.describe.plan import GRADIENT_NORM, Choice, LayerChoice
 from weft.describe.plan_file import check_plan
@@ -18,7 +20,8 @@ from weft.planning.compile import compile_plan
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.space import layouts
 from weft.planning.problem import Problem, problem_of
-from weft.predict.cost.exchanges import LOSS_BYTES, stage_exchanges
+from weft.predict.cost.compute import ComputeModel
+from weft.predict.cost.exchanges import COUNT_BYTES, LOSS_BYTES, stage_exchanges
 from weft.predict.cost.memory import alike_parameters, gradient_element_bytes
 from weft.predict.cost.network import Network
 from weft.predict.cost.placed_plan import CostModel
@@ -140,7 +143,10 @@ def test_more_expert_ranks_hold_less_and_send_more(problem: Problem) -> None:
 
 
 def test_rows_go_to_their_experts_and_back_in_each_pass(problem: Problem) -> None:
-    """With equally busy experts; the last stage sends the loss, and gradients of experts stay."""
+    """With equally busy experts, whose counts of rows go first in forward passes.
+
+    The last stage sends the loss, and gradients of experts stay.
+    """
     graph, cluster = problem.job.graph, problem.job.cluster
     layout = replace(BASE, dp=1, ep=4, recompute="full")
     plan = build_plan(problem.job, layout, [1.0] * len(graph.layers))
@@ -149,9 +155,11 @@ def test_rows_go_to_their_experts_and_back_in_each_pass(problem: Problem) -> Non
     tokens = shape.micro_batch_size * shape.sequence
     rows_bytes = tokens * 2 * problem.model.hidden * plan.element_bytes
     there_s = problem.model.layers * network.all_to_all(ranks, rows_bytes).seconds
-    assert found.backward_s == found.again_s == pytest.approx(2 * there_s)
+    counts_s = problem.model.layers * network.all_gather(ranks, 4 * graph.experts * COUNT_BYTES).seconds
+    assert found.backward_s == pytest.approx(2 * there_s)
+    assert found.again_s == pytest.approx(2 * there_s + counts_s)
     loss_s = network.all_gather(ranks, 4 * LOSS_BYTES).seconds
-    assert found.forward_s == pytest.approx(2 * there_s + loss_s)
+    assert found.forward_s == pytest.approx(2 * there_s + counts_s + loss_s)
     alike = alike_parameters(graph, range(len(graph.layers)), shape)
     experts = sum(
         layer.parameters(replace(shape, expert_parallel=1)) - layer.parameters(shape)
@@ -160,3 +168,24 @@ def test_rows_go_to_their_experts_and_back_in_each_pass(problem: Problem) -> Non
     assert alike == graph.parameters() - round(experts * 4 / 3)
     gradient_bytes = gradient_element_bytes(plan) * alike
     assert found.gradient_s == pytest.approx(network.all_reduce_s(ranks, gradient_bytes))
+
+
+def test_a_rank_updates_its_own_experts_also_by_a_profile(problem: Problem) -> None:
+    """A profile has whole layers; passes of a rank's samples take as long as without expert ranks."""
+    graph = problem.job.graph
+    model, layers = ComputeModel(profile=profile_of(graph)), range(len(graph.layers))
+    whole, divided = (
+        model.stage_times(graph, layers, Shape(2, graph.sequence, expert_parallel=ep), "fp32", CPU)
+        for ep in (1, 4)
+    )
+    assert divided.forward_s == whole.forward_s
+    assert divided.backward_input_s + divided.backward_weight_s == pytest.approx(
+        whole.backward_input_s + whole.backward_weight_s
+    )
+    each = whole.update_s / len(layers)
+    shares = (
+        layer.parameters(Shape(2, graph.sequence, expert_parallel=4))
+        / layer.parameters(Shape(2, graph.sequence))
+        for layer in graph.layers
+    )
+    assert divided.update_s == pytest.approx(each * sum(shares))

@@ -52,3 +52,41 @@ def test_every_exchange_fills_what_it_is_given(worker_pool: WorkerPool, kind: ty
         assert gathered == [10.0 * source + place for source in range(3) for place in range(3)]
         assert taken == [10.0 * source + rank for source in range(3)]
         assert table == [1.0] * 3
+
+
+class Calls:
+    """A torch group, the second of three ranks, that only notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def size(self) -> int:
+        return 3
+
+    def rank(self) -> int:
+        return 1
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> Calls:
+        self.asked.append(f"receive {len(tensors[0])} from {source}")
+        return self
+
+    def send(self, tensors: list[torch.Tensor], target: int, tag: int) -> Calls:
+        self.asked.append(f"send {len(tensors[0])} to {target}")
+        return self
+
+    def wait(self) -> None:
+        self.asked.append("wait")
+
+
+def test_rows_are_received_before_they_are_sent() -> None:
+    """A peer may then send at once, and both directions of a link are busy; empty parts are no messages."""
+    calls = Calls()
+    group = HostGroup(calls, (0, 1, 2))  # type: ignore[arg-type]
+    taken, given = torch.zeros(7, 2), torch.arange(8.0).view(4, 2)
+    group.all_to_all_rows(taken, given, [4, 1, 2], [0, 1, 3])
+    assert calls.asked == ["receive 4 from 0", "receive 2 from 2", "send 3 to 2", *["wait"] * 3]
+    assert taken[4].tolist() == given[0].tolist()
+    calls.asked.clear()
+    group.all_to_all(torch.zeros(6), torch.zeros(6))
+    assert calls.asked[:2] == ["receive 2 from 0", "receive 2 from 2"]
+    assert calls.asked[2:4] == ["send 2 to 2", "send 2 to 0"]

@@ -25,6 +25,8 @@ from weft.program.arrays import Ints
 
 # Each context rank sends the sum of the loss over its tokens and their count, in fp64.
 LOSS_BYTES = 16
+# Each expert rank tells all others how many rows it has for each expert.
+COUNT_BYTES = 8
 
 Ranks = tuple[int, ...]
 
@@ -160,10 +162,14 @@ def _context(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Cal
 
 
 def _expert(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Callable[[Ranks], Exchanges]:
-    """Price rows that go to their experts and back, as if all experts had as many."""
+    """Price rows that go to their experts and back, as if all experts had as many.
+
+    Forward passes of a mixture gather the counts of rows first.
+    """
     shape, grid, layers = plan.shape(stage), plan.grid(stage), plan.stages[stage].layers
     dispatched = graph.amounts("dispatched", shape)
     sizes = Counter(round(dispatched[layer] * plan.element_bytes) for layer in layers if dispatched[layer])
+    counts_bytes = COUNT_BYTES * graph.experts * grid.expert
     sums = _sums(plan, graph, network, stage, alike_parameters(graph, layers, shape))
 
     def seconds_of(ranks: Ranks) -> Exchanges:
@@ -171,8 +177,10 @@ def _expert(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Call
         there_s = sum(
             count * _at_once(network, network.all_to_all, groups, size) for size, count in sizes.items()
         )
+        counts_s = sizes.total() * _at_once(network, network.all_gather, groups, counts_bytes)
         loss_s, gradient_s = sums(groups)
-        return Exchanges(2 * there_s + loss_s, 2 * there_s, 2 * there_s, gradient_s)
+        again_s = counts_s + 2 * there_s
+        return Exchanges(again_s + loss_s, 2 * there_s, again_s, gradient_s)
 
     return seconds_of
 

@@ -108,13 +108,12 @@ def profiled_times(
         now, then = (roofline(one, shape, precision, device, speeds) for one in (layer, layer.unchanged))
         forward_s *= now.forward_s / then.forward_s if then.forward_s else 1.0
         backward_s *= now.backward_s / then.backward_s if then.backward_s else 1.0
+    update_s = value_at([(row.micro_batch_size, row.update_s) for row in rows], size)
+    if shape.expert_parallel > 1 and (parameters := layer.parameters(replace(shape, expert_parallel=1))):
+        # The profile updated all experts; an expert rank updates its own.
+        update_s *= layer.parameters(shape) / parameters
     share = weight_share(layer, shape)
-    return LayerTimes(
-        forward_s,
-        backward_s * (1.0 - share),
-        backward_s * share,
-        value_at([(row.micro_batch_size, row.update_s) for row in rows], size),
-    )
+    return LayerTimes(forward_s, backward_s * (1.0 - share), backward_s * share, update_s)
 
 
 def profiled_kept_bytes(profile: LayerProfile, layer: Layer, shape: Shape, device: str) -> float:

@@ -13,6 +13,9 @@ import torch
 from weft.run.transport import rank_order
 from weft.run.transport.device_group import DeviceGroup
 
+# The tag of rows, beside that of messages.
+_ROWS = 1
+
 
 class HostGroup(DeviceGroup):
     """A gloo process group; each call returns when its result is there. Sums are in the ranks' order."""
@@ -34,15 +37,27 @@ class HostGroup(DeviceGroup):
         bring_back(flat, on_host)
 
     def all_to_all(self, taken: torch.Tensor, given: torch.Tensor) -> None:
-        on_host = host_room(taken)
-        super().all_to_all(on_host, given.to("cpu"))
-        bring_back(taken, on_host)
+        lengths = [len(given) // self.size] * self.size
+        self.all_to_all_rows(taken, given, lengths, lengths)
 
     def all_to_all_rows(
         self, taken: torch.Tensor, given: torch.Tensor, taken_rows: Sequence[int], given_rows: Sequence[int]
     ) -> None:
+        """Exchange rows; each rank receives before it sends.
+
+        In gloo's own all-to-all, each rank sends first. A peer then learns only after all these rows that
+        the rank can receive. So a slow link carries one direction after the other.
+        """
         on_host = host_room(taken)
-        super().all_to_all_rows(on_host, given.to("cpu"), taken_rows, given_rows)
+        into, out = on_host.split(list(taken_rows)), given.to("cpu").split(list(given_rows))
+        turns = range(1, self.size)
+        sources = [place for turn in turns if len(into[place := (self.place - turn) % self.size])]
+        targets = [place for turn in turns if len(out[place := (self.place + turn) % self.size])]
+        works = [self._group.recv([into[place]], place, _ROWS) for place in sources]
+        works += [self._group.send([out[place]], place, _ROWS) for place in targets]
+        into[self.place].copy_(out[self.place])
+        for work in works:
+            work.wait()
         bring_back(taken, on_host)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
