@@ -54,6 +54,26 @@ def test_every_exchange_fills_what_it_is_given(worker_pool: WorkerPool, kind: ty
         assert table == [1.0] * 3
 
 
+def exchange_large(rank: int, ranks: int) -> tuple[list[list[float]], list[float]]:
+    """The values of the parts that a rank receives, equal ones and unequal ones."""
+    group, part = HostGroup(dist.new_group()), 1 << 16
+    given = torch.arange(ranks, dtype=torch.float32).add(10.0 * rank).repeat_interleave(part)
+    taken = torch.empty(ranks * part)
+    group.all_to_all(taken, given)
+    # Rank r sends s + 1 rows of r to rank s.
+    rows = torch.full((sum(range(1, ranks + 1)), 2), float(rank))
+    found = torch.empty(ranks * (rank + 1), 2)
+    group.all_to_all_rows(found, rows, [rank + 1] * ranks, list(range(1, ranks + 1)))
+    return [one.unique().tolist() for one in taken.chunk(ranks)], found[:, 1].tolist()
+
+
+@pytest.mark.processes
+def test_large_parts_and_rows_arrive_from_their_ranks(worker_pool: WorkerPool) -> None:
+    for rank, (parts, rows) in enumerate(worker_pool.run(exchange_large, ranks=3)):
+        assert parts == [[10.0 * source + rank] for source in range(3)]
+        assert rows == [float(source) for source in range(3) for _ in range(rank + 1)]
+
+
 class Calls:
     """A torch group, the second of three ranks, that only notes what it is asked."""
 
@@ -87,6 +107,7 @@ def test_rows_are_received_before_they_are_sent() -> None:
     assert calls.asked == ["receive 4 from 0", "receive 2 from 2", "send 3 to 2", *["wait"] * 3]
     assert taken[4].tolist() == given[0].tolist()
     calls.asked.clear()
-    group.all_to_all(torch.zeros(6), torch.zeros(6))
-    assert calls.asked[:2] == ["receive 2 from 0", "receive 2 from 2"]
-    assert calls.asked[2:4] == ["send 2 to 2", "send 2 to 0"]
+    # As do equal parts of 256 KiB; gloo exchanges smaller ones.
+    group.all_to_all(torch.zeros(3 << 16), torch.zeros(3 << 16))
+    assert calls.asked[:2] == ["receive 65536 from 0", "receive 65536 from 2"]
+    assert calls.asked[2:4] == ["send 65536 to 2", "send 65536 to 0"]

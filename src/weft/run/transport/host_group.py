@@ -15,6 +15,8 @@ from weft.run.transport.device_group import DeviceGroup
 
 # The tag of rows, beside that of messages.
 _ROWS = 1
+# Bytes for another rank from which on a slow link costs more than the calls for each rank by itself.
+_LARGE = 1 << 18
 
 
 class HostGroup(DeviceGroup):
@@ -37,8 +39,13 @@ class HostGroup(DeviceGroup):
         bring_back(flat, on_host)
 
     def all_to_all(self, taken: torch.Tensor, given: torch.Tensor) -> None:
-        lengths = [len(given) // self.size] * self.size
-        self.all_to_all_rows(taken, given, lengths, lengths)
+        length = len(given) // self.size
+        if length * given.itemsize >= _LARGE:
+            self.all_to_all_rows(taken, given, [length] * self.size, [length] * self.size)
+            return
+        on_host = host_room(taken)
+        super().all_to_all(on_host, given.to("cpu"))
+        bring_back(taken, on_host)
 
     def all_to_all_rows(
         self, taken: torch.Tensor, given: torch.Tensor, taken_rows: Sequence[int], given_rows: Sequence[int]
