@@ -90,7 +90,7 @@ class Ranking:
 
     @property
     def closest(self) -> Sequence[Candidate]:
-        """Those that do not fit: the lowest peak first, and candidates with unknown peaks last."""
+        """The candidates that do not fit: the lowest peak first, and those with unknown peaks last."""
         others = (one for one in self.candidates if one.verdict is not Verdict.FITS)
         return sorted(others, key=lambda one: (one.peak_bytes == 0, one.peak_bytes))
 
