@@ -60,7 +60,7 @@ class CoordinateMedian(StepRule):
 
     def combine(self, means: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
         count = means.shape[1]
-        ordered = means.sort(dim=1).values
+        ordered: torch.Tensor = means.sort(dim=1).values
         return ordered[:, [(count - 1) // 2, count // 2]].mean(1)
 
 
