@@ -80,7 +80,8 @@ class AutoClip(StepRule):
         mean = means.mean(1)
         norms = mean.norm(dim=1)
         self._see(norms)
-        return mean * (self.bound / norms.clamp(min=FLOOR)).clamp(max=1.0).unsqueeze(1)
+        factor: torch.Tensor = self.bound / norms.clamp(min=FLOOR)
+        return mean * factor.clamp(max=1.0).unsqueeze(1)
 
     def _see(self, norms: torch.Tensor) -> None:
         self._history.append(norms)
