@@ -212,8 +212,8 @@ def test_a_quick_study_of_bad_data_is_sane() -> None:
             assert all(0.0 <= area <= 1.0 for areas in one["areas"].values() for area in areas)
             # A network that has learned anything finds wrong labels strange.
             assert all(area > 0.8 for area in one["areas"].get("loss late", []))
-    text, second = (table for name, table in tables.items() if name not in digits)
-    for one in (*text, *second):
+    clean, text, second = (table for name, table in tables.items() if name not in digits)
+    for one in (*clean, *text, *second):
         # Bytes at random have ln(256) nats.
         assert all(1.0 < loss < math.log(256) for losses in one["figures"].values() for loss in losses)
     both = {one["arm"]: one["figures"] for one in second}
