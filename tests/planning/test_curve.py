@@ -21,10 +21,10 @@ from weft.planning.curve import (
     default_cluster_sizes,
     default_critical_batch,
     default_samples_per_device,
-    model_flops_utilisation,
 )
 from weft.planning.planners import get_planner
 from weft.planning.problem import Problem, problem_of
+from weft.planning.throughput import throughput
 from weft.predict.trade_off import cheapest
 
 SHARES = (0.25, 2.0)
@@ -64,7 +64,8 @@ def test_every_plan_runs_the_batch_of_its_point_in_the_time_its_utilisation_says
         assert point.candidate.plan is not None
         assert point.candidate.plan.global_batch == point.samples_per_device * 16
         job = replace(small.problem.job, global_batch=point.candidate.plan.global_batch)
-        assert point.utilisation == model_flops_utilisation(job, point.step_s)
+        seen = throughput(job, job.cluster.ranks, point.step_s, reads_tokens=True)
+        assert point.utilisation == seen.utilisation
         assert 0 < point.utilisation < 1
 
 

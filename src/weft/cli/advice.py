@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ def show_plan(
                 "steps_at_half": dict(planned.steps_at_half),
                 "idle": dict(planned.idle),
                 "better_without": None if fewer is None else fewer.record(),
+                "throughput": asdict(planned.throughput),
                 "kept_out": kept_out_record(planned.problem),
                 "considered": len(ranking.candidates),
                 "candidates": records,

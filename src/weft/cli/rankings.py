@@ -16,7 +16,7 @@ from rich.text import Text
 
 from weft.cli.output import console, plain_table, print_json
 from weft.cli.tables.candidates import candidate_record, plans_table
-from weft.cli.tables.plan import chance_text, idle_text, memory_bars
+from weft.cli.tables.plan import chance_text, idle_text, memory_bars, throughput_text
 from weft.cli.tables.search import kept_out_record
 from weft.describe.plan import precision_words
 from weft.describe.run_file import RunFile
@@ -92,6 +92,7 @@ def print_ranking(planned: PlannedJob, ranking: Ranking, shown: Sequence[Advised
     out = console()
     job = planned.problem.job
     print_problem(planned.problem, at_half_words(planned))
+    out.print(f"best plan: {throughput_text(planned)}")
     out.print(plans_table(shown, job.cluster))
     prediction = planned.prediction
     memory = [job.cluster.device_of(rank).memory_bytes for rank in range(planned.plan.ranks)]

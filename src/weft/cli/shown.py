@@ -18,6 +18,7 @@ from weft.cli.tables.plan import (
     memory_bars,
     memory_parts_table,
     stages_table,
+    throughput_text,
 )
 from weft.describe.cluster import Cluster, NodeGroup
 from weft.describe.plan import precision_words
@@ -106,6 +107,7 @@ def show(
     low, high = format_seconds(prediction.step_low_s), format_seconds(prediction.step_high_s)
     step = f"{format_seconds(prediction.step_s)} ({low} to {high}, {prediction.source})"
     out.print(f"a step of {step}: {_breakdown(planned)}")
+    out.print(throughput_text(planned))
     print_timeline(planned.predicted.simulation.timeline, svg, f"{plan.model}, predicted step")
     if report is not None:
         write_whole(report, show_page(planned))

@@ -82,6 +82,11 @@ def format_count(count: float) -> str:
     return _format(count, ("", "k", "M", "B", "T")).rstrip()
 
 
+def format_flops_per_s(rate: float) -> str:
+    """Return operations per second for people: ``312 TFLOP/s``."""
+    return _format(rate, tuple(f"{prefix}FLOP/s" for prefix in _DECIMAL))
+
+
 def format_odds(probability: float) -> str:
     """Return a probability of at most a half, and above 0, in words: 1 of 5."""
     return f"1 of {round(1.0 / probability)}"

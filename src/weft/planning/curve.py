@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from weft.describe.amount import Shape
 from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.describe.plan import Blocking, Sharding
@@ -17,6 +16,7 @@ from weft.errors import InputError, Violation
 from weft.planning.planners import Candidate, Verdict
 from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.problem import Problem
+from weft.planning.throughput import throughput
 from weft.predict.trade_off import TradeOff, cheapest, critical_batch_tokens
 
 
@@ -187,17 +187,6 @@ def default_critical_batch(job: Job) -> float:
     return critical_batch_tokens(job.graph.parameters()) / job.sequence
 
 
-def model_flops_utilisation(job: Job, step_s: float) -> float:
-    """Return the model's floating-point operations per second over the peak of all devices, in [0, 1].
-    Recomputation counts once (Chowdhery et al., PaLM, arXiv 2204.02311)."""
-    shape = Shape(job.global_batch, job.sequence)
-    flops = sum(layer.flops(shape) for layer in job.graph.layers)
-    peak = sum(
-        group.count * group.devices * group.device.flops_per_s[job.precision] for group in job.cluster.groups
-    )
-    return flops / (step_s * peak)
-
-
 @dataclass(frozen=True)
 class MethodPlanner(HomogeneousPlanner):
     """The homogeneous planner, restricted to the layouts of one method."""
@@ -244,7 +233,9 @@ def point_of(
     if best.verdict is not Verdict.FITS:
         return replace(point, reason=f"{best.words}: {best.reason}")
     point = replace(point, reason=best.reason, candidate=best)
-    return replace(point, utilisation=model_flops_utilisation(job, point.step_s))
+    # Of all devices, also of those that the layout leaves idle.
+    seen = throughput(job, job.cluster.ranks, point.step_s, reads_tokens=True)
+    return replace(point, utilisation=seen.utilisation)
 
 
 def _require_possible(problem: Problem, shares: Sequence[float]) -> None:

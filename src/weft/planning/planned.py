@@ -41,6 +41,7 @@ from weft.planning.planners import Candidate, Planner, Ranking, get_planner
 from weft.planning.precisions import in_precision, searched_in_each
 from weft.planning.problem import Problem, problem_of_run, problem_of_subject
 from weft.planning.synchronisations import decided_sync, in_sync, merged, synchronised_in_each
+from weft.planning.throughput import Throughput, throughput
 from weft.planning.ties import break_ties
 from weft.predict.cost.memory import STEPPED_BYTES
 from weft.predict.cost.placed_plan import PlacedPlan
@@ -236,6 +237,14 @@ class PlannedJob:
             problem = f"its plan uses {then_ranks} ranks, and a run keeps the {ranks} that it begins with"
             found.append(Violation("plan.then", problem, f"degrees for {ranks} ranks"))
         return found
+
+    @property
+    def throughput(self) -> Throughput:
+        """The throughput of the predicted step, on the devices of the plan."""
+        reads_tokens = self.problem.model.image_size == 0
+        return throughput(
+            self.problem.job, self.plan.ranks, self.prediction.step_s, reads_tokens=reads_tokens
+        )
 
     @cached_property
     def step_breakdown(self) -> dict[str, float]:

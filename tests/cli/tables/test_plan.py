@@ -5,7 +5,8 @@ from __future__ import annotations
 from cli.tables.printed import text_of
 from web.plans import searched, two_stages
 
-from weft.cli.tables.plan import cluster_table, idle_text, memory_bars
+from weft.cli.tables.plan import cluster_table, idle_text, memory_bars, throughput_text
+from weft.describe.units import format_count
 
 
 def test_terminals_get_a_line_for_each_group_and_each_link() -> None:
@@ -21,6 +22,16 @@ def test_idle_devices_are_named() -> None:
     assert dict(job.idle) == {"t4": 8}
     assert idle_text(job) == "uses 4 of 12 devices; idle: 8 of t4 (ranks 4-11)"
     assert idle_text(searched()) == ""
+
+
+def test_throughput_is_told_of_all_devices_and_of_each() -> None:
+    job = searched()
+    seen, devices = job.throughput, job.plan.ranks
+    text = throughput_text(job)
+    assert seen.tokens_per_s is not None
+    assert text.startswith(f"{format_count(seen.tokens_per_s)} tokens/s; per device")
+    assert f"{format_count(seen.tokens_per_s / devices)} tokens/s and" in text
+    assert f"FLOP/s, {seen.utilisation:.1%} MFU" in text
 
 
 def test_memory_bars_join_equal_neighbours_and_show_overflow() -> None:

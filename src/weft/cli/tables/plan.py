@@ -12,7 +12,7 @@ from rich.text import Text
 from weft.cli.output import folded_table
 from weft.describe.cluster import Cluster
 from weft.describe.plan import Plan
-from weft.describe.units import format_bytes
+from weft.describe.units import format_bytes, format_count, format_flops_per_s
 from weft.planning.planned import PlannedJob
 from weft.predict.memory_parts import MemoryPart
 from weft.program.arrays import Ints
@@ -99,6 +99,20 @@ def chance_text(planned: PlannedJob) -> str:
     chance = planned.prediction.chance_to_fit(planned.usable_bytes)
     words = f"over {_SURE:.1%}" if chance > _SURE else f"{chance:.1%}"
     return f"fits with a chance of {words} (accepted risk {problem.memory_risk:.0%}){kept}"
+
+
+def throughput_text(planned: PlannedJob) -> str:
+    """Return what the predicted step does in a second, in the words of other programs."""
+    seen, precision = planned.throughput, planned.plan.precision
+    what, per_s = "samples", seen.samples_per_s
+    if seen.tokens_per_s is not None:
+        what, per_s = "tokens", seen.tokens_per_s
+    of_device = f"{format_count(per_s / seen.devices)} {what}/s and " if seen.devices > 1 else ""
+    return (
+        f"{format_count(per_s)} {what}/s; per device {of_device}"
+        f"{format_flops_per_s(seen.flops_per_s / seen.devices)}, {seen.utilisation:.1%} MFU "
+        f"(the model's flops without recomputation, over the {precision} peak)"
+    )
 
 
 def idle_text(planned: PlannedJob) -> str:
