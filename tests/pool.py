@@ -148,6 +148,8 @@ def _serve(connection: Connection) -> None:
             answer = (True, _call(modules, location, rank, ranks, port, case, arguments))
         except BaseException:
             answer = (False, traceback.format_exc())
+        # Now, because a frozen cycle would keep its process groups, whose threads never rest without peers.
+        gc.collect()
         connection.send(answer)
 
 
