@@ -16,8 +16,8 @@ from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
-from weft.planning.curve import model_flops_utilisation
 from weft.planning.problem import problem_of
+from weft.planning.throughput import throughput
 from weft.predict.abstract import simulate_schedule
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
@@ -40,7 +40,8 @@ def efficiency(job: Job, schedule: str, loops: int) -> float:
     )
     plan = build_plan(job, layout, flops_per_layer(job))
     predicted = predict(CostModel(graph=job.graph, cluster=job.cluster), plan, compile_plan(plan, job.graph))
-    return model_flops_utilisation(job, predicted.prediction.step_s)
+    step_s = predicted.prediction.step_s
+    return throughput(job, job.cluster.ranks, step_s, reads_tokens=True).utilisation
 
 
 def peak_in_flight(schedule: str) -> int:
