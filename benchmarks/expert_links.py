@@ -26,9 +26,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from figures import Value
-from harness import Report, parser_of_ranks, words_for_workers
+from harness import Report
 from link import PROBES, measured_link, words_of
-from namespaces import launch, limit_rate
+from namespaces import limit_rate, main_on_links, parser_on_links
 from sync_links import LINKS, QUICK_LINKS, UNLIMITED
 from watched_group import GRADIENTS, WatchedGroup, together
 
@@ -274,19 +274,11 @@ def worker(report: Report, asked: argparse.Namespace) -> None:
 
 
 def options() -> argparse.ArgumentParser:
-    made = parser_of_ranks(__doc__)
-    made.add_argument("--quick", action="store_true", help="the slowest link and fewer steps")
-    return made
+    return parser_on_links(__doc__)
 
 
 def main() -> int:
-    asked = options().parse_args()
-    report = Report("expert_links", asked)
-    if asked.worker:
-        worker(report, asked)
-        return 0
-    words = [*(["--quick"] if asked.quick else []), *words_for_workers(asked)]
-    return launch(report, [__file__, *words], devices=1, bytes_per_s=None, limit_s=LIMIT_S)
+    return main_on_links("expert_links", __file__, options().parse_args(), worker, LIMIT_S)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ It needs root and the tools `ip`, `tc`, `unshare`, `nsenter` and `setpriv`.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import shutil
@@ -17,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from harness import Report
+from harness import Report, Worker, parser_of_ranks, words_for_workers
 
 # Both ends of the link have the same name, each in its own namespace.
 INTERFACE = "weft0"
@@ -150,6 +151,23 @@ def launch(
         return 0
     except KeyboardInterrupt:
         return 130
+
+
+def parser_on_links(documentation: str | None) -> argparse.ArgumentParser:
+    """The options of a benchmark of one rank in each of two namespaces."""
+    made = parser_of_ranks(documentation)
+    made.add_argument("--quick", action="store_true", help="fewer links and steps")
+    return made
+
+
+def main_on_links(name: str, script: str, asked: argparse.Namespace, worker: Worker, limit_s: float) -> int:
+    """Run such a benchmark, or be one of its ranks, which `worker` is for; return the exit code."""
+    report = Report(name, asked)
+    if asked.worker:
+        worker(report, asked)
+        return 0
+    words = [*(["--quick"] if asked.quick else []), *words_for_workers(asked)]
+    return launch(report, [script, *words], devices=1, bytes_per_s=None, limit_s=limit_s)
 
 
 def _start_ranks(

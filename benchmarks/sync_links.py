@@ -31,7 +31,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from figures import Value
-from harness import Report, parser_of_ranks, words_for_workers
+from harness import Report
 from link import measured_link, words_of
 from linked import (
     ADAMW,
@@ -51,7 +51,7 @@ from linked import (
     plan_of,
     train,
 )
-from namespaces import launch, limit_rate
+from namespaces import limit_rate, main_on_links, parser_on_links
 from sync_quality import batches, loss_of, text_bytes
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
@@ -270,19 +270,11 @@ def sum_up(report: Report, methods: Sequence[Method], links: Sequence[str]) -> N
 
 
 def options() -> argparse.ArgumentParser:
-    made = parser_of_ranks(__doc__)
-    made.add_argument("--quick", action="store_true")
-    return made
+    return parser_on_links(__doc__)
 
 
 def main() -> int:
-    asked = options().parse_args()
-    report = Report("sync_links", asked)
-    if asked.worker:
-        worker(report, asked)
-        return 0
-    words = [*(["--quick"] if asked.quick else []), *words_for_workers(asked)]
-    return launch(report, [__file__, *words], devices=1, bytes_per_s=None, limit_s=LIMIT_S)
+    return main_on_links("sync_links", __file__, options().parse_args(), worker, LIMIT_S)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from weft.describe.layout import Layout
 from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
 from weft.planning.problem import problem_of
-from weft.planning.throughput import throughput
+from weft.planning.throughput import model_flops_utilisation
 from weft.predict.abstract import simulate_schedule
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
@@ -41,7 +41,7 @@ def efficiency(job: Job, schedule: str, loops: int) -> float:
     plan = build_plan(job, layout, flops_per_layer(job))
     predicted = predict(CostModel(graph=job.graph, cluster=job.cluster), plan, compile_plan(plan, job.graph))
     step_s = predicted.prediction.step_s
-    return throughput(job, job.cluster.ranks, step_s, reads_tokens=True).utilisation
+    return model_flops_utilisation(job, job.cluster.ranks, step_s)
 
 
 def peak_in_flight(schedule: str) -> int:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from arms import LeastNorm
 
 from weft.methods.micro_batch_clipping.options import ClipTable
 from weft.methods.micro_batch_clipping.runtime.clipped_sum import ClippedSum
@@ -59,10 +60,7 @@ SKEWED = Problem("skewed", inputs=20, bad=0.05, bad_noise=30.0, skewed=True, fal
 
 def clipped(means: torch.Tensor) -> torch.Tensor:
     """The gradients of a step, (seeds, inputs), from the means of its micro-batches, (seeds, n, inputs)."""
-    if means.shape[1] == 1:
-        return means[:, 0]
-    norms = means.norm(dim=2, keepdim=True)
-    return norms.amin(1) * (means / norms).mean(1)
+    return LeastNorm().combine(means, torch.zeros(means.shape[:2], dtype=torch.long))
 
 
 def errors(problem: Problem, size: int, rate: float, steps: Sequence[int], seeds: int) -> list[float]:

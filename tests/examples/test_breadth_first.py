@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
+from example_modules import importable_from
 
 from weft.describe.layout import PartialLayout
 from weft.planning.curve import BREADTH_FIRST, GPIPE, METHODS, RIVALS, Curve, curve
@@ -19,18 +19,11 @@ FOLDER = Path(__file__).parents[2] / "examples" / "breadth-first"
 
 SHARES = (0.25, 2.0)
 
-NAMES = [path.stem for path in FOLDER.glob("*.py")]
-
 
 @pytest.fixture(autouse=True)
-def _beside_the_examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What other tests have imported under these names comes back."""
-    monkeypatch.syspath_prepend(FOLDER)
-    others = {name: sys.modules.pop(name) for name in NAMES if name in sys.modules}
-    yield
-    for name in NAMES:
-        sys.modules.pop(name, None)
-    sys.modules.update(others)
+def _beside_the_examples() -> Iterator[None]:
+    with importable_from(FOLDER):
+        yield
 
 
 def test_efficiency_grows_with_loops_at_one_micro_batch_per_device() -> None:

@@ -15,21 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from example_modules import importable_from
 
 FOLDER = Path(__file__).parents[2] / "examples" / "clipping"
 
-NAMES = [path.stem for path in FOLDER.glob("*.py")]
-
 
 @pytest.fixture(autouse=True)
-def _beside_the_examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What other tests have imported under these names comes back."""
-    monkeypatch.syspath_prepend(FOLDER)
-    others = {name: sys.modules.pop(name) for name in NAMES if name in sys.modules}
-    yield
-    for name in NAMES:
-        sys.modules.pop(name, None)
-    sys.modules.update(others)
+def _beside_the_examples() -> Iterator[None]:
+    with importable_from(FOLDER):
+        yield
 
 
 def means(groups: int, seed: int = 0) -> torch.Tensor:

@@ -16,7 +16,7 @@ from weft.errors import InputError, Violation
 from weft.planning.planners import Candidate, Verdict
 from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.problem import Problem
-from weft.planning.throughput import throughput
+from weft.planning.throughput import model_flops_utilisation
 from weft.predict.trade_off import TradeOff, cheapest, critical_batch_tokens
 
 
@@ -234,8 +234,8 @@ def point_of(
         return replace(point, reason=f"{best.words}: {best.reason}")
     point = replace(point, reason=best.reason, candidate=best)
     # Of all devices, also of those that the layout leaves idle.
-    seen = throughput(job, job.cluster.ranks, point.step_s, reads_tokens=True)
-    return replace(point, utilisation=seen.utilisation)
+    utilisation = model_flops_utilisation(job, job.cluster.ranks, point.step_s)
+    return replace(point, utilisation=utilisation)
 
 
 def _require_possible(problem: Problem, shares: Sequence[float]) -> None:

@@ -30,14 +30,18 @@ class Throughput:
 def throughput(job: Job, devices: int, step_s: float, *, reads_tokens: bool) -> Throughput:
     """Return the throughput of a step on the first so many devices of the job's cluster."""
     samples_per_s = job.global_batch / step_s
-    flops_per_s = model_flops(job) / step_s
     return Throughput(
         devices=devices,
         samples_per_s=samples_per_s,
         tokens_per_s=job.sequence * samples_per_s if reads_tokens else None,
-        flops_per_s=flops_per_s,
-        utilisation=flops_per_s / peak_flops_per_s(job.cluster, devices, job.precision),
+        flops_per_s=model_flops(job) / step_s,
+        utilisation=model_flops_utilisation(job, devices, step_s),
     )
+
+
+def model_flops_utilisation(job: Job, devices: int, step_s: float) -> float:
+    """Return the model's operations of a second over the peak of the first so many devices, in [0, 1]."""
+    return model_flops(job) / (step_s * peak_flops_per_s(job.cluster, devices, job.precision))
 
 
 def model_flops(job: Job) -> float:

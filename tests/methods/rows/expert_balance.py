@@ -21,6 +21,7 @@ from weft.describe.plan import Choice
 from weft.methods.expert_balance.places import Swap, busiest, first_places, swap
 from weft.methods.expert_balance.runtime.state import ExpertBalance
 from weft.run.runtime import RankRuntime
+from weft.run.stage.experts import Capacity
 
 IGNORED = -100
 # Of some tokens: scores (tokens, experts), squares (tokens,), choices (tokens, k) and which count.
@@ -78,7 +79,7 @@ class Balances(Method):
         for copy in copies:
             _VIEWS[copy] = View(copy)
             if self.capacity is not None:
-                copy.masters.limit_experts(self._most(copy), copy.training.model.sequence)
+                copy.masters.limit_experts(Capacity(self._most(copy), copy.training.model.sequence))
 
     def after_step(self, copies: Sequence[Copy], step: int, begun: Any) -> None:
         for copy in copies if self.bias_rate else ():

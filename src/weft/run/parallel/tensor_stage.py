@@ -36,6 +36,8 @@ class TensorParallel(Protocol):
     @property
     def shares(self) -> Mapping[str, Share]: ...
 
+    def share(self, name: str) -> Share: ...
+
     def summed_parameters(self) -> tuple[nn.Parameter, ...]:
         """Return the whole parameters with gradients to add up: each rank makes a part."""
         ...
@@ -74,8 +76,7 @@ def _token_axes(module: nn.Module) -> tuple[TokenRanks, TokenRanks]:
 
 def own_share(module: nn.Module, name: str, whole: torch.Tensor) -> torch.Tensor:
     """Return the stage's share of a whole parameter, or of a state of its shape, by the parameter's name."""
-    share = module.shares.get(name) if isinstance(module, TensorParallel) else None
-    return whole if share is None else share.own(whole)
+    return module.share(name).own(whole) if isinstance(module, TensorParallel) else whole
 
 
 def connect_stages(

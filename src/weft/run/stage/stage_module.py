@@ -161,15 +161,15 @@ class StageModule(nn.Module, ABC):
             return TokenGrid(self.expert, self.context)
         return self.context if self.expert.size == 1 else self.expert
 
+    def share(self, name: str) -> Share:
+        """Return this rank's share of a parameter by name; of one that no ranks divide, all of it."""
+        each = (self.divisions, self.tensor), (self.expert_divisions, self.expert)
+        return Share(tuple((divisions[name], ranks) for divisions, ranks in each if name in divisions))
+
     @property
     def shares(self) -> Mapping[str, Share]:
         """This rank's shares of the parameters that ranks of its replica divide, by name."""
-        each = (self.divisions, self.tensor), (self.expert_divisions, self.expert)
-        names = dict.fromkeys(name for divisions, _ in each for name in divisions)
-        return {
-            name: Share(tuple((divisions[name], ranks) for divisions, ranks in each if name in divisions))
-            for name in names
-        }
+        return {name: self.share(name) for name in (*self.divisions, *self.expert_divisions)}
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
@@ -419,9 +419,6 @@ class Filling:
         return (self.weights and own) or (self.checkpoint and parameter.requires_grad)
 
 
-_WHOLE = Share(())
-
-
 def materialise(
     stage: StageModule, seed: int, dtype: torch.dtype, frozen_dtype: torch.dtype, filling: Filling
 ) -> None:
@@ -432,10 +429,9 @@ def materialise(
     have memory alone, which the system hands out when it is written to. Frozen ones lie in `frozen_dtype`,
     except where they will be packed.
     """
-    shares = stage.shares
     for name, parameter in list(stage.named_parameters()):
         precision = dtype if parameter.requires_grad or name in stage.packers else frozen_dtype
-        share = shares.get(name, _WHOLE)
+        share = stage.share(name)
         if filling.reads(stage, name, parameter):
             value = torch.empty(share.own_shape(parameter.shape), dtype=precision)
         else:

@@ -43,10 +43,17 @@ class BalancedLayer:
     Args:
         stage: the stage, and `index` its number.
         watch: the view of the mixture's router.
+        capacity: of the mixture's experts, if they have one.
     """
 
     def __init__(
-        self, table: ExpertsTable, plan: Plan, stage: StageModule, index: int, watch: RouterWatch
+        self,
+        table: ExpertsTable,
+        plan: Plan,
+        stage: StageModule,
+        index: int,
+        watch: RouterWatch,
+        capacity: Capacity | None,
     ) -> None:
         experts = stage.config.architecture.experts
         assert experts is not None, "only layers with experts are balanced"
@@ -56,8 +63,7 @@ class BalancedLayer:
         self._grouped = not table.counts or table.micro_weight > 0
         self._groups = self._samples // table.group_samples if self._grouped else 1
         self._z_of_groups = 0.0 if table.counts else table.z_weight
-        most = table.most_tokens(plan.sequence, experts.active, experts.count)
-        self._capacity = None if most is None else Capacity(most, plan.sequence)
+        self._capacity = capacity
 
     @property
     def copies(self) -> int:

@@ -24,6 +24,7 @@ from weft.planning.planned import PlannedJob
 from weft.program.program import NONE
 from weft.run.methods import Making, MethodState, StepGate
 from weft.run.resources import Resources
+from weft.run.stage.experts import Capacity
 from weft.run.stage.families.decoder import DecoderStage
 from weft.run.stage.roots import Root
 from weft.run.stage.taps import Passing
@@ -53,26 +54,27 @@ class ExpertBalance(MethodState):
         watched = {stage: watches_of(stage, module) for stage, module in making.stages.items()}
         # Of frozen stages, too: evaluations watch them.
         self._watches = {layer: watch for _, each in watched.values() for layer, watch in each.items()}
-        # By stage, and by the position of the layer.
-        self.layers: Mapping[int, Mapping[int, BalancedLayer]] = {
-            stage: {
-                layer: BalancedLayer(table, making.plan, module, stage, watch)
-                for layer, watch in watches.items()
-            }
-            for stage, (module, watches) in watched.items()
-            if stage in own
-        }
         # Every rank has a stage, and every stage the sizes of the whole model.
         config = next(iter(watched.values()))[0].config
         decoder = config.architecture
         self._mixtures = [block + 1 for block in range(config.layers) if decoder.has_experts(block)]
         assert decoder.experts is not None, "only models with experts owe a balance"
         self._experts: Experts = decoder.experts
-        plan = making.plan
-        most = table.most_tokens(plan.sequence, self._experts.active, self._experts.count)
+        sequence = making.plan.sequence
+        most = table.most_tokens(sequence, self._experts.active, self._experts.count)
+        capacity = None if most is None else Capacity(most, sequence)
         for module, _ in watched.values():
-            if most is not None and isinstance(module, DecoderStage):
-                module.limit_experts(most, plan.sequence)
+            if capacity is not None and isinstance(module, DecoderStage):
+                module.limit_experts(capacity)
+        # By stage, and by the position of the layer.
+        self.layers: Mapping[int, Mapping[int, BalancedLayer]] = {
+            stage: {
+                layer: BalancedLayer(table, making.plan, module, stage, watch, capacity)
+                for layer, watch in watches.items()
+            }
+            for stage, (module, watches) in watched.items()
+            if stage in own
+        }
         self.micro_batches = {stage: making.program.micro_batches_of(stage) for stage in own}
         # Of this rank, by stage and by the place of the mixture among all.
         self._biases = {

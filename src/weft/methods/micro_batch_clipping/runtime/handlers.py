@@ -27,6 +27,8 @@ def take_gradient(workspace: Workspace, instruction: Instruction) -> Issue:
     bucket, module = resources.buckets[stage], resources.stages[stage]
     # The last backward pass of a step has made its gradient whole already.
     summed = () if part == _state(workspace).last_part else resources.summed.get(stage, ())
+    flat = bucket.flat
+    counted = counted_once(module, bucket.layout, flat, 0)
 
     def issue(stream: Stream) -> Completion:
         taken: Value[TakenGradient] = Value()
@@ -35,10 +37,9 @@ def take_gradient(workspace: Workspace, instruction: Instruction) -> Issue:
         def work() -> None:
             for one in summed:
                 one.add_up()
-            flat = bucket.flat
             squares = torch.zeros((), dtype=torch.float64, device=flat.device)
-            for counted in counted_once(module, bucket.layout, flat, 0):
-                squares += torch.dot(counted, counted)
+            for own in counted:
+                squares += torch.dot(own, own)
             taken.content = TakenGradient(flat.clone(), squares)
             flat.zero_()
 

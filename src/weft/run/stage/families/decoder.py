@@ -149,10 +149,10 @@ class DecoderStage(StageModule):
             for name, one in self.expert_divisions.items()
         }
 
-    def limit_experts(self, most: int, sequence: int) -> None:
-        """Let experts take at most so many tokens of a sample, whose length is `sequence`."""
+    def limit_experts(self, capacity: Capacity) -> None:
+        """Let the experts of all mixtures take no more tokens of a sample."""
         for experts in self.experts().values():
-            experts.capacity = Capacity(most, sequence)
+            experts.capacity = capacity
 
     def choice_biases(self) -> dict[int, torch.Tensor]:
         """Return the trained routers' biases for the choice of experts, by the positions of their layers."""
