@@ -50,6 +50,15 @@ def signal_rank(rank: int, ranks: int, signals: dict[int, signal.Signals]) -> tu
     return votes, signal.getsignal(signal.SIGTERM) is former
 
 
+def enter_and_leave(rank: int, ranks: int, times: int) -> int:
+    """Leave at once, as a resumed run without steps does; the higher ranks begin a bit later."""
+    for number in range(times):
+        time.sleep(0.001 * rank * (number % 3))
+        with StopRequest():
+            pass
+    return times
+
+
 def lose_rank_one(rank: int, ranks: int, report: Path) -> None:
     with StopRequest() as stop:
         if rank == 1:
@@ -130,3 +139,7 @@ def test_a_rank_that_is_gone_is_a_lost_peer_in_one_line(worker_pool: WorkerPool,
         worker_pool.run(lose_rank_one, report, ranks=2)
     assert report.read_text().startswith("PeerLostError: rank 0 lost another rank: ")
     assert "\n" not in report.read_text()
+
+
+def test_ranks_without_steps_leave_together(worker_pool: WorkerPool) -> None:
+    assert worker_pool.run(enter_and_leave, 60, ranks=2) == [60] * 2

@@ -135,6 +135,9 @@ class StopRequest:
     def __enter__(self) -> StopRequest:
         self._received = 0
         self._group = dist.new_group(backend="gloo", group_desc="weft stop votes")
+        # A rank without steps would leave, and close connections that a slower one still makes.
+        with meeting_peers():
+            dist.barrier(group=self._group)
         self._former = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
         return self
 
