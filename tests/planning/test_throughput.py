@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.describe.cluster_file import parse_cluster
 from weft.describe.layout import Layout
 from weft.moves.layout import build_plan
 from weft.planning.planned import PlannedJob
 from weft.planning.problem import Problem, problem_of
-from weft.planning.throughput import peak_flops_per_s, throughput
+from weft.planning.throughput import Throughput, doubt, peak_flops_per_s, throughput
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +62,25 @@ def test_recomputed_operations_do_not_count(problem: Problem) -> None:
         figures[0].flops_per_s * figures[1].samples_per_s
     )
     assert figures[1].utilisation < figures[0].utilisation
+
+
+@given(utilisation=st.floats(0.0, 1.5))
+@pytest.mark.parametrize(
+    ("devices", "highest"), [("2xv100-32gb", 0.52), ("2xa100-80gb", 0.72), ("1xv100-32gb+1xt4", 0.72)]
+)
+def test_a_utilisation_is_doubted_above_the_highest_published_one(
+    devices: str, highest: float, utilisation: float
+) -> None:
+    cluster = parse_cluster(devices)
+    assert (doubt(cluster, "fp16", seen_with(utilisation)) is not None) == (utilisation > highest)
+
+
+def test_single_precision_and_hosts_are_not_doubted() -> None:
+    assert doubt(parse_cluster("2xa100-80gb"), "fp32", seen_with(1.2)) is None
+    assert doubt(parse_cluster("this-machine"), "bf16", seen_with(1.2)) is None
+
+
+def seen_with(utilisation: float) -> Throughput:
+    return Throughput(
+        devices=2, samples_per_s=1.0, tokens_per_s=1.0, flops_per_s=1.0, utilisation=utilisation
+    )

@@ -11,6 +11,7 @@ from typing import Any
 from weft.cli.corrections import lesson_record, lesson_text
 from weft.cli.output import console, print_json, say_written, write_asked
 from weft.cli.rankings import print_ranking
+from weft.cli.tables.answer import ALTERNATIVES, alternative_record, answer, plain_words
 from weft.cli.tables.candidates import advised_record
 from weft.cli.tables.search import (
     forecast_record,
@@ -22,6 +23,7 @@ from weft.cli.tables.search import (
 from weft.describe.synchronisation import sync_words
 from weft.describe.units import format_seconds
 from weft.planning.advice import advised
+from weft.planning.alternatives import alternatives
 from weft.planning.fewer_nodes import FewerNodes
 from weft.planning.planned import DEFAULT_PLANNER, PlannedJob, decided_file
 from weft.planning.what_if import what_if
@@ -31,20 +33,25 @@ from weft.training.directory.learning import learn_from_trials
 from weft.training.trials import Trial, measure_best
 from weft.web.pages.search import plan_page
 
+# Candidates of JSON, pages and lists, where nobody has asked for a number.
+SHOWN = 12
+
 
 def show_plan(
     planned: PlannedJob,
+    source: str,
     *,
     fewer: FewerNodes | None,
-    top: int,
+    listed: int | None,
     changes: Sequence[str],
     measure: int | None,
     out: Path | None,
     report: Path | None,
     json: bool,
 ) -> None:
-    """Show the best `top` candidates, forecasts of changed clusters, and trials of the best `measure` plans.
+    """Show the best plan and its alternatives, forecasts of changed clusters, and trials of `measure` plans.
 
+    `listed` is the number of candidates that are listed below; None: no list, and `SHOWN` in JSON.
     Trials correct later predictions. `out` receives the best plan: the fastest measured plan, if there are
     trials. `report` receives a page of all candidates. `fewer` is a better plan
     without some nodes.
@@ -56,7 +63,10 @@ def show_plan(
     ranking = planned.ranking
     assert ranking is not None, "a searched plan has a ranking"
     forecasts = what_if(planned, planned.run.plan.planner or DEFAULT_PLANNER, changes) if changes else ()
-    shown = advised(ranking, top)
+    shown = (
+        advised(ranking, SHOWN if listed is None else listed) if json or report or listed is not None else ()
+    )
+    others = alternatives(ranking, ALTERNATIVES)
     trials: tuple[Trial, ...] = ()
     if measure is not None:
         require_torch()
@@ -81,6 +91,8 @@ def show_plan(
                 "throughput": asdict(planned.throughput),
                 "kept_out": kept_out_record(planned.problem),
                 "considered": len(ranking.candidates),
+                "best": plain_words(planned),
+                "alternatives": [alternative_record(one) for one in others],
                 "candidates": records,
                 "what_if": [forecast_record(one) for one in forecasts],
                 "measured": [trial_record(one, lesson) for one in trials],
@@ -90,9 +102,9 @@ def show_plan(
             }
         )
         return
-    print_ranking(planned, ranking, shown)
-    if fewer is not None:
-        print(fewer.words)
+    console().print(answer(planned, others, fewer, source))
+    if listed is not None:
+        print_ranking(planned, shown)
     if (found := _decided_record(planned)) is not None:
         step = f"step {format_seconds(found['step_s'])}, waiting {found['waiting']:.1%}"
         print(f"decided for the best layout: {sync_words(planned.plan.sync)}: {step}")

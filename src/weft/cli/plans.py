@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from weft.cli.advice import show_plan
+from weft.cli.advice import SHOWN, show_plan
 from weft.cli.curve import show_curve
 from weft.cli.emit import write_emitted
 from weft.cli.output import Json, refuse_options
@@ -64,9 +64,6 @@ def _value(name: str, value: Any) -> Any:
     return words if len(words) > 1 else value
 
 
-SHOWN = 12
-
-
 def plan(
     source: str,
     /,
@@ -81,7 +78,8 @@ def plan(
     budget_seconds: float | None = None,
     compare: str | None = None,
     compare_sync: Annotated[bool, Parameter(negative=())] = False,
-    top: int = SHOWN,
+    top: int | None = None,
+    all_: Annotated[bool, Parameter(name="--all", negative=())] = False,
     without: list[str] | None = None,
     what_if: Annotated[list[str] | None, Parameter(allow_leading_hyphen=True)] = None,
     out: Path | None = None,
@@ -135,7 +133,9 @@ def plan(
     compare_sync
         Show each method of [sync] within the goal's contract, on its best layout, with its bytes and codecs.
     top
-        The number of candidates to show.
+        List so many of the best candidates, with the reason for each place.
+    all_
+        List the best candidates (12, or --top), and the memory of every rank.
     what_if
         Forecast the job on a changed cluster: "inter 25 Gbit/s", "intra 100 GB/s",
         "memory 40 GB", "device h100-80gb", "+1 node a100-80gb", "-1 node fast". May be given several times.
@@ -203,8 +203,9 @@ def plan(
         return
     show_plan(
         planned,
+        source,
         fewer=better_without(run, planned, budget),
-        top=top,
+        listed=SHOWN if all_ and top is None else top,
         changes=what_if or (),
         measure=measure,
         out=out,

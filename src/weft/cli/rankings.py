@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from rich.console import Group
@@ -16,7 +15,7 @@ from rich.text import Text
 
 from weft.cli.output import console, plain_table, print_json
 from weft.cli.tables.candidates import candidate_record, plans_table
-from weft.cli.tables.plan import chance_text, idle_text, memory_bars, throughput_text
+from weft.cli.tables.plan import memory_bars
 from weft.cli.tables.search import kept_out_record
 from weft.describe.plan import precision_words
 from weft.describe.run_file import RunFile
@@ -25,7 +24,7 @@ from weft.errors import InputError, Violation
 from weft.planning.advice import Advised
 from weft.planning.comparison import Answer, compare_planners
 from weft.planning.planned import DEFAULT_PLANNER, PlannedJob, decided_file
-from weft.planning.planners import Planner, Ranking, get_planner
+from weft.planning.planners import Planner, get_planner
 from weft.planning.planners.weft import WeftPlanner
 from weft.planning.precisions import precisions_of
 from weft.planning.problem import Problem, problem_of_run
@@ -87,24 +86,12 @@ def _seconds(value: float | None) -> str:
     return "-" if value is None else format_seconds(value)
 
 
-def print_ranking(planned: PlannedJob, ranking: Ranking, shown: Sequence[Advised]) -> None:
-    """Print the shown candidates with their reasons, and the memory of the best one."""
-    out = console()
-    job = planned.problem.job
-    print_problem(planned.problem, at_half_words(planned))
-    out.print(f"best plan: {throughput_text(planned)}")
-    out.print(plans_table(shown, job.cluster))
-    prediction = planned.prediction
-    memory = [job.cluster.device_of(rank).memory_bytes for rank in range(planned.plan.ranks)]
-    out.print(memory_bars(prediction.peak_bytes, memory))
-    out.print(chance_text(planned))
-    if idle := idle_text(planned):
-        out.print(idle)
-    fitting = len(ranking.fitting)
-    out.print(
-        f"{len(ranking.candidates)} layouts considered, {fitting} simulated and fitting; "
-        f"times from {prediction.source}"
-    )
+def print_ranking(planned: PlannedJob, shown: Sequence[Advised]) -> None:
+    """Print the shown candidates with their reasons, and the memory of each rank under the best one."""
+    out, cluster = console(), planned.problem.job.cluster
+    out.print("", plans_table(shown, cluster), sep="\n")
+    memory = [cluster.device_of(rank).memory_bytes for rank in range(planned.plan.ranks)]
+    out.print(memory_bars(planned.prediction.peak_bytes, memory))
 
 
 def budgeted(run: RunFile, budget_s: float) -> Planner:
@@ -186,23 +173,14 @@ def print_comparison(problem: Problem, answers: Sequence[Answer]) -> None:
     console().print(answers_table(answers))
 
 
-def at_half_words(planned: PlannedJob) -> dict[str, str]:
-    """Return what half the bandwidth of assumed links costs the plan, by the links' key in `assumed`."""
-    step_s = planned.prediction.step_s
-    return {
-        key: f"; at half of it, a step takes {format_seconds(half_s)} ({half_s / step_s - 1.0:+.1%})"
-        for key, half_s in planned.steps_at_half.items()
-    }
-
-
-def print_problem(problem: Problem, notes: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Print the job, its assumptions with a note on some, and the moves that its contract excludes."""
+def print_problem(problem: Problem) -> None:
+    """Print the job, its assumptions, and the moves that its contract excludes."""
     out, job = console(), problem.job
     out.print(
         f"[bold]{job.graph.name}[/bold] on {job.cluster.name}: {job.cluster.ranks} devices, "
         f"global batch {job.global_batch}, {job.sequence} tokens per sample, {precision_words(job)}"
     )
     for key, text in problem.assumed.items():
-        out.print(f"[dim]assumed {key.replace('_', ' ')}: {text}{notes.get(key, '')}[/dim]")
+        out.print(f"[dim]assumed {key.replace('_', ' ')}: {text}[/dim]")
     for move, contract in kept_out_record(problem).items():
         out.print(f"[dim]kept out by contract {problem.contract.word}: {move}, which is {contract}[/dim]")

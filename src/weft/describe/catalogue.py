@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.describe.cluster import Link
 from weft.describe.device import Device
@@ -19,6 +19,13 @@ from weft.describe.units import (
     parse_seconds,
 )
 from weft.errors import InputError, Violation, nearest
+
+
+class Reached(NamedTuple):
+    """The highest published model flops utilisation of a whole training, in [0, 1], and its source."""
+
+    utilisation: float
+    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +41,7 @@ class CatalogueEntry:
         aliases: other names that expressions and files may use.
         driver_names: the device's names in the vendor's driver.
         source: the documents with the numbers.
+        reached: of trainings in half precision; None where it is not known.
     """
 
     device: Device
@@ -46,6 +54,7 @@ class CatalogueEntry:
     aliases: tuple[str, ...]
     driver_names: tuple[str, ...]
     source: str
+    reached: Reached | None
 
 
 @cache
@@ -98,4 +107,5 @@ def _entry(name: str, record: Mapping[str, Any]) -> CatalogueEntry:
         aliases=tuple(record.get("aliases", ())),
         driver_names=tuple(record["driver_names"]),
         source=record["source"],
+        reached=Reached(**record["reached"]) if "reached" in record else None,
     )

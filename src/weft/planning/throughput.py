@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.describe.amount import Shape
+from weft.describe.catalogue import Reached, canonical_name, catalogue
 from weft.describe.cluster import Cluster
 from weft.describe.job import Job
 
@@ -37,6 +38,24 @@ def throughput(job: Job, devices: int, step_s: float, *, reads_tokens: bool) -> 
         flops_per_s=model_flops(job) / step_s,
         utilisation=model_flops_utilisation(job, devices, step_s),
     )
+
+
+def doubt(cluster: Cluster, precision: str, found: Throughput) -> str | None:
+    """Return a doubt about a predicted utilisation that no published training has reached, or None.
+
+    It judges accelerators in half precision. A device without a figure of its own is held against the
+    highest figure of all.
+    """
+    if precision not in ("bf16", "fp16") or any(group.device.synchronous for group in cluster.groups):
+        return None
+    known = {name: entry.reached for name, entry in catalogue().items() if entry.reached is not None}
+    highest = max(known.values(), key=lambda one: one.utilisation)
+    names = {canonical_name(group.device.name) for group in cluster.groups}
+    reached: Reached = max((known.get(name, highest) for name in names), key=lambda one: one.utilisation)
+    if found.utilisation <= reached.utilisation:
+        return None
+    most = f"{reached.utilisation:.0%}, the highest published utilisation ({reached.source})"
+    return f"above {most}: measure before you rely on it"
 
 
 def model_flops_utilisation(job: Job, devices: int, step_s: float) -> float:

@@ -16,7 +16,7 @@ from weft.errors import InputError, Violation
 from weft.files import weft_home
 from weft.moves.layout import refuse
 from weft.planning.cluster_changes import changed_cluster
-from weft.planning.goals import price_per_hour
+from weft.planning.goals import cost_per_million_tokens
 from weft.planning.planned import PlannedJob
 from weft.planning.planners import Candidate, Planner, Verdict, get_planner
 from weft.planning.planners.simulated import simulated
@@ -163,7 +163,6 @@ def _forecast(
 ) -> Forecast:
     job, step_s = problem.job, best.step_s if best is not None else None
     tokens = job.global_batch * job.sequence
-    price = price_per_hour(job.cluster)
     return Forecast(
         change=change,
         cluster=job.cluster,
@@ -171,8 +170,6 @@ def _forecast(
         reason=reason,
         unchanged=unchanged,
         tokens_per_s=tokens / step_s if step_s else None,
-        cost_per_million_tokens=price * step_s / 3600.0 / tokens * 1e6
-        if step_s and price is not None
-        else None,
+        cost_per_million_tokens=cost_per_million_tokens(job, step_s) if step_s else None,
         against=step_s / base_s if step_s and base_s else None,
     )

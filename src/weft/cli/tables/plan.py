@@ -111,7 +111,7 @@ def throughput_text(planned: PlannedJob) -> str:
     return (
         f"{format_count(per_s)} {what}/s; per device {of_device}"
         f"{format_flops_per_s(seen.flops_per_s / seen.devices)}, {seen.utilisation:.1%} MFU "
-        f"(the model's flops without recomputation, over the {precision} peak)"
+        f"(model flops without recomputation, over the {precision} peak)"
     )
 
 

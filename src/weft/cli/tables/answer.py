@@ -1,0 +1,151 @@
+"""The answer of `weft plan` on one screen: the best plan in words and figures, and three alternatives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from rich.console import Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from weft.cli.output import ranked_table
+from weft.cli.tables.candidates import candidate_record
+from weft.cli.tables.plan import chance_text, idle_text, throughput_text
+from weft.describe.layout_words import layout_words
+from weft.describe.plan import precision_words
+from weft.describe.this_machine import THIS_MACHINE
+from weft.describe.units import format_bytes, format_seconds
+from weft.moves.layout import shares_of
+from weft.moves.registry import kept_out
+from weft.planning.alternatives import Alternative
+from weft.planning.fewer_nodes import FewerNodes
+from weft.planning.goals import cost_per_million_tokens
+from weft.planning.planned import PlannedJob
+from weft.planning.throughput import doubt
+from weft.planning.ties import standing
+from weft.web.rows.plan import equal_ranks
+
+ALTERNATIVES = 3
+
+
+def plain_words(planned: PlannedJob) -> str:
+    """Return the best plan of a search in words that users of other programs know."""
+    assert planned.ranking is not None, "a searched plan has a ranking"
+    best = planned.ranking.fitting[0]
+    return (
+        best.words
+        if best.layout is None
+        else layout_words(best.layout, shares_of(planned.problem.job, best.layout))
+    )
+
+
+def alternative_record(one: Alternative) -> dict[str, Any]:
+    """Return an alternative as plain figures, with its decisions that differ from the best plan's."""
+    return {
+        "changed": one.changed,
+        "slower_by": one.slower_by,
+        "reason": one.reason,
+        **candidate_record(one.candidate),
+    }
+
+
+def answer(
+    planned: PlannedJob, others: Sequence[Alternative], fewer: FewerNodes | None, source: str
+) -> Group:
+    """Return the best plan of a search with its figures, the alternatives, and what is assumed.
+
+    `fewer` is a better plan without some nodes. `source` is what the user has given to `weft plan`.
+    """
+    job = planned.problem.job
+    head = Text(job.graph.name, style="bold").append(
+        f" on {job.cluster.name} ({job.cluster.ranks} devices), {job.global_batch} samples of "
+        f"{job.sequence} tokens, {precision_words(job)}",
+        style="not bold",
+    )
+    return Group(
+        head,
+        _grid(_best(planned, fewer)),
+        *([Padding(alternatives_table(others), (1, 0))] if others else [""]),
+        _grid([*_taken_for_granted(planned), ("next", Text(_next(planned, source)))]),
+    )
+
+
+def _next(planned: PlannedJob, source: str) -> str:
+    """Return the commands that a user of the answer needs."""
+    ranking = planned.ranking
+    assert ranking is not None, "a searched plan has a ranking"
+    trained = (
+        f"weft train {source}; "
+        if planned.run.cluster.use == THIS_MACHINE and source.endswith(".toml")
+        else ""
+    )
+    return (
+        f"{trained}--out plan.json (`weft train plan.json` runs it); --emit megatron, torchtitan, "
+        f"deepspeed, ...; --all: the best of {len(ranking.candidates)} layouts, {len(ranking.fitting)} "
+        "simulated and fitting"
+    )
+
+
+def _grid(rows: Iterable[tuple[str, Text]]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True, min_width=len("assumed"))
+    grid.add_column(overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
+    return grid
+
+
+def _best(planned: PlannedJob, fewer: FewerNodes | None) -> Iterator[tuple[str, Text]]:
+    """Yield the name and the text of each figure of the best plan."""
+    problem, prediction = planned.problem, planned.prediction
+    assert planned.ranking is not None, "a searched plan has a ranking"
+    best = planned.ranking.fitting[0]
+    yield "best", Text(plain_words(planned), style="bold")
+    yield "layout", Text(best.words)
+    step = f"{format_seconds(prediction.step_s)}, 90 % interval {prediction.interval}"
+    rule = standing(planned.ranking, best).text
+    yield "step", Text("; ".join([step, *([rule] if rule else []), f"times from {prediction.source}"]))
+    yield "speed", Text(throughput_text(planned))
+    if (warning := doubt(problem.job.cluster, planned.plan.precision, planned.throughput)) is not None:
+        yield "", Text(warning, style="yellow")
+    memory = [problem.job.cluster.device_of(rank).memory_bytes for rank in range(planned.plan.ranks)]
+    fullest = max(equal_ranks(prediction.peak_bytes, memory), key=lambda ranks: ranks.share)
+    yield "memory", Text(f"{fullest.name}: {fullest.words}; {chance_text(planned)}")
+    if idle := idle_text(planned):
+        yield "idle", Text(idle, style="yellow")
+    if fewer is not None:
+        yield "nodes", Text(fewer.words, style="yellow")
+    price = cost_per_million_tokens(planned.problem.job, prediction.step_s, planned.plan.ranks)
+    if price is not None:
+        yield "cost", Text(f"{price:.3g} per million tokens")
+
+
+def alternatives_table(others: Sequence[Alternative]) -> Table:
+    """Return a row for each alternative, with its step and memory against the best plan's."""
+    table = ranked_table(("instead", "step", "", "peak"), "against the best")
+    table.columns[0].justify, table.columns[0].no_wrap = "left", False
+    for one in others:
+        candidate = one.candidate
+        figures = (
+            format_seconds(candidate.step_s),
+            f"{one.slower_by:+.1%}",
+            format_bytes(candidate.peak_bytes),
+        )
+        table.add_row(one.changed, *figures, Text(one.reason, style="dim"))
+    return table
+
+
+def _taken_for_granted(planned: PlannedJob) -> Iterator[tuple[str, Text]]:
+    """Yield what is assumed, and what the contract of the goal keeps out of the search."""
+    problem, step_s = planned.problem, planned.prediction.step_s
+    notes = {
+        key: f" (at half of it {half_s / step_s - 1.0:+.1%})" for key, half_s in planned.steps_at_half.items()
+    }
+    assumed = [f"{key.replace('_', ' ')} {text}{notes.get(key, '')}" for key, text in problem.assumed.items()]
+    if assumed:
+        yield "assumed", Text("; ".join(assumed), style="dim")
+    if moves := kept_out(problem.contract):
+        names = ", ".join(f"{move.name} ({move.contract.word})" for move in moves)
+        yield "not", Text(f"within the contract {problem.contract.word}: {names}", style="dim")
