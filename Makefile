@@ -12,6 +12,9 @@ CONSTRAINTS := $(if $(shell command -v nvidia-smi 2>/dev/null),,-c constraints.t
 # The documentation tool prints a note on its own future into every build.
 export NO_MKDOCS_2_WARNING := 1
 
+# Tests and examples start hundreds of processes. Without bytecode, each one compiles all of weft anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install demo test test-pure quick compiled examples mutants late check bench docs pictures clean
 
 install: $(VENV)/.installed
