@@ -369,9 +369,20 @@ def test_importing_weft_is_light():
     code = (
         "import sys, weft; loaded = set(sys.modules); "
         "assert not loaded & {'torch', 'numpy', 'numba', 'pyarrow', 'pydantic'}, loaded; "
-        "import weft.cli.main; assert 'torch' not in sys.modules and 'numba' not in sys.modules"
+        "from weft.cli.main import app; assert 'numpy' not in sys.modules; app.resolved_commands(); "
+        "assert 'weft.cli.plans' in sys.modules; "
+        "assert 'torch' not in sys.modules and 'numba' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_list_of_commands_has_a_line_for_each(capsys):
+    for words in ([], ["--help"], ["-h"]):
+        assert run(words) == 0
+        listed = re.findall(r"^│ (\w+) +(\S.*)│$", capsys.readouterr().out, re.MULTILINE)
+        assert {name for name, _ in listed} >= {
+            name for name in app.resolved_commands() if not name.startswith("-")
+        }
 
 
 def test_without_torch_a_run_is_refused_before_anything_is_written(capsys, run_toml, tmp_path, monkeypatch):

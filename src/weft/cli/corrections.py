@@ -100,6 +100,3 @@ def corrections(*runs: Path, report: Path | None = None, json: Json = False) -> 
     for one in lessons:
         print(lesson_text(one))
     say_written(report)
-
-
-COMMANDS = (corrections,)

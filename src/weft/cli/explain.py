@@ -222,6 +222,3 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
     return table
-
-
-COMMANDS = (explain,)

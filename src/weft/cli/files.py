@@ -235,6 +235,3 @@ def _is_cluster(path: Path) -> bool:
         return "[[node]]" in path.read_text(errors="replace")
     except OSError as error:
         raise InputError(Violation(str(path), error.strerror or str(error))) from None
-
-
-COMMANDS = (init, schema, check)

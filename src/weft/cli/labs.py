@@ -66,6 +66,3 @@ def _say(cluster: Cluster, scheme: Scheme) -> None:
         )
     for line in lines:
         print(f"lab: {line}", file=sys.stderr)
-
-
-COMMANDS = (lab,)

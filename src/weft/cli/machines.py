@@ -160,6 +160,3 @@ def _layer_table(profiles: Sequence[LayerProfile]) -> Table:
         counts = (str(timing.tp), str(timing.micro_batch_size))
         table.add_row(timing.device, timing.layer, *counts, *map(format_seconds, seconds))
     return table
-
-
-COMMANDS = (doctor, measure)

@@ -240,6 +240,3 @@ def asked_run(
         "plan": pins,
     }
     return changed(load_run(Path(source)), changes)
-
-
-COMMANDS = (plan,)

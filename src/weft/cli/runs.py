@@ -277,6 +277,3 @@ def _comparison_with_a_run(first: Path, second: Path | None) -> Comparison:
         return compare_timelines(predicted.simulation.timeline, run.measured(), step=step)
     run = RunDirectory(finished(first).directory)
     return run.compare(None if second is None else RunDirectory(finished(second).directory))
-
-
-COMMANDS = (train, eval_, compare)

@@ -93,6 +93,3 @@ def schedule(
     if dump:
         print(format_program(figures.program), end="")
     print_timeline(figures.timeline, svg, f"{name}, {ranks} devices, {micro_batches} micro-batches")
-
-
-COMMANDS = (schedule,)

@@ -95,6 +95,3 @@ def _score_ledger(report: Path | None, *, json: bool) -> None:
         table.add_row(quantity, str(one.scored), f"{one.inside:.0%}", error_text(one.median_error))
     console().print(table)
     say_written(report)
-
-
-COMMANDS = (score,)

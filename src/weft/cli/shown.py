@@ -183,9 +183,6 @@ def _job_of(source: Path, model: str | None, on: str | None, ranks: int | None) 
     return plan_run(run, problem=with_ranks(problem_of_run(run), ranks))
 
 
-COMMANDS = (show, simulate)
-
-
 def simulation_record(planned: PlannedJob, predicted: PredictedStep) -> dict[str, Any]:
     """Return the JSON answer; seconds, bytes and counts."""
     simulation = predicted.simulation

@@ -86,6 +86,3 @@ def _answer(written: WrittenFolder, remark: str, more: Mapping[str, int | str], 
         return
     amount = f"{written.tensors} tensors, {format_bytes(written.tensor_bytes)}, files: {written.files}"
     print(f"wrote {written.path}: {amount}; {remark}")
-
-
-COMMANDS = (export, import_)
