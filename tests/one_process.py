@@ -182,15 +182,16 @@ class Copy:
             if self.by_share is not None:
                 return list(self.by_share.reduce(self, step, parts))
             return [self.reduced(same, part) for same in zip(*parts, strict=True)]
+        own = trained(self.model)
         sums, losses = [torch.zeros_like(one) for one in trained(self.masters)], 0.0
         for number in part:
             loss, added = self.losses(step, number, told)
             (loss + added).backward()
             losses += loss.item()
-            for total, parameter in zip(sums, trained(self.model), strict=True):
+            for total, parameter in zip(sums, own, strict=True):
                 total += parameter.grad
             for method in self.training.methods:
-                method.see(self, [one.grad for one in trained(self.model)], told)
+                method.see(self, [one.grad for one in own], told)
             self.model.zero_grad()
         told["loss"] = [told.get("loss", [0.0])[0] + losses]
         return sums
@@ -214,7 +215,7 @@ class Copy:
             self.model.documents = Documents.of(lengths[0], inputs.device)
         values: list[torch.Tensor] = []
         for layer, function in enumerate(self.model.layer_functions(inputs)):
-            torch.manual_seed(counter_seed(SEED, step, number, layer))
+            torch.default_generator.manual_seed(counter_seed(SEED, step, number, layer))
             given = [values[feeder] for feeder in sorted(self.graph.feeders[layer])] or [inputs]
             values.append(function(*given))
         loss = LOSSES[training.loss](at_least_fp32(values[-1]), targets) * weight

@@ -1,9 +1,13 @@
-"""What torch is told about the kernels of a process."""
+"""What torch is told about the kernels and the generators of a process."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+
+import torch
+
+from weft.run.accelerator import seed_generators
 
 SCRIPT = """
 import os
@@ -23,3 +27,13 @@ except RuntimeError as error:
 def test_operations_without_the_same_bits_fail_once_they_are_required() -> None:
     told = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True).stdout
     assert told.split() == ["False", "True", ":4096:8", "True"]
+
+
+def test_a_seed_of_the_host_draws_what_torch_draws_and_reaches_no_other_vendor() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        expected = torch.rand(3)
+        asked = len(torch.xpu._queued_calls)
+        seed_generators(5, torch.device("cpu"))
+        assert torch.equal(torch.rand(3), expected)
+    assert len(torch.xpu._queued_calls) == asked

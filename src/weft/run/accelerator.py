@@ -87,6 +87,17 @@ def finish(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the generators of the host and of a device.
+
+    `torch.manual_seed` seeds those of all vendors. For those without a device, it notes the seed
+    and a traceback in a list. That takes a millisecond, and the list only grows.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed_all(seed)
+
+
 def allocated_bytes(device: torch.device) -> int | None:
     """Return the most bytes that torch has held on a device at once; None for a CPU, where nobody counts."""
     return None if device.type == "cpu" else torch.accelerator.max_memory_allocated(device)

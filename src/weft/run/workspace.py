@@ -14,7 +14,7 @@ from weft.program.kinds import SEND_ACTIVATION, SEND_GRADIENT
 from weft.program.program import NONE
 from weft.program.rank_program import RankProgram
 from weft.randomness import counter_seed
-from weft.run.accelerator import to_device
+from weft.run.accelerator import seed_generators, to_device
 from weft.run.resources import Resources
 from weft.run.stage.documents import Documents, Lengths, part_of
 from weft.run.streams import THERE, Value
@@ -166,4 +166,4 @@ class Workspace:
 
     def reseed(self, step: int, layer: int, micro_batch: int) -> None:
         """Key torch's generators by the computation, so that neither order nor cut changes a draw."""
-        torch.manual_seed(counter_seed(self.resources.seed, step, micro_batch, layer))
+        seed_generators(counter_seed(self.resources.seed, step, micro_batch, layer), self.resources.device)
