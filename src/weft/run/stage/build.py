@@ -23,6 +23,7 @@ from weft.run.stage.families import STAGE_FAMILIES, stage_family
 from weft.run.stage.families.own import OwnGraphStage, OwnStage
 from weft.run.stage.layer_choices import apply_choices
 from weft.run.stage.stage_module import ChangedStageOf, Filling, StageModule, materialise
+from weft.run.stage.unfilled import unfilled
 from weft.run.state.precision import PRECISIONS
 
 DRAWN = Filling()
@@ -70,7 +71,7 @@ def build_stage(
         _require_grid(model_config, layer_graph(model_config), grid)
     require_choice(f"model {model_config.name}", model_config.family, STAGE_FAMILIES)
     _require_layers(model_config, layers)
-    with torch.device("meta"):
+    with unfilled():
         stage = stage_family(model_config.family)(model_config, layers)
     if grid.tensor > 1:
         divides_sequence = Shape(1, model_config.sequence, *grid).sequence_parallel > 1
@@ -126,7 +127,7 @@ def _change(stage: StageModule, layers: Sequence[int], methods: Iterable[Choice]
     asked = {choice.name: choice for choice in methods}
     for one in runtime_parts(ChangedStageOf) if asked else ():
         if one.method in asked:
-            with torch.device("meta"):
+            with unfilled():
                 one.change(stage, layers, asked[one.method])
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
@@ -25,6 +24,7 @@ from weft.describe.models import CONFIG_FILE
 from weft.errors import InputError, Violation
 from weft.run.parallel.tensor_layers import HeldByTensorRanks
 from weft.run.stage.experts import IMPLEMENTATION
+from weft.run.stage.unfilled import unfilled
 
 _STYLES: Mapping[str, Mapping[str, HeldByTensorRanks]] = {
     "colwise": {"weight": HeldByTensorRanks(axis=0), "bias": HeldByTensorRanks(axis=0)},
@@ -144,7 +144,7 @@ def meta_model(config: ModelConfig, hugging_face: PreTrainedConfig) -> PreTraine
     Raises:
         InputError: if `transformers` cannot build the model of its `config.json`.
     """
-    with torch.device("meta"), _refusals(config):
+    with unfilled(), _refusals(config):
         model: PreTrainedModel = decoder_class(config.family)(hugging_face)
     return model
 
