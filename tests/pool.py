@@ -17,12 +17,14 @@ import multiprocessing
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from weft.bundles import bundles
 
 MAX_RANKS = 8
 TIMEOUT_S = 90.0
@@ -32,6 +34,7 @@ _PRELOADED = (
     "transformers.models.bert.modeling_bert",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
+    "weft.run.runtime",
 )
 
 
@@ -46,7 +49,7 @@ class WorkerPool:
         self._most_ranks = most_ranks
         # Workers are copies of a process that has imported what takes long, and runs no thread of torch yet.
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(list(_PRELOADED))
+        self._context.set_forkserver_preload([*_PRELOADED, *_runtimes()])
         self._workers: list[tuple[Any, Connection]] = []
         self._store: Any = None
         self._cases = 0
@@ -130,6 +133,12 @@ class WorkerPool:
             process.join()
             connection.close()
         self._workers = [worker for rank, worker in enumerate(self._workers) if rank not in ranks]
+
+
+def _runtimes() -> Iterator[str]:
+    """The modules of weft's methods that need torch."""
+    runtimes = (bundle.runtime for bundle in bundles().values())
+    return (name for name in runtimes if name is not None and name.startswith("weft."))
 
 
 def _serve(connection: Connection) -> None:
