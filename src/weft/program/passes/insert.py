@@ -29,6 +29,18 @@ def insert(
     return LoweredPipeline(joined, renumber(Edges.join([pipeline.edges, edges]), order))
 
 
+def moved_behind(pipeline: LoweredPipeline, moved: Mask, anchor: Ints) -> LoweredPipeline:
+    """Return the pipeline with some rows directly behind others, in their old order.
+
+    Args:
+        moved: the rows that move, (rows,).
+        anchor: for each row, the row of its device that it moves behind, (rows,).
+    """
+    place = np.where(moved, anchor, np.arange(len(pipeline.columns), dtype=np.int64))
+    order = np.lexsort((moved, place))
+    return LoweredPipeline(pipeline.columns.take(order), renumber(pipeline.edges, order))
+
+
 def without_edges(pipeline: LoweredPipeline, dropped: Mask) -> LoweredPipeline:
     """Return the pipeline without the edges of the mask, shape (edges,)."""
     return LoweredPipeline(pipeline.columns, pipeline.edges.take(~dropped))
