@@ -146,10 +146,13 @@ def require_as_weft(seed: int = 0) -> None:
     means = torch.randn(1, 8, 5, generator=generator, dtype=torch.float64)
     for sources in (1, 3):
         of = torch.randint(sources, (1, 8), generator=generator)
-        total, result = ClippedSum(ClipTable(samples=1, sources=sources), 8, means[0, 0]), means[0, 0].clone()
+        total, result = (
+            ClippedSum(ClipTable(samples=1, sources=sources), 8, [means[0, 0]]),
+            means[0, 0].clone(),
+        )
         norms = [
-            total.add(one / 8, (one / 8).square().sum(), source=source)
+            total.add([one / 8], (one / 8).square().sum(), source=source)
             for one, source in zip(means[0], of[0].tolist(), strict=True)
         ]
-        total.finish(torch.stack(norms), of[0], result)
+        total.finish(torch.stack(norms), of[0], [result])
         torch.testing.assert_close(result, LeastNorm(sources).combine(means, of)[0])

@@ -88,9 +88,9 @@ def require_as_weft(seed: int = 0) -> None:
     """Check that the rule of this file is the one that weft's training runs."""
     generator = torch.Generator().manual_seed(seed)
     means = torch.randn(1, 8, 5, generator=generator, dtype=torch.float64)
-    total, result = ClippedSum(ClipTable(samples=1), 8, means[0, 0]), torch.empty(5, dtype=torch.float64)
-    norms = [total.add(one / 8, (one / 8).square().sum()) for one in means[0]]
-    total.finish(torch.stack(norms), torch.zeros(8, dtype=torch.long), result)
+    total, result = ClippedSum(ClipTable(samples=1), 8, [means[0, 0]]), torch.empty(5, dtype=torch.float64)
+    norms = [total.add([one / 8], (one / 8).square().sum()) for one in means[0]]
+    total.finish(torch.stack(norms), torch.zeros(8, dtype=torch.long), [result])
     torch.testing.assert_close(result, clipped(means)[0])
 
 

@@ -26,6 +26,7 @@ from weft.predict.cost.memory import gradient_element_bytes, own_parameters, wit
 from weft.predict.cost.network import Network
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.cost.price import price
+from weft.predict.simulator import simulate
 from weft.program.kinds import BACKWARD, STEP
 from weft.program.program import Program
 from weft.program.verify import require_valid, verify
@@ -135,25 +136,56 @@ def test_no_gradient_is_added_before_the_last_one_is_taken(problem: Problem) -> 
     assert bounded.sum() == BASE.ranks
 
 
-def test_passes_over_gradients_and_their_copies_are_priced(problem: Problem) -> None:
-    graph, choice = problem.job.graph, clipping()
+@pytest.mark.parametrize(
+    ("schedule", "pp", "loops"), [("1f1b", 2, 1), ("zb-v", 2, 2), ("breadth-first", 2, 3)]
+)
+def test_passes_over_gradients_and_their_copies_are_priced(
+    problem: Problem, schedule: str, pp: int, loops: int
+) -> None:
+    graph, choice, layout = problem.job.graph, clipping(), replace(BASE, schedule=schedule, loops=loops)
     model = CostModel(graph=graph, cluster=problem.job.cluster)
-    plan, plain = plan_of(problem, choice), build_plan(problem.job, BASE, [1.0] * len(graph.layers))
-    program = program_of(problem, choice)
+    plan, plain = plan_of(problem, choice, layout), build_plan(problem.job, layout, [1.0] * len(graph.layers))
+    program = program_of(problem, choice, layout)
     found = price(model, program, plan).costs
     before = price(model, compile_plan(plain, graph), plain).costs
-    more = (found.base_bytes - before.base_bytes).tolist()
-    for index, stage in enumerate(plan.stages):
-        bytes_of_one = gradient_element_bytes(plan) * own_parameters(graph, stage.layers, plan.shape(index))
-        # The sum, and as many gradients as passes until the first stage completes a norm.
-        for rank in stage.replicas[0].ranks:
-            expected = with_slack(np.array([(2 + index) * bytes_of_one]))[0]
-            assert more[rank] == pytest.approx(expected, abs=2)
+    sums = (found.base_bytes - before.base_bytes).tolist()
     columns = program.columns
+    for rank in range(program.ranks):
+        mine = [index for index, one in enumerate(plan.stages) if rank in one.replicas[rank % 2].ranks]
+        bytes_of = {
+            index: gradient_element_bytes(plan)
+            * own_parameters(graph, plan.stages[index].layers, plan.shape(index))
+            for index in mine
+        }
+        assert sums[rank] == pytest.approx(with_slack(np.array([sum(bytes_of.values())]))[0], abs=2)
+        takes, cuts = (
+            np.flatnonzero((columns.kind == kind) & (columns.rank == rank)) for kind in OWN_KINDS[:2]
+        )
+        for take in takes.tolist():
+            size = with_slack(np.array([bytes_of[int(columns.stage[take])]]))[0]
+            assert found.live_bytes[take] == size
+        freed = set(found.live_bytes[cuts].tolist())
+        assert freed == {-sum(with_slack(np.array([one]))[0] for one in bytes_of.values())}
     row = int(np.flatnonzero(columns.kind == CLIP_GRADIENT)[0])
     alone_s = Network(cluster=problem.job.cluster).all_reduce_s(program.groups[columns.group[row]], 8)
     assert found.occupancy[row] * 1e-9 > alone_s
     assert found.occupancy[int(np.flatnonzero(columns.kind == TAKE_GRADIENT)[0])] > 0
+    assert found.live_bytes.sum() == 0
+
+
+def test_stages_that_wait_for_each_other_hold_more_gradients(problem: Problem) -> None:
+    """Breadth-first knows no norm before its first stages go back; 1F1B knows one after each turn."""
+    graph, model = problem.job.graph, CostModel(graph=problem.job.graph, cluster=problem.job.cluster)
+    most = []
+    for layout in (BASE, replace(BASE, schedule="breadth-first", loops=2)):
+        plan, program = plan_of(problem, clipping(), layout), program_of(problem, clipping(), layout)
+        costs = price(model, program, plan).costs
+        own = np.isin(program.columns.kind, OWN_KINDS)
+        only = replace(costs, live_bytes=np.where(own, costs.live_bytes, 0), base_bytes=0 * costs.base_bytes)
+        peaks = simulate(program, replace(only, working_bytes=None)).peak_bytes
+        stage = gradient_element_bytes(plan) * graph.parameters() / len(plan.stages)
+        most.append(max(peaks) / stage)
+    assert most[0] < 3 < 4 < most[1]
 
 
 def test_an_evaluation_clips_nothing(problem: Problem) -> None:
@@ -165,8 +197,13 @@ def test_an_evaluation_clips_nothing(problem: Problem) -> None:
 @pytest.mark.parametrize(
     ("choice", "changes", "reason"),
     [
-        (clipping(), {"schedule": "zb-h1"}, "split backward passes make two parts"),
-        (clipping(), {"schedule": "breadth-first", "loops": 2}, "which has other stages; nearest loops: 1"),
+        (clipping(), {"schedule": "chimera"}, "chimera is not one of 1f1b, gpipe, depth-first"),
+        (
+            clipping(),
+            {"schedule": "breadth-first", "loops": 3, "sharding": "zero-2"},
+            "stages take turns in two buffers of gradients, which are needed to the end of a step; "
+            "nearest sharding: zero-1",
+        ),
         (clipping(), {"micro_batch_size": 4}, "micro-batches of 4 samples are no parts of clipped ones of 2"),
         (clipping(samples=16), {}, "4 micro-batches of a replica are no whole groups of 8"),
         (clipping(), {"micro_batches_per_replica": (3, 5)}, "replicas with unlike shares of the batch"),
@@ -189,7 +226,7 @@ def test_plans_edited_by_hand_are_refused(problem: Problem) -> None:
     edits: dict[str, dict[str, object]] = {
         "other samples": {"methods": (clipping(samples=3),)},
         "unknown": {"methods": (clipping("most"),)},
-        "split passes": {"schedule": Choice(name="zb-h1")},
+        "two paths": {"schedule": Choice(name="chimera")},
         "apart": {"sync": Choice(name="local-averaging")},
     }
     for name, update in edits.items():

@@ -30,13 +30,13 @@ def clipped(
     table: ClipTable, means: Sequence[torch.Tensor], factor: float = 1.0, sources: Sequence[int] = ()
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """What a step has of the mean gradients of its micro-batches."""
-    found, norms = ClippedSum(table, len(means), torch.zeros_like(means[0])), []
+    found, norms = ClippedSum(table, len(means), [torch.zeros_like(means[0])]), []
     owners = sources or [0] * len(means)
     for mean, source in zip(means, owners, strict=True):
         own = mean * factor / len(means)
-        norms.append(found.add(own.clone(), own.square().sum(), factor, source))
+        norms.append(found.add([own.clone()], own.square().sum(), factor, source))
     result = torch.full_like(means[0], math.nan)
-    numbers = found.finish(torch.stack(norms), torch.tensor(owners), result)
+    numbers = found.finish(torch.stack(norms), torch.tensor(owners), [result])
     return result, numbers
 
 
@@ -57,17 +57,38 @@ def test_each_source_is_clipped_as_if_it_were_alone(groups: int, seed: int, data
     assert numbers["clip_bound"].item() == pytest.approx(sum(bounds) / groups)
 
 
+@given(groups=GROUPS, seed=SEEDS, cut=st.integers(0, SIZE), micro=st.sampled_from(["min", "quantile"]))
+def test_a_gradient_in_parts_is_clipped_as_a_whole(groups: int, seed: int, cut: int, micro: str) -> None:
+    """The stages of a device have parts of a gradient, and one norm."""
+    means = drawn(groups, seed)
+    table = ClipTable(samples=1, micro=micro, quantile=0.5) if micro == "quantile" else MIN
+    total = ClippedSum(table, groups, [means[0][:cut], means[0][cut:]])
+    norms = [
+        total.add([one[:cut].clone(), one[cut:].clone()], one.square().sum())
+        for one in (mean / groups for mean in means)
+    ]
+    result = torch.full_like(means[0], math.nan)
+    numbers = total.finish(
+        torch.stack(norms), torch.zeros(groups, dtype=torch.long), [result[:cut], result[cut:]]
+    )
+    whole, expected = clipped(table, means)
+    assert torch.equal(result, whole)
+    assert torch.equal(numbers["clip_norms"], expected["clip_norms"])
+
+
 def test_a_source_without_micro_batches_keeps_its_quantile() -> None:
     table = ClipTable(samples=1, micro="quantile", quantile=0.5, sources=2)
-    total = ClippedSum(table, 2, torch.zeros(1, dtype=torch.float64))
+    total = ClippedSum(table, 2, [torch.zeros(1, dtype=torch.float64)])
     told = []
     for sources, sizes in (([0, 1], [1.0, 8.0]), ([0, 0], [2.0, 4.0]), ([1, 0], [9.0, 3.0])):
         norms = [
-            total.add(torch.full((1,), size / 2).double(), torch.tensor(size / 2).double() ** 2, 1.0, source)
+            total.add(
+                [torch.full((1,), size / 2).double()], torch.tensor(size / 2).double() ** 2, 1.0, source
+            )
             for source, size in zip(sources, sizes, strict=True)
         ]
         result = torch.empty(1, dtype=torch.float64)
-        told.append(total.finish(torch.stack(norms), torch.tensor(sources), result)["clip_bounds"].tolist())
+        told.append(total.finish(torch.stack(norms), torch.tensor(sources), [result])["clip_bounds"].tolist())
     # The first step has no bound. Then the first source has 1, then 2; the second one keeps 8.
     assert told == [[1.0, 8.0], [1.0, 1.0], [8.0, 2.0]]
     assert result.item() == pytest.approx((8.0 + 2.0) / 2)
@@ -176,7 +197,7 @@ def test_an_accelerator_leaves_out_without_reading_the_norm() -> None:
 def test_a_quantile_bounds_the_step_after() -> None:
     table = ClipTable(samples=1, micro="quantile", quantile=0.5)
     total, result = (
-        ClippedSum(table, 3, torch.zeros(2, dtype=torch.float64)),
+        ClippedSum(table, 3, [torch.zeros(2, dtype=torch.float64)]),
         torch.zeros(2, dtype=torch.float64),
     )
     # The first step has no bound, and tells its largest norm.
@@ -184,7 +205,7 @@ def test_a_quantile_bounds_the_step_after() -> None:
         norms = []
         for size in (3.0, 1.0, 2.0):
             own = torch.tensor([size, 0.0], dtype=torch.float64) / 3
-            norms.append(total.add(own.clone(), own.square().sum()))
-        numbers = total.finish(torch.stack(norms), torch.zeros(3, dtype=torch.long), result)
+            norms.append(total.add([own.clone()], own.square().sum()))
+        numbers = total.finish(torch.stack(norms), torch.zeros(3, dtype=torch.long), [result])
         assert numbers["clip_bound"].item() == expected
     assert result.tolist() == pytest.approx([(2.0 + 1.0 + 2.0) / 3, 0.0])

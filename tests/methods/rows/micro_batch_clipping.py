@@ -133,6 +133,24 @@ ROWS = (
     CLIPPED(
         LLAMA, dp=2, sharding="zero-2", methods=(ClipsMicro("quantile", quantile=0.5, sources=2),), steps=3
     ),
+    # Split backward passes: a gradient is whole after its weight part.
+    CLIPPED(GPT, "zb-h1", pp=2, dp=2),
+    CLIPPED(LLAMA, "zb-h1", pp=3, micro_batches=6, sharding="zero-2", methods=(ClipsMicro(samples=4),)),
+    CLIPPED(GPT, "zb-v", pp=2, dp=2, loops=2, sharding="zero-3"),
+    CLIPPED(WIDE, "zb-v", pp=2, tp=2, loops=2, methods=(FIXED, Clips(0.2))),
+    # Several stages on a device: they wait for each other.
+    CLIPPED(GPT, "breadth-first", pp=2, dp=2, loops=2, sharding="zero-1"),
+    CLIPPED(LLAMA, "depth-first", pp=2, dp=2, loops=2, sharding="zero-2", methods=(ClipsMicro(samples=4),)),
+    CLIPPED(
+        LLAMA,
+        "hybrid",
+        pp=2,
+        loops=2,
+        micro_batches=8,
+        methods=(ClipsMicro("quantile", quantile=0.5, sources=2),),
+        steps=3,
+    ),
+    CLIPPED(MIXTRAL, "breadth-first", pp=2, loops=2, methods=(ClipsMicro(), Balances("global-batch"))),
     # All of a step in one micro-batch: nothing is clipped.
     CLIPPED(GPT, pp=2, micro_batches=1),
 )

@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from weft.methods.micro_batch_clipping.kinds import owed_by
+from weft.methods.micro_batch_clipping.kinds import CLIP_GRADIENT, TAKE_GRADIENT, owed_by
 from weft.predict.cost.hooks import CostOf, Taken, collective_hook, gradient_pass_s
-from weft.predict.cost.memory import gradient_element_bytes, own_parameters
+from weft.predict.cost.memory import gradient_element_bytes, own_parameters, with_slack
 from weft.predict.cost.network import Network
 from weft.predict.cost.pricing import Pricing
-from weft.predict.cost.residency import Held, ResidentBytes
+from weft.predict.cost.residency import Held, LiveBytes, ResidentBytes
 from weft.program.arrays import Floats, Ints
+from weft.program.codes import codes
 
 # Passes over a stage's gradient: to copy, clear and square it; to add it to the sum; to put the sum back.
 _TAKE_PASSES, _CLIP_PASSES, _BOUND_PASSES = 4.0, 3.0, 3.0
@@ -41,9 +42,22 @@ def _sums_s(pricing: Pricing, rows: Ints) -> Floats:
 def _meeting(passes: float) -> Callable[[Pricing, Ints], Taken]:
     def hook(pricing: Pricing, rows: Ints) -> Taken:
         taken = _ADDED_UP(pricing, rows)
-        return taken._replace(occupancy=taken.occupancy + passes * _whole_pass_s(pricing, rows))
+        ranks = pricing.program.columns.rank[rows]
+        stages = _first_takes(pricing)
+        seconds = np.bincount(
+            pricing.program.columns.rank[stages], _whole_pass_s(pricing, stages), pricing.program.ranks
+        )
+        return taken._replace(occupancy=taken.occupancy + passes * seconds[ranks])
 
     return hook
+
+
+def _first_takes(pricing: Pricing) -> Ints:
+    """Return one row for each stage of a rank and step: the first that takes a gradient of it."""
+    columns = pricing.program.columns
+    found: Ints = np.flatnonzero((columns.kind == TAKE_GRADIENT) & (columns.part == 0))
+    _, first = np.unique(codes(columns.rank[found], columns.stage[found]), return_index=True)
+    return found[first]
 
 
 def _whole_pass_s(pricing: Pricing, rows: Ints) -> Floats:
@@ -54,23 +68,47 @@ def _whole_pass_s(pricing: Pricing, rows: Ints) -> Floats:
     return seconds
 
 
-def _waiting(pricing: Pricing) -> Held:
-    """Return the bytes of the sums, and of the gradients whose norm the first stage completes later."""
-    plan, owed = pricing.plan, owed_by(pricing.program)
-    held = np.zeros(pricing.program.ranks, dtype=np.int64)
-    if owed is None:
-        return Held(held)
-    most = max(one.micro_batches for one in plan.stages[0].replicas) // owed.together
-    for index, stage in enumerate(plan.stages):
-        count = own_parameters(pricing.model.graph, stage.layers, pricing.placed.shape(index))
-        copies = owed.sources + min(most, 1 + index)
-        held[pricing.placed.ranks_of_stage[index]] += copies * gradient_element_bytes(plan) * count
+def _gradient_bytes(pricing: Pricing) -> Ints:
+    """Return the bytes of one gradient of every stage on one of its ranks; shape (stages,)."""
+    plan, graph = pricing.plan, pricing.model.graph
+    counts = [
+        own_parameters(graph, stage.layers, pricing.placed.shape(index))
+        for index, stage in enumerate(plan.stages)
+    ]
+    return gradient_element_bytes(plan) * np.array(counts, dtype=np.int64)
+
+
+def _sums(pricing: Pricing) -> Held:
+    """Return the bytes of the sums of clipped gradients, one for each source of the data."""
+    held, owed = np.zeros(pricing.program.ranks, dtype=np.int64), owed_by(pricing.program)
+    if owed is not None:
+        stages = _first_takes(pricing)
+        columns = pricing.program.columns
+        size = owed.sources * _gradient_bytes(pricing)
+        np.add.at(held, columns.rank[stages], size[columns.stage[stages]])
     return Held(held)
+
+
+def _waiting(pricing: Pricing) -> Ints:
+    """Return the changes of bytes by gradients that are taken, and wait until their norm is known."""
+    columns = pricing.program.columns
+    change = np.zeros(len(columns), dtype=np.int64)
+    if owed_by(pricing.program) is None:
+        return change
+    size = with_slack(_gradient_bytes(pricing))
+    takes, cuts = (np.flatnonzero(columns.kind == kind) for kind in (TAKE_GRADIENT, CLIP_GRADIENT))
+    change[takes] = size[columns.stage[takes]]
+    stages = _first_takes(pricing)
+    of_rank = np.zeros(pricing.program.ranks, dtype=np.int64)
+    np.add.at(of_rank, columns.rank[stages], size[columns.stage[stages]])
+    change[cuts] = -of_rank[columns.rank[cuts]]
+    return change
 
 
 COSTS = (
     CostOf(kind="take_gradient", hook=_take),
     CostOf(kind="clip_gradient", hook=_meeting(_CLIP_PASSES)),
     CostOf(kind="bound_gradient", hook=_meeting(_BOUND_PASSES)),
-    ResidentBytes(what="gradients of clipped micro-batches", hook=_waiting),
+    ResidentBytes(what="sums of clipped gradients", hook=_sums),
+    LiveBytes(what="gradients of clipped micro-batches", hook=_waiting),
 )

@@ -1,8 +1,9 @@
 """The instructions of micro-batch clipping, and the values that order them.
 
 A backward pass adds to the stage's gradient. `take_gradient` moves the gradient of a clipped micro-batch out
-of its way. `clip_gradient` finds its norm over all ranks of the replica, and adds it, scaled, to the step's
-sum. `bound_gradient` brings the sum to the bound of all replicas, and puts it back.
+of its way, stage by stage. `clip_gradient` finds its norm over all stages and ranks of the replica. It adds
+the gradients of the rank's stages, scaled, to the step's sums. `bound_gradient` brings the sums to the bound
+of all replicas, and puts them back.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from weft.describe.plan import MICRO_BATCH_CLIPPING
 from weft.program.arrays import Ints
 from weft.program.codes import codes
 from weft.program.kinds import FORWARD, KINDS, AddedUses, Kind
-from weft.program.places import Places, join
+from weft.program.places import Places, join, stepped_on_rank
 from weft.program.program import Owed, Program
 from weft.program.values import PER_STAGE, VALUES, Read, Use, ValueKind
 
@@ -25,11 +26,13 @@ from weft.program.values import PER_STAGE, VALUES, Read, Use, ValueKind
 class ClipsMicroBatches(Owed):
     """The obligation of every step to clip groups of `together` of the plan's micro-batches.
 
-    `sources` of the data have sums and bounds of their own.
+    `sources` of the data have sums and bounds of their own. `first_stages` read samples: the input part of
+    their split backward passes adds to the gradient, too.
     """
 
     together: int
     sources: int
+    first_stages: tuple[int, ...]
 
     @property
     def facts(self) -> Mapping[str, str]:
@@ -56,6 +59,21 @@ def of_group_before(program: Program, rows: Ints) -> Places:
     """Return the clipped micro-batch before that of each backward pass, if its replica has one."""
     group = _groups(program, rows)
     return Places(rows[group > 0], {"part": group[group > 0] - 1})
+
+
+def first_of_group(program: Program, rows: Ints) -> Places:
+    """Return the places of `of_group` for stages that read samples."""
+    return of_group(program, _of_first_stages(program, rows))
+
+
+def first_of_group_before(program: Program, rows: Ints) -> Places:
+    """Return the places of `of_group_before` for stages that read samples."""
+    return of_group_before(program, _of_first_stages(program, rows))
+
+
+def _of_first_stages(program: Program, rows: Ints) -> Ints:
+    owed = owed_by(program)
+    return rows[np.isin(program.columns.stage[rows], owed.first_stages if owed else ())]
 
 
 def _groups(program: Program, rows: Ints) -> Ints:
@@ -96,8 +114,8 @@ CLIP_GRADIENT = KINDS.register(
         name="clip_gradient",
         symbol="CG",
         stream="collective",
-        reads=(Read("taken_gradient", consumes=True),),
-        writes=("clipped_sum",),
+        reads=(Read("taken_gradient", at=stepped_on_rank, consumes=True),),
+        writes=(Use("clipped_sum", at=stepped_on_rank),),
         collective=True,
         spans_stages=True,
     )
@@ -107,8 +125,8 @@ BOUND_GRADIENT = KINDS.register(
         name="bound_gradient",
         symbol="BG",
         stream="collective",
-        reads=(Read("clipped_sum", consumes=True),),
-        writes=("bounded_gradient",),
+        reads=(Read("clipped_sum", at=stepped_on_rank, consumes=True),),
+        writes=(Use("bounded_gradient", at=stepped_on_rank),),
         collective=True,
         spans_stages=True,
     )
@@ -116,9 +134,14 @@ BOUND_GRADIENT = KINDS.register(
 
 USES = (
     AddedUses(
-        kinds=("backward",),
+        kinds=("backward", "backward_weight"),
         reads=(Read("empty_gradient", at=of_group_before),),
         writes=(Use("fresh_gradient", at=of_group),),
+    ),
+    AddedUses(
+        kinds=("backward_input",),
+        reads=(Read("empty_gradient", at=first_of_group_before),),
+        writes=(Use("fresh_gradient", at=first_of_group),),
     ),
     AddedUses(kinds=("reduce", "norm", "step"), reads=(Read("bounded_gradient", at=clips),)),
 )

@@ -1,14 +1,15 @@
 """The clipping of micro-batches in a program: three instructions around each clipped gradient.
 
-A stage near the end of a pipeline goes back before the first stage does. So the norm of a micro-batch is
-known some passes later, and its gradient waits beside the computations.
+A gradient is complete after its last weight part, and its norm after that of the first stage. Stages near the
+end of a pipeline go back before. So their gradients wait beside the computations. A device with several
+stages reduces none of them before it has made all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,18 +25,18 @@ from weft.methods.micro_batch_clipping.kinds import (
 from weft.methods.micro_batch_clipping.options import NAME, TABLE_NAME, options_of
 from weft.program.arrays import Ints
 from weft.program.codes import distinct_rows
-from weft.program.kinds import BACKWARD, BACKWARD_INPUT, KINDS, STEP, is_any_of
+from weft.program.kinds import BACKWARD_INPUT, COMPUTATIONS, KINDS, MAKES_GRADIENTS, STEP, is_any_of
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
 from weft.program.passes import GroupTable, Pass
-from weft.program.passes.insert import after_sends, insert
+from weft.program.passes.insert import after_sends, insert, moved_behind
 from weft.program.passes.meeting import meeting_groups
 from weft.program.program import Columns, Edges
 
 # One fp64 number: a sum of squares, or a norm.
 NUMBER_BYTES = 8
-WHOLE_PASSES = "a gradient is taken when all of it is made, and split backward passes make two parts"
-ONE_STAGE = "a gradient is bounded after the last pass of its device, which has other stages"
+IN_TURN = "a gradient is taken before the next one of its stage begins, and this order mixes them"
+TURNS = "stages take turns in two buffers of gradients, which are needed to the end of a step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,9 @@ def refuse(layout: PipelineLayout, clipped: Clipped, others: Mapping[str, Any]) 
     if "tensor-collectives" in others:
         problem = "passes in segments make a gradient in several parts; let tensor ranks exchange inside"
         problems.append(Violation(TABLE_NAME, problem, 'plan.tensor_exchanges = "inside"'))
+    if layout.paths > 1:
+        problem = "a rank holds stages of several replicas, whose norms are taken apart"
+        problems.append(Violation(TABLE_NAME, problem, "schedule 1f1b"))
     if any(stage.splits > 1 for stage in layout.stages):
         problems.append(
             Violation(TABLE_NAME, "stages that split micro-batches make gradients of parts", "no splits")
@@ -76,49 +80,102 @@ def clip(pipeline: LoweredPipeline, layout: PipelineLayout, clipped: Clipped) ->
     """Add the instructions to one pipeline.
 
     Raises:
-        InputError: for orders with split backward passes, or with several stages on a device.
+        InputError: for orders that mix the gradients of clipped micro-batches, or stages that share buffers.
     """
-    columns = pipeline.columns
-    if (columns.kind == BACKWARD_INPUT).any():
-        raise InputError(Violation(NAME, WHOLE_PASSES, "1f1b"))
-    backs = np.flatnonzero(columns.kind == BACKWARD)
-    group = columns.micro_batch[backs] // clipped.together
-    first, group_of = distinct_rows(columns.rank[backs], columns.stage[backs], columns.replica[backs], group)
-    last: Ints = np.zeros(len(first), dtype=np.int64)
-    np.maximum.at(last, group_of, backs)
-    devices, device_of = np.unique(columns.rank[last], return_inverse=True)
-    if len(devices) < len(distinct_rows(columns.rank[last], columns.stage[last])[0]):
-        raise InputError(Violation(NAME, ONE_STAGE, "one stage for each device"))
-    count, bounds = len(first), len(devices)
-    take, cut, bound = np.split(len(columns) + np.arange(2 * count + bounds), [count, 2 * count])
-    # Groups of a device are in rising order.
-    later = np.flatnonzero(device_of[:-1] == device_of[1:]) + 1
-    before = np.full(count, -1, dtype=np.int64)
-    before[later] = take[later - 1]
-    waits = before[group_of] >= 0
-    users = np.flatnonzero(is_any_of(columns.kind, (KINDS.code("reduce"), KINDS.code("norm"), STEP)))
+    pipeline = _reducing_last(pipeline)
+    columns, rank = pipeline.columns, pipeline.columns.rank
+    makers = _makers(columns, layout)
+    group = columns.micro_batch[makers] // clipped.together
+    taken = _Sums.of_rows(makers, group, rank[makers], columns.stage[makers], group)
+    cuts = _Sums.of_rows(taken.last, taken.number, rank[taken.last], taken.number)
+    bounds = _Sums.of_rows(cuts.last, cuts.number, rank[cuts.last])
+    _require_turns(columns, makers, taken, cuts)
+    counts = [len(one.last) for one in (taken, cuts, bounds)]
+    take, cut, bound = np.split(len(columns) + np.arange(sum(counts)), np.cumsum(counts)[:-1])
+    # The first gradient of a stage waits for none.
+    waits = taken.number[taken.of] > 0
+    users = np.flatnonzero(is_any_of(columns.kind, _users()))
     edges = [
-        Edges.of(backs, take[group_of]),
-        Edges.of(before[group_of][waits], backs[waits]),
-        Edges.of(take, cut),
-        Edges.of(cut, bound[device_of]),
-        Edges.of(bound[np.searchsorted(devices, columns.rank[users])], users),
+        Edges.of(makers, take[taken.of]),
+        Edges.of(take[taken.of[waits] - 1], makers[waits]),
+        Edges.of(take, cut[cuts.of]),
+        Edges.of(cut, bound[bounds.of]),
+        Edges.of(bound[np.searchsorted(rank[bounds.last], rank[users])], users),
     ]
-    # The last group of each device.
-    ends = np.searchsorted(device_of, np.arange(bounds), side="right") - 1
     numbers = sum(layout.micro_batches) // clipped.together
+    # Collectives of a device have the coordinates of its first stage.
+    first = makers[taken.first][cuts.first]
     added = Columns.join(
         [
-            _beside(columns, last, TAKE_GRADIENT, part=group[first]),
-            _beside(columns, last, CLIP_GRADIENT, part=group[first], bytes=NUMBER_BYTES),
-            _beside(columns, last[ends], BOUND_GRADIENT, bytes=NUMBER_BYTES * numbers),
+            _beside(columns, taken.last, TAKE_GRADIENT, part=taken.number),
+            _beside(columns, first, CLIP_GRADIENT, part=cuts.number, bytes=NUMBER_BYTES),
+            _beside(columns, first[bounds.first], BOUND_GRADIENT, bytes=NUMBER_BYTES * numbers),
         ]
     )
-    anchors = after_sends(columns, last)
-    turns = np.repeat([1, 2, 3], [count, count, bounds])
-    return insert(
-        pipeline, added, np.concatenate([anchors, anchors, anchors[ends]]), turns, Edges.join(edges)
-    )
+    anchors = after_sends(columns, np.concatenate([taken.last, cuts.last, bounds.last]))
+    return insert(pipeline, added, anchors, np.repeat([1, 2, 3], counts), Edges.join(edges))
+
+
+class _Sums(NamedTuple):
+    """Sets of rows, sorted by their coordinates.
+
+    Attributes:
+        of: the set of each row.
+        first, last: by set, the index of its first row, and its last row.
+        number: by set, the clipped micro-batch of its rows.
+    """
+
+    of: Ints
+    first: Ints
+    last: Ints
+    number: Ints
+
+    @classmethod
+    def of_rows(cls, rows: Ints, number: Ints, *coordinates: Ints) -> _Sums:
+        some, of = distinct_rows(*coordinates)
+        first, last = np.full(len(some), len(rows), dtype=np.int64), np.zeros(len(some), dtype=np.int64)
+        np.minimum.at(first, of, np.arange(len(rows), dtype=np.int64))
+        np.maximum.at(last, of, rows)
+        return cls(of, first, last, number[some])
+
+
+def _users() -> tuple[int, ...]:
+    """Return the kinds that use the gradient of a step."""
+    return KINDS.code("reduce"), KINDS.code("norm"), STEP
+
+
+def _makers(columns: Columns, layout: PipelineLayout) -> Ints:
+    """Return the passes that add to gradients; in stages that read samples, input parts do so, too."""
+    inputs = (columns.kind == BACKWARD_INPUT) & np.isin(columns.stage, layout.sources or layout.unfed)
+    return np.flatnonzero(is_any_of(columns.kind, MAKES_GRADIENTS) | inputs)
+
+
+def _reducing_last(pipeline: LoweredPipeline) -> LoweredPipeline:
+    """Return the pipeline with reductions behind the last backward pass of their device.
+
+    Only then the device knows the norms of the step.
+    """
+    columns, edges = pipeline.columns, pipeline.edges
+    makers = np.flatnonzero(is_any_of(columns.kind, MAKES_GRADIENTS))
+    last = np.zeros(int(columns.rank.max(initial=0)) + 1, dtype=np.int64)
+    np.maximum.at(last, columns.rank[makers], makers)
+    early = np.arange(len(columns)) < last[columns.rank]
+    within = (edges.distance == 0) & (columns.rank[edges.source] == columns.rank[edges.target])
+    moved, count = early & is_any_of(columns.kind, _users()), -1
+    while moved.sum() > count:
+        count = moved.sum()
+        moved[edges.target[within & moved[edges.source]]] = True
+        moved &= early
+    if is_any_of(columns.kind[moved], COMPUTATIONS).any():
+        raise InputError(Violation(TABLE_NAME, TURNS, "sharding zero-1"))
+    return moved_behind(pipeline, moved, after_sends(columns, last)[columns.rank])
+
+
+def _require_turns(columns: Columns, makers: Ints, taken: _Sums, cuts: _Sums) -> None:
+    """Check that stages make gradients one after the other, and that norms are complete in this order."""
+    order = np.lexsort((makers, columns.stage[makers], columns.rank[makers]))
+    if (np.diff(taken.of[order]) < 0).any() or (np.diff(cuts.last) < 0).any():
+        raise InputError(Violation(NAME, IN_TURN, "1f1b"))
 
 
 def _beside(columns: Columns, rows: Ints, kind: int, **own: Ints | int) -> Columns:
@@ -134,6 +191,12 @@ def groups(layout: PipelineLayout, clipped: Clipped) -> Sequence[GroupTable]:
     )
 
 
+def owes(layout: PipelineLayout, clipped: Clipped) -> ClipsMicroBatches:
+    return ClipsMicroBatches(
+        together=clipped.together, sources=clipped.sources, first_stages=layout.sources or layout.unfed
+    )
+
+
 PASS = Pass(
     name=NAME,
     options=options,
@@ -141,5 +204,5 @@ PASS = Pass(
     after=("sharding", "tying", "blocking", "gradient-norm"),
     refuse=refuse,
     groups=groups,
-    owes=lambda layout, clipped: ClipsMicroBatches(together=clipped.together, sources=clipped.sources),
+    owes=owes,
 )

@@ -14,24 +14,33 @@ from weft.describe.plan import Choice, Plan
 from weft.describe.plan_file import PlanRule
 from weft.errors import InputError, Violation
 from weft.methods.micro_batch_clipping.options import NAME, TABLE_NAME, ClipTable, options_of, read_options
-from weft.methods.micro_batch_clipping.program import ONE_STAGE, WHOLE_PASSES
+from weft.methods.micro_batch_clipping.program import TURNS
 from weft.moves.composition import Composition
 from weft.moves.layout import shares_of
+from weft.program.buffers import SHARDED_BUFFERS
 
-# Orders without split backward passes, in which a device runs micro-batches of one stage one after the other.
-_ORDERS = ("1f1b", "gpipe", "breadth-first")
+# Orders in which a stage makes gradients of micro-batches one after the other, with one copy of the weights.
+_ORDERS = ("1f1b", "gpipe", "depth-first", "breadth-first", "hybrid", "zb-h1", "zb-v")
 _METHOD = "micro-batch clipping"
 _OTHERS = "replicas add up clipped gradients before they step"
 
 
 def _problem(
-    table: ClipTable, *, schedule: str, stages: int, devices: int, size: int, shares: Sequence[int]
+    table: ClipTable,
+    *,
+    schedule: str,
+    sharding: str,
+    stages: int,
+    devices: int,
+    size: int,
+    shares: Sequence[int],
 ) -> Violation | None:
     """Return why a layout or a plan cannot clip micro-batches as the job asks, or None."""
     if schedule not in _ORDERS:
-        return Violation("schedule", f"{schedule}: {WHOLE_PASSES}", "1f1b or gpipe")
-    if stages > devices:
-        return Violation("loops", ONE_STAGE, "1")
+        problem = f"{schedule} is not one of {', '.join(_ORDERS)}, in which gradients are taken in turn"
+        return Violation("schedule", problem, "1f1b")
+    if sharding in ("zero-2", "zero-3") and stages > SHARDED_BUFFERS * devices:
+        return Violation("sharding", f"{sharding}: {TURNS}", "zero-1")
     if table.samples % size:
         problem = f"micro-batches of {size} samples are no parts of clipped ones of {table.samples}"
         return Violation("micro_batch_size", problem, str(table.samples))
@@ -58,6 +67,7 @@ def _of_layout(job: Job, layout: Layout) -> str | None:
     found = _problem(
         table,
         schedule=layout.schedule,
+        sharding=layout.sharding,
         stages=layout.stages,
         devices=layout.pp,
         size=layout.micro_batch_size,
@@ -94,6 +104,7 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
     found = _problem(
         table,
         schedule=plan.schedule.name,
+        sharding=plan.sharding,
         stages=len(plan.stages),
         devices=plan.mesh.get("pp", 1),
         size=plan.micro_batch_size,

@@ -7,6 +7,8 @@ source of the data may have a bound of its own, and then a sum of its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from weft.methods.micro_batch_clipping.options import ClipTable
@@ -18,24 +20,29 @@ class ClippedSum:
 
     Args:
         groups: clipped micro-batches of the global batch.
-        like: the rank's gradient, (n,).
+        like: the gradients of the rank's stages, each (n,).
 
     Attributes:
         bounds: the norms that bound gradients, (sources,), in fp64; of `quantile`, those of the step before.
     """
 
-    def __init__(self, table: ClipTable, groups: int, like: torch.Tensor) -> None:
+    def __init__(self, table: ClipTable, groups: int, like: Sequence[torch.Tensor]) -> None:
         self._table, self._groups = table, groups
-        self._totals = [torch.zeros_like(like) for _ in range(table.sources)]
+        self._totals = [[torch.zeros_like(one) for one in like] for _ in range(table.sources)]
         start = torch.inf if table.bound is None else table.bound
-        self.bounds = torch.full((table.sources,), start, dtype=torch.float64, device=like.device)
+        self.bounds = torch.full((table.sources,), start, dtype=torch.float64, device=like[0].device)
 
     def add(
-        self, gradient: torch.Tensor, squares: torch.Tensor, loss_factor: float = 1.0, source: int = 0
+        self,
+        gradients: Sequence[torch.Tensor],
+        squares: torch.Tensor,
+        loss_factor: float = 1.0,
+        source: int = 0,
     ) -> torch.Tensor:
-        """Add a gradient (n,), which may be overwritten, and return the norm of the mean gradient, ().
+        """Add the gradients of one micro-batch, and return the norm of its mean gradient, ().
 
         Args:
+            gradients: those of the rank's stages, each (n,), which may be overwritten.
             squares: the sum of squares of the whole gradient, of all ranks of the replica, ().
             loss_factor: the factor of all losses.
         """
@@ -48,18 +55,20 @@ class ClippedSum:
             factor = torch.ones_like(norm)
         else:
             factor = torch.where(norm > self._table.floor, 1.0 / norm, 0.0)
-        factor = torch.where(finite, factor, 0.0).to(gradient.dtype)
-        self._totals[source].addcmul_(_kept(gradient, finite), factor)
+        factor = torch.where(finite, factor, 0.0)
+        for total, gradient in zip(self._totals[source], gradients, strict=True):
+            total.addcmul_(_kept(gradient, finite), factor.to(gradient.dtype))
         return norm
 
     def finish(
-        self, norms: torch.Tensor, sources: torch.Tensor, result: torch.Tensor
+        self, norms: torch.Tensor, sources: torch.Tensor, results: Sequence[torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Put the gradient of the step into `result` (n,), and return the step's numbers; begin a new sum.
+        """Put the gradients of the step into `results`, and return the step's numbers; begin a new sum.
 
         Args:
             norms: of all clipped micro-batches of the global batch, (groups,), in fp64.
             sources: those of the micro-batches, (groups,).
+            results: the gradients of the rank's stages, each (n,).
         """
         finite = norms.isfinite()
         # Others take over the weight of those that are left out.
@@ -75,12 +84,13 @@ class ClippedSum:
             largest = torch.zeros_like(bounds).scatter_reduce(0, sources, norms.nan_to_num(0, 0, 0), "amax")
             bounds = torch.where(bounds.isfinite(), bounds, largest)
             self._next_bounds(torch.where(finite, norms, torch.inf), sources, self._table.quantile)
-        first, *others = factors.to(result.dtype)
-        torch.mul(self._totals[0], first, out=result)
-        for total, factor in zip(self._totals[1:], others, strict=True):
-            result.addcmul_(total, factor)
-        for total in self._totals:
-            total.zero_()
+        for result, totals in zip(results, zip(*self._totals, strict=True), strict=True):
+            first, *others = factors.to(result.dtype)
+            torch.mul(totals[0], first, out=result)
+            for total, factor in zip(totals[1:], others, strict=True):
+                result.addcmul_(total, factor)
+            for total in totals:
+                total.zero_()
         each = bounds[sources]
         return {
             NORMS: norms,

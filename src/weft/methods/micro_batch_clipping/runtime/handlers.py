@@ -50,37 +50,39 @@ def take_gradient(workspace: Workspace, instruction: Instruction) -> Issue:
 
 
 def clip_gradient(workspace: Workspace, instruction: Instruction) -> Issue:
-    """Add a clipped micro-batch to the sum of the step, when all stages of its replica know its norm."""
-    stage, part, label = instruction.stage, instruction.part, str(instruction)
+    """Add a clipped micro-batch to the sum of the step, when all ranks of its replica have its squares."""
+    part, label = instruction.part, str(instruction)
     state, group = _state(workspace), workspace.resources.groups.collective[instruction.group]
 
     def issue(stream: Stream) -> Completion:
-        taken, step = workspace.values.pop((TAKEN, stage, part)), workspace.step
+        taken = [workspace.values.pop((TAKEN, stage, part)) for stage in state.stages]
+        step = workspace.step
 
         def work() -> None:
-            state.add(step, part, taken.content, group, workspace.loss_factor())
+            contents = [one.content for one in taken]
+            state.add(step, part, contents, group, workspace.loss_factor())
 
-        return stream.run(label, work, taken)
+        return stream.run(label, work, *taken)
 
     return issue
 
 
 def bound_gradient(workspace: Workspace, instruction: Instruction) -> Issue:
-    """Put the sum of clipped gradients in the place of the stage's gradient."""
-    stage, label, values = instruction.stage, str(instruction), workspace.values
+    """Put the sums of clipped gradients in the place of the gradients of the rank's stages."""
+    label, values = str(instruction), workspace.values
     state, group = _state(workspace), workspace.resources.groups.collective[instruction.group]
-    bucket = workspace.resources.buckets[stage]
 
     def issue(stream: Stream) -> Completion:
         names, step = (NORMS, BOUNDS, BOUND, CLIPPED, DROPPED), workspace.step
         made: dict[str, Value[torch.Tensor]] = {name: Value() for name in names}
 
         def work() -> None:
-            for name, number in state.finish(step, bucket.flat, group).items():
+            for name, number in state.finish(step, group).items():
                 made[name].content = number
 
-        ended = stream.run(label, work, workspace.latest(GRADIENT, stage))
-        values[GRADIENT, stage, NONE] = Value.of(None, ended)
+        ended = stream.run(label, work, *(workspace.latest(GRADIENT, stage) for stage in state.stages))
+        for stage in state.stages:
+            values[GRADIENT, stage, NONE] = Value.of(None, ended)
         for name, value in made.items():
             value.completion = ended
             values[name, NONE, NONE] = value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,20 +25,26 @@ TAKEN = "taken_gradient"
 
 
 class TakenGradient(NamedTuple):
-    """The gradient of a clipped micro-batch on one rank, (n,), and the sum of squares that it counts, ()."""
+    """The gradient of a clipped micro-batch in one stage, (n,), and the squares that its rank counts, ()."""
 
     gradient: torch.Tensor
     squares: torch.Tensor
 
 
 class MicroBatchClipping(MethodState):
-    """The clipping of a rank's stage; the rank has one."""
+    """The clipping of a rank's stages.
+
+    Attributes:
+        stages: those that the rank trains, rising.
+        last_part: the last clipped micro-batch of its replica.
+    """
 
     def __init__(self, making: Making) -> None:
         table, owed = options_of(making.plan), making.program.obligations.methods[NAME]
         assert table is not None, "a program owes clipping to a plan that asks for it"
         assert isinstance(owed, ClipsMicroBatches)
         own = making.program.columns
+        self.stages: tuple[int, ...] = tuple(np.unique(own.stage[own.kind == TAKE_GRADIENT]).tolist())
         self.last_part = int(own.part[own.kind == TAKE_GRADIENT].max(initial=0))
         # The clipped micro-batches of replicas follow each other.
         self._first = int(own.micro_batch[own.kind == FORWARD].min()) // owed.together
@@ -46,6 +52,7 @@ class MicroBatchClipping(MethodState):
         self._norms = torch.zeros(
             making.program.micro_batches // owed.together, dtype=torch.float64, device=making.device
         )
+        self._gradients: list[torch.Tensor] = []
         self._sum: ClippedSum | None = None
         self._sources_in: Callable[[int], Ints] | None = None
 
@@ -55,8 +62,8 @@ class MicroBatchClipping(MethodState):
         return self._sum
 
     def begin(self, resources: Resources) -> None:
-        for bucket in resources.buckets.values():
-            self._sum = ClippedSum(self._table, len(self._norms), bucket.flat)
+        self._gradients = [resources.buckets[stage].flat for stage in self.stages]
+        self._sum = ClippedSum(self._table, len(self._norms), self._gradients)
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         return {BOUND: self.sum.bounds} if self._table.micro == "quantile" else {}
@@ -71,22 +78,30 @@ class MicroBatchClipping(MethodState):
             return np.zeros(len(self._norms), dtype=np.int64)
         return self._sources_in(step).reshape(len(self._norms), -1)[:, 0]
 
-    def add(self, step: int, part: int, taken: TakenGradient, group: Group, loss_factor: float) -> None:
-        """Add the clipped gradient of a micro-batch to the sum; every rank of the replica calls it."""
+    def add(
+        self, step: int, part: int, taken: Sequence[TakenGradient], group: Group, loss_factor: float
+    ) -> None:
+        """Add the clipped gradients of a micro-batch, one for each of `stages`, to the sum.
+
+        Every rank of the replica calls it.
+        """
+        squares = torch.stack([one.squares for one in taken]).sum()
         if group.size > 1:
-            group.all_reduce(taken.squares)
+            group.all_reduce(squares)
         source = int(self._sources_of(step)[self._first + part])
-        norm = self.sum.add(taken.gradient, taken.squares, loss_factor, source)
+        norm = self.sum.add([one.gradient for one in taken], squares, loss_factor, source)
         # One rank of the replica tells the norm.
         if group.place == 0:
             self._norms[self._first + part] = norm
 
-    def finish(self, step: int, flat: torch.Tensor, group: Group) -> dict[str, torch.Tensor]:
-        """Put the bounded sum into `flat`, and return the step's numbers; every training rank calls it."""
+    def finish(self, step: int, group: Group) -> dict[str, torch.Tensor]:
+        """Put the bounded sum into the gradients, and return the step's numbers; every training rank calls
+        it."""
         norms, self._norms = self._norms, torch.zeros_like(self._norms)
         if group.size > 1:
             group.all_reduce(norms)
-        return self.sum.finish(norms, torch.from_numpy(self._sources_of(step)).to(norms.device), flat)
+        sources = torch.from_numpy(self._sources_of(step)).to(norms.device)
+        return self.sum.finish(norms, sources, self._gradients)
 
     def gate(self, workspace: Workspace, stage: int) -> StepGate | None:
         return _AllDropped(workspace)
