@@ -103,9 +103,10 @@ def refused_pins(run: RunFile) -> list[Violation]:
     goal = Contract.of(run.goal.contract)
     tables = {name: table for name, table in run_tables().items() if name in run.methods}
     for name, table in tables.items():
-        if table.contract > goal:
-            problem = f"{run.goal.contract!r} keeps out [{name}], which is {table.contract.word}"
-            problems.append(Violation("goal.contract", problem, table.contract.word))
+        contract = table.contract(run.methods[name])
+        if contract > goal:
+            problem = f"{run.goal.contract!r} keeps out [{name}], which is {contract.word}"
+            problems.append(Violation("goal.contract", problem, contract.word))
     return problems
 
 

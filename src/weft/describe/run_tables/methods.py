@@ -31,7 +31,7 @@ class RunTable:
         options: returns a plan's options of the method for a given table; None: no request.
         choices: returns the table's choices for the layers of a model.
         task_problems: yields why the table does not go with the run's task.
-        contract: the properties of the training that the method preserves.
+        contract: returns the properties of the training that the method preserves with a given table.
     """
 
     method: str
@@ -40,7 +40,7 @@ class RunTable:
     options: Callable[[Any], Options | None] = lambda table: None
     choices: Callable[[Any, LayerGraph], tuple[LayerChoice, ...]] = lambda *_: ()
     task_problems: Callable[[Any, TaskTable], Iterable[Violation]] = lambda *_: ()
-    contract: Contract = Contract.EXACT
+    contract: Callable[[Any], Contract] = lambda table: Contract.EXACT
 
 
 def run_tables() -> Mapping[str, RunTable]:

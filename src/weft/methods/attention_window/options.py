@@ -86,4 +86,6 @@ def _numbers(text: str) -> range:
     return range(first, int(match[2] or first) + 1)
 
 
-TABLE = RunTable(method=NAME, table=AttentionWindowTable, choices=choices_of, contract=Contract.EMPIRICAL)
+TABLE = RunTable(
+    method=NAME, table=AttentionWindowTable, choices=choices_of, contract=lambda table: Contract.EMPIRICAL
+)

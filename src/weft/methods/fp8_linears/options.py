@@ -42,4 +42,6 @@ def choices_of(table: Fp8LinearsTable, graph: LayerGraph) -> tuple[LayerChoice, 
     return (LayerChoice(name=NAME, layers=layers, value=table.recipe),)
 
 
-TABLE = RunTable(method=NAME, table=Fp8LinearsTable, choices=choices_of, contract=Contract.EMPIRICAL)
+TABLE = RunTable(
+    method=NAME, table=Fp8LinearsTable, choices=choices_of, contract=lambda table: Contract.EMPIRICAL
+)
