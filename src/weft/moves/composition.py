@@ -44,6 +44,22 @@ def goes_forward_first(job: Job) -> bool:
     return any(one.asks(job) for one in parts(ForwardFirst))
 
 
+@dataclass(frozen=True, kw_only=True)
+class FixedCut:
+    """A method's need for one cut of the chain of layers, because the job's mathematics depends on it.
+
+    `layers_per_stage` returns the cut that a job needs; None for any.
+    """
+
+    layers_per_stage: Callable[[Job], tuple[int, ...] | None]
+
+
+def fixed_cut(job: Job) -> tuple[int, ...] | None:
+    """Return the layers of each stage that the methods of the job need; None for any."""
+    cuts = (one.layers_per_stage(job) for one in parts(FixedCut))
+    return next((cut for cut in cuts if cut is not None), None)
+
+
 def refuse_composition(job: Job, layout: Layout) -> str | None:
     """Return the reason why the methods of a layout are incompatible, or None."""
     return next(

@@ -15,7 +15,7 @@ from weft.describe.layout import DENSE, Layout, PartialLayout
 from weft.describe.loss_choice import ANY_LOSS
 from weft.describe.plan import RECOMPUTES, Recompute
 from weft.errors import InputError, Violation
-from weft.moves.composition import goes_forward_first
+from weft.moves.composition import fixed_cut, goes_forward_first
 from weft.moves.partition import uniform_partition
 from weft.moves.schedules import schedules_within
 from weft.moves.sharers import sharings
@@ -78,6 +78,10 @@ def _variants(problem: Problem, layout: Layout, *, opened: bool) -> Iterator[Lay
     job, pins = problem.job, problem.pins
     if layout.splits and len(layout.splits) != layout.stages:
         return
+    if (cut := fixed_cut(job)) is not None:
+        if len(cut) != layout.stages:
+            return
+        layout = with_layers(layout, cut)
     memory = problem.minimise == "memory"
     shared = list(sharings(job.cluster, layout, pins, opened=opened, lightest=memory))
     recomputes: tuple[Recompute | tuple[Recompute, ...], ...] = tuple(
