@@ -12,7 +12,15 @@ from program.layouts import asked, legal_devices, legal_stages, schedule_layout
 from program.mutations import without_edge
 
 from weft.errors import InputError
-from weft.methods.micro_batch_clipping.kinds import BOUND_GRADIENT, CLIP_GRADIENT, TAKE_GRADIENT
+from weft.methods.micro_batch_clipping.kinds import (
+    BOUND_GRADIENT,
+    BOUND_KINDS,
+    BOUND_STAGE,
+    CLIP_GRADIENT,
+    CLIP_KINDS,
+    CLIP_STAGE,
+    TAKE_GRADIENT,
+)
 from weft.methods.micro_batch_clipping.program import Clipped
 from weft.program.build import build_training_program
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, KINDS
@@ -23,7 +31,7 @@ from weft.program.schedules.zb_h1 import ZeroBubbleH1
 from weft.program.verify import require_valid, verify
 
 ORDERS = ("1f1b", "gpipe", "depth-first", "breadth-first", "hybrid", "zb-h1", "zb-v")
-OWN_KINDS = (TAKE_GRADIENT, CLIP_GRADIENT, BOUND_GRADIENT)
+OWN_KINDS = (TAKE_GRADIENT, *CLIP_KINDS, *BOUND_KINDS)
 
 
 def built(
@@ -36,9 +44,10 @@ def built(
     replicas: int = 1,
     lanes: int = 1,
     sharding: Any = "zero-0",
+    by_stage: bool = False,
 ) -> Program:
     layout = schedule_layout(schedule, devices, stages, (groups * together,) * replicas, lanes)
-    methods = {**asked(sharding, norm=True), "micro-batch-clipping": Clipped(together, 1)}
+    methods = {**asked(sharding, norm=True), "micro-batch-clipping": Clipped(together, 1, by_stage)}
     return build_training_program(layout, get_schedule(schedule), {}, methods=methods)
 
 
@@ -59,6 +68,7 @@ def programs(draw: st.DrawFn) -> tuple[Program, int]:
         replicas=draw(st.integers(1, 2)),
         lanes=draw(st.integers(1, 2)),
         sharding=draw(st.sampled_from(few)),
+        by_stage=draw(st.booleans()),
     )
     return program, together
 
@@ -71,20 +81,39 @@ def test_a_norm_is_of_all_that_a_rank_makes(drawn: tuple[Program, int]) -> None:
     of_replica = (columns.micro_batch.max() + 1) // (columns.replica.max() + 1)
     group = columns.micro_batch % of_replica // together
     weights = np.isin(columns.kind, (BACKWARD, BACKWARD_WEIGHT))
-    for cut in np.flatnonzero(columns.kind == CLIP_GRADIENT).tolist():
+    for cut in np.flatnonzero(np.isin(columns.kind, CLIP_KINDS)).tolist():
         takes = edges.source[edges.target == cut]
         assert set(columns.kind[takes].tolist()) == {TAKE_GRADIENT}
         waited = edges.source[np.isin(edges.target, takes)]
         mine = weights & (columns.rank == columns.rank[cut]) & (group == columns.part[cut])
+        if columns.kind[cut] == CLIP_STAGE:
+            mine &= columns.stage == columns.stage[cut]
         assert set(waited[weights[waited]].tolist()) == set(np.flatnonzero(mine).tolist())
 
 
+@pytest.mark.parametrize("by_stage", [False, True])
 @pytest.mark.parametrize(("schedule", "stages"), [("zb-h1", 2), ("zb-v", 4), ("depth-first", 4)])
-def test_every_edge_around_a_clipped_gradient_is_needed(schedule: str, stages: int) -> None:
-    program = built(schedule, 2, stages, 2, together=2)
+def test_every_edge_around_a_clipped_gradient_is_needed(schedule: str, stages: int, by_stage: bool) -> None:
+    program = built(schedule, 2, stages, 2, together=2, by_stage=by_stage)
     own, edges = np.isin(program.columns.kind, OWN_KINDS), program.edges
     for edge in np.flatnonzero(own[edges.source] | own[edges.target]).tolist():
         assert verify(without_edge(program, edge)), edge
+
+
+def test_stages_with_norms_of_their_own_meet_no_other_stage() -> None:
+    program = built("zb-v", 2, 4, 3, replicas=2, lanes=2, by_stage=True)
+    columns = program.columns
+    assert not np.isin(columns.kind, (CLIP_GRADIENT, BOUND_GRADIENT)).any()
+    stage_ranks: dict[int, set[int]] = {}
+    for stage, rank in zip(columns.stage.tolist(), columns.rank.tolist(), strict=True):
+        stage_ranks.setdefault(stage, set()).add(rank)
+    for kind, ranks in ((CLIP_STAGE, 2), (BOUND_STAGE, 4)):
+        rows = np.flatnonzero(columns.kind == kind)
+        assert len(rows) == 16 * (3 if kind == CLIP_STAGE else 1)
+        for row in rows.tolist():
+            members = set(program.groups[columns.group[row]])
+            assert len(members) == ranks
+            assert members <= stage_ranks[int(columns.stage[row])]
 
 
 def test_the_input_part_of_a_first_stage_adds_to_the_gradient() -> None:

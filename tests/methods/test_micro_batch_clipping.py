@@ -17,10 +17,18 @@ from weft.describe.reading import parse_toml
 from weft.describe.run_file import parse_run
 from weft.describe.run_tables.methods import requested_methods
 from weft.errors import InputError
-from weft.methods.micro_batch_clipping.kinds import BOUND_GRADIENT, CLIP_GRADIENT, TAKE_GRADIENT
+from weft.methods.micro_batch_clipping.kinds import (
+    BOUND_GRADIENT,
+    CLIP_GRADIENT,
+    CLIP_KINDS,
+    TAKE_GRADIENT,
+)
+from weft.methods.micro_batch_clipping.options import read_options
 from weft.methods.micro_batch_clipping.report import SECTION
 from weft.moves.layout import build_plan, refuse
+from weft.moves.registry import refused_pins
 from weft.planning.compile import compile_evaluation, compile_plan
+from weft.planning.planners.space import layouts
 from weft.planning.problem import Problem, problem_of
 from weft.predict.cost.memory import gradient_element_bytes, own_parameters, with_slack
 from weft.predict.cost.network import Network
@@ -173,6 +181,37 @@ def test_passes_over_gradients_and_their_copies_are_priced(
     assert found.live_bytes.sum() == 0
 
 
+def test_norms_of_stages_cost_no_meeting_of_the_pipeline(problem: Problem) -> None:
+    """They are known at once, so no gradient waits; the model's norm crosses the pipeline."""
+    choice = clipping(scope="stage", layers_per_stage="3,3")
+    layout = replace(BASE, dp=1, layers_per_stage=(3, 3))
+    model = CostModel(graph=problem.job.graph, cluster=problem.job.cluster)
+    taken = []
+    for one in (choice, clipping()):
+        plan, program = plan_of(problem, one, layout), program_of(problem, one, layout)
+        require_valid(program)
+        costs = price(model, program, plan).costs
+        rows = np.flatnonzero(np.isin(program.columns.kind, CLIP_KINDS))
+        taken.append(costs.occupancy[rows].sum())
+        assert costs.live_bytes.sum() == 0
+    program = program_of(problem, choice, layout)
+    assert taken[0] < taken[1]
+    assert program.obligations.methods["micro-batch-clipping"].facts["clipped by the norm of"] == "each stage"
+    kinds = program.columns.kind
+    assert {len(program.groups[group]) for group in program.columns.group[np.isin(kinds, CLIP_KINDS)]} == {1}
+
+
+def test_norms_of_stages_are_declared_as_empirical() -> None:
+    keys = 'samples = 2\nscope = "stage"\nlayers_per_stage = [3, 3]'
+    run = parse_run(parse_toml(RUN.format(keys=keys), "run.toml"))
+    [problem] = refused_pins(run)
+    assert str(problem.problem) == "'exact' keeps out [clip], which is empirical"
+    assert refused_pins(parse_run(parse_toml(RUN.format(keys="samples = 2"), "run.toml"))) == []
+    [choice] = requested_methods(run.methods)
+    assert choice.options["layers_per_stage"] == "3,3"
+    assert read_options(choice).layers_per_stage == (3, 3)
+
+
 def test_stages_that_wait_for_each_other_hold_more_gradients(problem: Problem) -> None:
     """Breadth-first knows no norm before its first stages go back; 1F1B knows one after each turn."""
     graph, model = problem.job.graph, CostModel(graph=problem.job.graph, cluster=problem.job.cluster)
@@ -205,6 +244,17 @@ def test_an_evaluation_clips_nothing(problem: Problem) -> None:
             "nearest sharding: zero-1",
         ),
         (clipping(), {"micro_batch_size": 4}, "micro-batches of 4 samples are no parts of clipped ones of 2"),
+        (
+            clipping(scope="stage", layers_per_stage="2,4"),
+            {},
+            "clip: layers_per_stage: a balanced cut: norms are of stages of 2+4 layers; "
+            "nearest layers_per_stage: [2, 4]",
+        ),
+        (
+            clipping(scope="stage", layers_per_stage="2,4"),
+            {"layers_per_stage": (3, 3)},
+            "stages of 3+3 layers: norms are of stages of 2+4 layers",
+        ),
         (clipping(samples=16), {}, "4 micro-batches of a replica are no whole groups of 8"),
         (clipping(), {"micro_batches_per_replica": (3, 5)}, "replicas with unlike shares of the batch"),
         (clipping(), {"sync": "local-averaging"}, "nearest sync: dense"),
@@ -227,6 +277,7 @@ def test_plans_edited_by_hand_are_refused(problem: Problem) -> None:
         "other samples": {"methods": (clipping(samples=3),)},
         "unknown": {"methods": (clipping("most"),)},
         "two paths": {"schedule": Choice(name="chimera")},
+        "another cut": {"methods": (clipping(scope="stage", layers_per_stage="1,5"),)},
         "apart": {"sync": Choice(name="local-averaging")},
     }
     for name, update in edits.items():
@@ -237,6 +288,8 @@ def test_plans_edited_by_hand_are_refused(problem: Problem) -> None:
     ("keys", "reason"),
     [
         ("", "clip: samples: missing"),
+        ('samples = 2\nscope = "stage"', "clip: layers_per_stage: missing; scope is 'stage'"),
+        ("samples = 2\nlayers_per_stage = [3, 3]", "clip: layers_per_stage: given; scope is 'model'"),
         ('samples = 2\nmicro = "fixed"', "clip: bound: missing; micro is 'fixed'"),
         ("samples = 2\nbound = 1.0", "clip: bound: 1; micro is 'min'"),
         ('samples = 2\nmicro = "quantile"', "clip: quantile: missing"),
@@ -338,3 +391,10 @@ def test_the_report_ranks_sources_by_what_they_lose(problem: Problem) -> None:
     # Rows of a run before sources were recorded.
     old = [{name: value for name, value in row.items() if name != "sample_sources"} for row in metrics]
     assert len(SECTION.rows(planned, old)) == len(SECTION.rows(planned, metrics)) - 2
+
+
+def test_planners_search_only_the_cut_of_stages_with_norms(problem: Problem) -> None:
+    choice = clipping(scope="stage", layers_per_stage="2,4")
+    found = list(layouts(asking(problem, choice)))
+    assert {one.layers_per_stage for one in found} == {(2, 4)}
+    assert {one.stages for one in found} == {2}

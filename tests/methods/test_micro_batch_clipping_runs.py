@@ -77,3 +77,40 @@ def test_sources_have_bounds_of_their_own(tmp_path: Path, worker_pool: WorkerPoo
     head, *lines = (run / "micro-batch-clipping.csv").read_text().splitlines()
     assert head == "step,micro_batch,norm,bound,suppressed,source"
     assert len(lines) == 8
+
+
+STAGES = """
+[model]
+preset = "gpt-1m"
+[goal]
+contract = "empirical"
+[task]
+data = "a.txt"
+sequence = 16
+[train]
+global_batch = 8
+steps = 2
+[clip]
+samples = 2
+scope = "stage"
+layers_per_stage = [3, 3]
+[plan]
+dp = 1
+pp = 2
+tp = 1
+micro_batch_size = 2
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("own_home")
+def test_stages_with_norms_of_their_own_tell_their_means(tmp_path: Path, worker_pool: WorkerPool) -> None:
+    (tmp_path / "a.txt").write_text("which clips all of it " * 200)
+    (tmp_path / "run.toml").write_text(STAGES)
+    run = trained(worker_pool, tmp_path / "run.toml", directory=tmp_path / "run")
+    for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
+        assert row["clip_bound"] > 0
+        assert 0 < row["clipped"] < 1
+        assert row["dropped"] == 0
+        assert "clip_norms" not in row
+    assert "2 samples, to min, stage by stage" in (run / "report.html").read_text()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from itertools import accumulate
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,7 +26,15 @@ from weft.run.runtime import RankRuntime
 
 # The gradients of a step's micro-batches, one by one, and the bounds of the next step.
 _SEEN: WeakKeyDictionary[Copy, list[torch.Tensor]] = WeakKeyDictionary()
-_BOUNDS: WeakKeyDictionary[Copy, list[float]] = WeakKeyDictionary()
+_BOUNDS: WeakKeyDictionary[Copy, dict[tuple[int, int], float]] = WeakKeyDictionary()
+
+
+def _layer(name: str, layers: int) -> int:
+    """The position of a parameter's layer: embeddings, blocks, and the rest in the last layer."""
+    block = re.search(r"\.(\d+)\.", name)
+    if block is not None:
+        return 1 + int(block[1])
+    return 0 if re.search(r"embed|wte|wpe", name) else layers - 1
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,8 @@ class ClipsMicro(Method):
     bound: float | None = None
     quantile: float | None = None
     sources: int = 1
+    # The layers of each stage with a norm of its own; none: the model has one norm.
+    cut: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         changed = [
@@ -52,6 +64,7 @@ class ClipsMicro(Method):
         given |= {} if self.bound is None else {"bound": self.bound}
         given |= {} if self.quantile is None else {"quantile": self.quantile}
         given |= {"sources": self.sources} if self.sources > 1 else {}
+        given |= {"scope": "stage", "layers_per_stage": ",".join(map(str, self.cut))} if self.cut else {}
         return (Choice(name="micro-batch-clipping", options=given),)
 
     def attach(self, runtime: RankRuntime) -> None:
@@ -70,25 +83,66 @@ class ClipsMicro(Method):
         seen, together = _SEEN.pop(copy), self.samples // self.size
         parts = [sum(seen[at : at + together]) for at in range(0, len(seen), together)]
         means = [len(parts) * one for one in parts]
+        owners = self._sources(step, len(means))
+        before = _BOUNDS.setdefault(copy, {})
+        whole = torch.zeros_like(means[0])
+        numbers: list[Told] = []
+        for stage, mask in enumerate(self._stages(copy)):
+            own: Told = {}
+            whole += self._clipped([one * mask for one in means], owners, before, stage, own)
+            numbers.append(own)
+        if self.cut:
+            names = ("clip_bound", "clipped", "dropped")
+            told.update({name: [sum(one[name][0] for one in numbers) / len(numbers)] for name in names})
+        else:
+            told.update(numbers[0])
+        start = 0
+        for parameter in trained(copy.masters):
+            end = start + parameter.numel()
+            parameter.grad = whole[start:end].view_as(parameter).to(parameter.dtype)
+            start = end
+
+    def _stages(self, copy: Copy) -> list[torch.Tensor]:
+        """For each stage with a norm, one at its elements of the gradient and zero at others."""
+        named = [
+            (name, one)
+            for name, one in copy.masters.named_parameters()
+            if any(one is own for own in trained(copy.masters))
+        ]
+        ends = list(accumulate(self.cut)) or [10**6]
+        layers = torch.cat(
+            [torch.full((one.numel(),), _layer(name, ends[-1]), dtype=torch.float64) for name, one in named]
+        )
+        return [
+            ((layers >= first) & (layers < last)).double()
+            for first, last in zip([0, *ends[:-1]], ends, strict=True)
+        ]
+
+    def _clipped(
+        self,
+        means: Sequence[torch.Tensor],
+        owners: Sequence[int],
+        before: dict[tuple[int, int], float],
+        stage: int,
+        told: Told,
+    ) -> torch.Tensor:
+        """The mean of clipped gradients; `before` has the bounds of the step before by stage and source."""
         norms = [one.norm().item() for one in means]
-        owners = self._sources(step, len(norms))
-        before = _BOUNDS.setdefault(copy, [math.inf] * self.sources)
         own = [
             [norm for norm, owner in zip(norms, owners, strict=True) if owner == one]
             for one in range(self.sources)
         ]
-        bounds = [self._bound(some, last) for some, last in zip(own, before, strict=True)]
+        last = [before.get((stage, one), math.inf) for one in range(self.sources)]
+        bounds = [self._bound(some, known) for some, known in zip(own, last, strict=True)]
         if self.quantile is not None:
-            _BOUNDS[copy] = [
-                sorted(some)[round(self.quantile * (len(some) - 1))] if some else last
-                for some, last in zip(own, before, strict=True)
-            ]
+            for one, some in enumerate(own):
+                if some:
+                    before[stage, one] = sorted(some)[round(self.quantile * (len(some) - 1))]
         kept = [bounds[owner] for owner in owners]
         scales = [
             bound / norm if self.micro == "min" else min(1.0, bound / norm)
             for bound, norm in zip(kept, norms, strict=True)
         ]
-        each = [one * scale for one, scale in zip(means, scales, strict=True)]
         told_bounds = [
             max(own[owner]) if bound == math.inf else bound for bound, owner in zip(kept, owners, strict=True)
         ]
@@ -97,11 +151,8 @@ class ClipsMicro(Method):
         if self.sources > 1:
             told["clip_bounds"] = told_bounds
         told["clipped"] = [sum(one > bound for one, bound in zip(norms, kept, strict=True)) / len(norms)]
-        whole, start = sum(each) / len(each), 0
-        for parameter in trained(copy.masters):
-            end = start + parameter.numel()
-            parameter.grad = whole[start:end].view_as(parameter).to(parameter.dtype)
-            start = end
+        each = [one * scale for one, scale in zip(means, scales, strict=True)]
+        return torch.stack(each).mean(0)
 
     def _bound(self, norms: Sequence[float], before: float) -> float:
         return (
@@ -113,6 +164,7 @@ GPT, LLAMA, WIDE = tiny(layers=4), tiny("llama", layers=4), divisible("llama")
 SHORT = partial(tiny_decoder, num_hidden_layers=2, vocab_size=19, max_position_embeddings=8)
 MIXTRAL = SHORT("mixtral", intermediate_size=24)
 FIXED = ClipsMicro("fixed", bound=1.5)
+STAGES = ClipsMicro(cut=(1, 2, 1, 2))
 CLIPPED = partial(Row, methods=(ClipsMicro(),))
 ROWS = (
     CLIPPED(GPT),
@@ -151,6 +203,19 @@ ROWS = (
         steps=3,
     ),
     CLIPPED(MIXTRAL, "breadth-first", pp=2, loops=2, methods=(ClipsMicro(), Balances("global-batch"))),
+    # Stages clip by norms of their own.
+    CLIPPED(GPT, "1f1b", pp=2, dp=2, methods=(ClipsMicro(cut=(3, 3)),)),
+    CLIPPED(GPT, "zb-v", pp=2, dp=2, loops=2, sharding="zero-1", methods=(STAGES, Clips(0.2))),
+    CLIPPED(LLAMA, "breadth-first", pp=2, loops=2, sharding="zero-2", methods=(STAGES,)),
+    CLIPPED(
+        LLAMA,
+        "zb-h1",
+        pp=2,
+        dp=2,
+        steps=3,
+        methods=(ClipsMicro("quantile", quantile=0.5, sources=2, cut=(3, 3)),),
+    ),
+    CLIPPED(WIDE, "1f1b", pp=2, tp=2, methods=(ClipsMicro("fixed", bound=0.5, samples=4, cut=(2, 2)),)),
     # All of a step in one micro-batch: nothing is clipped.
     CLIPPED(GPT, pp=2, micro_batches=1),
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from weft.methods.micro_batch_clipping.kinds import CLIP_GRADIENT, TAKE_GRADIENT, owed_by
+from weft.methods.micro_batch_clipping.kinds import CLIP_KINDS, TAKE_GRADIENT, owed_by
 from weft.predict.cost.hooks import CostOf, Taken, collective_hook, gradient_pass_s
 from weft.predict.cost.memory import gradient_element_bytes, own_parameters, with_slack
 from weft.predict.cost.network import Network
@@ -14,6 +14,7 @@ from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import Held, LiveBytes, ResidentBytes
 from weft.program.arrays import Floats, Ints
 from weft.program.codes import codes
+from weft.program.kinds import is_any_of
 
 # Passes over a stage's gradient: to copy, clear and square it; to add it to the sum; to put the sum back.
 _TAKE_PASSES, _CLIP_PASSES, _BOUND_PASSES = 4.0, 3.0, 3.0
@@ -41,15 +42,23 @@ def _sums_s(pricing: Pricing, rows: Ints) -> Floats:
 
 def _meeting(passes: float) -> Callable[[Pricing, Ints], Taken]:
     def hook(pricing: Pricing, rows: Ints) -> Taken:
-        taken = _ADDED_UP(pricing, rows)
-        ranks = pricing.program.columns.rank[rows]
-        stages = _first_takes(pricing)
-        seconds = np.bincount(
-            pricing.program.columns.rank[stages], _whole_pass_s(pricing, stages), pricing.program.ranks
-        )
-        return taken._replace(occupancy=taken.occupancy + passes * seconds[ranks])
+        taken, takes = _ADDED_UP(pricing, rows), _first_takes(pricing)
+        seconds = _of_norms(pricing, rows, takes, _whole_pass_s(pricing, takes))
+        return taken._replace(occupancy=taken.occupancy + passes * seconds)
 
     return hook
+
+
+def _of_norms(pricing: Pricing, rows: Ints, takes: Ints, amounts: Floats) -> Floats:
+    """Return by row the sum over the stages that have its norm, of amounts by stage and rank of `takes`."""
+    columns, owed = pricing.program.columns, owed_by(pricing.program)
+    by_stage = owed is not None and owed.by_stage
+    both = np.concatenate([takes, rows])
+    _, place = np.unique(
+        codes(columns.rank[both], columns.stage[both] if by_stage else 0 * both), return_inverse=True
+    )
+    sums: Floats = np.bincount(place[: len(takes)], amounts, place.max(initial=0) + 1).astype(np.float64)
+    return sums[place[len(takes) :]]
 
 
 def _first_takes(pricing: Pricing) -> Ints:
@@ -96,12 +105,12 @@ def _waiting(pricing: Pricing) -> Ints:
     if owed_by(pricing.program) is None:
         return change
     size = with_slack(_gradient_bytes(pricing))
-    takes, cuts = (np.flatnonzero(columns.kind == kind) for kind in (TAKE_GRADIENT, CLIP_GRADIENT))
+    takes = np.flatnonzero(columns.kind == TAKE_GRADIENT)
+    cuts = np.flatnonzero(is_any_of(columns.kind, CLIP_KINDS))
     change[takes] = size[columns.stage[takes]]
-    stages = _first_takes(pricing)
-    of_rank = np.zeros(pricing.program.ranks, dtype=np.int64)
-    np.add.at(of_rank, columns.rank[stages], size[columns.stage[stages]])
-    change[cuts] = -of_rank[columns.rank[cuts]]
+    first = _first_takes(pricing)
+    freed = _of_norms(pricing, cuts, first, size[columns.stage[first]].astype(np.float64))
+    change[cuts] = -freed.astype(np.int64)
     return change
 
 
@@ -109,6 +118,8 @@ COSTS = (
     CostOf(kind="take_gradient", hook=_take),
     CostOf(kind="clip_gradient", hook=_meeting(_CLIP_PASSES)),
     CostOf(kind="bound_gradient", hook=_meeting(_BOUND_PASSES)),
+    CostOf(kind="clip_stage_gradient", hook=_meeting(_CLIP_PASSES)),
+    CostOf(kind="bound_stage_gradient", hook=_meeting(_BOUND_PASSES)),
     ResidentBytes(what="sums of clipped gradients", hook=_sums),
     LiveBytes(what="gradients of clipped micro-batches", hook=_waiting),
 )

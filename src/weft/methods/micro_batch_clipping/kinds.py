@@ -27,16 +27,23 @@ class ClipsMicroBatches(Owed):
     """The obligation of every step to clip groups of `together` of the plan's micro-batches.
 
     `sources` of the data have sums and bounds of their own. `first_stages` read samples: the input part of
-    their split backward passes adds to the gradient, too.
+    their split backward passes adds to the gradient, too. `apart`: the stages that clip by norms of
+    their own; 0: the model has one norm.
     """
 
     together: int
     sources: int
     first_stages: tuple[int, ...]
+    apart: int = 0
+
+    @property
+    def by_stage(self) -> bool:
+        return self.apart > 0
 
     @property
     def facts(self) -> Mapping[str, str]:
-        return {"micro-batches clipped together": str(self.together)}
+        scope = {"clipped by the norm of": "each stage"} if self.by_stage else {}
+        return {"micro-batches clipped together": str(self.together), **scope}
 
 
 def owed_by(program: Program) -> ClipsMicroBatches | None:
@@ -48,6 +55,11 @@ def owed_by(program: Program) -> ClipsMicroBatches | None:
 def clips(program: Program, rows: Ints) -> Places:
     """Return all rows in programs that clip, else none."""
     return Places(rows if owed_by(program) is not None else rows[:0])
+
+
+def of_rank(program: Program, rows: Ints) -> Places:
+    """Return each stage that the row's rank steps, in programs that clip; else none."""
+    return stepped_on_rank(program, clips(program, rows).rows)
 
 
 def of_group(program: Program, rows: Ints) -> Places:
@@ -131,6 +143,28 @@ BOUND_GRADIENT = KINDS.register(
         spans_stages=True,
     )
 )
+# The same for one stage, by its own norm: another method.
+CLIP_STAGE = KINDS.register(
+    Kind(
+        name="clip_stage_gradient",
+        symbol="CS",
+        stream="collective",
+        reads=(Read("taken_gradient", consumes=True),),
+        writes=("clipped_sum",),
+        collective=True,
+    )
+)
+BOUND_STAGE = KINDS.register(
+    Kind(
+        name="bound_stage_gradient",
+        symbol="BS",
+        stream="collective",
+        reads=(Read("clipped_sum", consumes=True),),
+        writes=("bounded_gradient",),
+        collective=True,
+    )
+)
+CLIP_KINDS, BOUND_KINDS = (CLIP_GRADIENT, CLIP_STAGE), (BOUND_GRADIENT, BOUND_STAGE)
 
 USES = (
     AddedUses(
@@ -143,5 +177,6 @@ USES = (
         reads=(Read("empty_gradient", at=first_of_group_before),),
         writes=(Use("fresh_gradient", at=first_of_group),),
     ),
-    AddedUses(kinds=("reduce", "norm", "step"), reads=(Read("bounded_gradient", at=clips),)),
+    AddedUses(kinds=("reduce", "step"), reads=(Read("bounded_gradient", at=clips),)),
+    AddedUses(kinds=("norm",), reads=(Read("bounded_gradient", at=of_rank),)),
 )

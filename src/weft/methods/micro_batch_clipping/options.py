@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
+from weft.describe.contract import Contract
 from weft.describe.plan import MICRO_BATCH_CLIPPING, Choice, Plan
 from weft.describe.reading import violations_of
 from weft.describe.run_tables.methods import Options, RunTable
 from weft.describe.run_tables.training import TaskTable
 from weft.describe.tasks import sources_of
-from weft.describe.toml_table import Count, TomlTable
+from weft.describe.toml_table import TOML_ARRAY, Count, TomlTable
 from weft.errors import InputError, Violation
 
 NAME = MICRO_BATCH_CLIPPING
@@ -20,6 +22,15 @@ TABLE_NAME = "clip"
 # The norm to which gradients of micro-batches are clipped: the least of a step, a given one, or a quantile of
 # those of the step before.
 Bound = Literal["min", "fixed", "quantile", "off"]
+# The part of the model whose gradient has one norm.
+Scope = Literal["model", "stage"]
+_COUNTS = re.compile(r"[0-9]{1,6}(,[0-9]{1,6})*", re.ASCII)
+
+
+def _counts(given: object) -> object:
+    """Return the counts of a text; a plan's options hold counts as text, such as ``2,4``."""
+    known = isinstance(given, str) and _COUNTS.fullmatch(given)
+    return tuple(map(int, given.split(","))) if known else given  # type: ignore[attr-defined]
 
 
 class ClipTable(TomlTable):
@@ -44,6 +55,13 @@ class ClipTable(TomlTable):
     floor: Annotated[float, Field(ge=0)] = Field(
         default=1e-12, description="a gradient with at most this norm adds nothing and sets no bound"
     )
+    scope: Scope = Field(
+        default="model",
+        description="what has one norm: the model, or each stage of layers_per_stage, another method",
+    )
+    layers_per_stage: Annotated[tuple[Count, ...], TOML_ARRAY, BeforeValidator(_counts)] = Field(
+        default=(), description="the layers of each stage with a norm of its own; for scope stage"
+    )
 
     @model_validator(mode="after")
     def _together(self) -> ClipTable:
@@ -56,13 +74,33 @@ class ClipTable(TomlTable):
                 problems.append(Violation(key, f"{given}; micro is {self.micro!r}", near))
         if self.sources > 1 and self.micro not in ("min", "quantile"):
             problems.append(Violation("sources", f"{self.sources}; micro is {self.micro!r}", "1"))
+        if (self.scope == "stage") != bool(self.layers_per_stage):
+            given = "given" if self.layers_per_stage else "missing"
+            near = "leave it out" if self.layers_per_stage else "the layers of each stage, such as [3, 3]"
+            problems.append(Violation("layers_per_stage", f"{given}; scope is {self.scope!r}", near))
         if problems:
             raise InputError(problems)
         return self
 
+    @property
+    def by_stage(self) -> bool:
+        """True if each stage clips by the norm of its own gradient."""
+        return self.scope == "stage"
+
 
 def _options(table: ClipTable) -> Options | None:
-    return None if table.micro == "off" else table.model_dump(exclude_none=True)
+    if table.micro == "off":
+        return None
+    options: dict[str, int | float | str | bool] = table.model_dump(
+        exclude_none=True, exclude={"scope", "layers_per_stage"}
+    )
+    cut = ",".join(map(str, table.layers_per_stage))
+    return options | {"scope": "stage", "layers_per_stage": cut} if table.by_stage else options
+
+
+def _contract(table: ClipTable) -> Contract:
+    """Return exact for the norm of the model, and empirical for stages: no part has the model's norm."""
+    return Contract.EMPIRICAL if table.by_stage and table.micro != "off" else Contract.EXACT
 
 
 def _task_problems(table: ClipTable, task: TaskTable) -> Iterator[Violation]:
@@ -77,7 +115,14 @@ def _task_problems(table: ClipTable, task: TaskTable) -> Iterator[Violation]:
         yield Violation("task.source_block", problem, str(table.samples))
 
 
-TABLE = RunTable(method=NAME, key=TABLE_NAME, table=ClipTable, options=_options, task_problems=_task_problems)
+TABLE = RunTable(
+    method=NAME,
+    key=TABLE_NAME,
+    table=ClipTable,
+    options=_options,
+    task_problems=_task_problems,
+    contract=_contract,
+)
 
 
 def read_options(choice: Choice, where: str = TABLE_NAME) -> ClipTable:

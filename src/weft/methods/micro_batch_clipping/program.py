@@ -18,19 +18,24 @@ from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
 from weft.methods.micro_batch_clipping.kinds import (
     BOUND_GRADIENT,
+    BOUND_KINDS,
+    BOUND_STAGE,
     CLIP_GRADIENT,
+    CLIP_KINDS,
+    CLIP_STAGE,
     TAKE_GRADIENT,
     ClipsMicroBatches,
 )
 from weft.methods.micro_batch_clipping.options import NAME, TABLE_NAME, options_of
 from weft.program.arrays import Ints
-from weft.program.codes import distinct_rows
+from weft.program.codes import codes, distinct_rows
 from weft.program.kinds import BACKWARD_INPUT, COMPUTATIONS, KINDS, MAKES_GRADIENTS, STEP, is_any_of
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
 from weft.program.passes import GroupTable, Pass
 from weft.program.passes.insert import after_sends, insert, moved_behind
 from weft.program.passes.meeting import meeting_groups
+from weft.program.places import join
 from weft.program.program import Columns, Edges
 
 # One fp64 number: a sum of squares, or a norm.
@@ -41,17 +46,21 @@ TURNS = "stages take turns in two buffers of gradients, which are needed to the 
 
 @dataclass(frozen=True, slots=True)
 class Clipped:
-    """The number of the plan's micro-batches in a clipped one, and of sources with their own bound."""
+    """The number of the plan's micro-batches in a clipped one, and of sources with their own bound.
+
+    `by_stage`: stages clip by norms of their own.
+    """
 
     together: int
     sources: int
+    by_stage: bool = False
 
 
 def options(plan: Plan, graph: LayerGraph) -> Clipped | None:
     table = options_of(plan)
     if table is None:
         return None
-    return Clipped(max(1, table.samples // plan.micro_batch_size), table.sources)
+    return Clipped(max(1, table.samples // plan.micro_batch_size), table.sources, table.by_stage)
 
 
 def refuse(layout: PipelineLayout, clipped: Clipped, others: Mapping[str, Any]) -> list[Violation]:
@@ -82,34 +91,38 @@ def clip(pipeline: LoweredPipeline, layout: PipelineLayout, clipped: Clipped) ->
     Raises:
         InputError: for orders that mix the gradients of clipped micro-batches, or stages that share buffers.
     """
-    pipeline = _reducing_last(pipeline)
+    pipeline = pipeline if clipped.by_stage else _reducing_last(pipeline)
     columns, rank = pipeline.columns, pipeline.columns.rank
+    # The stages of a device have one norm, or each has its own.
+    part = columns.stage if clipped.by_stage else np.zeros_like(columns.stage)
     makers = _makers(columns, layout)
     group = columns.micro_batch[makers] // clipped.together
     taken = _Sums.of_rows(makers, group, rank[makers], columns.stage[makers], group)
-    cuts = _Sums.of_rows(taken.last, taken.number, rank[taken.last], taken.number)
-    bounds = _Sums.of_rows(cuts.last, cuts.number, rank[cuts.last])
-    _require_turns(columns, makers, taken, cuts)
+    cuts = _Sums.of_rows(taken.last, taken.number, rank[taken.last], part[taken.last], taken.number)
+    bounds = _Sums.of_rows(cuts.last, cuts.number, rank[cuts.last], part[cuts.last])
+    _require_turns(columns, makers, taken, cuts, part)
     counts = [len(one.last) for one in (taken, cuts, bounds)]
     take, cut, bound = np.split(len(columns) + np.arange(sum(counts)), np.cumsum(counts)[:-1])
     # The first gradient of a stage waits for none.
     waits = taken.number[taken.of] > 0
-    users = np.flatnonzero(is_any_of(columns.kind, _users()))
+    used, users = _uses(columns, part, bounds.last)
     edges = [
         Edges.of(makers, take[taken.of]),
         Edges.of(take[taken.of[waits] - 1], makers[waits]),
         Edges.of(take, cut[cuts.of]),
         Edges.of(cut, bound[bounds.of]),
-        Edges.of(bound[np.searchsorted(rank[bounds.last], rank[users])], users),
+        Edges.of(bound[used], users),
     ]
     numbers = sum(layout.micro_batches) // clipped.together
-    # Collectives of a device have the coordinates of its first stage.
+    # Collectives have the coordinates of their first stage.
     first = makers[taken.first][cuts.first]
     added = Columns.join(
         [
             _beside(columns, taken.last, TAKE_GRADIENT, part=taken.number),
-            _beside(columns, first, CLIP_GRADIENT, part=cuts.number, bytes=NUMBER_BYTES),
-            _beside(columns, first[bounds.first], BOUND_GRADIENT, bytes=NUMBER_BYTES * numbers),
+            _beside(columns, first, CLIP_KINDS[clipped.by_stage], part=cuts.number, bytes=NUMBER_BYTES),
+            _beside(
+                columns, first[bounds.first], BOUND_KINDS[clipped.by_stage], bytes=NUMBER_BYTES * numbers
+            ),
         ]
     )
     anchors = after_sends(columns, np.concatenate([taken.last, cuts.last, bounds.last]))
@@ -137,6 +150,20 @@ class _Sums(NamedTuple):
         np.minimum.at(first, of, np.arange(len(rows), dtype=np.int64))
         np.maximum.at(last, of, rows)
         return cls(of, first, last, number[some])
+
+
+def _uses(columns: Columns, part: Ints, bounded: Ints) -> tuple[Ints, Ints]:
+    """Return pairs of a bounded part, by its index in the rows `bounded`, and a row that uses it.
+
+    The norm of a step's gradient is of all parts of a device.
+    """
+    norms = np.flatnonzero(columns.kind == KINDS.code("norm"))
+    whole, of_part = join(columns.rank[norms], columns.rank[bounded])
+    others = np.flatnonzero(is_any_of(columns.kind, _users()) & (columns.kind != KINDS.code("norm")))
+    both = np.concatenate([others, bounded])
+    place = codes(columns.rank[both], part[both])
+    each, of_other = join(place[: len(others)], place[len(others) :])
+    return np.concatenate([of_part, of_other]), np.concatenate([norms[whole], others[each]])
 
 
 def _users() -> tuple[int, ...]:
@@ -171,10 +198,11 @@ def _reducing_last(pipeline: LoweredPipeline) -> LoweredPipeline:
     return moved_behind(pipeline, moved, after_sends(columns, last)[columns.rank])
 
 
-def _require_turns(columns: Columns, makers: Ints, taken: _Sums, cuts: _Sums) -> None:
+def _require_turns(columns: Columns, makers: Ints, taken: _Sums, cuts: _Sums, part: Ints) -> None:
     """Check that stages make gradients one after the other, and that norms are complete in this order."""
     order = np.lexsort((makers, columns.stage[makers], columns.rank[makers]))
-    if (np.diff(taken.of[order]) < 0).any() or (np.diff(cuts.last) < 0).any():
+    together = np.diff(part[cuts.last]) == 0
+    if (np.diff(taken.of[order]) < 0).any() or (np.diff(cuts.last)[together] < 0).any():
         raise InputError(Violation(NAME, IN_TURN, "1f1b"))
 
 
@@ -185,15 +213,41 @@ def _beside(columns: Columns, rows: Ints, kind: int, **own: Ints | int) -> Colum
 
 
 def groups(layout: PipelineLayout, clipped: Clipped) -> Sequence[GroupTable]:
+    if clipped.by_stage:
+        return _groups_of_stages(layout)
     return (
         *meeting_groups(layout, CLIP_GRADIENT, by_replica=True),
         *meeting_groups(layout, BOUND_GRADIENT),
     )
 
 
+def _groups_of_stages(layout: PipelineLayout) -> Sequence[GroupTable]:
+    """Return the ranks of each replica of a stage, and those of all its replicas; no rank of another."""
+    tables = np.stack(layout.rank_tables)
+    stages, replicas, lanes = tables.shape
+    rows = [tuple(sorted(one)) for one in tables.reshape(-1, lanes).tolist()]
+    alike = [tuple(sorted(one)) for one in tables.reshape(stages, -1).tolist()]
+    # Stages on the same ranks share groups.
+    parts, wholes = tuple(dict.fromkeys(rows)), tuple(dict.fromkeys(alike))
+    part = np.array([parts.index(one) for one in rows], dtype=np.int64).reshape(stages, replicas, 1)
+    whole = np.array([wholes.index(one) for one in alike], dtype=np.int64).reshape(stages, 1)
+    return (
+        GroupTable(
+            kinds=(CLIP_STAGE,),
+            groups=parts,
+            by=("stage", "replica"),
+            table=np.repeat(part, lanes, axis=2),
+        ),
+        GroupTable(kinds=(BOUND_STAGE,), groups=wholes, by=("stage",), table=np.repeat(whole, lanes, axis=1)),
+    )
+
+
 def owes(layout: PipelineLayout, clipped: Clipped) -> ClipsMicroBatches:
     return ClipsMicroBatches(
-        together=clipped.together, sources=clipped.sources, first_stages=layout.sources or layout.unfed
+        together=clipped.together,
+        sources=clipped.sources,
+        first_stages=layout.sources or layout.unfed,
+        apart=len(layout.stages) - layout.frozen_stages if clipped.by_stage else 0,
     )
 
 

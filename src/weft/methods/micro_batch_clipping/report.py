@@ -83,6 +83,8 @@ def _shape(row: Mapping[str, Any]) -> tuple[int, bool]:
 
 def _rows(planned: PlannedJob, metrics: Metrics) -> Rows:
     table, clipped = options_of(planned.plan), ClippedSteps.of(metrics)
+    if table is not None and table.by_stage:
+        return _of_stages(table, [row for row in metrics if BOUND in row])
     if table is None or clipped is None:
         return []
     told, bounds = clipped.rows, clipped.bounds.mean(axis=1)
@@ -96,6 +98,19 @@ def _rows(planned: PlannedJob, metrics: Metrics) -> Rows:
         ("left out, not finite", f"{dropped:.1%}"),
         *_size(planned, table, clipped),
         *_sources(planned, clipped),
+    ]
+
+
+def _of_stages(table: ClipTable, told: Metrics) -> Rows:
+    """Return means over stages with norms of their own, of which no rank knows those of others."""
+    if not told:
+        return []
+    means = [sum(row[name] for row in told) / len(told) for name in (CLIPPED, DROPPED)]
+    return [
+        ("clipped micro-batches", f"{table.samples} samples, to {table.micro}, stage by stage"),
+        ("mean bound of stages, first and last step", f"{told[0][BOUND]:.4g}, {told[-1][BOUND]:.4g}"),
+        ("above the bound", f"{means[0]:.1%}"),
+        ("left out, not finite", f"{means[1]:.1%}"),
     ]
 
 

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import DENSE, Layout
+from weft.describe.layout_text import counts_text
 from weft.describe.plan import Choice, Plan
 from weft.describe.plan_file import PlanRule
 from weft.errors import InputError, Violation
 from weft.methods.micro_batch_clipping.options import NAME, TABLE_NAME, ClipTable, options_of, read_options
 from weft.methods.micro_batch_clipping.program import TURNS
-from weft.moves.composition import Composition
+from weft.moves.composition import Composition, FixedCut
 from weft.moves.layout import shares_of
 from weft.program.buffers import SHARDED_BUFFERS
 
@@ -34,6 +35,7 @@ def _problem(
     devices: int,
     size: int,
     shares: Sequence[int],
+    cut: Sequence[int] | None,
 ) -> Violation | None:
     """Return why a layout or a plan cannot clip micro-batches as the job asks, or None."""
     if schedule not in _ORDERS:
@@ -41,6 +43,10 @@ def _problem(
         return Violation("schedule", problem, "1f1b")
     if sharding in ("zero-2", "zero-3") and stages > SHARDED_BUFFERS * devices:
         return Violation("sharding", f"{sharding}: {TURNS}", "zero-1")
+    if table.by_stage and tuple(cut or ()) != table.layers_per_stage:
+        found = "a balanced cut" if cut is None else f"stages of {counts_text(cut)} layers"
+        problem = f"{found}: norms are of stages of {counts_text(table.layers_per_stage)} layers"
+        return Violation("layers_per_stage", problem, str(list(table.layers_per_stage)))
     if table.samples % size:
         problem = f"micro-batches of {size} samples are no parts of clipped ones of {table.samples}"
         return Violation("micro_batch_size", problem, str(table.samples))
@@ -60,6 +66,11 @@ def _asked(job: Job) -> ClipTable | None:
     return read_options(chosen[0]) if chosen else None
 
 
+def _cut(job: Job) -> tuple[int, ...] | None:
+    table = _asked(job)
+    return table.layers_per_stage if table is not None and table.by_stage else None
+
+
 def _of_layout(job: Job, layout: Layout) -> str | None:
     table = _asked(job)
     if table is None:
@@ -72,6 +83,7 @@ def _of_layout(job: Job, layout: Layout) -> str | None:
         devices=layout.pp,
         size=layout.micro_batch_size,
         shares=shares_of(job, layout),
+        cut=(len(job.graph.layers),) if layout.stages == 1 else layout.layers_per_stage,
     )
     if found is None:
         return None
@@ -109,6 +121,7 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
         devices=plan.mesh.get("pp", 1),
         size=plan.micro_batch_size,
         shares=[replica.micro_batches for replica in plan.stages[0].replicas],
+        cut=[len(stage.layers) for stage in plan.stages],
     )
     if found is not None:
         yield Violation(f"plan: {found.where}", found.problem, found.nearest)
@@ -123,5 +136,6 @@ RULES = (
     ),
     Composition(method=_METHOD, other="tied weights of stages", reason="parts have no norm", refuse=_tied),
     Composition(method=_METHOD, other="other synchronisation", reason=_OTHERS, refuse=_others),
+    FixedCut(layers_per_stage=_cut),
     PlanRule(refuse=_problems_of),
 )

@@ -11,5 +11,7 @@ PARTS = (
     HandlerOf(kind="take_gradient", handler=take_gradient),
     HandlerOf(kind="clip_gradient", handler=clip_gradient),
     HandlerOf(kind="bound_gradient", handler=bound_gradient),
+    HandlerOf(kind="clip_stage_gradient", handler=clip_gradient),
+    HandlerOf(kind="bound_stage_gradient", handler=bound_gradient),
     StateOf(method=NAME, make=MicroBatchClipping),
 )

@@ -6,7 +6,8 @@ import torch
 
 from weft.methods.micro_batch_clipping.options import NAME
 from weft.methods.micro_batch_clipping.report import BOUND, BOUNDS, CLIPPED, DROPPED, NORMS
-from weft.methods.micro_batch_clipping.runtime.state import TAKEN, MicroBatchClipping, TakenGradient
+from weft.methods.micro_batch_clipping.runtime.clipped_norm import TakenGradient
+from weft.methods.micro_batch_clipping.runtime.state import TAKEN, MicroBatchClipping
 from weft.program.program import NONE, Instruction
 from weft.run.handlers.base import GRADIENT, Issue
 from weft.run.parallel.tensor_stage import counted_once
@@ -53,14 +54,15 @@ def clip_gradient(workspace: Workspace, instruction: Instruction) -> Issue:
     """Add a clipped micro-batch to the sum of the step, when all ranks of its replica have its squares."""
     part, label = instruction.part, str(instruction)
     state, group = _state(workspace), workspace.resources.groups.collective[instruction.group]
+    norm = state.norm_of(instruction.stage)
 
     def issue(stream: Stream) -> Completion:
-        taken = [workspace.values.pop((TAKEN, stage, part)) for stage in state.stages]
+        taken = [workspace.values.pop((TAKEN, stage, part)) for stage in norm.stages]
         step = workspace.step
 
         def work() -> None:
             contents = [one.content for one in taken]
-            state.add(step, part, contents, group, workspace.loss_factor())
+            norm.add(state.sources_of(step), part, contents, group, workspace.loss_factor())
 
         return stream.run(label, work, *taken)
 
@@ -68,24 +70,25 @@ def clip_gradient(workspace: Workspace, instruction: Instruction) -> Issue:
 
 
 def bound_gradient(workspace: Workspace, instruction: Instruction) -> Issue:
-    """Put the sums of clipped gradients in the place of the gradients of the rank's stages."""
+    """Put the sums of clipped gradients in the place of the gradients of the stages with one norm."""
     label, values = str(instruction), workspace.values
     state, group = _state(workspace), workspace.resources.groups.collective[instruction.group]
+    norm = state.norm_of(instruction.stage)
 
     def issue(stream: Stream) -> Completion:
         names, step = (NORMS, BOUNDS, BOUND, CLIPPED, DROPPED), workspace.step
         made: dict[str, Value[torch.Tensor]] = {name: Value() for name in names}
 
         def work() -> None:
-            for name, number in state.finish(step, group).items():
+            for name, number in norm.finish(state.sources_of(step), group).items():
                 made[name].content = number
 
-        ended = stream.run(label, work, *(workspace.latest(GRADIENT, stage) for stage in state.stages))
-        for stage in state.stages:
+        ended = stream.run(label, work, *(workspace.latest(GRADIENT, stage) for stage in norm.stages))
+        for stage in norm.stages:
             values[GRADIENT, stage, NONE] = Value.of(None, ended)
         for name, value in made.items():
             value.completion = ended
-            values[name, NONE, NONE] = value
+            values[name, norm.stages[0], NONE] = value
         return ended
 
     return issue
