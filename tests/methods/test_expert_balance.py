@@ -382,7 +382,7 @@ def test_the_report_names_the_most_unequal_layers(problem: Problem) -> None:
 def test_the_report_tells_which_experts_belong_to_a_source(problem: Problem) -> None:
     layers = problem.model.layers
     own, other = [0.8, 0.6, *[0.1] * 6], [0.1, 0.6, 0.8, *[0.1] * 5]
-    sources = {
+    sources: dict[str, Any] = {
         "code": {"loss": 1.0, "experts": [{"rates": own, "chosen_scores": 0.7}] * layers},
         "prose": {"loss": 2.0, "experts": [{"rates": other, "chosen_scores": 0.5}] * layers},
     }
@@ -396,6 +396,18 @@ def test_the_report_tells_which_experts_belong_to_a_source(problem: Problem) -> 
     text = "0.087 standard deviation, mean of all experts"
     assert rows["share of tokens for an expert, by source"] == text
     assert rows["block.0, most chosen"] == "code: expert 0 by 80.0%; prose: expert 2 by 80.0%"
+    # Older records have no slack.
+    assert "slack between sources" not in rows
+    for one, apart in zip(sources.values(), (1.5, 1.25), strict=True):
+        [layer] = {id(layer): layer for layer in one["experts"]}.values()
+        scores = [rate / 2 for rate in layer["rates"]]
+        layer.update(scores=scores, balance=1.2, balance_of_samples=apart, slack=apart - 1.2)
+    rows = dict(SECTION.by_source(planned, sources))
+    assert rows["balance loss of code"] == "1.5000 by sample, 1.2000 together: slack 0.3000"
+    assert rows["balance loss of prose"] == "1.2500 by sample, 1.2000 together: slack 0.0500"
+    # f and P are half of the rates, and differ by 0.35 from their mean for two of eight experts.
+    expected = 8 * 2 * (0.35 / 2) ** 2
+    assert rows["slack between sources"] == f"{expected:.4f} of a balance loss, mean of layers"
     nothing = {name: {"loss": one["loss"]} for name, one in sources.items()}
     assert list(SECTION.by_source(planned, nothing)) == []
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from decoder_models import tiny_decoder
@@ -149,11 +152,11 @@ def test_a_census_has_shares_of_tokens_and_the_scores_of_their_experts(
     samples: int, tokens: int, experts: int, choices: int, scores: Scores, seed: int
 ) -> None:
     sizes = Experts(count=experts, active=choices, width=1, scores=scores)
-    census = Census([3, 7], sizes, torch.device("cpu"))
+    census = Census([3, 7], sizes, torch.device("cpu"), sequence=tokens)
     passes = [routed(samples, tokens, experts, choices, one)[0] for one in (seed, seed + 1)]
     with torch.no_grad():
         for one in passes:
-            census.see(7, one)
+            census.see(7, TokenRanks(), one)
     empty, found = shares_of(census.sums.numpy())
     chosen = torch.cat([one.chosen for one in passes])
     rates = [(chosen == one).any(1).double().mean().item() for one in range(experts)]
@@ -161,7 +164,73 @@ def test_a_census_has_shares_of_tokens_and_the_scores_of_their_experts(
     assert sum(found["rates"]) == pytest.approx(choices)
     own = torch.cat([scores_of(one.logits, scores) for one in passes]).gather(1, chosen)
     assert found["chosen_scores"] == pytest.approx(own.sum(1).mean().item(), rel=1e-9)
-    assert empty == {"rates": [0.0] * experts, "chosen_scores": 0.0}
+    nothing = dict.fromkeys(("chosen_scores", "balance", "balance_of_samples", "slack"), 0.0)
+    assert empty == {"rates": [0.0] * experts, "scores": [0.0] * experts, **nothing}
+
+
+def seen(
+    sizes: Experts, passes: Sequence[Routed], tokens: int, ranks: TokenRanks | None = None
+) -> npt.NDArray[np.float64]:
+    """The sums of a census of one layer."""
+    census = Census([0], sizes, torch.device("cpu"), sequence=tokens)
+    with torch.no_grad():
+        for one in passes:
+            census.see(0, ranks or TokenRanks(), one)
+    found: npt.NDArray[np.float64] = census.sums.numpy()
+    return found
+
+
+@given(**CASES)
+def test_the_slack_is_the_covariance_of_shares_and_scores_over_samples(
+    samples: int, tokens: int, experts: int, choices: int, scores: Scores, seed: int
+) -> None:
+    """E times the sum of Cov(f, P) over samples; however samples are divided into passes."""
+    sizes = Experts(count=experts, active=choices, width=1, scores=scores)
+    passes = [routed(samples, tokens, experts, choices, one)[0] for one in (seed, seed + 1)]
+    alone = [
+        Routed(one.logits[at : at + tokens], one.chosen[at : at + tokens])
+        for one in passes
+        for at in range(0, samples * tokens, tokens)
+    ]
+    f = np.array([np.bincount(one.chosen.flatten(), minlength=experts) / (choices * tokens) for one in alone])
+    p = np.array([scores_of(one.logits.detach(), scores).mean(0).numpy() for one in alone])
+    covariance = ((f - f.mean(0)) * (p - p.mean(0))).mean(0)
+    for cut in (passes, alone):
+        [found] = shares_of(seen(sizes, cut, tokens))
+        assert found["slack"] == pytest.approx(experts * covariance.sum(), rel=1e-9, abs=1e-12)
+        assert found["balance_of_samples"] == pytest.approx(experts * (f * p).sum(1).mean(), rel=1e-9)
+        assert found["balance"] == pytest.approx(experts * (f.mean(0) * p.mean(0)).sum(), rel=1e-9)
+    [same] = shares_of(seen(sizes, [alone[0]] * 3, tokens))
+    assert same["slack"] == pytest.approx(0.0, abs=1e-12)
+
+
+class _Halves(TokenRanks):
+    """Two ranks, one after the other, of which each has a half of every sample's tokens."""
+
+    size = 2
+
+    def __init__(self, both: torch.Tensor) -> None:
+        self._both = both
+
+    def gather(self, own: torch.Tensor) -> torch.Tensor:
+        assert any(torch.equal(own, one) for one in self._both)
+        return self._both
+
+
+@given(**CASES)
+def test_ranks_with_parts_of_samples_have_the_slack_of_whole_ones(
+    samples: int, tokens: int, experts: int, choices: int, scores: Scores, seed: int
+) -> None:
+    sizes = Experts(count=experts, active=choices, width=1, scores=scores)
+    whole, _ = routed(samples, 2 * tokens, experts, choices, seed)
+    halves = [
+        Routed(*(one.unflatten(0, (samples, 2, -1))[:, half].flatten(0, 1) for one in whole))
+        for half in (0, 1)
+    ]
+    own = [totals(one, torch.ones(samples, tokens), samples, scores, squares=False) for one in halves]
+    ranks = _Halves(torch.stack([torch.cat([one.counts, one.scores], 1).detach() for one in own]))
+    sums = [seen(sizes, [one], 2 * tokens, ranks) for one in halves]
+    np.testing.assert_allclose(sum(sums), seen(sizes, [whole], 2 * tokens), rtol=1e-9, atol=1e-12)
 
 
 def test_a_watch_tells_evaluations_apart_from_training() -> None:

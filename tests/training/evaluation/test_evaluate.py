@@ -181,6 +181,9 @@ def test_sources_are_evaluated_one_by_one(
         for found, (rates, scores) in zip(own["experts"], experts, strict=True):
             assert found["rates"] == pytest.approx(rates, abs=1e-12)
             assert found["chosen_scores"] == pytest.approx(scores, rel=1e-9)
+            slack = found["balance_of_samples"] - found["balance"]
+            assert found["slack"] == pytest.approx(slack, rel=1e-9)
+            assert found["balance"] > 0
     # A run's end has the same figures, over fewer samples; the report shows them.
     summary = json.loads((run_dir / "summary.json").read_text())
     Summary.model_validate(summary)

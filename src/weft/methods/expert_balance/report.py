@@ -27,7 +27,8 @@ DROPPED = "dropped_choices"
 # The event of experts that have moved to other ranks.
 MOVED = "experts moved"
 # What evaluations see, by layer: `rates`, the share of tokens that choose each expert, and `chosen_scores`,
-# the mean sum of a token's scores of the experts that it chooses.
+# the mean sum of a token's scores of the experts that it chooses. `slack` is the mean balance loss of samples
+# less that of all tokens.
 CHOSEN = "experts"
 # Layers that the section shows one by one.
 _SHOWN = 8
@@ -128,12 +129,40 @@ def _by_source(planned: PlannedJob, sources: BySource) -> Rows:
         both = (frequent[first] & frequent[second]).sum()
         text = f"{both / either:.1%} of those of either" if either else "none of either"
         rows.append((f"experts of {first} and {second}", text))
+    rows += _slack(chosen)
     spread = f"{rates.std(axis=0).mean():.3f} standard deviation, mean of all experts"
     return [
         *rows,
         ("share of tokens for an expert, by source", spread),
         *_favourites(planned, list(chosen), rates),
     ]
+
+
+def _slack(chosen: Mapping[str, Sequence[Mapping[str, Any]]]) -> Rows:
+    """Return what a balance of samples would take from the experts: of each source, and between sources.
+
+    Shares and scores of an expert that rise together make the mean loss of samples larger than that of all.
+    Between sources, it is the mean loss of sources less that of all, each source with equal weight.
+    """
+    if not all("slack" in one for layers in chosen.values() for one in layers):
+        return []
+    means = {
+        name: [float(np.mean([one[key] for one in layers])) for key in ("balance_of_samples", "balance")]
+        for name, layers in chosen.items()
+    }
+    rows = [
+        (f"balance loss of {name}", f"{apart:.4f} by sample, {whole:.4f} together: slack {apart - whole:.4f}")
+        for name, (apart, whole) in means.items()
+    ]
+    # (sources, layers, experts)
+    rates, scores = (
+        np.array([[one[key] for one in layers] for layers in chosen.values()], dtype=np.float64)
+        for key in ("rates", "scores")
+    )
+    shares = rates / np.maximum(rates.sum(-1, keepdims=True), np.finfo(np.float64).tiny)
+    together = (shares * scores).mean(0) - shares.mean(0) * scores.mean(0)
+    between = rates.shape[-1] * float(together.sum(-1).mean())
+    return [*rows, ("slack between sources", f"{between:.4f} of a balance loss, mean of layers")]
 
 
 def _favourites(planned: PlannedJob, names: Sequence[str], rates: Floats) -> Rows:

@@ -60,7 +60,9 @@ class ExpertBalance(MethodState):
         self._mixtures = [block + 1 for block in range(config.layers) if decoder.has_experts(block)]
         assert decoder.experts is not None, "only models with experts owe a balance"
         self._experts: Experts = decoder.experts
-        sequence = making.plan.sequence
+        self._sequence = sequence = making.plan.sequence
+        # The ranks that have other tokens of the same samples, by layer.
+        self._context = {layer: module.context for module, some in watched.values() for layer in some}
         most = table.most_tokens(sequence, self._experts.active, self._experts.count)
         capacity = None if most is None else Capacity(most, sequence)
         for module, _ in watched.values():
@@ -157,9 +159,9 @@ class ExpertBalance(MethodState):
 
     @contextmanager
     def watching(self) -> Iterator[Callable[[], Mapping[str, Any]]]:
-        census = Census(self._mixtures, self._experts, self._device)
+        census = Census(self._mixtures, self._experts, self._device, sequence=self._sequence)
         for layer, watch in self._watches.items():
-            watch.evaluated = partial(census.see, layer)
+            watch.evaluated = partial(census.see, layer, self._context[layer])
         try:
             yield lambda: {CHOSEN: census.collect()}
         finally:
