@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from cyclopts import Parameter
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -150,6 +152,16 @@ def say_written(*paths: Path | None) -> None:
 
 def console() -> Console:
     return Console(highlight=False)
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """Tell what is under way, and for how long, on a terminal; nothing elsewhere."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    err = Console(stderr=True)
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        progress.add_task(text, total=None)
+        yield
 
 
 def print_timeline(timeline: Timeline, svg: Path | None, title: str) -> None:

@@ -11,14 +11,17 @@ from cyclopts import Parameter
 from weft.cli.advice import SHOWN, show_plan
 from weft.cli.curve import show_curve
 from weft.cli.emit import write_emitted
-from weft.cli.output import Json, refuse_options
+from weft.cli.output import Json, refuse_options, working
 from weft.cli.rankings import budgeted, show_comparison
 from weft.cli.synchronisations import show_synchronisations
 from weft.describe.layout import PartialLayout
 from weft.describe.run_file import RunFile, changed, load_run, run_of_keywords
+from weft.errors import InputError, Violation
 from weft.planning.fewer_nodes import better_without
+from weft.planning.nothing_fits import NothingFitsError
 from weft.planning.planned import plan_run
 from weft.planning.problem import problem_of_run
+from weft.planning.remedies import remedies
 from weft.training.trials import require_this_machine
 
 _SCHEMAS = {name: schema["anyOf"] for name, schema in PartialLayout.model_json_schema()["properties"].items()}
@@ -197,14 +200,21 @@ def plan(
         return
     if measure is not None:
         require_this_machine(run, measure)
-    planned = plan_run(run, planner=budget)
+    try:
+        with working("searching layouts"):
+            planned = plan_run(run, planner=budget)
+            fewer = better_without(run, planned, budget)
+    except NothingFitsError as error:
+        with working("no layout fits; searching for what would"):
+            found = [Violation("would fit with", one.words) for one in remedies(run, error)]
+        raise InputError([*error.violations, *found]) from None
     if emit is not None:
         write_emitted(planned, emit, out, json=json)
         return
     show_plan(
         planned,
         source,
-        fewer=better_without(run, planned, budget),
+        fewer=fewer,
         listed=SHOWN if all_ and top is None else top,
         changes=what_if or (),
         measure=measure,

@@ -27,7 +27,6 @@ from weft.describe.this_machine import THIS_MACHINE
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
 from weft.moves.registry import refused_pins
-from weft.planning.advice import SmallestChanges
 from weft.planning.assumed_links import assumed_links
 from weft.planning.compile import (
     compile_evaluation,
@@ -37,6 +36,7 @@ from weft.planning.compile import (
 )
 from weft.planning.goals import goal_value, goal_words, require_prices
 from weft.planning.long_steps import predict_long
+from weft.planning.nothing_fits import nothing_fits
 from weft.planning.planners import Candidate, Planner, Ranking, get_planner
 from weft.planning.precisions import in_precision, searched_in_each
 from weft.planning.problem import Problem, problem_of_run, problem_of_subject
@@ -58,7 +58,6 @@ from weft.program.verify import require_valid
 from weft.timeline.figures import step_breakdown
 
 DEFAULT_PLANNER = "weft"
-REASONS_SHOWN = 3
 
 
 class Later(NamedTuple):
@@ -281,9 +280,9 @@ def plan_run(run: RunFile, *, problem: Problem | None = None, planner: Planner |
     """Search the best plan for a run file, with its planner or the given one.
 
     Raises:
-        InputError: when the run file poses no legal problem, no layout fits (the message names the closest
-            ones, and the one notch that makes them fit), the best one misses the deadline, or the later plan
-            cannot take over.
+        NothingFitsError: when no layout fits.
+        InputError: when the run file poses no legal problem, the best plan misses the deadline, or the later
+            plan cannot take over.
     """
     if run.train.precision == ANY_PRECISION:
         return _in_the_best_precision(run, planner)
@@ -305,7 +304,7 @@ def _searched(run: RunFile, problem: Problem, planner: Planner | None) -> Planne
     planner = planner or get_planner(run.plan.planner or DEFAULT_PLANNER)
     ranking = break_ties(planner.search(problem))
     if not ranking.fitting:
-        raise InputError(_nothing_fits(ranking))
+        raise nothing_fits(ranking)
     return _best_of(run, problem, ranking)
 
 
@@ -449,31 +448,6 @@ def _require_deadline(job: PlannedJob) -> None:
         words = ", then ".join(best.words for best in bests)
         problem = f"{deadline:g}; {steps} steps of the best plan ({words}) take {hours:.3g} hours"
         raise InputError(Violation("goal.deadline_hours", problem, f"{hours:.3g}"))
-
-
-def _nothing_fits(ranking: Ranking) -> list[Violation]:
-    if not ranking.candidates:
-        problem = ranking.problem
-        pinned = problem.pins.given | ({} if problem.sync is None else {"sync": problem.sync})
-        words = ", ".join(f"{name.replace('_', ' ')} {_pinned(value)}" for name, value in pinned.items())
-        cluster = problem.job.cluster
-        devices = f"{cluster.ranks} devices in nodes of {max(group.devices for group in cluster.groups)}"
-        return [Violation("plan", f"no layout of {devices} has {words}; degrees must divide the devices")]
-    changes = SmallestChanges(ranking.problem, ranking.candidates)
-    return [
-        Violation(f"no layout fits; closest: {one.words}", one.reason + _remedy(one, changes))
-        for one in ranking.closest[:REASONS_SHOWN]
-    ]
-
-
-def _pinned(value: object) -> str:
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _remedy(candidate: Candidate, changes: SmallestChanges) -> str:
-    """Return the one notch that would make it fit against the user's pins, if there is one, in words."""
-    change = changes.of_candidate(candidate)
-    return "" if change is None else f"; fits with {change.words}: a step of {format_seconds(change.step_s)}"
 
 
 def decided(problem: Problem, plan: Plan) -> Plan:

@@ -1,0 +1,115 @@
+"""Remedies for a job that no layout fits: fewer pins, more devices, larger ones, or a job that holds less.
+
+Each remedy is found by a search over homogeneous layouts in one order, which is a first answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+
+from weft.bundles import parts
+from weft.describe.catalogue import catalogue
+from weft.describe.cluster import Cluster
+from weft.describe.device import Device
+from weft.describe.layout import OPEN
+from weft.describe.relief import Relief
+from weft.describe.run_file import RunFile, changed
+from weft.describe.units import format_seconds
+from weft.errors import InputError
+from weft.files import weft_home
+from weft.planning.cluster_changes import changed_cluster
+from weft.planning.goals import cost_per_million_tokens
+from weft.planning.nothing_fits import NothingFitsError, pins_words
+from weft.planning.planners import Candidate, Verdict
+from weft.planning.planners.homogeneous import HomogeneousPlanner
+from weft.planning.problem import Problem, problem_of_run
+from weft.planning.what_if import on_cluster
+
+# Sizes of clusters that are tried, each twice as large as the former, and kinds of larger devices.
+MOST_TRIED = 4
+PLANNER = HomogeneousPlanner(finalists=1)
+# The memory of a tried device over that of the one before.
+LARGER = 1.15
+# An order that holds few activations, for any number of stages of a device.
+ORDER = "hybrid"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """A changed job with a layout that fits; `change` has the change in words."""
+
+    change: str
+    problem: Problem
+    best: Candidate
+
+    @property
+    def words(self) -> str:
+        """The change, what a step takes then, and what tokens cost where devices have prices."""
+        price = cost_per_million_tokens(self.problem.job, self.best.step_s, self.best.chain.ranks)
+        cost = "" if price is None else f", {price:.3g} per million tokens"
+        return f"{self.change}: a step of {format_seconds(self.best.step_s)}{cost} ({self.best.words})"
+
+
+def remedies(run: RunFile, error: NothingFitsError, *, home: Path | None = None) -> Iterator[Remedy]:
+    """Yield what would make a job fit: no pins, one larger cluster, one larger device, or other methods.
+
+    Args:
+        run: the job as it was asked.
+        home: the folder of measurements (default: `weft_home()`).
+    """
+    problem, home = error.ranking.problem, home or weft_home()
+    if all(one.verdict is Verdict.REFUSED for one in error.ranking.candidates):
+        return  # it is not the memory that is missing
+    if problem.pins.given:
+        pins = pins_words(problem.pins.given)
+        yield from filter(None, [_searched(f"other choices than {pins}", replace(problem, pins=OPEN))])
+    for changes in (_more_nodes(error), _larger_devices(problem)):
+        tried = ((words, on_cluster(problem, cluster, home)) for words, cluster in changes)
+        found = (_searched(words, other) for words, other in tried)
+        yield from filter(None, [next(filter(None, found), None)])
+    for relief in parts(Relief):
+        try:
+            other = problem_of_run(changed(run, relief.keys), home=home)
+            found_one = _searched(relief.words, replace(other, pins=problem.pins))
+        except InputError:
+            continue  # the method is not for this job
+        if found_one is not None:
+            yield found_one
+
+
+def _searched(change: str, problem: Problem) -> Remedy | None:
+    pins = problem.pins.replaced(schedule=problem.pins.schedule or ORDER)
+    fitting = PLANNER.search(replace(problem, pins=pins)).fitting
+    return Remedy(change=change, problem=problem, best=fitting[0]) if fitting else None
+
+
+def _more_nodes(error: NothingFitsError) -> Iterator[tuple[str, Cluster]]:
+    """Yield the cluster with more nodes of its largest devices, from the least number that may be enough."""
+    cluster = error.ranking.problem.job.cluster
+    group = max(cluster.groups, key=lambda one: one.device.usable_bytes)
+    least_bytes = error.ranking.closest[0].peak_bytes if error.ranking.closest else 0
+    nodes = max(1, ceil(group.count * (least_bytes / group.device.usable_bytes - 1.0)))
+    for count in (nodes * 2**doubled for doubled in range(MOST_TRIED)):
+        try:
+            grown = changed_cluster(cluster, f"+{count} nodes {group.name}")
+        except InputError:
+            return  # nobody has described a network between nodes, or the cluster would be too large
+        more = f"{count * group.devices} more {group.device.name}"
+        yield f"{more} ({grown.ranks} devices)", grown
+
+
+def _larger_devices(problem: Problem) -> Iterator[tuple[str, Cluster]]:
+    """Yield the cluster with devices of the catalogue that have more memory, the smallest first."""
+    cluster, precision = problem.job.cluster, problem.job.precision
+    largest = max(group.device.memory_bytes for group in cluster.groups)
+    able = (entry.device for entry in catalogue().values() if precision in entry.device.flops_per_s)
+    larger: list[Device] = []
+    for device in sorted(able, key=lambda one: one.memory_bytes):
+        if device.memory_bytes >= LARGER * (larger[-1].memory_bytes if larger else largest):
+            larger.append(device)
+    names = ", ".join(dict.fromkeys(group.device.name for group in cluster.groups))
+    for device in larger[:MOST_TRIED]:
+        yield f"{device.name} instead of {names}", changed_cluster(cluster, f"device {device.name}")

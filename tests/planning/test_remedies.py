@@ -1,0 +1,74 @@
+"""Remedies: each makes the job fit, and a job that nothing helps gets none."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.describe.run_file import run_of_keywords
+from weft.planning.nothing_fits import NothingFitsError
+from weft.planning.planned import plan_run
+from weft.planning.planners import Verdict
+from weft.planning.remedies import Remedy, remedies
+
+GIB = 2**30
+
+
+def remedies_of(
+    model: str, on: str, precision: str, **pins: object
+) -> tuple[NothingFitsError, dict[str, Remedy]]:
+    run = run_of_keywords(model=model, on=on, global_batch=8, sequence=1024, precision=precision, pins=pins)
+    with pytest.raises(NothingFitsError) as refused:
+        plan_run(run)
+    return refused.value, {one.change: one for one in remedies(run, refused.value)}
+
+
+def test_each_remedy_fits_where_the_job_does_not() -> None:
+    error, found = remedies_of("llama-7b", "4xt4", precision="fp16")
+    assert not error.ranking.fitting
+    for one in found.values():
+        assert one.best.verdict is Verdict.FITS
+        assert f"{one.change}: a step of " in one.words
+        assert one.best.words in one.words
+    (more,) = [change for change in found if " more t4 " in change]
+    grown = found[more].problem.job.cluster.ranks
+    assert grown > 4
+    assert grown % 4 == 0
+    assert more == f"{grown - 4} more t4 ({grown} devices)"
+    # The first count is what the closest layout lacks: a smaller cluster holds too little.
+    lacking = (
+        error.ranking.closest[0].peak_bytes / error.ranking.problem.job.cluster.groups[0].device.usable_bytes
+    )
+    assert grown >= 4 * lacking
+    larger = found[next(change for change in found if change.endswith(" instead of t4"))]
+    assert larger.problem.job.cluster.groups[0].device.memory_bytes > 16 * GIB
+    assert larger.problem.job.cluster.ranks == 4
+
+
+def test_methods_that_hold_less_are_named_with_their_keys() -> None:
+    _, found = remedies_of("llama-7b", "4xt4", precision="fp16")
+    (low_rank,) = [one for change, one in found.items() if change.startswith("[lora] rank = 16, which")]
+    assert "lora" in [choice.name for choice in low_rank.problem.job.methods]
+    (few_bits,) = [one for change, one in found.items() if 'base = "nf4"' in change]
+    assert few_bits.best.peak_bytes < low_rank.best.peak_bytes
+
+
+def test_pins_that_are_in_the_way_are_named() -> None:
+    _, found = remedies_of("llama-1b", "8xt4", precision="fp16", pp=1, dp=8, sharding="zero-0")
+    unpinned = found["other choices than pp 1, dp 8, sharding zero-0"]
+    assert unpinned.best.chain.sharding != "zero-0" or unpinned.best.chain.dp < 8
+
+
+def test_a_layout_that_is_not_legal_has_no_remedies() -> None:
+    _, found = remedies_of("gpt2", "8xa100-80gb", precision="bf16", pp=1, dp=1, tp=2, cp=3)
+    assert not found
+
+
+def test_prices_are_told(tmp_path) -> None:
+    cluster = tmp_path / "cluster.toml"
+    cluster.write_text(
+        '[[node]]\nname = "ours"\ncount = 1\ndevice = "t4"\ndevices = 4\n[device.t4]\nprice_per_hour = 0.5\n'
+    )
+    _, found = remedies_of("llama-7b", str(cluster), precision="fp16")
+    low_rank = next(one for change, one in found.items() if change.startswith("[lora]"))
+    price = 4 * 0.5 * low_rank.best.step_s / 3600 / (8 * 1024) * 1e6
+    assert f", {price:.3g} per million tokens (" in low_rank.words
