@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 
 from weft import __version__
 from weft.errors import InputError, RunError
@@ -42,6 +42,8 @@ app = App(
     print_error=False,
     suppress_keyboard_interrupt=False,
     result_action="return_value",
+    # Lists are left out, and never given as empty ones.
+    default_parameter=Parameter(negative_iterable=()),
 )
 for module, functions in COMMANDS.items():
     for function in functions:

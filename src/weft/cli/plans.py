@@ -6,7 +6,7 @@ from dataclasses import asdict, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 from weft.cli.advice import SHOWN, show_plan
 from weft.cli.curve import show_curve
@@ -32,12 +32,14 @@ _COUNTS = {
     for name, kinds in _SCHEMAS.items()
     if any(kind.get("items", {}).get("type") == "integer" for kind in kinds)
 }
+# The layout's decisions are many, so they come after the other options.
+PINS = Group("Pins of the layout", sort_key=1)
 
 
 def _option(name: str) -> tuple[str, object, None]:
     kind = int if "integer" in _KINDS[name] else str
     words = PartialLayout.model_fields[name].description
-    return name, Annotated[kind | None, Parameter(help=f"Pin {words}.")], None
+    return name, Annotated[kind | None, Parameter(help=f"Pin {words}.", group=PINS)], None
 
 
 LayoutOptions = make_dataclass(
