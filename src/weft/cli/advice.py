@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.cli.corrections import lesson_record, lesson_text
-from weft.cli.output import console, print_json, say_written, write_asked
+from weft.cli.output import console, print_json, say_written, working, write_asked
 from weft.cli.rankings import print_ranking
 from weft.cli.tables.answer import ALTERNATIVES, alternative_record, answer, plain_words
 from weft.cli.tables.candidates import advised_record
@@ -26,7 +26,7 @@ from weft.planning.advice import advised
 from weft.planning.alternatives import alternatives
 from weft.planning.fewer_nodes import FewerNodes
 from weft.planning.planned import DEFAULT_PLANNER, PlannedJob, decided_file
-from weft.planning.what_if import what_if
+from weft.planning.what_if import Forecast, what_if
 from weft.run.launch.workers import require_torch
 from weft.timeline.figures import WAITING
 from weft.training.directory.learning import learn_from_trials
@@ -62,7 +62,10 @@ def show_plan(
     """
     ranking = planned.ranking
     assert ranking is not None, "a searched plan has a ranking"
-    forecasts = what_if(planned, planned.run.plan.planner or DEFAULT_PLANNER, changes) if changes else ()
+    forecasts: tuple[Forecast, ...] = ()
+    if changes:
+        with working(f"forecasting {len(changes)} change{'s' if len(changes) > 1 else ''}"):
+            forecasts = what_if(planned, planned.run.plan.planner or DEFAULT_PLANNER, changes)
     shown = (
         advised(ranking, SHOWN if listed is None else listed) if json or report or listed is not None else ()
     )

@@ -155,13 +155,16 @@ def console() -> Console:
 
 
 @contextmanager
-def working(text: str) -> Iterator[None]:
-    """Tell what is under way, and for how long, on a terminal; nothing elsewhere."""
+def working(text: str) -> Iterator[Callable[[str], None]]:
+    """Tell what is under way, and for how long, on a terminal; nothing elsewhere.
+
+    It yields a function that tells the newest finding beside the text.
+    """
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     err = Console(stderr=True)
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        progress.add_task(text, total=None)
-        yield
+        task = progress.add_task(text, total=None)
+        yield lambda found: progress.update(task, description=f"{text}; {found}")
 
 
 def print_timeline(timeline: Timeline, svg: Path | None, title: str) -> None:

@@ -12,7 +12,7 @@ from weft.cli.advice import SHOWN, show_plan
 from weft.cli.curve import show_curve
 from weft.cli.emit import write_emitted
 from weft.cli.output import Json, refuse_options, working
-from weft.cli.rankings import budgeted, show_comparison
+from weft.cli.rankings import budgeted, show_comparison, telling
 from weft.cli.synchronisations import show_synchronisations
 from weft.describe.layout import PartialLayout
 from weft.describe.run_file import RunFile, changed, load_run, run_of_keywords
@@ -203,8 +203,8 @@ def plan(
     if measure is not None:
         require_this_machine(run, measure)
     try:
-        with working("searching layouts"):
-            planned = plan_run(run, planner=budget)
+        with working("searching layouts") as tell:
+            planned = plan_run(run, planner=budget or telling(run, tell))
             fewer = better_without(run, planned, budget)
     except NothingFitsError as error:
         with working("no layout fits; searching for what would"):

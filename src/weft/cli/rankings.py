@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from weft.cli.output import console, plain_table, print_json
+from weft.cli.output import console, plain_table, print_json, working
 from weft.cli.tables.candidates import candidate_record, plans_table
 from weft.cli.tables.plan import memory_bars
 from weft.cli.tables.search import kept_out_record
@@ -113,6 +113,12 @@ def budgeted(run: RunFile, budget_s: float) -> Planner:
     return replace(planner, budget_s=budget_s / searches, tell=lambda text: print(text, file=sys.stderr))
 
 
+def telling(run: RunFile, tell: Callable[[str], None]) -> Planner:
+    """Return the planner of a run file, which tells its best plan so far if it can."""
+    planner = get_planner(run.plan.planner or DEFAULT_PLANNER)
+    return replace(planner, tell=tell) if isinstance(planner, WeftPlanner) else planner
+
+
 def show_comparison(run: RunFile, names: str, *, out: Path | None, json: bool) -> None:
     """Run the planners in `names` (with commas), show their answers, write the best plan to `out`, if given.
 
@@ -149,7 +155,8 @@ def compared(
     Raises:
         InputError: if no planner's plan fits.
     """
-    answers = compare_planners(problem, planners)
+    with working(f"searching with {', '.join(one.name for one in planners)}"):
+        answers = compare_planners(problem, planners)
     if not any(answer.fits for answer in answers):
         raise InputError([Violation(f"{one.planner}: no layout fits", one.reason) for one in answers])
     best = answers[0].candidate
