@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -26,6 +27,8 @@ from weft.training.directory.run_directory import RunDirectory, warnings
 from weft.training.session import WORKER_MODULE, job_in
 
 SECONDS_BETWEEN_LINES = 2.0
+# Steps whose median tells the time that is left.
+STEPS_OF_RATE = 20
 
 
 class Progress:
@@ -72,13 +75,15 @@ class Progress:
         rows = [row for row in self._directory.metrics() if row["time_s"] >= self._begun_s]
         if not rows or rows[-1]["step"] == self._printed_step:
             return
-        row = rows[-1]
+        row, steps = rows[-1], load_run(self._directory.path / "run.toml").train.steps
         self._printed_step, self._printed_time = row["step"], time.monotonic()
+        left = (steps - row["step"] - 1) * median(one["step_s"] for one in rows[-STEPS_OF_RATE:])
         # The prediction of the current plan: a later plan may have taken over.
         predicted_s = self._directory.prediction().step_s
         self._say(
-            f"step {row['step']:>5}  loss {row['loss']:.4f}  predicted {format_seconds(predicted_s)} | "
-            f"measured {format_seconds(row['step_s'])}  {format_count(row['tokens_per_s'])} tokens/s"
+            f"step {row['step'] + 1:>{len(str(steps))}}/{steps}  loss {row['loss']:.4f}  "
+            f"predicted {format_seconds(predicted_s)} | measured {format_seconds(row['step_s'])}  "
+            f"{format_count(row['tokens_per_s'])} tokens/s  {format_seconds(left)} left"
         )
 
     def _print_warnings(self) -> None:
@@ -176,11 +181,19 @@ def train(
         f"held-out loss {summary['first_loss']:.3f} -> {summary['final_loss']:.3f} nats per target; step "
         f"predicted {format_seconds(summary['predicted_step_s'])}, "
         f"measured {format_seconds(summary['measured_step_s'])} "
-        f"(error {error_text(prediction_error(summary['predicted_step_s'], summary['measured_step_s']))})"
+        f"(error {error_text(prediction_error(summary['predicted_step_s'], summary['measured_step_s']))}), "
+        f"{interval_text(RunDirectory(run.directory))}"
     )
     console().print(f"report: {run.directory / 'report.html'}", soft_wrap=True)
     command = f"weft train {shlex.quote(str(run.directory))} --steps {2 * summary['steps']}"
     console().print(f"all {summary['steps']} steps are done; train on with: {command}", soft_wrap=True)
+
+
+def interval_text(directory: RunDirectory) -> str:
+    """Return whether a finished run's step was inside the interval of its plan's prediction."""
+    prediction, measured_s = directory.prediction(), directory.summary()["measured_step_s"]
+    inside = prediction.step_low_s <= measured_s <= prediction.step_high_s
+    return f"{'inside' if inside else 'outside'} the 90 % interval {prediction.interval}"
 
 
 def eval_(directory: Path, /, *, json: Json = False) -> None:
@@ -259,6 +272,8 @@ def compare(
         print_json(comparison.record())
     else:
         console().print(comparison.text())
+        if second is None:
+            print(f"measured step: {interval_text(RunDirectory(finished(first).directory))}")
 
 
 def _is_plan(path: Path) -> bool:
