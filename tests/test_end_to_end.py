@@ -96,6 +96,12 @@ def test_a_run_from_the_command_line_and_its_resumption(tmp_path, capfd):
         assert f"{'inside' if inside else 'outside'} the 90 % interval {prediction.interval}" in text
     assert f">{error:+.1%}</span>" in page
 
+    assert run(["runs", str(tmp_path), "--json"]) == 0
+    (listed,) = json.loads(capfd.readouterr().out)["runs"]
+    assert (listed["state"], listed["done"], listed["steps"]) == ("finished", 7, 7)
+    assert listed["held_out_loss"] == summary["final_loss"]
+    assert listed["predicted_step_s"] == summary["predicted_step_s"]
+
     # The plan of a run, wherever it lies, is compared with what the run measured.
     plan = tmp_path / "elsewhere.json"
     plan.write_text((directory / "plan.json").read_text())

@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "scores": ("score",),
     "corrections": ("corrections",),
     "runs": ("train", "eval_", "compare"),
+    "run_list": ("runs",),
     "weights": ("export", "import_"),
     "labs": ("lab",),
 }

@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,6 +44,23 @@ def only_run(run_dir: Path) -> Iterator[None]:
         yield
     finally:
         # The file stays: another process may have locked it just before a removal.
+        os.close(descriptor)
+
+
+def is_running(run_dir: Path) -> bool:
+    """Return True if another process holds the lock of a run directory; it takes no lock itself."""
+    try:
+        descriptor = os.open(run_dir / LOCK_FILE, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        # Whole file, from its beginning: a struct flock of this platform's C.
+        asked = struct.pack("hhllhh", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0, 0)
+        found: int = struct.unpack("hhllhh", fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))[0]
+        return found != fcntl.F_UNLCK
+    except OSError:
+        return False  # a file system without locks
+    finally:
         os.close(descriptor)
 
 

@@ -1,0 +1,76 @@
+"""The command that lists runs: `runs`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from weft.cli.output import Json, console, plain_table, print_json
+from weft.describe.units import format_count, format_seconds
+from weft.errors import InputError, Violation
+from weft.training.directory.overview import RunOverview, overview, runs_in
+
+HEAD = ("run", "model", "state", "step", "loss", "held out", "tokens/s", "measured", "predicted")
+
+
+def runs(folder: Path = Path("runs"), /, *, json: Json = False) -> None:
+    """List the runs in a folder with their state and newest figures, the newest run first.
+
+    Example: weft runs
+
+    Parameters
+    ----------
+    folder
+        A folder of run directories, or one of them.
+    """
+    if not folder.is_dir():
+        raise InputError(Violation(str(folder), "no such folder"))
+    found: list[RunOverview] = []
+    problems: list[Violation] = []
+    for path in runs_in(folder):
+        try:
+            found.append(overview(path))
+        except InputError as error:
+            problems += error.violations
+    if problems and not found:
+        raise InputError(problems)
+    found.sort(key=lambda one: one.newest_s, reverse=True)
+    if json:
+        print_json({"runs": [_record(one) for one in found], "unreadable": [str(one) for one in problems]})
+        return
+    if not found:
+        raise InputError(Violation(str(folder), "has no runs; `weft train` makes one"))
+    console().print(runs_table(found))
+    for problem in problems:
+        console().print(f"not listed: {problem}", style="yellow")
+
+
+def _record(one: RunOverview) -> dict[str, Any]:
+    return {**asdict(one), "path": str(one.path), "state": str(one.state)}
+
+
+def runs_table(found: Sequence[RunOverview]) -> Table:
+    """Return a row for each run."""
+    table = plain_table()
+    for place, name in enumerate(HEAD):
+        table.add_column(name, justify="right" if place > 2 else "left", no_wrap=place > 1, overflow="fold")
+    for one in found:
+        figures = (
+            _figure(one.loss, "{:.4f}".format),
+            _figure(one.held_out_loss, "{:.4f}".format),
+            _figure(one.tokens_per_s, format_count),
+            _figure(one.step_s, format_seconds),
+            _figure(one.predicted_step_s, format_seconds),
+        )
+        title = Text(one.path.name, style="bold")
+        table.add_row(title, one.model, str(one.state), f"{one.done}/{one.steps}", *figures)
+    return table
+
+
+def _figure(value: float | None, text: Any) -> str:
+    return "-" if value is None else str(text(value))
