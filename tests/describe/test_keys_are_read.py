@@ -8,14 +8,13 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable
 
 import pytest
 from describe.readers import Reads, keys_of, sources, tables_under
 from pydantic import create_model
 
-import weft.cli
+from weft.cli import main
 from weft.describe.cluster import Cluster, Link, NodeGroup
 from weft.describe.cluster_tables import ClusterFile
 from weft.describe.device import Device
@@ -126,9 +125,9 @@ def unused_options(function: Callable[..., object], text: str) -> set[str]:
 
 
 COMMANDS = {
-    function.__name__: function
-    for module in pkgutil.iter_modules(weft.cli.__path__, "weft.cli.")
-    for function in getattr(importlib.import_module(module.name), "COMMANDS", ())
+    name: getattr(importlib.import_module(f"weft.cli.{module}"), name)
+    for module, names in main.COMMANDS.items()
+    for name in names
 }
 
 

@@ -37,6 +37,7 @@ from weft.run.state.loss_scale import INITIAL
 from weft.training.checkpoint import checkpoints
 from weft.training.checkpoint.manifest import newest_complete
 from weft.training.data.sampler import SampleLedger
+from weft.training.directory.run_directory import RunDirectory
 from weft.training.loop import MOST_LEFT_OUT_STEPS, require_progress, train
 from weft.training.optimizer.optimizers import settings_of
 from weft.training.tasks.base import TaskSettings
@@ -386,6 +387,30 @@ def test_a_finished_run_is_only_evaluated_again(
         worker_pool.run(run_training, run_dir, plan_of(), STEPS, ranks=2)
     assert len(rows(run_dir)) == STEPS
     require_same(run_dir, uninterrupted)
+
+
+def test_evaluations_on_the_way_change_nothing_and_are_told(
+    worker_pool: WorkerPool, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run_dir = beside(uninterrupted, tmp_path)
+    changes = {"train": {"steps": STEPS, "seed": 5, "evaluate_every": 2}}
+    assert worker_pool.run(run_training, run_dir, plan_of(), STEPS, "", changes, ranks=2) == [0, 0]
+    require_same(run_dir, uninterrupted)
+    told = {row["step"]: row["held_out_loss"] for row in RunDirectory(run_dir).held_out()}
+    # The last step is evaluated at the end of the run, and once.
+    assert [row["step"] for row in rows(run_dir, "events.jsonl") if row["event"] == "evaluated"] == [2, 4]
+    assert list(told) == [0, 2, 4, STEPS]
+    assert told[STEPS] < told[4] < told[2] < told[0]
+
+
+def test_replicas_are_evaluated_when_they_have_agreed(worker_pool: WorkerPool, tmp_path: Path) -> None:
+    run_dir = new_run(tmp_path)
+    sync = {"sync": Choice(name="sign-momentum", options={"every": 3})}
+    plan = plan_of(pp=1, dp=2, micro_batches=2).model_copy(update=sync)
+    changes = {"train": {"steps": STEPS, "seed": 5, "evaluate_every": 2}}
+    assert worker_pool.run(run_training, run_dir, plan, STEPS, "", changes, ranks=2) == [0, 0]
+    # Of the steps 2 and 4, the first is evaluated when the round of three steps ends.
+    assert [row["step"] for row in rows(run_dir, "events.jsonl") if row["event"] == "evaluated"] == [3]
 
 
 def test_another_seed_or_text_is_refused_on_resume(

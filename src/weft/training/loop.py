@@ -148,7 +148,7 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
         _reader(run, state, ledger, samples) as reader,
         _collecting_by_hand() as collect,
     ):
-        left_out, former = 0, None
+        left_out, former, due = 0, None, False
         for step in range(state.step, steps):
             batch = reader.step(step)
             rate = run.settings.rate(step)
@@ -185,6 +185,13 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
             if vote.stop is not None or done % every == 0 or done == steps:
                 _save(run, saver, replace(state, step=done, samples=consumed))
             _report(run, saver.wait() if vote.stop is not None or done == steps else saver.poll())
+            evaluate_every = run.job.run.train.evaluate_every
+            due |= evaluate_every is not None and done % evaluate_every == 0
+            # Replicas that agree every few steps are evaluated when they have agreed.
+            if due and vote.stop is None and done < steps and done % run.program.steps_per_cycle == 0:
+                due = False
+                loss, metrics = held_out(run, held_out_samples(run))
+                journal.event("evaluated", step=done, held_out_loss=loss, **metrics)
             if vote.stop is not None:
                 journal.event("stopped", step=done, signal=vote.stop.name)
                 return vote.stop

@@ -163,6 +163,10 @@ class TrainTable(TomlTable):
         "gradients if absent: fp32, or fp64 with fp64",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    evaluate_every: Count | None = Field(
+        default=None,
+        description="steps between evaluations on held-out data; if absent, only at both ends of a run",
+    )
     compile: bool = Field(
         default=False, description="true: layers are compiled (torch.compile) before the first step"
     )

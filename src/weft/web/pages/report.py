@@ -249,7 +249,7 @@ def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
         ),
         step_times=[(row["step"], row["step_s"]) for row in metrics],
         losses=[(row["step"], row["loss"]) for row in metrics],
-        held_out=[(0, summary["first_loss"]), (summary["steps"], summary["final_loss"])],
+        held_out=[(row["step"], row["held_out_loss"]) for row in directory.held_out()],
         memory=_memory(planned, summary.get("max_device_bytes") or summary["max_rss_bytes"]),
         summary=summary,
         by_source=sources,
