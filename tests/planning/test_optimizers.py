@@ -106,7 +106,7 @@ def test_what_is_assumed_of_silence_is_said_with_the_plan(
     file = tmp_path / "run.toml"
     file.write_text(run_with({"name": "own_optimizers:Silent"}, planner="homogeneous", **SMALL).to_toml())
     assert weft(["plan", str(file)]) == 0
-    assert "assumed optimizer: AdamW's two states per parameter" in " ".join(capsys.readouterr().out.split())
+    assert "optimizer: AdamW's two states per parameter" in " ".join(capsys.readouterr().out.split())
     told = run_with({"name": "own_optimizers:Silent", "state_bytes": 4}, **SMALL)
     assert "optimizer" not in problem_of_run(told).assumed
 

@@ -143,7 +143,9 @@ def _taken_for_granted(planned: PlannedJob) -> Iterator[tuple[str, Text]]:
     notes = {
         key: f" (at half of it {half_s / step_s - 1.0:+.1%})" for key, half_s in planned.steps_at_half.items()
     }
-    assumed = [f"{key.replace('_', ' ')} {text}{notes.get(key, '')}" for key, text in problem.assumed.items()]
+    assumed = [
+        f"{key.replace('_', ' ')}: {text}{notes.get(key, '')}" for key, text in problem.assumed.items()
+    ]
     if assumed:
         yield "assumed", Text("; ".join(assumed), style="dim")
     if moves := kept_out(problem.contract):
