@@ -17,6 +17,7 @@ from tables import RECORD
 # Each with the words of its own.
 BENCHMARKS = (
     ("start_up",),
+    ("first_answer",),
     ("programs",),
     ("simulator",),
     ("planners",),

@@ -59,6 +59,9 @@ class Crossed:
 
 
 TABLES: Mapping[str, Listed | Crossed] = {
+    "first_answer": Crossed(
+        "first_answer", "job", ("imports", "first plan", "best plan", "first step over the best")
+    ),
     "start_up": Listed("start_up", "import weft.*|weft .*"),
     "start_up, ranks": Crossed(
         "start_up",

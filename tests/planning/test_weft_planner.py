@@ -81,9 +81,12 @@ def test_a_budget_ends_the_search_with_the_best_so_far():
     told = []
     planner = WeftPlanner(budget_s=1e-9, tell=told.append)
     ranking = planner.search(posed(MIXED))
-    assert len(ranking.fitting) == 1
-    assert len(told) == 1
-    assert told[0].startswith("best so far: ")
+    # The rules' plan and the layout with the least estimate; the search has time for no other.
+    rules = get_planner("megatron").search(posed(MIXED)).fitting[0]
+    assert len(ranking.fitting) == 2
+    assert ranking.fitting[0].step_s < rules.step_s
+    assert [text.startswith("best so far: ") for text in told] == [True, True]
+    assert told[0].endswith(f", {rules.words}")
     assert len(ranking.candidates) > 20
 
 
@@ -276,7 +279,7 @@ def test_the_command_takes_a_budget(capsys, tmp_path, monkeypatch):
     assert run([*words, "--budget-seconds", "0.001"]) == 0
     shown = capsys.readouterr()
     assert "best so far: " in shown.err
-    assert "1 simulated and fitting" in " ".join(shown.out.split())
+    assert "2 simulated and fitting" in " ".join(shown.out.split())
     assert run([*words, "--budget-seconds", "-1"]) == 2
     assert "--budget-seconds: -1" in capsys.readouterr().err
     assert run([*words, "--budget-seconds", "1", "--planner", "amp"]) == 2
@@ -288,3 +291,19 @@ def test_what_cannot_be_suited_is_answered_for_with_a_reason():
     reasons = {one.verdict for one in ranking.candidates}
     assert Verdict.TOO_BIG in reasons
     assert all(one.reason for one in ranking.candidates)
+
+
+def test_a_search_tells_the_plan_of_the_rules_first_and_the_best_last() -> None:
+    told: list[str] = []
+    problem = problem_of(model="gpt-10m", on="8xa100-80gb", global_batch=64)
+    best = WeftPlanner(tell=told.append).search(problem).fitting[0]
+    rules = get_planner("megatron").search(problem).fitting[0]
+    assert told[0].endswith(f", {rules.words}")
+    assert told[-1].endswith(f", {best.words}")
+
+
+def test_pins_that_the_rules_do_not_know_are_searched_and_told() -> None:
+    told: list[str] = []
+    problem = problem_of(model="gpt-10m", on="8xa100-80gb", global_batch=64, schedule="zb-h1", pp=2)
+    assert WeftPlanner(tell=told.append).search(problem).fitting
+    assert told

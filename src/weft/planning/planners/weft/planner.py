@@ -76,6 +76,7 @@ class WeftPlanner:
             return HomogeneousPlanner().search(problem)
         prepare(problem)
         search = _Search(self, problem)
+        search.begin()
         if unlike_devices(problem.job.cluster):
             search.estimate()
         else:
@@ -108,6 +109,15 @@ class _Search:
         self.found = Findings(problem, planner.tell)
         self._end_s = time.monotonic() + planner.budget_s if planner.budget_s is not None else float("inf")
 
+    def begin(self) -> None:
+        """Take the plan of the rules of thumb, a first answer within a second, where they fit the problem."""
+        try:
+            fitting = MegatronPlanner().search(self._problem).fitting
+        except InputError:
+            return  # for pins that the rules do not know
+        if fitting:
+            self.found.take(fitting[0])
+
     def estimate(self) -> None:
         """Simulate the layouts with the least estimates; the first of them even without time left."""
         suited: list[Suited] = []
@@ -122,7 +132,8 @@ class _Search:
         fitting = dict.fromkeys(self.found.kinds, 0)
         for one in suited:
             kind = self.found.kind(one.layout)
-            if fitting[kind] >= self._planner.finalists or not self._goes_on():
+            late = self._late() and any(fitting.values())
+            if fitting[kind] >= self._planner.finalists or late:
                 self.found.left_out.append(estimated(one.layout, one.estimate_s))
                 continue
             fitting[kind] += self._try(one.layout).verdict is Verdict.FITS
