@@ -15,9 +15,8 @@ from rich.text import Text
 
 from weft.cli.output import console, plain_table, print_json, working
 from weft.cli.tables.candidates import candidate_record, plans_table
-from weft.cli.tables.plan import memory_bars
+from weft.cli.tables.plan import job_text, memory_bars
 from weft.cli.tables.search import kept_out_record
-from weft.describe.plan import precision_words
 from weft.describe.run_file import RunFile
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
@@ -182,11 +181,8 @@ def print_comparison(problem: Problem, answers: Sequence[Answer]) -> None:
 
 def print_problem(problem: Problem) -> None:
     """Print the job, its assumptions, and the moves that its contract excludes."""
-    out, job = console(), problem.job
-    out.print(
-        f"[bold]{job.graph.name}[/bold] on {job.cluster.name}: {job.cluster.ranks} devices, "
-        f"global batch {job.global_batch}, {job.sequence} tokens per sample, {precision_words(job)}"
-    )
+    out = console()
+    out.print(job_text(problem))
     for key, text in problem.assumed.items():
         out.print(f"[dim]assumed {key.replace('_', ' ')}: {text}[/dim]")
     for move, contract in kept_out_record(problem).items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from weft.describe.cluster import Cluster
-from weft.describe.job import Job
 from weft.describe.prediction import Prediction
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
@@ -43,13 +42,13 @@ def cost_of(cluster: Cluster, step_s: float, ranks: int) -> float:
     return (price_per_hour(cluster, ranks) or 0.0) * step_s / 3600.0
 
 
-def cost_per_million_tokens(job: Job, step_s: float, ranks: int | None = None) -> float | None:
-    """Return the cost of a million tokens, or of a million samples where a sample has no tokens.
+def cost_per_million(problem: Problem, step_s: float, ranks: int | None = None) -> float | None:
+    """Return the cost of a million tokens, or of a million images.
 
     It pays for the nodes of the first `ranks` devices, or of all; None where a device has no price.
     """
-    price = price_per_hour(job.cluster, ranks)
-    tokens = job.global_batch * job.sequence
+    price = price_per_hour(problem.job.cluster, ranks)
+    tokens = problem.job.global_batch * problem.tokens_per_sample
     return None if price is None else price * step_s / 3600.0 / tokens * 1e6
 
 

@@ -21,7 +21,7 @@ from weft.describe.units import format_seconds
 from weft.errors import InputError
 from weft.files import weft_home
 from weft.planning.cluster_changes import changed_cluster
-from weft.planning.goals import cost_per_million_tokens
+from weft.planning.goals import cost_per_million
 from weft.planning.nothing_fits import NothingFitsError, pins_words
 from weft.planning.planners import Candidate, Verdict
 from weft.planning.planners.homogeneous import HomogeneousPlanner
@@ -48,7 +48,7 @@ class Remedy:
     @property
     def words(self) -> str:
         """The change, what a step takes then, and what tokens cost where devices have prices."""
-        price = cost_per_million_tokens(self.problem.job, self.best.step_s, self.best.chain.ranks)
+        price = cost_per_million(self.problem, self.best.step_s, self.best.chain.ranks)
         cost = "" if price is None else f", {price:.3g} per million tokens"
         return f"{self.change}: a step of {format_seconds(self.best.step_s)}{cost} ({self.best.words})"
 

@@ -16,7 +16,7 @@ from weft.errors import InputError, Violation
 from weft.files import weft_home
 from weft.moves.layout import refuse
 from weft.planning.cluster_changes import changed_cluster
-from weft.planning.goals import cost_per_million_tokens
+from weft.planning.goals import cost_per_million
 from weft.planning.planned import PlannedJob
 from weft.planning.planners import Candidate, Planner, Verdict, get_planner
 from weft.planning.planners.simulated import simulated
@@ -162,7 +162,7 @@ def _forecast(
     base_s: float | None,
 ) -> Forecast:
     job, step_s = problem.job, best.step_s if best is not None else None
-    tokens = job.global_batch * job.sequence
+    tokens = job.global_batch * problem.tokens_per_sample
     return Forecast(
         change=change,
         cluster=job.cluster,
@@ -170,6 +170,6 @@ def _forecast(
         reason=reason,
         unchanged=unchanged,
         tokens_per_s=tokens / step_s if step_s else None,
-        cost_per_million_tokens=cost_per_million_tokens(job, step_s) if step_s else None,
+        cost_per_million_tokens=cost_per_million(problem, step_s) if step_s else None,
         against=step_s / base_s if step_s and base_s else None,
     )

@@ -80,3 +80,16 @@ def test_a_utilisation_that_nobody_has_reached_is_marked() -> None:
     prediction = job.prediction.model_copy(update={"step_s": job.prediction.step_s / 100})
     text = " ".join(" ".join(lines_of(replace(job, chosen_for=prediction), width=200)).split())
     assert "above 72%, the highest published utilisation" in text
+
+
+def test_images_are_counted_as_images(tmp_path) -> None:
+    cluster = tmp_path / "cluster.toml"
+    cluster.write_text(
+        '[[node]]\nname = "t4"\ncount = 1\ndevice = "t4"\ndevices = 2\n[device.t4]\nprice_per_hour = 0.5\n'
+    )
+    job = weft.plan(model="vit-tiny", on=str(cluster), global_batch=64).job
+    text = "\n".join(lines_of(job, "vit-tiny"))
+    assert "64 images, " in text
+    assert " samples/s" in text
+    price = 2 * 0.5 * job.prediction.step_s / 3600 / 64 * 1e6
+    assert f"{price:.3g} per million images" in text

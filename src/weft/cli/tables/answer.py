@@ -12,16 +12,15 @@ from rich.text import Text
 
 from weft.cli.output import ranked_table
 from weft.cli.tables.candidates import candidate_record
-from weft.cli.tables.plan import chance_text, idle_text, throughput_text
+from weft.cli.tables.plan import chance_text, idle_text, job_text, throughput_text
 from weft.describe.layout_words import layout_words
-from weft.describe.plan import precision_words
 from weft.describe.this_machine import THIS_MACHINE
 from weft.describe.units import format_bytes, format_seconds
 from weft.moves.layout import shares_of
 from weft.moves.registry import kept_out
 from weft.planning.alternatives import Alternative
 from weft.planning.fewer_nodes import FewerNodes
-from weft.planning.goals import cost_per_million_tokens
+from weft.planning.goals import cost_per_million
 from weft.planning.planned import PlannedJob
 from weft.planning.throughput import doubt
 from weft.planning.ties import standing
@@ -58,14 +57,8 @@ def answer(
 
     `fewer` is a better plan without some nodes. `source` is what the user has given to `weft plan`.
     """
-    job = planned.problem.job
-    head = Text(job.graph.name, style="bold").append(
-        f" on {job.cluster.name} ({job.cluster.ranks} devices), {job.global_batch} samples of "
-        f"{job.sequence} tokens, {precision_words(job)}",
-        style="not bold",
-    )
     return Group(
-        head,
+        job_text(planned.problem),
         _grid(_best(planned, fewer)),
         *([Padding(alternatives_table(others), (1, 0))] if others else [""]),
         _grid([*_taken_for_granted(planned), ("next", Text(_next(planned, source)))]),
@@ -117,9 +110,10 @@ def _best(planned: PlannedJob, fewer: FewerNodes | None) -> Iterator[tuple[str, 
         yield "idle", Text(idle, style="yellow")
     if fewer is not None:
         yield "nodes", Text(fewer.words, style="yellow")
-    price = cost_per_million_tokens(planned.problem.job, prediction.step_s, planned.plan.ranks)
+    price = cost_per_million(planned.problem, prediction.step_s, planned.plan.ranks)
     if price is not None:
-        yield "cost", Text(f"{price:.3g} per million tokens")
+        unit = "images" if problem.model.image_size else "tokens"
+        yield "cost", Text(f"{price:.3g} per million {unit}")
 
 
 def alternatives_table(others: Sequence[Alternative]) -> Table:

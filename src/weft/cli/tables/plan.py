@@ -11,9 +11,10 @@ from rich.text import Text
 
 from weft.cli.output import folded_table
 from weft.describe.cluster import Cluster
-from weft.describe.plan import Plan
+from weft.describe.plan import Plan, precision_words
 from weft.describe.units import format_bytes, format_count, format_flops_per_s
 from weft.planning.planned import PlannedJob
+from weft.planning.problem import Problem
 from weft.predict.memory_parts import MemoryPart
 from weft.program.arrays import Ints
 from weft.web.rows.plan import (
@@ -99,6 +100,18 @@ def chance_text(planned: PlannedJob) -> str:
     chance = planned.prediction.chance_to_fit(planned.usable_bytes)
     words = f"over {_SURE:.1%}" if chance > _SURE else f"{chance:.1%}"
     return f"fits with a chance of {words} (accepted risk {problem.memory_risk:.0%}){kept}"
+
+
+def job_text(problem: Problem) -> Text:
+    """Return the model, the cluster, the batch and the precision of a job."""
+    job = problem.job
+    batch = f"{job.global_batch} samples of {job.sequence} tokens"
+    if problem.model.image_size:
+        batch = f"{job.global_batch} images"
+    return Text(job.graph.name, style="bold").append(
+        f" on {job.cluster.name} ({job.cluster.ranks} devices), {batch}, {precision_words(job)}",
+        style="not bold",
+    )
 
 
 def throughput_text(planned: PlannedJob) -> str:
