@@ -127,9 +127,10 @@ def test_a_long_step_of_a_schedule_of_others_is_simulated_whole(weft_example: Pa
     assert (long.step_s, long.peak_bytes) == (whole.step_s, whole.peak_bytes)
 
 
-# More devices than baselines are asked about, which try sizes that are no powers of two.
+# More devices than baselines are asked about, in an order that they do not know. They try sizes that are no
+# powers of two.
 MANY, COUNT = "40xa100-80gb", 40
-REPLICAS = {"pp": 1, "tp": 1, "sharding": "zero-0", "recompute": "none"}
+REPLICAS = {"pp": 1, "tp": 1, "sharding": "zero-0", "recompute": "none", "schedule": "breadth-first"}
 
 
 def best_size(samples: int, **asked: Any) -> int:
@@ -159,9 +160,8 @@ def test_what_no_layout_says_is_refused_with_the_move(weft_example: Path) -> Non
 
 
 def test_another_cluster_is_searched_with_the_moves_of_others(weft_example: Path, tmp_path: Path) -> None:
-    pins = {"pp": 1, "tp": 1, "sharding": "zero-0", "recompute": "none"}
     run = run_of_keywords(
-        model="gpt-1m", on=MANY, global_batch=3 * COUNT, sequence=64, precision=None, pins=pins
+        model="gpt-1m", on=MANY, global_batch=3 * COUNT, sequence=64, precision=None, pins=REPLICAS
     )
     *_, changed = what_if(plan_run(run), "weft", ["memory 40 GB"], home=tmp_path)
     assert changed.best is not None

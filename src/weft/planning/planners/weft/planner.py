@@ -1,6 +1,7 @@
 """The `weft` planner: the best layout that weft can find, on equal and on unlike devices.
 
-On equal devices it begins with the search of `homogeneous`. On unlike ones it gives every degree stages,
+It begins with the plan of Megatron-LM's rules, a first answer. On equal devices it takes over the search of
+`homogeneous`. On unlike ones it gives every degree stages,
 shares and places that suit the devices and fit. It simulates the layouts with the least estimates, and adds
 the best plans of the baselines. Then it changes the fastest little by little while that helps. The simulator
 decides: no baseline in the search has a plan with a shorter predicted step.
