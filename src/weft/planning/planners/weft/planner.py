@@ -117,7 +117,8 @@ class _Search:
         except InputError:
             return  # for pins that the rules do not know
         if fitting:
-            self.found.take(fitting[0])
+            # Here the simulator ranks, and the rules' own estimate says nothing.
+            self.found.take(replace(fitting[0], estimate_s=None))
 
     def estimate(self) -> None:
         """Simulate the layouts with the least estimates; the first of them even without time left."""
