@@ -53,22 +53,20 @@ def show_plan(
 
     `listed` is the number of candidates that are listed below; None: no list, and `SHOWN` in JSON.
     Trials correct later predictions. `out` receives the best plan: the fastest measured plan, if there are
-    trials. `report` receives a page of all candidates. `fewer` is a better plan
-    without some nodes.
+    trials. `report` receives a page of all candidates. `fewer` is a better plan without some nodes.
 
     Raises:
         InputError: if a change is invalid.
         RunError: if none of the plans to measure ran.
     """
-    ranking = planned.ranking
-    assert ranking is not None, "a searched plan has a ranking"
+    ranking = planned.searched
     forecasts: tuple[Forecast, ...] = ()
     if changes:
         with working(f"forecasting {len(changes)} change{'s' if len(changes) > 1 else ''}"):
             forecasts = what_if(planned, planned.run.plan.planner or DEFAULT_PLANNER, changes)
-    shown = (
-        advised(ranking, SHOWN if listed is None else listed) if json or report or listed is not None else ()
-    )
+    # Advice simulates, so only those who see it wait for it.
+    seen = json or report is not None or listed is not None
+    shown = advised(ranking, SHOWN if listed is None else listed) if seen else ()
     others = alternatives(ranking, ALTERNATIVES)
     trials: tuple[Trial, ...] = ()
     if measure is not None:
@@ -124,8 +122,7 @@ def show_plan(
 
 def _decided_record(planned: PlannedJob) -> dict[str, Any] | None:
     """Return the record of the best plan, if methods have decided its options after the search."""
-    assert planned.ranking is not None, "a searched plan has a ranking"
-    if planned.plan == planned.ranking.fitting[0].plan:
+    if planned.plan == planned.searched.fitting[0].plan:
         return None
     step_s, plan = planned.predicted.simulation.step_s, planned.plan
     waiting = planned.step_breakdown[WAITING] / step_s
@@ -138,6 +135,5 @@ def _then_record(planned: PlannedJob) -> dict[str, Any] | None:
     if planned.later is None:
         return None
     at_step, job = planned.later
-    assert job.ranking is not None, "a searched plan has a ranking"
-    words, plan_id = job.ranking.fitting[0].words, job.plan.plan_id
+    words, plan_id = job.searched.fitting[0].words, job.plan.plan_id
     return {"at_step": at_step, "layout": words, "plan_id": plan_id, "step_s": job.prediction.step_s}

@@ -205,7 +205,6 @@ def plan(
     try:
         with working("searching layouts") as tell:
             planned = plan_run(run, planner=budget or telling(run, tell))
-            fewer = better_without(run, planned, budget)
     except NothingFitsError as error:
         with working("no layout fits; searching for what would"):
             found = [Violation("would fit with", one.words) for one in remedies(run, error)]
@@ -213,6 +212,8 @@ def plan(
     if emit is not None:
         write_emitted(planned, emit, out, json=json)
         return
+    with working("searching without some nodes"):
+        fewer = better_without(run, planned, budget)
     show_plan(
         planned,
         source,

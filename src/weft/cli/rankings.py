@@ -87,10 +87,9 @@ def _seconds(value: float | None) -> str:
 
 def print_ranking(planned: PlannedJob, shown: Sequence[Advised]) -> None:
     """Print the shown candidates with their reasons, and the memory of each rank under the best one."""
-    out, cluster = console(), planned.problem.job.cluster
-    out.print("", plans_table(shown, cluster), sep="\n")
-    memory = [cluster.device_of(rank).memory_bytes for rank in range(planned.plan.ranks)]
-    out.print(memory_bars(planned.prediction.peak_bytes, memory))
+    out = console()
+    out.print("", plans_table(shown, planned.problem.job.cluster), sep="\n")
+    out.print(memory_bars(planned.prediction.peak_bytes, planned.memory_bytes))
 
 
 def budgeted(run: RunFile, budget_s: float) -> Planner:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -72,5 +72,5 @@ def runs_table(found: Sequence[RunOverview]) -> Table:
     return table
 
 
-def _figure(value: float | None, text: Any) -> str:
-    return "-" if value is None else str(text(value))
+def _figure(value: float | None, text: Callable[[float], str]) -> str:
+    return "-" if value is None else text(value)

@@ -23,12 +23,11 @@ from weft.planning.report_sections import BY_SOURCE
 from weft.timeline.compare import Comparison, Pair
 from weft.timeline.compare import compare as compare_timelines
 from weft.timeline.figures import error_text, prediction_error
+from weft.training.directory.overview import NEWEST_STEPS
 from weft.training.directory.run_directory import RunDirectory, warnings
 from weft.training.session import WORKER_MODULE, job_in
 
 SECONDS_BETWEEN_LINES = 2.0
-# Steps whose median tells the time that is left.
-STEPS_OF_RATE = 20
 
 
 class Progress:
@@ -40,14 +39,16 @@ class Progress:
         self._printed_step = -1
         self._printed_time = 0.0
         self._begun_s = time.time()
-        self._warned = 0
+        self._warned = self._steps = 0
 
     def update(self, directory: RunDirectory) -> None:
         """Print news of a run; the launcher calls this several times a second while the workers run."""
         if self._directory is None:
             self._directory = directory
             self._say(f"run directory: {directory.path}")
-            if load_run(directory.path / "run.toml").train.compile:
+            trained = load_run(directory.path / "run.toml").train
+            self._steps = trained.steps
+            if trained.compile:
                 self._say("layers are compiled before the first step; the prediction is for uncompiled ones")
         if not self._quiet and time.monotonic() - self._printed_time >= SECONDS_BETWEEN_LINES:
             self._print_newest()
@@ -75,9 +76,9 @@ class Progress:
         rows = [row for row in self._directory.metrics() if row["time_s"] >= self._begun_s]
         if not rows or rows[-1]["step"] == self._printed_step:
             return
-        row, steps = rows[-1], load_run(self._directory.path / "run.toml").train.steps
+        row, steps = rows[-1], self._steps
         self._printed_step, self._printed_time = row["step"], time.monotonic()
-        left = (steps - row["step"] - 1) * median(one["step_s"] for one in rows[-STEPS_OF_RATE:])
+        left = (steps - row["step"] - 1) * median(one["step_s"] for one in rows[-NEWEST_STEPS:])
         # The prediction of the current plan: a later plan may have taken over.
         predicted_s = self._directory.prediction().step_s
         self._say(
@@ -182,18 +183,18 @@ def train(
         f"predicted {format_seconds(summary['predicted_step_s'])}, "
         f"measured {format_seconds(summary['measured_step_s'])} "
         f"(error {error_text(prediction_error(summary['predicted_step_s'], summary['measured_step_s']))}), "
-        f"{interval_text(RunDirectory(run.directory))}"
+        f"{interval_text(summary)}"
     )
     console().print(f"report: {run.directory / 'report.html'}", soft_wrap=True)
     command = f"weft train {shlex.quote(str(run.directory))} --steps {2 * summary['steps']}"
     console().print(f"all {summary['steps']} steps are done; train on with: {command}", soft_wrap=True)
 
 
-def interval_text(directory: RunDirectory) -> str:
-    """Return whether a finished run's step was inside the interval of its plan's prediction."""
-    prediction, measured_s = directory.prediction(), directory.summary()["measured_step_s"]
-    inside = prediction.step_low_s <= measured_s <= prediction.step_high_s
-    return f"{'inside' if inside else 'outside'} the 90 % interval {prediction.interval}"
+def interval_text(summary: Mapping[str, Any]) -> str:
+    """Return the interval of a finished run's prediction, and on which side of it the measured step is."""
+    low_s, high_s = summary["predicted_step_low_s"], summary["predicted_step_high_s"]
+    where = "inside" if low_s <= summary["measured_step_s"] <= high_s else "outside"
+    return f"{where} the 90 % interval {format_seconds(low_s)} - {format_seconds(high_s)}"
 
 
 def eval_(directory: Path, /, *, json: Json = False) -> None:
@@ -273,7 +274,7 @@ def compare(
     else:
         console().print(comparison.text())
         if second is None:
-            print(f"measured step: {interval_text(RunDirectory(finished(first).directory))}")
+            print(f"measured step: {interval_text(finished(first).summary)}")
 
 
 def _is_plan(path: Path) -> bool:

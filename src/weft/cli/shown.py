@@ -97,8 +97,7 @@ def show(
     out.print(f"[bold]{plan.model}[/bold] on {plan.cluster}, plan {plan.plan_id}, {precision_words(plan)}")
     out.print(cluster_table(cluster, plan), highlight=False)
     out.print(stages_table(planned), highlight=False)
-    memory = [cluster.device_of(rank).memory_bytes for rank in range(plan.ranks)]
-    out.print(memory_bars(planned.prediction.peak_bytes, memory))
+    out.print(memory_bars(planned.prediction.peak_bytes, planned.memory_bytes))
     out.print(chance_text(planned))
     out.print(f"memory of rank {planned.fullest_rank} at its peak:")
     out.print(memory_parts_table(planned.memory_parts(planned.fullest_rank)), highlight=False)

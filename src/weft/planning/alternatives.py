@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from weft.describe.layout import Layout
 from weft.describe.layout_words import differences
@@ -34,7 +35,6 @@ class Alternative:
 
 def alternatives(ranking: Ranking, most: int) -> tuple[Alternative, ...]:
     """Return the best fitting candidate of each other kind, in the ranking's order, `most` of them."""
-    found = list(_of_other_kinds(ranking))[:most]
     best = ranking.fitting[0]
     return tuple(
         Alternative(
@@ -43,7 +43,7 @@ def alternatives(ranking: Ranking, most: int) -> tuple[Alternative, ...]:
             slower_by=one.step_s / best.step_s - 1.0,
             reason=_reason(ranking, one),
         )
-        for one in found
+        for one in islice(_of_other_kinds(ranking), most)
     )
 
 

@@ -52,6 +52,13 @@ def cost_per_million(problem: Problem, step_s: float, ranks: int | None = None) 
     return None if price is None else price * step_s / 3600.0 / tokens * 1e6
 
 
+def cost_words(problem: Problem, step_s: float, ranks: int) -> str | None:
+    """Return the cost of a million tokens or images in words; None where a device has no price."""
+    cost = cost_per_million(problem, step_s, ranks)
+    unit = "images" if problem.model.reads_images else "tokens"
+    return None if cost is None else f"{cost:.3g} per million {unit}"
+
+
 def goal_value(problem: Problem, prediction: Prediction, ranks: int) -> float:
     """Return the minimised quantity of a predicted plan: seconds, bytes, or the price of a step."""
     if problem.minimise == "memory":

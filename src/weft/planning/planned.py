@@ -161,6 +161,18 @@ class PlannedJob:
         return Counter(cluster.group_of(rank).name for rank in ranks)
 
     @property
+    def searched(self) -> Ranking:
+        """The ranking of a searched plan; a given plan has none."""
+        assert self.ranking is not None, "a searched plan has a ranking"
+        return self.ranking
+
+    @property
+    def memory_bytes(self) -> list[int]:
+        """The memory of the device of each of the plan's ranks."""
+        cluster = self.problem.job.cluster
+        return [cluster.device_of(rank).memory_bytes for rank in range(self.plan.ranks)]
+
+    @property
     def usable_bytes(self) -> list[int]:
         """The memory that a plan may use on the device of each of its ranks."""
         usable: list[int] = self.problem.cost_model.network.places.usable_bytes[: self.plan.ranks].tolist()
@@ -240,7 +252,7 @@ class PlannedJob:
     @property
     def throughput(self) -> Throughput:
         """The throughput of the predicted step, on the devices of the plan."""
-        reads_tokens = self.problem.model.image_size == 0
+        reads_tokens = not self.problem.model.reads_images
         return throughput(
             self.problem.job, self.plan.ranks, self.prediction.step_s, reads_tokens=reads_tokens
         )

@@ -30,7 +30,7 @@ class Problem(Request):
     @property
     def tokens_per_sample(self) -> int:
         """The tokens of a sample that speeds and costs count: 1 for an image."""
-        return 1 if self.model.image_size else self.job.sequence
+        return 1 if self.model.reads_images else self.job.sequence
 
     def choosing(self, choices: tuple[LayerChoice, ...]) -> Problem:
         """Return the problem with these choices for single layers, and no others.

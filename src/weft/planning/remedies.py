@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from math import ceil
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from weft.describe.units import format_seconds
 from weft.errors import InputError
 from weft.files import weft_home
 from weft.planning.cluster_changes import changed_cluster
-from weft.planning.goals import cost_per_million
+from weft.planning.goals import cost_words
 from weft.planning.nothing_fits import NothingFitsError, pins_words
 from weft.planning.planners import Candidate, Verdict
 from weft.planning.planners.homogeneous import HomogeneousPlanner
@@ -48,8 +49,8 @@ class Remedy:
     @property
     def words(self) -> str:
         """The change, what a step takes then, and what tokens cost where devices have prices."""
-        price = cost_per_million(self.problem, self.best.step_s, self.best.chain.ranks)
-        cost = "" if price is None else f", {price:.3g} per million tokens"
+        price = cost_words(self.problem, self.best.step_s, self.best.chain.ranks)
+        cost = "" if price is None else f", {price}"
         return f"{self.change}: a step of {format_seconds(self.best.step_s)}{cost} ({self.best.words})"
 
 
@@ -65,32 +66,31 @@ def remedies(run: RunFile, error: NothingFitsError, *, home: Path | None = None)
         return  # it is not the memory that is missing
     if problem.pins.given:
         pins = pins_words(problem.pins.given)
-        yield from filter(None, [_searched(f"other choices than {pins}", replace(problem, pins=OPEN))])
+        yield from _searched(f"other choices than {pins}", replace(problem, pins=OPEN))
     for changes in (_more_nodes(error), _larger_devices(problem)):
-        tried = ((words, on_cluster(problem, cluster, home)) for words, cluster in changes)
-        found = (_searched(words, other) for words, other in tried)
-        yield from filter(None, [next(filter(None, found), None)])
+        tried = (_searched(words, on_cluster(problem, cluster, home)) for words, cluster in changes)
+        yield from islice(chain.from_iterable(tried), 1)
     for relief in parts(Relief):
         try:
             other = problem_of_run(changed(run, relief.keys), home=home)
-            found_one = _searched(relief.words, replace(other, pins=problem.pins))
+            found = list(_searched(relief.words, replace(other, pins=problem.pins)))
         except InputError:
             continue  # the method is not for this job
-        if found_one is not None:
-            yield found_one
+        yield from found
 
 
-def _searched(change: str, problem: Problem) -> Remedy | None:
+def _searched(change: str, problem: Problem) -> Iterator[Remedy]:
+    """Yield the remedy, if a layout fits."""
     pins = problem.pins.replaced(schedule=problem.pins.schedule or ORDER)
-    fitting = PLANNER.search(replace(problem, pins=pins)).fitting
-    return Remedy(change=change, problem=problem, best=fitting[0]) if fitting else None
+    for best in PLANNER.search(replace(problem, pins=pins)).fitting[:1]:
+        yield Remedy(change=change, problem=problem, best=best)
 
 
 def _more_nodes(error: NothingFitsError) -> Iterator[tuple[str, Cluster]]:
     """Yield the cluster with more nodes of its largest devices, from the least number that may be enough."""
     cluster = error.ranking.problem.job.cluster
     group = max(cluster.groups, key=lambda one: one.device.usable_bytes)
-    least_bytes = error.ranking.closest[0].peak_bytes if error.ranking.closest else 0
+    least_bytes = error.ranking.closest[0].peak_bytes
     nodes = max(1, ceil(group.count * (least_bytes / group.device.usable_bytes - 1.0)))
     for count in (nodes * 2**doubled for doubled in range(MOST_TRIED)):
         try:

@@ -69,8 +69,7 @@ def what_if(
     Raises:
         InputError: for words that are no change, with all of them at once.
     """
-    problem, ranking = planned.problem, planned.ranking
-    assert ranking is not None, "the plan was searched for"
+    problem, ranking = planned.problem, planned.searched
     clusters = _clusters(problem.job.cluster, changes)
     base = ranking.fitting[0]
     as_it_is = _forecast("", problem, base, "", base, None)

@@ -106,9 +106,8 @@ def measure_best(planned: PlannedJob, count: int, train: Train | None = None) ->
         RunError: if none of the plans ran.
     """
     require_this_machine(planned.run, count)
-    assert planned.ranking is not None, "the plan was searched for"
     make = train or trial
-    left = list(planned.ranking.fitting[:count])
+    left = list(planned.searched.fitting[:count])
     dropped: list[Trial] = []
     while len(left) > FINALISTS:
         screened = sorted((make(planned, one, SCREENING_STEPS) for one in left), key=_order)

@@ -13,14 +13,14 @@ from rich.text import Text
 from weft.cli.output import ranked_table
 from weft.cli.tables.candidates import candidate_record
 from weft.cli.tables.plan import chance_text, idle_text, job_text, throughput_text
+from weft.cli.tables.search import kept_out_record
 from weft.describe.layout_words import layout_words
 from weft.describe.this_machine import THIS_MACHINE
 from weft.describe.units import format_bytes, format_seconds
 from weft.moves.layout import shares_of
-from weft.moves.registry import kept_out
 from weft.planning.alternatives import Alternative
 from weft.planning.fewer_nodes import FewerNodes
-from weft.planning.goals import cost_per_million
+from weft.planning.goals import cost_words
 from weft.planning.planned import PlannedJob
 from weft.planning.throughput import doubt
 from weft.planning.ties import standing
@@ -31,13 +31,10 @@ ALTERNATIVES = 3
 
 def plain_words(planned: PlannedJob) -> str:
     """Return the best plan of a search in words that users of other programs know."""
-    assert planned.ranking is not None, "a searched plan has a ranking"
-    best = planned.ranking.fitting[0]
-    return (
-        best.words
-        if best.layout is None
-        else layout_words(best.layout, shares_of(planned.problem.job, best.layout))
-    )
+    best = planned.searched.fitting[0]
+    if best.layout is None:
+        return best.words
+    return layout_words(best.layout, shares_of(planned.problem.job, best.layout))
 
 
 def alternative_record(one: Alternative) -> dict[str, Any]:
@@ -67,13 +64,9 @@ def answer(
 
 def _next(planned: PlannedJob, source: str) -> str:
     """Return the commands that a user of the answer needs."""
-    ranking = planned.ranking
-    assert ranking is not None, "a searched plan has a ranking"
-    trained = (
-        f"weft train {source}; "
-        if planned.run.cluster.use == THIS_MACHINE and source.endswith(".toml")
-        else ""
-    )
+    ranking = planned.searched
+    here = planned.run.cluster.use == THIS_MACHINE and source.endswith(".toml")
+    trained = f"weft train {source}; " if here else ""
     return (
         f"{trained}--out plan.json (`weft train plan.json` runs it); --emit megatron, torchtitan, "
         f"deepspeed, ...; --all: the best of {len(ranking.candidates)} layouts, {len(ranking.fitting)} "
@@ -93,27 +86,25 @@ def _grid(rows: Iterable[tuple[str, Text]]) -> Table:
 def _best(planned: PlannedJob, fewer: FewerNodes | None) -> Iterator[tuple[str, Text]]:
     """Yield the name and the text of each figure of the best plan."""
     problem, prediction = planned.problem, planned.prediction
-    assert planned.ranking is not None, "a searched plan has a ranking"
-    best = planned.ranking.fitting[0]
+    best = planned.searched.fitting[0]
     yield "best", Text(plain_words(planned), style="bold")
     yield "layout", Text(best.words)
     step = f"{format_seconds(prediction.step_s)}, 90 % interval {prediction.interval}"
-    rule = standing(planned.ranking, best).text
+    rule = standing(planned.searched, best).text
     yield "step", Text("; ".join([step, *([rule] if rule else []), f"times from {prediction.source}"]))
     yield "speed", Text(throughput_text(planned))
     if (warning := doubt(problem.job.cluster, planned.plan.precision, planned.throughput)) is not None:
         yield "", Text(warning, style="yellow")
-    memory = [problem.job.cluster.device_of(rank).memory_bytes for rank in range(planned.plan.ranks)]
-    fullest = max(equal_ranks(prediction.peak_bytes, memory), key=lambda ranks: ranks.share)
+    every = equal_ranks(prediction.peak_bytes, planned.memory_bytes)
+    fullest = max(every, key=lambda ranks: ranks.share)
     yield "memory", Text(f"{fullest.name}: {fullest.words}; {chance_text(planned)}")
     if idle := idle_text(planned):
         yield "idle", Text(idle, style="yellow")
     if fewer is not None:
         yield "nodes", Text(fewer.words, style="yellow")
-    price = cost_per_million(planned.problem, prediction.step_s, planned.plan.ranks)
+    price = cost_words(problem, prediction.step_s, planned.plan.ranks)
     if price is not None:
-        unit = "images" if problem.model.image_size else "tokens"
-        yield "cost", Text(f"{price:.3g} per million {unit}")
+        yield "cost", Text(price)
 
 
 def alternatives_table(others: Sequence[Alternative]) -> Table:
@@ -142,6 +133,6 @@ def _taken_for_granted(planned: PlannedJob) -> Iterator[tuple[str, Text]]:
     ]
     if assumed:
         yield "assumed", Text("; ".join(assumed), style="dim")
-    if moves := kept_out(problem.contract):
-        names = ", ".join(f"{move.name} ({move.contract.word})" for move in moves)
+    if moves := kept_out_record(problem):
+        names = ", ".join(f"{move} ({contract})" for move, contract in moves.items())
         yield "not", Text(f"within the contract {problem.contract.word}: {names}", style="dim")

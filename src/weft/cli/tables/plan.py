@@ -106,7 +106,7 @@ def job_text(problem: Problem) -> Text:
     """Return the model, the cluster, the batch and the precision of a job."""
     job = problem.job
     batch = f"{job.global_batch} samples of {job.sequence} tokens"
-    if problem.model.image_size:
+    if problem.model.reads_images:
         batch = f"{job.global_batch} images"
     return Text(job.graph.name, style="bold").append(
         f" on {job.cluster.name} ({job.cluster.ranks} devices), {batch}, {precision_words(job)}",

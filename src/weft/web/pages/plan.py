@@ -21,7 +21,6 @@ def show_page(planned: PlannedJob) -> str:
     """Return a self-contained page of a plan and its prediction."""
     plan, cluster = planned.plan, planned.problem.job.cluster
     prediction = planned.prediction
-    memory = [cluster.device_of(rank).memory_bytes for rank in range(plan.ranks)]
     subtitle = (
         f"plan {plan.plan_id}: {plan.global_batch} samples of {plan.sequence} tokens in micro-batches of "
         f"{plan.micro_batch_size}, {plan.schedule.name}, {shared_out(plan)}, "
@@ -36,7 +35,9 @@ def show_page(planned: PlannedJob) -> str:
             "stages", "Stages", STAGE_HEAD, stage_rows(plan, prediction, cluster), words=STAGE_HEAD[:4]
         ),
         picture_section(
-            "memory", "Memory", memory_svg(prediction.peak_bytes, memory, title="Predicted peak of each rank")
+            "memory",
+            "Memory",
+            memory_svg(prediction.peak_bytes, planned.memory_bytes, title="Predicted peak of each rank"),
         ),
         table_section(
             "breakdown", "Where a step goes", BREAKDOWN_HEAD, breakdown_rows(planned.step_breakdown)

@@ -94,8 +94,7 @@ def plan_page(
 
     A layout without a simulation is a ring, at the lower bounds of its step and memory.
     """
-    ranking, job = planned.ranking, planned.problem.job
-    assert ranking is not None, "a searched plan has a ranking"
+    ranking, job = planned.searched, planned.problem.job
     points = mapped(ranking)
     sections = [
         picture_section("map", "Every layout", _map(ranking, points)),

@@ -1,16 +1,16 @@
 """The `weft` planner: the best layout that weft can find, on equal and on unlike devices.
 
 It begins with the plan of Megatron-LM's rules, a first answer. On equal devices it takes over the search of
-`homogeneous`. On unlike ones it gives every degree stages,
-shares and places that suit the devices and fit. It simulates the layouts with the least estimates, and adds
-the best plans of the baselines. Then it changes the fastest little by little while that helps. The simulator
-decides: no baseline in the search has a plan with a shorter predicted step.
+`homogeneous`. On unlike ones it gives every degree stages, shares and places that suit the devices and fit.
+It simulates the layouts with the least estimates, and adds the best plans of the baselines. Then it changes
+the fastest little by little while that helps. The simulator decides: no baseline in the search has a plan
+with a shorter predicted step.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -22,7 +22,7 @@ from weft.moves.move import Purpose
 from weft.planning.goals import goal_of_step
 from weft.planning.neighbours import neighbours
 from weft.planning.planners.amp import AmpPlanner
-from weft.planning.planners.base import Candidate, Ranking, Verdict
+from weft.planning.planners.base import Candidate, Planner, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.planners.megatron import MegatronPlanner
@@ -77,12 +77,12 @@ class WeftPlanner:
             return HomogeneousPlanner().search(problem)
         prepare(problem)
         search = _Search(self, problem)
-        search.begin()
+        rules = search.begin()
         if unlike_devices(problem.job.cluster):
             search.estimate()
         else:
             search.take_all(HomogeneousPlanner().search(problem))
-        search.seed()
+        search.seed(rules)
         search.chunk()
         for start in search.found.leaders():
             search.improve(start)
@@ -110,15 +110,25 @@ class _Search:
         self.found = Findings(problem, planner.tell)
         self._end_s = time.monotonic() + planner.budget_s if planner.budget_s is not None else float("inf")
 
-    def begin(self) -> None:
-        """Take the plan of the rules of thumb, a first answer within a second, where they fit the problem."""
+    def begin(self) -> Sequence[Candidate]:
+        """Take the plan of the rules of thumb, a first answer within a second.
+
+        Returns all candidates of the rules.
+        """
+        candidates = self._simulated_by(MegatronPlanner())
+        best = next((one for one in candidates if one.verdict is Verdict.FITS), None)
+        if best is not None:
+            self.found.take(best)
+        return candidates
+
+    def _simulated_by(self, baseline: Planner) -> list[Candidate]:
+        """Return the candidates that a baseline has simulated; none for pins that it cannot honour."""
         try:
-            fitting = MegatronPlanner().search(self._problem).fitting
+            candidates = baseline.search(self._problem).candidates
         except InputError:
-            return  # for pins that the rules do not know
-        if fitting:
-            # Here the simulator ranks, and the rules' own estimate says nothing.
-            self.found.take(replace(fitting[0], estimate_s=None))
+            return []
+        # Here the simulator ranks, and a baseline's own estimate says nothing.
+        return [replace(one, estimate_s=None) for one in candidates if one.plan is not None]
 
     def estimate(self) -> None:
         """Simulate the layouts with the least estimates; the first of them even without time left."""
@@ -140,22 +150,22 @@ class _Search:
                 continue
             fitting[kind] += self._try(one.layout).verdict is Verdict.FITS
 
-    def seed(self) -> None:
-        """Take over the plans of the baselines, and plans of the first devices that are alike."""
+    def seed(self, rules: Sequence[Candidate]) -> None:
+        """Take over the plans of the baselines, and plans of the first devices that are alike.
+
+        `rules` are the candidates of the rules of thumb.
+        """
         if self._unlike or self._problem.minimise == "cost":
             self._seed_alike()
         if self._problem.job.cluster.ranks > self._planner.seeded_to:
             return
-        for baseline in (MetisFormPlanner(), AmpPlanner(), MegatronPlanner()):
+        for baseline in (MetisFormPlanner(), AmpPlanner()):
             if self._late():
                 return
-            try:
-                candidates = baseline.search(self._problem).candidates
-            except InputError:
-                continue  # pins that this baseline cannot honour
-            for candidate in candidates:
-                if candidate.plan is not None:
-                    self.found.take(replace(candidate, estimate_s=None))
+            for candidate in self._simulated_by(baseline):
+                self.found.take(candidate)
+        for candidate in rules:
+            self.found.take(candidate)
 
     def chunk(self) -> None:
         """Chunk the loss of layouts that are too big with all logits, and would win if they fit."""
