@@ -68,6 +68,8 @@ def test_plan_shows_a_table_with_memory(capsys, run_toml):
     assert "why it stands here" in text
     assert "\n12  " in text
     assert "\n3  " in answer(capsys, "plan", run_toml, "--top", "3")
+    (line,) = refusal(capsys, "plan", run_toml, "--top", "0")
+    assert "--top: 0: a list has at least one candidate" in line
 
 
 def test_plan_says_what_the_contract_keeps_out(capsys, run_toml, weft_example):

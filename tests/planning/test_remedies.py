@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from weft.describe.run_file import run_of_keywords
+from weft.planning.cluster_changes import changed_cluster
 from weft.planning.nothing_fits import NothingFitsError
 from weft.planning.planned import plan_run
 from weft.planning.planners import Verdict
+from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.remedies import Remedy, remedies
+from weft.planning.what_if import on_cluster
 
 GIB = 2**30
 
@@ -22,7 +27,7 @@ def remedies_of(
     return refused.value, {one.change: one for one in remedies(run, refused.value)}
 
 
-def test_each_remedy_fits_where_the_job_does_not() -> None:
+def test_each_remedy_fits_where_the_job_does_not(tmp_path: Path) -> None:
     error, found = remedies_of("llama-7b", "4xt4", precision="fp16")
     assert not error.ranking.fitting
     for one in found.values():
@@ -39,6 +44,12 @@ def test_each_remedy_fits_where_the_job_does_not() -> None:
         error.ranking.closest[0].peak_bytes / error.ranking.problem.job.cluster.groups[0].device.usable_bytes
     )
     assert grown >= 4 * lacking
+    # Half of the nodes would not do.
+    nodes = (grown - 4) // 4
+    assert nodes % 2 == 0
+    half = changed_cluster(error.ranking.problem.job.cluster, f"+{nodes // 2} nodes t4")
+    fewer = on_cluster(error.ranking.problem, half, tmp_path)
+    assert not HomogeneousPlanner().search(fewer).fitting
     larger = found[next(change for change in found if change.endswith(" instead of t4"))]
     assert larger.problem.job.cluster.groups[0].device.memory_bytes > 16 * GIB
     assert larger.problem.job.cluster.ranks == 4
@@ -63,7 +74,7 @@ def test_a_layout_that_is_not_legal_has_no_remedies() -> None:
     assert not found
 
 
-def test_prices_are_told(tmp_path) -> None:
+def test_prices_are_told(tmp_path: Path) -> None:
     cluster = tmp_path / "cluster.toml"
     cluster.write_text(
         '[[node]]\nname = "ours"\ncount = 1\ndevice = "t4"\ndevices = 4\n[device.t4]\nprice_per_hour = 0.5\n'

@@ -162,6 +162,8 @@ def plan(
         With --curve: write both charts to this file.
     """
     only_curve = {"--critical-batch": critical_batch, "--svg": svg}
+    if top is not None and top < 1:
+        raise InputError(Violation("--top", f"{top}: a list has at least one candidate", str(SHOWN)))
     never_curve = {
         "--global-batch": global_batch,
         "--out": out,

@@ -29,7 +29,7 @@ from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.problem import Problem, problem_of_run
 from weft.planning.what_if import on_cluster
 
-# Sizes of clusters that are tried, each twice as large as the former, and kinds of larger devices.
+# Kinds of larger devices that are tried, and doublings of nodes beyond what the closest layout lacks.
 MOST_TRIED = 4
 PLANNER = HomogeneousPlanner(finalists=1)
 # The memory of a tried device over that of the one before.
@@ -87,12 +87,15 @@ def _searched(change: str, problem: Problem) -> Iterator[Remedy]:
 
 
 def _more_nodes(error: NothingFitsError) -> Iterator[tuple[str, Cluster]]:
-    """Yield the cluster with more nodes of its largest devices, from the least number that may be enough."""
+    """Yield the cluster with 1, 2, 4, ... more nodes of its largest devices.
+
+    The last is several times what the closest layout lacks, as other layouts may need less or more.
+    """
     cluster = error.ranking.problem.job.cluster
     group = max(cluster.groups, key=lambda one: one.device.usable_bytes)
     least_bytes = error.ranking.closest[0].peak_bytes
-    nodes = max(1, ceil(group.count * (least_bytes / group.device.usable_bytes - 1.0)))
-    for count in (nodes * 2**doubled for doubled in range(MOST_TRIED)):
+    lacking = ceil(group.count * (least_bytes / group.device.usable_bytes - 1.0))
+    for count in (2**doubled for doubled in range(max(1, lacking).bit_length() + MOST_TRIED)):
         try:
             grown = changed_cluster(cluster, f"+{count} nodes {group.name}")
         except InputError:

@@ -77,6 +77,12 @@ def test_the_last_start_or_end_decides_the_state(
     assert overview(run.path).state is state
 
 
+def test_lines_that_are_no_events_are_passed_over(run: RunDirectory) -> None:
+    (run.path / "events.jsonl").write_text('{"event": "started"}\n{"more": 1}\n{"event": "sto')
+    one = overview(run.path)
+    assert (one.state, one.newest_s) == (RunState.BROKEN_OFF, 0.0)
+
+
 def test_figures_are_those_of_the_newest_steps(run: RunDirectory) -> None:
     lines(run, "metrics.jsonl", *steps(41))
     lines(run, "events.jsonl", {"event": "started", "step": 0, "held_out_loss": 5.5})

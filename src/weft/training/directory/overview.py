@@ -90,7 +90,7 @@ def overview(path: Path) -> RunOverview:
         step_s=_median(newest, "step_s"),
         predicted_step_s=None if file.prediction is None else file.prediction.step_s,
         tokens_per_s=_median(newest, "tokens_per_s"),
-        newest_s=max((record["time_s"] for record in (*newest, *events)), default=0.0),
+        newest_s=max((record.get("time_s", 0.0) for record in (*newest, *events)), default=0.0),
     )
 
 
@@ -101,9 +101,9 @@ def _median(rows: Sequence[dict[str, Any]], name: str) -> float | None:
 def _state(path: Path, events: Sequence[dict[str, Any]]) -> RunState:
     if is_running(path):
         return RunState.RUNNING
-    ended = [
-        event["event"] for event in events if event["event"] in ("started", "resumed", "stopped", "finished")
-    ]
+    # A line by another hand may be JSON and no event.
+    told = [event.get("event") for event in events]
+    ended = [one for one in told if one in ("started", "resumed", "stopped", "finished")]
     if not ended:
         return RunState.PREPARED
     return {"finished": RunState.FINISHED, "stopped": RunState.STOPPED}.get(ended[-1], RunState.BROKEN_OFF)
