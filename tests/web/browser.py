@@ -95,8 +95,8 @@ class Browser:
         event: dict[str, Any] = json.loads(message)
         return event
 
-    def open(self, path: Path, *, width: int = 1400, height: int = 1000) -> None:
-        """Show a file and wait until its pictures are drawn."""
+    def open(self, place: Path | str, *, width: int = 1400, height: int = 1000) -> None:
+        """Show a file or an address and wait until its pictures are drawn."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -105,7 +105,7 @@ class Browser:
             mobile=False,
         )
         self.events.clear()
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=place if isinstance(place, str) else place.as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._next())
         # Pictures are drawn one frame after their size is known.

@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "corrections": ("corrections",),
     "runs": ("train", "eval_", "compare"),
     "run_list": ("runs",),
+    "watching": ("watch",),
     "weights": ("export", "import_"),
     "labs": ("lab",),
 }

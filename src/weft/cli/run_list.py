@@ -13,7 +13,7 @@ from rich.text import Text
 from weft.cli.output import Json, console, plain_table, print_json
 from weft.describe.units import format_count, format_seconds
 from weft.errors import InputError, Violation
-from weft.training.directory.overview import RunOverview, overview, runs_in
+from weft.training.directory.overview import RunOverview, look_at, runs_in
 
 HEAD = ("run", "model", "state", "step", "loss", "held out", "tokens/s", "measured", "predicted")
 
@@ -34,7 +34,7 @@ def runs(folder: Path = Path("runs"), /, *, json: Json = False) -> None:
     problems: list[Violation] = []
     for path in runs_in(folder):
         try:
-            found.append(overview(path))
+            found.append(look_at(path))
         except InputError as error:
             problems += error.violations
     if problems and not found:

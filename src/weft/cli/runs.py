@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -24,7 +25,8 @@ from weft.timeline.compare import Comparison, Pair
 from weft.timeline.compare import compare as compare_timelines
 from weft.timeline.figures import error_text, prediction_error
 from weft.training.directory.overview import NEWEST_STEPS
-from weft.training.directory.run_directory import RunDirectory, warnings
+from weft.training.directory.event_words import warnings
+from weft.training.directory.run_directory import RunDirectory
 from weft.training.session import WORKER_MODULE, job_in
 
 SECONDS_BETWEEN_LINES = 2.0
@@ -114,6 +116,7 @@ def train(
     directory: Path | None = None,
     resume: Path | None = None,
     prepare_only: Annotated[bool, Parameter(negative=())] = False,
+    watch: Annotated[bool, Parameter(negative=())] = False,
     json: Json = False,
 ) -> None:
     """Train a run file or a plan file on this machine, or resume a run directory.
@@ -146,10 +149,13 @@ def train(
         Resume this run directory with SOURCE: another plan, but the same model, data and seed.
     prepare_only
         Write the run directory and stop; torchrun or another launcher then starts its workers.
+    watch
+        Serve a live page of the run until it ends; its address is printed.
     """
     if not source.exists():
         raise InputError(Violation(str(source), "no such run file, plan file or run directory"))
     if prepare_only:
+        refuse_options({"--watch": watch or None}, "only while the run trains here, not with --prepare-only")
         planned, run_directory = prepared(
             source, model=model, on=on, data=data, steps=steps, directory=directory, resume=resume
         )
@@ -158,16 +164,17 @@ def train(
         return
     progress = Progress(quiet=json)
     try:
-        run = train_run(
-            source,
-            model=model,
-            on=on,
-            data=data,
-            steps=steps,
-            directory=directory,
-            resume=resume,
-            on_poll=progress.update,
-        )
+        with _polled(progress, watch=watch) as on_poll:
+            run = train_run(
+                source,
+                model=model,
+                on=on,
+                data=data,
+                steps=steps,
+                directory=directory,
+                resume=resume,
+                on_poll=on_poll,
+            )
     except (RunError, KeyboardInterrupt, SystemExit) as stop:
         for note in getattr(stop, "__notes__", ()):
             print(f"weft: {note}", file=sys.stderr)
@@ -188,6 +195,24 @@ def train(
     console().print(f"report: {run.directory / 'report.html'}", soft_wrap=True)
     command = f"weft train {shlex.quote(str(run.directory))} --steps {2 * summary['steps']}"
     console().print(f"all {summary['steps']} steps are done; train on with: {command}", soft_wrap=True)
+
+
+@contextmanager
+def _polled(progress: Progress, *, watch: bool) -> Iterator[Callable[[RunDirectory], None]]:
+    """Yield the function that the launcher calls; with `watch`, it also opens the live page."""
+    if not watch:
+        yield progress.update
+        return
+    # The server needs half a second of imports.
+    from weft.watch.beside import PageBeside
+
+    with PageBeside() as page:
+
+        def update(directory: RunDirectory) -> None:
+            page.show(directory.path)
+            progress.update(directory)
+
+        yield update
 
 
 def interval_text(summary: Mapping[str, Any]) -> str:

@@ -252,10 +252,12 @@ class PlannedJob:
     @property
     def throughput(self) -> Throughput:
         """The throughput of the predicted step, on the devices of the plan."""
+        return self.throughput_of(self.prediction.step_s)
+
+    def throughput_of(self, step_s: float) -> Throughput:
+        """Return the throughput of a step of this length, on the devices of the plan."""
         reads_tokens = not self.problem.model.reads_images
-        return throughput(
-            self.problem.job, self.plan.ranks, self.prediction.step_s, reads_tokens=reads_tokens
-        )
+        return throughput(self.problem.job, self.plan.ranks, step_s, reads_tokens=reads_tokens)
 
     @cached_property
     def step_breakdown(self) -> dict[str, float]:

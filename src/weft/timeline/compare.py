@@ -74,6 +74,14 @@ class KindPair(Pair):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankPair(Pair):
+    """Seconds of a rank's instructions of one kind in one step; if steps differ, the mean over them."""
+
+    rank: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InstructionPair(Pair):
     """Duration of one instruction: predicted, and the median over the measured steps."""
 
@@ -102,6 +110,7 @@ class Comparison:
         cycle: number of different steps before they repeat.
         matched, only_predicted, only_measured: counts of instructions.
         kinds, stages: by kind, and by stage and kind for the compute stream.
+        ranks: by rank and kind, ascending.
         waits: by rank. worst: the instructions with the largest differences, largest first.
         clock_error_ns: bounds the error of single times; 0 if no accelerator measured them.
     """
@@ -116,6 +125,7 @@ class Comparison:
     only_measured: int
     kinds: tuple[KindPair, ...]
     stages: tuple[KindPair, ...]
+    ranks: tuple[RankPair, ...]
     waits: tuple[WaitPair, ...]
     worst: tuple[InstructionPair, ...]
     clock_error_ns: int = 0
@@ -149,6 +159,7 @@ class Comparison:
             "only_measured": self.only_measured,
             "kinds": [asdict(pair) for pair in self.kinds],
             "stages": [asdict(pair) for pair in self.stages],
+            "ranks": [asdict(pair) for pair in self.ranks],
             "waits": [asdict(pair) for pair in self.waits],
             "worst": [{**asdict(pair), "id": f"{pair.id:016x}"} for pair in self.worst],
         }
@@ -225,6 +236,7 @@ def compare(
         only_measured=len(two.instructions.id) - len(left),
         kinds=_kind_pairs(rows, durations, everywhere, cycle),
         stages=_kind_pairs(rows.take(compute), durations[compute], rows.stage[compute], cycle),
+        ranks=_rank_pairs(rows, durations, cycle),
         waits=_wait_pairs(one.timeline, two.timeline),
         worst=_worst(rows, durations),
         clock_error_ns=max(predicted.clock_error_ns, measured.clock_error_ns),
@@ -281,6 +293,18 @@ def _kind_pairs(rows: Instructions, measured_s: Floats, stage: Ints, cycle: int)
             measured_total_s=float(second_total[place]) / cycle,
         )
         for place, entry in enumerate(codes)
+    )
+
+
+def _rank_pairs(rows: Instructions, measured_s: Floats, cycle: int) -> tuple[RankPair, ...]:
+    """Return one pair per (rank, kind), from the instructions of `cycle` steps."""
+    codes, index = np.unique(rows.rank * len(KINDS) + rows.kind, return_inverse=True)
+    totals = (np.bincount(index, weights=one) / cycle for one in (rows.duration_s, measured_s))
+    return tuple(
+        RankPair(
+            rank=code // len(KINDS), kind=KINDS[code % len(KINDS)].name, predicted_s=first, measured_s=second
+        )
+        for code, first, second in zip(codes.tolist(), *(one.tolist() for one in totals), strict=True)
     )
 
 

@@ -37,13 +37,13 @@ from weft.training.data.reader import (
 )
 from weft.training.data.sampler import SampleLedger, StepSamples
 from weft.training.data.text import Source
+from weft.training.directory.event_words import warnings
 from weft.training.directory.journal import peak_memory
 from weft.training.directory.run_directory import (
     RunDirectory,
     checkpoint_figures,
     last_plan_id,
     recorded_loss,
-    warnings,
 )
 from weft.training.evaluation.held_out import by_source, held_out, held_out_samples, samples_of_sources
 from weft.training.open_run import OpenRun, load, open_run

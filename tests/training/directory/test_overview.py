@@ -12,7 +12,7 @@ import pytest
 from weft.describe.run_file import load_run
 from weft.errors import InputError
 from weft.planning.planned import plan_run
-from weft.training.directory.overview import NEWEST_STEPS, RunState, overview, runs_in
+from weft.training.directory.overview import NEWEST_STEPS, RunState, look_at, runs_in
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.directory.run_lock import is_running, only_run
 
@@ -54,7 +54,7 @@ def steps(count: int) -> list[dict[str, object]]:
 
 
 def test_a_prepared_run_has_a_plan_and_no_figures(run: RunDirectory) -> None:
-    one = overview(run.path)
+    one = look_at(run.path)
     assert (one.state, one.done, one.steps) == (RunState.PREPARED, 0, 50)
     assert one.loss is one.held_out_loss is one.step_s is one.tokens_per_s is None
     assert one.predicted_step_s == run.prediction().step_s
@@ -74,19 +74,19 @@ def test_the_last_start_or_end_decides_the_state(
     run: RunDirectory, events: list[str], state: RunState
 ) -> None:
     lines(run, "events.jsonl", *({"event": event, "step": 0} for event in events))
-    assert overview(run.path).state is state
+    assert look_at(run.path).state is state
 
 
 def test_lines_that_are_no_events_are_passed_over(run: RunDirectory) -> None:
     (run.path / "events.jsonl").write_text('{"event": "started"}\n{"more": 1}\n{"event": "sto')
-    one = overview(run.path)
+    one = look_at(run.path)
     assert (one.state, one.newest_s) == (RunState.BROKEN_OFF, 0.0)
 
 
 def test_figures_are_those_of_the_newest_steps(run: RunDirectory) -> None:
     lines(run, "metrics.jsonl", *steps(41))
     lines(run, "events.jsonl", {"event": "started", "step": 0, "held_out_loss": 5.5})
-    one = overview(run.path)
+    one = look_at(run.path)
     assert one.done == 41
     assert one.loss == pytest.approx(1.0)
     assert one.held_out_loss == 5.5
@@ -105,14 +105,14 @@ def test_a_locked_run_is_running_until_its_holder_ends(run: RunDirectory) -> Non
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        assert overview(run.path).state is RunState.RUNNING
+        assert look_at(run.path).state is RunState.RUNNING
         # The look has not taken or broken the lock.
         with pytest.raises(InputError, match="is being trained"), only_run(run.path):
             pass
         assert holder.stdin is not None
         holder.stdin.close()
         holder.wait(timeout=30)
-    assert overview(run.path).state is RunState.BROKEN_OFF
+    assert look_at(run.path).state is RunState.BROKEN_OFF
 
 
 def test_folders_of_runs_and_runs_are_told_apart(run: RunDirectory, tmp_path: Path) -> None:
@@ -124,6 +124,6 @@ def test_folders_of_runs_and_runs_are_told_apart(run: RunDirectory, tmp_path: Pa
 def test_a_broken_run_file_is_one_line(run: RunDirectory) -> None:
     (run.path / "run.toml").write_text("[train]\nsteps = soon\n")
     with pytest.raises(InputError) as refused:
-        overview(run.path)
+        look_at(run.path)
     (line,) = refused.value.violations
     assert "run.toml" in str(line)

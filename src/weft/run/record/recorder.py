@@ -102,11 +102,18 @@ class Recorder:
 
 
 def collect_timeline(
-    run_dir: Path, program: Program, plan_id: str, run: str, *, former_ids: Collection[str] = ()
+    run_dir: Path,
+    program: Program,
+    plan_id: str,
+    run: str,
+    *,
+    former_ids: Collection[str] = (),
+    steps: Collection[int] | None = None,
 ) -> Timeline:
     """Merge the slots of all ranks into one Timeline.
 
-    `former_ids` are the ids under which earlier versions of weft recorded the same plan.
+    `former_ids` are the ids under which earlier versions of weft recorded the same plan. With `steps`, only
+    the records of these steps are read.
 
     Ranks of one host share the monotonic clock. A message begins when both ends are ready, and a collective
     when its last member is. So the start of a receive or a collective moves to that time; `posted_ns` keeps
@@ -116,7 +123,7 @@ def collect_timeline(
     Raises:
         RunError: when a file is missing or broken, belongs to another plan, or nothing was recorded.
     """
-    slots = [read_slots(slots_path(run_dir, rank)) for rank in range(program.ranks)]
+    slots = [read_slots(slots_path(run_dir, rank), steps) for rank in range(program.ranks)]
     for rank, found in enumerate(slots):
         _require_same_program(slots_path(run_dir, rank), found, program, (plan_id, *former_ids), rank)
     records = np.concatenate([found.records for found in slots])

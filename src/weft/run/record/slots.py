@@ -8,9 +8,12 @@ This module imports no torch: the launcher reads these files.
 
 from __future__ import annotations
 
+import os
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -82,21 +85,33 @@ def slots_path(run_dir: Path, rank: int) -> Path:
     return Path(run_dir) / "slots" / f"rank-{rank}.slots"
 
 
-def read_slots(path: Path) -> Slots:
+def read_slots(path: Path, steps: Collection[int] | None = None) -> Slots:
     """Read a slot file, also while its rank runs and after it was killed.
+
+    Args:
+        steps: read the records of these steps only; as many bytes are read as they have.
 
     Raises:
         RunError: when the file is missing, cut short or not a slot file.
     """
     try:
-        content = Path(path).read_bytes()
+        with open(path, "rb") as file:
+            header = file.read(HEADER_BYTES)
+            rank, first, rows, capacity, plan_id, monotonic_ns, realtime_ns = _read_header(path, header)
+            size, expected = os.fstat(file.fileno()).st_size, HEADER_BYTES + rows * capacity * RECORD.size
+            if size < expected:
+                raise RunError(f"{path}: cut short: {size} of {expected} bytes")
+            if steps is None:
+                content = file.read(expected - HEADER_BYTES)
+            else:
+                content = b"".join(
+                    _read_turn(file, turn, rows) for turn in sorted({step % capacity for step in steps})
+                )
     except OSError as error:
         raise RunError(f"{path}: {error.strerror or error}") from None
-    rank, first, rows, capacity, plan_id, monotonic_ns, realtime_ns = _read_header(path, content)
-    expected = HEADER_BYTES + rows * capacity * RECORD.size
-    if len(content) < expected:
-        raise RunError(f"{path}: cut short: {len(content)} of {expected} bytes")
-    records = np.frombuffer(content, RECORD_TYPE, count=rows * capacity, offset=HEADER_BYTES)
+    records = np.frombuffer(content, RECORD_TYPE)
+    if steps is not None:
+        records = records[np.isin(records["step"], list(steps))]
     inside = (records["position"] >= first) & (records["position"] < first + rows)
     return Slots(
         rank=rank,
@@ -106,7 +121,7 @@ def read_slots(path: Path) -> Slots:
         capacity_steps=capacity,
         monotonic_ns=monotonic_ns,
         realtime_ns=realtime_ns,
-        clock_error_ns=PULSE.unpack_from(content, PULSE_OFFSET)[3],
+        clock_error_ns=PULSE.unpack_from(header, PULSE_OFFSET)[3],
         records=records[inside & (records["complete"] == records["step"].astype(np.int64) + 1)],
     )
 
@@ -133,12 +148,17 @@ def read_ended(path: Path, step: int) -> npt.NDArray[np.bool_]:
     try:
         with open(path, "rb") as file:
             _, _, rows, capacity, *_ = _read_header(path, file.read(HEADER_BYTES))
-            file.seek(HEADER_BYTES + step % capacity * rows * RECORD.size)
-            records = np.frombuffer(file.read(rows * RECORD.size), RECORD_TYPE)
+            records = np.frombuffer(_read_turn(file, step % capacity, rows), RECORD_TYPE)
     except OSError as error:
         raise RunError(f"{path}: {error.strerror or error}") from None
     # Records of a later step have overwritten this one: it has ended, too.
     return records["complete"] > step
+
+
+def _read_turn(file: BinaryIO, turn: int, rows: int) -> bytes:
+    """Return the records at one place of the ring, which holds one step at a time."""
+    file.seek(HEADER_BYTES + turn * rows * RECORD.size)
+    return file.read(rows * RECORD.size)
 
 
 def _read_header(path: Path, content: bytes) -> tuple[int, int, int, int, bytes, int, int]:

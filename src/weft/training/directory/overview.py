@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from weft.describe.plan_file import load_plan_file
-from weft.errors import InputError
-from weft.training.directory.run_directory import RunDirectory
+from weft.training.directory.live_run import LiveRun
 from weft.training.directory.run_lock import is_running
 
 # Steps whose median tells the speed of a run.
@@ -35,8 +33,10 @@ class RunOverview:
 
     Attributes:
         done, steps: finished steps, and those of its run file.
-        held_out_loss: of the newest evaluation.
+        held_out_loss, held_out_step: of the newest evaluation, after so many steps.
+        saved_step: finished steps in the newest checkpoint.
         step_s, tokens_per_s: the median of the newest steps.
+        memory_bytes: rank 0's peak, as its steps record it.
         newest_s: when its newest line of metrics or events was written, in seconds since 1970.
     """
 
@@ -48,9 +48,12 @@ class RunOverview:
     steps: int
     loss: float | None
     held_out_loss: float | None
+    held_out_step: int | None
+    saved_step: int | None
     step_s: float | None
     predicted_step_s: float | None
     tokens_per_s: float | None
+    memory_bytes: float | None
     newest_s: float
 
 
@@ -65,37 +68,57 @@ def _is_run(path: Path) -> bool:
     return (path / "run.toml").is_file() and (path / "plan.json").is_file()
 
 
-def overview(path: Path) -> RunOverview:
-    """Return the overview of one run.
+def overview(run: LiveRun) -> RunOverview:
+    """Return the overview of one run, as its last look has read it.
 
     Raises:
         InputError: if its plan or its run file cannot be read.
     """
-    directory, file = RunDirectory(path), load_plan_file(path / "plan.json")
-    try:
-        steps = int(tomllib.loads((path / "run.toml").read_text(encoding="utf-8"))["train"]["steps"])
-    except (tomllib.TOMLDecodeError, KeyError, ValueError) as error:
-        raise InputError(f"{path / 'run.toml'}: no steps can be read from it: {error}") from None
-    rows, events, held_out = directory.metrics(), directory.events(), directory.held_out()
-    newest = rows[-NEWEST_STEPS:]
+    file, steps = run.file, run.steps_in_all
+    newest, held_out = run.steps[-NEWEST_STEPS:], run.held_out_after(0)
+    saved = [event for event in run.events if event.get("event") == "checkpoint"]
     return RunOverview(
-        path=path,
-        state=_state(path, events),
+        path=run.path,
+        state=_state(run.path, run.events),
         model=file.plan.model,
         plan=file.plan.words,
-        done=int(rows[-1]["step"]) + 1 if rows else 0,
+        done=newest[-1].step + 1 if newest else 0,
         steps=steps,
-        loss=rows[-1]["loss"] if rows else None,
-        held_out_loss=held_out[-1]["held_out_loss"] if held_out else None,
-        step_s=_median(newest, "step_s"),
+        loss=_finite(newest[-1].loss) if newest else None,
+        held_out_loss=held_out[-1][1] if held_out else None,
+        held_out_step=held_out[-1][0] if held_out else None,
+        saved_step=saved[-1].get("step") if saved else None,
+        step_s=_median([one.step_s for one in newest]),
         predicted_step_s=None if file.prediction is None else file.prediction.step_s,
-        tokens_per_s=_median(newest, "tokens_per_s"),
-        newest_s=max((record.get("time_s", 0.0) for record in (*newest, *events)), default=0.0),
+        tokens_per_s=_median([one.tokens_per_s for one in newest]),
+        memory_bytes=_finite(newest[-1].memory_bytes) if newest else None,
+        newest_s=max([*(one.time_s for one in newest), *map(_time_of, run.events)], default=0.0),
     )
 
 
-def _median(rows: Sequence[dict[str, Any]], name: str) -> float | None:
-    return median(row[name] for row in rows) if rows else None
+def look_at(path: Path) -> RunOverview:
+    """Return the overview of a run directory as it is now.
+
+    Raises:
+        InputError: if its plan or its run file cannot be read.
+    """
+    run = LiveRun(path)
+    run.look()
+    return overview(run)
+
+
+def _time_of(event: Mapping[str, Any]) -> float:
+    time_s = event.get("time_s", 0.0)
+    return float(time_s)
+
+
+def _median(values: Sequence[float]) -> float | None:
+    known = [value for value in values if math.isfinite(value)]
+    return median(known) if known else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _state(path: Path, events: Sequence[dict[str, Any]]) -> RunState:

@@ -310,26 +310,6 @@ def checkpoint_figures(directory: RunDirectory) -> dict[str, float]:
     }
 
 
-def warnings(directory: RunDirectory, since_s: float) -> list[str]:
-    """Return the warnings to the user from the events since `since_s`, one line each."""
-    texts = {
-        "checkpoint skipped": "skipped a checkpoint: {reason}",
-        "data warning": "{warning}",
-        "hang": "{problem}",
-        "hang over": "goes on after {after_s:.0f} s",
-        "began anew": "step {step}: what each rank kept to itself under plan {former} is left behind; all "
-        "replicas go on from their average",
-        "replicas lost": "step {step}: the loss of ranks {ranks} is not finite; the next average of weights "
-        "leaves their replicas out",
-        "resume differs": "step {step} has the loss {loss} after resuming; before, it was {recorded}",
-    }
-    return [
-        texts[event["event"]].format(**event)
-        for event in directory.events()
-        if event["event"] in texts and event["time_s"] >= since_s
-    ]
-
-
 def _plan_at(events: Sequence[dict[str, Any]], time_s: float) -> str | None:
     """Return the plan of the last start before a moment."""
     found = [

@@ -5,9 +5,19 @@ const MARGIN = { left: 62, right: 14, top: 12, bottom: 34 };
 
 // chart: {series: [{name, colour, points, dashed, dots, steps}], band: {low, high, colour, name}, format, tick,
 //         xName, xFormat, xTick, zero, cap, summary}; points are [x, y or null].
+// Returns a function that shows another chart in its place.
 function lineChart(root, chart) {
-  root.before(legend(chart.series, chart.band));
-  redrawOnResize(root, (width) => root.replaceChildren(drawLines(chart, width)));
+  let shown = chart;
+  let key = legend(chart.series, chart.band);
+  root.before(key);
+  const draw = redrawOnResize(root, (width) => root.replaceChildren(drawLines(shown, width)));
+  return (next) => {
+    shown = next;
+    const fresh = legend(next.series, next.band);
+    key.replaceWith(fresh);
+    key = fresh;
+    draw();
+  };
 }
 
 function legend(series, band) {

@@ -45,6 +45,13 @@ function byteText(value) {
   return scaled(value, BYTE_UNITS, threeDigits);
 }
 
+const COUNT_UNITS = [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3], ["", 1]];
+
+// Counts have no unit; a curve of them needs no more than three digits.
+function countText(value) {
+  return value !== null && Math.abs(value) < 1000 ? significant(value) : scaled(value, COUNT_UNITS, significant);
+}
+
 // Ticks are round numbers and are written without trailing zeros.
 function secondsTick(value) {
   return scaled(value, SECOND_UNITS, (number) => significant(number, 6));
@@ -75,7 +82,7 @@ function shaded(colour, shade) {
   return `#${channels.map((c) => Math.round(c * (1 - 0.34 * shade)).toString(16).padStart(2, "0")).join("")}`;
 }
 
-// Calls `draw(width)` now and whenever the element's width changes.
+// Calls `draw(width)` now and whenever the element's width changes. Returns a function that draws again.
 function redrawOnResize(node, draw) {
   let width = 0;
   const check = () => {
@@ -86,6 +93,7 @@ function redrawOnResize(node, draw) {
   };
   // The next frame, because drawing changes heights and an observer must not cause what it observes.
   new ResizeObserver(() => requestAnimationFrame(check)).observe(node);
+  return () => width && draw(width);
 }
 
 const tooltip = {

@@ -30,6 +30,18 @@ class TimelineView {
     });
   }
 
+  // Shows another record of the same plan; the zoom and the chosen instruction stay.
+  show(record) {
+    const id = this.selected === null ? null : this.record.instructions.id[this.selected];
+    this.record = record;
+    this.measured = 0;
+    this.lanes = laneGeometry(record);
+    this.rows = new Map();
+    const row = record.instructions.id.indexOf(id);
+    this.selected = row < 0 ? null : row;
+    this.draw();
+  }
+
   get step() {
     return this.record.measured[this.measured] ?? null;
   }

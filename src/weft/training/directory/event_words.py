@@ -1,0 +1,61 @@
+"""Events of a run in words, for terminals and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from weft.training.directory.run_directory import RunDirectory
+
+_WARNINGS = {
+    "checkpoint skipped": "skipped a checkpoint: {reason}",
+    "data warning": "{warning}",
+    "hang": "{problem}",
+    "hang over": "goes on after {after_s:.0f} s",
+    "began anew": "step {step}: what each rank kept to itself under plan {former} is left behind; all "
+    "replicas go on from their average",
+    "replicas lost": "step {step}: the loss of ranks {ranks} is not finite; the next average of weights "
+    "leaves their replicas out",
+    "resume differs": "step {step} has the loss {loss} after resuming; before, it was {recorded}",
+}
+# A run's terminal tells of these in other ways.
+_ALSO_BAD = {
+    "left out": "step {step}: no update, the gradient is not finite",
+    "diverged": "step {step}: the loss is not finite",
+    "logger": "logger {logger}: {problem}",
+}
+_NEWS = {
+    "started": "started",
+    "resumed": "resumed from {checkpoint}",
+    "evaluated": "held-out loss {held_out_loss:.4f} after {step} steps",
+    "checkpoint": "checkpoint after {step} steps",
+    "plan changed": "plan {now} takes over from plan {former}",
+    "stopped": "stopped after {step} steps by {signal}",
+    "finished": "finished after {step} steps, held-out loss {held_out_loss:.4f}",
+}
+
+
+def warnings(directory: RunDirectory, since_s: float) -> list[str]:
+    """Return the warnings to the user from the events since `since_s`, one line each."""
+    return [
+        text
+        for event in directory.events()
+        if event.get("time_s", 0.0) >= since_s and (text := _words(event, _WARNINGS)) is not None
+    ]
+
+
+def event_words(event: Mapping[str, Any]) -> tuple[str, bool] | None:
+    """Return an event in words, and whether it is bad; None for one that says nothing to a user."""
+    if (text := _words(event, _NEWS)) is not None:
+        return text, False
+    text = _words(event, _WARNINGS | _ALSO_BAD)
+    return None if text is None else (text, True)
+
+
+def _words(event: Mapping[str, Any], texts: Mapping[str, str]) -> str | None:
+    """Return the text of an event; None if there is none, or another hand wrote the event."""
+    form = texts.get(event.get("event", ""))
+    try:
+        return None if form is None else form.format(**event)
+    except (KeyError, ValueError):
+        return None
