@@ -37,6 +37,7 @@ PURE_ROOMS = {
     "program",
     "scoring",
     "timeline",
+    "watch",
 }
 # Tests in these rooms that hold the pure half against torch or its libraries, or that train.
 WITH_TORCH = (

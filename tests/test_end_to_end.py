@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -117,8 +119,14 @@ def test_a_run_from_the_command_line_and_its_resumption(tmp_path, capfd):
     best = json.loads(capfd.readouterr().out)["candidates"][0]
     assert best["step_s"] != summary["predicted_step_s"]
 
-    assert run(["train", str(directory), "--steps", "9", "--json"]) == 0
-    resumed = json.loads(capfd.readouterr().out)
+    assert run(["train", str(directory), "--steps", "9", "--watch", "--json"]) == 0
+    printed = capfd.readouterr()
+    resumed = json.loads(printed.out)
+    # The page was there, and has ended with the training.
+    found = re.fullmatch(r"watch: http://127.0.0.1:(\d+)/\?token=\S+\n", printed.err)
+    assert found is not None
+    with socket.socket() as page:
+        assert page.connect_ex(("127.0.0.1", int(found[1]))) == errno.ECONNREFUSED
     assert resumed["steps"] == 9
     steps = [json.loads(line)["step"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(9))

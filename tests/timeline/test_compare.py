@@ -104,6 +104,22 @@ def test_the_slow_instruction_is_found(program: Program) -> None:
     assert waits[0] == pytest.approx(900e-9)
 
 
+def test_ranks_share_the_time_of_each_kind(program: Program) -> None:
+    """The seconds of a kind are those of all ranks together, on both sides; the slow rank has more."""
+    base = unit_durations(program, 100, 200)
+    rank = program.columns.rank
+    measured = timeline_of(
+        program, lambda row, step: base(row, step) * (1 + 2 * int(rank[row])), steps=7, clock="monotonic"
+    )
+    comparison = compare(timeline_of(program, base), measured)
+    for pair in comparison.kinds:
+        own = [one for one in comparison.ranks if one.kind == pair.kind]
+        assert sum(one.predicted_s for one in own) == pytest.approx(pair.predicted_total_s)
+        assert sum(one.measured_s for one in own) == pytest.approx(pair.measured_total_s)
+    forwards = {one.rank: one.measured_s for one in comparison.ranks if one.kind == "forward"}
+    assert forwards == pytest.approx({0: 300e-9, 1: 900e-9})
+
+
 def test_waits_are_the_bubble_between_a_ranks_instructions(program: Program) -> None:
     timeline = timeline_of(program, unit_durations(program, 100, 200))
     waits = {pair.rank: pair.predicted_s for pair in compare(timeline, timeline).waits}

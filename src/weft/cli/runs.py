@@ -24,8 +24,8 @@ from weft.planning.report_sections import BY_SOURCE
 from weft.timeline.compare import Comparison, Pair
 from weft.timeline.compare import compare as compare_timelines
 from weft.timeline.figures import error_text, prediction_error
-from weft.training.directory.overview import NEWEST_STEPS
 from weft.training.directory.event_words import warnings
+from weft.training.directory.overview import NEWEST_STEPS
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.session import WORKER_MODULE, job_in
 

@@ -56,9 +56,9 @@ def watch(
             watch_in_terminal(run)
         return
     # Terminals and JSON need no server.
-    from weft.watch.server import DEFAULT_PORT, address, listen, new_token, serve
+    from weft.watch.server import DEFAULT_PORT, address, listen, the_token, serve
 
-    token, listener = new_token(), listen(DEFAULT_PORT if port is None else port)
+    token, listener = the_token(), listen(DEFAULT_PORT if port is None else port)
     print(f"watch: {address(listener, token)}", flush=True)
     serve(path, listener, token)
 

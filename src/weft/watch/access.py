@@ -1,4 +1,4 @@
-"""Who may look: requests to a name of this machine, with the token that the server has printed."""
+"""Access to live pages: requests to a name of this machine, with the token that the server has printed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ REFUSED = "weft watch: open the address that the command has printed; it has a t
 class TokenRequired:
     """Refuse requests without the token: in a cookie, as a bearer token, or once in the address.
 
-    A token in the address becomes a cookie, and the browser is sent on without it: a page must not give it
-    away in its own address. Pages of other sites cannot send the cookie (SameSite). A name of another
-    machine is refused, even if its address is this machine's: so no page of such a name can read the answers.
+    A token in the address becomes a cookie, and the browser goes on without it: an address is seen by many.
+    Pages of other sites cannot send the cookie (SameSite). A name of another machine is refused, wherever it
+    leads. So no page of such a name can read the answers.
     """
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:

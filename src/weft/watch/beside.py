@@ -1,4 +1,7 @@
-"""A live page beside a training, in a process of its own: `python -m weft.watch.beside RUN_DIR PARENT_PID`."""
+"""A live page beside a training, in a process of its own.
+
+python -m weft.watch.beside RUN_DIR PARENT_PID
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Self
 
 from weft.errors import InputError
 from weft.run.launch.lifeline import die_with_parent
-from weft.watch.server import DEFAULT_PORT, address, listen, new_token, serve
+from weft.watch.server import DEFAULT_PORT, address, listen, the_token, serve
 
 TIMEOUT_S = 5.0
 STANDARD_ERROR = 2
@@ -52,7 +55,7 @@ def main(run_dir: Path, parent_pid: int) -> None:
         listener = listen(DEFAULT_PORT)
     except InputError:  # another page has it
         listener = listen(0)
-    token = new_token()
+    token = the_token()
     print(f"watch: {address(listener, token)}", flush=True)
     serve(run_dir, listener, token)
 

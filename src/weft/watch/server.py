@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -17,12 +18,11 @@ from urllib.parse import quote
 
 import uvicorn
 from anyio.to_thread import run_sync
-from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from weft.errors import InputError, Violation
@@ -34,11 +34,15 @@ from weft.web.pages.watch import list_record, watch_page
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 7878
+TOKEN_VARIABLE = "WEFT_WATCH_TOKEN"
+SHORTEST_TOKEN = 16
 POLL_S = 0.5
 # The list of runs is read whole each time.
-LIST_POLL_S = 2.0
-# Proxies and browsers give up silent connections.
-PING_S = 15
+LIST_POLL_S = 1.0
+# Streams end with their next look.
+GRACE_S = 5
+# A viewer that has gone is noticed when something is sent to it.
+SILENT_S = 15.0
 
 
 class Runs:
@@ -72,8 +76,12 @@ class Runs:
         return sorted(found, key=lambda one: one.newest_s, reverse=True)
 
 
-def watch_app(folder: Path, token: str, port: int) -> Starlette:
-    """Return the application for a folder of runs, or for one run directory."""
+def watch_app(folder: Path, token: str, port: int, ends: Callable[[], bool]) -> Starlette:
+    """Return the application for a folder of runs, or for one run directory.
+
+    Args:
+        ends: whether the server is to end, and streams with it.
+    """
     runs = Runs(folder)
     alone = (folder / "plan.json").is_file()
 
@@ -99,10 +107,10 @@ def watch_app(folder: Path, token: str, port: int) -> Starlette:
     async def news(request: Request) -> Response:
         run = await run_sync(runs.watched, request.path_params["name"])
         seen = Seen.parse(request.headers.get("last-event-id", ""))
-        return EventSourceResponse(_news_of(run, seen), ping=PING_S)
+        return _stream(_news_of(run, seen), ends, POLL_S)
 
     async def list_news(request: Request) -> Response:
-        return EventSourceResponse(_changes(lambda: list_record(runs.overviews())), ping=PING_S)
+        return _stream(_changes(lambda: list_record(runs.overviews())), ends, LIST_POLL_S)
 
     return Starlette(
         routes=[
@@ -123,38 +131,65 @@ def _addresses(path: Path) -> dict[str, str]:
     return {"name": path.name, "news": f"/news/{name}", "report": f"/report/{name}"}
 
 
-async def _news_of(run: WatchedRun, seen: Seen) -> AsyncIterator[ServerSentEvent]:
-    """Yield the run's state, and again whenever something has changed."""
+def _stream(looks: AsyncIterator[str], ends: Callable[[], bool], poll_s: float) -> Response:
+    """Return the texts of looks as a response; a look without news has an empty text."""
+
+    async def texts() -> AsyncIterator[str]:
+        silent_s = 0.0
+        async for text in looks:
+            silent_s = 0.0 if text else silent_s + poll_s
+            if text or silent_s >= SILENT_S:
+                silent_s = 0.0
+                yield text or ": still here\n\n"
+            if ends():
+                return
+            await asyncio.sleep(poll_s)
+
+    return StreamingResponse(texts(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+async def _news_of(run: WatchedRun, seen: Seen) -> AsyncIterator[str]:
+    """Yield the run's state at the first look, and its news whenever something has changed."""
     told: object = None
     while True:
+        text = ""
         with suppress(InputError):  # a file that is being replaced; the next look reads it
             news: News = await run_sync(run.news, seen)
             now = (news.figures, news.overview.state, news.seen, news.problem)
             if now != told:
-                record = await run_sync(news_record, news)
+                text = _event("run", await run_sync(news_record, news), str(news.seen))
                 told, seen = now, news.seen
-                yield ServerSentEvent(_json(record), event="run", id=str(seen))
-        await asyncio.sleep(POLL_S)
+        yield text
 
 
-async def _changes(record: Callable[[], Any]) -> AsyncIterator[ServerSentEvent]:
-    """Yield a record whenever it differs from the former one."""
-    told = None
+async def _changes(record: Callable[[], Any]) -> AsyncIterator[str]:
+    """Yield a record at the first look, and whenever it differs from the former one."""
+    told = ""
     while True:
-        now = _json(await run_sync(record))
-        if now != told:
-            told = now
-            yield ServerSentEvent(now, event="runs")
-        await asyncio.sleep(LIST_POLL_S)
+        text = _event("runs", await run_sync(record))
+        yield text if text != told else ""
+        told = text
 
 
-def _json(record: Any) -> str:
-    return json.dumps(record, separators=(",", ":"), allow_nan=False)
+def _event(name: str, record: Any, identity: str = "") -> str:
+    """Return a server-sent event; JSON in one line needs no more than one line of data."""
+    data = json.dumps(record, separators=(",", ":"), allow_nan=False)
+    return (f"id: {identity}\n" if identity else "") + f"event: {name}\ndata: {data}\n\n"
 
 
-def new_token() -> str:
-    """Return a token that nobody can guess."""
-    return secrets.token_urlsafe(16)
+def the_token() -> str:
+    """Return the token of the environment, else a new one that nobody can guess.
+
+    Raises:
+        InputError: if the environment's is easy to guess.
+    """
+    given = os.environ.get(TOKEN_VARIABLE)
+    if given is None:
+        return secrets.token_urlsafe(SHORTEST_TOKEN)
+    if len(given) < SHORTEST_TOKEN or quote(given, safe="") != given:
+        problem = f"{len(given)} characters; a token has at least {SHORTEST_TOKEN} letters, digits, _, . or -"
+        raise InputError(Violation(TOKEN_VARIABLE, problem))
+    return given
 
 
 def listen(port: int) -> socket.socket:
@@ -167,6 +202,8 @@ def listen(port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((LOOPBACK, port))
+        # Whoever opens the printed address at once waits for the server, and is not refused.
+        listener.listen()
     except (OSError, OverflowError) as error:
         listener.close()
         reason = getattr(error, "strerror", None) or str(error)
@@ -181,12 +218,12 @@ def address(listener: socket.socket, token: str) -> str:
 
 def server_of(folder: Path, listener: socket.socket, token: str) -> uvicorn.Server:
     """Return the server of a folder's live pages, for `run(sockets=[listener])`."""
-    app = watch_app(folder, token, listener.getsockname()[1])
-    return uvicorn.Server(
-        uvicorn.Config(
-            app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, lifespan="off"
-        )
+    app = watch_app(folder, token, listener.getsockname()[1], lambda: server.should_exit)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_S, lifespan="off"
     )
+    server = uvicorn.Server(config)
+    return server
 
 
 def serve(folder: Path, listener: socket.socket, token: str) -> None:

@@ -17,10 +17,10 @@ from weft.web.rows.run import Figure, run_figures
 
 
 class Seen(NamedTuple):
-    """How much of a run a viewer has; as text, the id of the news that brought it there.
+    """The part of a run that a viewer has; as text, the id of the news that brought it there.
 
     Attributes:
-        metrics, told: numbers of the files that it was read from.
+        metrics, told: hashes of the files that it was read from.
         lines, events: read lines of steps, and of events.
         step: the newest step that was shown instruction by instruction, -1 before the first.
     """
@@ -102,8 +102,9 @@ class WatchedRun:
             return News(
                 overview=about,
                 figures=self._figures(about),
-                interval_s=prediction
-                and (prediction.step_s, prediction.step_low_s, prediction.step_high_s),
+                interval_s=None
+                if prediction is None
+                else (prediction.step_s, prediction.step_low_s, prediction.step_high_s),
                 anew=anew,
                 steps=run.steps_after(seen.lines),
                 held_out=run.held_out_after(seen.events),

@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -85,6 +86,18 @@ def test_a_full_ring_keeps_the_last_steps(
     record_steps(run_dir, program, 0, range(steps), room=room)
     timeline = collect_timeline(run_dir, program, PLAN_ID, "ring")
     assert sorted(set(timeline.step.tolist())) == list(range(max(0, steps - room), steps))
+
+
+@given(chosen=st.sets(st.integers(0, 9)), room=st.integers(2, 10))
+@settings(max_examples=20)
+def test_chosen_steps_are_those_of_the_whole_file(program: Program, chosen: set[int], room: int) -> None:
+    with TemporaryDirectory() as folder:
+        record_steps(Path(folder), program, 1, range(8), room)
+        path = slots_path(Path(folder), 1)
+        whole, some = read_slots(path), read_slots(path, chosen)
+    wanted = whole.records[np.isin(whole.records["step"], sorted(chosen))]
+    assert np.array_equal(np.sort(some.records, order="step"), np.sort(wanted, order="step"))
+    assert (some.plan_id, some.capacity_steps) == (whole.plan_id, whole.capacity_steps)
 
 
 def test_a_step_that_the_ring_begins_to_overwrite_is_left_out(tmp_path: Path, program: Program) -> None:

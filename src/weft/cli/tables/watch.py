@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from itertools import pairwise
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -32,7 +33,7 @@ _STATES = {RunState.RUNNING: "cyan", RunState.FINISHED: "green", RunState.BROKEN
 
 
 class _Viewer:
-    """What the terminal shows of a run, kept up to date."""
+    """A run as the terminal shows it, kept up to date."""
 
     def __init__(self, run: WatchedRun) -> None:
         self._run, self._seen = run, Seen()
@@ -115,7 +116,7 @@ def curve_text(values: Sequence[float], width: int) -> str:
         return ""
     count = min(width, len(known))
     cuts = [len(known) * place // count for place in range(count + 1)]
-    parts = [known[start:end] for start, end in zip(cuts, cuts[1:], strict=False)]
+    parts = [known[start:end] for start, end in pairwise(cuts)]
     means = [sum(part) / len(part) for part in parts]
     low, high = min(means), max(means)
     steps = [0 if high == low else (value - low) / (high - low) * (len(_LEVELS) - 1) for value in means]

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import tomllib
+import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ class LineFile:
     """A file of JSON lines that another process appends to.
 
     Attributes:
-        identity: number of the file on its disk; another one means another file of this name.
+        identity: a hash of its first line, with the time of it; another one means another file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,10 +37,11 @@ class LineFile:
         """Return whether the file is another one than before, and the records of its new whole lines."""
         try:
             with open(self._path, "rb") as file:
-                about = os.fstat(file.fileno())
-                other = about.st_ino != self.identity or about.st_size < self._read_bytes
+                first, size = file.readline(), os.fstat(file.fileno()).st_size
+                identity = zlib.crc32(first) if first.endswith(b"\n") else 0
+                other = identity != self.identity or size < self._read_bytes
                 if other:
-                    self.identity, self._read_bytes = about.st_ino, 0
+                    self.identity, self._read_bytes = identity, 0
                 file.seek(self._read_bytes)
                 text = file.read()
         except FileNotFoundError:
@@ -120,10 +122,19 @@ class LiveRun:
             return
         while self.steps and self.steps[-1].step >= row["step"]:
             self.steps.pop()
-        memory = row.get("max_device_bytes", row.get("max_rss_bytes"))
-        figures = (row["loss"], row.get("step_s"), row.get("tokens_per_s"), memory)
-        known = (math.nan if one is None else one for one in figures)
-        self.steps.append(StepFigures(self.lines, row["step"], *known, row.get("time_s", 0.0)))
+        self.steps.append(
+            StepFigures(
+                line=self.lines,
+                step=row["step"],
+                loss=_figure(row, "loss"),
+                step_s=_figure(row, "step_s"),
+                tokens_per_s=_figure(row, "tokens_per_s"),
+                memory_bytes=_figure(
+                    row, "max_device_bytes" if "max_device_bytes" in row else "max_rss_bytes"
+                ),
+                time_s=float(row.get("time_s", 0.0)),
+            )
+        )
         self.lines += 1
 
     def steps_after(self, lines: int) -> list[StepFigures]:
@@ -132,7 +143,7 @@ class LiveRun:
 
     @property
     def identity(self) -> tuple[int, int]:
-        """Numbers of the files on their disk, for a viewer that comes back."""
+        """The hashes by which a viewer that comes back knows the files."""
         return self._metrics.identity, self._told.identity
 
     def held_out_after(self, events: int) -> list[tuple[int, float]]:
@@ -174,6 +185,11 @@ class LiveRun:
             kept = self._files[name] = _Kept(state, parse(path))
         content: _Content = kept.content
         return content
+
+
+def _figure(row: Mapping[str, Any], name: str) -> float:
+    value = row.get(name)
+    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def _steps_in(path: Path) -> int:
