@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from weft.watch.server import address, listen, the_token, server_of
+from weft.watch.server import address, listen, server_of, the_token
 
 TIMEOUT_S = 60.0
 

@@ -56,7 +56,7 @@ def watch(
             watch_in_terminal(run)
         return
     # Terminals and JSON need no server.
-    from weft.watch.server import DEFAULT_PORT, address, listen, the_token, serve
+    from weft.watch.server import DEFAULT_PORT, address, listen, serve, the_token
 
     token, listener = the_token(), listen(DEFAULT_PORT if port is None else port)
     print(f"watch: {address(listener, token)}", flush=True)

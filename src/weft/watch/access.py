@@ -17,7 +17,7 @@ REFUSED = "weft watch: open the address that the command has printed; it has a t
 class TokenRequired:
     """Refuse requests without the token: in a cookie, as a bearer token, or once in the address.
 
-    A token in the address becomes a cookie, and the browser goes on without it: an address is seen by many.
+    A token in the address becomes a cookie, and the browser goes on without it. Addresses are seen by many.
     Pages of other sites cannot send the cookie (SameSite). A name of another machine is refused, wherever it
     leads. So no page of such a name can read the answers.
     """

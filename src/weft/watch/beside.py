@@ -13,7 +13,7 @@ from typing import Self
 
 from weft.errors import InputError
 from weft.run.launch.lifeline import die_with_parent
-from weft.watch.server import DEFAULT_PORT, address, listen, the_token, serve
+from weft.watch.server import DEFAULT_PORT, address, listen, serve, the_token
 
 TIMEOUT_S = 5.0
 STANDARD_ERROR = 2

@@ -13,6 +13,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from urllib.parse import quote
 
@@ -26,7 +27,8 @@ from starlette.responses import FileResponse, HTMLResponse, Response, StreamingR
 from starlette.routing import Route
 
 from weft.errors import InputError, Violation
-from weft.training.directory.overview import RunOverview, look_at, runs_in
+from weft.training.directory.live_run import LiveRun
+from weft.training.directory.overview import RunOverview, overview, runs_in
 from weft.watch.access import TokenRequired
 from weft.watch.news_record import news_record
 from weft.watch.watched_run import News, Seen, WatchedRun
@@ -37,7 +39,6 @@ DEFAULT_PORT = 7878
 TOKEN_VARIABLE = "WEFT_WATCH_TOKEN"
 SHORTEST_TOKEN = 16
 POLL_S = 0.5
-# The list of runs is read whole each time.
 LIST_POLL_S = 1.0
 # Streams end with their next look.
 GRACE_S = 5
@@ -51,6 +52,8 @@ class Runs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._watched: dict[str, WatchedRun] = {}
+        self._listed: dict[Path, LiveRun] = {}
+        self._lock = Lock()
 
     def path_of(self, name: str) -> Path:
         """Return the directory of a run, found by its name.
@@ -70,9 +73,12 @@ class Runs:
     def overviews(self) -> list[RunOverview]:
         """Return the runs that can be read, the newest first."""
         found = []
-        for path in runs_in(self.folder):
-            with suppress(InputError):
-                found.append(look_at(path))
+        with self._lock:
+            for path in runs_in(self.folder):
+                run = self._listed.setdefault(path, LiveRun(path))
+                run.look()
+                with suppress(InputError):
+                    found.append(overview(run))
         return sorted(found, key=lambda one: one.newest_s, reverse=True)
 
 
