@@ -22,7 +22,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=23.1"
-	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e ".[torch,data,loggers,dev,docs]"
+	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e ".[torch,data,loggers,opentelemetry,dev,docs]"
 	touch $@
 
 demo: install

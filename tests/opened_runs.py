@@ -6,7 +6,7 @@ from pathlib import Path
 
 from weft.training.loggers.feed import Opening, Record
 
-CONFIG = {"run": {"train": {"steps": 4}}, "plan": {"plan_id": "0123"}}
+CONFIG = {"run": {"train": {"steps": 4}}, "plan": {"plan_id": "0123", "model": "gpt-tiny"}}
 
 
 def opening_of(

@@ -1,16 +1,36 @@
-"""The loggers that weft knows by name, and their required packages."""
+"""The loggers that weft knows by name, and the packages that they need."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 from weft.errors import InputError, Violation, nearest
+from weft.installed import remedy
 
-# For each logger, the packages that can do its work; one of them is enough. Empty: no package is needed.
-KNOWN_LOGGERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"csv": (), "tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",)}
+
+class LoggerNeeds(NamedTuple):
+    """The modules of which one does a logger's work, and weft's extra that installs the first."""
+
+    modules: tuple[str, ...] = ()
+    extra: str = ""
+
+    @property
+    def remedy(self) -> str:
+        """The command that installs the first module's package."""
+        return remedy(self.extra) if self.extra else f"install {self.modules[0]}"
+
+
+KNOWN_LOGGERS: Mapping[str, LoggerNeeds] = MappingProxyType(
+    {
+        "csv": LoggerNeeds(),
+        "tensorboard": LoggerNeeds(("tensorboard", "tensorboardX"), "loggers"),
+        "wandb": LoggerNeeds(("wandb",), "loggers"),
+        "trackio": LoggerNeeds(("trackio",), "loggers"),
+        "opentelemetry": LoggerNeeds(("opentelemetry.exporter.otlp.proto.http",), "opentelemetry"),
+    }
 )
 _OWN = re.compile(r"wandb:([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)")
 
@@ -23,10 +43,9 @@ def wandb_module(name: str) -> str | None:
     return own[1] if own else None
 
 
-def logger_packages(name: str) -> tuple[str, ...]:
-    """Return the packages that can do a logger's work; empty when it needs none."""
-    module = wandb_module(name)
-    return (module,) if module is not None else KNOWN_LOGGERS[name]
+def needs_of(name: str) -> LoggerNeeds:
+    """Return the needs of a logger; a module of the user's own is in no extra."""
+    return KNOWN_LOGGERS.get(name) or LoggerNeeds((name.removeprefix("wandb:"),))
 
 
 def require_logger(name: str) -> str:

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import signal
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +71,11 @@ def run_training(rank: int, ranks: int, run_dir: Path, log: list[str], killed: b
     return train(job, run_dir, WorkerContext(rank, ranks, rank, "cpu", 1))
 
 
+def run_collected(rank: int, ranks: int, run_dir: Path, endpoint: str) -> int:
+    os.environ.update(OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_EXPORTER_OTLP_TIMEOUT="0.5")
+    return run_training(rank, ranks, run_dir, ["opentelemetry"])
+
+
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     (tmp_path / "text.txt").write_bytes(b"warp weft loom\n" * 200)
@@ -104,6 +110,34 @@ def test_a_killed_and_resumed_run_has_every_step_once(worker_pool: WorkerPool, r
 
 
 @pytest.mark.processes
+def test_a_run_tells_a_collector_its_newest_figures(worker_pool: WorkerPool, run_dir: Path) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra is not installed")
+    from otlp_receiver import otlp_receiver
+
+    with otlp_receiver() as receiver:
+        worker_pool.run(run_collected, run_dir, receiver.endpoint, ranks=1)
+    newest, (_, held_out) = RunDirectory(run_dir).metrics()[-1], RunDirectory(run_dir).held_out()
+    assert receiver.values["weft.train.finished_steps"] == STEPS
+    assert receiver.values["weft.train.loss"] == newest["loss"]
+    assert receiver.values["weft.train.step.duration"] == newest["step_s"]
+    assert receiver.values["weft.held_out.loss"] == held_out["held_out_loss"]
+    assert receiver.resource["weft.run.name"] == run_dir.name
+    assert receiver.resource["weft.plan.id"] == job_of(run_dir, []).plan.plan_id
+    assert problems(run_dir) == []
+
+
+@pytest.mark.processes
+def test_a_run_without_its_collector_ends_well(worker_pool: WorkerPool, run_dir: Path) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra is not installed")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"http://127.0.0.1:{free.getsockname()[1]}"
+    assert worker_pool.run(run_collected, run_dir, endpoint, ranks=1) == [0]
+    (problem,) = problems(run_dir)
+    assert problem.startswith("logger opentelemetry: failed and is off: RunError: 1 of 1 exports failed")
+    assert (run_dir / "result.json").exists()
+
+
+@pytest.mark.processes
 def test_a_logger_that_cannot_start_does_not_stop_the_run(worker_pool: WorkerPool, run_dir: Path) -> None:
     (run_dir / "metrics.csv").mkdir()
     assert worker_pool.run(run_training, run_dir, ["csv", "wandb:wandb_like"], ranks=1) == [0]
@@ -130,12 +164,16 @@ def test_missing_packages_are_refused_with_the_remedy(monkeypatch: pytest.Monkey
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     require_loggers(["csv"])
     with pytest.raises(InputError) as refusal:
-        require_loggers(["csv", "tensorboard", "wandb", "wandb:looms.log"])
+        require_loggers(["csv", "tensorboard", "wandb", "trackio", "opentelemetry", "wandb:looms.log"])
     assert str(refusal.value).splitlines() == [
         "report.log: 'tensorboard' needs the package tensorboard or tensorboardX, which is not installed: "
         'pip install ".[loggers]" in the folder of weft',
         "report.log: 'wandb' needs the package wandb, which is not installed: pip install \".[loggers]\" "
         "in the folder of weft",
+        "report.log: 'trackio' needs the package trackio, which is not installed: "
+        'pip install ".[loggers]" in the folder of weft',
+        "report.log: 'opentelemetry' needs the package opentelemetry.exporter.otlp.proto.http, "
+        'which is not installed: pip install ".[opentelemetry]" in the folder of weft',
         "report.log: 'wandb:looms.log' needs the package looms.log, which is not installed: "
         "install looms.log",
     ]

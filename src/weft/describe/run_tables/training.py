@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
-from weft.describe.loggers import require_logger
+from weft.describe.loggers import KNOWN_LOGGERS, require_logger
 from weft.describe.optimizers import KNOWN_OPTIMIZERS, require_optimizer
 from weft.describe.plan import GRADIENT_NORM, MICRO_BATCH_NORMS, PACKING, Choice, ReducePrecision
 from weft.describe.tasks import KNOWN_TASKS, PACKED, Data, sources_of
@@ -283,7 +283,8 @@ class ReportTable(TomlTable):
     """`[report]`: loggers for the figures of every step besides the run's own files, and their content."""
 
     log: Annotated[tuple[Annotated[str, AfterValidator(require_logger)], ...], TOML_ARRAY] = Field(
-        default=(), description="csv, tensorboard, wandb, or wandb:package.module for what has its interface"
+        default=(),
+        description=f"{', '.join(KNOWN_LOGGERS)}, or wandb:package.module for what has wandb's interface",
     )
     hang: Literal["warn", "stop"] = Field(
         default="warn",

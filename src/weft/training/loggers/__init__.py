@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weft.describe.loggers import logger_packages, wandb_module
+from weft.describe.loggers import needs_of, wandb_module
 from weft.describe.plan import precision_words, shared_out
 from weft.errors import InputError, Violation
-from weft.installed import remedy
 from weft.planning.planned import PlannedJob
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.loggers.csv import CsvLogger
 from weft.training.loggers.feed import Feed, Feeds, Logger, Opening
 from weft.training.loggers.tensorboard import TensorBoardLogger
+from weft.training.loggers.trackio import TrackioLogger
 from weft.training.loggers.wandb import WandbLogger
+
+
+def _open_telemetry(opening: Opening) -> Logger:
+    # The module needs packages that other loggers do without.
+    from weft.training.loggers.opentelemetry import OpenTelemetryLogger
+
+    return OpenTelemetryLogger(opening)
+
 
 # Fields of a plan that its summary repeats.
 _PLAIN = (*("plan_id", "model", "cluster", "ranks", "global_batch", "micro_batch_size", "sequence"),)
-LOGGERS: dict[str, Callable[[Opening], Logger]] = {"csv": CsvLogger, "tensorboard": TensorBoardLogger}
+LOGGERS: Mapping[str, Callable[[Opening], Logger]] = {
+    "csv": CsvLogger,
+    "tensorboard": TensorBoardLogger,
+    "trackio": TrackioLogger,
+    "opentelemetry": _open_telemetry,
+}
 
 
 def require_loggers(names: Sequence[str]) -> None:
@@ -32,10 +45,10 @@ def require_loggers(names: Sequence[str]) -> None:
     """
     problems = []
     for name in names:
-        packages = logger_packages(name)
-        if packages and not any(_installed(package) for package in packages):
-            way = remedy("loggers") if ":" not in name else f"install {packages[0]}"
-            problem = f"{name!r} needs the package {' or '.join(packages)}, which is not installed: {way}"
+        needs = needs_of(name)
+        if needs.modules and not any(_installed(module) for module in needs.modules):
+            either = " or ".join(needs.modules)
+            problem = f"{name!r} needs the package {either}, which is not installed: {needs.remedy}"
             problems.append(Violation("report.log", problem))
     if problems:
         raise InputError(problems)
@@ -88,8 +101,8 @@ def _maker(name: str) -> Callable[[Opening], Logger]:
     return partial(WandbLogger, module) if module is not None else LOGGERS[name]
 
 
-def _installed(package: str) -> bool:
+def _installed(module: str) -> bool:
     try:
-        return importlib.util.find_spec(package) is not None
+        return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # the package that holds the module
         return False

@@ -1,4 +1,4 @@
-"""Weights & Biases, or any module with its `init`, `log` and `finish` (trackio, swanlab, a user's own)."""
+"""Weights & Biases, or any module with its `init`, `log` and `finish` (swanlab, a user's own)."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ class WandbLogger:
             write_whole(path, identity + "\n")
 
     def log(self, record: Record) -> None:
-        figures = {name: value for name, value in record.items() if name not in ("step", "time_s")}
-        self._module.log(figures, step=int(record["step"]))
+        self._module.log(figures_of(record), step=int(record["step"]))
 
     def flush(self) -> None:
         """Do nothing: the module sends by itself."""
@@ -42,15 +41,23 @@ class WandbLogger:
         self._module.finish()
 
 
-def _arguments(module: Any, opening: Opening, id_path: Path) -> dict[str, Any]:
-    arguments = {
+def figures_of(record: Record) -> dict[str, float]:
+    """Return a record without its step and its time, which services keep in their own way."""
+    return {name: value for name, value in record.items() if name not in ("step", "time_s")}
+
+
+def description_of(opening: Opening) -> dict[str, Any]:
+    """Return the arguments of `init` that describe a run."""
+    return {
         # The argument would override wandb's own variable.
         "project": os.environ.get("WANDB_PROJECT", PROJECT),
         "name": opening.run_dir.name,
         "config": dict(opening.config),
-        "dir": str(opening.run_dir),
-        "resume": "allow",
     }
+
+
+def _arguments(module: Any, opening: Opening, id_path: Path) -> dict[str, Any]:
+    arguments = {**description_of(opening), "dir": str(opening.run_dir), "resume": "allow"}
     if module.__name__ == "wandb":
         # Console capture would take over the worker's log.
         arguments["settings"] = {"console": "off"}
