@@ -18,6 +18,7 @@ from weft.moves.layout import flops_per_layer
 from weft.moves.layout_of_plan import layout_of
 from weft.planning.planned import PlannedJob, plan_run
 from weft.planning.planners import Candidate
+from weft.progress import ProgressReport, unwatched
 from weft.run.launch.workers import require_torch
 from weft.timeline.compare import Comparison
 from weft.timeline.timeline import Timeline
@@ -188,13 +189,14 @@ def train(
     return Run(run_directory.path, summary)
 
 
-def evaluate(directory: str | Path) -> Mapping[str, Any]:
+def evaluate(directory: str | Path, *, report: ProgressReport = unwatched) -> Mapping[str, Any]:
     """Evaluate a run's newest checkpoint on held-out data, on local ranks and with the run's plan.
 
     Held-out samples that fill whole global batches count once each; the rest is left out.
 
     Args:
         directory: a run directory.
+        report: called with the finished batches and all of them.
 
     Returns:
         `step` of the checkpoint, `samples`, `loss` in nats per target, `perplexity` of a language model, and
@@ -206,7 +208,7 @@ def evaluate(directory: str | Path) -> Mapping[str, Any]:
     """
     require_torch()
     run_directory = RunDirectory(Path(directory))
-    return evaluate_run(reopen(run_directory.path), run_directory)
+    return evaluate_run(reopen(run_directory.path), run_directory, report)
 
 
 def prepared(

@@ -31,6 +31,7 @@ from weft.predict.cost.calibration import (
     save_profile,
 )
 from weft.predict.cost.memory import stage_kept_bytes
+from weft.progress import WorkDone
 
 
 @pytest.fixture(scope="module")
@@ -119,13 +120,43 @@ def test_a_tied_model_can_be_profiled(worker_pool):
 
 
 def machine(rank: int, ranks: int):
-    return measure_machine(this_machine(), torch.device("cpu"), budget_s=0.005)
+    told: list[WorkDone] = []
+    measured = measure_machine(this_machine(), torch.device("cpu"), budget_s=0.005, report=told.append)
+    return measured, told
 
 
 @pytest.fixture(scope="module")
-def machines(worker_pool):
-    """The measurement of this machine by each of two ranks."""
+def told_machines(worker_pool):
+    """The measurement of this machine by each of two ranks, and the progress that it told."""
     return worker_pool.run(machine, ranks=2)
+
+
+@pytest.fixture(scope="module")
+def machines(told_machines):
+    return [measured for measured, _ in told_machines]
+
+
+def require_counted(told: list[WorkDone], work: str) -> None:
+    """Counts of one piece of work, from nothing to all of it, one by one."""
+    total = told[0].total
+    assert told == [WorkDone(work, done, total, "parts") for done in range(total + 1)]
+
+
+def test_a_measurement_tells_of_every_part(told_machines, worker_pool):
+    for _, told in told_machines:
+        require_counted(told, "this machine")
+    for throttled in (False, True):
+        (told,) = worker_pool.run(told_layers, throttled, ranks=1)
+        require_counted(told, "layers of tiny-gpt")
+
+
+def told_layers(rank: int, ranks: int, throttled: bool) -> list[WorkDone]:
+    told: list[WorkDone] = []
+    config, layers.THROTTLED_S = tiny(), 0.0
+    sizes = {"precision": "fp32", "micro_batch_sizes": (1, 2)}
+    cpu = torch.device("cpu")
+    profile_layers(config, layer_graph(config), "cpu", cpu, **sizes, throttled=throttled, report=told.append)
+    return told
 
 
 def test_every_rank_returns_the_same_complete_measurement(machines):

@@ -1,11 +1,40 @@
-"""What a terminal is told while a command works: the search, its time and its best plan so far."""
+"""What a terminal is told while a command works: how much is done, of how much, and the time left."""
 
+import json
 import os
 import pty
+import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pool import WorkerPool
+from pooled_runs import trained
+
+from weft.cli.main import run
+from weft.cli.output import progressing
+from weft.progress import CountedWork
 
 PLAN = ("plan", "gpt2", "--on", "8xa100-80gb")
+
+
+RUN = """
+[model]
+preset = "gpt-1m"
+[task]
+data = "text.txt"
+sequence = 16
+[train]
+global_batch = 8
+steps = 2
+precision = "fp32"
+[plan]
+pp = 1
+dp = 1
+"""
 
 
 def on_a_terminal(*arguments: str) -> tuple[str, str]:
@@ -15,17 +44,38 @@ def on_a_terminal(*arguments: str) -> tuple[str, str]:
     command = [sys.executable, "-m", "weft.cli.main", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment) as process:
         os.close(theirs)
-        told = b""
-        try:
-            while part := os.read(mine, 1 << 16):
-                told += part
-        except OSError:
-            pass  # the command has closed the terminal
+        told = all_told(mine)
         assert process.stdout is not None
         written = process.stdout.read()
-    os.close(mine)
     assert process.returncode == 0
-    return written.decode(), told.decode()
+    return written.decode(), told
+
+
+def all_told(terminal: int) -> str:
+    told = b""
+    try:
+        while part := os.read(terminal, 1 << 16):
+            told += part
+    except OSError:
+        pass  # the other end is closed
+    os.close(terminal)
+    return told.decode()
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], str]:
+    """A function that calls another with a terminal as standard error, and returns what it is told."""
+
+    def call(function: Callable[[], object]) -> str:
+        mine, theirs = pty.openpty()
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("COLUMNS", "120")
+        with monkeypatch.context() as context, os.fdopen(theirs, "w") as terminal:
+            context.setattr("sys.stderr", terminal)
+            function()
+        return all_told(mine)
+
+    return call
 
 
 def test_a_terminal_is_told_of_the_search_and_its_best_plan() -> None:
@@ -40,3 +90,53 @@ def test_a_pipe_is_told_nothing() -> None:
     command = [sys.executable, "-m", "weft.cli.main", *PLAN]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ended.stderr == ""
+
+
+@pytest.mark.processes
+def test_a_terminal_is_told_of_evaluated_batches_and_exported_parameters(
+    worker_pool: WorkerPool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    here: Callable[[Callable[[], object]], str],
+) -> None:
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
+    (tmp_path / "text.txt").write_text("the weft goes under and over the warp\n" * 400)
+    (tmp_path / "run.toml").write_text(RUN)
+    directory = trained(worker_pool, tmp_path / "run.toml", directory=tmp_path / "run")
+    told = here(lambda: run(["eval", str(directory), "--json"]))
+    (total,) = set(re.findall(r"evaluating; held-out samples: \d+/(\d+) batches", told))
+    assert int(total) == json.loads(capsys.readouterr().out)["samples"] / 8
+    assert f"{total}/{total} batches, 0 s left" in told
+    assert not (directory / "progress.json").exists()
+    told = here(lambda: run(["export", str(directory), str(tmp_path / "out")]))
+    assert re.search(r"exporting; writing: (\S+ M)/\1 parameters read and written, 0 s left", told)
+
+
+def test_half_the_work_leaves_as_much_time_as_it_has_taken(
+    here: Callable[[Callable[[], object]], str],
+) -> None:
+    def work() -> None:
+        with progressing("measuring") as report:
+            counted = CountedWork(report, "layers [of a model]", 10, "parts")
+            begin_s = time.monotonic()
+            counted.finish(4)
+            time.sleep(0.05)
+            counted.finish(1)
+            taken.append(time.monotonic() - begin_s)
+
+    taken: list[float] = []
+    told = here(work)
+    left = re.findall(r"measuring; layers \[of a model\]: 5/10 parts, (\S+) (m?s) left", told)
+    number, unit = left[-1]
+    assert 0.05 <= float(number) * {"ms": 1e-3, "s": 1.0}[unit] <= 1.01 * taken[0]
+
+
+def test_work_of_unknown_speed_has_no_time_left(here: Callable[[Callable[[], object]], str]) -> None:
+    def work() -> None:
+        with progressing("exporting") as report:
+            CountedWork(report, "checking", 2_000_000, "bytes")
+
+    told = here(work)
+    assert "exporting; checking: 0 B of 2.00 MB" in told
+    assert "left" not in told

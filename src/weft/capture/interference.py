@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -54,6 +54,8 @@ ROUNDS = 6
 MESSAGE_BYTES = 2**20
 MESSAGES = 40
 
+EachStep = Callable[[Iterable[int]], Iterable[int]]
+
 
 @dataclass(frozen=True, slots=True)
 class Interference:
@@ -64,8 +66,11 @@ class Interference:
     communication_slowdown: float
 
 
-def measure_interference(cluster: Cluster, device: torch.device) -> Interference:
-    """Measure the slowest rank's figures; all local ranks call it. A single rank has slowdowns of 1."""
+def measure_interference(cluster: Cluster, device: torch.device, each_step: EachStep = iter) -> Interference:
+    """Measure the slowest rank's figures; all local ranks call it. A single rank has slowdowns of 1.
+
+    `each_step` yields the `STEPS` of a small training, and may count them.
+    """
     config = replace(resolve_model(MODEL, sequence=SEQUENCE), layers=2 * dist.get_world_size())
     graph = layer_graph(config)
     plan = _pipeline_plan(cluster, graph)
@@ -75,7 +80,7 @@ def measure_interference(cluster: Cluster, device: torch.device) -> Interference
         for index, stage in enumerate(plan.stages)
         if dist.get_rank() in stage.replicas[0].ranks
     }
-    records = _recorded(plan, program, stages, config, device)
+    records = _recorded(plan, program, stages, config, device, each_step)
     # The median is unaffected by the few computations that wait for another rank.
     gaps_ns = (records["start_ns"][1:] - records["end_ns"][:-1])[np.diff(records["step"]) == 0]
     host_s = slowest(Timing(float(np.median(gaps_ns)) * 1e-9, 0.0)).seconds
@@ -163,6 +168,7 @@ def _recorded(
     stages: Mapping[int, torch.nn.Module],
     config: ModelConfig,
     device: torch.device,
+    each_step: EachStep,
 ) -> npt.NDArray[np.void]:
     """Return this rank's compute records of a short run in order, without the warm-up."""
     with tempfile.TemporaryDirectory(prefix="weft-interference-") as folder:
@@ -178,7 +184,7 @@ def _recorded(
             recorder=recorder,
         )
         tokens = torch.zeros(MICRO_BATCH_SIZE, config.sequence, dtype=torch.long)
-        for step in range(STEPS):
+        for step in each_step(range(STEPS)):
             _ = runtime.step(step, lambda number: (tokens, tokens)).loss
         runtime.close()
         recorder.close()

@@ -22,6 +22,7 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.errors import InputError, Violation
 from weft.predict.profile import LayerProfile, LayerTiming
+from weft.progress import CountedWork, ProgressReport, unwatched
 
 # The speed of a machine changes within seconds: subjects of one kind are measured in turn, in several looks.
 LOOKS, ROUNDS_PER_LOOK = 3, 4
@@ -45,6 +46,7 @@ def profile_layers(
     micro_batch_sizes: Sequence[int],
     tensor_degrees: Sequence[int] = (1,),
     throttled: bool = False,
+    report: ProgressReport = unwatched,
 ) -> LayerProfile:
     """Measure every kind of layer at every tensor degree and micro-batch size.
 
@@ -63,13 +65,18 @@ def profile_layers(
     config = replace(config, tied_embeddings=False)
     timings: list[LayerTiming] = []
     spreads: list[float] = []
+    kinds = one_of_each_kind(graph)
+    looks = LOOKS * len(tensor_degrees) * len(kinds) * len(micro_batch_sizes)
+    counted = CountedWork(report, f"layers of {config.name}", looks, "parts")
     for degree in tensor_degrees:
         with tensor_place(degree) as tensor:
-            for layers in one_of_each_kind(graph):
+            for layers in kinds:
                 with subjects_of(
                     config, graph, layers, device, precision, micro_batch_sizes, tensor
                 ) as subjects:
-                    measured = _throttled(subjects, tensor) if throttled else _together(subjects)
+                    measured = (
+                        _throttled(subjects, tensor, counted) if throttled else _together(subjects, counted)
+                    )
                     for subject, passes in zip(subjects, measured, strict=True):
                         timings.append(_layer_timing(device_name, degree, subject, passes))
                         spreads.append(passes.backward.spread)
@@ -95,7 +102,7 @@ def _layer_timing(device_name: str, degree: int, subject: CaptureSubject, passes
     )
 
 
-def _together(subjects: Sequence[CaptureSubject]) -> list[_Passes]:
+def _together(subjects: Sequence[CaptureSubject], counted: CountedWork) -> list[_Passes]:
     """Time rounds that all ranks begin at the same time; the first round of each look warms up."""
     rounds: list[list[tuple[float, float, float]]] = [[] for _ in subjects]
     for _ in range(LOOKS):
@@ -106,13 +113,16 @@ def _together(subjects: Sequence[CaptureSubject]) -> list[_Passes]:
                 taken = subject.round()
                 if number:
                     seconds.append(taken)
+            counted.finish()
     return [
         _Passes(*(slowest(summarise(list(values))) for values in zip(*seconds, strict=True)))
         for seconds in rounds
     ]
 
 
-def _throttled(subjects: Sequence[CaptureSubject], tensor: TensorPlace) -> list[_Passes]:
+def _throttled(
+    subjects: Sequence[CaptureSubject], tensor: TensorPlace, counted: CountedWork
+) -> list[_Passes]:
     """Time many rounds without pauses, in which a quota would recover.
 
     Most short passes meet no throttling and some meet a long one: only the plain mean gives their time.
@@ -127,6 +137,7 @@ def _throttled(subjects: Sequence[CaptureSubject], tensor: TensorPlace) -> list[
             ):
                 seconds.append(subject.round())
                 number += 1
+            counted.finish()
     return [
         _Passes(*(Timing(fmean(values), 0.0) for values in zip(*seconds, strict=True))) for seconds in rounds
     ]

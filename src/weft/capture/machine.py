@@ -7,7 +7,7 @@ controllers and turbo clocks are part of the result.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,11 +15,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from weft.capture.interference import measure_interference
+from weft.capture.interference import STEPS, measure_interference
 from weft.capture.message_line import Exchange, MessageLine, open_exchange
 from weft.capture.timing import Timing, host_seconds, repeat, slowest, summarise
 from weft.describe.cluster import Cluster
 from weft.predict.profile import MachineMeasurement
+from weft.progress import CountedWork, ProgressReport, unwatched
 from weft.run.accelerator import accelerator_of, finish
 from weft.run.runtime import TIMEOUT_S
 from weft.run.state.precision import PRECISIONS
@@ -61,7 +62,12 @@ ON_ACCELERATOR = Sizes(
 
 
 def measure_machine(
-    cluster: Cluster, device: torch.device, *, precisions: tuple[str, ...] = ("fp32",), budget_s: float = 0.08
+    cluster: Cluster,
+    device: torch.device,
+    *,
+    precisions: tuple[str, ...] = ("fp32",),
+    budget_s: float = 0.08,
+    report: ProgressReport = unwatched,
 ) -> MachineMeasurement:
     """Measure `cluster`, this machine, from inside an initialised process group of all its devices.
 
@@ -69,18 +75,25 @@ def measure_machine(
     all-reduces are measured between the ranks of the group; a group of one leaves these tables empty.
     """
     sizes = ON_CPU if device.type == "cpu" else ON_ACCELERATOR
+    alone = dist.get_world_size() == 1
+    kernels = len(precisions) * len(sizes.matmul) + len(sizes.memory) + len(sizes.codec)
+    messages = 0 if alone else len(sizes.message) + len(sizes.reduce)
+    counted = CountedWork(report, "this machine", kernels + STEPS + messages, "parts")
     launch = _together(_launches(device), budget_s)
     clock = KernelClock(device, launch.seconds)
     matmul = {
-        name: tuple(_matmul_speed(size, PRECISIONS[name], clock, budget_s) for size in sizes.matmul)
+        name: tuple(
+            _matmul_speed(size, PRECISIONS[name], clock, budget_s) for size in counted.each(sizes.matmul)
+        )
         for name in precisions
     }
-    memory = tuple(memory_speed(size, clock, budget_s) for size in sizes.memory)
-    encode, decode = zip(*(codec_seconds(size, clock, budget_s) for size in sizes.codec), strict=True)
-    interference = measure_interference(cluster, device)
-    alone = dist.get_world_size() == 1
-    messages = [] if alone else messages_between((0, 1), device, sizes.message)
-    reductions = [] if alone else _all_reductions(device, sizes.reduce)
+    memory = tuple(memory_speed(size, clock, budget_s) for size in counted.each(sizes.memory))
+    encode, decode = zip(
+        *(codec_seconds(size, clock, budget_s) for size in counted.each(sizes.codec)), strict=True
+    )
+    interference = measure_interference(cluster, device, counted.each)
+    message = [] if alone else messages_between((0, 1), device, counted.each(sizes.message))
+    reductions = [] if alone else _all_reductions(device, counted.each(sizes.reduce))
     return MachineMeasurement(
         device=cluster.groups[0].device.name,
         matmul=matmul,
@@ -89,7 +102,7 @@ def measure_machine(
         instruction_s=interference.instruction_s,
         compute_slowdown=interference.compute_slowdown,
         communication_slowdown=interference.communication_slowdown,
-        message=tuple((float(size), seconds) for size, seconds in messages),
+        message=tuple((float(size), seconds) for size, seconds in message),
         all_reduce=tuple(reductions),
         spread=launch.spread,
         encode=encode,
@@ -168,14 +181,14 @@ def _launches(device: torch.device) -> Callable[[], float]:
 
 
 def messages_between(
-    pair: tuple[int, int], device: torch.device, sizes: Sequence[int]
+    pair: tuple[int, int], device: torch.device, sizes: Iterable[int]
 ) -> list[tuple[int, float]]:
     """Return (bytes, seconds) of messages between two ranks; all ranks call it and get the result."""
     return [(size, slowest(timing).seconds) for size, timing in messages_at_once([pair], device, sizes)]
 
 
 def messages_at_once(
-    pairs: Sequence[tuple[int, int]], device: torch.device, sizes: Sequence[int]
+    pairs: Sequence[tuple[int, int]], device: torch.device, sizes: Iterable[int]
 ) -> list[tuple[int, Timing]]:
     """Time messages in all pairs at once; all ranks call it, and no rank is in two pairs.
 
@@ -212,7 +225,7 @@ def _message_timing(
 
 
 def _all_reductions(
-    device: torch.device, sizes: Sequence[int], rounds: int = 12
+    device: torch.device, sizes: Iterable[int], rounds: int = 12
 ) -> list[tuple[float, float]]:
     """Return (bytes, seconds) of all-reduces over all ranks, by the transport of a run."""
     ranks, timeout = range(dist.get_world_size()), timedelta(seconds=TIMEOUT_S)

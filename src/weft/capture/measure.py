@@ -22,6 +22,7 @@ from weft.errors import InputError, Violation
 from weft.files import weft_home
 from weft.predict.cost.calibration import add_profile, profile_from_record, save_machine
 from weft.predict.profile import LayerProfile, MachineMeasurement
+from weft.progress import ProgressReport, progress_file, unwatched
 from weft.run.launch.workers import launch_workers
 
 MICRO_BATCH_SIZES = (1, 2, 4, 8)
@@ -45,6 +46,7 @@ def measure(
     micro_batch_sizes: Sequence[int] = MICRO_BATCH_SIZES,
     tensor_degrees: Sequence[int] = (1,),
     home: Path | None = None,
+    report: ProgressReport = unwatched,
 ) -> Measured:
     """Measure this machine's devices and links and, with a model, the times of its layers.
 
@@ -57,7 +59,7 @@ def measure(
     cluster, home = this_machine(), home or weft_home()
     request = request_of(cluster, model, precision, micro_batch_sizes, tensor_degrees)
     request["device"] = cluster.groups[0].device.name
-    with answered(WORKER_MODULE, cluster, request) as directory:
+    with answered(WORKER_MODULE, cluster, request, report) as directory:
         answer = json.loads((directory / "measured.json").read_text())
     machine = TypeAdapter(MachineMeasurement).validate_python(answer["machine"])
     files = [save_machine(machine, home)]
@@ -91,12 +93,15 @@ def request_of(
 
 
 @contextmanager
-def answered(worker: str, cluster: Cluster, request: dict[str, Any]) -> Iterator[Path]:
+def answered(
+    worker: str, cluster: Cluster, request: dict[str, Any], report: ProgressReport
+) -> Iterator[Path]:
     """Yield the folder with the answers of all ranks, each of which has run the module `worker`."""
     with tempfile.TemporaryDirectory(prefix="weft-measure-") as name:
         directory = Path(name)
         (directory / "measure.json").write_text(json.dumps(request))
-        launch_workers(directory, cluster.ranks, worker)
+        with progress_file(directory).polled(report) as poll:
+            launch_workers(directory, cluster.ranks, worker, poll)
         yield directory
 
 

@@ -17,6 +17,7 @@ from weft.errors import InputError, Violation
 from weft.files import weft_home
 from weft.predict.cost.calibration import add_profile, profile_from_record, save_cluster
 from weft.predict.profile import LayerProfile, LayerTiming
+from weft.progress import ProgressReport, unwatched
 
 WORKER_MODULE = "weft.capture.mixed_worker"
 _SECONDS = ("forward_s", "backward_s", "update_s")
@@ -39,6 +40,7 @@ def measure_mixed(
     micro_batch_sizes: Sequence[int],
     tensor_degrees: Sequence[int] = (1,),
     home: Path | None = None,
+    report: ProgressReport = unwatched,
 ) -> MixedMeasured:
     """Measure the links of a lab's cluster and, with a model, its layers on each kind of device.
 
@@ -53,7 +55,7 @@ def measure_mixed(
         raise InputError(Violation("lab", problem, "a [device.NAME] of the file's own"))
     home = home or weft_home()
     request = request_of(cluster, model, precision, micro_batch_sizes, tensor_degrees)
-    with answered(WORKER_MODULE, cluster, {**request, "cluster": to_toml(cluster)}) as directory:
+    with answered(WORKER_MODULE, cluster, {**request, "cluster": to_toml(cluster)}, report) as directory:
         tables = {
             (one, other): [(int(size), float(seconds)) for size, seconds in table]
             for one, other, table in json.loads((directory / "links.json").read_text())

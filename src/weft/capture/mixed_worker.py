@@ -17,6 +17,7 @@ from weft.capture.worker import requested_profile
 from weft.describe.cluster import Cluster
 from weft.describe.cluster_file import cluster_of
 from weft.describe.reading import parse_toml
+from weft.progress import CountedWork, progress_file, unwatched
 from weft.run.launch.worker_start import start_worker
 
 
@@ -26,14 +27,15 @@ def main(directory: Path) -> None:
     cluster = cluster_of(parse_toml(request["cluster"], "cluster"), "cluster")
     context = start_worker()
     host = torch.device("cpu")
-    links = {
-        key: messages_between(pair, host, ON_CPU.message) for key, pair in pairs_of_groups(cluster).items()
-    }
+    report = progress_file(directory).write if context.rank == 0 else unwatched
+    pairs = pairs_of_groups(cluster)
+    counted = CountedWork(report, "links", len(pairs), "links")
+    links = {key: messages_between(pairs[key], host, ON_CPU.message) for key in counted.each(pairs)}
     if context.rank == 0:
         (directory / "links.json").write_text(json.dumps([[*key, table] for key, table in links.items()]))
     if request["model"] is not None:
         name, device = cluster.device_of(context.rank).name, torch.device(context.device)
-        profile = requested_profile(request, name, device, throttled=True)
+        profile = requested_profile(request, name, device, report, throttled=True)
         (directory / f"layers-{context.rank}.json").write_text(json.dumps(asdict(profile)))
     context.close()
 

@@ -21,6 +21,7 @@ from weft.describe.cluster import Cluster, Link
 from weft.describe.one_line import one_line
 from weft.describe.this_machine import this_machine
 from weft.errors import InputError, Violation
+from weft.progress import CountedWork, ProgressReport, unwatched
 from weft.run.launch.worker_start import WorkerContext
 
 # The first tells the latency, the others the rate.
@@ -89,7 +90,9 @@ class MeasuredNodes:
         return self.cluster.links[one.pair]
 
 
-def measure_nodes(cluster: Cluster, context: WorkerContext) -> MeasuredNodes:
+def measure_nodes(
+    cluster: Cluster, context: WorkerContext, report: ProgressReport = unwatched
+) -> MeasuredNodes:
     """Measure the links of the nodes whose ranks have joined; every rank calls it and gets the result.
 
     Raises:
@@ -97,11 +100,9 @@ def measure_nodes(cluster: Cluster, context: WorkerContext) -> MeasuredNodes:
     """
     nodes = _nodes(cluster, context)
     device = torch.device(context.device)
-    links = [
-        link
-        for pairs in [[(node, node) for node in nodes], *tournament(nodes)]
-        for link in _measured(pairs, device)
-    ]
+    rounds = [[(node, node) for node in nodes], *tournament(nodes)]
+    counted = CountedWork(report, "links", len(rounds), "rounds")
+    links = [link for pairs in counted.each(rounds) for link in _measured(pairs, device)]
     return MeasuredNodes(with_medians(cluster, links), tuple(links))
 
 

@@ -19,6 +19,7 @@ from weft.describe.families import layer_graph
 from weft.describe.model import model_from
 from weft.describe.this_machine import this_machine
 from weft.predict.profile import LayerProfile
+from weft.progress import ProgressReport, progress_file, unwatched
 from weft.run.launch.worker_start import start_worker
 
 
@@ -27,19 +28,26 @@ def main(directory: Path) -> None:
     request = json.loads((directory / "measure.json").read_text())
     context = start_worker()
     device = torch.device(context.device)
-    machine = measure_machine(this_machine(), device, precisions=(request["precision"],))
+    report = progress_file(directory).write if context.rank == 0 else unwatched
+    machine = measure_machine(this_machine(), device, precisions=(request["precision"],), report=report)
     answer = {"machine": asdict(machine)}
     if request["model"] is not None:
-        answer["profile"] = asdict(requested_profile(request, request["device"], device))
+        answer["profile"] = asdict(requested_profile(request, request["device"], device, report))
     if context.rank == 0:
         (directory / "measured.json").write_text(json.dumps(answer))
     context.close()
 
 
 def requested_profile(
-    request: Mapping[str, Any], name: str, device: torch.device, *, throttled: bool = False
+    request: Mapping[str, Any],
+    name: str,
+    device: torch.device,
+    report: ProgressReport,
+    *,
+    throttled: bool = False,
 ) -> LayerProfile:
     """Profile the layers of the requested model on this rank's device, which is called `name`."""
     config = model_from(request["model"])
     asked = {key: request[key] for key in ("precision", "micro_batch_sizes", "tensor_degrees")}
-    return profile_layers(config, layer_graph(config), name, device, **asked, throttled=throttled)
+    graph = layer_graph(config)
+    return profile_layers(config, graph, name, device, **asked, throttled=throttled, report=report)

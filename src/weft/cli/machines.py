@@ -13,7 +13,7 @@ from weft.capture.measure import DEGREES_OPTION, MICRO_BATCH_SIZES, counts_of
 from weft.capture.measure import measure as measure_machine
 from weft.capture.mixed import measure_mixed
 from weft.cli.node_links import measure_links
-from weft.cli.output import Json, console, print_json
+from weft.cli.output import Json, console, print_json, progressing
 from weft.describe.cluster import Cluster
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
@@ -94,7 +94,10 @@ def measure(
     if (cluster := lab_cluster()) is not None:
         _measure_lab(cluster, config, precision, sizes, degrees, json)
         return
-    measured = measure_machine(config, precision=precision, micro_batch_sizes=sizes, tensor_degrees=degrees)
+    with progressing("measuring") as report:
+        measured = measure_machine(
+            config, precision=precision, micro_batch_sizes=sizes, tensor_degrees=degrees, report=report
+        )
     machine = measured.machine
     if json:
         print_json({"device": machine.device, "files": [str(path) for path in measured.files]})
@@ -132,9 +135,15 @@ def _measure_lab(
     degrees: tuple[int, ...],
     json: bool,
 ) -> None:
-    measured = measure_mixed(
-        cluster, config, precision=precision, micro_batch_sizes=sizes, tensor_degrees=degrees
-    )
+    with progressing("measuring") as report:
+        measured = measure_mixed(
+            cluster,
+            config,
+            precision=precision,
+            micro_batch_sizes=sizes,
+            tensor_degrees=degrees,
+            report=report,
+        )
     if json:
         devices = sorted({group.device.name for group in cluster.groups})
         print_json({"devices": devices, "files": [str(path) for path in measured.files]})

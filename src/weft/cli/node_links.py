@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from weft.cli.output import console, print_json
+from weft.cli.output import console, print_json, progressing
 from weft.describe.cluster import Link
 from weft.describe.cluster_file import load_cluster
 from weft.describe.units import format_bytes, format_seconds
@@ -43,10 +43,13 @@ def measure_links(file: Path, *, as_json: bool) -> None:
     from weft.run.launch.worker_start import start_worker
 
     context = start_worker()
-    measured = measure_nodes(cluster, context)
-    context.close()
     if context.rank:
+        measure_nodes(cluster, context)
+        context.close()
         return
+    with progressing("measuring") as report:
+        measured = measure_nodes(cluster, context, report)
+    context.close()
     path = save_cluster(measured.cluster, weft_home())
     slow = [f"slow: {one.words}, {format_bytes(one.link.bytes_per_s)}/s" for one in measured.slow]
     if as_json:

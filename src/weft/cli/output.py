@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,10 +19,12 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from weft.describe.units import format_bytes, format_count, format_seconds
 from weft.errors import InputError, Violation
 from weft.files import write_whole
 from weft.program.kinds import KINDS, is_compute
 from weft.program.program import NONE
+from weft.progress import ProgressReport, WorkDone
 from weft.timeline.timeline import Timeline
 from weft.web.charts.axes import time_ticks
 from weft.web.charts.picture import kind_colour, shaded
@@ -160,11 +163,40 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
 
     It yields a function that tells the newest finding beside the text.
     """
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     err = Console(stderr=True)
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task(text, total=None)
         yield lambda found: progress.update(task, description=f"{text}; {found}")
+
+
+@contextmanager
+def progressing(text: str) -> Iterator[ProgressReport]:
+    """Tell the finished parts of what is under way, all of them and the time left, as `working` does."""
+    newest: WorkDone | None = None
+    begin_s = begin = 0.0
+    with working(text) as tell:
+
+        def report(found: WorkDone) -> None:
+            nonlocal newest, begin_s, begin
+            if newest is None or found.work != newest.work:
+                begin_s, begin = time.monotonic(), found.done
+            elif found == newest:
+                return
+            newest = found
+            words = _amount(found)
+            if done := found.done - begin:
+                left_s = (time.monotonic() - begin_s) / done * (found.total - found.done)
+                words += f", {format_seconds(left_s)} left"
+            tell(words)
+
+        yield report
+
+
+def _amount(found: WorkDone) -> str:
+    if found.unit == "bytes":
+        return f"{found.work}: {format_bytes(found.done)} of {format_bytes(found.total)}"
+    return f"{found.work}: {format_count(found.done)}/{format_count(found.total)} {found.unit}"
 
 
 def print_timeline(timeline: Timeline, svg: Path | None, title: str) -> None:

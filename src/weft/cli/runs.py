@@ -15,7 +15,7 @@ from cyclopts import Parameter
 
 from weft.api import evaluate, finished, prepared
 from weft.api import train as train_run
-from weft.cli.output import Json, console, print_json, refuse_options
+from weft.cli.output import Json, console, print_json, progressing, refuse_options
 from weft.cli.tables.plans_side_by_side import side_by_side_record, side_by_side_table
 from weft.describe.run_file import load_run
 from weft.describe.units import format_count, format_seconds
@@ -235,7 +235,8 @@ def eval_(directory: Path, /, *, json: Json = False) -> None:
     directory
         A run directory with a checkpoint.
     """
-    result = dict(evaluate(directory))
+    with progressing("evaluating") as report:
+        result = dict(evaluate(directory, report=report))
     if json:
         print_json(result)
         return

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli.output import Json, print_json
+from weft.cli.output import Json, print_json, progressing
 from weft.describe.units import format_bytes
 from weft.run.launch.workers import require_torch
 
@@ -46,7 +46,10 @@ def export(
     require_torch()
     from weft.training.interchange.export import export as write_export
 
-    exported = write_export(run, out, checkpoint=checkpoint, replay=replay, adapter=adapter)
+    with progressing("exporting") as report:
+        exported = write_export(
+            run, out, checkpoint=checkpoint, replay=replay, adapter=adapter, report=report
+        )
     for reason in exported.skipped:
         print(f"weft: skipped a checkpoint: {reason}", file=sys.stderr)
     _answer(exported.folder, exported.checkpoint, {"checkpoint": exported.checkpoint}, json)

@@ -16,6 +16,7 @@ from weft.errors import InputError, Violation
 from weft.lab.inside import require_lab_devices
 from weft.planning.planned import PlannedJob, moved, plan_run, planned_for, taking_over
 from weft.predict.ledger import STEP, Ledger
+from weft.progress import ProgressReport, progress_file, unwatched
 from weft.run.launch.workers import launch_workers
 from weft.training.coordination.hang import HangWatch
 from weft.training.directory.resuming import kept_if_refused, removed_if_refused
@@ -121,7 +122,7 @@ def _watching(
 
 
 def evaluate(
-    planned: PlannedJob, directory: RunDirectory, on_poll: Callable[[], None] | None = None
+    planned: PlannedJob, directory: RunDirectory, report: ProgressReport = unwatched
 ) -> dict[str, Any]:
     """Launch the plan's ranks to evaluate the newest checkpoint and return `evaluation.json`.
 
@@ -130,7 +131,8 @@ def evaluate(
         RunError: if a worker failed, in one line with the path of its log.
     """
     write_verified(directory.path, planned)
-    launch_workers(directory.path, planned.plan.ranks, EVALUATION_MODULE, on_poll)
+    with progress_file(directory.path).polled(report) as poll:
+        launch_workers(directory.path, planned.plan.ranks, EVALUATION_MODULE, poll)
     return directory.evaluation()
 
 

@@ -18,6 +18,7 @@ from weft.api import prepared
 from weft.cli.files import Summary
 from weft.cli.main import run as command
 from weft.errors import InputError
+from weft.progress import WorkDone
 from weft.run.launch.worker_start import WorkerContext
 from weft.training.evaluation.held_out import evaluate
 from weft.training.session import reopen
@@ -81,7 +82,9 @@ def test_digits_are_learned_and_evaluated(tmp_path: Path, worker_pool: WorkerPoo
     assert events[-1]["accuracy"] == summary["final_metrics"]["accuracy"] > 0.2 > events[0]["accuracy"]
     before = (run_dir / "events.jsonl").read_bytes(), (run_dir / "measured.parquet").read_bytes()
 
-    result = weft.evaluate(run_dir)
+    told: list[WorkDone] = []
+    result = weft.evaluate(run_dir, report=told.append)
+    assert told[-1] == WorkDone("held-out samples", 2, 2, "batches")
     assert json.loads((run_dir / "evaluation.json").read_text()) == result
     assert (result["step"], result["samples"], result["held_out_samples"]) == (60, 128, 179)
     assert "perplexity" not in result

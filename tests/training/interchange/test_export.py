@@ -26,6 +26,7 @@ from transformers import AutoTokenizer
 
 from weft.describe.model import ModelConfig
 from weft.errors import InputError, RunError
+from weft.progress import WorkDone
 from weft.training.data.tokenizers import ByteTokenizer, fingerprint_of
 from weft.training.interchange.export import export
 from weft.training.interchange.imports import read_initial_weights
@@ -123,7 +124,13 @@ def test_a_checkpoint_is_chosen_by_its_step(trained: Trained, tmp_path: Path) ->
 
 
 def test_large_models_are_cut_into_files_of_a_size(trained: Trained, tmp_path: Path) -> None:
-    written = export(trained.run_dir, tmp_path / "out", file_bytes=5_000).folder
+    told: list[WorkDone] = []
+    written = export(trained.run_dir, tmp_path / "out", file_bytes=5_000, report=told.append).folder
+    # Every byte of the checkpoint is checked; every parameter is read and written.
+    checked, last = [done for done in told if done.unit == "bytes"][-1], told[-1]
+    assert (checked.work, checked.done) == ("checking step-00000004", checked.total)
+    assert (last.work, last.done) == ("writing", last.total)
+    assert last.total == 2 * sum(one.numel() for one in whole_model(trained.config).state_dict().values())
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     assert written.files == len(files) > 1

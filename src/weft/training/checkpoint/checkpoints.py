@@ -175,7 +175,7 @@ def write(
     with together(group, meet):
         names = sorted(file.name for file in building.iterdir())
         for name in names[dist.get_rank() :: dist.get_world_size()]:
-            mine[name] = ((building / name).stat().st_size, digest_of(building / name, progress))
+            mine[name] = ((building / name).stat().st_size, digest_of(building / name, lambda _: progress()))
     files = {name: entry for part in gather(mine, group) for name, entry in part.items()}
     with together(group, meet):
         if first_rank:
@@ -211,7 +211,7 @@ def agree_on_newest(
     group, meet, progress = _waiting(ranks, str(directory), "read nothing", timeout_s)
     with together(group, meet):
         if dist.get_rank() == 0:
-            found = newest_complete(directory, progress)
+            found = newest_complete(directory, lambda _: progress())
     path, skipped = from_first_rank([found[0] and str(found[0]), found[1]], group)
     return path and Path(path), skipped
 

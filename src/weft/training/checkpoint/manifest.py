@@ -34,14 +34,16 @@ def generations(directory: Path) -> list[tuple[int, Path]]:
     return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
 
 
-def untold() -> None:
+def untold(read_bytes: int = 0) -> None:
     """Note no progress: nobody waits for the caller."""
 
 
-def newest_complete(directory: Path, progress: Callable[[], None] = untold) -> tuple[Path | None, list[str]]:
+def newest_complete(
+    directory: Path, progress: Callable[[int], None] = untold
+) -> tuple[Path | None, list[str]]:
     """Return the newest whole checkpoint, None if there are none, and one line per newer one skipped.
 
-    It only reads and needs no process group. It calls `progress` between two reads.
+    It only reads and needs no process group. It calls `progress` after each read, with its bytes.
 
     Raises:
         RunError: if there are checkpoints and none is whole.
@@ -59,7 +61,7 @@ def newest_complete(directory: Path, progress: Callable[[], None] = untold) -> t
     return None, []
 
 
-def verify(path: Path, progress: Callable[[], None] = untold) -> None:
+def verify(path: Path, progress: Callable[[int], None] = untold) -> None:
     """Check a checkpoint's files against its manifest.
 
     Raises:
@@ -89,13 +91,13 @@ def canonical(record: Mapping[str, Any]) -> bytes:
     return (json.dumps(record, indent=1, sort_keys=True) + "\n").encode()
 
 
-def digest_of(path: Path, progress: Callable[[], None] = untold) -> str:
-    """Return a file's SHA-256 in hex; call `progress` after every `_READ_BYTES`."""
+def digest_of(path: Path, progress: Callable[[int], None] = untold) -> str:
+    """Return a file's SHA-256 in hex; call `progress` after each read, with its bytes."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while content := file.read(_READ_BYTES):
             digest.update(content)
-            progress()
+            progress(len(content))
     return digest.hexdigest()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,13 @@ from weft.files import write_whole
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import BY_SOURCE
 from weft.program.arrays import Ints
+from weft.progress import CountedWork, ProgressReport, unwatched
 from weft.run.launch.worker_start import WorkerContext
 from weft.run.workspace import Batch, Samples
 from weft.training.open_run import OpenRun, load, open_run
 from weft.training.tasks.base import Task, batch_of, sources_of_task
+
+EachBatch = Callable[[Iterable[Batch]], Iterable[Batch]]
 
 # The most samples for the held-out loss, before they fill whole global batches; always the same samples.
 HELD_OUT_SAMPLES = 256
@@ -44,10 +47,11 @@ def spread_evenly(available: int, batch: int) -> Ints:
     return np.arange(count, dtype=np.int64) * available // count
 
 
-def held_out(run: OpenRun, samples: Ints) -> tuple[float, dict[str, float]]:
+def held_out(run: OpenRun, samples: Ints, each: EachBatch = iter) -> tuple[float, dict[str, float]]:
     """Return the mean loss over held-out samples, in nats per target, and the task's metrics over them.
 
-    Every rank calls it with the same whole global batches of samples.
+    Every rank calls it with the same whole global batches of samples. `each` yields the batches, and may
+    count them.
     """
     plan, task = run.job.plan, run.task
     batches = [
@@ -55,22 +59,22 @@ def held_out(run: OpenRun, samples: Ints) -> tuple[float, dict[str, float]]:
         for part in samples.reshape(-1, plan.global_batch)
     ]
     with run.meter.open():
-        loss = run.runtime.evaluate(run.evaluation, batches)
+        loss = run.runtime.evaluate(run.evaluation, each(batches))
     return loss, run.meter.collect()
 
 
-def by_source(run: OpenRun, samples: Mapping[str, Ints]) -> dict[str, dict[str, Any]]:
+def by_source(run: OpenRun, samples: Mapping[str, Ints], each: EachBatch = iter) -> dict[str, dict[str, Any]]:
     """Return losses and metrics by source, and what methods saw in the passes of its samples.
 
     Every rank calls it with the same whole global batches of samples of each source, by name.
     """
-    return {name: _watched(run, own) for name, own in samples.items()}
+    return {name: _watched(run, own, each) for name, own in samples.items()}
 
 
-def _watched(run: OpenRun, samples: Ints) -> dict[str, Any]:
+def _watched(run: OpenRun, samples: Ints, each: EachBatch) -> dict[str, Any]:
     with ExitStack() as stack:
         seen = [stack.enter_context(state.watching()) for state in run.runtime.methods.values()]
-        loss, metrics = held_out(run, samples)
+        loss, metrics = held_out(run, samples, each)
     found = {name: value for one in seen for name, value in one().items()}
     return {"loss": loss, **_perplexity(run.job.run.task.kind, loss), **metrics, **found}
 
@@ -97,7 +101,9 @@ def _held_out_batch(task: Task, samples: Ints, micro_batch_size: int, among: Int
     return micro_batch
 
 
-def evaluate(job: PlannedJob, run_dir: Path, context: WorkerContext) -> dict[str, Any]:
+def evaluate(
+    job: PlannedJob, run_dir: Path, context: WorkerContext, report: ProgressReport = unwatched
+) -> dict[str, Any]:
     """Evaluate the newest checkpoint and write `evaluation.json`; every rank calls it and gets the same.
 
     Raises:
@@ -111,8 +117,11 @@ def evaluate(job: PlannedJob, run_dir: Path, context: WorkerContext) -> dict[str
     size, sources = job.plan.global_batch, sources_of_task(run.task)
     available = run.task.held_out_samples
     samples = _each_once(range(available), size)
-    loss, metrics = held_out(run, samples)
-    parts = by_source(run, {one.name: _each_once(one.held_out, size) for one in sources})
+    of_sources = {one.name: _each_once(one.held_out, size) for one in sources}
+    batches = sum(map(len, (samples, *of_sources.values()))) // size
+    counted = CountedWork(report, "held-out samples", batches, "batches")
+    loss, metrics = held_out(run, samples, counted.each)
+    parts = by_source(run, of_sources, counted.each)
     for one in sources:
         parts[one.name] |= _bits_per_byte(parts[one.name]["loss"], one.held_out_bytes_per_token)
     result: dict[str, Any] = {

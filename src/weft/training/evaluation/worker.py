@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from weft.progress import progress_file, unwatched
 from weft.training.worker import command, join, load
 
 __all__ = ["load", "main"]
@@ -22,7 +23,7 @@ def main(run_dir: Path) -> int:
     job, context = join(run_dir)
     from weft.training.evaluation.held_out import evaluate
 
-    evaluate(job, run_dir, context)
+    evaluate(job, run_dir, context, progress_file(run_dir).write if context.rank == 0 else unwatched)
     context.close()
     return 0
 

@@ -20,9 +20,16 @@ from weft.describe.run_file import RunFile
 from weft.describe.run_tables.training import BYTES, MODEL
 from weft.describe.tasks import is_language
 from weft.errors import InputError, Violation
+from weft.progress import CountedWork, ProgressReport, unwatched
 from weft.run.stage.build import build_stage
 from weft.training.checkpoint.frozen_weights import frozen_fingerprint, weights_folder
-from weft.training.checkpoint.manifest import generation_path, generations, newest_complete, verify
+from weft.training.checkpoint.manifest import (
+    MANIFEST,
+    generation_path,
+    generations,
+    newest_complete,
+    verify,
+)
 from weft.training.checkpoint.tensor_folders import (
     CompletedFolder,
     DrawnWeights,
@@ -68,6 +75,7 @@ def export(
     replay: int | None = None,
     adapter: bool = False,
     file_bytes: int = FILE_BYTES,
+    report: ProgressReport = unwatched,
 ) -> Exported:
     """Write a checkpoint of a run as a folder for `transformers.AutoModelForCausalLM.from_pretrained`.
 
@@ -79,6 +87,7 @@ def export(
         replay: write the weights with which all replicas compute this step, from the run's log of weights.
         adapter: write the run's adapter alone, as a folder for `peft.PeftModel.from_pretrained`.
         file_bytes: the largest number of tensor bytes in one file.
+        report: called with the checked bytes of the checkpoint, then as in `write_folder`.
 
     Raises:
         InputError: if there is no such run or checkpoint, its tensors are not the model's, or `out` exists;
@@ -92,7 +101,7 @@ def export(
     _require_same_model(config, plan, run_dir)
     source: TensorFolder
     if replay is None:
-        path, skipped = _checkpoint(run_dir / "checkpoints", checkpoint)
+        path, skipped = _checkpoint(run_dir / "checkpoints", checkpoint, report)
         source, name = SafetensorsFolder(path), path.name
     elif checkpoint is not None:
         raise InputError(Violation("replay", "it begins with a checkpoint that it finds", "no checkpoint"))
@@ -110,7 +119,9 @@ def export(
         written = write_adapter(out, adapter_in(source, config, plan), source, _base(run), extra_files)
     else:
         weights = match_weights(merged(source, config, plan), config, others=True)
-        written = write_folder(out, config, weights, extra_files=extra_files, file_bytes=file_bytes)
+        written = write_folder(
+            out, config, weights, extra_files=extra_files, file_bytes=file_bytes, report=report
+        )
     return Exported(written, name, tuple(skipped))
 
 
@@ -173,20 +184,26 @@ def _kept_files(run: RunFile) -> Mapping[str, str]:
     return {name: read_text(folder / name) for name in names if (folder / name).is_file()}
 
 
-def _checkpoint(directory: Path, step: int | None) -> tuple[Path, Sequence[str]]:
+def _checkpoint(directory: Path, step: int | None, report: ProgressReport) -> tuple[Path, Sequence[str]]:
     steps = [step for step, _ in generations(directory)]
     if not steps:
         raise InputError(Violation(str(directory), "no checkpoint yet"))
     if step is None:
-        newest, skipped = newest_complete(directory)
+        checked = _checking(generation_path(directory, max(steps)), report)
+        newest, skipped = newest_complete(directory, checked.finish)
         assert newest is not None, "there are checkpoints, and `newest_complete` raises when none is whole"
         return newest, skipped
     if step not in steps:
         problem = f"no checkpoint of step {step}; there are {', '.join(map(str, sorted(steps)))}"
         raise InputError(Violation(str(directory), problem, str(min(steps, key=lambda one: abs(one - step)))))
     path = generation_path(directory, step)
-    verify(path)
+    verify(path, _checking(path, report).finish)
     return path, []
+
+
+def _checking(path: Path, report: ProgressReport) -> CountedWork:
+    total = sum(file.stat().st_size for file in path.iterdir() if file.name != MANIFEST)
+    return CountedWork(report, f"checking {path.name}", total, "bytes")
 
 
 def tokenizer_files(name: str, sequence: int) -> Mapping[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from weft.describe.reading import read_json
 from weft.describe.units import shown
 from weft.errors import InputError, RunError, Violation
 from weft.files import building_folder, write_whole
+from weft.progress import CountedWork, ProgressReport, unwatched
 from weft.training.checkpoint.tensor_folders import TensorFolder
 from weft.training.interchange.adapters import Adapter
 from weft.training.interchange.hugging_face_families import HuggingFaceFamily, hugging_face_family
@@ -52,6 +54,7 @@ def write_folder(
     *,
     extra_files: Mapping[str, str] | None = None,
     file_bytes: int = FILE_BYTES,
+    report: ProgressReport = unwatched,
 ) -> WrittenFolder:
     """Write a folder that `from_pretrained` of `transformers` loads, whole or not at all.
 
@@ -60,6 +63,7 @@ def write_folder(
     Args:
         extra_files: further text files by name, such as the tokenizer's.
         file_bytes: the largest number of tensor bytes in a file; a larger tensor has a separate file.
+        report: called with the parameters that are read, and again when they are written.
 
     Raises:
         InputError: if the path exists, the family has no such folder, or a tensor cannot be read.
@@ -69,7 +73,7 @@ def write_folder(
     with _new_folder(path) as folder:
         for name, text in (extra_files or {}).items():
             write_whole(folder / name, text)
-        written = _write_model(folder, config, family, weights, file_bytes)
+        written = _write_model(folder, config, family, weights, file_bytes, report)
     return replace(written, path=path)
 
 
@@ -116,12 +120,20 @@ def write_adapter(
 
 
 def _write_model(
-    folder: Path, config: ModelConfig, family: HuggingFaceFamily, weights: Weights, file_bytes: int
+    folder: Path,
+    config: ModelConfig,
+    family: HuggingFaceFamily,
+    weights: Weights,
+    file_bytes: int,
+    report: ProgressReport,
 ) -> WrittenFolder:
     places: dict[str, int] = {}
     total, count, precision = 0, 0, torch.float32
-    for count, part in enumerate(_parts(weights, family, file_bytes), start=1):
+    parameters = sum(map(math.prod, weights.shapes.values()))
+    counted = CountedWork(report, "writing", 2 * parameters, "parameters read and written")
+    for count, part in enumerate(_parts(weights, family, file_bytes, counted), start=1):
         save_file(part, _numbered(folder, count), metadata={"format": "pt"})
+        counted.finish(sum(tensor.numel() for tensor in part.values()))
         places |= dict.fromkeys(part, count)
         total += sum(tensor.nbytes for tensor in part.values())
         precision = next(iter(part.values())).dtype
@@ -171,7 +183,9 @@ def _require_free(path: Path) -> None:
         raise InputError(Violation(str(path), f"the folder {path.absolute().parent} does not exist"))
 
 
-def _parts(weights: Weights, family: HuggingFaceFamily, file_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
+def _parts(
+    weights: Weights, family: HuggingFaceFamily, file_bytes: int, counted: CountedWork
+) -> Iterator[dict[str, torch.Tensor]]:
     """Yield the tensors of each file by stored name."""
     part: dict[str, torch.Tensor] = {}
     size = 0
@@ -182,6 +196,7 @@ def _parts(weights: Weights, family: HuggingFaceFamily, file_bytes: int) -> Iter
                 part, size = {}, 0
             part[stored] = tensor
             size += tensor.nbytes
+            counted.finish(tensor.numel())
     yield part
 
 
