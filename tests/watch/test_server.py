@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from growing_runs import GrowingRun, planned_job
 from live_server import LiveServer, news_in
+from prometheus_client.parser import text_string_to_metric_families
 
 from weft.errors import InputError
 from weft.planning.planned import PlannedJob
+from weft.training.directory.run_directory import RunDirectory
 from weft.watch import server as server_module
 from weft.watch.server import TOKEN_VARIABLE, listen, the_token
 
@@ -43,7 +45,9 @@ def server(runs: list[GrowingRun]) -> Iterator[LiveServer]:
     server.close()
 
 
-@pytest.mark.parametrize("path", ["/", "/run/first", "/news", "/news/first", "/report/first", "/nothing"])
+@pytest.mark.parametrize(
+    "path", ["/", "/run/first", "/metrics", "/news", "/news/first", "/report/first", "/nothing"]
+)
 def test_nobody_is_let_in_without_the_token(server: LiveServer, path: str) -> None:
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Cookie": f"weft_watch_{server.port}=wrong"}):
         status, text = server.read(path, trusted=False, **headers)
@@ -89,6 +93,18 @@ def test_pages_are_small_and_complete_and_name_runs_as_text(server: LiveServer) 
         assert len(text.encode()) < MOST_BYTES
         assert "<last>" not in text
         assert "://" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_prometheus_reads_the_newest_figures_of_all_runs(server: LiveServer, runs: list[GrowingRun]) -> None:
+    for steps in (3, 2):
+        runs[0].train(steps)
+        _, text = server.read("/metrics", Authorization=f"Bearer {server.token}")
+        (gauge,) = [one for one in text_string_to_metric_families(text) if one.name == "weft_run_step"]
+        found = {sample.labels["run"]: sample.value for sample in gauge.samples}
+        assert found == {"first": len(RunDirectory(runs[0].path).metrics()), "second & <last>": 0}
+    with server.request("/metrics", Accept="application/openmetrics-text; version=1.0.0") as answer:
+        assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+        assert answer.read().endswith(b"# EOF\n")
 
 
 def test_news_come_as_they_happen_and_from_where_a_viewer_left(

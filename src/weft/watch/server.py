@@ -31,6 +31,7 @@ from weft.training.directory.live_run import LiveRun
 from weft.training.directory.overview import RunOverview, overview, runs_in
 from weft.watch.access import TokenRequired
 from weft.watch.news_record import news_record
+from weft.watch.prometheus import exposition
 from weft.watch.watched_run import News, Seen, WatchedRun
 from weft.web.pages.watch import list_record, watch_page
 
@@ -115,6 +116,10 @@ def watch_app(folder: Path, token: str, port: int, ends: Callable[[], bool]) -> 
         seen = Seen.parse(request.headers.get("last-event-id", ""))
         return _stream(_news_of(run, seen), ends, POLL_S)
 
+    def metrics(request: Request) -> Response:
+        found = exposition(runs.overviews(), request.headers.get("accept", ""))
+        return Response(found.body, headers={"Content-Type": found.content_type})
+
     async def list_news(request: Request) -> Response:
         return _stream(_changes(lambda: list_record(runs.overviews())), ends, LIST_POLL_S)
 
@@ -124,6 +129,7 @@ def watch_app(folder: Path, token: str, port: int, ends: Callable[[], bool]) -> 
             Route("/run/{name}", one),
             Route("/compare/{first}/{second}", two),
             Route("/report/{name}", report),
+            Route("/metrics", metrics),
             Route("/news", list_news),
             Route("/news/{name}", news),
         ],

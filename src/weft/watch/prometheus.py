@@ -51,6 +51,8 @@ GAUGES = (
         "Median tokens (images: samples) per second of the newest steps.",
         lambda run: run.tokens_per_s,
     ),
+    RunGauge("weft_run_peak_memory_bytes", "Peak memory of the first rank.", lambda run: run.memory_bytes),
+    RunGauge("weft_run_saved_step", "Finished steps in the newest checkpoint.", lambda run: run.saved_step),
     RunGauge(
         "weft_run_last_update_timestamp_seconds",
         "Time of the newest line of metrics or events.",

@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain_text
 
 from weft.training.directory.overview import RunOverview, RunState
-from weft.web.prometheus import GAUGES, exposition, prometheus_text
+from weft.watch.prometheus import GAUGES, exposition, prometheus_text
 
 OPEN_METRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 RUN = RunOverview(
@@ -24,9 +24,12 @@ RUN = RunOverview(
     steps=10,
     loss=2.5,
     held_out_loss=None,
+    held_out_step=None,
+    saved_step=2,
     step_s=0.25,
     predicted_step_s=0.125,
     tokens_per_s=4096.0,
+    memory_bytes=1e9,
     newest_s=1.75e9,
 )
 
@@ -69,9 +72,12 @@ RUNS = st.builds(
     steps=st.integers(0, 10**9),
     loss=FIGURES,
     held_out_loss=FIGURES,
+    held_out_step=st.none(),
+    saved_step=st.none() | st.integers(0, 10**9),
     step_s=FIGURES,
     predicted_step_s=FIGURES,
     tokens_per_s=FIGURES,
+    memory_bytes=FIGURES,
     newest_s=st.floats(0, 1e10),
 )
 
