@@ -73,12 +73,12 @@ def exposition(runs: Sequence[RunOverview], accept: str = "") -> Exposition:
         accept: the `Accept` header; OpenMetrics if it names that format, else Prometheus' text.
     """
     if "application/openmetrics-text" in accept:
-        return Exposition(openmetrics.generate_latest(_Runs(runs)), openmetrics.CONTENT_TYPE_LATEST)
-    return Exposition(generate_latest(_Runs(runs)), CONTENT_TYPE_PLAIN_0_0_4)
+        return Exposition(openmetrics.generate_latest(_RunFamilies(runs)), openmetrics.CONTENT_TYPE_LATEST)
+    return Exposition(generate_latest(_RunFamilies(runs)), CONTENT_TYPE_PLAIN_0_0_4)
 
 
 @dataclass(frozen=True)
-class _Runs(Collector):
+class _RunFamilies(Collector):
     """Metric families of runs; each run is known by its labels."""
 
     runs: Sequence[RunOverview]

@@ -72,7 +72,7 @@ def run_training(rank: int, ranks: int, run_dir: Path, log: list[str], killed: b
 
 
 def run_collected(rank: int, ranks: int, run_dir: Path, endpoint: str) -> int:
-    os.environ.update(OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_EXPORTER_OTLP_TIMEOUT="0.5")
+    os.environ.update(OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_EXPORTER_OTLP_TIMEOUT="1")
     return run_training(rank, ranks, run_dir, ["opentelemetry"])
 
 

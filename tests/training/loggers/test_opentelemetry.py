@@ -116,7 +116,7 @@ def test_a_receiver_that_is_down_stops_nothing_and_is_told_at_the_end(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     logger = OpenTelemetryLogger(opening_of(tmp_path))
     for step in range(3):
         logger.log(record_of(step))
