@@ -24,6 +24,7 @@ BENCHMARKS = (
     ("decoder_parameters",),
     ("peer_figures",),
     ("recorder",),
+    ("watching",),
     ("sync_codecs",),
     ("codec_queues",),
     ("codec_queues",),

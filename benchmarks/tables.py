@@ -62,6 +62,11 @@ TABLES: Mapping[str, Listed | Crossed] = {
     "first_answer": Crossed(
         "first_answer", "job", ("imports", "first plan", "best plan", "first step over the best")
     ),
+    "watching": Crossed(
+        "watching",
+        "a run of gpt-1m with",
+        ("processor", "to each viewer", "step over a step without viewers"),
+    ),
     "start_up": Listed("start_up", "import weft.*|weft .*"),
     "start_up, ranks": Crossed(
         "start_up",
