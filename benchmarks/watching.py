@@ -2,9 +2,9 @@
 
     python benchmarks/watching.py
 
-A run of gpt-1m trains on two ranks. Phases without and with viewers follow each other while it goes on. A viewer
-is a connection that reads all news of the run, as a browser does, without drawing. Steps are compared by
-their median, with those of the phases without a viewer before and after.
+A run of gpt-1m trains on two ranks. Phases without and with viewers follow each other while it goes on. A
+viewer is a connection that reads all news of the run, as a browser does, without drawing. Steps are compared
+by their median, with those of the phases without a viewer before and after.
 """
 
 from __future__ import annotations
