@@ -79,7 +79,7 @@ class StepFigures(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Kept:
+class _ParsedFile:
     """A parsed file, and the state of the file on its disk when it was read."""
 
     state: tuple[int, int, int]
@@ -103,7 +103,7 @@ class LiveRun:
         self.steps: list[StepFigures] = []
         self.events: list[dict[str, Any]] = []
         self._metrics, self._told = LineFile(path / "metrics.jsonl"), LineFile(path / "events.jsonl")
-        self._files: dict[str, _Kept] = {}
+        self._files: dict[str, _ParsedFile] = {}
 
     def look(self) -> None:
         """Read the lines that the run has written since the last look."""
@@ -182,7 +182,7 @@ class LiveRun:
         state = (about.st_ino, about.st_size, about.st_mtime_ns)
         kept = self._files.get(name)
         if kept is None or kept.state != state:
-            kept = self._files[name] = _Kept(state, parse(path))
+            kept = self._files[name] = _ParsedFile(state, parse(path))
         content: _Content = kept.content
         return content
 
