@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from weft.cli.main import run
+from weft.planning.curve import METHODS
 
 pytestmark = pytest.mark.usefixtures("own_home")
 
@@ -24,6 +25,16 @@ def test_the_curve_is_printed_and_drawn(capsys: pytest.CaptureFixture[str], tmp_
     assert "\u2026" not in shown
     assert shown.rstrip().endswith(f"wrote {picture}")
     ElementTree.parse(picture)
+    # One best layout for each batch, after the name of its method.
+    assert _layouts(shown) == 5
+    assert run([*QUESTION, "--curve", "--all"]) == 0
+    assert _layouts(capsys.readouterr().out) == 5 * len(METHODS)
+
+
+def _layouts(shown: str) -> int:
+    """Count the rows of the table of layouts: those with samples per device in the first column."""
+    table = shown[shown.index("best layout, and why") : shown.index("cost at the cheapest")]
+    return sum(bool(line[:7].strip()) for line in table.splitlines()[1:])
 
 
 def test_json_gives_the_figures_with_the_given_critical_batch(capsys: pytest.CaptureFixture[str]) -> None:

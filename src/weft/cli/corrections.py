@@ -76,9 +76,8 @@ def corrections(*runs: Path, report: Path | None = None, json: Json = False) -> 
 
     `weft plan --measure` and every finished run named here add measured steps.
 
-    Example: weft corrections
-
-    Example: weft corrections runs/demo --report corrections.html
+    - `weft corrections`
+    - `weft corrections runs/demo --report corrections.html`
 
     Parameters
     ----------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,7 @@ def curve_record(curve: Curve, devices: Sequence[int], critical_batch: float) ->
 def utilisation_table(curve: Curve) -> Table:
     """Return a table of the utilisation of each method by samples per device, the best in bold."""
     table = _table("method", [share_text(share) for share in curve.samples_per_device])
-    best = {
-        share: max(curve.point(method.name, share).utilisation for method in curve.methods)
-        for share in curve.samples_per_device
-    }
+    best = {share: curve.best(share).utilisation for share in curve.samples_per_device}
     for method in curve.methods:
         points = [curve.point(method.name, share) for share in curve.samples_per_device]
         cells = [
@@ -57,19 +54,17 @@ def utilisation_table(curve: Curve) -> Table:
     return table
 
 
-def layouts_table(curve: Curve) -> Table:
-    """Return a table of the layout behind each utilisation, or the reason if no layout fits."""
+def layouts_table(points: Iterable[CurvePoint]) -> Table:
+    """Return a table of the layouts behind utilisations, or of the reasons if no layout fits."""
     table = ranked_table(("samples", "step", "peak memory"), "best layout, and why it stands here")
-    for share in curve.samples_per_device:
-        for method in curve.methods:
-            point = curve.point(method.name, share)
-            words = Text(method.name, style="bold")
-            step, peak = "-", "-"
-            if point.candidate is not None:
-                step, peak = format_seconds(point.step_s), format_bytes(point.candidate.peak_bytes)
-                words.append(f"\n{point.candidate.words}", style="not bold")
-            words.append(f"\n{point.reason}", style="not bold dim")
-            table.add_row(share_text(share), step, peak, words)
+    for point in points:
+        words = Text(point.method.name, style="bold")
+        step, peak = "-", "-"
+        if point.candidate is not None:
+            step, peak = format_seconds(point.step_s), format_bytes(point.candidate.peak_bytes)
+            words.append(f"\n{point.candidate.words}", style="not bold")
+        words.append(f"\n{point.reason}", style="not bold dim")
+        table.add_row(share_text(point.samples_per_device), step, peak, words)
     return table
 
 
@@ -124,8 +119,12 @@ def _emphasised(text: str, best: bool) -> str:
 SHOWN_EVERY = 3
 
 
-def show_curve(problem: Problem, *, critical_batch: float | None, svg: Path | None, json: bool) -> None:
+def show_curve(
+    problem: Problem, *, critical_batch: float | None, every: bool, svg: Path | None, json: bool
+) -> None:
     """Search the best layouts of all methods, and print or draw them.
+
+    The text lists the best layout for each number of samples per device; with `every`, that of each method.
 
     Raises:
         InputError: if the critical batch is not positive, no layout fits, or `curve` raises it.
@@ -154,8 +153,11 @@ def show_curve(problem: Problem, *, critical_batch: float | None, svg: Path | No
         out.print(f"[dim]assumed {key.replace('_', ' ')}: {text}[/dim]")
     out.print("\nutilisation by samples per device: flops of the model over the devices' peak")
     out.print(utilisation_table(answer))
-    out.print("\nlayouts")
-    out.print(layouts_table(answer))
+    points = [answer.best(share) for share in answer.samples_per_device]
+    if every:
+        points = sorted(answer.points, key=lambda point: point.samples_per_device)
+    out.print("\nlayouts" if every else "\nbest layouts; --all lists those of every method")
+    out.print(layouts_table(points))
     out.print(
         f"\ncost at the cheapest samples per device, critical batch {critical_batch:.0f} samples;\n"
         "1 is the least samples at full utilisation, and a time of 1 is what they take on these devices"

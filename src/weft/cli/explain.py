@@ -37,11 +37,9 @@ def explain(
     torchtitan (TOML, or configuration in Python), and Megatron-LM (a command line or the script around it).
     A trace of torch.profiler (JSON, also .gz) can be read too.
 
-    Example: weft explain ds_config.json --model llama-7b --on 16xa100-80gb
-
-    Example: weft explain train_gpt.sh --on 64xh100-80gb
-
-    Example: weft explain trace.json.gz
+    - `weft explain ds_config.json --model llama-7b --on 16xa100-80gb`
+    - `weft explain train_gpt.sh --on 64xh100-80gb`
+    - `weft explain trace.json.gz`
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from pydantic import BaseModel, ConfigDict, Field
 
 from weft.cli.cluster_files import write_cluster
-from weft.cli.output import Json, print_json
+from weft.cli.output import Flag, Json, print_json
 from weft.describe.cluster_file import load_cluster
 from weft.describe.cluster_tables import ClusterFile
 from weft.describe.plan_file import PlanKeys
@@ -107,7 +107,7 @@ def init(
     path: Path | None = None,
     /,
     *,
-    cluster: Annotated[bool, Parameter(negative=())] = False,
+    cluster: Flag = False,
     nodes: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
     topology: Path | None = None,
     ports: Path | None = None,
@@ -115,8 +115,8 @@ def init(
 ) -> None:
     """Write a commented RUN.toml, or a CLUSTER.toml of this machine or of a list of nodes.
 
-    Example: weft init run.toml
-    Example: scontrol show nodes | weft init cluster.toml --cluster --nodes -
+    - `weft init run.toml`
+    - `scontrol show nodes | weft init cluster.toml --cluster --nodes -`
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ def init(
 def schema(kind: Literal["run", "cluster", "plan", "summary"], /) -> None:
     """Print the JSON Schema of a kind of file, for editors.
 
-    Example: weft schema run > run.schema.json
+    - `weft schema run > run.schema.json`
 
     Parameters
     ----------
@@ -167,9 +167,8 @@ def check(*files: Path, model: str | None = None, on: str | None = None, json: J
 
     Finds what training would refuse: plan, data, tokenizer, weights, checkpoints, missing packages.
 
-    Example: weft check run.toml cluster.toml runs/demo
-
-    Example: weft check plan.json --on 64xh100-80gb
+    - `weft check run.toml cluster.toml runs/demo`
+    - `weft check plan.json --on 64xh100-80gb`
 
     Parameters
     ----------

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from weft.cli.output import Flag
 from weft.describe.cluster import Cluster
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.units import format_bytes, format_seconds
@@ -20,15 +21,14 @@ def lab(
     cluster: str,
     /,
     *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    per_node: Annotated[bool, Parameter(negative=())] = False,
+    per_node: Flag = False,
 ) -> int:
     """Emulate a cluster of unequal devices and links on this Linux machine during a command; needs root.
 
     The ranks of `weft train` and `weft measure` inside it run on the cluster's nodes.
 
-    Example: weft lab cluster.toml -- weft train run.toml
-
-    Example: weft lab cluster.toml --per-node -- torchrun --nnodes 2 train.py
+    - `weft lab cluster.toml -- weft train run.toml`
+    - `weft lab cluster.toml --per-node -- torchrun --nnodes 2 train.py`
 
     Parameters
     ----------

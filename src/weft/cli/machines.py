@@ -26,7 +26,7 @@ from weft.predict.profile import LayerProfile
 def doctor(*, json: Json = False) -> int:
     """List this machine's parts and abilities, with a remedy for every missing part.
 
-    Example: weft doctor
+    - `weft doctor`
     """
     findings = examine()
     if json:
@@ -62,8 +62,8 @@ def measure(
 
     Inside `weft lab`, measure the links between the lab's nodes, and the layers on each kind of its devices.
 
-    Example: weft measure gpt-1m
-    Example: srun --ntasks-per-node 8 weft measure --nodes cluster.toml
+    - `weft measure gpt-1m`
+    - `srun --ntasks-per-node 8 weft measure --nodes cluster.toml`
 
     Parameters
     ----------

@@ -10,9 +10,11 @@ import os
 import sys
 from collections.abc import Mapping
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts.help import DefaultFormatter
 
 from weft import __version__
+from weft.cli.help import HELP_ALL, ShortHelp
 from weft.errors import InputError, RunError
 
 INPUT_REFUSED = 2
@@ -40,6 +42,8 @@ app = App(
     name="weft",
     help="Plan, predict, run and watch the training of large models on the cluster you really have.",
     version=__version__,
+    help_flags=("--help", "-h", HELP_ALL),
+    help_formatter=ShortHelp(),
     exit_on_error=False,
     print_error=False,
     suppress_keyboard_interrupt=False,
@@ -50,7 +54,10 @@ app = App(
 for module, functions in COMMANDS.items():
     for function in functions:
         app.command(f"weft.cli.{module}:{function}")
-app.register_install_completion_command()
+FLAGS = Group("Flags", sort_key=1)
+app.register_install_completion_command(group=FLAGS)
+for flag in ("--help", "--version"):
+    app[flag].group = FLAGS
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -69,7 +76,7 @@ def run(arguments: list[str]) -> int:
         # Only imported commands have a line in the list.
         app.resolved_commands()
     try:
-        result = app(arguments)
+        result = _answer(arguments)
     except CycloptsError as error:
         return _refuse(" ".join(str(error).split()))
     except InputError as error:
@@ -85,6 +92,12 @@ def run(arguments: list[str]) -> int:
         sys.stderr.close()
         return 0
     return result if isinstance(result, int) else 0
+
+
+def _answer(arguments: list[str]) -> object:
+    formatter = DefaultFormatter() if HELP_ALL in arguments else None
+    with app.app_stack([app], overrides={"help_formatter": formatter}):
+        return app(arguments)
 
 
 def _refuse(*lines: str) -> int:

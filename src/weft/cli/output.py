@@ -132,7 +132,9 @@ def _kind_line(timeline: Timeline, rows: npt.NDArray[np.intp], coloured: bool) -
     return line
 
 
-Json = Annotated[bool, Parameter(name="--json", negative=(), help="Answer as JSON.")]
+# An option that is off where it is left out.
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+Json = Annotated[Flag, Parameter(name="--json", help="Answer as JSON.")]
 
 
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:

@@ -11,7 +11,7 @@ from cyclopts import Group, Parameter
 from weft.cli.advice import SHOWN, show_plan
 from weft.cli.curve import show_curve
 from weft.cli.emit import write_emitted
-from weft.cli.output import Json, refuse_options, working
+from weft.cli.output import Flag, Json, refuse_options, working
 from weft.cli.rankings import budgeted, show_comparison, telling
 from weft.cli.synchronisations import show_synchronisations
 from weft.describe.layout import PartialLayout
@@ -32,8 +32,10 @@ _COUNTS = {
     for name, kinds in _SCHEMAS.items()
     if any(kind.get("items", {}).get("type") == "integer" for kind in kinds)
 }
-# The layout's decisions are many, so they come after the other options.
-PINS = Group("Pins of the layout", sort_key=1)
+# Options that few need: short help has their names alone.
+SEARCH = Group("The search", sort_key=1)
+OTHERS = Group("Other answers", sort_key=2)
+PINS = Group("Pins of the layout", sort_key=3)
 
 
 def _option(name: str) -> tuple[str, object, None]:
@@ -77,40 +79,32 @@ def plan(
     global_batch: int | None = None,
     sequence: int | None = None,
     precision: str | None = None,
-    pins: Annotated[LayoutOptions | None, Parameter(name="*")] = None,  # type: ignore[valid-type]
-    planner: str | None = None,
-    memory_risk: float | None = None,
-    budget_seconds: float | None = None,
-    compare: str | None = None,
-    compare_sync: Annotated[bool, Parameter(negative=())] = False,
-    top: int | None = None,
-    all_: Annotated[bool, Parameter(name="--all", negative=())] = False,
-    without: list[str] | None = None,
+    all_: Annotated[Flag, Parameter(name="--all")] = False,
     what_if: Annotated[list[str] | None, Parameter(allow_leading_hyphen=True)] = None,
+    compare: str | None = None,
     out: Path | None = None,
     emit: str | None = None,
     report: Path | None = None,
-    measure: int | None = None,
-    curve: Annotated[bool, Parameter(negative=())] = False,
-    critical_batch: float | None = None,
-    svg: Path | None = None,
+    planner: Annotated[str | None, Parameter(group=SEARCH)] = None,
+    without: Annotated[list[str] | None, Parameter(group=SEARCH)] = None,
+    memory_risk: Annotated[float | None, Parameter(group=SEARCH)] = None,
+    budget_seconds: Annotated[float | None, Parameter(group=SEARCH)] = None,
+    top: Annotated[int | None, Parameter(group=OTHERS)] = None,
+    measure: Annotated[int | None, Parameter(group=OTHERS)] = None,
+    compare_sync: Annotated[Flag, Parameter(group=OTHERS)] = False,
+    curve: Annotated[Flag, Parameter(group=OTHERS)] = False,
+    critical_batch: Annotated[float | None, Parameter(group=OTHERS)] = None,
+    svg: Annotated[Path | None, Parameter(group=OTHERS)] = None,
+    pins: Annotated[LayoutOptions | None, Parameter(name="*")] = None,  # type: ignore[valid-type]
     json: Json = False,
 ) -> None:
     """Rank the layouts of a model on a cluster, with reasons.
 
-    Example: weft plan run.toml
-
-    Example: weft plan llama-13b --on 64xa100-80gb
-
-    Example: weft plan gpt2 --on 8xa100-80gb+8xt4 --compare amp,megatron,metis-form
-
-    Example: weft plan run.toml --compare-sync
-
-    Example: weft plan llama-13b --on 64xa100-80gb --emit megatron --out train.sh
-
-    Example: weft plan llama-13b --on 64xa100-80gb --what-if "inter 25 Gbit/s" --what-if "+1 node a100-80gb"
-
-    Example: weft plan gpt-52b --on 64xv100-32gb --precision fp16 --curve --svg curve.svg
+    - `weft plan run.toml`
+    - `weft plan llama-13b --on 64xa100-80gb`
+    - `weft plan gpt2 --on 8xa100-80gb+8xt4 --compare amp,megatron,metis-form`
+    - `weft plan llama-13b --on 64xa100-80gb --emit megatron --out train.sh`
+    - `weft plan llama-13b --on 64xa100-80gb --what-if "inter 25 Gbit/s" --what-if "+1 node a100-80gb"`
 
     Parameters
     ----------
@@ -140,7 +134,7 @@ def plan(
     top
         List so many of the best candidates, with the reason for each place.
     all_
-        List the best candidates (12, or --top), and the memory of every rank.
+        List the best candidates (12, or --top), and the memory of every rank; with --curve, every layout.
     what_if
         Forecast the job on a changed cluster: "inter 25 Gbit/s", "intra 100 GB/s",
         "memory 40 GB", "device h100-80gb", "+1 node a100-80gb", "-1 node fast". May be given several times.
@@ -174,6 +168,7 @@ def plan(
         "--what-if": what_if,
         "--report": report,
         "--measure": measure,
+        "--top": top,
     }
     if curve:
         refuse_options(never_curve, "not with --curve, which searches every batch")
@@ -183,7 +178,7 @@ def plan(
     run = asked_run(source, on, global_batch, sequence, precision, words)
     run = changed(run, {"goal": {"memory_risk": memory_risk}, "cluster": {"without": without}})
     if curve:
-        show_curve(problem_of_run(run), critical_batch=critical_batch, svg=svg, json=json)
+        show_curve(problem_of_run(run), critical_batch=critical_batch, every=all_, svg=svg, json=json)
         return
     if compare is not None:
         never = {

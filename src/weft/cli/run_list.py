@@ -21,7 +21,7 @@ HEAD = ("run", "model", "state", "step", "loss", "held out", "tokens/s", "measur
 def runs(folder: Path = Path("runs"), /, *, json: Json = False) -> None:
     """List the runs in a folder with their state and newest figures, the newest run first.
 
-    Example: weft runs
+    - `weft runs`
 
     Parameters
     ----------

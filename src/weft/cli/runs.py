@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from weft.api import evaluate, finished, prepared
 from weft.api import train as train_run
-from weft.cli.output import Json, console, print_json, progressing, refuse_options
+from weft.cli.output import Flag, Json, console, print_json, progressing, refuse_options
 from weft.cli.tables.plans_side_by_side import side_by_side_record, side_by_side_table
 from weft.describe.run_file import load_run
 from weft.describe.units import format_count, format_seconds
@@ -115,21 +113,18 @@ def train(
     data: str | None = None,
     directory: Path | None = None,
     resume: Path | None = None,
-    prepare_only: Annotated[bool, Parameter(negative=())] = False,
-    watch: Annotated[bool, Parameter(negative=())] = False,
+    prepare_only: Flag = False,
+    watch: Flag = False,
     json: Json = False,
 ) -> None:
     """Train a run file or a plan file on this machine, or resume a run directory.
 
     Every stop prints the command that resumes the run.
 
-    Example: weft train run.toml
-
-    Example: weft train plan.json
-
-    Example: weft train runs/run
-
-    Example: weft train changed.toml --resume runs/run
+    - `weft train run.toml`
+    - `weft train plan.json`
+    - `weft train runs/run`
+    - `weft train changed.toml --resume runs/run`
 
     Parameters
     ----------
@@ -228,7 +223,7 @@ def eval_(directory: Path, /, *, json: Json = False) -> None:
     Language models get a perplexity, image models an accuracy. Data of several sources is also evaluated
     source by source.
 
-    Example: weft eval runs/demo
+    - `weft eval runs/demo`
 
     Parameters
     ----------
@@ -264,13 +259,10 @@ def compare(
 ) -> None:
     """Compare a run's prediction with its measurement, a plan with a run, or two runs or plans.
 
-    Example: weft compare runs/demo
-
-    Example: weft compare runs/demo runs/demo-2
-
-    Example: weft compare plan.json other.json
-
-    Example: weft compare plan.json --on 64xh100-80gb
+    - `weft compare runs/demo`
+    - `weft compare runs/demo runs/demo-2`
+    - `weft compare plan.json other.json`
+    - `weft compare plan.json --on 64xh100-80gb`
 
     Parameters
     ----------

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from weft.cli.output import Json, console, print_json, print_timeline
+from weft.cli.output import Flag, Json, console, print_json, print_timeline
 from weft.predict.abstract import read_stage_times, simulate_schedule
 from weft.program.table import format_program
 
@@ -27,14 +24,14 @@ def schedule(
     depth: int | None = None,
     frozen_stages: int = 0,
     stage_times: Path | None = None,
-    dump: Annotated[bool, Parameter(negative=())] = False,
+    dump: Flag = False,
     json: Json = False,
     svg: Path | None = None,
 ) -> None:
     """Draw a schedule on abstract stages and print its figures.
 
-    Example: weft schedule breadth-first --ranks 4 --loops 2 --micro-batches 8
-    Example: weft schedule depth-first --ranks 4 --loops 2 --micro-batches 8 --group-size 8
+    - `weft schedule breadth-first --ranks 4 --loops 2 --micro-batches 8`
+    - `weft schedule depth-first --ranks 4 --loops 2 --micro-batches 8 --group-size 8`
 
     Parameters
     ----------

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from weft.cli.output import Json, console, named_table, plain_table, print_json, say_written, write_asked
+from weft.cli.output import (
+    Flag,
+    Json,
+    console,
+    named_table,
+    plain_table,
+    print_json,
+    say_written,
+    write_asked,
+)
 from weft.errors import InputError, Violation
 from weft.predict.ledger import STEP, Ledger
 from weft.scoring.score import score as score_file
@@ -27,14 +33,13 @@ def score(
     profile: Path | None = None,
     output: Path | None = None,
     report: Path | None = None,
-    ledger: Annotated[bool, Parameter(negative=())] = False,
+    ledger: Flag = False,
     json: Json = False,
 ) -> None:
     """Score the cost model against a file of measured steps, or the predictions of this machine.
 
-    Example: weft score examples/score/korthikanti.csv --report report.html
-
-    Example: weft score --ledger
+    - `weft score examples/score/korthikanti.csv --report report.html`
+    - `weft score --ledger`
 
     Parameters
     ----------

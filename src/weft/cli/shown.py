@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from weft.cli.output import Json, console, print_json, print_timeline
+from weft.cli.output import Flag, Json, console, print_json, print_timeline
 from weft.cli.schedules import schedule
 from weft.cli.tables.plan import (
     breakdown_text,
@@ -47,17 +47,15 @@ def show(
     ranks: Annotated[int, Parameter(name=["--ranks"])] = 4,
     loops: int = 2,
     micro_batches: int = 8,
-    program: Annotated[bool, Parameter(negative=())] = False,
+    program: Flag = False,
     svg: Path | None = None,
     report: Path | None = None,
 ) -> None:
     """Show a plan: cluster, stages, memory and timeline. With `schedule NAME`: the timeline alone.
 
-    Example: weft show runs/demo
-
-    Example: weft show plan.json --report plan.html
-
-    Example: weft show schedule breadth-first
+    - `weft show runs/demo`
+    - `weft show plan.json --report plan.html`
+    - `weft show schedule breadth-first`
 
     Parameters
     ----------
@@ -136,11 +134,9 @@ def simulate(
 ) -> None:
     """Predict one step of a run file, a run directory or a plan file.
 
-    Example: weft simulate run.toml
-
-    Example: weft simulate runs/demo --json
-
-    Example: weft simulate plan.json --on 64xh100-80gb
+    - `weft simulate run.toml`
+    - `weft simulate runs/demo --json`
+    - `weft simulate plan.json --on 64xh100-80gb`
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ def export(
 ) -> None:
     """Write the weights of a run as a folder that transformers loads; low-rank products are merged.
 
-    Example: weft export runs/demo gpt-demo
+    - `weft export runs/demo gpt-demo`
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def import_(source: Path, out: Path, /, *, model: str, json: Json = False) -> No
     A checkpoint in torch's own format contains a pickle, which may name any function. Only names of the
     format itself are admitted, and none is called.
 
-    Example: weft import outputs/checkpoint llama --model llama/config.json
+    - `weft import outputs/checkpoint llama --model llama/config.json`
 
     Parameters
     ----------

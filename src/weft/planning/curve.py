@@ -123,6 +123,11 @@ class Curve:
             if (point.method.name, point.samples_per_device) == (method, samples_per_device)
         )
 
+    def best(self, samples_per_device: float) -> CurvePoint:
+        """Return the point with the highest utilisation at a batch per device."""
+        here = (point for point in self.points if point.samples_per_device == samples_per_device)
+        return max(here, key=lambda point: point.utilisation)
+
     def utilisation(self, method: str) -> Mapping[float, float]:
         """Return U(beta) of a method, where something fits."""
         return {

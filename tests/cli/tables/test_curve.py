@@ -22,7 +22,7 @@ def test_tables_fit_80_columns_and_mark_what_does_not_fit() -> None:
     assert utilisation[0].split() == ["method", "1/4", "2"]
     assert utilisation[2].split()[:2] == ["depth-first", "-"]
     assert len(utilisation) == 1 + len(small.methods)
-    layouts = " ".join(lines_of(layouts_table(small)))
+    layouts = " ".join(lines_of(layouts_table(small.points)))
     assert "nearest: 2 micro-batches" in " ".join(layouts.split())
     costs = lines_of(trade_off_table(small, DEVICES, 512))
     assert costs[0].split() == ["devices", "4", "64", "4096"]
