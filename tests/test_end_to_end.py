@@ -56,7 +56,7 @@ def run_file(tmp_path: Path, steps: int) -> Path:
 
 
 @pytest.mark.processes
-def test_a_run_from_the_command_line_and_its_resumption(tmp_path, capfd):
+def test_a_run_from_the_command_line_and_its_resumption(tmp_path, capfd, monkeypatch):
     path = run_file(tmp_path, steps=7)
     directory = tmp_path / "run"
     assert run(["train", str(path), "--directory", str(directory)]) == 0
@@ -118,6 +118,13 @@ def test_a_run_from_the_command_line_and_its_resumption(tmp_path, capfd):
     assert run(["plan", str(path), "--json"]) == 0
     best = json.loads(capfd.readouterr().out)["candidates"][0]
     assert best["step_s"] != summary["predicted_step_s"]
+
+    with monkeypatch.context() as patch:
+        # A finished run starts no process.
+        patch.setattr("weft.training.session.launch_workers", None)
+        assert run(["train", str(directory)]) == 0
+    done = f"all 7 steps are done; train on with: weft train {directory} --steps 14\n"
+    assert capfd.readouterr() == (done, "")
 
     assert run(["train", str(directory), "--steps", "9", "--watch", "--json"]) == 0
     printed = capfd.readouterr()

@@ -9,10 +9,11 @@ Importing weft is quick and does not import torch; public names load when they a
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+# Read by type checkers alone; `typing` takes long to import, and until then Ctrl-C prints a traceback.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from weft.api import Planned, Run, evaluate, plan, simulate, train
     from weft.capture.block_model import BlockModel
     from weft.describe.cluster import Cluster
@@ -58,6 +59,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
     if name not in _PUBLIC:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     return getattr(import_module(_PUBLIC[name]), name)

@@ -14,12 +14,13 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.help import DefaultFormatter
 
 from weft import __version__
+from weft.cli.console import PipeConsole
 from weft.cli.help import HELP_ALL, ShortHelp
 from weft.errors import InputError, RunError
+from weft.interrupts import INTERRUPTED, interruptible
 
 INPUT_REFUSED = 2
 RUN_FAILED = 1
-INTERRUPTED = 130
 
 # The functions of each module. A command imports no other's module: the heaviest need half a second.
 COMMANDS: Mapping[str, tuple[str, ...]] = {
@@ -88,8 +89,8 @@ def run(arguments: list[str]) -> int:
         print("weft: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of the pipe (head, less) has closed it.
-        sys.stderr.close()
+        # The reader of the pipe (head, less) has enough. What is left goes nowhere, also at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return result if isinstance(result, int) else 0
 
@@ -97,7 +98,12 @@ def run(arguments: list[str]) -> int:
 def _answer(arguments: list[str]) -> object:
     formatter = DefaultFormatter() if HELP_ALL in arguments else None
     with app.app_stack([app], overrides={"help_formatter": formatter}):
-        return app(arguments)
+        # This imports the command.
+        command, bound, _ = app.parse_args(arguments, console=PipeConsole())
+        with interruptible():
+            result = command(*bound.args, **bound.kwargs)
+            sys.stdout.flush()
+    return result
 
 
 def _refuse(*lines: str) -> int:

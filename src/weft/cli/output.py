@@ -19,6 +19,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from weft.cli.console import PipeConsole
 from weft.describe.units import format_bytes, format_count, format_seconds
 from weft.errors import InputError, Violation
 from weft.files import write_whole
@@ -155,8 +156,8 @@ def say_written(*paths: Path | None) -> None:
             print(f"wrote {path}")
 
 
-def console() -> Console:
-    return Console(highlight=False)
+def console() -> PipeConsole:
+    return PipeConsole(highlight=False)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from weft.api import evaluate, finished, prepared
+from weft.api import Run, evaluate, finished, prepared
 from weft.api import train as train_run
 from weft.cli.output import Flag, Json, console, print_json, progressing, refuse_options
 from weft.cli.tables.plans_side_by_side import side_by_side_record, side_by_side_table
@@ -40,6 +40,11 @@ class Progress:
         self._printed_time = 0.0
         self._begun_s = time.time()
         self._warned = self._steps = 0
+
+    @property
+    def begun(self) -> bool:
+        """True if workers have run: a finished run starts none."""
+        return self._directory is not None
 
     def update(self, directory: RunDirectory) -> None:
         """Print news of a run; the launcher calls this several times a second while the workers run."""
@@ -179,6 +184,14 @@ def train(
     if json:
         print_json(dict(run.summary))
         return
+    if progress.begun:
+        _print_figures(run)
+    steps = run.summary["steps"]
+    command = f"weft train {shlex.quote(str(run.directory))} --steps {2 * steps}"
+    console().print(f"all {steps} steps are done; train on with: {command}", soft_wrap=True)
+
+
+def _print_figures(run: Run) -> None:
     summary = run.summary
     console().print(
         f"held-out loss {summary['first_loss']:.3f} -> {summary['final_loss']:.3f} nats per target; step "
@@ -188,8 +201,6 @@ def train(
         f"{interval_text(summary)}"
     )
     console().print(f"report: {run.directory / 'report.html'}", soft_wrap=True)
-    command = f"weft train {shlex.quote(str(run.directory))} --steps {2 * summary['steps']}"
-    console().print(f"all {summary['steps']} steps are done; train on with: {command}", soft_wrap=True)
 
 
 @contextmanager
