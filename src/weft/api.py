@@ -13,6 +13,7 @@ from weft.describe.plan import Plan
 from weft.describe.prediction import Prediction
 from weft.describe.run_file import RunFile, changed, load_run, naming, run_of_keywords
 from weft.describe.units import format_seconds
+from weft.destinations import require_folder
 from weft.errors import InputError, Violation
 from weft.moves.layout import flops_per_layer
 from weft.moves.layout_of_plan import layout_of
@@ -208,6 +209,8 @@ def evaluate(directory: str | Path, *, report: ProgressReport = unwatched) -> Ma
     """
     require_torch()
     run_directory = RunDirectory(Path(directory))
+    run_directory.require()
+    require_folder(run_directory.path)
     return evaluate_run(reopen(run_directory.path), run_directory, report)
 
 
@@ -257,11 +260,13 @@ def _job_and_path(
     resume: str | Path | None,
 ) -> tuple[PlannedJob, Path]:
     if not isinstance(source, Planned) and Path(source).is_dir():
+        require_folder(Path(source))
         given = {"resume": resume, "model": model, "on": on}
         if wrong := [f"--{name}" for name, value in given.items() if value is not None]:
             problem = f"a run directory; {', '.join(wrong)} goes with a run file or a plan file"
             raise InputError(Violation(str(source), problem, "RUN.toml"))
         return _with(reopen(Path(source)), data, steps), Path(source)
+    require_folder(Path(resume or directory or DEFAULT_RUNS))
     if resume is not None and directory is not None:
         raise InputError(
             Violation("directory", f"the run goes on in {resume}; give one of directory and resume")

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from weft.cli.output import Json, print_json, say_written, write_asked
+from weft.cli.output import Json, WrittenFile, print_json, say_written, write_asked
 from weft.files import weft_home
 from weft.planning.residuals import Lesson, lessons_in
 from weft.predict.corrections import count_text
@@ -71,7 +71,7 @@ def _factors(lesson: Lesson) -> str:
     return f"times longer: {', '.join([*found, f'all of them {lesson.correction.step:.2f}'])}"
 
 
-def corrections(*runs: Path, report: Path | None = None, json: Json = False) -> None:
+def corrections(*runs: Path, report: WrittenFile | None = None, json: Json = False) -> None:
     """Show how measured steps correct later predictions of their model on this machine.
 
     `weft plan --measure` and every finished run named here add measured steps.

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from weft.cli.output import console, plain_table, print_json, ranked_table, say_written
+from weft.cli.output import console, plain_table, print_json, ranked_table, say_written, write_asked
 from weft.cli.tables.candidates import candidate_record
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
@@ -139,8 +139,7 @@ def show_curve(
     if not any(point.candidate for point in answer.points):
         raise InputError([Violation("no layout fits", point.reason) for point in answer.points[:1]])
     devices = default_cluster_sizes(problem.job)
-    if svg is not None:
-        svg.write_text(curve_svg(answer, devices, critical_batch), encoding="utf-8")
+    write_asked([(svg, lambda: curve_svg(answer, devices, critical_batch))])
     if json:
         print_json({"assumed": assumed, **curve_record(answer, devices, critical_batch)})
         return

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from weft.cli.output import print_json
+from weft.cli.output import print_json, write_asked
 from weft.describe.units import format_bytes, format_seconds
 from weft.doors.emit import OWN_RUNS, emit
 from weft.doors.emit.base import Decided, Emitted
@@ -36,8 +36,7 @@ def write_emitted(planned: PlannedJob, name: str, out: Path | None, *, json: boo
         print(f"weft: {line}", file=sys.stderr)
     launch = emitted.launch if out is None else emitted.launch_from(out)
     text = emitted.text.replace(emitted.launch, launch)
-    if out is not None:
-        out.write_text(text, encoding="utf-8")
+    write_asked([(out, lambda: text)])
     if json:
         record = {
             "stack": name,

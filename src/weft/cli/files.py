@@ -18,6 +18,7 @@ from weft.describe.cluster_tables import ClusterFile
 from weft.describe.plan_file import PlanKeys
 from weft.describe.run_file import RunFile, commented_run_file
 from weft.describe.run_tables.methods import run_tables
+from weft.destinations import require_new
 from weft.errors import InputError, Violation, require_choice
 from weft.planning.planned import PlannedJob
 from weft.run.supported import planned_only
@@ -135,10 +136,7 @@ def init(
         The devices of nodes whose list does not say them exactly, such as a100-80gb.
     """
     path = path or Path("cluster.toml" if cluster else "run.toml")
-    if path.exists():
-        raise InputError(Violation(str(path), "exists already; give another path"))
-    if not path.parent.is_dir():
-        raise InputError(Violation(str(path), f"the folder {path.parent} does not exist"))
+    require_new(path)
     if cluster:
         write_cluster(path, nodes=nodes, topology=topology, ports=ports, device=device)
         return

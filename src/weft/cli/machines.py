@@ -18,7 +18,9 @@ from weft.describe.cluster import Cluster
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.units import format_bytes, format_seconds
+from weft.destinations import require_folder
 from weft.errors import InputError, Violation
+from weft.files import weft_home
 from weft.lab.inside import lab_cluster
 from weft.predict.profile import LayerProfile
 
@@ -80,6 +82,7 @@ def measure(
     nodes
         A CLUSTER.toml: measure the links of the nodes that run this command, one rank for each device.
     """
+    require_folder(weft_home())
     if nodes is not None:
         given = {"MODEL": model, "--sequence": sequence, "--precision": precision}
         if idle := [name for name, value in given.items() if value is not None]:

@@ -79,6 +79,8 @@ def run(arguments: list[str]) -> int:
     try:
         result = _answer(arguments)
     except CycloptsError as error:
+        if isinstance(error.__cause__, InputError):
+            return _refuse(*(str(violation) for violation in error.__cause__.violations))
         return _refuse(" ".join(str(error).split()))
     except InputError as error:
         return _refuse(*(str(violation) for violation in error.violations))
@@ -89,9 +91,15 @@ def run(arguments: list[str]) -> int:
         print("weft: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of the pipe (head, less) has enough. What is left goes nowhere, also at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of the pipe (head, less) has enough.
+        _drop_output()
         return 0
+    except OSError as error:
+        if error.filename is None:
+            # Perhaps the output itself: its disk is full.
+            _drop_output()
+        print(f"weft: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
+        return RUN_FAILED
     return result if isinstance(result, int) else 0
 
 
@@ -104,6 +112,11 @@ def _answer(arguments: list[str]) -> object:
             result = command(*bound.args, **bound.kwargs)
             sys.stdout.flush()
     return result
+
+
+def _drop_output() -> None:
+    """Let the rest of the output go nowhere, also at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refuse(*lines: str) -> int:

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from weft.cli.console import PipeConsole
 from weft.describe.units import format_bytes, format_count, format_seconds
+from weft.destinations import require_file, require_new
 from weft.errors import InputError, Violation
 from weft.files import write_whole
 from weft.program.kinds import KINDS, is_compute
@@ -135,6 +136,15 @@ def _kind_line(timeline: Timeline, rows: npt.NDArray[np.intp], coloured: bool) -
 
 # An option that is off where it is left out.
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+
+
+def _refused_by(check: Callable[[Path], None]) -> Parameter:
+    """Return a parameter that checks a given path while the command line is read, before any work."""
+    return Parameter(validator=lambda _, path: None if path is None else check(path))
+
+
+WrittenFile = Annotated[Path, _refused_by(require_file)]
+NewFolder = Annotated[Path, _refused_by(require_new)]
 Json = Annotated[Flag, Parameter(name="--json", help="Answer as JSON.")]
 
 
@@ -145,7 +155,12 @@ def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
 def write_asked(written: Sequence[tuple[Path | None, Callable[[], str]]]) -> None:
     """Write the texts for which the user has named a file."""
     for path, text in written:
-        if path is not None:
+        if path is None:
+            continue
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            # A link stays a link, and a device or a pipe takes text but cannot be replaced.
+            path.write_text(text(), encoding="utf-8")
+        else:
             write_whole(path, text())
 
 
@@ -205,9 +220,8 @@ def _amount(found: WorkDone) -> str:
 def print_timeline(timeline: Timeline, svg: Path | None, title: str) -> None:
     """Draw a timeline, and write it as a picture to `svg`, if given."""
     console().print(TimelinePicture(timeline))
-    if svg is not None:
-        svg.write_text(timeline_svg(timeline, title=title))
-        print(f"wrote {svg}")
+    write_asked([(svg, lambda: timeline_svg(timeline, title=title))])
+    say_written(svg)
 
 
 def plain_table() -> Table:

@@ -11,7 +11,7 @@ from cyclopts import Group, Parameter
 from weft.cli.advice import SHOWN, show_plan
 from weft.cli.curve import show_curve
 from weft.cli.emit import write_emitted
-from weft.cli.output import Flag, Json, refuse_options, working
+from weft.cli.output import Flag, Json, WrittenFile, refuse_options, working
 from weft.cli.rankings import budgeted, show_comparison, telling
 from weft.cli.synchronisations import show_synchronisations
 from weft.describe.layout import PartialLayout
@@ -82,9 +82,9 @@ def plan(
     all_: Annotated[Flag, Parameter(name="--all")] = False,
     what_if: Annotated[list[str] | None, Parameter(allow_leading_hyphen=True)] = None,
     compare: str | None = None,
-    out: Path | None = None,
+    out: WrittenFile | None = None,
     emit: str | None = None,
-    report: Path | None = None,
+    report: WrittenFile | None = None,
     planner: Annotated[str | None, Parameter(group=SEARCH)] = None,
     without: Annotated[list[str] | None, Parameter(group=SEARCH)] = None,
     memory_risk: Annotated[float | None, Parameter(group=SEARCH)] = None,
@@ -94,7 +94,7 @@ def plan(
     compare_sync: Annotated[Flag, Parameter(group=OTHERS)] = False,
     curve: Annotated[Flag, Parameter(group=OTHERS)] = False,
     critical_batch: Annotated[float | None, Parameter(group=OTHERS)] = None,
-    svg: Annotated[Path | None, Parameter(group=OTHERS)] = None,
+    svg: Annotated[WrittenFile | None, Parameter(group=OTHERS)] = None,
     pins: Annotated[LayoutOptions | None, Parameter(name="*")] = None,  # type: ignore[valid-type]
     json: Json = False,
 ) -> None:

@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from weft.cli.output import console, plain_table, print_json, working
+from weft.cli.output import console, plain_table, print_json, say_written, working, write_asked
 from weft.cli.tables.candidates import candidate_record, plans_table
 from weft.cli.tables.plan import job_text, memory_bars
 from weft.cli.tables.search import kept_out_record
@@ -129,8 +129,7 @@ def show_comparison(run: RunFile, names: str, *, out: Path | None, json: bool) -
         print_json(comparison_record(problem, answers))
         return
     print_comparison(problem, answers)
-    if out is not None:
-        print(f"wrote {out}")
+    say_written(out)
 
 
 def named_planners(names: str) -> list[Planner]:
@@ -158,8 +157,8 @@ def compared(
     if not any(answer.fits for answer in answers):
         raise InputError([Violation(f"{one.planner}: no layout fits", one.reason) for one in answers])
     best = answers[0].candidate
-    if out is not None and best is not None and best.plan is not None:
-        out.write_text(decided_file(run, problem, best).to_json())
+    if best is not None and best.plan is not None:
+        write_asked([(out, decided_file(run, problem, best).to_json)])
     return answers
 
 

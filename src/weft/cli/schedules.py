@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.cli.output import Flag, Json, console, print_json, print_timeline
+from weft.cli.output import Flag, Json, WrittenFile, console, print_json, print_timeline
 from weft.predict.abstract import read_stage_times, simulate_schedule
 from weft.program.table import format_program
 
@@ -26,7 +26,7 @@ def schedule(
     stage_times: Path | None = None,
     dump: Flag = False,
     json: Json = False,
-    svg: Path | None = None,
+    svg: WrittenFile | None = None,
 ) -> None:
     """Draw a schedule on abstract stages and print its figures.
 

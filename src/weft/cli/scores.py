@@ -7,6 +7,7 @@ from pathlib import Path
 from weft.cli.output import (
     Flag,
     Json,
+    WrittenFile,
     console,
     named_table,
     plain_table,
@@ -31,8 +32,8 @@ def score(
     *,
     cluster: str | None = None,
     profile: Path | None = None,
-    output: Path | None = None,
-    report: Path | None = None,
+    output: WrittenFile | None = None,
+    report: WrittenFile | None = None,
     ledger: Flag = False,
     json: Json = False,
 ) -> None:

@@ -8,7 +8,16 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from weft.cli.output import Flag, Json, console, print_json, print_timeline
+from weft.cli.output import (
+    Flag,
+    Json,
+    WrittenFile,
+    console,
+    print_json,
+    print_timeline,
+    say_written,
+    write_asked,
+)
 from weft.cli.schedules import schedule
 from weft.cli.tables.plan import (
     breakdown_text,
@@ -25,7 +34,6 @@ from weft.describe.plan import precision_words
 from weft.describe.run_file import load_run, naming
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
-from weft.files import write_whole
 from weft.planning.planned import PlannedJob, plan_run
 from weft.planning.problem import Problem, problem_of_run
 from weft.predict.predict import PredictedStep
@@ -48,8 +56,8 @@ def show(
     loops: int = 2,
     micro_batches: int = 8,
     program: Flag = False,
-    svg: Path | None = None,
-    report: Path | None = None,
+    svg: WrittenFile | None = None,
+    report: WrittenFile | None = None,
 ) -> None:
     """Show a plan: cluster, stages, memory and timeline. With `schedule NAME`: the timeline alone.
 
@@ -106,9 +114,8 @@ def show(
     out.print(f"a step of {step}: {_breakdown(planned)}")
     out.print(throughput_text(planned))
     print_timeline(planned.predicted.simulation.timeline, svg, f"{plan.model}, predicted step")
-    if report is not None:
-        write_whole(report, show_page(planned))
-        out.print(f"wrote {report}", highlight=False)
+    write_asked([(report, lambda: show_page(planned))])
+    say_written(report)
 
 
 def _print_host_memory(planned: PlannedJob) -> None:
@@ -129,7 +136,7 @@ def simulate(
     model: str | None = None,
     on: str | None = None,
     ranks: int | None = None,
-    svg: Path | None = None,
+    svg: WrittenFile | None = None,
     json: Json = False,
 ) -> None:
     """Predict one step of a run file, a run directory or a plan file.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli.output import Json, print_json, progressing
+from weft.cli.output import Json, NewFolder, print_json, progressing
 from weft.describe.units import format_bytes
 from weft.run.launch.workers import require_torch
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def export(
     run: Path,
-    out: Path,
+    out: NewFolder,
     /,
     *,
     checkpoint: int | None = None,
@@ -55,7 +55,7 @@ def export(
     _answer(exported.folder, exported.checkpoint, {"checkpoint": exported.checkpoint}, json)
 
 
-def import_(source: Path, out: Path, /, *, model: str, json: Json = False) -> None:
+def import_(source: Path, out: NewFolder, /, *, model: str, json: Json = False) -> None:
     """Convert another trainer's checkpoint to a folder that a run can start from and transformers loads.
 
     A checkpoint in torch's own format contains a pickle, which may name any function. Only names of the

@@ -18,6 +18,7 @@ from weft.describe.model import ModelConfig
 from weft.describe.models import CONFIG_FILE
 from weft.describe.reading import read_json
 from weft.describe.units import shown
+from weft.destinations import require_new
 from weft.errors import InputError, RunError, Violation
 from weft.files import building_folder, write_whole
 from weft.progress import CountedWork, ProgressReport, unwatched
@@ -85,7 +86,7 @@ def _new_folder(path: Path) -> Iterator[Path]:
         InputError: if the path exists.
         RunError: if the disk is full or cannot be written; no files stay.
     """
-    _require_free(path)
+    require_new(path)
     try:
         with building_folder(path) as folder:
             yield folder
@@ -174,13 +175,6 @@ def require_same_function(path: Path, config: ModelConfig) -> None:
     ]
     if problems:
         raise InputError(problems)
-
-
-def _require_free(path: Path) -> None:
-    if path.exists() or path.is_symlink():
-        raise InputError(Violation(str(path), "exists already; give another path"))
-    if not path.absolute().parent.is_dir():
-        raise InputError(Violation(str(path), f"the folder {path.absolute().parent} does not exist"))
 
 
 def _parts(
