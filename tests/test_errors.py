@@ -15,6 +15,12 @@ def test_nearest_is_close_in_spelling_or_nothing():
     assert nearest("zzz", ["gpipe", "breadth-first"]) == ""
 
 
+def test_an_option_with_all_parts_of_the_word_is_nearer_than_one_with_few_other_letters():
+    assert nearest("llama-70b", ["llama-7b", "llama-3-8b", "llama-3-70b"]) == "llama-3-70b"
+    assert nearest("llama-8b", ["llama-7b", "llama-3-8b", "llama-3-70b"]) == "llama-3-8b"
+    assert nearest("llama-9b", ["llama-7b", "llama-3-70b"]) == "llama-7b"
+
+
 def test_require_choice_names_the_options():
     require_choice("schedule", "gpipe", ["gpipe"])
     with pytest.raises(

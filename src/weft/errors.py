@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
@@ -58,9 +59,18 @@ def _beginning(error: Exception) -> str:
 
 
 def nearest(word: str, options: Iterable[str]) -> str:
-    """Return the option closest in spelling to `word`, or an empty string when none is close."""
-    matches = difflib.get_close_matches(word, list(options), n=1, cutoff=0.5)
+    """Return the option closest in spelling to `word`, or an empty string when none is close.
+
+    Options with all parts of `word` come first: `llama-3-70b` is nearer to `llama-70b` than `llama-7b`.
+    """
+    options, parts = list(options), _parts(word)
+    fuller = [option for option in options if parts <= _parts(option)]
+    matches = difflib.get_close_matches(word, fuller or options, n=1, cutoff=0.5)
     return matches[0] if matches else ""
+
+
+def _parts(word: str) -> set[str]:
+    return set(re.split(r"[-_.\s]+", word))
 
 
 def require_choice(where: str, word: str, options: Iterable[str]) -> None:

@@ -55,6 +55,17 @@ def test_each_remedy_fits_where_the_job_does_not(tmp_path: Path) -> None:
     assert larger.problem.job.cluster.ranks == 4
 
 
+def test_a_job_that_is_far_too_large_learns_of_a_cluster_that_is_large_enough() -> None:
+    """No count of nodes next to a power of two divides its layers, and no four devices hold its states."""
+    _, found = remedies_of("gpt3-175b", "4xt4", precision="fp16")
+    assert [change.split()[1:] for change in found if " more t4 " in change]
+    (larger,) = [one for change, one in found.items() if change.endswith(" instead of t4")]
+    count, device, *_ = larger.change.split()
+    assert int(count) == larger.problem.job.cluster.ranks > 4
+    assert larger.problem.job.cluster.groups[0].device.name == device
+    assert larger.best.verdict is Verdict.FITS
+
+
 def test_methods_that_hold_less_are_named_with_their_keys() -> None:
     _, found = remedies_of("llama-7b", "4xt4", precision="fp16")
     (low_rank,) = [one for change, one in found.items() if change.startswith("[lora] rank = 16, which")]

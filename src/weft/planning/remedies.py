@@ -31,6 +31,8 @@ from weft.planning.what_if import on_cluster
 
 # Kinds of larger devices that are tried, and doublings of nodes beyond what the closest layout lacks.
 MOST_TRIED = 4
+# Doublings of a cluster of larger devices.
+MOST_DOUBLED = 6
 PLANNER = HomogeneousPlanner(finalists=1)
 # The memory of a tried device over that of the one before.
 LARGER = 1.15
@@ -87,15 +89,17 @@ def _searched(change: str, problem: Problem) -> Iterator[Remedy]:
 
 
 def _more_nodes(error: NothingFitsError) -> Iterator[tuple[str, Cluster]]:
-    """Yield the cluster with 1, 2, 4, ... more nodes of its largest devices.
+    """Yield the cluster with 1, 2, 4, ... more nodes of its largest devices, then with 2, 4, ... times them.
 
-    The last is several times what the closest layout lacks, as other layouts may need less or more.
+    Layouts divide a multiple of the nodes in more ways. The last of each is several times what the closest
+    layout lacks, as other layouts may need less or more.
     """
     cluster = error.ranking.problem.job.cluster
     group = max(cluster.groups, key=lambda one: one.device.usable_bytes)
     least_bytes = error.ranking.closest[0].peak_bytes
     lacking = ceil(group.count * (least_bytes / group.device.usable_bytes - 1.0))
-    for count in (2**doubled for doubled in range(max(1, lacking).bit_length() + MOST_TRIED)):
+    doubled = [2**times for times in range(max(1, lacking).bit_length() + MOST_TRIED)]
+    for count in (*doubled, *(group.count * (2 * times - 1) for times in doubled)):
         try:
             grown = changed_cluster(cluster, f"+{count} nodes {group.name}")
         except InputError:
@@ -105,7 +109,10 @@ def _more_nodes(error: NothingFitsError) -> Iterator[tuple[str, Cluster]]:
 
 
 def _larger_devices(problem: Problem) -> Iterator[tuple[str, Cluster]]:
-    """Yield the cluster with devices of the catalogue that have more memory, the smallest first."""
+    """Yield the cluster with devices of the catalogue that have more memory, the smallest first.
+
+    Then come 2, 4, ... times as many nodes of the largest of them.
+    """
     cluster, precision = problem.job.cluster, problem.job.precision
     largest = max(group.device.memory_bytes for group in cluster.groups)
     able = (entry.device for entry in catalogue().values() if precision in entry.device.flops_per_s)
@@ -115,4 +122,9 @@ def _larger_devices(problem: Problem) -> Iterator[tuple[str, Cluster]]:
             larger.append(device)
     names = ", ".join(dict.fromkeys(group.device.name for group in cluster.groups))
     for device in larger[:MOST_TRIED]:
-        yield f"{device.name} instead of {names}", changed_cluster(cluster, f"device {device.name}")
+        grown = changed_cluster(cluster, f"device {device.name}")
+        yield f"{device.name} instead of {names}", grown
+    for _ in range(MOST_DOUBLED if larger else 0):
+        for group in grown.groups:
+            grown = changed_cluster(grown, f"+{group.count} nodes {group.name}")
+        yield f"{grown.ranks} {device.name} instead of {names}", grown

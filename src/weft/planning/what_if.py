@@ -21,6 +21,7 @@ from weft.planning.planned import PlannedJob
 from weft.planning.planners import Candidate, Planner, Verdict, get_planner
 from weft.planning.planners.simulated import simulated
 from weft.planning.problem import Problem
+from weft.planning.throughput import throughput
 from weft.planning.ties import break_ties
 from weft.predict.measurements import load_devices
 
@@ -161,14 +162,18 @@ def _forecast(
     base_s: float | None,
 ) -> Forecast:
     job, step_s = problem.job, best.step_s if best is not None else None
-    tokens = job.global_batch * problem.tokens_per_sample
+    tokens_per_s = None
+    if best is not None and step_s:
+        reads_tokens = not problem.model.reads_images
+        rate = throughput(job, best.chain.ranks, step_s, reads_tokens=reads_tokens)
+        tokens_per_s = rate.tokens_per_s or rate.samples_per_s
     return Forecast(
         change=change,
         cluster=job.cluster,
         best=best,
         reason=reason,
         unchanged=unchanged,
-        tokens_per_s=tokens / step_s if step_s else None,
+        tokens_per_s=tokens_per_s,
         cost_per_million_tokens=cost_per_million(problem, step_s) if step_s else None,
         against=step_s / base_s if step_s and base_s else None,
     )
