@@ -215,6 +215,13 @@ def test_schedule_leaves_the_backwards_of_frozen_stages_out(capsys):
     ]
 
 
+def test_schedule_refuses_at_once_what_is_too_long_to_draw(capsys, monkeypatch):
+    monkeypatch.setattr("weft.cli.schedules.simulate_schedule", None)
+    (line,) = refusal(capsys, "schedule", "gpipe", "--ranks", 100_000, "--micro-batches", 8)
+    assert line.startswith("weft: --ranks: 800,000 forward passes")
+    assert line.endswith("(nearest valid: 8192)")
+
+
 def test_schedule_draws_two_paths(capsys):
     words = ("schedule", "chimera", "--ranks", 4, "--micro-batches")
     record = json.loads(answer(capsys, *words, 4, "--json"))

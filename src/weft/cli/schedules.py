@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft.cli.output import Flag, Json, WrittenFile, console, print_json, print_timeline
+from weft.errors import InputError, Violation
 from weft.predict.abstract import read_stage_times, simulate_schedule
 from weft.program.table import format_program
+
+# Some seconds of simulation.
+MOST_PASSES = 2**16
 
 
 def schedule(
@@ -64,6 +68,11 @@ def schedule(
     svg
         Write the picture to this file.
     """
+    passes = ranks * (loops or 1) * micro_batches
+    if passes > MOST_PASSES:
+        problem = f"{passes:,} forward passes (ranks x loops x micro-batches); most: {MOST_PASSES:,}"
+        near = str(max(1, ranks * MOST_PASSES // passes))
+        raise InputError(Violation("--ranks", problem, near))
     options = {"group_size": group_size, "depth": depth}
     figures = simulate_schedule(
         name,
