@@ -34,6 +34,7 @@ READ = {
     "train --directory",
     "train --resume",
     "train SOURCE",
+    "watch PATH",
 }
 # Paths in folders, tested below by themselves: what is written there depends on the other arguments.
 WRITTEN_FOLDERS = {"eval DIRECTORY", "init PATH", "train --directory", "train --resume", "train SOURCE"}
