@@ -56,6 +56,12 @@ class Summary(BaseModel):
     )
     tokens_per_s: Positive
     max_rss_bytes: tuple[int, ...] = Field(description="largest resident memory of each rank")
+    library_bytes: tuple[int, ...] = Field(
+        default=(), description="of it, interpreter and libraries, which no prediction has; of each rank"
+    )
+    tensor_bytes: tuple[int, ...] = Field(
+        default=(), description="of it, the largest rest before the first checkpoint; of each rank"
+    )
     max_device_bytes: tuple[int, ...] = Field(
         default=(), description="most bytes held on the accelerator of each rank; empty on CPUs"
     )

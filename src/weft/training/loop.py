@@ -38,7 +38,6 @@ from weft.training.data.reader import (
 from weft.training.data.sampler import SampleLedger, StepSamples
 from weft.training.data.text import Source
 from weft.training.directory.event_words import warnings
-from weft.training.directory.journal import peak_memory
 from weft.training.directory.run_directory import (
     RunDirectory,
     checkpoint_figures,
@@ -267,6 +266,7 @@ def _reader(run: OpenRun, state: TrainingState, ledger: SampleLedger, samples: S
 def _save(run: OpenRun, saver: Saver, state: TrainingState) -> None:
     with together():  # raises for a loss that is not finite, before the last good checkpoint is lost
         run.journal.flush()
+    run.memory.begin_copies()
     runtime = run.runtime
     with meeting_peers():
         runtime.average_statistics()
@@ -292,7 +292,7 @@ def _finish(run: OpenRun, state: TrainingState) -> None:
     run.journal.event("finished", step=steps, held_out_loss=final_loss, **metrics)
     run.journal.finish(
         tokens_per_step=mean_samples * run.task.tokens_per_sample,
-        memory=gather(peak_memory(run.device)),
+        memory=gather(run.memory.peaks()),
         steps_per_cycle=run.program.steps_per_cycle,
         first_loss=state.first_loss,
         final_loss=final_loss,

@@ -43,6 +43,7 @@ from weft.training.coordination.agreement import together
 from weft.training.coordination.attendance import Attendance
 from weft.training.data.tokenizers import tokenizer_name
 from weft.training.directory.journal import Journal
+from weft.training.directory.process_memory import ProcessMemory
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.directory.verified import verified_digests
 from weft.training.loggers import open_feeds, require_loggers
@@ -70,6 +71,7 @@ class OpenRun:
     device: torch.device
     recorder: Recorder | None
     journal: Journal
+    memory: ProcessMemory
     weight_log: WeightLog | None
 
     @property
@@ -128,6 +130,7 @@ def open_run(
         if run.run.deterministic:
             require_same_bits()
         dtype = STEPPED[job.plan.precision]
+        memory = ProcessMemory(torch.device(context.device))
         filling = Filling(weights=run.model.weights, checkpoint=newest is not None)
         stages = build_stages(
             job.plan, job.problem.model, context.rank, run.train.seed, dtype, filling=filling
@@ -185,6 +188,7 @@ def open_run(
         device=torch.device(context.device),
         recorder=recorder,
         journal=journal,
+        memory=memory,
         weight_log=weight_log,
     )
 

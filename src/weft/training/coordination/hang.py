@@ -239,7 +239,7 @@ class HangWatch:
 
 def _name(program: Program, row: int) -> str:
     instruction = program.instruction(row)
-    text = instruction.kind.name.replace("_", " ")
+    text = instruction.kind.words
     if instruction.stage != NONE:
         text += f" of stage {instruction.stage}"
     if instruction.micro_batch != NONE:

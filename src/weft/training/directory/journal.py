@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,10 +13,10 @@ import torch
 
 from weft.errors import RunError
 from weft.files import append_record, write_whole
-from weft.run.accelerator import allocated_bytes
 from weft.run.runtime import StepResult
 from weft.timeline.medians import typical_step_s
 from weft.training.coordination.agreement import meeting_peers
+from weft.training.directory.process_memory import peak_memory
 from weft.training.directory.run_directory import RunDirectory, held_out_record, plan_since
 from weft.training.loggers.feed import FINISH_TIMEOUT_S, Feeds
 
@@ -111,7 +109,7 @@ class Journal:
 
         The step time is the median over all steps of the run's plan after the warm-up. If there are no more
         steps than the warm-up's, it is the last step's. For a program with a cycle of several steps, it is
-        the mean of their typical times. `memory` has each rank's `peak_memory`.
+        the mean of their typical times. `memory` has each rank's `ProcessMemory.peaks`.
 
         Raises:
             RunError: if no step was taken.
@@ -139,20 +137,3 @@ class Journal:
 def _number(value: float) -> float | None:
     """Return a number for JSON: None if it is not finite."""
     return value if math.isfinite(value) else None
-
-
-def peak_memory(device: torch.device) -> dict[str, int]:
-    """Return this rank's peaks by name: of the process's resident memory, and of an accelerator's."""
-    on_device = allocated_bytes(device)
-    resident = {"max_rss_bytes": _resident_bytes()}
-    return resident if on_device is None else {**resident, "max_device_bytes": on_device}
-
-
-def _resident_bytes() -> int:
-    if sys.platform == "linux":
-        # `getrusage` would count the parent's memory before this process replaced its image.
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return usage if sys.platform == "darwin" else usage * 1024
