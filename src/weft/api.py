@@ -29,6 +29,7 @@ from weft.training.session import evaluate as evaluate_run
 from weft.training.session import execute, finish, job_in, plan_file_job, prepare, reopen
 from weft.web.pages.plan import plan_html
 from weft.web.pages.report import write_run_report
+from weft.web.rows.plan import stage_rows
 
 DEFAULT_RUNS = "runs"
 
@@ -77,7 +78,8 @@ class Planned:
         job = self.job.problem.job
         layout = layout_of(self.plan, flops_per_layer(job))
         title = f"{self.plan.model} on {self.plan.cluster}: {layout}"
-        return plan_html(self.plan, self.prediction, job.cluster, self.simulate(), title=title)
+        stages = stage_rows(self.plan, self.prediction, job.cluster, job.graph.layers)
+        return plan_html(self.plan, self.prediction, stages, self.simulate(), title=title)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import weft
 from weft.describe.run_file import run_of_keywords
@@ -17,6 +18,11 @@ def two_stages() -> PlannedJob:
     return weft.plan(
         model="gpt-1m", on="4xa100-80gb+8xt4", global_batch=8, precision="fp16", pp=2, dp=2, tp=1
     ).job
+
+
+def planned(**pins: Any) -> PlannedJob:
+    """A small model on two devices, with pins of the caller."""
+    return weft.plan(model="gpt-1m", on="2xt4", global_batch=8, tp=1, **pins).job
 
 
 @cache

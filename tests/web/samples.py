@@ -72,10 +72,24 @@ def measured_steps(program: Program, steps: int) -> Timeline:
     return Timeline(run="demo", plan_id="5f1e", clock="monotonic", **columns)
 
 
-def sample_report(run: str = "demo", steps: int = 40, micro_batches: int = 8) -> ReportData:
+def replicated(timeline: Timeline, replicas: int) -> Timeline:
+    """The same on more ranks, with ids and micro-batches of their own."""
+    ranks, batches = (int(column.max()) + 1 for column in (timeline.rank, timeline.micro_batch))
+    columns = {name: np.tile(getattr(timeline, name), replicas) for name in TIMELINE_COLUMNS}
+    replica = np.repeat(np.arange(replicas), len(timeline))
+    columns["id"] = columns["id"] ^ replica.astype(columns["id"].dtype)
+    columns["rank"] = columns["rank"] + ranks * replica
+    moved = columns["micro_batch"] + batches * replica
+    columns["micro_batch"] = np.where(columns["micro_batch"] < 0, columns["micro_batch"], moved)
+    return dataclasses.replace(timeline, **columns)
+
+
+def sample_report(
+    run: str = "demo", steps: int = 40, micro_batches: int = 8, replicas: int = 1
+) -> ReportData:
     program = sample_program(micro_batches)
-    predicted = simulated_step(program, 0)
-    measured = measured_steps(program, steps)
+    predicted = replicated(simulated_step(program, 0), replicas)
+    measured = replicated(measured_steps(program, steps), replicas)
     seconds = [
         float(measured.end_ns[rows].max() - measured.start_ns[rows].min()) / 1e9
         for rows in (measured.step == step for step in range(steps))

@@ -27,10 +27,12 @@ from weft.files import write_whole
 from weft.program.kinds import KINDS, is_compute
 from weft.program.program import NONE
 from weft.progress import ProgressReport, WorkDone
+from weft.timeline.folded import folded_ranks
 from weft.timeline.timeline import Timeline
 from weft.web.charts.axes import time_ticks
 from weft.web.charts.picture import kind_colour, shaded
 from weft.web.charts.timeline import shade_of_rows, timeline_svg
+from weft.web.rows.plan import ranks_text
 
 MAXIMUM_LANES = 32
 _NARROWEST = 20
@@ -38,7 +40,7 @@ _NARROWEST = 20
 
 @dataclass(frozen=True)
 class TimelinePicture:
-    """One lane per rank: the work of its compute stream, one character per slice of time.
+    """One lane for equal ranks: the work of their compute streams, one character per slice of time.
 
     Blocks are coloured and show micro-batch numbers; without colours, numbers stand above symbols of kinds.
     """
@@ -47,22 +49,24 @@ class TimelinePicture:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         timeline = self.timeline
-        rows = np.flatnonzero(is_compute(timeline.kind) & (timeline.end_ns > timeline.start_ns))
+        computed = is_compute(timeline.kind) & (timeline.end_ns > timeline.start_ns)
+        rows = np.flatnonzero(computed)
         if not len(rows):
             yield Text("nothing was computed")
             return
-        ranks = np.unique(timeline.rank[rows])
-        gutter = len(f"rank {ranks[-1]} ")
+        folded = folded_ranks(timeline.take(computed))
+        names = {ranks[0]: ranks_text(ranks) for ranks in folded[:MAXIMUM_LANES]}
+        gutter = max(len(name) for name in names.values()) + 1
         width = max(_NARROWEST, options.max_width - gutter - 2)
         origin = int(timeline.start_ns[rows].min())
         span = int(timeline.end_ns[rows].max()) - origin
         coloured = console.is_terminal and console.color_system is not None and not console.no_color
         shades = shade_of_rows(timeline)
-        for rank in ranks[:MAXIMUM_LANES].tolist():
+        for rank, name in names.items():
             mine = rows[timeline.rank[rows] == rank]
             lane = _lane(timeline, mine, origin, span, width)
             runs = [(row, len(list(cells))) for row, cells in groupby(lane)]
-            head = f"rank {rank}".ljust(gutter)
+            head = name.ljust(gutter)
             if coloured:
                 blocks = (_coloured_block(timeline, row, cells, shades) for row, cells in runs)
                 yield Text(head, no_wrap=True).append_text(Text("").join(blocks))
@@ -72,10 +76,12 @@ class TimelinePicture:
             )
             symbols = ("".ljust(gutter), *(_symbol(timeline, row) * cells for row, cells in runs))
             yield Text("".join(symbols), no_wrap=True)
-        if len(ranks) > MAXIMUM_LANES:
-            yield Text(f"and {len(ranks) - MAXIMUM_LANES} more ranks")
+        if left_out := sum(len(ranks) for ranks in folded[MAXIMUM_LANES:]):
+            yield Text(f"and {left_out} more ranks")
         yield Text(" " * gutter + _scale_line(span, width), style="dim", no_wrap=True)
         yield _kind_line(timeline, rows, coloured)
+        if any(len(ranks) > 1 for ranks in folded):
+            yield Text("of equal ranks, the micro-batches of the first one", style="dim")
 
 
 def _lane(timeline: Timeline, rows: npt.NDArray[np.intp], origin: int, span: int, width: int) -> list[int]:
@@ -129,7 +135,7 @@ def _kind_line(timeline: Timeline, rows: npt.NDArray[np.intp], coloured: bool) -
     for code in np.unique(timeline.kind[rows]).tolist():
         kind = KINDS[code]
         mark = ("  ", f"on {kind_colour(kind.name)}") if coloured else (kind.symbol, "")
-        line.append(*mark).append(f" {kind.name.replace('_', ' ')}  ", style="dim")
+        line.append(*mark).append(f" {kind.words}  ", style="dim")
     line.rstrip()
     return line
 

@@ -104,7 +104,8 @@ def format_seconds(seconds: float) -> str:
         # 0.9995 of a unit prints as "1.00" of it, not as "1000" of the next smaller unit.
         if magnitude >= 0.9995 * scale:
             return f"{_three_digits(seconds / scale)} {unit}"
-    return f"{_three_digits(seconds / 1e-9)} ns" if seconds else "0 s"
+    # What is left of a difference of equal sums is no time.
+    return f"{_three_digits(seconds / 1e-9)} ns" if magnitude >= 5e-12 else "0 s"
 
 
 def exact_text(value: float, units: Mapping[str, float], parse: Callable[[object], float]) -> str | float:

@@ -47,6 +47,11 @@ class Kind:
     joins_replicas: bool = False
 
     @property
+    def words(self) -> str:
+        """Its name for people."""
+        return self.name.replace("_", " ")
+
+    @property
     def all_reads(self) -> tuple[Read, ...]:
         """The values it reads and their places, including reads that methods add."""
         added = (use for one in parts(AddedUses) if self.name in one.kinds for use in one.reads)

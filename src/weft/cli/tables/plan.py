@@ -55,13 +55,11 @@ def cluster_table(cluster: Cluster, plan: Plan) -> Table:
 
 
 def stages_table(planned: PlannedJob) -> Table:
-    """Return the stages of `stage_rows` with the names of their layers."""
-    layers = planned.problem.job.graph.layers
+    """Return the stages of a plan."""
+    job = planned.problem.job
     table = folded_table(STAGE_HEAD)
-    rows = stage_rows(planned.plan, planned.prediction, planned.problem.job.cluster)
-    for stage, (index, _, *others) in zip(planned.plan.stages, rows, strict=True):
-        first, last = layers[stage.layers[0]].name, layers[stage.layers[-1]].name
-        table.add_row(index, first if first == last else f"{first} ... {last}", *others)
+    for row in stage_rows(planned.plan, planned.prediction, job.cluster, job.graph.layers):
+        table.add_row(*row)
     return table
 
 

@@ -8,6 +8,8 @@ from html import escape
 from weft.program.kinds import name_hash
 
 WIDTH = 960
+# Pixels of a picture's title.
+HEAD = 34
 
 # Class names start with the project's name: a notebook page holds pictures of other packages, too.
 STYLE = (
@@ -18,23 +20,30 @@ STYLE = (
     ".weft-page{fill:var(--weft-page)}.weft-lane{fill:var(--weft-lane)}"
     ".weft-ink{fill:var(--weft-ink)}.weft-soft{fill:var(--weft-soft);font-size:11px}"
     ".weft-title{font-size:14px;font-weight:600}"
-    ".weft-block{fill:#fff;font-size:11px;text-anchor:middle}.weft-end{text-anchor:end}"
+    ".weft-block,.weft-blocks text{fill:#fff;font-size:11px;text-anchor:middle}.weft-end{text-anchor:end}"
+    ".weft-mark{fill:none;stroke:var(--weft-ink);stroke-width:1.6}"
     ".weft-middle{text-anchor:middle}.weft-grid{stroke:var(--weft-soft);stroke-opacity:.18}"
 )
 
 
-def picture_svg(parts: Iterable[str], height: int, *, title: str, description: str | None = None) -> str:
-    """Return the parts as one picture of `WIDTH` x `height` pixels with a title, light or dark as the page.
+def picture_svg(
+    parts: Iterable[str], height: int, *, title: str, description: str | None = None, headed: bool = True
+) -> str:
+    """Return the parts as one picture of `WIDTH` x `height` pixels, light or dark as the page.
 
-    `description` is for screen readers; default: the title.
+    Args:
+        description: for screen readers; default: the title.
+        headed: draw the title above the parts, in the first `HEAD` pixels; a page has it as a heading.
     """
+    top = 0 if headed else HEAD
+    heading = f'<text class="weft-ink weft-title" x="12" y="24">{escape(title)}</text>' if headed else ""
     head = (
-        f'<svg class="weft-picture" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'width="{WIDTH}" height="{height}" style="max-width:100%;height:auto" role="img" '
+        f'<svg class="weft-picture" xmlns="http://www.w3.org/2000/svg" '
+        f'viewBox="0 {top} {WIDTH} {height - top}" '
+        f'width="{WIDTH}" height="{height - top}" style="max-width:100%;height:auto" role="img" '
         f'aria-label="{escape(description or title)}">'
         f"<title>{escape(title)}</title><style>{STYLE}</style>"
-        f'<rect class="weft-page" width="{WIDTH}" height="{height}" rx="6"/>'
-        f'<text class="weft-ink weft-title" x="12" y="24">{escape(title)}</text>'
+        f'<rect class="weft-page" y="{top}" width="{WIDTH}" height="{height - top}" rx="6"/>{heading}'
     )
     return head + "".join(parts) + "</svg>\n"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
 
@@ -12,9 +13,11 @@ import numpy.typing as npt
 from weft.program.arrays import Ints
 from weft.program.kinds import CODEC, KINDS, is_compute
 from weft.program.program import NONE
+from weft.timeline.folded import folded_ranks
 from weft.timeline.timeline import Timeline, label, stream_names
 from weft.web.charts.axes import time_ticks
 from weft.web.charts.picture import WIDTH, kind_colour, picture_svg, shaded
+from weft.web.rows.plan import ranks_text
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -59,42 +62,69 @@ def shade_of_rows(timeline: Timeline) -> npt.NDArray[np.float64]:
     return shades
 
 
-MAXIMUM_RANKS = 64
+# Of wider timelines the first ranks are drawn, as many as have this many blocks together.
+MAXIMUM_BLOCKS = 2_500
 _STREAMS = ("compute", CODEC, "collective")
-_GUTTER = 118
-_LENGTH = WIDTH - _GUTTER - 12
+_GUTTER = 150
+_RIGHT = WIDTH - 12
+_LENGTH = _RIGHT - _GUTTER
 _LANE = 26
 _THIN_LANE = 12
 _GAP = 4
 _TOP = 40
+_LINE = 20
 _LETTER = 6.6
+# Narrower blocks are left out if they begin inside a drawn one.
+_NARROWEST = 1.0
 
 
-def timeline_svg(timeline: Timeline, *, title: str) -> str:
+def timeline_svg(timeline: Timeline, *, title: str, headed: bool = True) -> str:
     """Draw computations, codecs and collectives of each rank as coloured blocks on a common time axis.
 
-    Blocks show their micro-batch if there is room; later stages of a rank are darker. Times count from the
-    first start. With more than 64 ranks the first 64 are drawn, and the picture says so.
+    Ranks with equal blocks share a row, with the micro-batches of the first one. Blocks show their
+    micro-batch if there is room; later stages of a rank are darker. Times count from the first start. A
+    picture has at most about `MAXIMUM_BLOCKS` blocks; it says which ranks it leaves out.
     """
-    lanes = tuple(
-        lane for lane in _lanes_in_use(timeline) if lane.stream in _STREAMS and lane.rank < MAXIMUM_RANKS
-    )
+    streams = np.array([kind.stream in _STREAMS for kind in KINDS])
+    seen = timeline.take(streams[timeline.kind])
+    timed = seen.take(seen.end_ns > seen.start_ns)
+    folded = folded_ranks(timed if len(timed) else seen)
+    shown = folded[: _rows_within(timed, folded)]
+    leaders = {group[0]: group for group in shown}
+    seen = seen.take(np.isin(seen.rank, list(leaders)))
+    lanes = _lanes_in_use(seen)
     tops = _lane_tops(lanes)
-    height = (tops[-1] if tops else _TOP) + 40
     origin = int(timeline.start_ns.min()) if len(timeline) else 0
     span = max(1, int(timeline.end_ns.max()) - origin) if len(timeline) else 1
-    scale = _LENGTH / span
-    drawn = lane_of_rows(timeline, lanes)
-    rows = np.flatnonzero((drawn >= 0) & (timeline.end_ns > timeline.start_ns))
-    ranks = int(timeline.rank.max()) + 1 if len(timeline) else 0
+    notes = _notes(seen, folded, shown)
     parts = [
-        _lanes(lanes, tops),
-        _axis(span, scale, tops),
-        _blocks(timeline, rows, drawn, lanes, tops, origin, scale),
-        _legend(timeline, rows, ranks, height),
+        _lanes(lanes, tops, leaders),
+        _axis(span, tops),
+        _blocks(seen, lanes, tops, origin, _LENGTH / span),
+        _legend(seen, notes, tops[-1] + 36),
     ]
+    ranks = sum(len(group) for group in folded)
     description = f"{title}: {len(timeline)} instructions on {ranks} ranks"
-    return picture_svg(parts, height, title=title, description=description)
+    height = tops[-1] + 44 + _LINE * bool(notes)
+    return picture_svg(parts, height, title=title, description=description, headed=headed)
+
+
+def _rows_within(timed: Timeline, folded: list[tuple[int, ...]]) -> int:
+    """Return the number of first rows with at most `MAXIMUM_BLOCKS` blocks together, at least one."""
+    blocks = np.bincount(timed.rank, minlength=max((group[0] for group in folded), default=0) + 1)
+    total = np.cumsum([blocks[group[0]] for group in folded])
+    return max(1, int(np.searchsorted(total, MAXIMUM_BLOCKS, side="right")))
+
+
+def _notes(seen: Timeline, folded: list[tuple[int, ...]], shown: list[tuple[int, ...]]) -> str:
+    notes = []
+    if len(shown) < len(folded):
+        notes.append(f"the first {len(shown)} of {len(folded)} rows of different ranks")
+    if any(len(group) > 1 for group in shown):
+        notes.append("of equal ranks, the micro-batches of the first one")
+    if (shade_of_rows(seen) > 0).any():
+        notes.append("darker: later stages of a rank")
+    return "; ".join(notes)
 
 
 def _lanes_in_use(timeline: Timeline) -> tuple[Lane, ...]:
@@ -119,12 +149,12 @@ def _lane_tops(lanes: tuple[Lane, ...]) -> list[int]:
     return [*tops, top]
 
 
-def _lanes(lanes: tuple[Lane, ...], tops: list[int]) -> str:
+def _lanes(lanes: tuple[Lane, ...], tops: list[int], leaders: Mapping[int, tuple[int, ...]]) -> str:
     parts = []
     for lane, top in zip(lanes, tops, strict=False):
         height = _lane_height(lane)
         compute = lane.stream == "compute"
-        name, style = (f"rank {lane.rank}", "weft-ink") if compute else (lane.stream, "weft-soft")
+        name, style = (ranks_text(leaders[lane.rank]), "weft-ink") if compute else (lane.stream, "weft-soft")
         parts.append(
             f'<rect class="weft-lane" x="{_GUTTER}" y="{top}" width="{_LENGTH}" height="{height}"/>'
             f'<text class="{style} weft-end" x="{_GUTTER - 10}" y="{top + height / 2 + 4:g}">{name}</text>'
@@ -132,49 +162,44 @@ def _lanes(lanes: tuple[Lane, ...], tops: list[int]) -> str:
     return "".join(parts)
 
 
-def _axis(span: int, scale: float, tops: list[int]) -> str:
+def _axis(span: int, tops: list[int]) -> str:
     parts = []
     for at, text in time_ticks(span, most=9):
-        x = _GUTTER + at * scale
+        x = _GUTTER + at * _LENGTH / span
+        # Half of a text on the last tick would lie outside the picture.
+        anchor = "weft-end" if x + len(text) * _LETTER / 2 > WIDTH else "weft-middle"
         parts.append(
             f'<path class="weft-grid" d="M{x:.1f} {_TOP}V{tops[-1]}"/>'
-            f'<text class="weft-soft weft-middle" x="{x:.1f}" y="{tops[-1] + 14}">{escape(text)}</text>'
+            f'<text class="weft-soft {anchor}" x="{x:.1f}" y="{tops[-1] + 14}">{escape(text)}</text>'
         )
     return "".join(parts)
 
 
-def _blocks(
-    timeline: Timeline,
-    rows: npt.NDArray[np.intp],
-    drawn: Ints,
-    lanes: tuple[Lane, ...],
-    tops: list[int],
-    origin: int,
-    scale: float,
-) -> str:
-    """Draw the blocks; omit those below half a pixel that begin inside a drawn block."""
-    shades = shade_of_rows(timeline)
+def _blocks(timeline: Timeline, lanes: tuple[Lane, ...], tops: list[int], origin: int, scale: float) -> str:
+    """Draw the blocks, those of one lane and colour as one path, and the texts on them."""
+    drawn, shades = lane_of_rows(timeline, lanes), shade_of_rows(timeline)
+    rows = np.flatnonzero((drawn >= 0) & (timeline.end_ns > timeline.start_ns))
     drawn_to = [0.0] * len(lanes)
-    parts = []
+    paths: dict[tuple[int, str], list[str]] = defaultdict(list)
+    texts = []
     for row in rows[np.argsort(timeline.start_ns[rows], kind="stable")].tolist():
         lane = int(drawn[row])
         left = _GUTTER + (int(timeline.start_ns[row]) - origin) * scale
         width = int(timeline.end_ns[row] - timeline.start_ns[row]) * scale
-        if width < 0.5 and left < drawn_to[lane]:
+        if width < _NARROWEST and left < drawn_to[lane]:
             continue
         shown = max(width - 0.8 if width > 3 else width, 0.5)
         drawn_to[lane] = left + shown
         height = _lane_height(lanes[lane])
         kind = int(timeline.kind[row])
         colour = shaded(kind_colour(KINDS[kind].name), float(shades[row]))
-        parts.append(
-            f'<rect x="{left:.1f}" y="{tops[lane]}" width="{shown:.1f}" height="{height}" fill="{colour}"/>'
-        )
+        block = f"M{left:.1f} {tops[lane]}h{shown:.1f}v{height}h-{shown:.1f}z"
+        paths[lane, colour].append(block)
         text = _fitting(kind, int(timeline.stage[row]), int(timeline.micro_batch[row]), width)
         if text and height == _LANE:
-            middle = left + width / 2
-            parts.append(f'<text class="weft-block" x="{middle:.1f}" y="{tops[lane] + 17}">{text}</text>')
-    return "".join(parts)
+            texts.append(f'<text x="{left + width / 2:.1f}" y="{tops[lane] + 17}">{text}</text>')
+    blocks = (f'<path fill="{colour}" d="{"".join(some)}"/>' for (_, colour), some in paths.items())
+    return f'{"".join(blocks)}<g class="weft-blocks">{"".join(texts)}</g>'
 
 
 def _fitting(kind: int, stage: int, micro_batch: int, width: float) -> str:
@@ -183,19 +208,16 @@ def _fitting(kind: int, stage: int, micro_batch: int, width: float) -> str:
     return text if len(text) * _LETTER + 3 <= width else ""
 
 
-def _legend(timeline: Timeline, rows: npt.NDArray[np.intp], ranks: int, height: int) -> str:
-    x, y = float(_GUTTER), height - 8
+def _legend(timeline: Timeline, notes: str, y: int) -> str:
+    x = float(_GUTTER)
     parts = []
-    for code in np.unique(timeline.kind[rows]).tolist():
-        name, colour = KINDS[code].name.replace("_", " "), kind_colour(KINDS[code].name)
+    for code in np.unique(timeline.kind[timeline.end_ns > timeline.start_ns]).tolist():
+        name, colour = KINDS[code].words, kind_colour(KINDS[code].name)
         parts.append(
             f'<rect x="{x:.0f}" y="{y - 10}" width="11" height="11" rx="2" fill="{colour}"/>'
             f'<text class="weft-soft" x="{x + 16:.0f}" y="{y}">{escape(name)}</text>'
         )
         x += 34 + len(name) * _LETTER
-    note = f"ranks 0 to {MAXIMUM_RANKS - 1} of {ranks}" if ranks > MAXIMUM_RANKS else ""
-    if (shade_of_rows(timeline) > 0).any():
-        note = f"{note}; darker: later stages of a rank".removeprefix("; ")
-    return "".join(
-        parts
-    ) + f'<text class="weft-soft weft-end" x="{WIDTH - 12}" y="{y}">{escape(note)}</text>' * bool(note)
+    if notes:
+        parts.append(f'<text class="weft-soft" x="{_GUTTER}" y="{y + _LINE}">{escape(notes)}</text>')
+    return "".join(parts)

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from weft.describe.cluster import Cluster, NodeGroup
+from weft.describe.layer import Layer
+from weft.describe.layout_text import counts_text
 from weft.describe.plan import Plan, Stage
 from weft.describe.prediction import Prediction
 from weft.describe.units import format_bytes, format_seconds
 from weft.timeline.figures import CODECS, COLLECTIVES, COPIES, MESSAGES
 
 STAGE_HEAD = ("stage", "layers", "ranks", "recompute", "peak memory", "of the device's")
-BREAKDOWN_HEAD = ("cause", "seconds of a mean rank", "of the step")
+BREAKDOWN_HEAD = ("cause", "time of a mean rank", "of the step")
 _WORDS = {
     COLLECTIVES: "collectives not hidden",
     CODECS: "codecs not hidden",
@@ -24,17 +26,53 @@ _WORDS = {
 _TIGHT = 0.9
 
 
-def stage_rows(plan: Plan, prediction: Prediction, cluster: Cluster) -> list[tuple[str, ...]]:
-    """Return a row of `STAGE_HEAD` for each stage; memory is the total of its fullest rank."""
-    return [_row(index, stage, prediction.peak_bytes, cluster) for index, stage in enumerate(plan.stages)]
+def stage_rows(
+    plan: Plan, prediction: Prediction, cluster: Cluster, layers: Sequence[Layer]
+) -> list[tuple[str, ...]]:
+    """Return a row of `STAGE_HEAD` for each stage; memory is the total of its fullest rank.
+
+    Neighbouring stages on the same ranks share a row, with the number of layers of each.
+    """
+    every = [(*_placed(stage), *_fullest(stage, prediction.peak_bytes, cluster)) for stage in plan.stages]
+    rows: list[tuple[str, ...]] = []
+    first = 0
+    for cells, equal in groupby(every):
+        stages = plan.stages[first : first + len(list(equal))]
+        names = layers_text([layer for stage in stages for layer in stage.layers], layers)
+        if len(stages) > 1:
+            names += f" ({counts_text([len(stage.layers) for stage in stages])})"
+        rows.append((spans(range(first, first + len(stages))), names, *cells))
+        first += len(stages)
+    return rows
 
 
-def _row(index: int, stage: Stage, peaks: Sequence[int], cluster: Cluster) -> tuple[str, ...]:
-    ranks = sorted(rank for replica in stage.replicas for rank in replica.ranks)
-    cells = (str(index), spans(stage.layers), spans(ranks), stage.recompute)
-    fullest = max(ranks, key=lambda rank: peaks[rank] / cluster.device_of(rank).memory_bytes)
-    share = peaks[fullest] / cluster.device_of(fullest).memory_bytes
-    return (*cells, format_bytes(peaks[fullest]), f"{share:.0%}")
+def layers_text(numbers: Sequence[int], layers: Sequence[Layer]) -> str:
+    """Return ascending layers of a model by name: "embedding ... block.3"."""
+    first, last = layers[numbers[0]].name, layers[numbers[-1]].name
+    return first if first == last else f"{first} ... {last}"
+
+
+def stage_names(plan: Plan, layers: Sequence[Layer]) -> list[tuple[str, str]]:
+    """Return the name of each stage, and its layers and ranks in words."""
+    return [
+        (f"stage {index}", f"{layers_text(stage.layers, layers)}, {ranks_text(ranks_of(stage))}")
+        for index, stage in enumerate(plan.stages)
+    ]
+
+
+def ranks_of(stage: Stage) -> list[int]:
+    """Return the ranks of all replicas of a stage, ascending."""
+    return sorted({rank for replica in stage.replicas for rank in replica.ranks})
+
+
+def _placed(stage: Stage) -> tuple[str, str]:
+    return spans(ranks_of(stage)), stage.recompute
+
+
+def _fullest(stage: Stage, peaks: Sequence[int], cluster: Cluster) -> tuple[str, str]:
+    shares = {rank: peaks[rank] / cluster.device_of(rank).memory_bytes for rank in ranks_of(stage)}
+    fullest = max(shares, key=lambda rank: shares[rank])
+    return format_bytes(peaks[fullest]), f"{shares[fullest]:.0%}"
 
 
 def spans(numbers: Iterable[int]) -> str:
@@ -48,11 +86,25 @@ def spans(numbers: Iterable[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
 
 
+# More runs of ranks than this are not named one by one.
+_RUNS = 4
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return ascending ranks as text: rank 3, ranks 0-3, ranks 0, 4, 8, 12 (4), ranks 0, 8, ... (16)."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    runs = spans(ranks).split(", ")
+    if len(runs) > _RUNS:
+        runs = [*runs[:2], "..."]
+    return f"ranks {', '.join(runs)}" + f" ({len(ranks)})" * (len(runs) > 1)
+
+
 def stages_by_rank(plan: Plan) -> dict[int, tuple[int, ...]]:
     """Return the stages on each rank that the plan uses, ascending."""
     held: dict[int, list[int]] = defaultdict(list)
     for index, stage in enumerate(plan.stages):
-        for rank in sorted({rank for replica in stage.replicas for rank in replica.ranks}):
+        for rank in ranks_of(stage):
             held[rank].append(index)
     return {rank: tuple(stages) for rank, stages in held.items()}
 
@@ -90,8 +142,7 @@ class EqualRanks:
 
     @property
     def name(self) -> str:
-        last = self.first + self.count - 1
-        return f"rank {self.first}" if self.count == 1 else f"ranks {self.first}-{last}"
+        return ranks_text(range(self.first, self.first + self.count))
 
     @property
     def share(self) -> float:
