@@ -81,7 +81,7 @@ class SmallestChanges:
 
 
 # More dots than this make a page slow, and show nothing more.
-MOST_MAPPED = 3000
+MOST_MAPPED = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

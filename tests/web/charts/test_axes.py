@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.web.charts.axes import Axis, scale_of, time_ticks
+from weft.web.charts.axes import BYTE_UNITS, SECOND_UNITS, Axis, scale_of, time_ticks
 
 
 @given(low=st.floats(1e-9, 1e12), ratio=st.floats(1.0, 1e6))
@@ -34,3 +34,18 @@ def test_ticks_are_round_few_and_inside(span_ns: int, most: int) -> None:
 )
 def test_ticks_of_known_spans(span_ns: int, last: str) -> None:
     assert time_ticks(span_ns, 5)[-1][1] == last
+
+
+@given(
+    low=st.floats(1e-9, 1e12), ratio=st.floats(1.0, 1e6), units=st.sampled_from([SECOND_UNITS, BYTE_UNITS])
+)
+def test_all_ticks_of_an_axis_have_one_unit(
+    low: float, ratio: float, units: tuple[tuple[str, float], ...]
+) -> None:
+    axis = Axis(label="", logarithmic=True, units=units)
+    ticks = scale_of(axis, [low, low * ratio], 0.0, 100.0).ticks()
+    assert len({text.split()[1] for _, text in ticks}) == 1
+    size = dict(units)[ticks[0][1].split()[1]]
+    assert [float(text.split()[0]) * size for _, text in ticks] == pytest.approx(
+        [at for at, _ in ticks], rel=1e-4
+    )

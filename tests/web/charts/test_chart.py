@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -55,9 +56,9 @@ def test_a_chart_without_dots_says_so():
 
 @pytest.mark.browser
 def test_the_page_is_clean_and_its_tables_are_read(browser: Browser, tmp_path: Path):
-    (cloud,) = coloured([("a", [Dot(x=1.0, y=2.0, words=HOSTILE)])])
+    drawn = Chart(across=SECONDS, up=SECONDS, drawn=coloured([("a", [Dot(x=1.0, y=2.0, words=HOSTILE)])]))
     sections = [
-        picture_section("scatter", "All", chart(cloud)),
+        picture_section("scatter", "All", partial(dots_svg, drawn)),
         table_section("figures", "Figures", ("group", "rows"), [(HOSTILE, "3")]),
     ]
     path = tmp_path / "page.html"

@@ -10,7 +10,7 @@ from web.browser import Browser
 from web.lessons import RATIOS, learned
 
 from weft.predict.ledger import Entry
-from weft.web.pages.calibration import ledger_page, lessons_page
+from weft.web.pages.calibration import clouds_of_lesson, ledger_page, lessons_page
 
 pytestmark = pytest.mark.usefixtures("own_home")
 
@@ -22,7 +22,9 @@ def test_the_page_draws_every_plan_before_and_after() -> None:
     legend = 2 * len(lessons)
     assert text.count("<circle") == 2 * plans + legend
     # Of twelve dots the six as declared are outside their interval, and the one that nothing corrects.
-    assert text.count('fill="none" stroke=') == plans + 1
+    clouds = [some for lesson in lessons for _, some in clouds_of_lesson(lesson)]
+    hollow = sum(not any(one.inside for one in some) for some in clouds)
+    assert text.count('fill="none" stroke=') == plans + 1 + hollow
     assert len(set(re.findall(r'<section id="([^"]+)"', text))) == 2 * len(lessons)
 
 

@@ -21,7 +21,9 @@ def test_a_browser_draws_it_and_loads_nothing_else(browser: Browser, tmp_path: P
     assert browser.requested() == [path.as_uri()]
     sections = browser.run("[...document.querySelectorAll('main > section')].map((one) => one.id)")
     assert sections == ["cluster", "stages", "memory", "breakdown", "timeline"]
-    inside = "(r) => { const b = r.getBBox(), v = r.ownerSVGElement.viewBox.baseVal; return b.x >= 0 && "
-    inside += "b.x + b.width <= v.width && b.y + b.height <= v.height; }"
+    inside = "(r) => { const b = r.getBBox(), v = r.ownerSVGElement.viewBox.baseVal; "
+    inside += (
+        "return b.x >= 0 && b.y >= v.y && b.x + b.width <= v.width && b.y + b.height <= v.y + v.height; }"
+    )
     assert browser.run(f"[...document.querySelectorAll('svg rect')].every({inside})")
     assert browser.run(f"document.documentElement.scrollWidth <= {width}")

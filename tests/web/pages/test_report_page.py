@@ -13,7 +13,7 @@ from web.samples import HOSTILE, sample_report
 
 from weft.planning.report_sections import ChartLine, Section, SectionChart
 from weft.web.pages.report import write_report
-from weft.web.pages.report_data import ReportData
+from weft.web.pages.report_data import RankMemory, ReportData
 
 pytestmark = pytest.mark.browser
 
@@ -221,3 +221,65 @@ def test_the_section_of_a_method_draws_its_curves(show: Open) -> None:
     assert label.endswith(f"largest from 4 to 9; {HOSTILE} from 1 to 2")
     assert browser.run("document.querySelector('#bare .chart')") is None
     assert browser.run("window.harmed") is None
+
+
+def test_equal_ranks_of_the_prediction_share_lanes_and_find_their_twins(show: Open) -> None:
+    report = sample_report(replicas=2, micro_batches=4)
+    browser = show(report)
+    lanes = "document.querySelectorAll('#lanes-%s .lane').length"
+    assert browser.run(lanes % "measured") == 2 * browser.run(lanes % "predicted")
+    names = "[...document.querySelectorAll('#lanes-predicted text.rank')].map((one) => one.textContent)"
+    assert browser.run(names) == ["ranks 0, 2 (2)", "ranks 1, 3 (2)"]
+    box = browser.run(
+        "(() => { const lanes = document.querySelectorAll('#lanes-measured .lane');"
+        " lanes[lanes.length - 1].scrollIntoView({block: 'center'});"
+        " const blocks = [...document.querySelectorAll('#lanes-measured .instruction')];"
+        " const box = blocks.find((one) => one.y.baseVal.value > lanes[9].y.baseVal.value)"
+        ".getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+    )
+    browser.mouse("mouseMoved", *box)
+    assert "rank 2" in browser.run("document.getElementById('tooltip').innerText")
+    assert browser.run("document.querySelectorAll('.twin').length") == 2
+
+
+def test_the_keyboard_skips_folded_lanes(show: Open) -> None:
+    browser = show(dataclasses.replace(sample_report(replicas=2, micro_batches=4), measured=None))
+    browser.run("document.getElementById('timeline-view').focus()")
+    browser.key("ArrowRight")
+    for _ in range(9):
+        browser.key("ArrowDown")
+    told = browser.run("document.getElementById('announcement').textContent")
+    assert "rank 1" in told
+
+
+def test_all_ticks_of_an_axis_have_one_unit(show: Open) -> None:
+    browser = show(dataclasses.replace(sample_report(), step_times=[(0, 1.4), (1, 0.3), (2, 0.25)]))
+    texts = "[...document.querySelectorAll('%s')].map((one) => one.textContent)"
+    times = browser.run(texts % "#step-time .chart text[text-anchor=end]")
+    assert times[:3] == ["0 s", "0.5 s", "1 s"]
+    sizes = browser.run(texts % "#memory .chart text[text-anchor=middle]")
+    assert sizes[:3] == ["0 MB", "200 MB", "400 MB"]
+    assert {text.split()[1] for text in browser.run(AXIS)} == {"ms"}
+
+
+def test_memory_is_drawn_once_for_equal_ranks_and_the_rest_is_named(show: Open) -> None:
+    memory = [
+        RankMemory(
+            rank=rank, predicted_bytes=10**8, measured_bytes=10**8 + rank * 10**7, capacity_bytes=10**9
+        )
+        for rank in range(4)
+    ]
+    rows = [("together", "100 MB", "130 MB"), ("interpreter and libraries", "-", "500 MB")]
+    browser = show(dataclasses.replace(sample_report(), memory=memory, memory_rows=rows))
+    label = browser.run("document.querySelector('#memory .chart svg').getAttribute('aria-label')")
+    assert label == "ranks 0-3: predicted 100 MB, measured 130 MB"
+    assert "interpreter and libraries" in browser.run("document.querySelector('#memory table').innerText")
+    assert browser.run("document.querySelectorAll('h2').length") == browser.run(
+        "new Set([...document.querySelectorAll('h2')].map((one) => one.textContent)).size"
+    )
+
+
+def test_held_out_losses_are_points_and_no_line(show: Open) -> None:
+    browser = show()
+    assert browser.run("document.querySelectorAll('#loss path.series').length") == 1
+    assert browser.run("document.querySelectorAll('#loss svg[role=img] circle').length") == 3

@@ -37,13 +37,20 @@ def test_every_layout_with_a_bound_is_a_dot_and_rings_were_not_simulated() -> No
     kinds = {verdict: [one for one in points if one.candidate.verdict is verdict] for verdict in Verdict}
     legend = sum(bool(some) for some in kinds.values())
     assert text.count("<circle") == len(points) + legend
-    assert text.count('fill="none" stroke=') == sum(not one.simulated for one in points)
+    # The legend has a ring where all dots of a kind are rings.
+    rings = sum(not one.simulated for one in points)
+    hollow = sum(bool(some) and not any(one.simulated for one in some) for some in kinds.values())
+    assert text.count('fill="none" stroke=') == rings + hollow
     refused = [one for one in job.ranking.candidates if one.verdict is Verdict.REFUSED]
     assert len(points) == len(job.ranking.candidates) - len(refused)
     best = job.ranking.fitting[0]
     assert f"<title>{best.layout}: " in text
     assert "a100-80gb</text>" in text
-    assert "<script" not in text
+    assert text.count(">best plan</text>") == 1
+    assert re.search(
+        r'class="weft-mark"[^>]*/><text[^>]*>best plan</text><title>' + re.escape(str(best.layout)), text
+    )
+    assert text.count("<script") == 1
 
 
 def test_what_is_mapped_is_a_lower_bound_and_can_be_cut() -> None:

@@ -9,14 +9,21 @@ from html import escape
 
 _ROUND = (1, 2, 5)
 _UNITS = (("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1))
+SECOND_UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+BYTE_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """An axis. `text` formats a value. `ticks` are (value, text) pairs; default: round numbers."""
+    """An axis. `text` formats a value. `ticks` are (value, text) pairs; default: round numbers.
+
+    `units` are (name, size) pairs, largest first. All ticks of an axis have the same one; then `text` is
+    not used.
+    """
 
     label: str
     logarithmic: bool = False
+    units: tuple[tuple[str, float], ...] = ()
     text: Callable[[float], str] = "{:g}".format
     ticks: tuple[tuple[float, str], ...] = ()
 
@@ -39,7 +46,11 @@ class Scale:
         if self.axis.ticks:
             return [tick for tick in self.axis.ticks if self.low <= tick[0] <= self.high]
         values = _log_ticks(self.low, self.high) if self.axis.logarithmic else _linear_ticks(self.high)
-        return [(value, self.axis.text(value)) for value in values]
+        if not self.axis.units:
+            return [(value, self.axis.text(value)) for value in values]
+        units = self.axis.units
+        unit, size = next((one for one in units if values[-1] >= one[1] * 0.9995), units[-1])
+        return [(value, f"{value / size:.6g} {unit}") for value in values]
 
 
 def scale_of(axis: Axis, values: list[float], start: float, end: float) -> Scale:

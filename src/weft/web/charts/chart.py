@@ -10,7 +10,7 @@ from weft.web.charts.axes import Axis, Scale, grid_svg, scale_of
 from weft.web.charts.picture import WIDTH, picture_svg
 
 _COLOURS = ("#2b6cd4", "#d4622b", "#1a7f55", "#7a4fc0", "#b0203a", "#0e8a9a", "#8a6d1a", "#8a8f98")
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 16, 66, 46
+_LEFT, _RIGHT, _BOTTOM = 78, 16, 46
 _LEGEND_LINE = 20
 _LEGEND_COLUMNS = 4
 _RADIUS = 3.6
@@ -50,13 +50,17 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dot:
-    """A point, its tooltip (`words`) and an interval of `y` or None; drawn as a ring if not `filled`."""
+    """A point, its tooltip (`words`) and an interval of `y` or None; drawn as a ring if not `filled`.
+
+    A `mark` is a word next to the dot, which then has a second ring around it.
+    """
 
     x: float
     y: float
     words: str
     interval: tuple[float, float] | None = None
     filled: bool = True
+    mark: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +80,28 @@ class Cloud:
         return "".join(self._dot(dot, across(dot.x), up) for dot in self.dots)
 
     def entry(self, x: float, y: int) -> str:
-        circle = f'<circle cx="{x + 6:g}" cy="{y - 4}" r="{_RADIUS}" fill="{self.colour}"/>'
+        ring = bool(self.dots) and not any(dot.filled for dot in self.dots)
+        fill = f'fill="none" stroke="{self.colour}"' if ring else f'fill="{self.colour}"'
+        circle = f'<circle cx="{x + 6:g}" cy="{y - 4}" r="{_RADIUS}" {fill}/>'
         return circle + _entry_text(self.name, x + 16, y)
 
     def _dot(self, dot: Dot, x: float, up: Scale) -> str:
         bar, colour = "", self.colour
         if dot.interval is not None:
             low, high = (up(end) for end in dot.interval)
-            bar = f'<path d="M{x:.1f} {low:.1f}V{high:.1f}" stroke="{colour}" stroke-opacity=".25"/>'
+            bar = f'<path d="M{x:.1f} {low:.1f}V{high:.1f}" stroke="{colour}" stroke-opacity=".5"/>'
         fill = f'fill="{colour}" fill-opacity=".75"' if dot.filled else f'fill="none" stroke="{colour}"'
-        circle = f'<circle cx="{x:.1f}" cy="{up(dot.y):.1f}" r="{_RADIUS}" {fill}/>'
-        return f"<g>{bar}{circle}<title>{escape(dot.words)}</title></g>"
+        y = up(dot.y)
+        circle = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{_RADIUS}" {fill}/>'
+        return f"<g>{bar}{circle}{_mark(dot.mark, x, y)}<title>{escape(dot.words)}</title></g>"
+
+
+def _mark(text: str, x: float, y: float) -> str:
+    if not text:
+        return ""
+    ring = f"M{x - 8:.1f} {y:.1f}a8 8 0 1 0 16 0a8 8 0 1 0 -16 0"
+    word = f'<text class="weft-ink weft-middle" x="{x:.1f}" y="{y + 22:.1f}">{escape(text)}</text>'
+    return f'<path class="weft-mark" d="{ring}"/>{word}'
 
 
 def coloured(dots: Sequence[tuple[str, Sequence[Dot]]]) -> tuple[Cloud, ...]:
@@ -117,6 +132,7 @@ class Chart:
 class _Frame:
     """The differences between charts of lines and dots; `order` is the drawing order (1 or -1)."""
 
+    top: int
     height: int
     label_x: int
     nothing: str
@@ -124,24 +140,24 @@ class _Frame:
 
 
 # The first line is drawn last: it stays visible where another line overlaps it.
-_LINES = _Frame(400, 16, "nothing fits", -1)
-_DOTS = _Frame(560, 12, "nothing to show", 1)
+_LINES = _Frame(66, 400, 16, "nothing fits", -1)
+_DOTS = _Frame(66, 560, 14, "nothing to show", 1)
 
 
-def lines_svg(charts: Sequence[Chart], *, title: str) -> str:
+def lines_svg(charts: Sequence[Chart], *, title: str, headed: bool = True) -> str:
     """Draw charts of lines side by side under one title, with one common legend.
 
     Colours follow the page's light or dark scheme. A chart without points says "nothing fits".
     """
-    return _picture(charts, _LINES, title)
+    return _picture(charts, _LINES, title, headed)
 
 
-def dots_svg(chart: Chart, *, title: str) -> str:
+def dots_svg(chart: Chart, *, title: str, headed: bool = True) -> str:
     """Draw a chart of clouds with its legend, in the style of `lines_svg`; the last cloud lies on top."""
-    return _picture([chart], _DOTS, title)
+    return _picture([chart], _DOTS, title, headed)
 
 
-def _picture(charts: Sequence[Chart], frame: _Frame, title: str) -> str:
+def _picture(charts: Sequence[Chart], frame: _Frame, title: str, headed: bool) -> str:
     named = {one.name: one for chart in charts for one in chart.drawn}
     width = WIDTH / len(charts)
     parts = [_chart(chart, frame, place * width, width) for place, chart in enumerate(charts)]
@@ -150,16 +166,16 @@ def _picture(charts: Sequence[Chart], frame: _Frame, title: str) -> str:
         line, at = divmod(place, _LEGEND_COLUMNS)
         parts.append(one.entry(_LEFT + column * at, frame.height + 14 + _LEGEND_LINE * line))
     height = frame.height + _LEGEND_LINE * -(-len(named) // _LEGEND_COLUMNS) + 12
-    return picture_svg(parts, height, title=title)
+    return picture_svg(parts, height, title=title, headed=headed)
 
 
 def _chart(chart: Chart, frame: _Frame, left: float, width: float) -> str:
     middle = f'class="weft-soft weft-middle" x="{left + (_LEFT + width - _RIGHT) / 2:g}"'
-    head = f'<text class="weft-ink" x="{left + _LEFT:g}" y="{_TOP - 16}">{escape(chart.title)}</text>'
+    head = f'<text class="weft-ink" x="{left + _LEFT:g}" y="{frame.top - 16}">{escape(chart.title)}</text>'
     labels = (
         f'<text {middle} y="{frame.height - 10}">{escape(chart.across.label)}</text>'
         f'<text class="weft-soft weft-middle" transform="translate({left + frame.label_x:g} '
-        f'{(_TOP + frame.height - _BOTTOM) / 2:g}) rotate(-90)">{escape(chart.up.label)}</text>'
+        f'{(frame.top + frame.height - _BOTTOM) / 2:g}) rotate(-90)">{escape(chart.up.label)}</text>'
     )
     parts = [head if chart.title else "", labels]
     points = [point for one in chart.drawn for point in one.points]
@@ -169,7 +185,7 @@ def _chart(chart: Chart, frame: _Frame, left: float, width: float) -> str:
     both = [*xs, *ys] if chart.diagonal else []
     xs += [value for value, _ in chart.limits]
     across = scale_of(chart.across, both or xs, left + _LEFT, left + width - _RIGHT)
-    up = scale_of(chart.up, both or ys, frame.height - _BOTTOM, _TOP)
+    up = scale_of(chart.up, both or ys, frame.height - _BOTTOM, frame.top)
     parts.append(grid_svg(across, up))
     if both:
         ends = "L".join(f"{across(value):.1f} {up(value):.1f}" for value in (min(both), max(both)))

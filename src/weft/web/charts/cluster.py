@@ -15,6 +15,8 @@ from weft.web.rows.plan import equal_ranks, inside_text, link_rows, nodes_text, 
 MAXIMUM_NODES = 16
 _STAGE_COLOUR = "#2b6cd4"
 _DEVICE, _STEP, _PADDING, _GAP = 30, 34, 6, 8
+# What has room in the box of a device.
+_LETTERS = 4
 _TOP, _HEADING, _LINE = 40, 26, 18
 _INDENT = 12
 
@@ -28,7 +30,7 @@ class _Node:
     y: int
 
 
-def cluster_svg(cluster: Cluster, plan: Plan, *, title: str) -> str:
+def cluster_svg(cluster: Cluster, plan: Plan, *, title: str, headed: bool = True) -> str:
     """Draw nodes as boxes of devices, each device with its stages; later stages are darker.
 
     Unused devices are grey. Of a larger group the first `MAXIMUM_NODES` nodes are drawn.
@@ -52,7 +54,7 @@ def cluster_svg(cluster: Cluster, plan: Plan, *, title: str) -> str:
         text = f"{name}: {words}, {where}"
         parts.append(f'<text class="weft-soft" x="{_INDENT}" y="{top + 8}">{escape(text)}</text>')
         top += _LINE
-    return picture_svg(parts, top + 6, title=title)
+    return picture_svg(parts, top + 6, title=title, headed=headed)
 
 
 def _placed(group: NodeGroup, first_rank: int, top: int) -> list[_Node]:
@@ -80,7 +82,7 @@ def _node(node: _Node, group: NodeGroup, held: Mapping[int, tuple[int, ...]], st
         on_it = held.get(rank, ())
         words = f"stage{'s' * (len(on_it) > 1)} {spans(on_it)}" if on_it else "left out"
         colour = shaded(_STAGE_COLOUR, on_it[0] / max(1, stages - 1)) if on_it else "#8a8f98"
-        shown = f"{on_it[0]}" + "+" * (len(on_it) > 1) if on_it else "-"
+        shown = _fitting(on_it) if on_it else "-"
         parts.append(
             f'<g><title>rank {rank}: {words}</title><rect x="{x}" y="{y}" width="{_DEVICE}" '
             f'height="{_DEVICE}" rx="3" fill="{colour}"/><text class="weft-block" x="{x + _DEVICE / 2:g}" '
@@ -89,11 +91,19 @@ def _node(node: _Node, group: NodeGroup, held: Mapping[int, tuple[int, ...]], st
     return "".join(parts)
 
 
-_GUTTER, _BAR_WIDTH, _BAR_LINE, _FIRST_BAR = 118, 560, 24, 40
+def _fitting(stages: tuple[int, ...]) -> str:
+    """Return the stages on a device, or the first of too many for its box."""
+    text = spans(stages)
+    return text if len(text) <= _LETTERS else f"{stages[0]}+"
+
+
+_GUTTER, _BAR_WIDTH, _BAR_LINE, _FIRST_BAR = 150, 560, 24, 40
 _COLOURS = {"green": "#1a7f55", "yellow": "#a85a14", "red": "#b8473d"}
 
 
-def memory_svg(peak_bytes: Sequence[int], memory_bytes: Sequence[int], *, title: str) -> str:
+def memory_svg(
+    peak_bytes: Sequence[int], memory_bytes: Sequence[int], *, title: str, headed: bool = True
+) -> str:
     """Draw the predicted peak of each rank against its memory; neighbours with equal figures share a bar."""
     lines = equal_ranks(peak_bytes, memory_bytes)
     height = _FIRST_BAR + _BAR_LINE * len(lines) + 12
@@ -108,4 +118,4 @@ def memory_svg(peak_bytes: Sequence[int], memory_bytes: Sequence[int], *, title:
             f'fill="{_COLOURS[ranks.colour]}"/>'
             f'<text class="weft-ink" x="{_GUTTER + _BAR_WIDTH + 10}" y="{top + 13}">{ranks.words}</text>'
         )
-    return picture_svg(parts, height, title=title)
+    return picture_svg(parts, height, title=title, headed=headed)

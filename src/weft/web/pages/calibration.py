@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 from weft.describe.units import format_seconds
 from weft.planning.residuals import Lesson
 from weft.predict.ledger import Entry
 from weft.timeline.figures import error_text, prediction_error
-from weft.web.charts.axes import Axis
+from weft.web.charts.axes import SECOND_UNITS, Axis
 from weft.web.charts.chart import Chart, Dot, coloured, dots_svg
 from weft.web.pages.page import page_html, picture_section, table_section
 
@@ -66,11 +67,11 @@ def calibration_sections(clouds: Clouds, of: str = "", number: int = 1) -> Itera
 def against_measured(name: str, dots: Sequence[tuple[str, Sequence[Dot]]], title: str, *, rings: str) -> str:
     """Return a picture of predicted over measured steps, by group; `rings` says what is not filled."""
     across, up = (
-        Axis(label=label, logarithmic=True, text=format_seconds)
-        for label in ("measured step", f"predicted step, with its 90 % interval; rings: {rings}")
+        Axis(label=label, logarithmic=True, units=SECOND_UNITS)
+        for label in ("measured step", "predicted step, with its 90 % interval")
     )
-    chart = Chart(across=across, up=up, drawn=coloured(dots), diagonal=True)
-    return picture_section(name, "Predicted against measured", dots_svg(chart, title=title))
+    chart = Chart(across=across, up=up, drawn=coloured(dots), diagonal=True, title=f"rings: {rings}")
+    return picture_section(name, f"Predicted against measured: {title}", partial(dots_svg, chart))
 
 
 def clouds_of_lesson(lesson: Lesson) -> Clouds:

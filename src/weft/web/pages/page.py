@@ -1,4 +1,4 @@
-"""A self-contained page of pictures and tables, in the style of `report.html`, without scripts."""
+"""A self-contained page of pictures and tables, in the style of `report.html`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Collection, Sequence
 from html import escape
 from importlib.resources import files
+from typing import Protocol
 
 from weft import __version__
 from weft.web.charts.picture import STYLE
@@ -14,19 +15,22 @@ from weft.web.charts.picture import STYLE
 
 def page_html(title: str, subtitle: str, sections: Sequence[str]) -> str:
     """Return the page as text; `sections` are markup without scripts, and pictures hold its only styles."""
-    css = static_text("report.css")
+    css, script = static_text("report.css"), static_text("save.js")
     policy = " ".join(f"'{policy_hash(style)}'" for style in (css, STYLE))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         # Pictures set their width in a style attribute, which no hash can admit.
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        f"style-src-elem {policy}; style-src-attr 'unsafe-inline'\">"
+        f"script-src '{policy_hash(script)}'; style-src-elem {policy}; style-src-attr 'unsafe-inline'; "
+        "img-src data:; base-uri 'none'; form-action 'none'\">"
+        '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
         f"<title>{escape(title)} - weft</title><style>{css}</style></head>"
-        f"<body><header><h1>{escape(title)}</h1><p>{escape(subtitle)}</p></header>"
+        f'<body class="plain"><header><h1>{escape(title)}</h1>'
+        f'<p class="subtitle">{escape(subtitle)}</p></header>'
         f"<main>{''.join(sections)}</main>"
         f"<footer>Written by weft {escape(__version__)}. This file is complete: it loads nothing.</footer>"
-        "</body></html>\n"
+        f'<script type="module">{script}</script></body></html>\n'
     )
 
 
@@ -54,18 +58,36 @@ def table_section(
         for row in rows
     )
     table = f"<table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>"
-    return section_html(name, escape(title), f'<div class="scroll">{table}</div>')
+    return section_html(name, escape(title), scrolling(name, table))
 
 
-def picture_section(name: str, title: str, svg: str) -> str:
-    """Return a picture below its title."""
-    return section_html(name, escape(title), svg)
+class Drawing(Protocol):
+    """A function of `charts/` with its data: it draws them, with a title above or for readers alone."""
+
+    def __call__(self, *, title: str, headed: bool) -> str: ...
 
 
-def section_html(name: str, title: str, inside: str) -> str:
-    """Return markup below its title, which is markup, too."""
+def picture_section(name: str, title: str, draw: Drawing) -> str:
+    """Return a picture below its title, with a button that saves it."""
+    picture = f'<div class="picture">{draw(title=title, headed=False)}</div>'
+    return section_html(name, escape(title), scrolling(name, picture), saved=True)
+
+
+def section_html(name: str, title: str, inside: str, *, saved: bool = False) -> str:
+    """Return markup below its title, which is markup, too; `saved` adds the button of `save.js`."""
     heading = f'<h2 id="{name}-title">{title}</h2>'
+    if saved:
+        button = (
+            f'<button type="button" class="save" id="{name}-save" '
+            f'aria-labelledby="{name}-save {name}-title" hidden>save as SVG</button>'
+        )
+        heading = f'<div class="section-head">{heading}{button}</div>'
     return f'<section id="{name}" aria-labelledby="{name}-title">{heading}{inside}</section>'
+
+
+def scrolling(name: str, inside: str) -> str:
+    """Return markup that scrolls sideways where it is wider than the page, also by keyboard."""
+    return f'<div class="scroll" role="group" aria-labelledby="{name}-title" tabindex="0">{inside}</div>'
 
 
 def static_text(name: str) -> str:

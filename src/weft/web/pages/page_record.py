@@ -7,18 +7,22 @@ of very wide timelines. Thinned curves keep their peaks. The page names its omis
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from weft.program.arrays import Ids, Ints
 from weft.program.kinds import KINDS
+from weft.timeline.folded import folded_ranks, leading_rows
 from weft.timeline.timeline import Timeline, label
 from weft.web.charts.picture import kind_colour
 from weft.web.charts.timeline import Lane, lane_of_rows, lane_table, shade_of_rows
 from weft.web.pages.report_data import Points, RankMemory, ReportData, chosen_steps, take_step
+from weft.web.rows.plan import ranks_text
 
 Record = dict[str, object]
+Thinned = list[tuple[float, float | None]]
 
 MAXIMUM_ROWS = 12_000
 MAXIMUM_POINTS = 1_200
@@ -37,16 +41,11 @@ def page_record(report: ReportData) -> Record:
         "interval": report.interval
         and [report.interval.step_s, report.interval.low_s, report.interval.high_s],
         "memory": [
-            {
-                "rank": memory.rank,
-                "predicted": memory.predicted_bytes,
-                "measured": memory.measured_bytes,
-                "capacity": memory.capacity_bytes,
-            }
-            for memory in report.memory
+            {"name": ranks_text(ranks), "predicted": predicted, "measured": measured, "capacity": capacity}
+            for ranks, predicted, measured, capacity in _equal_memory(report.memory)
         ],
         "live": [
-            {"rank": memory.rank, "points": thin(memory.live)} for memory in _live_curves(report.memory)
+            {"name": ranks_text(ranks), "points": points} for ranks, points in _live_curves(report.memory)
         ],
         "charts": [
             {
@@ -61,11 +60,27 @@ def page_record(report: ReportData) -> Record:
     }
 
 
-def _live_curves(memory: Sequence[RankMemory]) -> list[RankMemory]:
-    """Return the `MAXIMUM_LIVE_CURVES` ranks with the highest predicted peaks, in order of rank."""
-    curves = [one for one in memory if one.live]
-    curves.sort(key=lambda one: (-max(bytes_ for _, bytes_ in one.live), one.rank))
-    return sorted(curves[:MAXIMUM_LIVE_CURVES], key=lambda one: one.rank)
+def _equal_memory(
+    memory: Sequence[RankMemory],
+) -> Iterator[tuple[list[int], int | None, int | None, int | None]]:
+    """Yield the ranks of equal prediction and capacity, with both and the most that any of them measured."""
+    equal: dict[tuple[int | None, int | None], list[RankMemory]] = defaultdict(list)
+    for one in memory:
+        equal[one.predicted_bytes, one.capacity_bytes].append(one)
+    for (predicted, capacity), some in equal.items():
+        measured = [one.measured_bytes for one in some if one.measured_bytes is not None]
+        yield [one.rank for one in some], predicted, max(measured, default=None), capacity
+
+
+def _live_curves(memory: Sequence[RankMemory]) -> list[tuple[list[int], Thinned]]:
+    """Return the `MAXIMUM_LIVE_CURVES` curves with the highest predicted peaks, and the ranks of each."""
+    equal: dict[tuple[tuple[float, float | None], ...], list[int]] = defaultdict(list)
+    for one in memory:
+        if one.live:
+            equal[tuple(thin(one.live))].append(one.rank)
+    curves = sorted(equal.items(), key=lambda one: -max(size or 0.0 for _, size in one[0]))
+    found = [(ranks, list(points)) for points, ranks in curves[:MAXIMUM_LIVE_CURVES]]
+    return sorted(found, key=lambda one: one[0])
 
 
 def timeline_record(report: ReportData) -> Record:
@@ -89,17 +104,31 @@ def timeline_record(report: ReportData) -> Record:
         "tickNs": tick_ns,
         "ranks": ranks,
         "shownRanks": shown_ranks,
-        "kinds": [{"name": kind.name, "colour": kind_colour(kind.name)} for kind in KINDS],
+        "kinds": [{"name": kind.words, "colour": kind_colour(kind.name)} for kind in KINDS],
         "lanes": [
             {"rank": lane.rank, "stream": lane.stream, "symbol": symbol[lane.stream]} for lane in lanes
         ],
         "instructions": instructions,
-        "predicted": predicted,
+        "predicted": predicted and predicted | _folded(shown[0], ids),
         "measured": [
             {"step": step, "reasons": reasons, **record}
             for (step, reasons), record in zip(chosen.items(), occurrences, strict=True)
         ],
     }
+
+
+def _folded(timeline: Timeline, ids: Ids) -> Record:
+    """Return names of equal ranks by their first rank, and each instruction's equal one on that rank.
+
+    Nothing if no ranks are equal.
+    """
+    folded = folded_ranks(timeline)
+    if all(len(group) == 1 for group in folded):
+        return {}
+    row = np.searchsorted(ids, timeline.id)
+    twin = np.arange(len(ids))
+    twin[row] = row[leading_rows(timeline)]
+    return {"names": {group[0]: ranks_text(group) for group in folded}, "twin": twin.tolist()}
 
 
 def _ranks_within(shown: Sequence[Timeline], ranks: int) -> int:
@@ -152,7 +181,7 @@ def _occurrences(timeline: Timeline, ids: Ids, tick_ns: int) -> Record:
     }
 
 
-def thin(points: Points, maximum: int = MAXIMUM_POINTS) -> list[tuple[float, float | None]]:
+def thin(points: Points, maximum: int = MAXIMUM_POINTS) -> Thinned:
     """Return at most about `maximum` points: the lowest and the highest of each of equal buckets.
 
     Values that are not finite become None.

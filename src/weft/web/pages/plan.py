@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from html import escape
 
-from weft.describe.cluster import Cluster
 from weft.describe.plan import Plan, precision_words, shared_out
 from weft.describe.prediction import Prediction
 from weft.describe.units import format_seconds
@@ -19,8 +19,8 @@ from weft.web.rows.plan import BREAKDOWN_HEAD, STAGE_HEAD, breakdown_rows, stage
 
 def show_page(planned: PlannedJob) -> str:
     """Return a self-contained page of a plan and its prediction."""
-    plan, cluster = planned.plan, planned.problem.job.cluster
-    prediction = planned.prediction
+    plan, job, prediction = planned.plan, planned.problem.job, planned.prediction
+    cluster = job.cluster
     subtitle = (
         f"plan {plan.plan_id}: {plan.global_batch} samples of {plan.sequence} tokens in micro-batches of "
         f"{plan.micro_batch_size}, {plan.schedule.name}, {shared_out(plan)}, "
@@ -30,22 +30,26 @@ def show_page(planned: PlannedJob) -> str:
     )
     used = f"{plan.ranks} of {cluster.ranks} devices used"
     sections = [
-        picture_section("cluster", "Cluster", cluster_svg(cluster, plan, title=f"{cluster.name}: {used}")),
+        picture_section("cluster", f"{cluster.name}: {used}", partial(cluster_svg, cluster, plan)),
         table_section(
-            "stages", "Stages", STAGE_HEAD, stage_rows(plan, prediction, cluster), words=STAGE_HEAD[:4]
+            "stages",
+            "Stages",
+            STAGE_HEAD,
+            stage_rows(plan, prediction, cluster, job.graph.layers),
+            words=STAGE_HEAD[:4],
         ),
         picture_section(
             "memory",
-            "Memory",
-            memory_svg(prediction.peak_bytes, planned.memory_bytes, title="Predicted peak of each rank"),
+            "Predicted peak memory of each rank",
+            partial(memory_svg, prediction.peak_bytes, planned.memory_bytes),
         ),
         table_section(
             "breakdown", "Where a step goes", BREAKDOWN_HEAD, breakdown_rows(planned.step_breakdown)
         ),
         picture_section(
             "timeline",
-            "One step",
-            timeline_svg(planned.predicted.simulation.timeline, title="One step, predicted"),
+            "One step, predicted",
+            partial(timeline_svg, planned.predicted.simulation.timeline),
         ),
     ]
     return page_html(f"{plan.model} on {plan.cluster}", subtitle, sections)
@@ -56,15 +60,18 @@ MAXIMUM_STAGES = 24
 _CELL = 'style="text-align:left;padding:2px 12px 2px 0"'
 
 
-def plan_html(plan: Plan, prediction: Prediction, cluster: Cluster, timeline: Timeline, *, title: str) -> str:
+def plan_html(
+    plan: Plan, prediction: Prediction, stages: Sequence[tuple[str, ...]], timeline: Timeline, *, title: str
+) -> str:
     """Return a plan as a self-contained piece of HTML.
 
     Args:
+        stages: the rows of its stages, under `STAGE_HEAD`.
         timeline: one step of the plan, predicted.
     """
     parts = [
         f"<p><b>{escape(title)}</b><br/>{escape(_figures(plan, prediction))}</p>",
-        _table(stage_rows(plan, prediction, cluster)),
+        _table(stages),
         timeline_svg(timeline, title="One step, predicted"),
     ]
     return f'<div class="weft-plan">{"".join(parts)}</div>'

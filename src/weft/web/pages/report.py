@@ -22,7 +22,7 @@ from weft import __version__
 from weft.describe.plan import Plan, precision_words, shared_out
 from weft.describe.plan_versions import current_id
 from weft.describe.synchronisation import sync_words
-from weft.describe.units import format_bytes, format_count, format_seconds
+from weft.describe.units import format_count, format_seconds
 from weft.files import write_whole
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import BY_SOURCE, Table, sections_of
@@ -31,14 +31,15 @@ from weft.timeline.figures import error_text, prediction_error
 from weft.timeline.timeline import Timeline
 from weft.training.directory.run_directory import RunDirectory
 from weft.web.charts.picture import kind_colour
-from weft.web.pages.page import policy_hash, section_html, static_text
+from weft.web.pages.page import policy_hash, scrolling, section_html, static_text
 from weft.web.pages.page_record import page_record
 from weft.web.pages.report_data import KindRow, RankMemory, ReportData, StepInterval, kind_rows
+from weft.web.rows.plan import stage_names
+from weft.web.rows.summary import MEMORY_HEAD, memory_rows, summary_rows
 
-_SCRIPTS = ("draw.js", "charts.js", "timeline.js", "report.js")
+_SCRIPTS = ("draw.js", "charts.js", "timeline.js", "report.js", "save.js")
 _KIND_HEAD = ("kind", "count", "predicted", "measured", "error")
 _SOURCE_HEAD = ("source", "nats per target", "perplexity")
-_MEMORY_HEAD = ("rank", "predicted peak", "measured peak", "capacity")
 _MARKER = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -62,6 +63,7 @@ def report_html(report: ReportData) -> str:
         "run": escape(report.run),
         "subtitle": escape(" on ".join(name for name in (report.model, report.cluster) if name)),
         "tiles": _tiles(report),
+        "memory": _memory_section(report),
         "tables": _tables(report),
         "footer": f"Written by weft {escape(__version__)}. This file is complete: it loads nothing.",
         "data": json_for_script(page_record(report)),
@@ -116,8 +118,6 @@ def _tables(report: ReportData) -> str:
     if rows := _kind_table(report):
         title = "Busy time per kind <small>one step, all ranks together</small>"
         sections.append(_section("kinds", title, rows, _KIND_HEAD))
-    if rows := _memory_table(report):
-        sections.append(_section("memory-table", "Memory per rank", rows, _MEMORY_HEAD))
     if report.by_source:
         rows = _cells((name, *_losses(one)) for name, one in report.by_source.items())
         sections.append(_section("sources", "Held-out loss by source", rows, _SOURCE_HEAD))
@@ -125,21 +125,24 @@ def _tables(report: ReportData) -> str:
         _section(one.name, escape(one.title), _rows(one.rows), chart=one.chart is not None)
         for one in report.sections
     ]
-    if report.summary:
-        shown = [(key, _summary_text(key, value)) for key, value in report.summary.items()]
-        sections.append(_section("summary", "Summary", _rows(shown)))
+    if rows := _rows(list(summary_rows(report.summary))):
+        sections.append(_section("summary", "Summary", rows))
     return "\n".join(sections)
 
 
 def _section(name: str, title: str, rows: str, head: Sequence[str] = (), *, chart: bool = False) -> str:
+    picture = '<div class="chart"></div>' if chart else ""
+    return section_html(name, title, picture + scrolling(name, _table(rows, head)), saved=chart)
+
+
+def _table(rows: str, head: Sequence[str], caption: str = "") -> str:
     columns = "".join(
         f'<th scope="col"{" class=number" if index else ""}>{escape(text)}</th>'
         for index, text in enumerate(head)
     )
+    above = f"<caption>{escape(caption)}</caption>" * bool(caption)
     table_head = f"<thead><tr>{columns}</tr></thead>" if head else ""
-    picture = '<div class="chart"></div>' if chart else ""
-    table = f'<div class="scroll"><table>{table_head}<tbody>{rows}</tbody></table></div>'
-    return section_html(name, title, picture + table)
+    return f"<table>{above}{table_head}<tbody>{rows}</tbody></table>"
 
 
 def _rows(rows: Sequence[tuple[str, str]]) -> str:
@@ -173,16 +176,16 @@ def _error_or_dash(row: KindRow) -> str:
     return error_text(prediction_error(row.predicted_s, row.measured_s))
 
 
-def _memory_table(report: ReportData) -> str:
-    return _cells(
-        (
-            str(memory.rank),
-            *(
-                _or_dash(format_bytes, value)
-                for value in (memory.predicted_bytes, memory.measured_bytes, memory.capacity_bytes)
-            ),
-        )
-        for memory in report.memory
+def _memory_section(report: ReportData) -> str:
+    """Return the bars of all ranks, which the script draws, and the parts of one rank's peak as a table."""
+    if not any(one.predicted_bytes or one.measured_bytes for one in report.memory):
+        return ""
+    inside = '<div class="chart"></div>'
+    if report.memory_rows:
+        caption = f"The peak of rank {report.memory_of}, part by part"
+        inside += scrolling("memory", _table(_cells(report.memory_rows), MEMORY_HEAD, caption))
+    return section_html(
+        "memory", "Memory <small>peak; of equal ranks, the fullest</small>", inside, saved=True
     )
 
 
@@ -198,16 +201,6 @@ def _cells(rows: Iterable[Sequence[str]]) -> str:
         + "</tr>"
         for label, *figures in rows
     )
-
-
-def _summary_text(key: str, value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return json.dumps(value) if isinstance(value, Mapping | list | tuple) else str(value)
-    if key.endswith("_s") and not key.endswith("per_s"):
-        return format_seconds(value)
-    return format_bytes(value) if key.endswith("_bytes") else f"{value:.6g}"
 
 
 def _or_dash(text: Callable[[float], str], value: float | None) -> str:
@@ -236,7 +229,8 @@ def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
     metrics = directory.metrics()
     summary = directory.summary()
     sources = summary.pop(BY_SOURCE, {})
-    prediction = planned.prediction
+    prediction, fullest = planned.prediction, planned.fullest_rank
+    *parts, _ = planned.memory_parts(fullest)
     return ReportData(
         run=directory.name,
         model=planned.plan.model,
@@ -250,7 +244,9 @@ def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
         step_times=[(row["step"], row["step_s"]) for row in metrics],
         losses=[(row["step"], row["loss"]) for row in metrics],
         held_out=[(row["step"], row["held_out_loss"]) for row in directory.held_out()],
-        memory=_memory(planned, summary.get("max_device_bytes") or summary["max_rss_bytes"]),
+        memory=_memory(planned, summary.get("max_device_bytes") or summary.get("tensor_bytes", ())),
+        memory_of=fullest,
+        memory_rows=memory_rows({one.name: round(one.value) for one in parts}, summary, fullest),
         summary=summary,
         by_source=sources,
         sections=sections_of(planned, metrics, sources, directory.events()),
@@ -265,15 +261,6 @@ def _of(plan: Plan, timeline: Timeline) -> Timeline:
 def plan_in_words(planned: PlannedJob) -> list[tuple[str, str]]:
     """Return the plan's decisions as (name, decision) rows."""
     plan = planned.plan
-    layers = planned.problem.job.graph.layers
-    stages = [
-        (
-            f"stage {index}",
-            f"{layers[stage.layers[0]].name} to {layers[stage.layers[-1]].name}, ranks "
-            + ", ".join(str(rank) for copy in stage.replicas for rank in copy.ranks),
-        )
-        for index, stage in enumerate(plan.stages)
-    ]
     return [
         ("plan", plan.plan_id),
         ("mesh", " x ".join(f"{axis} {degree}" for axis, degree in plan.mesh.items())),
@@ -283,11 +270,11 @@ def plan_in_words(planned: PlannedJob) -> list[tuple[str, str]]:
         ("precision", precision_words(plan)),
         ("sharding", shared_out(plan)),
         ("synchronisation", sync_words(plan.sync)),
-        *stages,
+        *stage_names(plan, planned.problem.job.graph.layers),
     ]
 
 
-def _memory(planned: PlannedJob, measured_bytes: list[int]) -> list[RankMemory]:
+def _memory(planned: PlannedJob, measured_bytes: Sequence[int]) -> list[RankMemory]:
     return [
         RankMemory(
             rank=rank,

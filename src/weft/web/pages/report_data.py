@@ -35,7 +35,8 @@ class StepInterval:
 class RankMemory:
     """Memory of one rank in bytes; None if unknown.
 
-    `live` is the predicted curve over one step: (seconds since the start of the step, live bytes).
+    `measured_bytes` is the part that `predicted_bytes` predicts. `live` is the predicted curve over one
+    step: (seconds since the start of the step, live bytes).
     """
 
     rank: int
@@ -58,6 +59,7 @@ class ReportData:
         step_times: (step, seconds) of every step of the run.
         losses, held_out: (step, nats per token); a value that is not finite is drawn as a gap.
         memory: one entry per rank.
+        memory_of: the rank whose memory `memory_rows` shows, part by part, under `MEMORY_HEAD`.
         summary: the contents of `summary.json`, shown as a table.
         by_source: what held-out samples of each source showed.
         sections: the sections of the plan's methods.
@@ -77,6 +79,8 @@ class ReportData:
     losses: Points = ()
     held_out: Points = ()
     memory: Sequence[RankMemory] = ()
+    memory_of: int = 0
+    memory_rows: Sequence[tuple[str, ...]] = ()
     summary: Mapping[str, object] = field(default_factory=dict)
     by_source: BySource = field(default_factory=dict)
     sections: Sequence[Section] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from weft.describe.plan import precision_words
 from weft.describe.units import format_bytes, format_count, format_seconds
@@ -13,7 +14,7 @@ from weft.planning.residuals import Lesson
 from weft.planning.what_if import Forecast
 from weft.timeline.figures import error_text, prediction_error
 from weft.training.trials import Trial
-from weft.web.charts.axes import Axis
+from weft.web.charts.axes import BYTE_UNITS, SECOND_UNITS, Axis
 from weft.web.charts.chart import Chart, Cloud, Dot, dots_svg
 from weft.web.pages.calibration import calibration_sections, clouds_of_lesson
 from weft.web.pages.page import page_html, picture_section, table_section
@@ -79,7 +80,7 @@ def corrected_s(trial: Trial, lesson: Lesson | None) -> float | None:
 _IN_SIGHT = 4
 _FITS, _TOO_BIG, _LEFT = "fits", "too big", "not simulated"
 _COLOURS = {_FITS: "#2b6cd4", _TOO_BIG: "#d4622b", _LEFT: "#8a8f98"}
-_HEAD = ("", "layout", "step", "90 % interval", "peak memory", "against the best", "why it stands here")
+_HEAD = ("place", "layout", "step", "90 % interval", "peak memory", "against the best", "why it stands here")
 _WORDS = ("layout", "against the best", "why it stands here", "best plan")
 
 
@@ -97,7 +98,9 @@ def plan_page(
     ranking, job = planned.searched, planned.problem.job
     points = mapped(ranking)
     sections = [
-        picture_section("map", "Every layout", _map(ranking, points)),
+        picture_section(
+            "map", "Step of every layout against its peak memory", partial(dots_svg, _map(ranking, points))
+        ),
         table_section(
             "plans", "The best", _HEAD, [_row(one, at) for at, one in enumerate(shown, start=1)], words=_WORDS
         ),
@@ -110,10 +113,8 @@ def plan_page(
         ]
         sections.append(table_section("what-if", "On another cluster", head, rows, words=_WORDS))
     if trials:
-        rows = trial_rows(trials, lesson)
-        sections.append(
-            table_section("measured", "Measured on this machine", TRIAL_HEAD, rows, words=("plan",))
-        )
+        head, rows = ("place", *TRIAL_HEAD[1:]), trial_rows(trials, lesson)
+        sections.append(table_section("measured", "Measured on this machine", head, rows, words=("plan",)))
     if lesson is not None:
         sections += calibration_sections(clouds_of_lesson(lesson))
     subtitle = (
@@ -124,21 +125,22 @@ def plan_page(
     return page_html(f"Plans of {job.graph.name} on {job.cluster.name}", subtitle, sections)
 
 
-def _map(ranking: Ranking, points: Sequence[Mapped]) -> str:
+def _map(ranking: Ranking, points: Sequence[Mapped]) -> Chart:
     # Draw the best layout last, on top of the others.
+    best = next(iter(ranking.fitting), None)
     by_kind = {
-        kind: tuple(_dot(one) for one in reversed(points) if _kind(one) == kind)
+        kind: tuple(_dot(one, best) for one in reversed(points) if _kind(one) == kind)
         for kind in reversed(_COLOURS)
     }
     most = max((one.peak_bytes for one in points), default=0)
     devices = {group.device.name: group.device.memory_bytes for group in ranking.problem.job.cluster.groups}
-    chart = Chart(
-        across=Axis(label="peak memory of the fullest device", logarithmic=True, text=format_bytes),
-        up=Axis(label="step; rings: a bound or an estimate", logarithmic=True, text=format_seconds),
+    return Chart(
+        across=Axis(label="peak memory of the fullest device", logarithmic=True, units=BYTE_UNITS),
+        up=Axis(label="step", logarithmic=True, units=SECOND_UNITS),
+        title="rings: a bound or an estimate",
         drawn=[Cloud(name=kind, dots=dots, colour=_COLOURS[kind]) for kind, dots in by_kind.items() if dots],
         limits=[(float(size), name) for name, size in devices.items() if size <= _IN_SIGHT * most],
     )
-    return dots_svg(chart, title="Step against peak memory")
 
 
 def _kind(point: Mapped) -> str:
@@ -146,13 +148,14 @@ def _kind(point: Mapped) -> str:
     return _FITS if verdict is Verdict.FITS else _TOO_BIG if verdict is Verdict.TOO_BIG else _LEFT
 
 
-def _dot(point: Mapped) -> Dot:
+def _dot(point: Mapped, best: Candidate | None) -> Dot:
     least = "" if point.simulated else "at least "
     words = (
         f"{point.candidate.words}: {least}{format_seconds(point.step_s)}, {least}"
         f"{format_bytes(point.peak_bytes)}; {point.candidate.reason}"
     )
-    return Dot(x=float(point.peak_bytes), y=point.step_s, words=words, filled=point.simulated)
+    mark = "best plan" if point.candidate is best else ""
+    return Dot(x=float(point.peak_bytes), y=point.step_s, words=words, filled=point.simulated, mark=mark)
 
 
 def _row(advised: Advised, place: int) -> tuple[str, ...]:

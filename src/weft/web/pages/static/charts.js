@@ -66,17 +66,21 @@ function drawLines(chart, width) {
   return picture;
 }
 
+// A text in the middle of the last tick would lie half outside.
+function anchorAt(x, width) {
+  return x > width - 30 ? "end" : "middle";
+}
+
 function drawAxes(picture, chart, width, x, y, [xLow, xHigh], [yLow, yHigh]) {
-  for (const value of ticks(yLow, yHigh, 5)) {
+  for (const [value, text] of tickTexts(ticks(yLow, yHigh, 5), chart.tick)) {
     picture.append(
       shape("line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }),
-      shape("text", { x: MARGIN.left - 8, y: y(value) + 4, "text-anchor": "end" }, chart.tick(value)),
+      shape("text", { x: MARGIN.left - 8, y: y(value) + 4, "text-anchor": "end" }, text),
     );
   }
   const whole = chart.xTick ? () => true : Number.isInteger;
-  for (const value of ticks(xLow, xHigh, width / 90).filter(whole)) {
-    const label = (chart.xTick ?? String)(value);
-    picture.append(shape("text", { x: x(value), y: CHART_HEIGHT - MARGIN.bottom + 17, "text-anchor": "middle" }, label));
+  for (const [value, text] of tickTexts(ticks(xLow, xHigh, width / 90).filter(whole), chart.xTick ?? String)) {
+    picture.append(shape("text", { x: x(value), y: CHART_HEIGHT - MARGIN.bottom + 17, "text-anchor": anchorAt(x(value), width) }, text));
   }
   const bottom = CHART_HEIGHT - MARGIN.bottom;
   picture.append(
@@ -105,7 +109,8 @@ function drawSeries(picture, one, x, y, yHigh) {
       picture.append(shape("path", { d: `M${left - 4} ${shown + 6}L${left + 4} ${shown + 6}L${left} ${shown}Z`, fill: one.colour }));
     }
   }
-  picture.append(shape("path", { d: path, class: one.dashed ? "series dashed" : "series", stroke: one.colour }));
+  // Dots stand for themselves: nobody knows what lies between two of them.
+  if (!one.dots) picture.append(shape("path", { d: path, class: one.dashed ? "series dashed" : "series", stroke: one.colour }));
   const lonely = one.points.length === 1;
   if (one.dots || lonely) {
     for (const [atX, atY] of one.points) {
@@ -137,36 +142,37 @@ function addReadout(picture, chart, width, x) {
   });
 }
 
-// Horizontal bars, predicted above measured, with a mark at each rank's capacity.
+// Horizontal bars of ranks, or of equal ranks together: predicted above measured, with a mark at the capacity.
 function memoryBars(root, memory) {
   const kinds = [["predicted", "bar-predicted"], ["measured", "bar-measured"]].filter(([key]) => memory.some((rank) => rank[key] !== null));
-  const series = kinds.map(([key]) => ({ name: key === "measured" ? "measured (whole process)" : key, colour: `var(--${key})` }));
-  if (memory.some((rank) => rank.capacity !== null)) series.push({ name: "capacity", colour: "var(--bad)", dashed: true });
-  root.before(legend(series, null));
+  const series = kinds.map(([key]) => ({ name: key, colour: `var(--${key})` }));
   const peak = Math.max(...memory.flatMap((rank) => kinds.map(([key]) => rank[key] ?? 0)));
   const capacities = memory.map((rank) => rank.capacity ?? 0).filter((capacity) => capacity > 0 && capacity < 4 * peak);
+  if (capacities.length) series.push({ name: "capacity", colour: "var(--bad)", dashed: true });
+  root.before(legend(series, null));
   const highest = Math.max(peak, ...capacities) * 1.02;
   const barHeight = memory.length > 16 ? 5 : 13;
   const rowHeight = kinds.length * (barHeight + 2) + 8;
   redrawOnResize(root, (width) => {
     const height = memory.length * rowHeight + 26;
-    const x = scale(0, highest, MARGIN.left, width - MARGIN.right - 64);
-    const summary = memory.map((rank) => `rank ${rank.rank}: ${kinds.map(([key]) => `${key} ${byteText(rank[key])}`).join(", ")}`).join("; ");
+    const left = Math.max(MARGIN.left, 8 + 6.5 * Math.max(...memory.map((rank) => rank.name.length)));
+    const x = scale(0, highest, left, width - MARGIN.right - 64);
+    const summary = memory.map((rank) => `${rank.name}: ${kinds.map(([key]) => `${key} ${byteText(rank[key])}`).join(", ")}`).join("; ");
     const picture = shape("svg", { width, height, role: "img", "aria-label": summary });
-    for (const value of ticks(0, highest, width / 130)) {
+    for (const [value, text] of tickTexts(ticks(0, highest, width / 130), bytesTick)) {
       picture.append(
         shape("line", { class: "grid", x1: x(value), x2: x(value), y1: 0, y2: height - 20 }),
-        shape("text", { x: x(value), y: height - 5, "text-anchor": "middle" }, bytesTick(value)),
+        shape("text", { x: x(value), y: height - 5, "text-anchor": "middle" }, text),
       );
     }
-    memory.forEach((rank, index) => drawRankBars(picture, rank, kinds, index, { x, highest, rowHeight, barHeight }));
+    memory.forEach((rank, index) => drawRankBars(picture, rank, kinds, index, { left, x, highest, rowHeight, barHeight }));
     root.replaceChildren(picture);
   });
 }
 
-function drawRankBars(picture, rank, kinds, index, { x, highest, rowHeight, barHeight }) {
+function drawRankBars(picture, rank, kinds, index, { left, x, highest, rowHeight, barHeight }) {
   const top = index * rowHeight + 4;
-  picture.append(shape("text", { x: MARGIN.left - 8, y: top + rowHeight / 2, "text-anchor": "end", class: "rank" }, `rank ${rank.rank}`));
+  picture.append(shape("text", { x: left - 8, y: top + rowHeight / 2, "text-anchor": "end", class: "rank" }, rank.name));
   kinds.forEach(([key, name], position) => {
     if (rank[key] === null) return;
     const y = top + position * (barHeight + 2);

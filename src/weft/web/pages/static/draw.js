@@ -29,7 +29,8 @@ function threeDigits(value) {
 function scaled(value, units, write) {
   if (value === null || value === undefined) return "-";
   if (value === 0) return `0 ${units.find(([, size]) => size === 1)[0]}`;
-  const [unit, factor] = units.find(([, size]) => Math.abs(value) >= size) ?? units.at(-1);
+  // 0.9995 of a unit is written as 1.00 of it, not as 1000 of the next smaller one.
+  const [unit, factor] = units.find(([, size]) => Math.abs(value) >= 0.9995 * size) ?? units.at(-1);
   return `${write(value / factor)} ${unit}`;
 }
 
@@ -37,7 +38,9 @@ const SECOND_UNITS = [["s", 1], ["ms", 1e-3], ["us", 1e-6], ["ns", 1e-9]];
 const BYTE_UNITS = [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3], ["B", 1]];
 
 function seconds(value) {
-  return Math.abs(value) >= 120 ? `${Math.round(value / 60)} min` : scaled(value, SECOND_UNITS, threeDigits);
+  const size = Math.abs(value);
+  if (size >= 3600) return `${Math.trunc(Math.round(value / 60) / 60)} h ${String(Math.round(size / 60) % 60).padStart(2, "0")} min`;
+  return size >= 300 ? `${(value / 60).toFixed(1)} min` : scaled(value, SECOND_UNITS, threeDigits);
 }
 
 function byteText(value) {
@@ -52,13 +55,22 @@ function countText(value) {
   return value !== null && Math.abs(value) < 1000 ? significant(value) : scaled(value, COUNT_UNITS, significant);
 }
 
-// Ticks are round numbers and are written without trailing zeros.
-function secondsTick(value) {
-  return scaled(value, SECOND_UNITS, (number) => significant(number, 6));
+// Ticks are round numbers and are written without trailing zeros; all of an axis have the unit of the largest.
+function tickOf(units) {
+  const write = (value, [unit, size]) => `${significant(value / size, 6)} ${unit}`;
+  const unitOf = (highest) => units.find(([, size]) => highest >= size * 0.9995) ?? units.at(-1);
+  const tick = (value) => write(value, unitOf(Math.abs(value)));
+  tick.ofAxis = (values) => (value) => write(value, unitOf(Math.max(...values.map(Math.abs))));
+  return tick;
 }
 
-function bytesTick(value) {
-  return scaled(value, BYTE_UNITS, (number) => significant(number, 6));
+const secondsTick = tickOf(SECOND_UNITS);
+const bytesTick = tickOf(BYTE_UNITS);
+
+// The texts of an axis, as [value, text].
+function tickTexts(values, tick) {
+  const write = tick.ofAxis ? tick.ofAxis(values) : (value) => tick(value);
+  return values.map((value) => [value, write(value)]);
 }
 
 // Round numbers from `low` to `high`, at most about `count` of them.

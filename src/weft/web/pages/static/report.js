@@ -21,7 +21,7 @@ function showTimeline(record) {
   });
   const used = [...new Set(record.instructions.kind)].sort((a, b) => a - b).map((kind) => record.kinds[kind]);
   document.getElementById("legend").replaceWith(
-    legend(used.map((kind) => ({ name: kind.name.replaceAll("_", " "), colour: kind.colour })), null),
+    legend(used.map((kind) => ({ name: kind.name, colour: kind.colour })), null),
   );
   const heading = document.getElementById("timeline-title");
   if (!record.measured.length) heading.textContent = "One step, predicted";
@@ -46,13 +46,21 @@ function showTimeline(record) {
   for (const [id, action] of Object.entries(buttons)) document.getElementById(id).addEventListener("click", action);
 }
 
+function numberText(value) {
+  return value === null ? "not finite" : significant(value, 4);
+}
+
+// The first and the last value of each curve.
+function ends(series) {
+  return series.map((one) => `${one.name} from ${numberText(one.points[0][1])} to ${numberText(one.points.at(-1)[1])}`).join("; ");
+}
+
 function showLoss(losses, heldOut) {
   const series = [
     { name: "training", colour: "var(--measured)", points: losses },
     { name: "held out", colour: "var(--held-out)", points: heldOut, dots: true },
   ].filter((one) => one.points.length);
-  const words = series.map((one) => `${one.name} from ${one.points[0][1]} to ${one.points.at(-1)[1]}`);
-  lineChart(section("loss"), { series, format: (value) => (value === null ? "not finite" : significant(value, 4)), tick: significant, xName: "step", summary: `Loss: ${words.join("; ")}` });
+  lineChart(section("loss"), { series, format: numberText, tick: significant, xName: "step", summary: `Loss: ${ends(series)}` });
 }
 
 function showStepTimes(points, interval, measured) {
@@ -69,20 +77,21 @@ function showStepTimes(points, interval, measured) {
 }
 
 function showLive(curves) {
-  const series = curves.map((curve, index) => ({ name: `rank ${curve.rank}`, colour: `var(--series-${index % 8})`, points: curve.points, steps: true }));
-  const peaks = curves.map((curve) => `rank ${curve.rank} peaks at ${byteText(Math.max(...curve.points.map((point) => point[1])))}`);
+  const series = curves.map((curve, index) => ({ name: curve.name, colour: `var(--series-${index % 8})`, points: curve.points, steps: true }));
+  const peaks = curves.map((curve) => `${curve.name}: peak of ${byteText(Math.max(...curve.points.map((point) => point[1])))}`);
   lineChart(section("live"), { series, format: byteText, tick: bytesTick, xFormat: seconds, xTick: secondsTick, xName: "time", zero: true, summary: `Live memory: ${peaks.join("; ")}` });
 }
 
 function showChart({ section: name, title, xName, curves }) {
   const series = curves.map((curve, index) => ({ name: curve.name, colour: `var(--series-${index % 8})`, points: curve.points }));
-  const words = curves.map((curve) => `${curve.name} from ${curve.points[0][1]} to ${curve.points.at(-1)[1]}`);
-  lineChart(section(name), { series, format: (value) => (value === null ? "not finite" : significant(value, 4)), tick: significant, xName, zero: true, summary: `${title}: ${words.join("; ")}` });
+  lineChart(section(name), { series, format: numberText, tick: significant, xName, zero: true, summary: `${title}: ${ends(series)}` });
 }
 
 if (data.timeline) showTimeline(data.timeline);
 if (data.loss.length || data.heldOut.length) showLoss(data.loss, data.heldOut);
 if (data.stepTimes.length) showStepTimes(data.stepTimes, data.interval, data.measuredStep);
-if (data.memory.some((rank) => rank.predicted !== null || rank.measured !== null)) memoryBars(section("memory"), data.memory);
+if (document.getElementById("memory")) memoryBars(section("memory"), data.memory);
 if (data.live.length) showLive(data.live);
 for (const chart of data.charts) showChart(chart);
+// What has nothing to show would leave a gap in the grid.
+for (const node of document.querySelectorAll(".charts > section[hidden]")) node.remove();

@@ -5,6 +5,7 @@ const AXIS_HEIGHT = 24;
 const TALL_LANE = 24;
 const THIN_LANE = 13;
 const RANK_GAP = 7;
+const LONG_NAME = 15;
 const NEAREST_ZOOM = 2e-5;
 
 class TimelineView {
@@ -94,22 +95,28 @@ class TimelineView {
     const [from, to] = this.range();
     const axis = shape("svg", { width: this.width, height: AXIS_HEIGHT, class: "time-axis", "aria-hidden": "true" });
     const unit = this.record.tickNs * 1e-9;
-    for (const value of ticks(from * unit, to * unit, (this.width - this.gutter) / 110)) {
+    for (const [value, text] of tickTexts(ticks(from * unit, to * unit, (this.width - this.gutter) / 110), secondsTick)) {
       const x = this.x(value / unit);
-      axis.append(shape("text", { x, y: 14, "text-anchor": x > this.width - 40 ? "end" : "middle" }, secondsTick(value)));
+      axis.append(shape("text", { x, y: 14, "text-anchor": anchorAt(x, this.width) }, text));
     }
     return axis;
   }
 
+  // Equal ranks of the prediction share lanes; a measured step has lanes of its own for every rank.
+  lanesOf(occurrence) {
+    return occurrence.names ? laneGeometry(this.record, occurrence.names) : this.lanes;
+  }
+
   drawPanel(name, title, occurrence) {
+    const lanes = this.lanesOf(occurrence);
     const picture = shape("svg", {
-      width: this.width, height: this.lanes.height, class: "lanes", id: `lanes-${name}`, role: "img", "aria-label": `${title} step`,
+      width: this.width, height: lanes.height, class: "lanes", id: `lanes-${name}`, role: "img", "aria-label": `${title} step`,
     });
-    this.drawLanes(picture);
-    const blocks = this.drawBlocks(picture, occurrence);
+    this.drawLanes(picture, lanes);
+    const blocks = this.drawBlocks(picture, occurrence, lanes);
     const end = this.x(lastEnd(occurrence));
     if (end >= this.gutter && end <= this.width) {
-      picture.append(shape("line", { class: "step-end", x1: end, x2: end, y1: 0, y2: this.lanes.height }));
+      picture.append(shape("line", { class: "step-end", x1: end, x2: end, y1: 0, y2: lanes.height }));
     }
     const panel = { name, picture, occurrence, blocks };
     this.panels.push(panel);
@@ -118,25 +125,27 @@ class TimelineView {
     return [element("div", { class: "panel-title" }, title, element("span", {}, length)), picture];
   }
 
-  drawLanes(picture) {
+  drawLanes(picture, lanes) {
     const narrow = this.gutter < 100;
     const [from, to] = this.range();
     for (const [index, lane] of this.record.lanes.entries()) {
-      const { top, height, first } = this.lanes.lane[index];
+      if (!lanes.lane[index]) continue;
+      const { top, height, first, name } = lanes.lane[index];
       picture.append(shape("rect", { class: "lane", x: this.gutter, y: top, width: this.width - this.gutter, height }));
-      if (first) picture.append(shape("text", { class: "rank", x: 0, y: top + 15 }, narrow ? `r${lane.rank}` : `rank ${lane.rank}`));
-      const label = narrow ? (lane.stream === "compute" ? "" : lane.symbol) : lane.stream.replaceAll("_", " ");
+      if (first) picture.append(shape("text", { class: "rank", x: 0, y: top + 15 }, narrow ? name.replace(/^ranks? (\S+?),?( .*)?$/, (_, start, more) => `r${start}${more ? "+" : ""}`) : name));
+      const crowded = first && name.length > LONG_NAME;
+      const label = narrow ? (lane.stream === "compute" ? "" : lane.symbol) : crowded ? "" : lane.stream.replaceAll("_", " ");
       picture.append(shape("text", { x: this.gutter - 8, y: top + height / 2 + 4, "text-anchor": "end" }, label));
     }
     const unit = this.record.tickNs * 1e-9;
     for (const value of ticks(from * unit, to * unit, (this.width - this.gutter) / 110)) {
       const x = this.x(value / unit);
-      picture.append(shape("line", { class: "grid", x1: x, x2: x, y1: 0, y2: this.lanes.height }));
+      picture.append(shape("line", { class: "grid", x1: x, x2: x, y1: 0, y2: lanes.height }));
     }
   }
 
   // Draws what the window shows; blocks narrower than half a pixel that fall on a drawn one are left out.
-  drawBlocks(picture, occurrence) {
+  drawBlocks(picture, occurrence, lanes) {
     const { instructions, kinds } = this.record;
     const [from, to] = this.range();
     const blocks = [];
@@ -144,8 +153,8 @@ class TimelineView {
     const levels = this.levelsOf(occurrence);
     for (const index of levels.order) {
       const [start, end, row] = [occurrence.start[index], occurrence.end[index], occurrence.row[index]];
-      if (end < from || start > to) continue;
-      const geometry = this.lanes.lane[instructions.lane[row]];
+      const geometry = lanes.lane[instructions.lane[row]];
+      if (end < from || start > to || !geometry) continue;
       const height = geometry.height / levels.count[instructions.lane[row]];
       const left = Math.max(this.x(start), this.gutter);
       const width = Math.min(this.x(end), this.width) - left;
@@ -256,9 +265,10 @@ class TimelineView {
 
   // Outlines an instruction in both panels.
   mark(row, name) {
-    for (const { picture, blocks } of this.panels) {
+    for (const { picture, blocks, occurrence } of this.panels) {
       picture.querySelectorAll(`.${name}`).forEach((node) => node.remove());
-      for (const block of row === null ? [] : blocks.filter((one) => one.row === row)) {
+      const shown = occurrence.twin?.[row] ?? row;
+      for (const block of row === null ? [] : blocks.filter((one) => one.row === shown)) {
         const { left, right, top, bottom } = block;
         picture.append(shape("rect", { class: name, x: left, y: top, width: right - left, height: bottom - top, rx: 2, "pointer-events": "none" }));
       }
@@ -282,7 +292,7 @@ class TimelineView {
     const columns = [["predicted", this.times(this.record.predicted, row)], ["measured", this.times(this.step, row)]].filter(([, times]) => times);
     const line = (name, key) => element("tr", {}, element("th", {}, name), ...columns.map(([, times]) => element("td", {}, seconds(times[key]))));
     const head = element("tr", {}, element("th", {}), ...columns.map(([name]) => element("th", {}, name)));
-    const kind = kinds[instructions.kind[row]].name.replaceAll("_", " ");
+    const kind = kinds[instructions.kind[row]].name;
     return [
       element("strong", {}, `${kind} ${instructions.label[row]}`),
       element("span", { class: "where" }, place.join(" · ")),
@@ -306,7 +316,9 @@ class TimelineView {
   moveSelection(along, across) {
     const occurrence = this.step ?? this.record.predicted;
     const { lane } = this.record.instructions;
-    const { order } = this.levelsOf(occurrence);
+    const geometry = this.lanesOf(occurrence).lane;
+    const shown = [...geometry.keys()].filter((index) => geometry[index]);
+    const order = this.levelsOf(occurrence).order.filter((index) => shown.includes(lane[occurrence.row[index]]));
     const current = order.findIndex((index) => occurrence.row[index] === this.selected);
     if (current < 0) return this.select(occurrence.row[order[0]]);
     const here = lane[this.selected];
@@ -316,7 +328,8 @@ class TimelineView {
       return next === undefined ? undefined : this.select(occurrence.row[next]);
     }
     const start = occurrence.start[order[current]];
-    const other = order.filter((index) => lane[occurrence.row[index]] === here + across);
+    const there = shown[shown.indexOf(here) + across];
+    const other = order.filter((index) => lane[occurrence.row[index]] === there);
     if (!other.length) return undefined;
     const distance = (index) => Math.abs(occurrence.start[index] - start);
     return this.select(occurrence.row[other.reduce((best, index) => (distance(index) < distance(best) ? index : best))]);
@@ -354,16 +367,18 @@ function lastEnd(occurrence) {
   return occurrence.end.reduce((last, end) => Math.max(last, end), 0);
 }
 
-// Compute lanes are tall enough for labels, lanes of messages are thin; ranks are set apart.
-function laneGeometry(record) {
+// Compute lanes are tall enough for labels, lanes of messages are thin; ranks are set apart. Only ranks with
+// one of the `names` have lanes, if there are names.
+function laneGeometry(record, names = null) {
   let top = 2;
   let rank = null;
   const lane = record.lanes.map((one) => {
+    if (names && !names[one.rank]) return null;
     const first = one.rank !== rank;
     if (first && rank !== null) top += RANK_GAP;
     rank = one.rank;
     const height = one.stream === "compute" ? TALL_LANE : THIN_LANE;
-    const geometry = { top, height, first };
+    const geometry = { top, height, first, name: names?.[one.rank] ?? `rank ${one.rank}` };
     top += height + 2;
     return geometry;
   });
