@@ -1,0 +1,47 @@
+"""One page of each kind, as its command writes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from web.lessons import learned
+from web.plans import searched, two_stages
+from web.samples import sample_report
+
+from weft.planning.advice import advised
+from weft.planning.report_sections import ChartLine, Section, SectionChart
+from weft.planning.what_if import what_if
+from weft.predict.ledger import Entry
+from weft.web.pages.calibration import ledger_page, lessons_page
+from weft.web.pages.plan import show_page
+from weft.web.pages.report import report_html
+from weft.web.pages.search import plan_page
+
+
+def report() -> str:
+    curves = SectionChart((ChartLine("largest", [(0, 4.0), (1, 9.0)]),), "step")
+    section = Section("norms", "Norms", [("steps", "2")], curves)
+    return report_html(dataclasses.replace(sample_report(), sections=(section,)))
+
+
+def search() -> str:
+    job = searched()
+    assert job.ranking is not None
+    return plan_page(job, advised(job.ranking, 6), what_if(job, "uniform", ["memory 40 GB"]))
+
+
+def ledger() -> str:
+    entry = Entry(
+        quantity="step_s", subject="p", source="data sheet", predicted=1.0, low=0.7, high=1.3, measured=1.2
+    )
+    return ledger_page([entry])
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "report": report,
+    "plan": lambda: show_page(two_stages()),
+    "search": search,
+    "corrections": lambda: lessons_page(learned()),
+    "ledger": ledger,
+}
