@@ -84,7 +84,8 @@ def time_ticks(span_ns: int, most: int) -> list[tuple[int, str]]:
     if span_ns <= 0 or most < 2:
         return [(0, "0")]
     step = max(1, round(_round_step(span_ns / (most - 1))))
-    unit, factor = next((name, size) for name, size in _UNITS if step >= size)
+    last = span_ns // step * step
+    unit, factor = next((name, size) for name, size in _UNITS if max(step, last) >= size)
     return [(at, f"{at / factor:g} {unit}") for at in range(0, span_ns + 1, step)]
 
 

@@ -23,7 +23,7 @@ from weft.web.pages.page_record import thin, timeline_record
 from weft.web.pages.report import json_for_script
 from weft.web.pages.report_data import ReportData
 
-_SCRIPTS = ("draw.js", "charts.js", "timeline.js", "watch.js")
+_SCRIPTS = ("draw.js", "charts.js", "timeline.js", "save.js", "watch.js")
 _STYLES = ("report.css", "watch.css")
 _MARKER = re.compile(r"\{\{(\w+)\}\}")
 # The kinds of instructions and ranks that the table of late ranks has at most.

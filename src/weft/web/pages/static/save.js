@@ -74,13 +74,15 @@ function savePicture(section) {
   const text = new XMLSerializer().serializeToString(sectionPicture(section));
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
-  link.download = `${document.querySelector("h1").textContent.trim().replace(/[^\w-]+/g, "-").slice(0, 60)}-${section.id}.svg`;
+  const words = [document.querySelector("h1").textContent, section.id || section.querySelector("h2").textContent];
+  link.download = `${words.map((one) => one.trim().replace(/[^\w-]+/g, "-").slice(0, 60)).join("-")}.svg`;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-// Without scripts the buttons would do nothing, so they are hidden until now.
-for (const button of document.querySelectorAll("button.save")) {
-  button.hidden = false;
-  button.addEventListener("click", () => savePicture(button.closest("section")));
-}
+// Without scripts the buttons would do nothing, so they are hidden until now. Live pages add more of them.
+document.querySelectorAll("button.save").forEach((button) => button.removeAttribute("hidden"));
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("button.save");
+  if (button) savePicture(button.closest("section"));
+});

@@ -41,6 +41,20 @@ function card(title, unit, ...children) {
   return element("section", { "aria-label": title }, heading, ...children);
 }
 
+// A card whose picture `save.js` saves.
+function pictureCard(title, unit, ...children) {
+  const section = card(title, unit, ...children);
+  const head = element("div", { class: "section-head" });
+  section.prepend(head);
+  head.append(head.nextSibling, element("button", { type: "button", class: "save", "aria-label": `save as SVG: ${title}` }, "save as SVG"));
+  return section;
+}
+
+// A table that scrolls sideways where it is wider than the page, also by keyboard.
+function scrolling(title, table) {
+  return element("div", { class: "scroll", role: "group", "aria-label": title, tabindex: 0 }, table);
+}
+
 // Adds points of later steps; a step that is trained again replaces what followed it.
 function extend(points, added) {
   if (!added.length) return points;
@@ -116,7 +130,7 @@ function headsTable(runs, heads) {
   const labels = [...new Set(heads.flatMap((head) => (head ? head.figures.map((figure) => figure.label) : [])))];
   const rows = labels.map((label) => element("tr", {}, element("th", { scope: "row" }, label), ...heads.map((head) => figureCell(head, label))));
   const top = element("thead", {}, element("tr", {}, element("th", { scope: "col" }, ""), ...titles));
-  return element("div", { class: "scroll" }, element("table", {}, top, element("tbody", {}, ...rows)));
+  return scrolling("Side by side", element("table", {}, top, element("tbody", {}, ...rows)));
 }
 
 function figureCell(head, label) {
@@ -141,7 +155,7 @@ class Curves {
         update(chart);
       } else {
         const root = element("div", { class: "chart" });
-        this.place.append(card(curve.title, curve.unit, root));
+        this.place.append(pictureCard(curve.title, curve.unit, root));
         this.charts.set(curve.key, lineChart(root, chart));
       }
     }
@@ -211,7 +225,7 @@ class Step {
     this.note = element("p", { class: "note" });
     this.late = element("div", { class: "columns" });
     const group = element("span", { class: "buttons", role: "group", "aria-label": "Zoom and pan" }, ...buttons);
-    const step = card("The newest step, predicted above measured", "", group, key, view, this.note, announcement);
+    const step = pictureCard("The newest step, predicted above measured", "", group, key, view, this.note, announcement);
     this.place.replaceChildren(step, this.late);
     this.view = new TimelineView(view, record, (text) => {
       announcement.textContent = text;
@@ -237,8 +251,8 @@ function lateness({ steps, kinds, ranks, left_out, worst }) {
   const worstTable = element("table", { class: "late" }, element("thead", {}, worstHead), element("tbody", {}, ...worstRows));
   const unit = steps === 1 ? "seconds of a step above the prediction" : `seconds of a step above the prediction, medians of ${steps} steps`;
   return [
-    card("Lateness of ranks", unit, element("div", { class: "scroll" }, table), ...more),
-    card("Latest instructions", "", element("div", { class: "scroll" }, worstTable)),
+    card("Lateness of ranks", unit, scrolling("Lateness of ranks", table), ...more),
+    card("Latest instructions", "", scrolling("Latest instructions", worstTable)),
   ];
 }
 
@@ -298,7 +312,7 @@ function showList() {
   };
   const head = ["", "run", "state", ...LIST.map(([name]) => name)].map((name, index) => element("th", { scope: "col", class: index > 2 ? "number" : "" }, name));
   const table = element("table", { class: "runs" }, element("thead", {}, element("tr", {}, ...head)), body);
-  main.append(card("Runs", "the newest first", element("div", { class: "controls" }, button), element("div", { class: "scroll" }, table)));
+  main.append(card("Runs", "the newest first", element("div", { class: "controls" }, button), scrolling("Runs", table)));
   follow("/news", "runs", (runs) => {
     body.replaceChildren(...runs.map((run) => listRow(run, chosen.has(run.name), choose)));
   });
