@@ -197,7 +197,7 @@ def test_time_where_none_was_measured_has_no_number_as_an_error(program: Program
     comparison = compare(predicted, measured)
     sends = next(pair for pair in comparison.kinds if pair.kind == "send_activation")
     assert sends.error == float("inf")
-    line = next(line for line in comparison.text().splitlines() if line.startswith("send_activation"))
+    line = next(line for line in comparison.text().splitlines() if line.startswith("send activation"))
     assert line.split()[-1] == "-"
 
 

@@ -20,6 +20,11 @@ from weft.program.arrays import Ints, Mask
 from weft.program.values import VALUES, Read, Use, ValueRegistry
 
 
+def kind_words(name: str) -> str:
+    """Return the name of a kind for people."""
+    return name.replace("_", " ")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """One kind of instruction.
@@ -49,7 +54,7 @@ class Kind:
     @property
     def words(self) -> str:
         """Its name for people."""
-        return self.name.replace("_", " ")
+        return kind_words(self.name)
 
     @property
     def all_reads(self) -> tuple[Read, ...]:

@@ -12,7 +12,7 @@ from weft.describe.one_line import one_line
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
 from weft.program.arrays import Floats, Ints
-from weft.program.kinds import KINDS, is_compute
+from weft.program.kinds import KINDS, is_compute, kind_words
 from weft.program.program import NONE
 from weft.timeline.figures import error_text, prediction_error
 from weft.timeline.medians import (
@@ -178,9 +178,9 @@ class Comparison:
             "",
             _row("median per instruction", "count", first, second, self.figure),
         ]
-        lines += [self._pair_row(pair.kind, str(pair.instructions), pair) for pair in self.kinds]
+        lines += [self._pair_row(kind_words(pair.kind), str(pair.instructions), pair) for pair in self.kinds]
         lines += [
-            self._pair_row(f"stage {pair.stage} {pair.kind}", str(pair.instructions), pair)
+            self._pair_row(f"stage {pair.stage} {kind_words(pair.kind)}", str(pair.instructions), pair)
             for pair in self.stages
         ]
         lines += ["", _row("waits per step", "", first, second, self.figure)]

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from weft.cli.output import TimelinePicture, console, plain_table
 from weft.describe.units import format_seconds
+from weft.program.kinds import kind_words
 from weft.timeline.compare import Comparison
 from weft.timeline.figures import makespan_s
 from weft.training.directory.live_run import StepFigures
@@ -146,7 +147,7 @@ def _late_table(comparison: Comparison) -> Table:
         sign = "+" if late_s > 0 else "-"
         times = format_seconds(most.predicted_s), format_seconds(most.measured_s)
         late = f"{sign}{format_seconds(abs(late_s))}"
-        table.add_row(f"rank {rank}", late, most.kind.replace("_", " "), *times)
+        table.add_row(f"rank {rank}", late, kind_words(most.kind), *times)
     return table
 
 

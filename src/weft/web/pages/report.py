@@ -27,6 +27,7 @@ from weft.files import write_whole
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import BY_SOURCE, Table, sections_of
 from weft.predict.predict import live_curve
+from weft.program.kinds import kind_words
 from weft.timeline.figures import error_text, prediction_error
 from weft.timeline.timeline import Timeline
 from weft.training.directory.run_directory import RunDirectory
@@ -165,7 +166,7 @@ def _kind_table(report: ReportData) -> str:
             _error_or_dash(row),
         )
         numbers = "".join(f'<td class="number">{escape(cell)}</td>' for cell in cells)
-        name = escape(row.kind.replace("_", " "))
+        name = escape(kind_words(row.kind))
         lines.append(f'<tr><th scope="row">{swatch}{name}</th>{numbers}</tr>')
     return "".join(lines)
 
