@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -62,7 +62,8 @@ def shade_of_rows(timeline: Timeline) -> npt.NDArray[np.float64]:
     return shades
 
 
-# Of wider timelines the first ranks are drawn, as many as have this many blocks together.
+# Of larger timelines the first ranks are drawn: at most so many rows, with so many blocks together.
+MAXIMUM_ROWS = 64
 MAXIMUM_BLOCKS = 2_500
 _STREAMS = ("compute", CODEC, "collective")
 _GUTTER = 150
@@ -74,8 +75,18 @@ _GAP = 4
 _TOP = 40
 _LINE = 20
 _LETTER = 6.6
-# Narrower blocks are left out if they begin inside a drawn one.
-_NARROWEST = 1.0
+# A block that is this narrow has no border: next to one of its colour, both are one block.
+_BORDERED = 3.0
+
+
+@dataclass(slots=True)
+class _Block:
+    """A drawn block of a lane, in pixels; `text` is empty without room for it."""
+
+    left: float
+    right: float
+    colour: str
+    text: str
 
 
 def timeline_svg(timeline: Timeline, *, title: str, headed: bool = True) -> str:
@@ -89,18 +100,21 @@ def timeline_svg(timeline: Timeline, *, title: str, headed: bool = True) -> str:
     seen = timeline.take(streams[timeline.kind])
     timed = seen.take(seen.end_ns > seen.start_ns)
     folded = folded_ranks(timed if len(timed) else seen)
-    shown = folded[: _rows_within(timed, folded)]
-    leaders = {group[0]: group for group in shown}
-    seen = seen.take(np.isin(seen.rank, list(leaders)))
-    lanes = _lanes_in_use(seen)
-    tops = _lane_tops(lanes)
+    seen = seen.take(np.isin(seen.rank, [group[0] for group in folded[:MAXIMUM_ROWS]]))
     origin = int(timeline.start_ns.min()) if len(timeline) else 0
     span = max(1, int(timeline.end_ns.max()) - origin) if len(timeline) else 1
+    lanes = _lanes_in_use(seen)
+    blocks = _blocks(seen, lanes, origin, _LENGTH / span)
+    shown = folded[: _rows_within(lanes, blocks)]
+    leaders = {group[0]: group for group in shown}
+    lanes = tuple(lane for lane in lanes if lane.rank in leaders)
+    seen = seen.take(np.isin(seen.rank, list(leaders)))
+    tops = _lane_tops(lanes)
     notes = _notes(seen, folded, shown)
     parts = [
         _lanes(lanes, tops, leaders),
         _axis(span, tops),
-        _blocks(seen, lanes, tops, origin, _LENGTH / span),
+        _drawn(blocks, lanes, tops),
         _legend(seen, notes, tops[-1] + 36),
     ]
     ranks = sum(len(group) for group in folded)
@@ -109,10 +123,12 @@ def timeline_svg(timeline: Timeline, *, title: str, headed: bool = True) -> str:
     return picture_svg(parts, height, title=title, description=description, headed=headed)
 
 
-def _rows_within(timed: Timeline, folded: list[tuple[int, ...]]) -> int:
-    """Return the number of first rows with at most `MAXIMUM_BLOCKS` blocks together, at least one."""
-    blocks = np.bincount(timed.rank, minlength=max((group[0] for group in folded), default=0) + 1)
-    total = np.cumsum([blocks[group[0]] for group in folded])
+def _rows_within(lanes: tuple[Lane, ...], blocks: Sequence[Sequence[_Block]]) -> int:
+    """Return the number of first ranks with at most `MAXIMUM_BLOCKS` blocks together, at least one."""
+    by_rank: dict[int, int] = defaultdict(int)
+    for lane, drawn in zip(lanes, blocks, strict=True):
+        by_rank[lane.rank] += len(drawn)
+    total = np.cumsum([by_rank[rank] for rank in sorted(by_rank)])
     return max(1, int(np.searchsorted(total, MAXIMUM_BLOCKS, side="right")))
 
 
@@ -175,31 +191,42 @@ def _axis(span: int, tops: list[int]) -> str:
     return "".join(parts)
 
 
-def _blocks(timeline: Timeline, lanes: tuple[Lane, ...], tops: list[int], origin: int, scale: float) -> str:
-    """Draw the blocks, those of one lane and colour as one path, and the texts on them."""
-    drawn, shades = lane_of_rows(timeline, lanes), shade_of_rows(timeline)
-    rows = np.flatnonzero((drawn >= 0) & (timeline.end_ns > timeline.start_ns))
-    drawn_to = [0.0] * len(lanes)
-    paths: dict[tuple[int, str], list[str]] = defaultdict(list)
-    texts = []
+def _blocks(timeline: Timeline, lanes: tuple[Lane, ...], origin: int, scale: float) -> list[list[_Block]]:
+    """Return the blocks of each lane; those too narrow for a border are one with equal neighbours."""
+    placed, shades = lane_of_rows(timeline, lanes), shade_of_rows(timeline)
+    rows = np.flatnonzero((placed >= 0) & (timeline.end_ns > timeline.start_ns))
+    blocks: list[list[_Block]] = [[] for _ in lanes]
     for row in rows[np.argsort(timeline.start_ns[rows], kind="stable")].tolist():
-        lane = int(drawn[row])
+        lane, kind = int(placed[row]), int(timeline.kind[row])
         left = _GUTTER + (int(timeline.start_ns[row]) - origin) * scale
         width = int(timeline.end_ns[row] - timeline.start_ns[row]) * scale
-        if width < _NARROWEST and left < drawn_to[lane]:
-            continue
-        shown = max(width - 0.8 if width > 3 else width, 0.5)
-        drawn_to[lane] = left + shown
-        height = _lane_height(lanes[lane])
-        kind = int(timeline.kind[row])
+        right = left + max(width - 0.8 if width > _BORDERED else width, 0.5)
         colour = shaded(kind_colour(KINDS[kind].name), float(shades[row]))
-        block = f"M{left:.1f} {tops[lane]}h{shown:.1f}v{height}h-{shown:.1f}z"
-        paths[lane, colour].append(block)
+        last = blocks[lane][-1] if blocks[lane] else None
+        if last is not None and width <= _BORDERED and not last.text:
+            if last.colour == colour and left - last.right < 1.0:
+                last.right = max(last.right, right)
+                continue
+            if width < 1.0 and left < last.right:
+                continue
         text = _fitting(kind, int(timeline.stage[row]), int(timeline.micro_batch[row]), width)
-        if text and height == _LANE:
-            texts.append(f'<text x="{left + width / 2:.1f}" y="{tops[lane] + 17}">{text}</text>')
-    blocks = (f'<path fill="{colour}" d="{"".join(some)}"/>' for (_, colour), some in paths.items())
-    return f'{"".join(blocks)}<g class="weft-blocks">{"".join(texts)}</g>'
+        blocks[lane].append(_Block(left, right, colour, text))
+    return blocks
+
+
+def _drawn(blocks: Sequence[Sequence[_Block]], lanes: tuple[Lane, ...], tops: list[int]) -> str:
+    """Draw the blocks, those of one lane and colour as one path, and the texts on them."""
+    paths: dict[tuple[int, str], list[str]] = defaultdict(list)
+    texts = []
+    for place, (lane, top) in enumerate(zip(lanes, tops, strict=False)):
+        height = _lane_height(lane)
+        for one in blocks[place]:
+            width = one.right - one.left
+            paths[place, one.colour].append(f"M{one.left:.1f} {top}h{width:.1f}v{height}h-{width:.1f}z")
+            if one.text and height == _LANE:
+                texts.append(f'<text x="{one.left + width / 2:.1f}" y="{top + 17}">{one.text}</text>')
+    drawn = (f'<path fill="{colour}" d="{"".join(some)}"/>' for (_, colour), some in paths.items())
+    return f'{"".join(drawn)}<g class="weft-blocks">{"".join(texts)}</g>'
 
 
 def _fitting(kind: int, stage: int, micro_batch: int, width: float) -> str:
