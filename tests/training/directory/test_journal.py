@@ -10,8 +10,10 @@ import torch
 from weft.errors import RunError
 from weft.run.runtime import Numbers, StepResult
 from weft.run.streams import Value
-from weft.training.directory.journal import Journal, peak_memory
-from weft.training.directory.run_directory import RunDirectory, warnings
+from weft.training.directory.event_words import warnings
+from weft.training.directory.journal import Journal
+from weft.training.directory.process_memory import peak_memory
+from weft.training.directory.run_directory import RunDirectory
 from weft.training.loggers.feed import Feeds
 
 
