@@ -80,7 +80,7 @@ _BORDERED = 3.0
 
 
 @dataclass(slots=True)
-class _Block:
+class _DrawnBlock:
     """A drawn block of a lane, in pixels; `text` is empty without room for it."""
 
     left: float
@@ -123,7 +123,7 @@ def timeline_svg(timeline: Timeline, *, title: str, headed: bool = True) -> str:
     return picture_svg(parts, height, title=title, description=description, headed=headed)
 
 
-def _rows_within(lanes: tuple[Lane, ...], blocks: Sequence[Sequence[_Block]]) -> int:
+def _rows_within(lanes: tuple[Lane, ...], blocks: Sequence[Sequence[_DrawnBlock]]) -> int:
     """Return the number of first ranks with at most `MAXIMUM_BLOCKS` blocks together, at least one."""
     by_rank: dict[int, int] = defaultdict(int)
     for lane, drawn in zip(lanes, blocks, strict=True):
@@ -191,11 +191,13 @@ def _axis(span: int, tops: list[int]) -> str:
     return "".join(parts)
 
 
-def _blocks(timeline: Timeline, lanes: tuple[Lane, ...], origin: int, scale: float) -> list[list[_Block]]:
+def _blocks(
+    timeline: Timeline, lanes: tuple[Lane, ...], origin: int, scale: float
+) -> list[list[_DrawnBlock]]:
     """Return the blocks of each lane; those too narrow for a border are one with equal neighbours."""
     placed, shades = lane_of_rows(timeline, lanes), shade_of_rows(timeline)
     rows = np.flatnonzero((placed >= 0) & (timeline.end_ns > timeline.start_ns))
-    blocks: list[list[_Block]] = [[] for _ in lanes]
+    blocks: list[list[_DrawnBlock]] = [[] for _ in lanes]
     for row in rows[np.argsort(timeline.start_ns[rows], kind="stable")].tolist():
         lane, kind = int(placed[row]), int(timeline.kind[row])
         left = _GUTTER + (int(timeline.start_ns[row]) - origin) * scale
@@ -210,11 +212,11 @@ def _blocks(timeline: Timeline, lanes: tuple[Lane, ...], origin: int, scale: flo
             if width < 1.0 and left < last.right:
                 continue
         text = _fitting(kind, int(timeline.stage[row]), int(timeline.micro_batch[row]), width)
-        blocks[lane].append(_Block(left, right, colour, text))
+        blocks[lane].append(_DrawnBlock(left, right, colour, text))
     return blocks
 
 
-def _drawn(blocks: Sequence[Sequence[_Block]], lanes: tuple[Lane, ...], tops: list[int]) -> str:
+def _drawn(blocks: Sequence[Sequence[_DrawnBlock]], lanes: tuple[Lane, ...], tops: list[int]) -> str:
     """Draw the blocks, those of one lane and colour as one path, and the texts on them."""
     paths: dict[tuple[int, str], list[str]] = defaultdict(list)
     texts = []
