@@ -43,9 +43,11 @@ class TimelinePicture:
     """One lane for equal ranks: the work of their compute streams, one character per slice of time.
 
     Blocks are coloured and show micro-batch numbers; without colours, numbers stand above symbols of kinds.
+    `span_s` is the time across the picture, so that two can share a scale; by default, that of the work.
     """
 
     timeline: Timeline
+    span_s: float | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         timeline = self.timeline
@@ -59,7 +61,7 @@ class TimelinePicture:
         gutter = max(len(name) for name in names.values()) + 1
         width = max(_NARROWEST, options.max_width - gutter - 2)
         origin = int(timeline.start_ns[rows].min())
-        span = int(timeline.end_ns[rows].max()) - origin
+        span = round(1e9 * self.span_s) if self.span_s else int(timeline.end_ns[rows].max()) - origin
         coloured = console.is_terminal and console.color_system is not None and not console.no_color
         shades = shade_of_rows(timeline)
         for rank, name in names.items():

@@ -127,12 +127,11 @@ def curve_text(values: Sequence[float], width: int) -> str:
 def _step(newest: NewestStep | None) -> Iterator[RenderableType]:
     if newest is None:
         return
-    for name, timeline in (
-        ("one step, predicted", newest.predicted),
-        (f"step {newest.step}, measured", newest.measured),
-    ):
+    sides = {"one step, predicted": newest.predicted, f"step {newest.step}, measured": newest.measured}
+    span_s = max(makespan_s(timeline) for timeline in sides.values())
+    for name, timeline in sides.items():
         yield Text(f"{name}: {format_seconds(makespan_s(timeline))}", style="dim")
-        yield TimelinePicture(timeline)
+        yield TimelinePicture(timeline, span_s)
     yield _late_table(newest.comparison)
 
 
