@@ -166,7 +166,7 @@ def test_the_figures_follow_from_the_newest_steps(run: GrowingRun) -> None:
     news = Viewer(WatchedRun(run.path)).look()
     figures = {one.label: one for one in news.figures}
     assert list(figures) == [
-        "step", "loss", "step time", "tokens per second", "MFU", "memory of rank 0",
+        "step", "loss", "step time", "tokens per second", "MFU", "tensors of rank 0",
     ]  # fmt: skip
     assert figures["step"].value == "30/50"
     assert figures["step"].detail == "broken off, saved at 30"

@@ -110,7 +110,8 @@ def open_run(
     require_verified([program, evaluation], verified)
     checkpoint_ranks = Attendance()
     task = _open_task(job, checkpoint_ranks)
-    journal = Journal(run_dir, writes=context.rank == 0, device=torch.device(context.device))
+    memory = ProcessMemory(torch.device(context.device))
+    journal = Journal(run_dir, writes=context.rank == 0, memory=memory)
     newest = _newest_checkpoint(job, run_dir / "checkpoints", journal, checkpoint_ranks)
     # The job's own group would time out: some ranks read initial weights far longer than others.
     with together(checkpoint_ranks.group):
@@ -130,7 +131,6 @@ def open_run(
         if run.run.deterministic:
             require_same_bits()
         dtype = STEPPED[job.plan.precision]
-        memory = ProcessMemory(torch.device(context.device))
         filling = Filling(weights=run.model.weights, checkpoint=newest is not None)
         stages = build_stages(
             job.plan, job.problem.model, context.rank, run.train.seed, dtype, filling=filling

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from weft.training.directory.event_words import warnings
 from weft.training.directory.run_directory import (
     RunDirectory,
     checkpoint_figures,
     last_plan_id,
     plan_since,
     recorded_loss,
-    warnings,
 )
 
 

@@ -87,10 +87,11 @@ def test_figures_that_a_run_does_not_record_are_no_numbers(tmp_path: Path) -> No
 
 def test_memory_is_an_accelerators_where_it_has_one(tmp_path: Path) -> None:
     write(tmp_path, 0, max_rss_bytes=7.0)
-    write(tmp_path, 1, max_rss_bytes=7.0, max_device_bytes=3.0)
+    write(tmp_path, 1, max_rss_bytes=7.0, tensor_bytes=5.0)
+    write(tmp_path, 2, max_rss_bytes=7.0, tensor_bytes=5.0, max_device_bytes=3.0)
     run = LiveRun(tmp_path)
     run.look()
-    assert [one.memory_bytes for one in run.steps] == [7.0, 3.0]
+    assert [one.memory_bytes for one in run.steps] == [7.0, 5.0, 3.0]
 
 
 def test_the_last_evaluation_of_a_step_counts(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def _head(news: News) -> Iterator[RenderableType]:
 
 def _grid() -> Table:
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True, min_width=len("memory of rank 0"))
+    grid.add_column(style="dim", no_wrap=True, min_width=len("tensors of rank 0"))
     grid.add_column(overflow="fold")
     return grid
 

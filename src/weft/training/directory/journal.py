@@ -16,7 +16,7 @@ from weft.files import append_record, write_whole
 from weft.run.runtime import StepResult
 from weft.timeline.medians import typical_step_s
 from weft.training.coordination.agreement import meeting_peers
-from weft.training.directory.process_memory import peak_memory
+from weft.training.directory.process_memory import ProcessMemory
 from weft.training.directory.run_directory import RunDirectory, held_out_record, plan_since
 from weft.training.loggers.feed import FINISH_TIMEOUT_S, Feeds
 
@@ -36,9 +36,9 @@ class Journal:
     Use it as a context manager: its exit lets the loggers finish.
     """
 
-    def __init__(self, run_dir: Path, *, writes: bool, device: torch.device = CPU) -> None:
+    def __init__(self, run_dir: Path, *, writes: bool, memory: ProcessMemory | None = None) -> None:
         self._run_dir = run_dir
-        self._device = device
+        self._memory = memory or ProcessMemory(CPU)
         self._writes = writes
         self._pending: tuple[StepResult, dict[str, Any]] | None = None
         self._feeds = Feeds()
@@ -57,7 +57,7 @@ class Journal:
         """Keep a finished step's figures and write the figures of the step before."""
         self.flush()
         if self._writes:
-            about = {"time_s": time.time(), **peak_memory(self._device)}
+            about = {"time_s": time.time(), **self._memory.peaks()}
             self._pending = (result, {**metrics, **about})
 
     def flush(self) -> None:

@@ -18,6 +18,8 @@ from weft.describe.plan_file import PlanFile, load_plan_file
 from weft.errors import InputError
 from weft.training.directory.run_directory import held_out_record
 
+# The first of these that a step has; earlier versions of weft recorded the whole process only.
+_MEMORY = ("max_device_bytes", "tensor_bytes", "max_rss_bytes")
 _Content = TypeVar("_Content")
 
 
@@ -65,7 +67,7 @@ class StepFigures(NamedTuple):
 
     Attributes:
         line: its place among all lines of the file.
-        memory_bytes: rank 0's peak so far, on its accelerator if it has one.
+        memory_bytes: rank 0's peak so far of tensors, on its accelerator if it has one.
         time_s: when the step ended, in seconds since 1970.
     """
 
@@ -129,9 +131,7 @@ class LiveRun:
                 loss=_figure(row, "loss"),
                 step_s=_figure(row, "step_s"),
                 tokens_per_s=_figure(row, "tokens_per_s"),
-                memory_bytes=_figure(
-                    row, "max_device_bytes" if "max_device_bytes" in row else "max_rss_bytes"
-                ),
+                memory_bytes=_figure(row, next((name for name in _MEMORY if name in row), "")),
                 time_s=float(row.get("time_s", 0.0)),
             )
         )

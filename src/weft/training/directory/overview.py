@@ -36,7 +36,7 @@ class RunOverview:
         held_out_loss, held_out_step: of the newest evaluation, after so many steps.
         saved_step: finished steps in the newest checkpoint.
         step_s, tokens_per_s: the median of the newest steps.
-        memory_bytes: rank 0's peak, as its steps record it.
+        memory_bytes: rank 0's peak of tensors, as its steps record it.
         newest_s: when its newest line of metrics or events was written, in seconds since 1970.
     """
 

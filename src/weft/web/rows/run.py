@@ -71,6 +71,6 @@ def _step(step_s: float, prediction: Prediction | None) -> Figure:
 
 
 def _memory(memory_bytes: float, prediction: Prediction | None, usable_bytes: int | None) -> Figure:
-    words = [] if prediction is None else [f"predicted {format_bytes(prediction.peak_bytes[0])} of tensors"]
+    words = [] if prediction is None else [f"predicted {format_bytes(prediction.peak_bytes[0])}"]
     words += [] if usable_bytes is None else [f"{format_bytes(usable_bytes)} usable"]
-    return Figure("memory of rank 0", format_bytes(memory_bytes), ", ".join(words))
+    return Figure("tensors of rank 0", format_bytes(memory_bytes), ", ".join(words))
