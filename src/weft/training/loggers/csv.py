@@ -20,8 +20,6 @@ STEP_COLUMNS = (
     "epoch",
     "time_s",
     "max_rss_bytes",
-    "tensor_bytes",
-    "library_bytes",
 )
 HELD_OUT_COLUMNS = ("step", "held_out_loss")
 
