@@ -1,0 +1,3 @@
+"""The browser that tests of pages use."""
+
+from web.conftest import browser as browser
