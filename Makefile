@@ -77,6 +77,7 @@ docs: install
 
 pictures: install
 	$(BIN)/python docs/make_pictures.py
+	$(BIN)/python docs/walkthrough.py docs/coming-from/*.md
 
 clean:
 	rm -rf $(VENV) $(PURE) site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import counts
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -178,6 +180,10 @@ def decoders() -> str:
     return _table(("`model_type`", "planned", "trained", "exported", "tensor ranks", "context ranks"), rows)
 
 
+def counts_of(stack: str) -> str:
+    return _table((stack, "weft", "meaning"), counts.rows(stack))
+
+
 def run_file() -> str:
     """The tables of a run file, from its JSON schema."""
     schema = json_schema("run")
@@ -267,4 +273,4 @@ GENERATED: dict[str, Callable[[], str]] = {
         decoders,
         run_file,
     )
-}
+} | {f"counts_of_{stack.lower().replace('-', '_')}": partial(counts_of, stack) for stack in counts.STACKS}
