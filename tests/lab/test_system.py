@@ -27,7 +27,8 @@ def test_another_system_than_linux(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_rights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(os, "geteuid", lambda: 1000, raising=False)
-    assert refused() == "lab: needs root to make networks and control groups: sudo weft lab ..."
+    remedy = 'sudo env "PATH=$PATH" weft lab ...'
+    assert refused() == f"lab: needs root to make networks and control groups: {remedy}"
 
 
 def test_missing_tools(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def lab(
 
     The ranks of `weft train` and `weft measure` inside it run on the cluster's nodes.
 
-    - `weft lab cluster.toml -- weft train run.toml`
+    - `weft lab cluster.toml -- weft train run.toml --on cluster.toml`
     - `weft lab cluster.toml --per-node -- torchrun --nnodes 2 train.py`
 
     Parameters

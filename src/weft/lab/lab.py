@@ -89,9 +89,9 @@ def require_system() -> Controller:
     if sys.platform != "linux":
         raise InputError(Violation("lab", f"needs Linux, and this is {sys.platform}"))
     if os.geteuid() != 0:
-        raise InputError(
-            Violation("lab", "needs root to make networks and control groups: sudo weft lab ...")
-        )
+        # sudo alone has a path of its own, without a virtual environment.
+        remedy = 'sudo env "PATH=$PATH" weft lab ...'
+        raise InputError(Violation("lab", f"needs root to make networks and control groups: {remedy}"))
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         problem = f"this system has no {', '.join(missing)}; install iproute2 and util-linux"
