@@ -76,7 +76,7 @@ docs: install
 	$(BIN)/mkdocs build --strict --site-dir site
 
 pictures: install
-	$(BIN)/python docs/make_pictures.py
+	PYTHONPATH=tests $(BIN)/python docs/make_pictures.py
 	$(BIN)/python docs/walkthrough.py docs/coming-from/*.md
 
 clean:

@@ -11,6 +11,8 @@ import pytest
 from installing import ROOT
 from web.browser import Browser
 
+from docs import make_pictures
+
 mkdocs_config = pytest.importorskip("mkdocs.config", reason="the documentation tools are not installed")
 mkdocs_build = pytest.importorskip("mkdocs.commands.build")
 
@@ -47,6 +49,27 @@ def test_a_section_begins_with_a_list_of_its_pages(sections: dict[str, list[str]
         links = re.findall(r"\]\(([\w/.-]+\.md)", (DOCS / first).read_text(encoding="utf-8"))
         linked = {(folder / link).resolve().relative_to(DOCS.resolve()).as_posix() for link in links}
         assert set(others) - linked == set(), first
+
+
+def test_pictures_are_small_and_ask_for_nothing() -> None:
+    pictures = {path: path.read_bytes() for path in (DOCS / "pictures").iterdir()}
+    assert all(len(content) < 150_000 for content in pictures.values())
+    assert sum(map(len, pictures.values())) < 1_000_000
+    drawn = {path.name: content for path, content in pictures.items() if path.suffix == ".svg"}
+    assert drawn
+    assert [name for name, content in drawn.items() if re.search(rb"url\([\"']?http|href=", content)] == []
+
+
+def test_a_terminal_is_drawn_with_what_a_command_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make_pictures, "FOLDER", tmp_path)
+    make_pictures.draw_terminal("weft schedule gpipe --ranks 2", "schedule")
+    light, dark = ((tmp_path / f"schedule-{scheme}.svg").read_text() for scheme in ("light", "dark"))
+    assert light != dark
+    for picture in (light, dark):
+        assert "gpipe" in picture
+        assert "font-face" not in picture
 
 
 def test_a_reader_without_network_finds_a_page(tmp_path: Path, browser: Browser) -> None:
