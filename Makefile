@@ -78,6 +78,7 @@ docs: install
 pictures: install
 	PYTHONPATH=tests $(BIN)/python docs/make_pictures.py
 	$(BIN)/python docs/walkthrough.py docs/coming-from/*.md
+	$(BIN)/python docs/notebook_pages.py
 
 clean:
 	rm -rf $(VENV) $(PURE) site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import counts
+import notebook_pages
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -46,6 +47,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages and pictures that are not files of `docs/`."""
     contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").replace("](docs/", "](")
     files.append(File.generated(config, "contributing.md", content=contributing))
+    for path in notebook_pages.NOTEBOOKS:
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        text = notebook_pages.page(notebook, path.stem)
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=text))
     for name in SCHEDULES:
         title = f"{name}: {DEVICES} devices, {MICRO_BATCHES} micro-batches"
         picture = timeline_svg(_figures(name).timeline, title=title)

@@ -84,32 +84,6 @@ def test_digits_are_learned(tmp_path, monkeypatch):
         assert len(list(csv.DictReader(file))) == 60
 
 
-def test_the_notebook_holds_no_outputs():
-    notebook = json.loads((EXAMPLES / "notebook" / "weft.ipynb").read_text())
-    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert cells
-    for cell in cells:
-        assert cell["outputs"] == []
-        assert cell["execution_count"] is None
-
-
-@pytest.mark.examples
-@pytest.mark.processes
-def test_the_notebook_runs(tmp_path):
-    nbformat = pytest.importorskip("nbformat", reason="the package nbformat is not installed")
-    nbclient = pytest.importorskip("nbclient", reason="the package nbclient is not installed")
-    notebook = nbformat.read(EXAMPLES / "notebook" / "weft.ipynb", as_version=4)
-    nbclient.NotebookClient(
-        notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-    ).execute()
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    shown = [output.data["text/html"] for output in outputs if "text/html" in output.get("data", {})]
-    assert len(shown) == 2
-    assert all("<svg" in html and "peak memory" in html for html in shown)
-    printed = "".join(output.get("text", "") for output in outputs if output.get("name") == "stdout")
-    assert re.search(r"held-out loss [\d.]+ -> [\d.]+", printed)
-
-
 @pytest.mark.examples
 def test_clipped_micro_batches_come_closer_where_labels_are_wrong(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES / "clipping"))

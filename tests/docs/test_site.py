@@ -12,13 +12,14 @@ from installing import ROOT
 from web.browser import Browser
 
 from docs import make_pictures
+from docs.notebook_pages import NOTEBOOKS
 
 mkdocs_config = pytest.importorskip("mkdocs.config", reason="the documentation tools are not installed")
 mkdocs_build = pytest.importorskip("mkdocs.commands.build")
 
 DOCS = ROOT / "docs"
-# Made of another file when the site is built.
-ELSEWHERE = {"contributing.md"}
+# Made of other files when the site is built.
+ELSEWHERE = {"contributing.md"} | {f"notebooks/{path.stem}.md" for path in NOTEBOOKS}
 
 
 def pages(entries: Any) -> Iterator[str]:
