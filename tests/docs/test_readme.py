@@ -51,6 +51,11 @@ ELSEWHERE: Mapping[str, Elsewhere] = {
     "weft train run.toml": Elsewhere("trains", END_TO_END),
     "weft train plan.json": Elsewhere("trains", "tests/docs/test_readme.py::folder"),
     "weft train runs/run": Elsewhere("trains", END_TO_END),
+    "weft train run.toml --watch": Elsewhere("trains", END_TO_END),
+    "weft watch": Elsewhere(
+        "serves a page until it is stopped",
+        "tests/watch/test_server.py::test_the_command_prints_its_address_and_ends_on_a_signal",
+    ),
     "weft export runs/run adapter --adapter": Elsewhere(
         "needs a run with adapters",
         "tests/methods/test_lora_runs.py::test_a_run_resumes_to_the_same_bits_and_its_base_stays",
