@@ -67,8 +67,14 @@ def answer(command: str) -> tuple[int, str]:
 
 
 def renewed(page: str) -> str:
-    """Return the page with what its commands print now."""
+    """Return the page with what its commands print now.
+
+    Raises:
+        ValueError: when a command fails.
+    """
     for step in reversed([*follow(page)]):
+        if any(step.exit_codes):
+            raise ValueError("\n".join([*step.commands, step.printed]))
         if step.shown is not None:
             page = page[: step.shown.start(3)] + step.printed + page[step.shown.end(3) :]
     return page

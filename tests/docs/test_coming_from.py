@@ -15,7 +15,7 @@ from doors.files import written
 from installing import ROOT
 
 from docs.counts import STACKS, rows
-from docs.walkthrough import follow
+from docs.walkthrough import follow, renewed
 from weft.cli.files import json_schema
 from weft.describe.run_file import parse_run
 from weft.doors.configuration import flat
@@ -68,6 +68,20 @@ def test_commands_run_and_print_what_the_page_shows(
         if step.shown is not None:
             # `make pictures` renews the figures.
             assert without_numbers(step.printed) == without_numbers(step.shown[3])
+
+
+def test_answers_are_renewed_and_mistakes_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (
+        '```toml title="run.toml"\n[model]\npreset = "gpt-1m"\n```\n\n```sh\nweft check run.toml%s\n```\n\n'
+    )
+    shown = page + "```text\n%s```\n"
+    assert renewed(shown % ("", "old\n")) == shown % ("", "run.toml: good\n")
+    for mistake in (" --on nowhere", "\nweft nothing", "\nls"):
+        with pytest.raises(ValueError, match="weft"):
+            renewed(shown % (mistake, ""))
 
 
 def file_of(stack: str, words: str) -> str:
