@@ -12,7 +12,7 @@ imports.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -84,6 +84,11 @@ def runtime_parts(kind: type[Part]) -> tuple[Part, ...]:
     """Return the contributions of one type to the runtime; import torch for them."""
     modules = (bundle.runtime for bundle in bundles().values() if bundle.runtime is not None)
     return tuple(part for module in modules for part in import_module(module).PARTS if isinstance(part, kind))
+
+
+def own_runtimes() -> Iterator[str]:
+    """Name the modules that weft's own methods add to the runtime; they import torch."""
+    return (bundle.runtime for bundle in _own() if bundle.runtime is not None)
 
 
 def parts_of(kind: type[Part], some: Iterable[Bundle]) -> tuple[Part, ...]:

@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weft.bundles import own_runtimes
 from weft.errors import InputError, RunError
 from weft.run.launch.worker_main import AGENT_PID
 from weft.training.directory.run_lock import only_run
@@ -52,7 +53,7 @@ def load(run_dir: Path) -> None:
     Raises:
         InputError: when the directory has no plan file, or a broken one.
     """
-    for module in ("weft.training.loop", "weft.training.session"):
+    for module in ("weft.training.loop", "weft.training.session", *own_runtimes()):
         import_module(module)
     from weft.describe.families.own import FAMILY
     from weft.describe.plan_file import load_plan_file
