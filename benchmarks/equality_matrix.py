@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import closing
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -24,6 +25,7 @@ from equality_matrix import cases
 from equality_table import TOLERANCE, differences, together, train
 from one_process import Outcome, Training, alone
 from pool import WorkerPool
+from warm_starts import Template
 
 RANKS = 8
 
@@ -40,14 +42,13 @@ def main() -> int:
     report.print_machine()
     chosen = list(cases(RANKS))[:: asked.every]
     report.say(f"{len(chosen)} plans; largest difference from one process, tolerance {TOLERANCE:g}")
-    pool = WorkerPool(RANKS)
+    with Template.start() as template, closing(WorkerPool(template, RANKS)) as pool:
 
-    @cache
-    def reference(training: Training) -> Outcome:
-        return pool.run(alone, training, ranks=1)[0]
+        @cache
+        def reference(training: Training) -> Outcome:
+            return pool.run(alone, training, ranks=1)[0]
 
-    cells = []
-    try:
+        cells = []
         for mesh, group in groupby(chosen, key=lambda row: (row.pp, row.dp, row.tp)):
             words = " x ".join(f"{axis} {size}" for axis, size in zip(("pp", "dp", "tp"), mesh, strict=True))
             cells.append(cell := words if asked.every == 1 else f"{words}, one of {asked.every}")
@@ -63,8 +64,6 @@ def main() -> int:
                 report.say(f"UNEQUAL: {row}")
             largest = Value(max(sizes.values()), "ratio", TOLERANCE)
             report.add_outcome(cell, len(sizes), len(unequal), largest=largest)
-    finally:
-        pool.close()
     failed = sum(report.values(cell)["failed"] for cell in cells)
     report.say(f"{len(chosen) - failed:.0f} of {len(chosen)} equal")
     return 1 if failed else 0

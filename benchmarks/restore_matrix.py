@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "training")]
 
 from pool import WorkerPool  # noqa: E402
 from test_restore import PLANS, Tensors, restore, save, together  # noqa: E402
+from warm_starts import Template  # noqa: E402
 
 
 def same(left: Tensors, right: Tensors) -> bool:
@@ -52,13 +54,10 @@ def main() -> int:
     report.print_machine()
     report.say("a row: the plan that saved; a column: the plan that restored and trained one more step")
     report.say("=: its loss is that of the plan that saved, bit by bit; otherwise the relative difference")
-    pool = WorkerPool()
-    try:
+    with Template.start() as template, closing(WorkerPool(template)) as pool:
         for source in PLANS:
             if report.missing(source):
                 row_of(report, pool, source)
-    finally:
-        pool.close()
     unequal = sum(report.values(source)["failed"] for source in PLANS)
     pairs = len(PLANS) ** 2
     report.say(f"{pairs - unequal:.0f} of {pairs} pairs restore equal tensors")

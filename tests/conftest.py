@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import settings
 from installing import found, install_example
 from pool import WorkerPool
+from warm_starts import Template
 
 # Other processes share the cores: how long an example takes says nothing about the code. Continuous
 # integration tries the same examples every time; everybody else tries new ones, as many as they ask for.
@@ -142,8 +144,22 @@ def weft_example(packages: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def worker_pool() -> Iterator[WorkerPool]:
+def template() -> Iterator[Template]:
+    """The template of the processes that this runner's tests start."""
+    with Template.start() as template:
+        yield template
+
+
+@pytest.fixture
+def warm_starts(request: pytest.FixtureRequest, template: Template) -> Iterator[None]:
+    """Has processes of Python start warm, but for tests that are marked `cold`."""
+    cold = request.node.get_closest_marker("cold") is not None
+    with nullcontext() if cold else template.warming():
+        yield
+
+
+@pytest.fixture(scope="session")
+def worker_pool(template: Template) -> Iterator[WorkerPool]:
     """Worker processes for tests of more than one rank."""
-    pool = WorkerPool()
-    yield pool
-    pool.close()
+    with closing(WorkerPool(template)) as pool:
+        yield pool

@@ -6,10 +6,15 @@ import sys
 
 # A shell starts what runs in the background with SIGINT ignored, and every process passes that on.
 HEED = """
-import os, signal, sys
+import runpy, signal, sys
 
-signal.signal(signal.SIGINT, signal.SIG_DFL)
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+signal.signal(signal.SIGINT, signal.default_int_handler)
+_, kind, program, *words = sys.argv
+sys.argv = [kind, *words]
+if kind == "-m":
+    runpy.run_module(program, run_name="__main__", alter_sys=True)
+else:
+    exec(program)
 """
 
 

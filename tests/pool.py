@@ -1,5 +1,5 @@
-"""One pool of worker processes per test session: torch is imported once for all of them, process groups are
-made per case.
+"""One pool of worker processes per test session: torch is imported once for all of them (`warm_starts`), and
+process groups are made per case.
 
     def program(rank, world_size, argument): ...
 
@@ -13,29 +13,26 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-import multiprocessing
+import os
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from weft.bundles import bundles
+from warm_starts import Template
 
 MAX_RANKS = 8
 TIMEOUT_S = 90.0
 GRACE_S = 3.0
-_PRELOADED = (
-    "torch.distributed",
-    "transformers.models.bert.modeling_bert",
-    "transformers.models.gpt2.modeling_gpt2",
-    "transformers.models.llama.modeling_llama",
-    "weft.run.runtime",
-)
+SERVE = "import sys, pool; pool.serve(int(sys.argv[1]))"
 
 
 class RankError(AssertionError):
@@ -45,12 +42,12 @@ class RankError(AssertionError):
 class WorkerPool:
     """Up to `most_ranks` processes, started when first needed."""
 
-    def __init__(self, most_ranks: int = MAX_RANKS) -> None:
+    def __init__(self, template: Template, most_ranks: int = MAX_RANKS) -> None:
+        self._template = template
         self._most_ranks = most_ranks
-        # Workers are copies of a process that has imported what takes long, and runs no thread of torch yet.
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([*_PRELOADED, *_runtimes()])
-        self._workers: list[tuple[Any, Connection]] = []
+        # That of no test: workers stay for all of them.
+        self._environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        self._workers: list[tuple[subprocess.Popen[bytes], Connection]] = []
         self._store: Any = None
         self._cases = 0
 
@@ -88,8 +85,10 @@ class WorkerPool:
         for _, connection in self._workers:
             connection.close()
         for process, _ in self._workers:
-            process.join(GRACE_S)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
             process.kill()
+            process.wait()
         self._workers.clear()
 
     def _collect(self, ranks: int, timeout_s: float) -> tuple[dict[int, Any], list[str]]:
@@ -119,9 +118,14 @@ class WorkerPool:
 
             self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         while len(self._workers) < ranks:
-            ours, theirs = self._context.Pipe()
-            process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
-            process.start()
+            ours, theirs = Pipe()
+            with self._template.warming(starts_others=False):
+                process = subprocess.Popen(
+                    [sys.executable, "-c", SERVE, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env=self._environment,
+                )
             theirs.close()
             self._workers.append((process, ours))
 
@@ -130,20 +134,16 @@ class WorkerPool:
         for rank in ranks:
             process, connection = self._workers[rank]
             process.kill()
-            process.join()
+            process.wait()
             connection.close()
         self._workers = [worker for rank, worker in enumerate(self._workers) if rank not in ranks]
 
 
-def _runtimes() -> Iterator[str]:
-    """The modules of weft's methods that need torch."""
-    runtimes = (bundle.runtime for bundle in bundles().values())
-    return (name for name in runtimes if name is not None and name.startswith("weft."))
-
-
-def _serve(connection: Connection) -> None:
+def serve(descriptor: int) -> None:
+    """Answer the cases that come over a connection until it is closed."""
     import torch
 
+    connection = Connection(descriptor)
     torch.set_num_threads(1)
     modules: dict[str, ModuleType] = {}
     while True:

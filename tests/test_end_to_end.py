@@ -146,6 +146,7 @@ def test_a_run_from_the_command_line_and_its_resumption(tmp_path, capfd, monkeyp
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("warm_starts")
 def test_the_python_way(tmp_path):
     run_file(tmp_path, steps=6)
     plan = weft.plan(model="gpt-1m", on="this-machine", global_batch=4, sequence=32, pp=1, dp=2)

@@ -18,7 +18,7 @@ from small_disk import fill, small_disk
 from weft.training.checkpoint.manifest import newest_complete
 from weft.training.directory.run_directory import RunDirectory
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("warm_starts")]
 
 RUN = """
 [model]
@@ -78,6 +78,7 @@ def events(directory: Path, name: str) -> list[dict]:
     return [event for event in RunDirectory(directory).events() if event["event"] == name]
 
 
+@pytest.mark.cold
 def test_a_run_that_trains_listens_on_loopback_only_and_sigterm_ends_it_with_the_way_to_go_on(
     tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:

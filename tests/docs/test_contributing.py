@@ -79,7 +79,7 @@ def weft(folder: Path, *arguments: str) -> Any:
     return json.loads(asked.stdout)
 
 
-@pytest.mark.usefixtures("weft_example")
+@pytest.mark.usefixtures("weft_example", "warm_starts")
 def test_the_schedule_of_the_guide_is_planned_and_simulated(tmp_path: Path) -> None:
     job = ("gpt-1m", "--on", "4xa100-80gb", "--global-batch", "8", "--pp", "4", "--top", "1000")
     found = weft(tmp_path, "plan", *job)["candidates"]
@@ -119,7 +119,7 @@ def test_the_schedule_of_the_guide_is_trained(
 
 
 @pytest.mark.processes
-@pytest.mark.usefixtures("weft_example")
+@pytest.mark.usefixtures("weft_example", "warm_starts")
 def test_replicas_of_a_whole_run_agree_as_a_package_says(tmp_path: Path) -> None:
     run_file = write_run(tmp_path, "run", pp=1, dp=2, contract="empirical", sync="rounded")
     weft(tmp_path, "train", run_file.name, "--directory", "rounded")

@@ -13,7 +13,7 @@ from waiting_runs import process, variables, wait_for, write_run_file
 
 from weft.training.directory.run_directory import RunDirectory
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("warm_starts")]
 
 
 @pytest.fixture

@@ -153,6 +153,7 @@ def test_damaged_checkpoints_of_a_run_are_named(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("warm_starts")
 def test_what_only_workers_can_refuse_leaves_no_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

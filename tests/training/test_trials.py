@@ -150,6 +150,7 @@ def test_a_mistake_is_a_clear_line(
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("warm_starts")
 def test_the_best_plan_trains_and_its_measurement_is_kept(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ from weft.run.launch.agent import _environment
 from weft.run.launch.flight_recorder import record_path
 from weft.run.launch.workers import launch_workers
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("warm_starts")]
 
 TESTS = Path(__file__).parents[2]
 LAUNCH = """
@@ -147,6 +147,7 @@ def test_a_rank_that_is_stopped_is_killed_soon_when_another_one_has_failed(run_d
     assert not stopped.is_running() or stopped.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)])
 def test_a_stop_reaches_the_workers_which_save(run_dir: Path, number: int, exit_code: int) -> None:
     behave(run_dir, "save")
@@ -247,6 +248,7 @@ def test_a_full_disk_is_told_with_the_rank_and_the_file(run_dir: Path) -> None:
     assert str(caught.value) == f"{line} (log: {run_dir}/logs/rank-1.log)"
 
 
+@pytest.mark.cold
 def test_a_worker_under_plain_torchrun(run_dir: Path) -> None:
     behave(run_dir, "meet")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -104,6 +104,7 @@ def files(run_dir: Path) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("warm_starts")
 def test_a_second_run_in_a_directory_is_refused_and_touches_nothing(
     run_file: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +142,7 @@ def test_a_second_run_in_a_directory_is_refused_and_touches_nothing(
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("warm_starts")
 def test_a_run_of_torchrun_keeps_others_out(run_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run_dir = run_file.parent / "run"
     assert run(["train", str(run_file), "--directory", str(run_dir), "--prepare-only"]) == 0
