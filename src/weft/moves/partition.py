@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
 
 from weft.errors import InputError, Violation
+from weft.program.arrays import Ints
 
 
 def balanced_partition(weights: Sequence[float], stages: int) -> list[list[int]]:
@@ -19,33 +23,29 @@ def balanced_partition(weights: Sequence[float], stages: int) -> list[list[int]]
     layers = len(weights)
     if not 1 <= stages <= layers:
         raise InputError(Violation("stages", f"{stages} stages; between 1 and {layers} layers' worth fit"))
-    total = [0.0]
-    for weight in weights:
-        total.append(total[-1] + weight)
-
-    # best[end] = (bottleneck, sum of squares) of the first `end` layers in the current number of groups.
-    infinite = (float("inf"), float("inf"))
-    best = [(0.0, 0.0)] + [infinite] * layers
-    cuts: list[list[int]] = []
+    total = np.array([0.0, *accumulate(weights)])
+    # Of the layers from a start (row) to an end (column), which follows it.
+    weight = np.where(np.tri(layers + 1, dtype=np.bool_), np.inf, total - total[:, None])
+    # Of the first `end` layers in the current number of groups.
+    heaviest, squares = np.full(layers + 1, np.inf), np.full(layers + 1, np.inf)
+    heaviest[0] = squares[0] = 0.0
+    cuts: list[Ints] = []
     for group in range(1, stages + 1):
-        following = [infinite] * (layers + 1)
-        cut = [0] * (layers + 1)
-        for end in range(group, layers - (stages - group) + 1):
-            for start in range(end - 1, group - 2, -1):
-                weight = total[end] - total[start]
-                if weight > following[end][0]:
-                    break
-                candidate = (max(best[start][0], weight), best[start][1] + weight * weight)
-                if candidate < following[end]:
-                    following[end], cut[end] = candidate, start
-        best = following
-        cuts.append(cut)
+        starts, ends = slice(group - 1, layers - stages + group), slice(group, layers - stages + group + 1)
+        last = weight[starts, ends]
+        heavier = np.maximum(heaviest[starts, None], last)
+        heaviest[ends] = heavier.min(axis=0)
+        sums = np.where(heavier == heaviest[ends], squares[starts, None] + last * last, np.inf)
+        squares[ends] = sums.min(axis=0)
+        # Of equal ones, the latest start.
+        cuts.append(layers - stages + group - 1 - np.argmin(sums[::-1], axis=0))
 
     groups: list[list[int]] = []
     end = layers
-    for cut in reversed(cuts):
-        groups.append(list(range(cut[end], end)))
-        end = cut[end]
+    for group in range(stages, 0, -1):
+        start = int(cuts[group - 1][end - group])
+        groups.append(list(range(start, end)))
+        end = start
     return groups[::-1]
 
 
