@@ -100,6 +100,7 @@ def test_a_node_that_the_file_does_not_have_is_refused_on_every_rank(worker_pool
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("warm_starts")
 def test_the_command_keeps_the_links_in_a_file_for_plans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

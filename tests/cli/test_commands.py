@@ -315,7 +315,7 @@ def test_check_says_everything_at_once(capsys, tmp_path):
             ("plan", "llama-13b", "--on", "64xa100-80gb", "--tp", "7", "--pp", "1", "--dp", "1"),
             "nearest tp: 8",
         ),
-        (("plan", "gpt3-175b", "--on", "8xt4"), "no layout fits"),
+        (("plan", "llama-7b", "--on", "1xt4"), "no layout fits"),
         (
             ("plan", "gpt-52b", "--on", "64xv100-32gb", "--tp", "3"),
             "no layout of 64 devices in nodes of 8 has tp 3",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from weft.run.accelerator import seed_generators
 
 SCRIPT = """
 import os
+import pytest
 import torch
 from weft.run.accelerator import require_same_bits
 
@@ -24,6 +26,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_operations_without_the_same_bits_fail_once_they_are_required() -> None:
     told = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True).stdout
     assert told.split() == ["False", "True", ":4096:8", "True"]

@@ -25,7 +25,7 @@ from weft.training.session import reopen
 from weft.training.tasks import make_task
 from weft.training.tasks.base import Meter, TaskSettings, sources_of_task
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("warm_starts")]
 
 RUN = """
 [model]
