@@ -17,7 +17,8 @@ from weft.program.program import Program
 from weft.program.rank_program import part_of
 from weft.run.record.recorder import Recorder
 from weft.training.coordination.hang import STEPS, HangWatch
-from weft.training.directory.run_directory import RunDirectory, warnings
+from weft.training.directory.event_words import warnings
+from weft.training.directory.run_directory import RunDirectory
 
 PLAN_ID = "0123456789abcdef"
 AFTER_S = 30.0
