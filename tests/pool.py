@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from multiprocessing import Pipe
+from multiprocessing import Pipe, current_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType
@@ -127,6 +127,7 @@ class WorkerPool:
                     env=self._environment,
                 )
             theirs.close()
+            ours.send_bytes(current_process().authkey)
             self._workers.append((process, ours))
 
     def _drop(self, ranks: Sequence[int]) -> None:
@@ -144,6 +145,8 @@ def serve(descriptor: int) -> None:
     import torch
 
     connection = Connection(descriptor)
+    # Tensors go in shared memory, which this key opens.
+    current_process().authkey = connection.recv_bytes()
     torch.set_num_threads(1)
     modules: dict[str, ModuleType] = {}
     while True:

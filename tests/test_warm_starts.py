@@ -111,6 +111,25 @@ def test_a_module_runs_with_its_folder_first_in_the_path(template: Template, tmp
     assert cold[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "unbuffered"), [(("-c",), False), (("-u", "-c"), True)], ids=["buffered", "unbuffered"]
+)
+def test_arguments_of_python_and_of_the_program_are_told_apart(
+    template: Template, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], unbuffered: bool
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    program = "import sys; print(sys.argv, sys.stdout.write_through)"
+    with template.warming():
+        told = asked(*words, program, "-u", "-m")
+    assert told == (0, f"['-c', '-u', '-m'] {unbuffered}\n", [])
+
+
+def test_a_script_starts_cold(template: Template, tmp_path: Path) -> None:
+    (tmp_path / "told.py").write_text(MODULES)
+    with template.warming():
+        assert asked(str(tmp_path / "told.py"), "-c", "a") == (0, "0\n", [])
+
+
 def test_what_starts_warm_starts_others_warm_unless_told_otherwise(template: Template) -> None:
     assert asked("-c", MODULES) == (0, "0\n", [])
     with template.warming():

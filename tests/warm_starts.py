@@ -123,10 +123,10 @@ class Template:
             return
         line = self.line
 
-        def execute_child(self: subprocess.Popen[Any], *given: Any) -> None:
-            asked = signature(_execute_child).bind(self, *given).arguments
+        def execute_child(popen: Any, *given: Any) -> None:
+            asked = signature(_execute_child).bind(popen, *given).arguments
             if not _is_python(asked["args"]) or asked["preexec_fn"] is not None:
-                _execute_child(self, *given)
+                _execute_child(popen, *given)
                 return
             pipes = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
             streams = [number if pipe == -1 else pipe for number, pipe in enumerate(pipes)]
@@ -138,9 +138,9 @@ class Template:
                 new_session=asked["start_new_session"],
                 starts_others=starts_others,
             )
-            self.pid = _copy(line, start, [*streams, *asked["pass_fds"]])
-            self._child_created = True
-            self._close_pipe_fds(*(asked[name] for name in _ENDS))
+            popen.pid = _copy(line, start, [*streams, *asked["pass_fds"]])
+            popen._child_created = True
+            popen._close_pipe_fds(*(asked[name] for name in _ENDS))
 
         with mock.patch.object(subprocess.Popen, "_execute_child", execute_child):
             yield
@@ -148,8 +148,10 @@ class Template:
 
 def _is_python(command: object) -> bool:
     """Whether it starts this Python with a module or with code, as `python -u -m MODULE`."""
-    words = list(command) if isinstance(command, list | tuple) else []
-    return words[:1] == [sys.executable] and not {"-m", "-c"}.isdisjoint(words[1:3])
+    match command:
+        case [sys.executable, "-u", "-m" | "-c", _, *_] | [sys.executable, "-m" | "-c", _, *_]:
+            return True
+    return False
 
 
 def _copy(line: socket.socket, start: Start, descriptors: Sequence[int]) -> int:
@@ -174,8 +176,12 @@ def _adopting() -> Iterator[None]:
 
 def main(line: int) -> NoReturn:
     """Be a template, and in each copy the program that it was started for."""
+    import pyarrow
+
     for module in (*PRELOADED, *own_runtimes()):
         import_module(module)
+    # Arrow imports pandas with the first array that it makes, where pandas is installed.
+    pyarrow.array([0])
     forget_installed()
     gc.collect()
     # It stays: whoever collects garbage in a copy need not look through it.
@@ -240,12 +246,13 @@ def _run(start: Start) -> NoReturn:
     os.environ.clear()
     os.environ.update(start.environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    _open_streams()
+    unbuffered = start.arguments[0] == "-u"
+    _open_streams(unbuffered=unbuffered or bool(os.environ.get("PYTHONUNBUFFERED")))
     _renew_libraries()
     sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     invalidate_caches()
     try:
-        _run_program([word for word in start.arguments if word != "-u"])
+        _run_program(*start.arguments[unbuffered:])
     except SystemExit as end:
         if not isinstance(end.code, int | None):
             raise
@@ -253,15 +260,14 @@ def _run(start: Start) -> NoReturn:
     _end(0)
 
 
-def _open_streams() -> None:
+def _open_streams(*, unbuffered: bool) -> None:
     """Open Python's streams anew: the descriptors are others now."""
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = _writer(1, "strict")  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = _writer(2, "backslashreplace")  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = _writer(1, "strict", unbuffered)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _writer(2, "backslashreplace", unbuffered)  # type: ignore[misc]
 
 
-def _writer(descriptor: int, errors: str) -> TextIOWrapper:
-    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+def _writer(descriptor: int, errors: str, unbuffered: bool) -> TextIOWrapper:
     return TextIOWrapper(
         open(descriptor, "wb", buffering=0 if unbuffered else -1, closefd=False),
         errors=errors,
@@ -281,8 +287,7 @@ def _renew_libraries() -> None:
     torch.set_num_threads(min(cores, int(os.environ.get("OMP_NUM_THREADS", cores))))
 
 
-def _run_program(arguments: list[str]) -> None:
-    what, program, *words = arguments
+def _run_program(what: str, program: str, *words: str) -> None:
     sys.argv = [what, *words]
     if what == "-m":
         sys.path.insert(0, os.getcwd())
