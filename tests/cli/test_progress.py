@@ -19,8 +19,6 @@ from weft.cli.main import run
 from weft.cli.output import progressing
 from weft.progress import CountedWork
 
-import pytest
-
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("warm_starts")]
 
 PLAN = ("plan", "gpt2", "--on", "8xa100-80gb")
