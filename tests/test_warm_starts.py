@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -124,10 +126,21 @@ def test_arguments_of_python_and_of_the_program_are_told_apart(
     assert told == (0, f"['-c', '-u', '-m'] {unbuffered}\n", [])
 
 
-def test_a_script_starts_cold(template: Template, tmp_path: Path) -> None:
+def test_what_a_template_does_not_know_starts_cold(template: Template, tmp_path: Path) -> None:
     (tmp_path / "told.py").write_text(MODULES)
     with template.warming():
         assert asked(str(tmp_path / "told.py"), "-c", "a") == (0, "0\n", [])
+        assert asked("-X", "dev", "-c", MODULES) == (0, "0\n", [])
+        assert asked("-c", MODULES, process_group=0) == (0, "0\n", [])
+        assert asked("-c", MODULES, preexec_fn=os.getpid) == (0, "0\n", [])
+
+
+def test_a_template_that_has_ended_is_told() -> None:
+    line, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with line, Template(line).warming(), ThreadPoolExecutor(1) as beside:
+        beside.submit(lambda: (other.recv(1), other.close()))
+        with pytest.raises(RuntimeError, match="has ended"):
+            asked("-c", "")
 
 
 def test_what_starts_warm_starts_others_warm_unless_told_otherwise(template: Template) -> None:

@@ -62,8 +62,10 @@ def start_launcher(run_dir: Path, name: str) -> subprocess.Popen[bytes]:
     return launcher
 
 
-def test_workers_meet_and_their_words_are_kept(run_dir: Path) -> None:
+def test_workers_meet_and_their_words_are_kept(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     behave(run_dir, "meet")
+    # Warm workers may have met before the first poll otherwise.
+    monkeypatch.setattr("weft.run.launch.workers.POLL_S", 0.01)
     polls: list[int] = []
     launch_workers(run_dir, 2, "launched", lambda: polls.append(1))
     threads = max(1, len(os.sched_getaffinity(0)) // 2)
