@@ -14,10 +14,12 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from unittest import mock
 
+from live_server import LiveServer
 from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME
 from rich.text import Text
@@ -41,7 +43,10 @@ THEMES = {"light": DEFAULT_TERMINAL_THEME, "dark": SVG_EXPORT_THEME}
 # Fonts that no page may fetch.
 FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 WEBP = {"format": "webp", "quality": 75}
-SECTIONS = {"timeline": ("#timeline",), "report": ("#loss", "#step-time", "#memory", "#live")}
+REPORT = {"timeline": ("#timeline",), "report": ("#loss", "#step-time", "#memory", "#live")}
+LIVE = {"watch": ("header", "main > div:nth-child(1)", "main > div:nth-child(2)")}
+# A live page has drawn its step when this is true.
+DRAWN = "document.querySelectorAll('.late').length === 2"
 # The rectangle around parts of a page, with a margin.
 AROUND = """
 (() => {
@@ -60,7 +65,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for command in RUNS:
             printed(command)
-        photograph(Path(folder) / "run" / "report.html")
+        with opened_browser() as browser:
+            photograph(browser, Path(folder) / "run" / "report.html", REPORT)
+            server = LiveServer(Path(folder) / "run")
+            photograph(browser, server.address, LIVE, drawn=DRAWN)
+            server.close()
     total = sum(path.stat().st_size for path in FOLDER.iterdir())
     print(f"{len([*FOLDER.iterdir()])} pictures of {total:,} bytes in {FOLDER}")
 
@@ -99,18 +108,21 @@ def draw_terminal(command: str, name: str) -> None:
         (FOLDER / f"{name}-{scheme}.svg").write_text(FONTS.sub("", picture), encoding="utf-8")
 
 
-def photograph(page: Path) -> None:
-    """Take pictures of a report's timelines and of its charts, in light and dark."""
-    with opened_browser() as browser:
-        for scheme in THEMES:
-            feature = {"name": "prefers-color-scheme", "value": scheme}
-            browser.call("Emulation.setEmulatedMedia", features=[feature])
-            browser.open(page, width=1100, height=900)
-            browser.run("document.documentElement.style.scrollbarWidth = 'none'")
-            for name, sections in SECTIONS.items():
-                clip = {**browser.run(AROUND % ", ".join(sections)), "scale": 1}
-                shot = browser.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True, **WEBP)
-                (FOLDER / f"{name}-{scheme}.webp").write_bytes(base64.b64decode(shot["data"]))
+def photograph(
+    browser: Browser, page: Path | str, pictures: Mapping[str, Sequence[str]], drawn: str = "true"
+) -> None:
+    """Take pictures of parts of a page, each named by selectors, in light and dark."""
+    for scheme in THEMES:
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        browser.call("Emulation.setEmulatedMedia", features=[feature])
+        browser.open(page, width=1100, height=900)
+        browser.run("document.documentElement.style.scrollbarWidth = 'none'")
+        while not browser.run(drawn):
+            time.sleep(0.1)
+        for name, sections in pictures.items():
+            clip = {**browser.run(AROUND % ", ".join(sections)), "scale": 1}
+            shot = browser.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True, **WEBP)
+            (FOLDER / f"{name}-{scheme}.webp").write_bytes(base64.b64decode(shot["data"]))
 
 
 @contextlib.contextmanager
