@@ -293,6 +293,21 @@ def test_what_cannot_be_suited_is_answered_for_with_a_reason():
     assert all(one.reason for one in ranking.candidates)
 
 
+def test_the_first_plan_does_not_wait_for_the_compiled_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def prepare(problem: object) -> None:
+        told.append("the compiled simulator")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("weft.planning.planners.weft.planner.prepare", prepare)
+    with pytest.raises(KeyboardInterrupt):
+        WeftPlanner(tell=told.append).search(problem_of(model="gpt2", on="256xa100-80gb", global_batch=256))
+    first, then = told
+    assert first.startswith("best so far: ")
+    assert then == "the compiled simulator"
+
+
 def test_a_search_tells_the_plan_of_the_rules_first_and_the_best_last() -> None:
     told: list[str] = []
     problem = problem_of(model="gpt-10m", on="8xa100-80gb", global_batch=64)

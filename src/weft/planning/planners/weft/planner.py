@@ -75,9 +75,10 @@ class WeftPlanner:
         """
         if problem.minimise == "memory":
             return HomogeneousPlanner().search(problem)
-        prepare(problem)
         search = _Search(self, problem)
+        # One plan is simulated sooner than the compiled simulator is loaded.
         rules = search.begin()
+        prepare(problem)
         if unlike_devices(problem.job.cluster):
             search.estimate()
         else:
