@@ -38,6 +38,7 @@ RUNS = (
     "weft corrections first",
     f"weft train {DEMO} --steps 40 --directory run",
 )
+WATCH = "weft watch run --terminal"
 COLUMNS = 92
 THEMES = {"light": DEFAULT_TERMINAL_THEME, "dark": SVG_EXPORT_THEME}
 # Fonts that no page may fetch.
@@ -61,10 +62,11 @@ AROUND = """
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     draw_schedule()
-    draw_terminal(PLAN, "plan")
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        draw_terminal(PLAN, "plan")
         for command in RUNS:
             printed(command)
+        draw_terminal(WATCH, "watch-terminal")
         with opened_browser() as browser:
             photograph(browser, Path(folder) / "run" / "report.html", REPORT)
             server = LiveServer(Path(folder) / "run")
@@ -99,8 +101,7 @@ def printed(command: str) -> str:
 
 def draw_terminal(command: str, name: str) -> None:
     """Draw a command and its answer as a terminal shows them."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        answer = printed(command)
+    answer = printed(command)
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
     console.print(Text(f"$ {command}\n"), Text.from_ansi(answer), sep="\n")
     for scheme, theme in THEMES.items():

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from growing_runs import GrowingRun, planned_job
+from rich.text import Text
 
 from weft.cli.main import run as weft
 from weft.cli.tables.watch import curve_text
@@ -31,9 +32,13 @@ def grown(tmp_path: Path) -> Iterator[GrowingRun]:
     run.close()
 
 
-def test_a_pipe_gets_the_run_once(grown: GrowingRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_gets_the_run_once(
+    grown: GrowingRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with colours, as `less -R` shows them."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
     assert weft(["watch", str(grown.path.parent), "--terminal"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(Text.from_ansi(capsys.readouterr().out).plain.split())
     for words in (
         "first gpt-1m:",
         "broken off",

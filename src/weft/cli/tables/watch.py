@@ -73,7 +73,8 @@ def watch_in_terminal(run: WatchedRun) -> None:
     """
     out, viewer = console(), _Viewer(run)
     first = viewer.look()
-    if not out.is_terminal:
+    # Colours can be forced where no terminal is.
+    if not out.file.isatty():
         out.print(first)
         return
     shown = first
