@@ -15,6 +15,7 @@ from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.problem import problem_of
 from weft.predict.cost.placed_plan import CostModel
 from weft.program.verify import verify
+from weft.progress import WorkDone
 
 SEARCH = get_planner("homogeneous").search
 
@@ -201,3 +202,19 @@ def test_an_unknown_schedule_is_refused_with_the_nearest():
 def test_indivisible_degrees_say_why():
     ranking = SEARCH(small_problem(4, 6, pp=1, dp=4))
     assert {candidate.verdict for candidate in ranking.candidates} <= {Verdict.REFUSED}
+
+
+def test_a_search_tells_how_many_layouts_have_bounds_and_are_decided() -> None:
+    told: list[WorkDone] = []
+    problem = problem_of(model="gpt2", on="8xa100-80gb", global_batch=16)
+    ranking = HomogeneousPlanner(report=told.append).search(problem)
+    bounded = [one for one in told if one.work == "bounded"]
+    assert [one.done for one in bounded] == list(range(len(ranking.candidates) + 1))
+    assert {one.total for one in bounded} == {len(ranking.candidates)}
+    decided = told[len(bounded) :]
+    assert {one.work for one in decided} == {"decided"}
+    done, left = ([one.done for one in decided], [one.total - one.done for one in decided])
+    assert done == sorted(set(done))
+    # Doubts end: enough layouts fit, and the others have higher bounds.
+    assert left[-1] <= left[0] < len(ranking.candidates)
+    assert len(decided) > 1

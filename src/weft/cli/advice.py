@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.cli.corrections import lesson_record, lesson_text
-from weft.cli.output import console, print_json, say_written, working, write_asked
+from weft.cli.output import console, print_json, progressing, say_written, write_asked
 from weft.cli.rankings import print_ranking
 from weft.cli.tables.answer import ALTERNATIVES, alternative_record, answer, plain_words
 from weft.cli.tables.candidates import advised_record
@@ -62,8 +62,9 @@ def show_plan(
     ranking = planned.searched
     forecasts: tuple[Forecast, ...] = ()
     if changes:
-        with working(f"forecasting {len(changes)} change{'s' if len(changes) > 1 else ''}"):
-            forecasts = what_if(planned, planned.run.plan.planner or DEFAULT_PLANNER, changes)
+        with progressing("what if") as progress:
+            planner = planned.run.plan.planner or DEFAULT_PLANNER
+            forecasts = what_if(planned, planner, changes, report=progress)
     # Advice simulates, so only those who see it wait for it.
     seen = json or report is not None or listed is not None
     shown = advised(ranking, SHOWN if listed is None else listed) if seen else ()

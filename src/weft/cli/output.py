@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
@@ -199,24 +200,40 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
 @contextmanager
 def progressing(text: str) -> Iterator[ProgressReport]:
     """Tell the finished parts of what is under way, all of them and the time left, as `working` does."""
-    newest: WorkDone | None = None
-    begin_s = begin = 0.0
+    pace = _Pace()
     with working(text) as tell:
+        yield lambda found: tell(pace.words(found))
 
-        def report(found: WorkDone) -> None:
-            nonlocal newest, begin_s, begin
-            if newest is None or found.work != newest.work:
-                begin_s, begin = time.monotonic(), found.done
-            elif found == newest:
-                return
-            newest = found
-            words = _amount(found)
-            if done := found.done - begin:
-                left_s = (time.monotonic() - begin_s) / done * (found.total - found.done)
-                words += f", {format_seconds(left_s)} left"
-            tell(words)
 
-        yield report
+@contextmanager
+def searching() -> Iterator[tuple[Callable[[str], None], ProgressReport]]:
+    """Tell the best plan of a search so far beside its progress, as `working` does."""
+    pace, told = _Pace(), {"progress": "", "best": ""}
+    with working("searching layouts") as tell:
+
+        def update(name: str, words: str) -> None:
+            told[name] = words
+            tell("; ".join(filter(None, told.values())))
+
+        yield partial(update, "best"), lambda found: update("progress", pace.words(found))
+
+
+class _Pace:
+    """The time left of counted work, from the time of its finished parts."""
+
+    def __init__(self) -> None:
+        self._work = ""
+        self._begin, self._begin_s = 0, 0.0
+
+    def words(self, found: WorkDone) -> str:
+        """Return the finished parts and all parts, with the time left once some are finished."""
+        if found.work != self._work or not found.done:
+            self._work, self._begin, self._begin_s = found.work, found.done, time.monotonic()
+        done = found.done - self._begin
+        if not done:
+            return _amount(found)
+        left_s = (time.monotonic() - self._begin_s) / done * (found.total - found.done)
+        return f"{_amount(found)}, {format_seconds(left_s)} left"
 
 
 def _amount(found: WorkDone) -> str:

@@ -11,7 +11,7 @@ from cyclopts import Group, Parameter
 from weft.cli.advice import SHOWN, show_plan
 from weft.cli.curve import show_curve
 from weft.cli.emit import write_emitted
-from weft.cli.output import Flag, Json, WrittenFile, refuse_options, working
+from weft.cli.output import Flag, Json, WrittenFile, refuse_options, searching, working
 from weft.cli.rankings import budgeted, show_comparison, telling
 from weft.cli.synchronisations import show_synchronisations
 from weft.describe.layout import PartialLayout
@@ -200,8 +200,8 @@ def plan(
     if measure is not None:
         require_this_machine(run, measure)
     try:
-        with working("searching layouts") as tell:
-            planned = plan_run(run, planner=budget or telling(run, tell))
+        with searching() as (tell, progress):
+            planned = plan_run(run, planner=budget or telling(run, tell, progress))
     except NothingFitsError as error:
         with working("no layout fits; searching for what would"):
             found = [Violation("would fit with", one.words) for one in remedies(run, error)]

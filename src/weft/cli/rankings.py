@@ -27,6 +27,7 @@ from weft.planning.planners import Planner, get_planner
 from weft.planning.planners.weft import WeftPlanner
 from weft.planning.precisions import precisions_of
 from weft.planning.problem import Problem, problem_of_run
+from weft.progress import ProgressReport
 
 
 def answer_record(answer: Answer) -> dict[str, Any]:
@@ -111,10 +112,10 @@ def budgeted(run: RunFile, budget_s: float) -> Planner:
     return replace(planner, budget_s=budget_s / searches, tell=lambda text: print(text, file=sys.stderr))
 
 
-def telling(run: RunFile, tell: Callable[[str], None]) -> Planner:
-    """Return the planner of a run file, which tells its best plan so far if it can."""
+def telling(run: RunFile, tell: Callable[[str], None], report: ProgressReport) -> Planner:
+    """Return the planner of a run file, which tells its best plan so far and its progress if it can."""
     planner = get_planner(run.plan.planner or DEFAULT_PLANNER)
-    return replace(planner, tell=tell) if isinstance(planner, WeftPlanner) else planner
+    return replace(planner, tell=tell, report=report) if isinstance(planner, WeftPlanner) else planner
 
 
 def show_comparison(run: RunFile, names: str, *, out: Path | None, json: bool) -> None:

@@ -25,6 +25,7 @@ from weft.planning.throughput import throughput
 from weft.planning.ties import break_ties
 from weft.predict.engine import load_compiled_engine
 from weft.predict.measurements import load_devices
+from weft.progress import CountedWork, ProgressReport, unwatched
 
 TOGETHER = "all together"
 
@@ -60,13 +61,19 @@ class Forecast:
 
 
 def what_if(
-    planned: PlannedJob, planner: str, changes: Sequence[str], *, home: Path | None = None
+    planned: PlannedJob,
+    planner: str,
+    changes: Sequence[str],
+    *,
+    home: Path | None = None,
+    report: ProgressReport = unwatched,
 ) -> tuple[Forecast, ...]:
     """Return the forecasts of the cluster as it is, of each change, and of all together if several.
 
     Args:
         planned: a job with a plan searched by `planner`.
         home: the folder of measurements (default: `weft_home()`).
+        report: gets the number of forecasts that are made, of all.
 
     Raises:
         InputError: for words that are no change, with all of them at once.
@@ -78,7 +85,8 @@ def what_if(
     found = [as_it_is]
     # Slow links leave bounds far below steps, so that many layouts are simulated.
     load_compiled_engine()
-    for change, cluster in clusters.items():
+    counted = CountedWork(report, "forecasting", len(clusters), "clusters")
+    for change, cluster in counted.each(clusters.items()):
         other = on_cluster(problem, cluster, home or weft_home())
         best, reason = _searched(get_planner(planner), other)
         found.append(_forecast(change, other, best, reason, _unchanged(other, base), as_it_is.step_s))

@@ -12,10 +12,12 @@ exchange, and replicas step only their share. Nor does it hold between some kind
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from operator import itemgetter
 from typing import ClassVar
 
 import numpy as np
@@ -31,6 +33,7 @@ from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.simulated import prepare, simulated, too_big
 from weft.planning.planners.space import by_count, degree_layouts, layouts, require_closed_form
 from weft.planning.problem import Problem
+from weft.progress import CountedWork, ProgressReport, WorkDone, unwatched
 
 
 class _OfEveryLayout:
@@ -43,10 +46,16 @@ class _OfEveryLayout:
 
 @dataclass(frozen=True)
 class HomogeneousPlanner(_OfEveryLayout):
-    """A search over homogeneous layouts; `finalists` is the least number of fitting layouts to simulate."""
+    """A search over homogeneous layouts.
+
+    Attributes:
+        finalists: the least number of fitting layouts to simulate.
+        report: gets the number of layouts with a bound, of all, then of those decided, of those in doubt.
+    """
 
     name: ClassVar[str] = "homogeneous"
     finalists: int = 8
+    report: ProgressReport = unwatched
 
     def search(self, problem: Problem) -> Ranking:
         """Judge every layout of the space; see the module's docstring.
@@ -58,7 +67,8 @@ class HomogeneousPlanner(_OfEveryLayout):
         judged: list[Candidate] = []
         waiting: list[tuple[float, Candidate]] = []
         bounds, memory = Bounds(problem), problem.minimise == "memory"
-        for layout in self.space(problem):
+        space = [*self.space(problem)]
+        for layout in CountedWork(self.report, "bounded", len(space), "layouts").each(space):
             answer = _first_look(problem, layout, bounds)
             if answer.verdict is Verdict.PRUNED:
                 least = float(bounds.holding(answer.chain).total) if memory else answer.bound_s
@@ -68,11 +78,11 @@ class HomogeneousPlanner(_OfEveryLayout):
         waiting.sort(key=_preference)
         reached: list[float] = []
         variants: dict[tuple[str, tuple[int, ...] | None], list[Layout]] = defaultdict(list)
-        for least, candidate in waiting:
+        for place, (least, candidate) in enumerate(waiting):
             plain = replace(candidate.chain, sharding="zero-0").recomputing("none")
             # The words for an order of devices may be cut.
             family = str(plain), plain.rank_order
-            worst = sorted(reached)[self.finalists - 1] if len(reached) >= self.finalists else inf
+            worst = _worst(reached, self.finalists)
             reason = _cannot_win(problem, candidate, least, worst, variants[family])
             if reason is not None:
                 judged.append(replace(candidate, reason=reason))
@@ -84,7 +94,16 @@ class HomogeneousPlanner(_OfEveryLayout):
                 reached.append(float(answered.peak_bytes) if memory else answered.step_s)
                 variants[family].append(answered.chain)
             judged.append(answered)
+            if (worst := _worst(reached, self.finalists)) < inf:
+                # Layouts with a higher bound will be pruned at once.
+                most = max(place + 1, bisect_right(waiting, worst, key=itemgetter(0)))
+                self.report(WorkDone("decided", place + 1, most, "layouts"))
         return Ranking(problem=problem, candidates=tuple(sorted(judged, key=rank_key(problem))))
+
+
+def _worst(reached: Sequence[float], finalists: int) -> float:
+    """Return the worst of the best so many fitting layouts; infinite before there are as many."""
+    return sorted(reached)[finalists - 1] if len(reached) >= finalists else inf
 
 
 def _cannot_win(

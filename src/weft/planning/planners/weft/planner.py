@@ -34,6 +34,7 @@ from weft.planning.planners.weft.mixed import MixedSpace, choices
 from weft.planning.planners.weft.placement import problems_of, unlike_devices
 from weft.planning.planners.weft.uneven import Suited, UnevenSpace
 from weft.planning.problem import Problem
+from weft.progress import CountedWork, ProgressReport, unwatched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class WeftPlanner:
         seeded_to: most devices for which the baselines run too; on more they take minutes.
         budget_s: seconds until the best so far is the answer; None: no limit.
         tell: receives the best so far, in words.
+        report: gets the progress of the search over equal devices, and of changes of its best layouts.
     """
 
     name: ClassVar[str] = "weft"
@@ -62,6 +64,7 @@ class WeftPlanner:
     seeded_to: int = 32
     budget_s: float | None = None
     tell: Callable[[str], None] = lambda text: None
+    report: ProgressReport = unwatched
 
     def space(self, problem: Problem) -> Iterator[Layout]:
         """Return the degrees and choices; on unlike devices the search adds stages, shares and places."""
@@ -74,7 +77,7 @@ class WeftPlanner:
             InputError: when a pin names an unknown schedule.
         """
         if problem.minimise == "memory":
-            return HomogeneousPlanner().search(problem)
+            return HomogeneousPlanner(report=self.report).search(problem)
         search = _Search(self, problem)
         # One plan is simulated sooner than the compiled simulator is loaded.
         rules = search.begin()
@@ -82,7 +85,7 @@ class WeftPlanner:
         if unlike_devices(problem.job.cluster):
             search.estimate()
         else:
-            search.take_all(HomogeneousPlanner().search(problem))
+            search.take_all(HomogeneousPlanner(report=self.report).search(problem))
         search.seed(rules)
         search.chunk()
         for start in search.found.leaders():
@@ -202,6 +205,7 @@ class _Search:
         """Change a layout little by little, while that helps and time is left."""
         current: Candidate | None = start
         trials = self._planner.trials
+        counted = CountedWork(self._planner.report, "improving", trials, "changes")
         while current is not None:
             faster = None
             for layout in self._neighbours(current):
@@ -211,6 +215,7 @@ class _Search:
                     continue
                 trials -= 1
                 judged = self._try(layout)
+                counted.finish()
                 if judged.verdict is Verdict.FITS and self.found.better(judged, current):
                     faster = judged
                     break
