@@ -88,7 +88,7 @@ def test_a_terminal_is_told_of_the_search_and_its_best_plan() -> None:
     written, told = on_a_terminal(*PLAN)
     assert "searching layouts" in told
     assert "best so far" in told
-    assert re.search(r"bounded: [\d.]+( k)?/4.49 k layouts, [\d.]+ \w+ left", told)
+    assert re.search(r"bounded: [\d.]+( k)?/[\d.]+ k layouts, [\d.]+ \w+ left", told)
     assert "searching" not in written
     assert "best     " in written
 
