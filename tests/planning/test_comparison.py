@@ -6,6 +6,7 @@ from weft.describe.layout import PartialLayout
 from weft.planning.comparison import compare_planners
 from weft.planning.planners import Planner, get_planner
 from weft.planning.problem import problem_of
+from weft.progress import WorkDone
 
 
 def named(*names: str) -> list[Planner]:
@@ -14,7 +15,9 @@ def named(*names: str) -> list[Planner]:
 
 def test_the_best_plan_of_each_is_sorted_by_its_simulated_step() -> None:
     problem = problem_of(model="gpt-1m", on="4xa100-80gb+4xt4", global_batch=16, precision="fp16")
-    answers = compare_planners(problem, named("exhaustive", "amp", "metis-form", "megatron"))
+    told: list[WorkDone] = []
+    answers = compare_planners(problem, named("exhaustive", "amp", "metis-form", "megatron"), told.append)
+    assert [(one.done, one.total) for one in told] == [(done, 4) for done in range(5)]
     assert sorted(one.planner for one in answers) == ["amp", "exhaustive", "megatron", "metis-form"]
     assert answers[-1].planner == "exhaustive"
     assert "exhaustive simulates 2000 layouts at most" in answers[-1].reason

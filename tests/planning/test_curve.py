@@ -26,6 +26,7 @@ from weft.planning.planners import get_planner
 from weft.planning.problem import Problem, problem_of
 from weft.planning.throughput import model_flops_utilisation
 from weft.predict.trade_off import cheapest
+from weft.progress import WorkDone
 
 SHARES = (0.25, 2.0)
 
@@ -37,6 +38,12 @@ def problem(model: str = "gpt-1m", on: str = "16xv100-32gb", pins: PartialLayout
 @pytest.fixture(scope="module")
 def small() -> Curve:
     return curve(problem(), samples_per_device=SHARES)
+
+
+def test_a_curve_tells_how_many_searches_are_done() -> None:
+    told: list[WorkDone] = []
+    curve(problem(), samples_per_device=SHARES, methods=METHODS[:2], report=told.append)
+    assert [(one.done, one.total) for one in told] == [(done, 4) for done in range(5)]
 
 
 def test_there_is_a_point_for_every_method_and_batch(small: Curve) -> None:

@@ -12,6 +12,7 @@ from weft.cli.main import run as run_command
 from weft.describe.run_file import parse_run
 from weft.planning.fewer_nodes import better_without
 from weft.planning.planned import plan_run
+from weft.progress import WorkDone
 from weft.training.session import plan_file_job
 
 
@@ -22,9 +23,11 @@ def planned(on: str, **tables: dict[str, object]):
 
 def test_a_group_that_keeps_others_from_their_precision_is_named() -> None:
     slow = planned("8xt4+8xa100-80gb", model={"preset": "gpt2"}, train={})
-    fewer = better_without(slow.run, slow)
+    told: list[WorkDone] = []
+    fewer = better_without(slow.run, slow, report=told.append)
     assert fewer is not None
     assert fewer.group == "t4"
+    assert [(one.done, one.total) for one in told] == [(0, 2), (1, 2), (2, 2)]
     assert fewer.planned.plan.precision == "bf16"
     assert slow.plan.precision == "fp32"
     assert fewer.planned.plan.global_batch == slow.plan.global_batch

@@ -14,6 +14,7 @@ from weft.planning.planners import Verdict
 from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.remedies import Remedy, remedies
 from weft.planning.what_if import on_cluster
+from weft.progress import WorkDone
 
 GIB = 2**30
 
@@ -24,7 +25,12 @@ def remedies_of(
     run = run_of_keywords(model=model, on=on, global_batch=8, sequence=1024, precision=precision, pins=pins)
     with pytest.raises(NothingFitsError) as refused:
         plan_run(run)
-    return refused.value, {one.change: one for one in remedies(run, refused.value)}
+    told: list[WorkDone] = []
+    found = {one.change: one for one in remedies(run, refused.value, report=told.append)}
+    done = [one.done for one in told]
+    # A job without remedies ends before anything is tried.
+    assert done == list(range(told[0].total + 1) if told else ())
+    return refused.value, found
 
 
 def test_each_remedy_fits_where_the_job_does_not(tmp_path: Path) -> None:

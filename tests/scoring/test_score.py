@@ -22,6 +22,7 @@ from weft.describe.plan_file import PlanFile
 from weft.errors import InputError
 from weft.moves.layout import build_plan
 from weft.predict.ledger import Ledger
+from weft.progress import WorkDone
 from weft.scoring.measurements import read_measurements
 from weft.scoring.score import PREDICTED_COLUMNS, score
 from weft.scoring.subject import Subjects, dealt_layers
@@ -52,7 +53,10 @@ def test_rows_with_errors_are_reported_by_number_and_the_others_scored(tmp_path)
         ROW | {"status": "oom", "measured_step_s": "", "hidden": "8192", "heads": "64", "layers": "80"},
         ROW | {"status": "other", "measured_step_s": ""},
     ]
-    scores = score(written(tmp_path / "m.csv", *rows))
+    told: list[WorkDone] = []
+    scores = score(written(tmp_path / "m.csv", *rows), report=told.append)
+    # Five rows can be read, whether or not they can be predicted.
+    assert [(one.done, one.total) for one in told] == [(done, 5) for done in range(6)]
     assert list(scores.rows) == [1, 6, 7]
     assert list(scores.problems) == [2, 3, 4, 5]
     assert "layers: 'no'" in scores.problems[2]

@@ -9,7 +9,15 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from weft.cli.output import console, plain_table, print_json, ranked_table, say_written, write_asked
+from weft.cli.output import (
+    console,
+    plain_table,
+    print_json,
+    progressing,
+    ranked_table,
+    say_written,
+    write_asked,
+)
 from weft.cli.tables.candidates import candidate_record
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
@@ -135,7 +143,8 @@ def show_curve(
     if critical_batch is None:
         critical_batch = default_critical_batch(problem.job)
         assumed["critical_batch"] = f"{critical_batch:.0f} samples, by the model's size (arXiv 2001.08361)"
-    answer = curve(problem)
+    with progressing("searching the best layouts of each batch") as progress:
+        answer = curve(problem, report=progress)
     if not any(point.candidate for point in answer.points):
         raise InputError([Violation("no layout fits", point.reason) for point in answer.points[:1]])
     devices = default_cluster_sizes(problem.job)

@@ -11,7 +11,7 @@ from cyclopts import Group, Parameter
 from weft.cli.advice import SHOWN, show_plan
 from weft.cli.curve import show_curve
 from weft.cli.emit import write_emitted
-from weft.cli.output import Flag, Json, WrittenFile, refuse_options, searching, working
+from weft.cli.output import Flag, Json, WrittenFile, progressing, refuse_options, searching
 from weft.cli.rankings import budgeted, show_comparison, telling
 from weft.cli.synchronisations import show_synchronisations
 from weft.describe.layout import PartialLayout
@@ -203,14 +203,14 @@ def plan(
         with searching() as (tell, progress):
             planned = plan_run(run, planner=budget or telling(run, tell, progress))
     except NothingFitsError as error:
-        with working("no layout fits; searching for what would"):
-            found = [Violation("would fit with", one.words) for one in remedies(run, error)]
+        with progressing("no layout fits; searching for what would") as progress:
+            found = [Violation("would fit with", one.words) for one in remedies(run, error, report=progress)]
         raise InputError([*error.violations, *found]) from None
     if emit is not None:
         write_emitted(planned, emit, out, json=json)
         return
-    with working("searching without some nodes"):
-        fewer = better_without(run, planned, budget)
+    with progressing("searching without some nodes") as progress:
+        fewer = better_without(run, planned, budget, progress)
     show_plan(
         planned,
         source,

@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from weft.cli.output import console, plain_table, print_json, say_written, working, write_asked
+from weft.cli.output import console, plain_table, print_json, progressing, say_written, write_asked
 from weft.cli.tables.candidates import candidate_record, plans_table
 from weft.cli.tables.plan import job_text, memory_bars
 from weft.cli.tables.search import kept_out_record
@@ -153,8 +153,8 @@ def compared(
     Raises:
         InputError: if no planner's plan fits.
     """
-    with working(f"searching with {', '.join(one.name for one in planners)}"):
-        answers = compare_planners(problem, planners)
+    with progressing(f"searching with {', '.join(one.name for one in planners)}") as report:
+        answers = compare_planners(problem, planners, report)
     if not any(answer.fits for answer in answers):
         raise InputError([Violation(f"{one.planner}: no layout fits", one.reason) for one in answers])
     best = answers[0].candidate

@@ -12,6 +12,7 @@ from weft.cli.output import (
     named_table,
     plain_table,
     print_json,
+    progressing,
     say_written,
     write_asked,
 )
@@ -62,7 +63,8 @@ def score(
     if file is None:
         _score_ledger(report, json=json)
         return
-    scores = score_file(file, cluster=cluster, profile=profile)
+    with progressing("scoring") as progress:
+        scores = score_file(file, cluster=cluster, profile=profile, report=progress)
     write_asked([(output, scores.to_csv), (report, lambda: score_page(scores))])
     if json:
         print_json(scores.as_record())

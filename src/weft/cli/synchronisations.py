@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.cli.output import console, print_json, say_written, write_asked
+from weft.cli.output import console, print_json, say_written, working, write_asked
 from weft.cli.rankings import print_problem
 from weft.cli.tables.synchronisation import sync_record, sync_tables
 from weft.describe.plan_file import PlanFile
@@ -23,10 +23,11 @@ def show_synchronisations(run: RunFile, planner: Planner | None, *, out: Path | 
     Raises:
         InputError: if the dense search has no layout that fits.
     """
-    dense = searched_densely(run, planner)
-    assert dense.ranking is not None, "it was searched for"
     asked = None if run.sync.method == AUTO else run.sync.choice
-    answers = compare_synchronisations(dense.ranking, run.train.steps, asked)
+    with working("searching layouts for each way to agree"):
+        dense = searched_densely(run, planner)
+        assert dense.ranking is not None, "it was searched for"
+        answers = compare_synchronisations(dense.ranking, run.train.steps, asked)
     best = answers[0].found.candidate
     assert best is not None, "dense fits at least"
     assert best.plan is not None, "a fitting candidate was simulated"

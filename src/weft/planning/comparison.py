@@ -10,6 +10,7 @@ from weft.describe.prediction import Prediction
 from weft.errors import InputError
 from weft.planning.planners import Candidate, Planner, Ranking, Verdict
 from weft.planning.problem import Problem
+from weft.progress import CountedWork, ProgressReport, unwatched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +54,12 @@ class Answer:
         return self.prediction.step_s if self.prediction is not None else None
 
 
-def compare_planners(problem: Problem, planners: Sequence[Planner]) -> tuple[Answer, ...]:
+def compare_planners(
+    problem: Problem, planners: Sequence[Planner], report: ProgressReport = unwatched
+) -> tuple[Answer, ...]:
     """Ask each planner; plans that fit come first, the shortest simulated step before the others."""
     answers = []
-    for planner in planners:
+    for planner in CountedWork(report, "comparing", len(planners), "planners").each(planners):
         began = time.perf_counter()
         try:
             ranking = planner.search(problem)

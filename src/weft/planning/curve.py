@@ -18,6 +18,7 @@ from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.problem import Problem
 from weft.planning.throughput import model_flops_utilisation
 from weft.predict.trade_off import TradeOff, cheapest, critical_batch_tokens
+from weft.progress import CountedWork, ProgressReport, unwatched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +152,7 @@ def curve(
     *,
     samples_per_device: Sequence[float] | None = None,
     methods: Sequence[Method] = METHODS,
+    report: ProgressReport = unwatched,
 ) -> Curve:
     """Return the best fitting layout of each method at each batch per device; the problem's batch does not
     count.
@@ -159,16 +161,17 @@ def curve(
         problem: the job and the user's pins, which hold for every method.
         samples_per_device: beta, samples of one step over devices; default: `default_samples_per_device`.
         methods: the methods to compare.
+        report: gets the number of searches that are done, of all.
 
     Raises:
         InputError: when a batch is no whole number of samples, or a schedule is pinned.
     """
     shares = tuple(samples_per_device or default_samples_per_device(problem.job))
     _require_possible(problem, shares)
-    return Curve(
-        problem=problem,
-        points=tuple(_point(problem, method, share) for method in methods for share in sorted(shares)),
-    )
+    asked = [(method, share) for method in methods for share in sorted(shares)]
+    counted = CountedWork(report, "curve", len(asked), "searches")
+    points = tuple(_point(problem, method, share) for method, share in counted.each(asked))
+    return Curve(problem=problem, points=points)
 
 
 def default_samples_per_device(job: Job) -> tuple[float, ...]:

@@ -15,6 +15,7 @@ from weft.errors import InputError
 from weft.planning.goals import goal_value, goal_words
 from weft.planning.planned import PlannedJob, plan_run
 from weft.planning.planners import Planner
+from weft.progress import CountedWork, ProgressReport, unwatched
 
 # A smaller gain is within the error of predictions.
 LEAST_GAIN = 0.02
@@ -51,7 +52,12 @@ class FewerNodes:
         return f"better without {self.group}: {value} in {job.plan.precision} ({-self.saved:.0%}); {options}"
 
 
-def better_without(run: RunFile, planned: PlannedJob, planner: Planner | None = None) -> FewerNodes | None:
+def better_without(
+    run: RunFile,
+    planned: PlannedJob,
+    planner: Planner | None = None,
+    report: ProgressReport = unwatched,
+) -> FewerNodes | None:
     """Return the best plan of a run without one group of its nodes; None where every group pays.
 
     Clusters of more than `MOST_DEVICES_SEARCHED` devices are not searched.
@@ -59,6 +65,7 @@ def better_without(run: RunFile, planned: PlannedJob, planner: Planner | None = 
     Args:
         run: as it was asked; `planned` has decided what it left open.
         planner: of the searches; default: the run file's.
+        report: gets the number of groups that are decided, of all.
     """
     cluster = planned.problem.job.cluster
     several = len(cluster.groups) > 1 and cluster.ranks <= MOST_DEVICES_SEARCHED
@@ -66,7 +73,8 @@ def better_without(run: RunFile, planned: PlannedJob, planner: Planner | None = 
         return None
     value = goal_value(planned.problem, planned.prediction, planned.plan.ranks)
     found = []
-    for group in cluster.groups:
+    counted = CountedWork(report, "tried without", len(cluster.groups), "groups of nodes")
+    for group in counted.each(cluster.groups):
         fewer = {"without": [*(run.cluster.without or ()), group.name]}
         batch = {"global_batch": planned.plan.global_batch}
         try:

@@ -28,6 +28,7 @@ from weft.planning.planners import Candidate, Verdict
 from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.problem import Problem, problem_of_run
 from weft.planning.what_if import on_cluster
+from weft.progress import CountedWork, ProgressReport, unwatched
 
 # Kinds of larger devices that are tried, and doublings of nodes beyond what the closest layout lacks.
 MOST_TRIED = 4
@@ -56,23 +57,33 @@ class Remedy:
         return f"{self.change}: a step of {format_seconds(self.best.step_s)}{cost} ({self.best.words})"
 
 
-def remedies(run: RunFile, error: NothingFitsError, *, home: Path | None = None) -> Iterator[Remedy]:
+def remedies(
+    run: RunFile,
+    error: NothingFitsError,
+    *,
+    home: Path | None = None,
+    report: ProgressReport = unwatched,
+) -> Iterator[Remedy]:
     """Yield what would make a job fit: no pins, one larger cluster, one larger device, or other methods.
 
     Args:
         run: the job as it was asked.
         home: the folder of measurements (default: `weft_home()`).
+        report: gets the number of kinds of changes that are tried, of all.
     """
     problem, home = error.ranking.problem, home or weft_home()
     if all(one.verdict is Verdict.REFUSED for one in error.ranking.candidates):
         return  # it is not the memory that is missing
+    reliefs = list(parts(Relief))
+    counted = CountedWork(report, "tried", 3 + len(reliefs), "kinds of changes")
     if problem.pins.given:
         pins = pins_words(problem.pins.given)
         yield from _searched(f"other choices than {pins}", replace(problem, pins=OPEN))
-    for changes in (_more_nodes(error), _larger_devices(problem)):
+    counted.finish()
+    for changes in counted.each((_more_nodes(error), _larger_devices(problem))):
         tried = (_searched(words, on_cluster(problem, cluster, home)) for words, cluster in changes)
         yield from islice(chain.from_iterable(tried), 1)
-    for relief in parts(Relief):
+    for relief in counted.each(reliefs):
         try:
             other = problem_of_run(changed(run, relief.keys), home=home)
             found = list(_searched(relief.words, replace(other, pins=problem.pins)))

@@ -17,6 +17,7 @@ from weft.describe.plan import Plan
 from weft.errors import InputError
 from weft.planning.long_steps import predict_long
 from weft.predict.engine import load_compiled_engine
+from weft.progress import CountedWork, ProgressReport, unwatched
 from weft.scoring.measurements import Measurement, MeasurementFile, read_measurements
 from weft.scoring.metrics import Figures, Point, figures_of, pooled_figures
 from weft.scoring.subject import Subject, Subjects
@@ -143,10 +144,17 @@ class Scores:
         return text.getvalue()
 
 
-def score(path: Path, *, cluster: str | None = None, profile: Path | None = None) -> Scores:
+def score(
+    path: Path,
+    *,
+    cluster: str | None = None,
+    profile: Path | None = None,
+    report: ProgressReport = unwatched,
+) -> Scores:
     """Predict and score every row of a file; report rows without a prediction by number.
 
-    `cluster` and `profile` replace the cluster and the profile of every row.
+    `cluster` and `profile` replace the cluster and the profile of every row. `report` gets the number of rows
+    that are predicted, of all.
 
     Raises:
         InputError: when the file cannot be read, or no row can be predicted.
@@ -158,7 +166,8 @@ def score(path: Path, *, cluster: str | None = None, profile: Path | None = None
     known: dict[object, ScoredRow] = {}
     rows: dict[int, ScoredRow] = {}
     problems = dict(file.problems)
-    for number, row in file.rows.items():
+    counted = CountedWork(report, "predicting", len(file.rows), "rows")
+    for number, row in counted.each(file.rows.items()):
         try:
             rows[number] = _scored(row, subjects, known)
         except InputError as error:
