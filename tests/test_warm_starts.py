@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -59,16 +61,22 @@ def asked(*words: str, **choices: object) -> tuple[int, str, list[str]]:
     return ended.returncode, ended.stdout, ended.stderr.splitlines()[-1:]
 
 
+@contextmanager
+def heeding_ctrl_c() -> Iterator[None]:
+    """Where tests run in the background of a shell, a new interpreter would ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("choices", [{}, {"start_new_session": True}, {"cwd": "/"}])
 def test_a_program_sees_what_it_sees_in_a_new_interpreter(
     template: Template, tmp_path: Path, choices: dict[str, object]
 ) -> None:
     environment = {"LANG": "C.UTF-8", "PYTHONPATH": str(tmp_path), "WORDS": "b c"}
     choices = {"env": environment, **choices}
-    # Where tests run in the background of a shell, a new interpreter would ignore it.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    cold, cold_lines, _ = asked("-c", SEEN, "a", "b c", **choices)
-    signal.signal(signal.SIGINT, before)
+    with heeding_ctrl_c():
+        cold, cold_lines, _ = asked("-c", SEEN, "a", "b c", **choices)
     with template.warming(starts_others=False):
         warm, warm_lines, _ = asked("-c", SEEN, "a", "b c", **choices)
     assert warm_lines.splitlines() == cold_lines.splitlines()
@@ -99,7 +107,8 @@ def test_random_numbers_are_those_of_no_other_process(template: Template) -> Non
 
 @pytest.mark.parametrize(("program", "exit_code"), ENDS.items())
 def test_a_program_ends_as_in_a_new_interpreter(template: Template, program: str, exit_code: int) -> None:
-    cold = asked("-c", program)
+    with heeding_ctrl_c():
+        cold = asked("-c", program)
     with template.warming():
         assert asked("-c", program) == cold
     assert cold[0] == exit_code

@@ -8,13 +8,13 @@ import pty
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from growing_runs import GrowingRun, planned_job
+from interruptible import interruptible
 from rich.text import Text
 
 from weft.cli.main import run as weft
@@ -85,7 +85,7 @@ def test_a_mistake_is_one_line(
 
 def test_a_terminal_follows_the_run_until_ctrl_c(grown: GrowingRun) -> None:
     mine, theirs = pty.openpty()
-    command = [sys.executable, "-m", "weft.cli.main", "watch", str(grown.path), "--terminal"]
+    command = interruptible("-m", "weft.cli.main", "watch", str(grown.path), "--terminal")
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "60"}
     with subprocess.Popen(
         command, stdout=theirs, stderr=subprocess.PIPE, env=environment, text=True

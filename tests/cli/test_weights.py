@@ -61,7 +61,7 @@ def test_import_makes_a_folder_of_a_checkpoint_of_torch(
     assert run(words) == 2
     assert "exists already" in capsys.readouterr().err
     (tmp_path / "source" / ".metadata").write_bytes(b"cos\nsystem\n(V0\ntR.")
-    assert run(words) == 2
+    assert run(["import", words[1], str(tmp_path / "another"), *words[3:]]) == 2
     captured = capsys.readouterr()
     assert len(captured.err.splitlines()) == 1
     assert "it names 'os.system', which is no part of a checkpoint's metadata" in captured.err

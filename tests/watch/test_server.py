@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from growing_runs import GrowingRun, planned_job
+from interruptible import interruptible
 from live_server import LiveServer, news_in
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -191,7 +191,7 @@ def test_the_command_prints_its_address_and_ends_on_a_signal(
     runs: list[GrowingRun], number: signal.Signals
 ) -> None:
     """Also with a viewer whose stream is open."""
-    command = [sys.executable, "-m", "weft.cli.main", "watch", str(runs[0].path.parent), "--port", "0"]
+    command = interruptible("-m", "weft.cli.main", "watch", str(runs[0].path.parent), "--port", "0")
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
     ) as process:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from web.samples import HOSTILE, breadth_first, replicated, without_rows
 
 from weft.predict.abstract import simulate_schedule
-from weft.program.kinds import KINDS
+from weft.program.kinds import all_kinds
 from weft.web.charts.picture import WIDTH, kind_colour
 from weft.web.charts.timeline import MAXIMUM_BLOCKS, MAXIMUM_ROWS, timeline_svg
 
@@ -83,6 +83,6 @@ def contrast(colour: str) -> float:
     return 1.05 / (0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05)
 
 
-@pytest.mark.parametrize("kind", [kind.name for kind in KINDS if kind.stream == "compute"])
+@pytest.mark.parametrize("kind", [kind.name for kind in all_kinds() if kind.stream == "compute"])
 def test_white_words_are_read_on_all_blocks_that_have_them(kind: str) -> None:
     assert contrast(kind_colour(kind)) >= 4.5

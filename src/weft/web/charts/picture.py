@@ -58,7 +58,7 @@ _KNOWN = {
     "send_gradient": "#5b9a80",
     "receive_gradient": "#82998f",
     "gather": "#b0578d",
-    "free": "#8a8f98",
+    "free": "#6c7179",
     "reduce": "#b8473d",
     "reduce_across": "#a3493a",
     "reduce_tied": "#8a2f5b",
