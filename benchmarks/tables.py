@@ -65,7 +65,7 @@ TABLES: Mapping[str, Listed | Crossed] = {
     "watching": Crossed(
         "watching",
         "a run of gpt-1m with",
-        ("processor", "to each viewer", "step over a step without viewers"),
+        ("processor, of a core", "to each viewer per second", "step over a step without viewers"),
     ),
     "start_up": Listed("start_up", "import weft.*|weft .*"),
     "start_up, ranks": Crossed(

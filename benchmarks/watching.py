@@ -108,8 +108,8 @@ def beside(directory: Path, viewers: int, phase_s: float) -> dict[str, Value]:
         server.terminate()
         server.wait()
     return {
-        "processor": Value(statistics.median(shares), "cores", TARGET_SHARE),
-        "to each viewer": Value(statistics.median(rates), "B/s"),
+        "processor, of a core": Value(statistics.median(shares), "share", TARGET_SHARE),
+        "to each viewer per second": Value(statistics.median(rates), "bytes"),
         "step over a step without viewers": Value(statistics.median(ratios), "ratio", TARGET_RATIO),
     }
 
