@@ -53,11 +53,16 @@ class GrowingRun:
     def tell(self, event: str, **details: Any) -> None:
         self._append("events.jsonl", {"time_s": 100.0 + self.done, "event": event, **details})
 
-    def train(self, steps: int, *, loss: float | None = None, late_rank: int = -1) -> None:
-        """Finish so many steps; one rank may take a millisecond more for each instruction."""
+    def train(
+        self, steps: int, *, loss: float | None = None, late_rank: int = -1, but: int | None = None
+    ) -> None:
+        """Finish so many steps; a late rank takes a millisecond more for each instruction.
+
+        The rank `but` records no more than the first instruction of each step.
+        """
         for _ in range(steps):
             step, own = self.done, 6.0 - 0.01 * self.done if loss is None else loss
-            self._record(step, late_rank)
+            self._record(step, late_rank, but)
             figures = {"step_s": 0.1 + 0.001 * step, "tokens_per_s": 512.0, "max_rss_bytes": 10**8 + step}
             self._append("metrics.jsonl", {"step": step, "loss": own, "time_s": 100.0 + step, **figures})
             self.done += 1
@@ -71,13 +76,13 @@ class GrowingRun:
         for recorder in self._recorders:
             recorder.close()
 
-    def _record(self, step: int, late_rank: int) -> None:
+    def _record(self, step: int, late_rank: int, but: int | None) -> None:
         starts, origin = self.job.program.rank_starts, step * 10_000 * MILLISECOND_NS
         for rank, recorder in enumerate(self._recorders):
             recorder.begin(step)
             length = 2 * MILLISECOND_NS if rank == late_rank else MILLISECOND_NS
             first, end = starts[rank : rank + 2].tolist()
-            for position in range(first, end):
+            for position in range(first, first + 1 if rank == but else end):
                 begin = origin + (position - first) * length
                 recorder.record(step, position, begin, begin, begin + length)
 

@@ -44,7 +44,7 @@ def watch(
         Print the state of one run now, as JSON.
     """
     if not path.is_dir():
-        raise InputError(Violation(str(path), "no such folder"))
+        raise InputError(Violation(str(path), "no such folder; `weft train` makes runs/"))
     runs = runs_in(path)
     if not runs and not terminal and not json:
         console().print(f"{path} has no runs yet; the page shows them when they begin", soft_wrap=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, Self
 
-from weft.errors import InputError
+from weft.errors import InputError, RunError
 from weft.training.directory.event_words import event_words
 from weft.training.directory.live_run import LiveRun, StepFigures
 from weft.training.directory.overview import RunOverview, overview
@@ -126,8 +126,8 @@ class WatchedRun:
             self._tried, self._of_plan, self._problem = plan_id, None, ""
             try:
                 self._of_plan = StepsOfPlan(self._run.path)
-            except InputError as error:
-                self._problem = str(error.violations[0])
+            except (InputError, RunError) as error:
+                self._problem = str(error).splitlines()[0]
         return None if self._of_plan is None else self._of_plan.newest()
 
     def _figures(self, about: RunOverview) -> list[Figure]:
