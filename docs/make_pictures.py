@@ -91,7 +91,8 @@ def printed(command: str) -> str:
     """
     print(f"$ {command}", file=sys.stderr)
     output, errors = io.StringIO(), io.StringIO()
-    words = {"FORCE_COLOR": "1", "COLUMNS": str(COLUMNS), "WEFT_HOME": os.path.abspath("home")}
+    colours = {"FORCE_COLOR": "1", "COLORTERM": "truecolor"}
+    words = {**colours, "COLUMNS": str(COLUMNS), "WEFT_HOME": os.path.abspath("home")}
     printing = (contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors))
     with mock.patch.dict(os.environ, words), printing[0], printing[1]:
         if run(shlex.split(command)[1:]) != 0:
