@@ -23,7 +23,6 @@ from weft.planning.planners.simulated import simulated
 from weft.planning.problem import Problem
 from weft.planning.throughput import throughput
 from weft.planning.ties import break_ties
-from weft.predict.engine import load_compiled_engine
 from weft.predict.measurements import load_devices
 from weft.progress import CountedWork, ProgressReport, unwatched
 
@@ -83,8 +82,6 @@ def what_if(
     base = ranking.fitting[0]
     as_it_is = _forecast("", problem, base, "", base, None)
     found = [as_it_is]
-    # Slow links leave bounds far below steps, so that many layouts are simulated.
-    load_compiled_engine()
     counted = CountedWork(report, "forecasting", len(clusters), "clusters")
     for change, cluster in counted.each(clusters.items()):
         other = on_cluster(problem, cluster, home or weft_home())

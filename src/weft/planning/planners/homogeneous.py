@@ -30,9 +30,10 @@ from weft.moves.layout import refuse
 from weft.planning.goals import cost_of
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
-from weft.planning.planners.simulated import prepare, simulated, too_big
+from weft.planning.planners.simulated import COMPILED_AFTER_LAYOUTS, prepare, simulated, too_big
 from weft.planning.planners.space import by_count, degree_layouts, layouts, require_closed_form
 from weft.planning.problem import Problem
+from weft.predict.engine import load_compiled_engine
 from weft.progress import CountedWork, ProgressReport, WorkDone, unwatched
 
 
@@ -77,6 +78,7 @@ class HomogeneousPlanner(_OfEveryLayout):
                 judged.append(answer)
         waiting.sort(key=_preference)
         reached: list[float] = []
+        tried = 0
         variants: dict[tuple[str, tuple[int, ...] | None], list[Layout]] = defaultdict(list)
         for place, (least, candidate) in enumerate(waiting):
             plain = replace(candidate.chain, sharding="zero-0").recomputing("none")
@@ -87,6 +89,9 @@ class HomogeneousPlanner(_OfEveryLayout):
             if reason is not None:
                 judged.append(replace(candidate, reason=reason))
                 continue
+            tried += 1
+            if tried == COMPILED_AFTER_LAYOUTS:
+                load_compiled_engine()
             answered = too_big(candidate, bounds) or simulated(
                 problem, candidate, bounds.layer_seconds(candidate.chain)
             )

@@ -17,8 +17,9 @@ from weft.planning.planners.bounds import Bounds, Holding
 from weft.planning.problem import Problem
 from weft.predict.engine import load_compiled_engine
 
-# A search on fewer devices ends before a compiler is loaded.
+# A search on fewer devices, or of fewer layouts, ends before a compiler is loaded.
 COMPILED_FROM_DEVICES = 256
+COMPILED_AFTER_LAYOUTS = 100
 
 
 def prepare(problem: Problem) -> None:
