@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,17 @@ def append_record(path: Path, record: Mapping[str, Any]) -> None:
         else:
             torn = False
         file.write((b"\n" if torn else b"") + json.dumps(record).encode() + b"\n")
+
+
+def records_in(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the records of lines of JSON; pass over one that a kill has torn, or that is another hand's."""
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            yield record
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import tomllib
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from weft.describe.plan_file import PlanFile, load_plan_file
 from weft.errors import InputError
+from weft.files import records_in
 from weft.training.directory.run_directory import held_out_record
 
 # The first of these that a step has; earlier versions of weft recorded the whole process only.
@@ -50,16 +50,7 @@ class LineFile:
             return False, []
         whole = text[: text.rfind(b"\n") + 1]
         self._read_bytes += len(whole)
-        return other, [record for line in whole.splitlines() if (record := _record(line)) is not None]
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    """Return the record of a line; None if a kill has torn it, or another hand wrote it."""
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
+        return other, list(records_in(whole.splitlines()))
 
 
 class StepFigures(NamedTuple):

@@ -30,7 +30,7 @@ from weft.describe.plan_versions import former_ids
 from weft.describe.prediction import Prediction
 from weft.describe.run_file import load_run
 from weft.errors import InputError, RunError, Violation
-from weft.files import append_record, write_whole
+from weft.files import append_record, records_in, write_whole
 from weft.planning.planned import PlannedJob
 from weft.program.program import Program
 from weft.program.table import format_program
@@ -221,15 +221,9 @@ class RunDirectory:
         return read_timeline(self.path / "measured.parquet")
 
     def _lines(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yield all complete lines of a file of JSON lines; none if there is no file."""
+        """Return the records of all complete lines of a file of JSON lines; none if there is no file."""
         path = self.path / name
-        if not path.exists():
-            return
-        for line in path.read_text().splitlines():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                continue  # the last line of a killed run may be torn
+        return records_in(path.read_bytes().splitlines() if path.exists() else ())
 
     def _json(self, name: str, missing: str) -> dict[str, Any]:
         path = self.path / name
