@@ -23,6 +23,7 @@ from weft.timeline.compare import Comparison, Pair
 from weft.timeline.compare import compare as compare_timelines
 from weft.timeline.figures import error_text, prediction_error
 from weft.training.directory.event_words import warnings
+from weft.training.directory.live_run import LiveRun
 from weft.training.directory.overview import NEWEST_STEPS
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.session import WORKER_MODULE, job_in
@@ -35,7 +36,7 @@ class Progress:
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
-        self._directory: RunDirectory | None = None
+        self._run: LiveRun | None = None
         self._printed_step = -1
         self._printed_time = 0.0
         self._begun_s = time.time()
@@ -44,60 +45,59 @@ class Progress:
     @property
     def begun(self) -> bool:
         """True if workers have run: a finished run starts none."""
-        return self._directory is not None
+        return self._run is not None
 
     def update(self, directory: RunDirectory) -> None:
         """Print news of a run; the launcher calls this several times a second while the workers run."""
-        if self._directory is None:
-            self._directory = directory
+        if self._run is None:
+            self._run = LiveRun(directory.path)
             self._say(f"run directory: {directory.path}")
             trained = load_run(directory.path / "run.toml").train
             self._steps = trained.steps
             if trained.compile:
                 self._say("layers are compiled before the first step; the prediction is for uncompiled ones")
         if not self._quiet and time.monotonic() - self._printed_time >= SECONDS_BETWEEN_LINES:
-            self._print_newest()
-            self._print_warnings()
+            self._print_news(self._run)
 
     def finish(self) -> None:
         """Print the last step if it was not printed, all new warnings, and the problems of loggers."""
-        if self._directory is None:
+        if self._run is None:
             return
-        if not self._quiet:
-            self._print_newest()
-        self._print_warnings()
-        for problem in self._directory.logger_problems():
+        self._print_news(self._run)
+        for problem in RunDirectory(self._run.path).logger_problems():
             print(f"warning: {problem}", file=sys.stderr)
 
     def resume_hint(self) -> None:
         """Print the command that resumes the run."""
-        if self._directory is not None:
-            path = shlex.quote(str(self._directory.path))
+        if self._run is not None:
+            path = shlex.quote(str(self._run.path))
             print(f"resume with: weft train {path}", file=sys.stderr)
 
-    def _print_newest(self) -> None:
-        assert self._directory is not None, "update was called before"
-        # Rows of an earlier start may be of another plan than the prediction.
-        rows = [row for row in self._directory.metrics() if row["time_s"] >= self._begun_s]
-        if not rows or rows[-1]["step"] == self._printed_step:
-            return
-        row, steps = rows[-1], self._steps
-        self._printed_step, self._printed_time = row["step"], time.monotonic()
-        left = (steps - row["step"] - 1) * median(one["step_s"] for one in rows[-NEWEST_STEPS:])
-        # The prediction of the current plan: a later plan may have taken over.
-        predicted_s = self._directory.prediction().step_s
-        self._say(
-            f"step {row['step'] + 1:>{len(str(steps))}}/{steps}  loss {row['loss']:.4f}  "
-            f"predicted {format_seconds(predicted_s)} | measured {format_seconds(row['step_s'])}  "
-            f"{format_count(row['tokens_per_s'])} tokens/s  {format_seconds(left)} left"
-        )
-
-    def _print_warnings(self) -> None:
-        assert self._directory is not None, "update was called before"
-        told = warnings(self._directory, self._begun_s)
+    def _print_news(self, run: LiveRun) -> None:
+        run.look()
+        if not self._quiet:
+            self._print_newest(run)
+        told = warnings(run.events, self._begun_s)
         for text in told[self._warned :]:
             print(f"warning: {text}", file=sys.stderr)
         self._warned = len(told)
+
+    def _print_newest(self, run: LiveRun) -> None:
+        # Steps of an earlier start may be of another plan than the prediction.
+        newest = [one for one in run.steps[-NEWEST_STEPS:] if one.time_s >= self._begun_s]
+        if not newest or newest[-1].step == self._printed_step:
+            return
+        last, steps = newest[-1], self._steps
+        self._printed_step, self._printed_time = last.step, time.monotonic()
+        left = (steps - last.step - 1) * median(one.step_s for one in newest)
+        # The prediction of the current plan: a later plan may have taken over.
+        prediction = run.file.prediction
+        assert prediction is not None, "a prepared run says what is predicted of it"
+        self._say(
+            f"step {last.step + 1:>{len(str(steps))}}/{steps}  loss {last.loss:.4f}  "
+            f"predicted {format_seconds(prediction.step_s)} | measured {format_seconds(last.step_s)}  "
+            f"{format_count(last.tokens_per_s)} tokens/s  {format_seconds(left)} left"
+        )
 
     def _say(self, line: str) -> None:
         if not self._quiet:

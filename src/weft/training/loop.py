@@ -125,7 +125,7 @@ def _verify_resume(run: OpenRun, result: StepResult) -> None:
         loss = result.loss
     if recorded not in (None, loss):
         run.journal.event("resume differs", step=result.step, loss=loss, recorded=recorded)
-        print(f"warning: {warnings(run.directory, 0.0)[-1]}", file=sys.stderr)
+        print(f"warning: {warnings(run.directory.events(), 0.0)[-1]}", file=sys.stderr)
 
 
 def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:

@@ -72,7 +72,7 @@ class Ranks:
 
     @property
     def told(self) -> list[str]:
-        return warnings(self.directory, 0.0)
+        return warnings(self.directory.events(), 0.0)
 
 
 @pytest.fixture
@@ -243,4 +243,4 @@ def test_instructions_of_other_steps_of_a_cycle_are_not_waited_for(tmp_path: Pat
         ranks.end(step, left=set(np.flatnonzero(program.columns.iteration != step % 2).tolist()))
         ranks.pass_time(1)
     ranks.pass_time(2 * AFTER_S)
-    assert warnings(ranks.directory, 0.0) == []
+    assert warnings(ranks.directory.events(), 0.0) == []

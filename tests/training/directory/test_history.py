@@ -74,7 +74,7 @@ def test_a_run_without_files_has_no_history(tmp_path: Path) -> None:
     assert plan_since(fresh) == 0
     assert recorded_loss(fresh, 0, ["a"]) is None
     assert checkpoint_figures(fresh)["checkpoints"] == 0
-    assert warnings(fresh, 0.0) == []
+    assert warnings(fresh.events(), 0.0) == []
 
 
 def test_warnings_are_those_of_this_start_in_one_line_each(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_warnings_are_those_of_this_start_in_one_line_each(tmp_path: Path) -> No
             ]
         )
     )
-    assert warnings(RunDirectory(tmp_path), 2.0) == [
+    assert warnings(RunDirectory(tmp_path).events(), 2.0) == [
         "skipped a checkpoint: torn",
         "2 documents",
         "step 4 has the loss 2.5 after resuming; before, it was 2.0",

@@ -103,7 +103,7 @@ def test_a_replica_without_a_finite_loss_is_an_event_where_others_go_on_by_thems
         journal.step(StepResult(step, Numbers(shares=shares), independent=True), step_s=1.0)
     journal.flush()
     assert [row["step"] for row in RunDirectory(tmp_path).metrics()] == [1]
-    [line] = warnings(RunDirectory(tmp_path), 0.0)
+    [line] = warnings(RunDirectory(tmp_path).events(), 0.0)
     assert line.startswith("step 0: the loss of ranks [2] is not finite")
     lost = Numbers(shares=[torch.tensor([math.nan]), torch.tensor([0.0])])
     journal.step(StepResult(2, lost, independent=True), step_s=1.0)

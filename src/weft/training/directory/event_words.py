@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
-
-from weft.training.directory.run_directory import RunDirectory
 
 _WARNINGS = {
     "checkpoint skipped": "skipped a checkpoint: {reason}",
@@ -35,11 +33,11 @@ _NEWS = {
 }
 
 
-def warnings(directory: RunDirectory, since_s: float) -> list[str]:
+def warnings(events: Iterable[Mapping[str, Any]], since_s: float) -> list[str]:
     """Return the warnings to the user from the events since `since_s`, one line each."""
     return [
         text
-        for event in directory.events()
+        for event in events
         if event.get("time_s", 0.0) >= since_s and (text := _words(event, _WARNINGS)) is not None
     ]
 
