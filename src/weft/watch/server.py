@@ -13,7 +13,6 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock
 from typing import Any
 from urllib.parse import quote
 
@@ -27,8 +26,7 @@ from starlette.responses import FileResponse, HTMLResponse, Response, StreamingR
 from starlette.routing import Route
 
 from weft.errors import InputError, Violation
-from weft.training.directory.live_run import LiveRun
-from weft.training.directory.overview import RunOverview, overview, runs_in
+from weft.training.directory.overview import RunOverview, runs_in
 from weft.watch.access import TokenRequired
 from weft.watch.news_record import news_record
 from weft.watch.prometheus import exposition
@@ -52,9 +50,7 @@ class Runs:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._watched: dict[str, WatchedRun] = {}
-        self._listed: dict[Path, LiveRun] = {}
-        self._lock = Lock()
+        self._watched: dict[Path, WatchedRun] = {}
 
     def path_of(self, name: str) -> Path:
         """Return the directory of a run, found by its name.
@@ -67,19 +63,16 @@ class Runs:
                 return path
         raise HTTPException(404, f"no run {name!r} in {self.folder}")
 
-    def watched(self, name: str) -> WatchedRun:
-        path = self.path_of(name)
-        return self._watched.setdefault(name, WatchedRun(path))
+    def watched(self, path: Path) -> WatchedRun:
+        """Return the follower of a run directory."""
+        return self._watched.setdefault(path, WatchedRun(path))
 
     def overviews(self) -> list[RunOverview]:
         """Return the runs that can be read, the newest first."""
         found = []
-        with self._lock:
-            for path in runs_in(self.folder):
-                run = self._listed.setdefault(path, LiveRun(path))
-                run.look()
-                with suppress(InputError):
-                    found.append(overview(run))
+        for path in runs_in(self.folder):
+            with suppress(InputError):
+                found.append(self.watched(path).overview())
         return sorted(found, key=lambda one: one.newest_s, reverse=True)
 
 
@@ -112,9 +105,9 @@ def watch_app(folder: Path, token: str, port: int, ends: Callable[[], bool]) -> 
         return FileResponse(path)
 
     async def news(request: Request) -> Response:
-        run = await run_sync(runs.watched, request.path_params["name"])
+        path = await run_sync(runs.path_of, request.path_params["name"])
         seen = Seen.parse(request.headers.get("last-event-id", ""))
-        return _stream(_news_of(run, seen), ends, POLL_S)
+        return _stream(_news_of(runs.watched(path), seen), ends, POLL_S)
 
     def metrics(request: Request) -> Response:
         found = exposition(runs.overviews(), request.headers.get("accept", ""))

@@ -85,6 +85,16 @@ class WatchedRun:
         self._problem = ""
         self._lock = Lock()
 
+    def overview(self) -> RunOverview:
+        """Return the run at a glance.
+
+        Raises:
+            InputError: if the plan or the run file cannot be read.
+        """
+        with self._lock:
+            self._run.look()
+            return overview(self._run)
+
     def news(self, seen: Seen) -> News:
         """Return what has happened since.
 
