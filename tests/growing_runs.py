@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from weft.describe.run_file import load_run
+from weft.describe.run_file import parse_run
 from weft.planning.planned import PlannedJob, plan_run
 from weft.program.rank_program import part_of
 from weft.run.record.recorder import Recorder
@@ -19,7 +23,7 @@ preset = "gpt-1m"
 sequence = 64
 [train]
 global_batch = 8
-steps = {steps}
+steps = 50
 [cluster]
 use = "4xt4"
 [plan]
@@ -29,18 +33,18 @@ dp = 2
 MILLISECOND_NS = 1_000_000
 
 
-def planned_job(folder: Path, steps: int = 50) -> PlannedJob:
-    path = folder / "run.toml"
-    path.write_text(RUN.format(steps=steps))
-    return plan_run(load_run(path))
+@cache
+def planned_job() -> PlannedJob:
+    """The job of all growing runs: 50 steps on 4 ranks."""
+    return plan_run(parse_run(tomllib.loads(RUN)))
 
 
 class GrowingRun:
     """A prepared run whose ranks are this object."""
 
-    def __init__(self, path: Path, job: PlannedJob) -> None:
-        self.path, self.job, self.done = path, job, 0
-        path.mkdir(parents=True)
+    def __init__(self, path: Path) -> None:
+        self.path, self.job, self.done = path, planned_job(), 0
+        job = self.job
         RunDirectory(path).prepare(job)
         ranks = range(job.plan.ranks)
         parts = [part_of(job.program, rank) for rank in ranks]
@@ -89,3 +93,12 @@ class GrowingRun:
     def _append(self, name: str, record: dict[str, Any]) -> None:
         with open(self.path / name, "a") as file:
             file.write(json.dumps(record) + "\n")
+
+
+@contextmanager
+def growing(folder: Path, *names: str) -> Iterator[list[GrowingRun]]:
+    """Runs of these names in a folder."""
+    runs = [GrowingRun(folder / name) for name in names]
+    yield runs
+    for run in runs:
+        run.close()

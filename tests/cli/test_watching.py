@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from growing_runs import GrowingRun, planned_job
+from growing_runs import GrowingRun, growing
 from interruptible import interruptible
 from rich.text import Text
 
@@ -25,11 +25,10 @@ LIMIT_S = 60.0
 
 @pytest.fixture
 def grown(tmp_path: Path) -> Iterator[GrowingRun]:
-    run = GrowingRun(tmp_path / "runs" / "first", planned_job(tmp_path))
-    run.train(8, late_rank=3)
-    run.tell("checkpoint", step=5)
-    yield run
-    run.close()
+    with growing(tmp_path / "runs", "first") as (run,):
+        run.train(8, late_rank=3)
+        run.tell("checkpoint", step=5)
+        yield run
 
 
 def test_a_pipe_gets_the_run_once(

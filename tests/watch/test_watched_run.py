@@ -6,27 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from growing_runs import GrowingRun, planned_job
+from growing_runs import GrowingRun, growing
 
-from weft.planning.planned import PlannedJob
 from weft.watch import newest_steps
 from weft.watch.newest_steps import StepsOfPlan, late_ranks
 from weft.watch.watched_run import News, Seen, WatchedRun
 from weft.web.rows.run import BAD
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> PlannedJob:
-    return planned_job(tmp_path_factory.mktemp("planned"))
-
-
 @pytest.fixture
-def run(tmp_path: Path, job: PlannedJob, monkeypatch: pytest.MonkeyPatch) -> Iterator[GrowingRun]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GrowingRun]:
     monkeypatch.setattr(newest_steps, "LOOK_INTERVAL_S", 0.0)
     monkeypatch.setattr(newest_steps, "PAUSE", 0.0)
-    grown = GrowingRun(tmp_path / "runs" / "first", job)
-    yield grown
-    grown.close()
+    with growing(tmp_path / "runs", "first") as (grown,):
+        yield grown
 
 
 class Viewer:

@@ -8,36 +8,22 @@ import sys
 from pathlib import Path
 
 import pytest
+from growing_runs import planned_job
 
-from weft.describe.run_file import load_run
 from weft.errors import InputError
-from weft.planning.planned import plan_run
 from weft.training.directory.overview import NEWEST_STEPS, RunState, look_at, runs_in
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.directory.run_lock import is_running, only_run
 
-RUN = """
-[model]
-preset = "gpt-1m"
-[task]
-sequence = 64
-[train]
-global_batch = 8
-steps = 50
-[cluster]
-use = "2xt4"
-"""
 HOLD = "import sys; from pathlib import Path; from weft.training.directory.run_lock import only_run\n"
 HOLD += "with only_run(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    (tmp_path / "run.toml").write_text(RUN)
-    planned = plan_run(load_run(tmp_path / "run.toml"))
     directory = RunDirectory(tmp_path / "runs" / "first")
     directory.path.mkdir(parents=True)
-    directory.prepare(planned)
+    directory.prepare(planned_job())
     return directory
 
 

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from growing_runs import GrowingRun, planned_job
+from growing_runs import GrowingRun, growing
 from live_server import LiveServer
 from web.axe import serious_violations
 from web.browser import Browser
 
-from weft.planning.planned import PlannedJob
 from weft.watch import newest_steps
 from weft.watch import server as server_module
 
@@ -24,21 +23,14 @@ STEPS = "document.querySelector('.tiles .value')?.textContent"
 CONNECTION = "document.getElementById('connection').textContent"
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> PlannedJob:
-    return planned_job(tmp_path_factory.mktemp("planned"))
-
-
 @pytest.fixture
-def runs(tmp_path: Path, job: PlannedJob, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[GrowingRun]]:
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[GrowingRun]]:
     for name in ("POLL_S", "LIST_POLL_S"):
         monkeypatch.setattr(server_module, name, 0.05)
     for name in ("LOOK_INTERVAL_S", "PAUSE"):
         monkeypatch.setattr(newest_steps, name, 0.0)
-    grown = [GrowingRun(tmp_path / "runs" / name, job) for name in ("first", "<b>second")]
-    yield grown
-    for run in grown:
-        run.close()
+    with growing(tmp_path / "runs", "first", "<b>second") as grown:
+        yield grown
 
 
 @pytest.fixture
