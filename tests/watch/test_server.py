@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from growing_runs import GrowingRun, planned_job
+from growing_runs import GrowingRun, growing
 from interruptible import interruptible
 from live_server import LiveServer, news_in
 from prometheus_client.parser import text_string_to_metric_families
 
 from weft.errors import InputError
-from weft.planning.planned import PlannedJob
 from weft.training.directory.run_directory import RunDirectory
 from weft.watch import server as server_module
 from weft.watch.server import TOKEN_VARIABLE, listen, the_token
@@ -23,19 +22,12 @@ from weft.watch.server import TOKEN_VARIABLE, listen, the_token
 MOST_BYTES = 300_000
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> PlannedJob:
-    return planned_job(tmp_path_factory.mktemp("planned"))
-
-
 @pytest.fixture
-def runs(tmp_path: Path, job: PlannedJob, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[GrowingRun]]:
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[GrowingRun]]:
     monkeypatch.setattr(server_module, "POLL_S", 0.02)
     monkeypatch.setattr(server_module, "LIST_POLL_S", 0.02)
-    grown = [GrowingRun(tmp_path / "runs" / name, job) for name in ("first", "second & <last>")]
-    yield grown
-    for run in grown:
-        run.close()
+    with growing(tmp_path / "runs", "first", "second & <last>") as grown:
+        yield grown
 
 
 @pytest.fixture
@@ -147,10 +139,13 @@ def test_the_list_tells_of_runs_that_begin_and_grow(server: LiveServer, runs: li
     with server.request("/news") as answer:
         news = news_in(answer)
         _, listed = next(news)
-        assert {row["name"]: row["step"] for row in listed} == {"first": "0/50", "second & <last>": "0/50"}
+        assert {row["name"]: row["figures"][0] for row in listed} == {
+            "first": "0/50",
+            "second & <last>": "0/50",
+        }
         runs[1].train(2)
         # A look may fall between the two steps.
-        while (listed := next(news)[1])[0]["step"] != "2/50":
+        while (listed := next(news)[1])[0]["figures"][0] != "2/50":
             pass
         assert listed[0]["name"] == "second & <last>"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.cli.output import Json, console, plain_table, print_json
-from weft.describe.units import format_count, format_seconds
 from weft.errors import InputError, Violation
 from weft.training.directory.overview import RunOverview, look_at, runs_in
+from weft.web.rows.run import LIST_HEAD, list_cells
 
-HEAD = ("run", "model", "state", "step", "loss", "held out", "tokens/s", "measured", "predicted")
+HEAD = ("run", "model", "state", *LIST_HEAD)
 
 
 def runs(folder: Path = Path("runs"), /, *, json: Json = False) -> None:
@@ -60,17 +60,5 @@ def runs_table(found: Sequence[RunOverview]) -> Table:
     for place, name in enumerate(HEAD):
         table.add_column(name, justify="right" if place > 2 else "left", no_wrap=place > 1, overflow="fold")
     for one in found:
-        figures = (
-            _figure(one.loss, "{:.4f}".format),
-            _figure(one.held_out_loss, "{:.4f}".format),
-            _figure(one.tokens_per_s, format_count),
-            _figure(one.step_s, format_seconds),
-            _figure(one.predicted_step_s, format_seconds),
-        )
-        title = Text(one.path.name, style="bold")
-        table.add_row(title, one.model, str(one.state), f"{one.done}/{one.steps}", *figures)
+        table.add_row(Text(one.path.name, style="bold"), one.model, str(one.state), *list_cells(one))
     return table
-
-
-def _figure(value: float | None, text: Callable[[float], str]) -> str:
-    return "-" if value is None else text(value)

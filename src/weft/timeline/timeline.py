@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from weft.describe.one_line import one_line
+from weft.describe.plan import Plan
+from weft.describe.plan_versions import current_id
 from weft.program.arrays import Ids, Ints, Mask
 from weft.program.kinds import KINDS, all_kinds
 from weft.program.program import NONE
@@ -60,6 +62,11 @@ class Timeline:
     def take(self, rows: Mask) -> Timeline:
         """Return the rows where `rows`, shape (rows,), is true."""
         return replace(self, **{name: getattr(self, name)[rows] for name in TIMELINE_COLUMNS})
+
+
+def under_current_id(timeline: Timeline, plan: Plan) -> Timeline:
+    """Return a timeline of a plan with the plan's current id, even if an earlier version of weft wrote it."""
+    return replace(timeline, plan_id=current_id(timeline.plan_id, plan))
 
 
 TIMELINE_COLUMNS = (

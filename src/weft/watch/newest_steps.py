@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from weft.describe.plan_versions import current_id, former_ids
+from weft.describe.plan_versions import former_ids
 from weft.errors import InputError, RunError
-from weft.planning.planned import PlannedJob
 from weft.program.program import NONE, Program
 from weft.run.record.recorder import collect_timeline
 from weft.run.record.slots import read_pulse, slots_path
 from weft.timeline.compare import Comparison, compare
-from weft.timeline.timeline import Timeline
+from weft.timeline.timeline import Timeline, under_current_id
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.session import reopen
 
@@ -53,7 +52,7 @@ class StepsOfPlan:
     def __init__(self, path: Path) -> None:
         self._directory = RunDirectory(path)
         self.job = reopen(path)
-        self._predicted = _of(self.job, self._directory.predicted())
+        self._predicted = under_current_id(self._directory.predicted(), self.job.plan)
         self._found: NewestStep | None = None
         self._next_look_s = 0.0
 
@@ -91,7 +90,7 @@ class StepsOfPlan:
             )
         except RunError:
             return None  # slots of another plan, or of a start that has recorded nothing yet
-        whole = whole_steps(_of(job, recorded), job.program)
+        whole = whole_steps(under_current_id(recorded, job.plan), job.program)
         if not len(whole):
             return None
         step = int(whole.step.max())
@@ -103,11 +102,6 @@ class StepsOfPlan:
             return None
         measured = whole.take(whole.step == step)
         return NewestStep(step=step, predicted=self._predicted, measured=measured, comparison=comparison)
-
-
-def _of(job: PlannedJob, timeline: Timeline) -> Timeline:
-    """Return a timeline with the plan's current id, even if an earlier version of weft wrote it."""
-    return replace(timeline, plan_id=current_id(timeline.plan_id, job.plan))
 
 
 def whole_steps(timeline: Timeline, program: Program) -> Timeline:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from web.samples import HOSTILE, sample_report
 
-from weft.web.pages.report import json_for_script, report_html, write_report
+from weft.web.pages.page import json_for_script
+from weft.web.pages.report import report_html, write_report
 
 
 @given(st.recursive(st.text() | st.integers() | st.none(), lambda inner: st.lists(inner), max_leaves=8))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Collection, Sequence
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from typing import Protocol
 
 from weft import __version__
 from weft.web.charts.picture import STYLE
+
+_MARKER = re.compile(r"\{\{(\w+)\}\}")
 
 
 def page_html(title: str, subtitle: str, sections: Sequence[str]) -> str:
@@ -88,6 +92,36 @@ def section_html(name: str, title: str, inside: str, *, saved: bool = False) -> 
 def scrolling(name: str, inside: str) -> str:
     """Return markup that scrolls sideways where it is wider than the page, also by keyboard."""
     return f'<div class="scroll" role="group" aria-labelledby="{name}-title" tabindex="0">{inside}</div>'
+
+
+def scripted_page(
+    template: str, styles: Sequence[str], scripts: Sequence[str], data: object, parts: Mapping[str, str]
+) -> str:
+    """Return a page of `static/` with its styles, scripts and data, which a security policy admits alone.
+
+    Args:
+        template: a file with markers such as `{{title}}`. styles, scripts: files, joined in this order.
+        data: what the scripts read.
+        parts: the markup for the template's other markers.
+    """
+    style, script = ("\n".join(static_text(name) for name in names) for names in (styles, scripts))
+    own = {
+        "version": escape(__version__),
+        "data": json_for_script(data),
+        "style": style,
+        "script": script,
+        "style_hash": policy_hash(style),
+        "script_hash": policy_hash(script),
+    }
+    every = {**parts, **own}
+    # One pass: a name that looks like a marker is never replaced.
+    return _MARKER.sub(lambda match: every[match[1]], static_text(template))
+
+
+def json_for_script(record: object) -> str:
+    """Return JSON without <, > and &: no string in it can end its script element."""
+    text = json.dumps(record, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def static_text(name: str) -> str:

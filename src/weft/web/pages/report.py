@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from weft import __version__
-from weft.describe.plan import Plan, precision_words, shared_out
-from weft.describe.plan_versions import current_id
+from weft.describe.plan import precision_words, shared_out
 from weft.describe.synchronisation import sync_words
 from weft.describe.units import format_count, format_seconds
 from weft.files import write_whole
@@ -29,10 +24,10 @@ from weft.planning.report_sections import BY_SOURCE, Table, sections_of
 from weft.predict.predict import live_curve
 from weft.program.kinds import kind_words
 from weft.timeline.figures import error_text, prediction_error
-from weft.timeline.timeline import Timeline
+from weft.timeline.timeline import under_current_id
 from weft.training.directory.run_directory import RunDirectory
 from weft.web.charts.picture import kind_colour
-from weft.web.pages.page import policy_hash, scrolling, section_html, static_text
+from weft.web.pages.page import scripted_page, scrolling, section_html
 from weft.web.pages.page_record import page_record
 from weft.web.pages.report_data import KindRow, RankMemory, ReportData, StepInterval, kind_rows
 from weft.web.rows.plan import stage_names
@@ -41,7 +36,6 @@ from weft.web.rows.summary import MEMORY_HEAD, memory_rows, summary_rows
 _SCRIPTS = ("draw.js", "charts.js", "timeline.js", "report.js", "save.js")
 _KIND_HEAD = ("kind", "count", "predicted", "measured", "error")
 _SOURCE_HEAD = ("source", "nats per target", "perplexity")
-_MARKER = re.compile(r"\{\{(\w+)\}\}")
 
 
 def write_report(path: str | os.PathLike[str], report: ReportData) -> None:
@@ -57,8 +51,6 @@ def write_report(path: str | os.PathLike[str], report: ReportData) -> None:
 
 def report_html(report: ReportData) -> str:
     """Return the page of a report as text."""
-    style = static_text("report.css")
-    script = "\n".join(static_text(name) for name in _SCRIPTS)
     parts = {
         "title": escape(f"{report.run} - weft"),
         "run": escape(report.run),
@@ -66,21 +58,8 @@ def report_html(report: ReportData) -> str:
         "tiles": _tiles(report),
         "memory": _memory_section(report),
         "tables": _tables(report),
-        "footer": f"Written by weft {escape(__version__)}. This file is complete: it loads nothing.",
-        "data": json_for_script(page_record(report)),
-        "style": style,
-        "script": script,
-        "style_hash": policy_hash(style),
-        "script_hash": policy_hash(script),
     }
-    # One pass: a name that looks like a marker is never replaced.
-    return _MARKER.sub(lambda match: parts[match[1]], static_text("report.html"))
-
-
-def json_for_script(record: object) -> str:
-    """Return JSON without <, > and &: no string in it can end its script element."""
-    text = json.dumps(record, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return scripted_page("report.html", ("report.css",), _SCRIPTS, page_record(report), parts)
 
 
 def _tiles(report: ReportData) -> str:
@@ -237,8 +216,8 @@ def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
         model=planned.plan.model,
         cluster=planned.plan.cluster,
         plan=plan_in_words(planned),
-        predicted=_of(planned.plan, directory.predicted()),
-        measured=_of(planned.plan, directory.measured()),
+        predicted=under_current_id(directory.predicted(), planned.plan),
+        measured=under_current_id(directory.measured(), planned.plan),
         interval=StepInterval(
             step_s=prediction.step_s, low_s=prediction.step_low_s, high_s=prediction.step_high_s
         ),
@@ -252,11 +231,6 @@ def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
         by_source=sources,
         sections=sections_of(planned, metrics, sources, directory.events()),
     )
-
-
-def _of(plan: Plan, timeline: Timeline) -> Timeline:
-    """Return a timeline with the plan's current id, even if an earlier version of weft wrote it."""
-    return replace(timeline, plan_id=current_id(timeline.plan_id, plan))
 
 
 def plan_in_words(planned: PlannedJob) -> list[tuple[str, str]]:

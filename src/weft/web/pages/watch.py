@@ -7,26 +7,23 @@ it came from. Names of runs are data, as in a report.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from weft import __version__
-from weft.describe.units import format_count, format_seconds
+from weft.program.kinds import kind_words
 from weft.timeline.compare import Comparison
 from weft.timeline.timeline import Timeline
 from weft.training.directory.live_run import StepFigures
 from weft.training.directory.overview import RunOverview
-from weft.web.pages.page import policy_hash, static_text
+from weft.web.pages.page import scripted_page
 from weft.web.pages.page_record import thin, timeline_record
-from weft.web.pages.report import json_for_script
 from weft.web.pages.report_data import ReportData
+from weft.web.rows.run import LIST_HEAD, list_cells
 
 _SCRIPTS = ("draw.js", "charts.js", "timeline.js", "save.js", "watch.js")
 _STYLES = ("report.css", "watch.css")
-_MARKER = re.compile(r"\{\{(\w+)\}\}")
-# The kinds of instructions and ranks that the table of late ranks has at most.
+# The most ranks in the table of late ranks.
 MOST_RANKS = 32
 
 
@@ -36,18 +33,9 @@ def watch_page(title: str, runs: Sequence[Mapping[str, str]] | None) -> str:
     Args:
         runs: for each run its `name`, and the addresses of its `news` and its `report`; None for the list.
     """
-    style = "\n".join(static_text(name) for name in _STYLES)
-    script = "\n".join(static_text(name) for name in _SCRIPTS)
-    parts = {
-        "title": escape(title),
-        "version": escape(__version__),
-        "data": json_for_script({"runs": runs}),
-        "style": style,
-        "script": script,
-        "style_hash": policy_hash(style),
-        "script_hash": policy_hash(script),
-    }
-    return _MARKER.sub(lambda match: parts[match[1]], static_text("watch.html"))
+    return scripted_page(
+        "watch.html", _STYLES, _SCRIPTS, {"runs": runs, "head": LIST_HEAD}, {"title": escape(title)}
+    )
 
 
 def list_record(runs: Iterable[RunOverview]) -> list[dict[str, Any]]:
@@ -58,20 +46,11 @@ def list_record(runs: Iterable[RunOverview]) -> list[dict[str, Any]]:
             "model": run.model,
             "plan": run.plan,
             "state": str(run.state),
-            "step": f"{run.done}/{run.steps}",
             "done": run.done / max(1, run.steps),
-            "loss": _text(run.loss, "{:.4f}".format),
-            "heldOut": _text(run.held_out_loss, "{:.4f}".format),
-            "tokens": _text(run.tokens_per_s, format_count),
-            "measured": _text(run.step_s, format_seconds),
-            "predicted": _text(run.predicted_step_s, format_seconds),
+            "figures": list_cells(run),
         }
         for run in runs
     ]
-
-
-def _text(value: float | None, words: Any) -> str:
-    return "-" if value is None else words(value)
 
 
 def curves_record(steps: Sequence[StepFigures]) -> dict[str, list[tuple[float, float | None]]]:
@@ -94,14 +73,18 @@ def lateness_record(comparison: Comparison, ranks: Mapping[int, float]) -> dict[
     late = {(pair.rank, pair.kind): (pair.predicted_s, pair.measured_s) for pair in comparison.ranks}
     return {
         "steps": comparison.steps,
-        "kinds": kinds,
+        "kinds": [kind_words(kind) for kind in kinds],
         "ranks": [
             {"rank": rank, "late": seconds, "cells": [late.get((rank, kind)) for kind in kinds]}
             for rank, seconds in ranks.items()
         ],
         "left_out": len({pair.rank for pair in comparison.ranks}) - len(ranks),
         "worst": [
-            {"rank": one.rank, "name": one.name, "kind": one.kind, "times": (one.predicted_s, one.measured_s)}
+            {
+                "rank": one.rank,
+                "name": f"{kind_words(one.kind)} {one.name}",
+                "times": (one.predicted_s, one.measured_s),
+            }
             for one in comparison.worst[:5]
         ],
     }

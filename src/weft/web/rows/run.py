@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from weft.describe.prediction import Prediction
@@ -19,6 +20,25 @@ class Figure(NamedTuple):
     value: str
     detail: str = ""
     tone: str = ""
+
+
+LIST_HEAD = ("step", "loss", "held out", "tokens/s", "measured", "predicted")
+
+
+def list_cells(run: RunOverview) -> tuple[str, ...]:
+    """Return the figures of a run in a list of runs, under `LIST_HEAD`."""
+    return (
+        f"{run.done}/{run.steps}",
+        _or_dash(run.loss, "{:.4f}".format),
+        _or_dash(run.held_out_loss, "{:.4f}".format),
+        _or_dash(run.tokens_per_s, format_count),
+        _or_dash(run.step_s, format_seconds),
+        _or_dash(run.predicted_step_s, format_seconds),
+    )
+
+
+def _or_dash(value: float | None, text: Callable[[float], str]) -> str:
+    return "-" if value is None else text(value)
 
 
 def run_figures(

@@ -31,6 +31,17 @@ function legend(series, band) {
   return element("ul", { class: "legend" }, ...items);
 }
 
+// The predicted step across a curve of measured ones, and its interval; `interval` is [step, low, high] or null.
+function predictedSteps(interval, points) {
+  if (!interval) return [];
+  const across = [points[0][0], points.at(-1)[0]].map((step) => [step, interval[0]]);
+  return [{ name: `predicted ${seconds(interval[0])}`, colour: "var(--predicted)", points: across, dashed: true, constant: true }];
+}
+
+function intervalBand(interval) {
+  return interval && { low: interval[1], high: interval[2], colour: "var(--predicted)", name: "90 % interval" };
+}
+
 function range(chart) {
   const values = chart.series.flatMap((one) => one.points.map((point) => point[1])).filter((value) => value !== null);
   if (chart.band) values.push(chart.band.low, chart.band.high);

@@ -19,10 +19,7 @@ function showTimeline(record) {
   const view = new TimelineView(document.getElementById("timeline-view"), record, (text) => {
     announcement.textContent = text;
   });
-  const used = [...new Set(record.instructions.kind)].sort((a, b) => a - b).map((kind) => record.kinds[kind]);
-  document.getElementById("legend").replaceWith(
-    legend(used.map((kind) => ({ name: kind.name, colour: kind.colour })), null),
-  );
+  document.getElementById("legend").replaceWith(timelineLegend(record));
   const heading = document.getElementById("timeline-title");
   if (!record.measured.length) heading.textContent = "One step, predicted";
   if (!record.predicted) heading.textContent = "One step, measured";
@@ -36,14 +33,7 @@ function showTimeline(record) {
     select.value = String(view.measured);
     select.addEventListener("change", () => view.chooseStep(Number(select.value)));
   }
-  const buttons = {
-    "zoom-in": () => view.zoomBy(0.6),
-    "zoom-out": () => view.zoomBy(1 / 0.6),
-    "zoom-reset": () => view.zoomTo(0, view.end),
-    "pan-left": () => view.panBy(-0.3),
-    "pan-right": () => view.panBy(0.3),
-  };
-  for (const [id, action] of Object.entries(buttons)) document.getElementById(id).addEventListener("click", action);
+  for (const [id, , , action] of timelineActions(view)) document.getElementById(id).addEventListener("click", action);
 }
 
 function numberText(value) {
@@ -64,13 +54,10 @@ function showLoss(losses, heldOut) {
 }
 
 function showStepTimes(points, interval, measured) {
-  const [low, high] = [points[0][0], points.at(-1)[0]];
-  const across = (value) => [[low, value], [high, value]];
-  const series = [{ name: "measured", colour: "var(--measured)", points }];
-  if (interval) series.push({ name: `predicted ${seconds(interval[0])}`, colour: "var(--predicted)", points: across(interval[0]), dashed: true, constant: true });
+  const series = [{ name: "measured", colour: "var(--measured)", points }, ...predictedSteps(interval, points)];
   lineChart(section("step-time"), {
     series,
-    band: interval && { low: interval[1], high: interval[2], colour: "var(--predicted)", name: "90 % interval" },
+    band: intervalBand(interval),
     format: seconds, tick: secondsTick, xName: "step", zero: true, cap: true,
     summary: `Step time: measured median ${seconds(measured)}${interval ? `, predicted ${seconds(interval[0])}` : ""}`,
   });

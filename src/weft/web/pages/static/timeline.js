@@ -363,6 +363,23 @@ class TimelineView {
   }
 }
 
+// What the buttons of a timeline do: the id, the name, the text and the action of each.
+function timelineActions(view) {
+  return [
+    ["pan-left", "Earlier", "\u2190", () => view.panBy(-0.3)],
+    ["pan-right", "Later", "\u2192", () => view.panBy(0.3)],
+    ["zoom-out", "Zoom out", "\u2212", () => view.zoomBy(1 / 0.6)],
+    ["zoom-in", "Zoom in", "+", () => view.zoomBy(0.6)],
+    ["zoom-reset", "Whole step", "whole step", () => view.zoomTo(0, view.end)],
+  ];
+}
+
+// The kinds of a record's instructions with their colours.
+function timelineLegend({ instructions, kinds }) {
+  const used = [...new Set(instructions.kind)].sort((a, b) => a - b);
+  return legend(used.map((kind) => kinds[kind]), null);
+}
+
 function lastEnd(occurrence) {
   return occurrence.end.reduce((last, end) => Math.max(last, end), 0);
 }

@@ -167,7 +167,7 @@ class Curves {
     const format = (value) => (value === null ? "not finite" : curve.format(value));
     return {
       series, format, tick: curve.tick, xName: "step", zero: curve.zero, cap: curve.cap,
-      band: interval && { low: interval[1], high: interval[2], colour: "var(--predicted)", name: "90 % interval" },
+      band: intervalBand(interval),
       summary: `${curve.title}: ${words.join("; ")}`,
     };
   }
@@ -182,10 +182,7 @@ function curveSeries(curve, run, index, count) {
     const own = count === 1 ? "var(--held-out)" : `var(--series-${2 * index + 1})`;
     series.push({ name: count === 1 ? "held out" : `${run.name}, held out`, colour: own, points: run.heldOut, dots: true });
   }
-  if (curve.key === "step_s" && run.head.interval && points.length && count === 1) {
-    const across = [points[0][0], points.at(-1)[0]].map((step) => [step, run.head.interval[0]]);
-    series.push({ name: `predicted ${seconds(run.head.interval[0])}`, colour: "var(--predicted)", points: across, dashed: true, constant: true });
-  }
+  if (curve.key === "step_s" && points.length && count === 1) series.push(...predictedSteps(run.head.interval, points));
   return series.filter((one) => one.points.length);
 }
 
@@ -210,31 +207,24 @@ class Step {
   open(record) {
     const view = element("div", { id: "timeline-view" });
     const announcement = element("p", { class: "visually-hidden", "aria-live": "polite" });
-    const actions = [
-      ["Earlier", "\u2190", () => this.view.panBy(-0.3)], ["Later", "\u2192", () => this.view.panBy(0.3)],
-      ["Zoom out", "\u2212", () => this.view.zoomBy(1 / 0.6)], ["Zoom in", "+", () => this.view.zoomBy(0.6)],
-      ["Whole step", "whole step", () => this.view.zoomTo(0, this.view.end)],
-    ];
-    const buttons = actions.map(([name, text, action]) => {
-      const button = element("button", { type: "button", "aria-label": name, title: name }, text);
-      button.addEventListener("click", action);
-      return button;
-    });
-    const used = [...new Set(record.instructions.kind)].sort((a, b) => a - b).map((kind) => record.kinds[kind]);
-    const key = legend(used.map((kind) => ({ name: kind.name.replaceAll("_", " "), colour: kind.colour })), null);
     this.note = element("p", { class: "note" });
     this.late = element("div", { class: "columns" });
-    const group = element("span", { class: "buttons", role: "group", "aria-label": "Zoom and pan" }, ...buttons);
-    const step = pictureCard("The newest step, predicted above measured", "", group, key, view, this.note, announcement);
-    this.place.replaceChildren(step, this.late);
+    const group = element("span", { class: "buttons", role: "group", "aria-label": "Zoom and pan" });
+    const parts = [group, timelineLegend(record), view, this.note, announcement];
+    this.place.replaceChildren(pictureCard("The newest step, predicted above measured", "", ...parts), this.late);
     this.view = new TimelineView(view, record, (text) => {
       announcement.textContent = text;
     });
+    for (const [, name, text, action] of timelineActions(this.view)) {
+      const button = element("button", { type: "button", "aria-label": name, title: name }, text);
+      button.addEventListener("click", action);
+      group.append(button);
+    }
   }
 }
 
 function lateness({ steps, kinds, ranks, left_out, worst }) {
-  const column = (name) => element("th", { scope: "col" }, name.replaceAll("_", " "));
+  const column = (name) => element("th", { scope: "col" }, name);
   const rows = ranks.map(({ rank, late, cells }) => {
     const own = cells.map((times) => (times ? lateCell(times[1] - times[0], times[0]) : element("td", {}, "-")));
     const total = cells.reduce((sum, times) => sum + (times ? times[0] : 0), 0);
@@ -243,8 +233,8 @@ function lateness({ steps, kinds, ranks, left_out, worst }) {
   const head = element("tr", {}, column("rank"), column("all"), ...kinds.map(column));
   const more = left_out ? [element("p", { class: "note" }, `${left_out} more ranks are closer to their predictions.`)] : [];
   const table = element("table", { class: "late" }, element("thead", {}, head), element("tbody", {}, ...rows));
-  const worstRows = worst.map(({ rank, name, kind, times }) => element(
-    "tr", {}, element("th", { scope: "row" }, `${kind.replaceAll("_", " ")} ${name}, rank ${rank}`),
+  const worstRows = worst.map(({ rank, name, times }) => element(
+    "tr", {}, element("th", { scope: "row" }, `${name}, rank ${rank}`),
     ...times.map((time) => element("td", {}, seconds(time))),
   ));
   const worstHead = element("tr", {}, ...["instruction", "predicted", "measured"].map(column));
@@ -296,8 +286,6 @@ function showSideBySide(runs) {
   }));
 }
 
-const LIST = [["step", "step"], ["loss", "loss"], ["held out", "heldOut"], ["tokens/s", "tokens"], ["step time", "measured"], ["predicted", "predicted"]];
-
 function showList() {
   const body = element("tbody", {});
   const chosen = new Set();
@@ -310,7 +298,7 @@ function showList() {
     else chosen.delete(name);
     button.disabled = chosen.size !== 2;
   };
-  const head = ["", "run", "state", ...LIST.map(([name]) => name)].map((name, index) => element("th", { scope: "col", class: index > 2 ? "number" : "" }, name));
+  const head = ["", "run", "state", ...page.head].map((name, index) => element("th", { scope: "col", class: index > 2 ? "number" : "" }, name));
   const table = element("table", { class: "runs" }, element("thead", {}, element("tr", {}, ...head)), body);
   main.append(card("Runs", "the newest first", element("div", { class: "controls" }, button), scrolling("Runs", table)));
   follow("/news", "runs", (runs) => {
@@ -324,7 +312,7 @@ function listRow(run, isChosen, choose) {
   box.addEventListener("change", () => choose(run.name, box));
   const name = element("th", { scope: "row" }, runLink(run), element("span", { class: "plan" }, `${run.model}: ${run.plan}`));
   const state = element("td", {}, stateBadge(run.state), stepsBar(run, run.done));
-  return element("tr", {}, element("td", {}, box), name, state, ...LIST.map(([, key]) => element("td", { class: "number" }, run[key])));
+  return element("tr", {}, element("td", {}, box), name, state, ...run.figures.map((figure) => element("td", { class: "number" }, figure)));
 }
 
 if (page.runs === null) showList();
