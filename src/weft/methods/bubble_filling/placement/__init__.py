@@ -1,0 +1,1 @@
+"""Ways to place work in gaps, one file each."""
