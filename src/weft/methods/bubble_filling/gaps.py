@@ -72,6 +72,15 @@ def ancestors(items: Sequence[WorkItem]) -> list[frozenset[int]]:
     return [of(place) for place in range(len(items))]
 
 
+def followers(items: Sequence[WorkItem]) -> tuple[tuple[int, ...], ...]:
+    """Return the items that come directly behind each item."""
+    found: list[list[int]] = [[] for _ in items]
+    for place, item in enumerate(items):
+        for before in item.after:
+            found[before].append(place)
+    return tuple(map(tuple, found))
+
+
 def in_order(items: Sequence[WorkItem]) -> list[int]:
     """Return the places of the items, each behind all that come before it, else as they are listed."""
     before = ancestors(items)

@@ -50,8 +50,8 @@ def least_steps(step: DeviceStep, items: Sequence[WorkItem]) -> float:
 def completed_after(step: DeviceStep, items: Sequence[WorkItem], window: Window) -> tuple[int, ...]:
     """Return, for each item, the steps from its captures to the end of its last piece.
 
-    A result is used until the next one, so its captures are at most this many steps old plus the window's
-    steps less one.
+    A result is used until the next one. So its captures are at most as old as these steps and a window's
+    together, less one.
     """
     placed = window.placed
     turns = [max(of) for of in turns_of(step, items, placed)]

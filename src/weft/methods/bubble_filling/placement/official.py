@@ -2,8 +2,8 @@
 
 It differs from the published program where that one adds up the wrong micro-batches:
 
-* A piece waits for the pass of its own micro-batch and stage, not for a number of passes of the first stages.
-  Where passes come in the order of pieces, both are the same.
+* A piece waits for the pass of its own micro-batch and stage. The published one counts passes of one stage per
+  device. Both are the same where passes come in the order of pieces.
 * A window that mixes the work of two windows in one sum does not count as complete.
 """
 
@@ -22,8 +22,8 @@ def official(
 ) -> Window:
     """Place work gap by gap, each time the first item of the list that fits; add steps until all fits.
 
-    All work of one kind comes before the work behind it. If an added step completes no item, or would be one
-    too many, all that is left comes behind the last step and makes it longer.
+    All work of one kind comes before the work behind it. If an added step completes no item,
+    all that is left comes behind it and makes it longer. So does what `most_steps` leaves.
 
     Args:
         step, items, margin, most_steps: as of a `Placer`; items in the order of their kinds.
@@ -53,7 +53,7 @@ def official(
 
 @dataclass
 class _Filled:
-    """What gaps hold.
+    """The contents of the gaps so far.
 
     Attributes:
         left: places of the items that are left, in the order of the list.
