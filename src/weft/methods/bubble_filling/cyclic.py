@@ -1,8 +1,8 @@
 """The order of a window's pieces, counted from the step whose passes they use.
 
 Windows repeat. A piece that stands before its pass, in the first step, uses that pass of the window before.
-So a piece has a place in the window, and a turn. The turn is the place, plus the number of all pieces for each
-window between.
+So a piece has a place in the window, and a turn. The turn is the place, plus the number of all pieces for
+each window between.
 """
 
 from __future__ import annotations

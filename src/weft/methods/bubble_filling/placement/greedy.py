@@ -1,6 +1,6 @@
 """weft's greedy way to place work: sweeps in several orders, forward and backward in time.
 
-In backward sweeps long pieces at the end of chains take the gaps that they need before short ones fill them.
+In backward sweeps, long pieces at the end of chains take their gaps before short ones fill them.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def _sweeps(work: Work, steps: int) -> Iterator[Sweep]:
     """Yield the sweeps to try for a window of so many steps."""
     listed = range(len(work.items))
     longest = [max(item.pieces_s) for item in work.items]
-    for backward in (False, True) if not work.long else (False,):
+    for backward in (False,) if work.long else (True, False):
         items = work.backward if backward else work.forward
         rest = _chains(items)
         orders = {
-            tuple(reversed(listed) if backward else listed): None,
             tuple(sorted(listed, key=lambda one: -rest[one])): None,
             tuple(sorted(listed, key=lambda one: (-longest[one], -items.ready[one][-1]))): None,
+            tuple(reversed(listed) if backward else listed): None,
         }
         for order in orders:
             yield Sweep(work, steps, order, backward=backward, spilled=work.long)

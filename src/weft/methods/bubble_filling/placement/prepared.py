@@ -26,6 +26,7 @@ class Work:
         forward, backward: what a sweep reads of the items, in time and in mirrored time.
         long: the items with a piece that is longer than every gap.
         smallest_s: the shortest piece.
+        work_s, idle_s: all pieces together, and all gaps of a step.
     """
 
     step: DeviceStep
@@ -37,6 +38,8 @@ class Work:
     backward: Directed
     long: frozenset[int]
     smallest_s: float
+    work_s: float
+    idle_s: float
 
     @classmethod
     def of(cls, step: DeviceStep, items: Sequence[WorkItem], margin: float) -> Work:
@@ -50,7 +53,20 @@ class Work:
         queues = tuple(tuple(sorted(range(len(of)), key=of.__getitem__)) for of in ready)
         forward, backward = Directed.both(items, queues, ready, len(gaps))
         long = frozenset(one for one, item in enumerate(items) if factor * max(item.pieces_s) > longest_s)
-        return cls(step, items, factor, tuple(gaps), queues, forward, backward, long, smallest_s)
+        work_s, idle_s = sum(sum(item.pieces_s) for item in items), sum(gap.length_s for gap in gaps)
+        return cls(
+            step,
+            items,
+            factor,
+            tuple(gaps),
+            queues,
+            forward,
+            backward,
+            long,
+            smallest_s,
+            work_s,
+            idle_s,
+        )
 
     def least_steps(self) -> int:
         """Return a number of steps that no window without longer steps undercuts, from the sizes of pieces.

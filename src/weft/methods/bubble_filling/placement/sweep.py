@@ -12,7 +12,7 @@ from math import inf
 from typing import NamedTuple
 
 from weft.methods.bubble_filling.gaps import in_order
-from weft.methods.bubble_filling.placement.prepared import Work
+from weft.methods.bubble_filling.placement.prepared import ROUNDING, Work
 from weft.methods.bubble_filling.work import Placed, Window
 
 
@@ -38,6 +38,9 @@ class _Segment:
     def __init__(self) -> None:
         self.used_s, self.needed_s = 0.0, 0.0
         self.runs: list[_Run] = []
+
+
+_EMPTY = _Segment()
 
 
 class Sweep:
@@ -67,14 +70,16 @@ class Sweep:
         self.items = work.backward if backward else work.forward
         self.period = steps * len(work.gaps)
         self.visits = self.period + len(work.gaps)
-        # By gap of the window: the pieces that use passes of this window, and of the window before.
-        self.segments = [(_Segment(), _Segment()) for _ in range(self.period)]
+        # By gap: the pieces that use passes of this window; in the first step, of the window before.
+        self.now = [_Segment() for _ in range(self.period)]
+        self.before = [_Segment() for _ in work.gaps]
         self.next = [0] * len(work.items)
         self.first_visit = [self.visits] * len(work.items)
         self.waits = [len(of) for of in self.items.needs]
 
     def run(self) -> list[int]:
-        """Visit all gaps; return the items that have pieces left."""
+        """Visit gaps until all is placed; return the items that have pieces left."""
+        spare_s = self.steps * self.work.idle_s - self.work.work_s
         for visit in range(self.visits):
             last = self.spilled and visit < self.period and (visit + 1) % len(self.work.gaps) == 0
             if last:
@@ -84,14 +89,25 @@ class Sweep:
                 self._spill(visit, self.spilled, most=len(self.left))
             if not self.left:
                 break
+            if not self.spilled and len(self.work.gaps) <= visit < self.period:
+                # Nothing comes back to this gap.
+                spare_s -= self._idle_s(visit)
+                if spare_s < -ROUNDING * self.work.idle_s:
+                    break
         return self.left
+
+    def _idle_s(self, visit: int) -> float:
+        """Return the idle time that is left in a gap behind the first step that was visited."""
+        place = self.visits - 1 - visit if self.backward else visit
+        return self.work.gaps[place % len(self.work.gaps)].length_s - self.now[place].used_s
 
     def _fill(self, visit: int) -> None:
         """Fill a gap with what is ready, until no more fits."""
         time = self.visits - 1 - visit if self.backward else visit
         wrapped, place = divmod(time, self.period)
-        now, before = self.segments[place]
-        length_s = self.work.gaps[place % len(self.work.gaps)].length_s
+        now, number = self.now[place], place % len(self.work.gaps)
+        before = self.before[place] if place == number else _EMPTY
+        length_s = self.work.gaps[number].length_s
         # Pieces that use passes of the window before come first in their gap.
         if wrapped:
             mine, most_needed_s, most_used_s = before, length_s, length_s - now.needed_s
@@ -145,7 +161,7 @@ class Sweep:
 
     def _spill(self, visit: int, items: frozenset[int], most: int) -> None:
         """Place up to `most` of the ready items in the last gap of a step, whatever its length."""
-        mine = self.segments[visit][0]
+        mine = self.now[visit]
         for item in in_order(self.work.items):
             rest = self.items.seconds[item][self.next[item] :]
             if item in items and rest and not self.waits[item] and most > 0:
@@ -158,11 +174,11 @@ class Sweep:
         """Return the window of a sweep that has left nothing."""
         placed: list[Placed] = []
         added_s = 0.0
-        for place, (now, before) in enumerate(self.segments):
+        for place, now in enumerate(self.now):
             step, number = divmod(place, len(self.work.gaps))
-            gap = self.work.gaps[number]
+            before, gap = () if step else self._pieces(self.before[number]), self.work.gaps[number]
             time = gap.start_s
-            for item, piece in (*self._pieces(before), *self._pieces(now)):
+            for item, piece in (*before, *self._pieces(now)):
                 placed.append(Placed(step, gap.behind, time, item, piece))
                 time += self.work.items[item].pieces_s[piece]
             if now.needed_s == inf:
