@@ -8,17 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.describe.families.convolution import Step, Window, borders, classifier_steps, convolutional_graph
+from weft.describe.families.convolution import (
+    ConvolutionWindow,
+    Step,
+    borders,
+    classifier_steps,
+    convolutional_graph,
+)
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 
 POOL, POOL_STRIDE = 3, 2
 WINDOWS = (
-    Window(11, 4, 2, True),
-    Window(5, 1, 2, True),
-    Window(3, 1, 1, False),
-    Window(3, 1, 1, False),
-    Window(3, 1, 1, True),
+    ConvolutionWindow(11, 4, 2, True),
+    ConvolutionWindow(5, 1, 2, True),
+    ConvolutionWindow(3, 1, 1, False),
+    ConvolutionWindow(3, 1, 1, False),
+    ConvolutionWindow(3, 1, 1, True),
 )
 
 

@@ -245,7 +245,7 @@ def convolutional_graph(config: ModelConfig, steps: Iterable[Step]) -> LayerGrap
     )
 
 
-class Window(NamedTuple):
+class ConvolutionWindow(NamedTuple):
     """The window of one convolution, and `pooled`: a pool follows it."""
 
     kernel: int
@@ -256,7 +256,7 @@ class Window(NamedTuple):
 
 def classifier_steps(
     config: ModelConfig,
-    convolutions: Iterable[tuple[int, Window]],
+    convolutions: Iterable[tuple[int, ConvolutionWindow]],
     *,
     pool: tuple[int, int],
     dropout_first: bool,

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.describe.families.convolution import Step, Window, borders, classifier_steps, convolutional_graph
+from weft.describe.families.convolution import (
+    ConvolutionWindow,
+    Step,
+    borders,
+    classifier_steps,
+    convolutional_graph,
+)
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 
@@ -34,5 +40,5 @@ def convolutions(config: ModelConfig) -> list[tuple[int, bool]]:
 
 
 def _steps(config: ModelConfig) -> Iterator[Step]:
-    windows = ((channels, Window(3, 1, 1, pooled)) for channels, pooled in convolutions(config))
+    windows = ((channels, ConvolutionWindow(3, 1, 1, pooled)) for channels, pooled in convolutions(config))
     return classifier_steps(config, windows, pool=(2, 2), dropout_first=False)
