@@ -9,7 +9,7 @@ from typing import NamedTuple
 from weft.methods.bubble_filling.work import DeviceStep, Pass, WorkItem
 
 
-class Gap(NamedTuple):
+class Bubble(NamedTuple):
     """Idle time of a step: `behind` as in `Placed`, seconds from the begin of the step."""
 
     behind: int
@@ -21,11 +21,11 @@ class Gap(NamedTuple):
         return self.end_s - self.start_s
 
 
-def gaps_of(step: DeviceStep) -> tuple[Gap, ...]:
+def gaps_of(step: DeviceStep) -> tuple[Bubble, ...]:
     """Return the gaps of a step that are longer than 0, in order."""
     starts = (0.0, *(one.end_s for one in step.busy))
     ends = (*(one.start_s for one in step.busy), step.end_s)
-    gaps = (Gap(place - 1, *times) for place, times in enumerate(zip(starts, ends, strict=True)))
+    gaps = (Bubble(place - 1, *times) for place, times in enumerate(zip(starts, ends, strict=True)))
     return tuple(gap for gap in gaps if gap.end_s > gap.start_s)
 
 
@@ -38,7 +38,7 @@ def passes_of(step: DeviceStep) -> Mapping[tuple[Pass, int, int], int]:
     }
 
 
-def ready_gaps(step: DeviceStep, items: Sequence[WorkItem], gaps: Sequence[Gap]) -> list[tuple[int, ...]]:
+def ready_gaps(step: DeviceStep, items: Sequence[WorkItem], gaps: Sequence[Bubble]) -> list[tuple[int, ...]]:
     """Return, for each piece of each item, the first gap behind the pass that it follows.
 
     It is the number of gaps for a pass behind which the step has none. It is 0 for items that follow no pass.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 
-from weft.methods.bubble_filling.gaps import Gap, followers, gaps_of, ready_gaps
+from weft.methods.bubble_filling.gaps import Bubble, followers, gaps_of, ready_gaps
 from weft.methods.bubble_filling.work import DeviceStep, WorkItem
 
 # A number of steps, or of pieces in a gap, that is whole but for the rounding of sums.
@@ -32,7 +32,7 @@ class Work:
     step: DeviceStep
     items: Sequence[WorkItem]
     factor: float
-    gaps: tuple[Gap, ...]
+    gaps: tuple[Bubble, ...]
     queues: tuple[tuple[int, ...], ...]
     forward: Directed
     backward: Directed
@@ -47,7 +47,7 @@ class Work:
         smallest_s = min((min(item.pieces_s) for item in items), default=inf)
         gaps = [gap for gap in gaps_of(step) if gap.behind < last and gap.length_s >= factor * smallest_s]
         tail_s = step.busy[last].end_s if step.busy else 0.0
-        gaps.append(Gap(last, min(tail_s, step.end_s), step.end_s))
+        gaps.append(Bubble(last, min(tail_s, step.end_s), step.end_s))
         longest_s = max(gap.length_s for gap in gaps)
         ready = ready_gaps(step, items, gaps)
         queues = tuple(tuple(sorted(range(len(of)), key=of.__getitem__)) for of in ready)

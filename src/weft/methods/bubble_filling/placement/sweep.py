@@ -7,7 +7,8 @@ mirrored time. It begins with the items that have none behind them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -19,28 +20,10 @@ from weft.methods.bubble_filling.work import Placed, Window
 class _Run(NamedTuple):
     """Pieces of one item, one behind the other in a gap: `pieces` places of its queue from `first`."""
 
+    gap: int
     item: int
     first: int
     pieces: int
-
-
-class _Segment:
-    """The pieces of a gap that use passes of the same window.
-
-    Attributes:
-        used_s: their sum.
-        needed_s: the length of a gap that holds them with their margins; infinite where they are longer.
-        runs: the pieces, in the order in which they were placed.
-    """
-
-    __slots__ = ("needed_s", "runs", "used_s")
-
-    def __init__(self) -> None:
-        self.used_s, self.needed_s = 0.0, 0.0
-        self.runs: list[_Run] = []
-
-
-_EMPTY = _Segment()
 
 
 class Sweep:
@@ -70,9 +53,10 @@ class Sweep:
         self.items = work.backward if backward else work.forward
         self.period = steps * len(work.gaps)
         self.visits = self.period + len(work.gaps)
-        # By gap: the pieces that use passes of this window; in the first step, of the window before.
-        self.now = [_Segment() for _ in range(self.period)]
-        self.before = [_Segment() for _ in work.gaps]
+        # By gap: the sum of its pieces, and the length that holds them with their margins. Gaps of the first
+        # step and of the step behind the window are the same: each has pieces that use passes of one window.
+        self.used_s, self.needed_s = [0.0] * self.visits, [0.0] * self.visits
+        self.runs: list[_Run] = []
         self.next = [0] * len(work.items)
         self.first_visit = [self.visits] * len(work.items)
         self.waits = [len(of) for of in self.items.needs]
@@ -96,29 +80,30 @@ class Sweep:
                     break
         return self.left
 
+    def _gap(self, visit: int) -> int:
+        return self.visits - 1 - visit if self.backward else visit
+
     def _idle_s(self, visit: int) -> float:
         """Return the idle time that is left in a gap behind the first step that was visited."""
-        place = self.visits - 1 - visit if self.backward else visit
-        return self.work.gaps[place % len(self.work.gaps)].length_s - self.now[place].used_s
+        gap = self._gap(visit)
+        return self.work.gaps[gap % len(self.work.gaps)].length_s - self.used_s[gap]
 
     def _fill(self, visit: int) -> None:
         """Fill a gap with what is ready, until no more fits."""
-        time = self.visits - 1 - visit if self.backward else visit
-        wrapped, place = divmod(time, self.period)
-        now, number = self.now[place], place % len(self.work.gaps)
-        before = self.before[place] if place == number else _EMPTY
-        length_s = self.work.gaps[number].length_s
+        gap = self._gap(visit)
+        length_s = self.work.gaps[gap % len(self.work.gaps)].length_s
+        most_needed_s = most_used_s = length_s
         # Pieces that use passes of the window before come first in their gap.
-        if wrapped:
-            mine, most_needed_s, most_used_s = before, length_s, length_s - now.needed_s
-        else:
-            mine, most_needed_s, most_used_s = now, length_s - before.used_s, length_s
-        ended = min(most_needed_s, most_used_s) - mine.used_s >= self.work.smallest_s
+        if gap >= self.period:
+            most_used_s -= self.needed_s[gap - self.period]
+        elif gap < len(self.work.gaps):
+            most_needed_s -= self.used_s[gap + self.period]
+        ended = min(most_needed_s, most_used_s) - self.used_s[gap] >= self.work.smallest_s
         while ended:
             ended = False
             for item in self.left:
                 if not self.waits[item] and self._may_begin(item, visit):
-                    ended |= self._take(item, visit, mine, most_needed_s, most_used_s)
+                    ended |= self._take(item, visit, gap, most_needed_s, most_used_s)
             if ended:
                 self.left = [one for one in self.left if self.next[one] < len(self.items.seconds[one])]
 
@@ -129,12 +114,13 @@ class Sweep:
         began = (self.first_visit[one] for one in (item, *self.items.needs[item]))
         return item not in self.unwrapped and min(began) + self.period >= visit
 
-    def _take(self, item: int, visit: int, mine: _Segment, most_needed_s: float, most_used_s: float) -> bool:
+    def _take(self, item: int, visit: int, gap: int, most_needed_s: float, most_used_s: float) -> bool:
         """Place the pieces of an item that are ready and fit; return whether none is left."""
         seconds, ready = self.items.seconds[item], self.items.ready[item]
         # The pass of a piece comes again; work that follows none may end in any gap.
         again = visit if self.work.items[item].follows else 0
-        factor, backward, used_s, needed_s = self.work.factor, self.backward, mine.used_s, mine.needed_s
+        factor, backward = self.work.factor, self.backward
+        used_s, needed_s = self.used_s[gap], self.needed_s[gap]
         first = place = self.next[item]
         while place < len(seconds) and ready[place] <= visit and again < ready[place] + self.period:
             one = seconds[place]
@@ -147,13 +133,13 @@ class Sweep:
             used_s, needed_s = used_s + one, with_one_s
             place += 1
         if place > first:
-            mine.used_s, mine.needed_s = used_s, needed_s
-            self._add(mine, item, visit, place - first)
+            self.used_s[gap], self.needed_s[gap] = used_s, needed_s
+            self._add(item, visit, place - first)
         return place > first and place == len(seconds)
 
-    def _add(self, mine: _Segment, item: int, visit: int, count: int) -> None:
-        mine.runs.append(_Run(item, self.next[item], count))
-        self.next[item] += count
+    def _add(self, item: int, visit: int, pieces: int) -> None:
+        self.runs.append(_Run(self._gap(visit), item, self.next[item], pieces))
+        self.next[item] += pieces
         self.first_visit[item] = min(self.first_visit[item], visit)
         if self.next[item] == len(self.items.seconds[item]):
             for one in self.items.behind[item]:
@@ -161,34 +147,37 @@ class Sweep:
 
     def _spill(self, visit: int, items: frozenset[int], most: int) -> None:
         """Place up to `most` of the ready items in the last gap of a step, whatever its length."""
-        mine = self.now[visit]
         for item in in_order(self.work.items):
             rest = self.items.seconds[item][self.next[item] :]
             if item in items and rest and not self.waits[item] and most > 0:
                 most -= 1
-                mine.used_s, mine.needed_s = mine.used_s + sum(rest), inf
-                self._add(mine, item, visit, len(rest))
+                self.used_s[visit], self.needed_s[visit] = self.used_s[visit] + sum(rest), inf
+                self._add(item, visit, len(rest))
                 self.left.remove(item)
 
     def window(self) -> Window:
         """Return the window of a sweep that has left nothing."""
+        runs: dict[int, list[_Run]] = defaultdict(list)
+        for run in reversed(self.runs) if self.backward else self.runs:
+            runs[run.gap].append(run)
         placed: list[Placed] = []
         added_s = 0.0
-        for place, now in enumerate(self.now):
+        for place in range(self.period):
             step, number = divmod(place, len(self.work.gaps))
-            before, gap = () if step else self._pieces(self.before[number]), self.work.gaps[number]
+            gap = self.work.gaps[number]
             time = gap.start_s
-            for item, piece in (*before, *self._pieces(now)):
-                placed.append(Placed(step, gap.behind, time, item, piece))
-                time += self.work.items[item].pieces_s[piece]
-            if now.needed_s == inf:
+            before = runs[place + self.period] if step == 0 else []
+            for run in (*before, *runs[place]):
+                seconds = self.work.items[run.item].pieces_s
+                for piece in self._pieces(run):
+                    placed.append(Placed(step, gap.behind, time, run.item, piece))
+                    time += seconds[piece]
+            if self.needed_s[place] == inf:
                 added_s += max(0.0, time - gap.end_s)
         return Window(self.steps, tuple(placed), added_s)
 
-    def _pieces(self, segment: _Segment) -> Iterator[tuple[int, int]]:
-        """Yield (item, piece) of a segment in time."""
-        for item, first, count in reversed(segment.runs) if self.backward else segment.runs:
-            queue = self.work.queues[item]
-            start = len(queue) - first - count if self.backward else first
-            for piece in queue[start : start + count]:
-                yield item, piece
+    def _pieces(self, run: _Run) -> tuple[int, ...]:
+        """Return the pieces of a run in time."""
+        queue = self.work.queues[run.item]
+        first = len(queue) - run.first - run.pieces if self.backward else run.first
+        return queue[first : first + run.pieces]
