@@ -21,6 +21,7 @@ BENCHMARKS = (
     ("programs",),
     ("simulator",),
     ("planners",),
+    ("bubbles",),
     ("decoder_parameters",),
     ("peer_figures",),
     ("recorder",),

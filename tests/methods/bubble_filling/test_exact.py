@@ -1,0 +1,83 @@
+"""The solver's windows have the fewest steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from methods.bubble_filling.random_work import Case, cases
+
+from weft.errors import InputError
+from weft.methods.bubble_filling.checks import violations
+from weft.methods.bubble_filling.placement.exact import exact
+from weft.methods.bubble_filling.placement.greedy import greedy
+from weft.methods.bubble_filling.usage import least_steps
+from weft.methods.bubble_filling.work import Busy, DeviceStep, WorkItem
+
+SMALL = cases(most_micro_batches=2, most_layers=1)
+
+
+def steps_of(case: Case, margin: float = 0.05) -> int | None:
+    """The fewest steps; None where work makes steps longer, or the solver refuses."""
+    try:
+        window = exact(case.step, case.items, margin=margin)
+    except InputError:
+        return None
+    assert violations(case.step, case.items, window) == ()
+    return window.steps if window.added_s == 0 else None
+
+
+@settings(max_examples=25, deadline=None)
+@given(case=SMALL)
+def test_never_more_than_greedy_never_less_than_the_ratio(case: Case) -> None:
+    found, window = steps_of(case), greedy(case.step, case.items)
+    if found is not None:
+        assert least_steps(case.step, case.items) <= found
+        assert window.added_s > 0 or found <= window.steps
+
+
+@settings(max_examples=25, deadline=None)
+@given(case=SMALL, margins=st.tuples(st.sampled_from([0.0, 0.05, 0.2]), st.sampled_from([0.0, 0.05, 0.2])))
+def test_a_smaller_margin_never_takes_more_steps(case: Case, margins: tuple[float, float]) -> None:
+    less, more = (steps_of(case, margin) for margin in sorted(margins))
+    if less is not None and more is not None:
+        assert less <= more
+
+
+@settings(max_examples=25, deadline=None)
+@given(case=SMALL, share=st.sampled_from([0.5, 0.9]))
+def test_shorter_pieces_never_take_more_steps(case: Case, share: float) -> None:
+    shorter = tuple(
+        replace(item, pieces_s=tuple(share * one for one in item.pieces_s)) for item in case.items
+    )
+    less, more = steps_of(Case(case.step, shorter)), steps_of(case)
+    if less is not None and more is not None:
+        assert less <= more
+
+
+def curvature(name: str, seconds: float) -> WorkItem:
+    return WorkItem(name, 0, (seconds,), (0,), "forward")
+
+
+def test_fewer_steps_than_greedy() -> None:
+    """Pieces of 3, 3, 2, 2 and 2 s fill gaps of 6 s in two steps only as 3 + 3 and 2 + 2 + 2."""
+    step = DeviceStep((Busy(0, 1, "forward", 0, 0), Busy(7, 8, "backward", 0, 0)), 8)
+    items = tuple(curvature(f"{place}", seconds) for place, seconds in enumerate((3, 2, 3, 2, 2)))
+    window = exact(step, items, margin=0)
+    assert (window.steps, violations(step, items, window)) == (2, ())
+
+
+def test_the_margin_is_that_of_the_last_piece() -> None:
+    """A gap of 6.2 s holds 5 s, then 1 s with its margin of 0.15 s, but not 3 s twice, with 0.45 s."""
+    step = DeviceStep((Busy(0, 1, "forward", 0, 0), Busy(7.2, 8, "backward", 0, 0)), 8)
+    assert exact(step, (curvature("A", 5), curvature("B", 1)), margin=0.15).steps == 1
+    assert exact(step, (curvature("A", 3), curvature("B", 3)), margin=0.15).steps == 2
+
+
+def test_many_pieces_are_refused_in_one_line() -> None:
+    step = DeviceStep((Busy(0, 1, "forward", 0, 0), Busy(7, 8, "backward", 0, 0)), 8)
+    items = tuple(curvature(f"{place}", 3.2 if place % 2 else 2.9) for place in range(60))
+    with pytest.raises(InputError, match=r"exact placement: \d+ choices of gaps are more than \d+"):
+        exact(step, items, margin=0)
