@@ -19,6 +19,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # No benchmarks by themselves: what they share, what reads their figures, and a command for questions.
 SHARED = {"figures", "harness", "tables", "compare", "beside", "sleeping", "namespaces", "lab_plans_worker"}
 SHARED |= {"link", "linked", "peers", "torch_orders", "tracked", "decoder_files", "watched_group"}
+SHARED |= {"published_blocks"}
 SCRIPTS = [
     path
     for path in sorted([*BENCHMARKS.glob("*.py"), *BENCHMARKS.glob("gpu/*.py")])

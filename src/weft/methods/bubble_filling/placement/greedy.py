@@ -27,21 +27,29 @@ def greedy(
     """
     work = Work.of(step, items, margin)
     published: Window | None = None
-    for steps in range(work.least_steps(), most_steps + 1):
-        longer: list[Window] = []
-        for sweep in _sweeps(work, steps):
-            if not sweep.run():
-                window = sweep.window()
-                if window.added_s == 0:
-                    return window
-                longer.append(window)
-        if longer:
-            return min(longer, key=lambda window: window.added_s)
+    steps, limit = work.least_steps(), most_steps + 1
+    while steps < limit:
+        window = _window(work, steps)
+        if window is not None:
+            return window
         if published is None:
             published = official(step, items, margin=margin, most_steps=most_steps)
-        if published.added_s == 0 and published.steps == steps:
-            return published
-    return _capped(work, most_steps)
+            if published.added_s == 0:
+                limit = published.steps
+        steps += 1
+    return _capped(work, most_steps) if published is None or published.added_s else published
+
+
+def _window(work: Work, steps: int) -> Window | None:
+    """Return the window of the sweep that makes steps least longer; None if no sweep places all."""
+    longer: list[Window] = []
+    for sweep in _sweeps(work, steps):
+        if not sweep.run():
+            window = sweep.window()
+            if window.added_s == 0:
+                return window
+            longer.append(window)
+    return min(longer, key=lambda window: window.added_s, default=None)
 
 
 def _sweeps(work: Work, steps: int) -> Iterator[Sweep]:

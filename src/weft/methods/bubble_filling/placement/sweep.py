@@ -99,18 +99,19 @@ class Sweep:
         elif gap < len(self.work.gaps):
             most_needed_s -= self.used_s[gap + self.period]
         ended = min(most_needed_s, most_used_s) - self.used_s[gap] >= self.work.smallest_s
+        ready, again = self.items.ready, visit >= self.period
         while ended:
             ended = False
             for item in self.left:
-                if not self.waits[item] and self._may_begin(item, visit):
+                if self.waits[item] or ready[item][self.next[item]] > visit:
+                    continue
+                if not again or self._may_begin(item, visit):
                     ended |= self._take(item, visit, gap, most_needed_s, most_used_s)
             if ended:
                 self.left = [one for one in self.left if self.next[one] < len(self.items.seconds[one])]
 
     def _may_begin(self, item: int, visit: int) -> bool:
         """Return whether neither an item nor what it needs begins anew before a gap."""
-        if visit < self.period:
-            return True
         began = (self.first_visit[one] for one in (item, *self.items.needs[item]))
         return item not in self.unwrapped and min(began) + self.period >= visit
 
