@@ -49,10 +49,19 @@ def exact(
     if work.long:
         return found
     for steps in range(work.least_steps(), found.steps if found.added_s == 0 else most_steps + 1):
-        window = _Program(work, steps).window()
+        window = solved(work, steps)
         if window is not None:
             return window
     return found
+
+
+def solved(work: Work, steps: int) -> Window | None:
+    """Return a window of so many steps, none of which grows; None if there is none.
+
+    Raises:
+        InputError: as of `exact`.
+    """
+    return _Program(work, steps).window()
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +172,9 @@ class _Program:
                 last = self.last[item, place] = self._column(1)
                 seconds[last] = (self.work.factor - 1) * min(self.items[item].pieces_s)
                 yield _Row({last: 1.0, **terms}, 0.0)
-            yield _Row(seconds, self._length_s(place))
+            # The solver's tolerance is absolute, so lengths are shares of the gap.
+            length_s = self._length_s(place)
+            yield _Row({column: one / length_s for column, one in seconds.items()}, 1.0)
             for lot, gap in choices:
                 size = float(len(lot.pieces))
                 lasts = {self.last[item, place]: -size for item in own}
