@@ -173,7 +173,7 @@ class _Program:
                 seconds[last] = (self.work.factor - 1) * min(self.items[item].pieces_s)
                 yield _Row({last: 1.0, **terms}, 0.0)
             # The solver's tolerance is absolute, so lengths are shares of the gap.
-            length_s = self._length_s(place)
+            length_s = self._length_s(place) or 1.0
             yield _Row({column: one / length_s for column, one in seconds.items()}, 1.0)
             for lot, gap in choices:
                 size = float(len(lot.pieces))
