@@ -37,6 +37,7 @@ from weft.program.program import Columns, Program
 from weft.program.rank_program import digests
 from weft.program.verify import require_valid, verify
 from weft.timeline.figures import step_breakdown
+from weft.timeline.timeline import Timeline
 
 CONFIG = tiny(layers=2)
 ORDERS = [("gpipe", 1, 1), ("1f1b", 2, 1), ("breadth-first", 2, 2), ("zb-h1", 2, 1), ("chimera", 2, 1)]
@@ -248,9 +249,13 @@ def test_unequal_devices_take_their_own_steps_and_meet_with_little_idle_time() -
     plan = plain.model_copy(
         update={"sync": Choice(name="local-averaging", options={"every": 32, "replica_steps": "auto"})}
     )
-    predicted = predict(model, plan, compile_plan(plan, graph))
-    decided = decide(plan, compile_plan(plan, graph), predicted.simulation.timeline)
-    assert decide(decided, compile_plan(plan, graph), predicted.simulation.timeline) == decided
+
+    def predicted(plan: Plan) -> tuple[Program, Timeline]:
+        program = compile_plan(plan, graph)
+        return program, predict(model, plan, program).simulation.timeline
+
+    decided = decide(plan, graph, predicted)
+    assert decide(decided, graph, predicted) == decided
     fast, slow = map(int, decided.sync.options["replica_steps"].split())
     assert fast == 32 > slow
     idle, own_idle = waiting(plan, graph), waiting(decided, graph)

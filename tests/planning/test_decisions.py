@@ -20,7 +20,10 @@ from weft.program.passes import Pass
 class Table(TomlTable):
     "Without keys."
 
-def decide(plan, program, timeline):
+def decide(plan, graph, predicted):
+    if plan.method("idle") is None:
+        return plan
+    program, timeline = predicted(plan)
     assert len(timeline) == len(program)
     end_ns = int(timeline.end_ns.max() - timeline.start_ns.min())
     return plan.model_copy(update={"methods": (Choice(name="idle", options={"step_ns": end_ns}),)})

@@ -174,7 +174,7 @@ def request_of_subject(subject: PlanSubject) -> Request:
             *(run.optimizer.methods or scaled),
             *run.report.methods,
             *run.task.methods,
-            *requested_methods(run.methods),
+            *requested_methods(run.methods, subject.model),
         ),
         optimizer=counted.work,
     )

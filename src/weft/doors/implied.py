@@ -135,7 +135,7 @@ def implied(configuration: Configuration, answers: Answers) -> Implied:
         precision=configuration.precision,
         reduce_precision=configuration.reduce_precision,
         optimizer=configuration.optimizer,
-        methods=(*requested_methods(tables), *((Choice(name=GRADIENT_NORM),) * configuration.clips)),
+        methods=(*requested_methods(tables, model), *((Choice(name=GRADIENT_NORM),) * configuration.clips)),
     )
     problem = measured_problem(request)
     assumed += _assumed(configuration, batch)

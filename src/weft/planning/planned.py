@@ -56,6 +56,7 @@ from weft.program.program import Program
 from weft.program.rank_program import RankProgram
 from weft.program.verify import require_valid
 from weft.timeline.figures import step_breakdown
+from weft.timeline.timeline import Timeline
 
 DEFAULT_PLANNER = "weft"
 
@@ -471,9 +472,13 @@ def decided(problem: Problem, plan: Plan) -> Plan:
         InputError: when a method decides for a plan that cannot be compiled.
     """
     graph = problem.job.graph
+
+    def predicted(plan: Plan) -> tuple[Program, Timeline]:
+        program = compile_plan(plan, graph)
+        priced = price(problem.cost_model, program, plan)
+        return program, predict_priced(program, priced).simulation.timeline
+
     for one in ordered_passes():
-        if one.decide is not None and one.options(plan, graph) is not None:
-            program = compile_plan(plan, graph)
-            predicted = predict_priced(program, price(problem.cost_model, program, plan))
-            plan = one.decide(plan, program, predicted.simulation.timeline)
+        if one.decide is not None:
+            plan = one.decide(plan, graph, predicted)
     return plan

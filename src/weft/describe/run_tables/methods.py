@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from weft.bundles import parts
 from weft.describe.contract import Contract
 from weft.describe.layer_graph import LayerGraph
+from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice, LayerChoice
 from weft.describe.reading import violations_of
 from weft.describe.run_tables.training import TaskTable
@@ -29,6 +30,7 @@ class RunTable:
         key: the table's name in the file; the method's if absent.
         table: the table's keys.
         options: returns a plan's options of the method for a given table; None: no request.
+        model_options: returns further options, which follow from the model.
         choices: returns the table's choices for the layers of a model.
         task_problems: yields why the table does not go with the run's task.
         contract: returns the properties of the training that the method preserves with a given table.
@@ -38,6 +40,7 @@ class RunTable:
     key: str | None = None
     table: type[TomlTable]
     options: Callable[[Any], Options | None] = lambda table: None
+    model_options: Callable[[Any, ModelConfig], Options] = lambda table, model: {}
     choices: Callable[[Any, LayerGraph], tuple[LayerChoice, ...]] = lambda *_: ()
     task_problems: Callable[[Any, TaskTable], Iterable[Violation]] = lambda *_: ()
     contract: Callable[[Any], Contract] = lambda table: Contract.EXACT
@@ -48,13 +51,20 @@ def run_tables() -> Mapping[str, RunTable]:
     return {one.key or one.method: one for one in parts(RunTable)}
 
 
-def requested_methods(tables: Mapping[str, TomlTable]) -> tuple[Choice, ...]:
-    """Return the methods that checked tables of methods request, each with its options."""
+def requested_methods(tables: Mapping[str, TomlTable], model: ModelConfig) -> tuple[Choice, ...]:
+    """Return the methods that checked tables of methods request for a model, each with its options.
+
+    Raises:
+        InputError: when a method cannot treat the model.
+    """
     known = run_tables()
-    found = {known[name].method: known[name].options(table) for name, table in tables.items()}
-    return tuple(
-        Choice(name=name, options=dict(options)) for name, options in found.items() if options is not None
-    )
+    found = []
+    for name, table in tables.items():
+        options = known[name].options(table)
+        if options is not None:
+            further = known[name].model_options(table, model)
+            found.append(Choice(name=known[name].method, options={**options, **further}))
+    return tuple(found)
 
 
 def split_tables(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, TomlTable]]:

@@ -25,10 +25,9 @@ from weft.predict.cost.memory import gradient_element_bytes, stage_parameters
 from weft.program.kinds import READS_WEIGHTS, STEP, is_any_of
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
-from weft.program.passes import GroupTable, Pass, replica_groups
+from weft.program.passes import GroupTable, Pass, PredictStep, replica_groups
 from weft.program.passes.insert import insert
-from weft.program.program import Columns, Edges, Program
-from weft.timeline.timeline import Timeline
+from weft.program.program import Columns, Edges
 
 NOBODY = "one replica has nobody to average with"
 # Methods whose numbers are of all replicas in every step.
@@ -86,7 +85,7 @@ def refuse(layout: PipelineLayout, averaging: AveragingOptions, others: Mapping[
     ]
 
 
-def decide(plan: Plan, program: Program, timeline: Timeline) -> Plan:
+def decide(plan: Plan, graph: LayerGraph, predicted: PredictStep) -> Plan:
     """Return the plan with the steps of replicas, as many as fit into those of the fastest one.
 
     Heterogeneous local steps are those of Wang et al., arXiv 2007.07481.
@@ -94,6 +93,7 @@ def decide(plan: Plan, program: Program, timeline: Timeline) -> Plan:
     steps = local_steps(plan.sync, "plan: sync.options")
     if steps is None or steps.replica_steps != DECIDED:
         return plan
+    program, timeline = predicted(plan)
     own = timeline.kind != AVERAGE_WEIGHTS
     replica = program.columns.replica[timeline.position[own]]
     ends = np.zeros(len(plan.stages[0].replicas), dtype=np.int64)

@@ -168,6 +168,15 @@ class ComputeModel:
             found += others
         return found
 
+    def work_s(self, work: PassWork, shape: Shape, precision: str, device: Device) -> float:
+        """Return the seconds of work beside a stage's passes, by the speeds of its kernels.
+
+        Raises:
+            InputError: when the device lacks the precision.
+        """
+        seconds = pass_s(work, shape, precision, device, self._speeds(device, precision)[0])
+        return seconds * self._factor(device)
+
     def kept_bytes(
         self,
         graph: LayerGraph,

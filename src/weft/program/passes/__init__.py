@@ -50,6 +50,8 @@ def repeated(pipeline: LoweredPipeline, steps: int) -> LoweredPipeline:
 
 
 Options = TypeVar("Options")
+# From a plan to its program and the predicted Timeline of a cycle, typed Any: its room is above this one.
+PredictStep = Callable[[Plan], tuple[Program, Any]]
 
 # The most steps of a cycle. Its instructions are all in memory, and a simulation runs whole cycles.
 MOST_STEPS = 4096
@@ -91,8 +93,8 @@ class Pass(Generic[Options]):
         groups: returns the groups of its collectives; groups of a program are numbered in this order.
         owes: returns the program's obligations to the method, None for none.
         check: returns the violations in a program, given its obligations to the method or None.
-        decide: returns the plan with the method's decisions in its options, from the program and the
-            predicted step (a Timeline); None: the method decides nothing. See `weft.planning.planned`.
+        decide: returns the plan with the method's decisions in its options. It may predict the step of any
+            plan; None: the method decides nothing. See `weft.planning.planned`.
     """
 
     name: str
@@ -115,8 +117,7 @@ class Pass(Generic[Options]):
     groups: Callable[[PipelineLayout, Options], Sequence[GroupTable]] = lambda *_: ()
     owes: Callable[[PipelineLayout, Options], Owed | None] = lambda *_: None
     check: Callable[[Program, Any], Sequence[Violation]] = lambda *_: ()
-    # The Timeline is typed Any: its room is above this one.
-    decide: Callable[[Plan, Program, Any], Plan] | None = None
+    decide: Callable[[Plan, LayerGraph, PredictStep], Plan] | None = None
 
 
 @cache

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from weft.describe.plan import Recompute
 from weft.errors import InputError, Violation
@@ -37,6 +38,8 @@ class Passing:
 SeeGradient = Callable[[Passing, str, torch.Tensor], None]
 # Takes a layer's tensor, by the layer's position in the model.
 SeeLayer = Callable[[Passing, int, torch.Tensor], None]
+# Takes a tensor of a module inside a layer, by the module's name in the stage.
+SeeModule = Callable[[Passing, str, torch.Tensor], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,8 @@ class Tap:
         parameters: names of the parameters to see; None for all trained ones.
         layer_input: once per forward pass, even if the layer runs again.
         output_gradient: of a layer's output, the last layer's before the loss; once per pass.
+        modules: names of modules inside layers, each called once per layer.
+        module_input, module_gradient: of these modules, as of layers.
         ended: the pass has made all its gradients. The ranks of a replica call it in the same order and may
             exchange in it.
     """
@@ -60,6 +65,9 @@ class Tap:
     parameters: Collection[str] | None = None
     layer_input: SeeLayer | None = None
     output_gradient: SeeLayer | None = None
+    modules: Collection[str] = ()
+    module_input: SeeModule | None = None
+    module_gradient: SeeModule | None = None
     ended: Callable[[Passing], None] | None = None
 
 
@@ -80,17 +88,25 @@ class StageTaps:
         self._outputs = tuple(one.output_gradient for one in taps if one.output_gradient is not None)
         self._ended = tuple(one.ended for one in taps if one.ended is not None)
         self._now: Passing | None = None
-        self._handles = [
+        # The layer that runs now, for the modules in it.
+        self._layer: _LayerRun | None = None
+        self._modules = {name for one in taps for name in one.modules}
+        self._handles: list[RemovableHandle] = [
             parameter.register_hook(self._shows_gradient(one.gradient, name))
             for one in taps
             if one.gradient is not None
             for name, parameter in module.named_parameters()
             if parameter.requires_grad and (one.parameters is None or name in one.parameters)
         ]
+        self._handles += [
+            module.get_submodule(name).register_forward_hook(self._shows_module(one, name))
+            for one in taps
+            for name in one.modules
+        ]
 
     @property
     def sees_layers(self) -> bool:
-        return bool(self._inputs or self._outputs)
+        return bool(self._inputs or self._outputs or self._modules)
 
     def close(self) -> None:
         """Remove the hooks from the module."""
@@ -118,10 +134,10 @@ class StageTaps:
 
     def watched(self, functions: Iterable[LayerFunction], now: Passing) -> Sequence[LayerFunction]:
         """Return the stage's layers, extended to show taps the gradients of their outputs."""
-        if not self._outputs:
+        if not self._outputs and not self._modules:
             return tuple(functions)
         return tuple(
-            partial(self._run_watched, function, now, self._first_layer + place)
+            partial(self._run_watched, function, _LayerRun(now), self._first_layer + place)
             for place, function in enumerate(functions)
         )
 
@@ -150,14 +166,40 @@ class StageTaps:
 
         return show
 
+    def _shows_module(self, tap: Tap, name: str) -> Callable[..., None]:
+        def show(module: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            run = self._layer
+            if run is None:
+                return
+            # A layer that runs again shows no input, and its graph is the one that gradients flow through.
+            if tap.module_input is not None and show not in run.shown:
+                run.shown.add(show)
+                tap.module_input(run.now, name, given[0].detach())
+            if tap.module_gradient is not None and output.requires_grad:
+                _Once(output, [partial(tap.module_gradient, run.now, name)])
+
+        return show
+
     def _run_watched(
-        self, function: LayerFunction, now: Passing, layer: int, value: torch.Tensor
+        self, function: LayerFunction, run: _LayerRun, layer: int, value: torch.Tensor
     ) -> torch.Tensor:
-        output = function(value)
+        self._layer = run
+        try:
+            output = function(value)
+        finally:
+            self._layer = None
         if output.requires_grad:
             # A layer that runs again makes another graph, and no gradient flows through that.
-            _Once(output, [partial(see, now, layer) for see in self._outputs])
+            _Once(output, [partial(see, run.now, layer) for see in self._outputs])
         return output
+
+
+class _LayerRun:
+    """A layer's run on one micro-batch, and the hooks that have shown inputs of modules in it."""
+
+    def __init__(self, now: Passing) -> None:
+        self.now = now
+        self.shown: set[Callable[..., None]] = set()
 
 
 class _Once:

@@ -1,0 +1,9 @@
+"""Work of other methods in the bubbles of a pipeline (PipeFisher; Osawa et al., arXiv 2211.14133)."""
+
+from __future__ import annotations
+
+from weft.bundles import Bundle
+from weft.methods.bubble_filling.options import NAME, TABLE
+from weft.methods.bubble_filling.program import PASS
+
+BUNDLE = Bundle(name=NAME, parts=(TABLE, PASS))

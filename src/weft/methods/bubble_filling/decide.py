@@ -1,0 +1,185 @@
+"""The windows of a plan: its work, placed into the gaps of its predicted step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from math import lcm
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.plan import Choice, Plan
+from weft.errors import InputError, Violation
+from weft.methods.bubble_filling.checks import violations
+from weft.methods.bubble_filling.options import (
+    NAME,
+    OPEN,
+    BubbleOptions,
+    PlacerName,
+    Run,
+    StageWindow,
+    options_of,
+    windows_text,
+)
+
+greedy = None
+from weft.methods.bubble_filling.placement.official import official
+from weft.methods.bubble_filling.steps import device_steps
+from weft.methods.bubble_filling.work import DeviceStep, Placer, Window, WorkItem
+from weft.methods.bubble_filling.works import WorkRows, items_of
+from weft.program.kinds import KINDS
+from weft.program.passes import PredictStep
+from weft.program.program import NONE, Program
+from weft.timeline.timeline import Timeline
+
+_PLACERS: Mapping[PlacerName, Placer] = {"official": official, "weft": greedy}
+# Windows of unlike lengths repeat together after so many times the longest, at most; else all take its length.
+_MOST_TOGETHER = 4
+
+
+class DeviceWork(NamedTuple):
+    """The step of a device without work, and the items of its stages, (stage, place in the stage's list)."""
+
+    step: DeviceStep
+    items: tuple[WorkItem, ...]
+    of: tuple[tuple[int, int], ...]
+
+
+def decide(plan: Plan, graph: LayerGraph, predicted: PredictStep) -> Plan:
+    """Return the plan with a window for each stage, if it leaves them open.
+
+    Raises:
+        InputError: when the chosen placer breaks a rule of windows.
+    """
+    asked = options_of(plan)
+    if asked is None or asked.windows != OPEN:
+        return plan
+    windows = [StageWindow(1, ())] * len(plan.stages)
+    items = [items_of(plan, graph, stage) for stage in range(len(plan.stages))]
+    for device in device_work(plan, predicted, items):
+        placed = place(asked, device)
+        for stage in {stage for stage, _ in device.of}:
+            windows[stage] = StageWindow(placed.steps, tuple(_runs(device, placed, stage)))
+    return with_windows(plan, _together(windows))
+
+
+def with_windows(plan: Plan, windows: Sequence[StageWindow]) -> Plan:
+    """Return a plan that fills bubbles, with these windows."""
+    choices = [
+        Choice(name=NAME, options={**one.options, "windows": windows_text(windows)})
+        if one.name == NAME
+        else one
+        for one in plan.methods
+    ]
+    return plan.model_copy(update={"methods": tuple(choices)})
+
+
+def place(asked: BubbleOptions, device: DeviceWork) -> Window:
+    """Return the window of a device.
+
+    Raises:
+        InputError: when the placer breaks a rule of windows.
+    """
+    placed = _PLACERS[asked.placer](
+        device.step, device.items, margin=asked.margin, most_steps=asked.most_steps
+    )
+    if problems := violations(device.step, device.items, placed):
+        reason = f"{asked.placer!r} breaks a rule of windows: {problems[0]}"
+        raise InputError(Violation("bubble.placer", reason, "weft"))
+    return placed
+
+
+def device_work(plan: Plan, predicted: PredictStep, items: Sequence[Sequence[WorkRows]]) -> list[DeviceWork]:
+    """Return the gaps and the work of each device of a pipeline; of equal devices of replicas, the busiest.
+
+    The gaps are those of a step without the work. The seconds of work are those of a step with all of it.
+    """
+    program, timeline = predicted(plan)
+    steps = device_steps(program, timeline)
+    taken_s = _seconds_of(
+        *predicted(with_windows(plan, [StageWindow(1, ())] * len(plan.stages))),
+        plan.stages[0].replicas[0].micro_batches,
+    )
+    devices: dict[int, list[int]] = defaultdict(list)
+    for stage, one in enumerate(plan.stages):
+        devices[one.replicas[0].ranks[0]].append(stage)
+    found = []
+    for stages in devices.values():
+        if not any(items[stage] for stage in stages):
+            continue
+        ranks = [replica.ranks[0] for replica in plan.stages[stages[0]].replicas]
+        rank = max(ranks, key=lambda one: sum(busy.end_s - busy.start_s for busy in steps[one].busy))
+        found.append(_work_of(plan, program, steps[rank], rank, stages, items, taken_s))
+    return found
+
+
+_Key = tuple[int, int, int, int]
+
+
+def _seconds_of(program: Program, timeline: Timeline, share: int) -> dict[_Key, float]:
+    """Return the longest seconds of work of each kind, stage, part and micro-batch of its replica."""
+    columns, position = program.columns, timeline.position
+    # Replicas have equal shares, one after the other.
+    micro_batch = np.where(columns.micro_batch >= 0, columns.micro_batch % share, NONE)
+    found: dict[_Key, float] = defaultdict(float)
+    keys = zip(
+        *(one[position].tolist() for one in (columns.kind, columns.stage, columns.part, micro_batch)),
+        strict=True,
+    )
+    for key, taken_ns in zip(keys, (timeline.end_ns - timeline.start_ns).tolist(), strict=True):
+        found[key] = max(found[key], taken_ns / 1e9)
+    return found
+
+
+def _work_of(
+    plan: Plan,
+    program: Program,
+    step: DeviceStep,
+    rank: int,
+    stages: Iterable[int],
+    items: Sequence[Sequence[WorkRows]],
+    taken_s: Mapping[_Key, float],
+) -> DeviceWork:
+    work: list[WorkItem] = []
+    of: list[tuple[int, int]] = []
+    for stage in stages:
+        first, count = len(work), plan.stages[stage].replicas[0].micro_batches
+        numbers = sorted({one.micro_batch for one in step.busy if one.stage == stage and one.ends})
+        for place, row in enumerate(items[stage]):
+            pieces = range(count) if row.by_micro_batch else (-1,)
+            work.append(
+                WorkItem(
+                    name=f"{KINDS[row.kind].words} {row.part}",
+                    stage=stage,
+                    pieces_s=tuple(taken_s[row.kind, stage, row.part, piece] for piece in pieces),
+                    micro_batches=tuple(numbers) if row.by_micro_batch else (),
+                    follows=row.follows,
+                    after=tuple(first + before for before in row.after),
+                )
+            )
+            of.append((stage, place))
+    return DeviceWork(step, tuple(work), tuple(of))
+
+
+def _runs(device: DeviceWork, window: Window, stage: int) -> list[Run]:
+    """Return a stage's pieces of a window, consecutive ones together."""
+    own = [one for one in window.placed if device.of[one.item][0] == stage]
+    runs = []
+    # Consecutive pieces of one item in one gap have one difference of piece and position.
+    numbered = enumerate(own)
+    for (step, behind, item, _), some in groupby(
+        numbered, lambda pair: (pair[1].step, pair[1].behind, pair[1].item, pair[1].piece - pair[0])
+    ):
+        pieces = [one.piece for _, one in some]
+        runs.append(Run(step, behind, device.of[item][1], pieces[0], len(pieces)))
+    return runs
+
+
+def _together(windows: Sequence[StageWindow]) -> list[StageWindow]:
+    longest = max(one.steps for one in windows)
+    if lcm(*(one.steps for one in windows)) <= _MOST_TOGETHER * longest:
+        return list(windows)
+    return [one._replace(steps=longest) for one in windows]

@@ -1,0 +1,129 @@
+"""The options of bubble filling: the table `[bubble]`, and the windows that a plan states."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field, ValidationError
+
+from weft.describe.contract import Contract
+from weft.describe.plan import Choice, Plan
+from weft.describe.reading import violations_of
+from weft.describe.run_tables.methods import RunTable
+from weft.describe.toml_table import TOML_ARRAY, Count, TomlTable
+from weft.errors import InputError, Violation
+
+NAME, TABLE_NAME = "bubble-filling", "bubble"
+# The choice of a plan decides the windows, and a plan states them.
+OPEN = "auto"
+PlacerName = Literal["official", "weft", "exact"]
+
+
+class BubbleTable(TomlTable):
+    """The keys of `[bubble]`."""
+
+    work: Annotated[tuple[str, ...], TOML_ARRAY] = Field(
+        min_length=1, description="the methods whose work fills bubbles: kfac"
+    )
+    placer: PlacerName = Field(default="weft", description="what places work: weft, official or exact")
+    margin: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.05, description="share of its seconds that work leaves free in a bubble"
+    )
+    most_steps: Count = Field(
+        default=16, description="the most steps of a window; work that finds no bubble in them adds to steps"
+    )
+
+
+class BubbleOptions(TomlTable):
+    """A plan's options."""
+
+    work: str
+    placer: PlacerName = "weft"
+    margin: float = 0.05
+    most_steps: Count = 16
+    windows: str = OPEN
+
+
+# The steps after which work takes effect follow from the plan.
+TABLE = RunTable(
+    method=NAME,
+    key=TABLE_NAME,
+    table=BubbleTable,
+    contract=lambda table: Contract.EMPIRICAL,
+    options=lambda table: {**table.model_dump(), "work": ",".join(sorted(set(table.work)))},
+)
+
+
+def options_of(plan: Plan) -> BubbleOptions | None:
+    """Return the options of a plan that fills bubbles, or None.
+
+    Raises:
+        InputError: for unknown, missing or wrong options.
+    """
+    choice = plan.method(NAME)
+    return None if choice is None else read_options(choice)
+
+
+def read_options(choice: Choice) -> BubbleOptions:
+    """Return the options of a choice.
+
+    Raises:
+        InputError: as `options_of` does.
+    """
+    try:
+        return BubbleOptions.model_validate(dict(choice.options))
+    except ValidationError as error:
+        raise InputError(violations_of(error, f"plan: methods: {NAME}", BubbleOptions)) from None
+
+
+class Run(NamedTuple):
+    """Consecutive pieces of one item behind one computation.
+
+    Attributes:
+        step: of the window.
+        behind: number of the computation in its device's step; -1: the begin of the step.
+        item: place in the stage's list of items.
+        first, pieces: the first piece, and their number.
+    """
+
+    step: int
+    behind: int
+    item: int
+    first: int
+    pieces: int
+
+
+class StageWindow(NamedTuple):
+    """The steps of a stage's window, and its work in the order of the device."""
+
+    steps: int
+    runs: tuple[Run, ...]
+
+
+_RUN = r"\d+\.(?:\d+|-1)\.\d+\.\d+\.\d+"
+_WINDOW = re.compile(rf"(\d+):((?:{_RUN}(?: {_RUN})*)?)", re.ASCII)
+
+
+def windows_text(windows: list[StageWindow]) -> str:
+    """Return windows as a plan's option: by stage, the steps, and runs of five numbers."""
+    return "; ".join(
+        f"{one.steps}:{' '.join('.'.join(map(str, run)) for run in one.runs)}" for one in windows
+    )
+
+
+def read_windows(text: str) -> list[StageWindow]:
+    """Return the windows of a plan's option, by stage.
+
+    Raises:
+        InputError: for a text of another form.
+    """
+    found = []
+    for one in text.split("; "):
+        match = _WINDOW.fullmatch(one)
+        if match is None or int(match[1]) < 1:
+            problem = f"{one[:40]!r} is no window of the form steps:step.behind.item.first.count ..."
+            raise InputError(Violation(f"plan: methods: {NAME}: windows", problem, OPEN))
+        runs = (Run(*map(int, run.split("."))) for run in match[2].split())
+        found.append(StageWindow(int(match[1]), tuple(runs)))
+    return found

@@ -1,0 +1,174 @@
+"""The instructions of K-FAC: curvature of micro-batches, its sum over replicas, inverses, and their use.
+
+A micro-batch leaves the inputs of a stage's linear layers, and the gradients of their outputs. `part` of
+curvature and sums is a block's position in the model; that of inverses also counts the factors of the block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.methods.bubble_filling.kinds import owed_by as windows_of
+from weft.methods.kfac.options import NAME
+from weft.program.arrays import Ints
+from weft.program.kinds import KINDS, AddedUses, Kind
+from weft.program.places import Places, of_links, stepped_on_rank, table_of
+from weft.program.program import Owed, Program
+from weft.program.values import PER_MICRO_BATCH, PER_STAGE, VALUES, Read, Use, ValueKind
+
+# More than a block has factors of one side.
+FACTORS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preconditions(Owed):
+    """The obligation of every stage to multiply its gradient by inverse factors before it steps.
+
+    Attributes:
+        blocks: by stage, the positions of its blocks in the model.
+        inputs, outputs: the factors of each side in a block.
+    """
+
+    blocks: tuple[tuple[int, ...], ...]
+    inputs: int
+    outputs: int
+
+    def factors(self, count: int) -> Ints:
+        """Return pairs of a stage and the part of an inverse, for `count` factors in each block."""
+        return table_of(
+            [
+                (stage, block * FACTORS + number)
+                for stage, blocks in enumerate(self.blocks)
+                for block in blocks
+                for number in range(count)
+            ]
+        )
+
+
+def owed_by(program: Program) -> Preconditions | None:
+    """Return the obligation of a program; None without one."""
+    owed = program.obligations.methods.get(NAME)
+    return owed if isinstance(owed, Preconditions) else None
+
+
+def captured(program: Program, rows: Ints) -> Places:
+    """Return the rows in the first step of a window of their stage, if it has blocks."""
+    windows, owed = windows_of(program), owed_by(program)
+    if windows is None or owed is None:
+        return Places(rows[:0])
+    columns, steps = program.columns, np.array(windows.steps, dtype=np.int64)
+    treated = np.array([bool(blocks) for blocks in owed.blocks])
+    stage = columns.stage[rows]
+    return Places(rows[(columns.iteration[rows] % steps[stage] == 0) & treated[stage]])
+
+
+def of_block(program: Program, rows: Ints) -> Places:
+    """Return the place of the block of each inverse."""
+    return Places(rows, {"part": program.columns.part[rows] // FACTORS})
+
+
+def input_inverses(program: Program, rows: Ints) -> Places:
+    """Return the places of all inverses of inputs in the rows' stages."""
+    owed = owed_by(program)
+    return Places(rows[:0]) if owed is None else of_links(program, rows, "part", owed.factors(owed.inputs))
+
+
+def output_inverses(program: Program, rows: Ints) -> Places:
+    """Return the places of all inverses of outputs in the rows' stages."""
+    owed = owed_by(program)
+    return Places(rows[:0]) if owed is None else of_links(program, rows, "part", owed.factors(owed.outputs))
+
+
+def treated(program: Program, rows: Ints) -> Places:
+    """Return the rows of stages with blocks, in programs that precondition."""
+    owed = owed_by(program)
+    if owed is None:
+        return Places(rows[:0])
+    stages = [stage for stage, blocks in enumerate(owed.blocks) if blocks]
+    return Places(rows[np.isin(program.columns.stage[rows], stages)])
+
+
+def treated_on_rank(program: Program, rows: Ints) -> Places:
+    """Return each stage with blocks that the rows' ranks step, in programs that precondition."""
+    owed = owed_by(program)
+    if owed is None:
+        return Places(rows[:0])
+    places = stepped_on_rank(program, rows)
+    stages = [stage for stage, blocks in enumerate(owed.blocks) if blocks]
+    return places.take(np.isin(places.moved["stage"], stages))
+
+
+for _side in ("input", "output"):
+    VALUES.register(ValueKind(name=f"{_side}_factor", scope=(*PER_STAGE, "part"), until="written"))
+    VALUES.register(ValueKind(name=f"{_side}_inverse", scope=(*PER_STAGE, "part"), until="written"))
+VALUES.register(ValueKind(name="linear_inputs", scope=PER_MICRO_BATCH, until="written"))
+VALUES.register(ValueKind(name="linear_gradients", scope=PER_MICRO_BATCH, until="written"))
+VALUES.register(ValueKind(name="preconditioned", scope=PER_STAGE, until="read"))
+
+
+def _curvature(side: str, symbol: str, leaves: str) -> int:
+    factor = f"{side}_factor"
+    return KINDS.register(
+        Kind(
+            name=f"{side}_curvature",
+            symbol=symbol,
+            stream="compute",
+            reads=(leaves, factor),
+            writes=(factor,),
+        )
+    )
+
+
+def _sum(side: str, symbol: str) -> int:
+    factor = f"{side}_factor"
+    return KINDS.register(
+        Kind(
+            name=f"reduce_{side}_curvature",
+            symbol=symbol,
+            stream="collective",
+            reads=(factor,),
+            writes=(factor,),
+            collective=True,
+            joins_replicas=True,
+        )
+    )
+
+
+def _inverse(side: str, symbol: str) -> int:
+    return KINDS.register(
+        Kind(
+            name=f"invert_{side}_curvature",
+            symbol=symbol,
+            stream="compute",
+            reads=(Read(f"{side}_factor", at=of_block),),
+            writes=(f"{side}_inverse",),
+        )
+    )
+
+
+INPUT_CURVATURE = _curvature("input", "CA", "linear_inputs")
+OUTPUT_CURVATURE = _curvature("output", "CB", "linear_gradients")
+REDUCE_INPUT, REDUCE_OUTPUT = _sum("input", "RA"), _sum("output", "RZ")
+INVERT_INPUT, INVERT_OUTPUT = _inverse("input", "IA"), _inverse("output", "IB")
+PRECONDITION = KINDS.register(
+    Kind(
+        name="precondition",
+        symbol="PC",
+        stream="compute",
+        reads=(
+            Read("reduced_gradient", otherwise=Read("weight_gradient")),
+            Read("input_inverse", at=input_inverses),
+            Read("output_inverse", at=output_inverses),
+        ),
+        writes=("preconditioned",),
+    )
+)
+
+USES = (
+    AddedUses(kinds=("forward",), writes=(Use("linear_inputs", at=captured),)),
+    AddedUses(kinds=("backward", "backward_input"), writes=(Use("linear_gradients", at=captured),)),
+    AddedUses(kinds=("step",), reads=(Read("preconditioned", at=treated),)),
+    AddedUses(kinds=("norm",), reads=(Read("preconditioned", at=treated_on_rank),)),
+)

@@ -1,0 +1,106 @@
+"""The rules of K-FAC: ranks with whole layers, whole gradients, and one order for all replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from weft.describe.job import Job
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.layout import DENSE, Layout
+from weft.describe.loss_choice import other_choices
+from weft.describe.plan import GRADIENT_NORM, LayerChoice, Plan
+from weft.describe.plan_file import PlanRule
+from weft.errors import InputError, Violation
+from weft.methods.bubble_filling.options import NAME as BUBBLES
+from weft.methods.kfac.options import NAME, options_of, read_operands
+from weft.moves.composition import Composition
+from weft.moves.layout import shares_of
+
+_ALLOWED = (NAME, BUBBLES, GRADIENT_NORM)
+_METHOD = "K-FAC"
+
+
+def _problems(
+    *,
+    divided: int,
+    sharding: str,
+    schedule: str,
+    splits: int,
+    shares: set[int],
+    sync: str,
+    others: list[str],
+) -> Iterator[Violation]:
+    """Yield why a layout or a plan cannot take the curvature of its layers."""
+    if divided > 1:
+        problem = f"{divided} ranks divide a replica, and have parts of a layer's inputs"
+        yield Violation("tp", problem, "1")
+    if sharding != "zero-0":
+        yield Violation("sharding", f"{sharding}: inverses multiply whole gradients", "zero-0")
+    if schedule == "chimera":
+        yield Violation("schedule", "chimera: two pipelines share bubbles", "1f1b")
+    if splits > 1:
+        yield Violation("splits", "stages that split micro-batches leave tensors of parts", "no splits")
+    if len(shares) > 1:
+        problem = "replicas with unlike shares of the batch have unlike bubbles"
+        yield Violation("micro_batches_per_replica", problem, "leave it out")
+    if sync != DENSE:
+        yield Violation("sync", f"{sync}: replicas add up whole gradients before they step", DENSE)
+    if others:
+        yield Violation("methods", f"{', '.join(others)}: not with inverse curvature", "leave it out")
+
+
+def _others(names: list[str], choices: tuple[LayerChoice, ...]) -> list[str]:
+    found = [name for name in names if name not in _ALLOWED]
+    return [*found, *(one.name for one in other_choices(choices))]
+
+
+def _of_layout(job: Job, layout: Layout) -> str | None:
+    methods = layout.methods_beside(job.methods)
+    if not any(one.name == NAME for one in methods):
+        return None
+    found = _problems(
+        divided=layout.tp * layout.cp * layout.ep,
+        sharding=layout.sharding,
+        schedule=layout.schedule,
+        splits=max(layout.splits, default=1),
+        shares=set(shares_of(job, layout)),
+        sync=layout.sync,
+        others=_others([one.name for one in methods], job.layer_choices),
+    )
+    first = next(found, None)
+    if first is None:
+        return None
+    return f"{NAME}: {first.where}: {first.problem}; nearest {first.where}: {first.nearest}"
+
+
+def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
+    """Yield what a plan that was edited by hand must not contain."""
+    try:
+        options = options_of(plan)
+        if options is None:
+            return
+        read_operands(options.operands)
+    except InputError as error:
+        yield from error.violations
+        return
+    for one in _problems(
+        divided=max(len(replica.ranks) for stage in plan.stages for replica in stage.replicas),
+        sharding=plan.sharding,
+        schedule=plan.schedule.name,
+        splits=max(stage.splits for stage in plan.stages),
+        shares={replica.micro_batches for stage in plan.stages for replica in stage.replicas},
+        sync=plan.sync.name,
+        others=_others([one.name for one in plan.methods], plan.layer_choices),
+    ):
+        yield Violation(f"plan: {one.where}", f"{NAME}: {one.problem}", one.nearest)
+
+
+RULES = (
+    Composition(
+        method=_METHOD,
+        other="divided layers, sharding, chimera, splits, unlike shares and other methods",
+        reason="a rank needs whole inputs and gradients",
+        refuse=_of_layout,
+    ),
+    PlanRule(refuse=_problems_of),
+)

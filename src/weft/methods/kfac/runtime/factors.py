@@ -1,0 +1,80 @@
+"""`Factor`: the curvature of one side of linear layers, and its damped inverse, from step to step.
+
+With y = W x + b, rows a of inputs and rows e of gradients of the outputs, the factors are
+`A = sum a^T a / T` and `B = sum e^T e / T` over the T tokens of a step. A gradient e is of its token's own
+loss, so a gradient of the mean loss counts T times as much. With
+`pi = sqrt((tr A / n_a) / (tr B / n_b))` the inverses are those of `A + sqrt(damping) pi I` and
+`B + sqrt(damping) / pi I` (Martens and Grosse, arXiv 1503.05671, section 6.3).
+"""
+
+from __future__ import annotations
+
+import torch
+
+# The least that is added to a factor.
+_LEAST = 1e-7
+# A factor that rounding has made indefinite is damped more, as often as this.
+_TRIES, _MORE = 5, 10.0
+
+
+class Factor:
+    """The sum of a window, and the inverses of complete ones.
+
+    The tensors live as long as the factor, so that checkpoints keep them.
+
+    Attributes:
+        sum: (n, n), symmetric.
+        next, inverse: (n, n), of the last complete sum, and what steps use until all of a block are there.
+        mean: the mean of the diagonal of the last complete sum, (); negative before there is one.
+    """
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.sum, self.next, self.inverse = (
+            torch.zeros(size, size, dtype=dtype, device=device) for _ in range(3)
+        )
+        self.mean = torch.full((), -1.0, dtype=dtype, device=device)
+
+    def add(self, rows: torch.Tensor, scale: float) -> None:
+        """Add `scale` times the products of rows, (tokens, n), with each other."""
+        rows = rows.flatten(0, -2).to(self.sum.dtype)
+        self.sum.addmm_(rows.T, rows, alpha=scale)
+
+    def complete(self) -> None:
+        """Take the mean of the diagonal, now that all rows of all ranks are in the sum."""
+        mean = self.sum.diagonal().mean()
+        self.mean.copy_(torch.where(mean > 0, mean, self.mean))
+
+    def invert(self, damping: float, other: torch.Tensor) -> None:
+        """Invert the damped sum, and begin the next one; a sum of zeros keeps the inverse before it.
+
+        `other` is the mean of the factors of the other side. A mean is of the last complete sum, if there is
+        one yet.
+        """
+        if self.sum.any():
+            known = bool(self.mean > 0) and bool(other > 0)
+            ratio = float((self.mean / other).sqrt()) if known else 1.0
+            self.next.copy_(damped_inverse(self.sum, max(damping**0.5 * ratio, _LEAST)))
+        self.sum.zero_()
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {name: getattr(self, name) for name in ("sum", "next", "inverse", "mean")}
+
+
+def damped_inverse(matrix: torch.Tensor, added: float) -> torch.Tensor:
+    """Return the inverse of a symmetric matrix plus `added` on its diagonal, by Cholesky.
+
+    Raises:
+        FloatingPointError: if the matrix is not finite.
+    """
+    if not torch.isfinite(matrix).all():
+        raise FloatingPointError("a factor of K-FAC is not finite")
+    for number in range(_TRIES):
+        damped = matrix.double() if number else matrix.clone()
+        damped.diagonal().add_(added * _MORE**number)
+        root, failed = torch.linalg.cholesky_ex(damped)
+        if not failed.item():
+            return torch.cholesky_inverse(root).to(matrix.dtype)
+    raise FloatingPointError(
+        f"a factor of K-FAC stays indefinite with {added * _MORE ** (_TRIES - 1):g} added"
+    )

@@ -1,0 +1,119 @@
+"""The handlers of K-FAC: curvature of micro-batches, sums over replicas, inverses, preconditioning."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.errors import RunError
+from weft.methods.kfac.kinds import FACTORS
+from weft.methods.kfac.options import NAME
+from weft.methods.kfac.runtime.stage_curvature import StageCurvature
+from weft.methods.kfac.runtime.state import Kfac
+from weft.program.program import NONE, Instruction
+from weft.run.handlers.base import GRADIENT, Issue
+from weft.run.streams import THERE, Completion, Stream, Value
+from weft.run.workspace import Workspace
+
+# The last work on the factors of a side in a stage.
+FACTORS_OF = ("input_factor", "output_factor")
+INVERSES = "inverses"
+
+
+def _state(workspace: Workspace) -> Kfac:
+    state = workspace.resources.methods[NAME]
+    assert isinstance(state, Kfac)
+    return state
+
+
+def _curvature(workspace: Workspace, instruction: Instruction) -> StageCurvature:
+    return _state(workspace).stages[instruction.stage]
+
+
+def curvature(workspace: Workspace, instruction: Instruction, side: int) -> Issue:
+    """Add what a micro-batch has left in a block to the block's sums."""
+    label, found = str(instruction), _curvature(workspace, instruction)
+    position, micro_batch = instruction.part, instruction.micro_batch
+    key = (FACTORS_OF[side], instruction.stage, position)
+
+    def issue(stream: Stream) -> Completion:
+        def work() -> None:
+            found.add(side, position, micro_batch, workspace.loss_factor())
+
+        ended = stream.run(label, work, workspace.values.get(key, THERE))
+        workspace.values[key] = Value.of(None, ended)
+        return ended
+
+    return issue
+
+
+def reduced_curvature(workspace: Workspace, instruction: Instruction, side: int) -> Issue:
+    """Add up a block's sums over all replicas of its stage; of symmetric matrices, one half."""
+    label, position = str(instruction), instruction.part
+    block = _curvature(workspace, instruction).blocks[position]
+    factors = block.factors(side)
+    group = workspace.resources.groups.collective[instruction.group]
+    key = (FACTORS_OF[side], instruction.stage, position)
+
+    def issue(stream: Stream) -> Completion:
+        def work() -> None:
+            halves = [one.sum[_half(one.sum)] for one in factors]
+            flat = torch.cat(halves)
+            group.all_reduce(flat)
+            for one, half in zip(factors, flat.split([len(half) for half in halves]), strict=True):
+                one.sum[_half(one.sum)] = half
+                one.sum.T[_half(one.sum)] = half
+            block.complete(side)
+
+        ended = stream.run(label, work, workspace.values.get(key, THERE))
+        workspace.values[key] = Value.of(None, ended)
+        return ended
+
+    return issue
+
+
+def _half(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    row, column = torch.tril_indices(*matrix.shape, device=matrix.device)
+    return row, column
+
+
+def inverse(workspace: Workspace, instruction: Instruction, side: int) -> Issue:
+    """Invert one factor of a block.
+
+    Raises:
+        RunError: when it is not finite, or stays indefinite.
+    """
+    label, (position, number) = str(instruction), divmod(instruction.part, FACTORS)
+    block, damping = _curvature(workspace, instruction).blocks[position], _state(workspace).damping
+    keys = [(name, instruction.stage, position) for name in FACTORS_OF]
+
+    def issue(stream: Stream) -> Completion:
+        def work() -> None:
+            try:
+                block.invert(side, number, damping)
+            except FloatingPointError as error:
+                raise RunError(f"{label}: {error}") from None
+
+        ended = stream.run(label, work, *(workspace.values.get(key, THERE) for key in keys))
+        for key in (keys[side], (INVERSES, instruction.stage, NONE)):
+            workspace.values[key] = Value.of(None, ended)
+        return ended
+
+    return issue
+
+
+def precondition(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Multiply the gradient of a stage by the inverses that it has."""
+    stage, label = instruction.stage, str(instruction)
+    blocks = tuple(_curvature(workspace, instruction).blocks.values())
+
+    def issue(stream: Stream) -> Completion:
+        def work() -> None:
+            for block in blocks:
+                block.precondition()
+
+        reads = workspace.latest(GRADIENT, stage), workspace.latest(INVERSES, stage)
+        ended = stream.run(label, work, *reads)
+        workspace.values[GRADIENT, stage, NONE] = Value.of(None, ended)
+        return ended
+
+    return issue

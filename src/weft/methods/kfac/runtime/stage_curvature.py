@@ -1,0 +1,228 @@
+"""`StageCurvature`: what passes have left on one rank, and the factors of a stage's blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from weft.describe.block_products import block_products
+from weft.errors import InputError, Violation
+from weft.methods.kfac.options import NAME
+from weft.methods.kfac.runtime.factors import Factor
+from weft.run.stage.stage_module import StageModule
+from weft.run.stage.taps import Passing, Tap
+from weft.run.state.bucket import GradientBucket
+
+# The step of an inverse that is not there yet.
+NEVER = -1
+
+
+@dataclass(frozen=True)
+class TreatedLinear:
+    """A linear layer of a block, with the gradients that are preconditioned.
+
+    Attributes:
+        name: in the stage.
+        weight: its gradient, (columns, inner), or (inner, columns) where `transposed`.
+        bias: its gradient, (columns,), if it has one.
+    """
+
+    name: str
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    transposed: bool
+    factor: Factor
+
+    def precondition(self, inputs: Factor) -> None:
+        """Multiply the gradients by both inverses."""
+        outer, inner = self.factor.inverse, inputs.inverse
+        gradient = self.weight.to(outer.dtype)
+        if self.transposed:
+            self.weight.copy_(inner @ gradient @ outer)
+        else:
+            self.weight.copy_(outer @ gradient @ inner)
+        if self.bias is not None:
+            self.bias.copy_(outer @ self.bias.to(outer.dtype))
+
+
+@dataclass(frozen=True)
+class TreatedOperand:
+    """The linear layers of a block that read one value; the first one shows it."""
+
+    linears: tuple[TreatedLinear, ...]
+    factor: Factor
+
+    @property
+    def mean_output(self) -> torch.Tensor:
+        """The mean of the diagonals of the factors of outputs, (); negative before all have one."""
+        means = torch.stack([one.factor.mean for one in self.linears])
+        return torch.where((means > 0).all(), means.mean(), -1.0)
+
+
+class BlockCurvature:
+    """The factors of one block.
+
+    Attributes:
+        captured: by side, inputs and outputs, the step whose tensors are in the sums, (2,).
+        used: the step of the inverses that steps use, (); `NEVER` before there are any.
+
+    Args:
+        pieces: the micro-batches of a step on this rank.
+    """
+
+    def __init__(self, operands: Sequence[TreatedOperand], pieces: int) -> None:
+        self._pieces = pieces
+        self.operands = tuple(operands)
+        self.linears = tuple(linear for one in operands for linear in one.linears)
+        self.inputs = tuple(one.factor for one in operands)
+        self.outputs = tuple(one.factor for one in self.linears)
+        self.captured = torch.full((2,), NEVER, dtype=torch.int64)
+        self.used = torch.full((), NEVER, dtype=torch.int64)
+        self._added = torch.zeros(2, dtype=torch.int64)
+        self._made = torch.zeros((), dtype=torch.int64)
+
+    def factors(self, side: int) -> tuple[Factor, ...]:
+        """Return the factors of inputs (0) or outputs (1)."""
+        return (self.inputs, self.outputs)[side]
+
+    def add(self, side: int, rows: Sequence[torch.Tensor], step: int, scale: float) -> None:
+        """Add `scale` times the products of what a micro-batch left, one tensor for each factor of a side."""
+        for factor, one in zip(self.factors(side), rows, strict=True):
+            factor.add(one, scale)
+        self.captured[side] = step
+        self._added[side] += 1
+        if self._added[side] == self._pieces:
+            self._added[side] = 0
+            self.complete(side)
+
+    def complete(self, side: int) -> None:
+        """Take the means of a side's sums, which have all rows of the rank, or of all ranks."""
+        for factor in self.factors(side):
+            factor.complete()
+
+    def invert(self, side: int, number: int, damping: float) -> None:
+        """Invert one factor; when all of the block are inverted, steps use these inverses."""
+        if side == 0:
+            one = self.operands[number]
+            one.factor.invert(damping, one.mean_output)
+        else:
+            linear = self.linears[number]
+            inputs = next(one.factor for one in self.operands if linear in one.linears)
+            linear.factor.invert(damping, inputs.mean)
+        self._made += 1
+        if self._made < len(self.inputs) + len(self.outputs):
+            return
+        self._made.zero_()
+        for factor in (*self.inputs, *self.outputs):
+            factor.inverse.copy_(factor.next)
+        # The sums of one side may be of the next window already.
+        self.used.copy_(self.captured.min())
+
+    def precondition(self) -> None:
+        """Multiply the gradients of all linear layers by their inverses, if there are any yet."""
+        if self.used == NEVER:
+            return
+        for one in self.operands:
+            for linear in one.linears:
+                linear.precondition(one.factor)
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        found = {"captured": self.captured, "used": self.used, "added": self._added, "made": self._made}
+        for side in (0, 1):
+            for number, one in enumerate(self.factors(side)):
+                found |= {f"{side}.{number}.{name}": value for name, value in one.tensors.items()}
+        return found
+
+
+class StageCurvature:
+    """The blocks of one stage on one rank, and the tensors that passes have left and no row has used yet.
+
+    Args:
+        micro_batches: of the global batch, all of one size; `pieces` of them run on this rank.
+        every: steps from one that leaves tensors to the next.
+
+    Attributes:
+        blocks: by position in the model.
+    """
+
+    def __init__(
+        self,
+        stage: StageModule,
+        bucket: GradientBucket,
+        positions: Sequence[int],
+        micro_batches: int,
+        pieces: int,
+        every: int,
+    ) -> None:
+        self._micro_batches, self._every = micro_batches, every
+        # By side, micro-batch and name of a linear layer: the step, and the tensor.
+        self._left: dict[tuple[int, int, str], tuple[int, torch.Tensor]] = {}
+        gradients = dict(
+            zip(map(id, bucket.layout.parameters), bucket.layout.views(bucket.flat), strict=True)
+        )
+        self.blocks = {
+            position: BlockCurvature(list(_operands(stage, stage.block(position), gradients)), pieces)
+            for position in positions
+        }
+
+    @property
+    def tap(self) -> Tap:
+        shows_input = {one.linears[0].name for block in self.blocks.values() for one in block.operands}
+
+        def see(side: int) -> Callable[[Passing, str, torch.Tensor], None]:
+            def keep(now: Passing, name: str, tensor: torch.Tensor) -> None:
+                if now.step % self._every == 0 and (side == 1 or name in shows_input):
+                    self._left[side, now.micro_batch, name] = now.step, tensor
+
+            return keep
+
+        names = tuple(one.name for block in self.blocks.values() for one in block.linears)
+        return Tap(modules=names, module_input=see(0), module_gradient=see(1))
+
+    def add(self, side: int, position: int, micro_batch: int, loss_factor: float) -> None:
+        """Add what a micro-batch has left in a block to its sums, if it has."""
+        block = self.blocks[position]
+        shown = block.linears if side else [one.linears[0] for one in block.operands]
+        keys = [(side, micro_batch, one.name) for one in shown]
+        if keys[0] not in self._left:
+            # Of the window before the first one.
+            return
+        found = [self._left.pop(key) for key in keys]
+        step, first = found[0]
+        tokens = prod(first.shape[:-1]) * self._micro_batches
+        scale = tokens / loss_factor**2 if side else 1.0 / tokens
+        block.add(side, [tensor for _, tensor in found], step, scale)
+
+
+def _operands(
+    stage: StageModule, block: nn.Module, gradients: Mapping[int, torch.Tensor]
+) -> Iterator[TreatedOperand]:
+    """Yield the linear layers of a block by operand, in the order of its description.
+
+    Raises:
+        InputError: if a block lacks a linear layer that its description names.
+    """
+    names = {id(module): name for name, module in stage.named_modules()}
+    inside = [one for one in block.modules() if isinstance(one, nn.Linear | Conv1D)]
+    by_operand: dict[str, list[TreatedLinear]] = {}
+    for product in block_products(stage.config):
+        found = next((one for one in inside if names[id(one)].rpartition(".")[2] == product.name), None)
+        if found is None:
+            raise InputError(Violation(NAME, f"a block of {stage.config.name} has no {product.name}"))
+        inside.remove(found)
+        weight, transposed = gradients[id(found.weight)], isinstance(found, Conv1D)
+        dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        factor = Factor(weight.shape[1 if transposed else 0], dtype, weight.device)
+        bias = None if found.bias is None else gradients[id(found.bias)]
+        linear = TreatedLinear(names[id(found)], weight, bias, transposed, factor)
+        by_operand.setdefault(product.reads, []).append(linear)
+    for linears in by_operand.values():
+        first = linears[0]
+        inner = first.weight.shape[0 if first.transposed else 1]
+        yield TreatedOperand(tuple(linears), Factor(inner, first.factor.sum.dtype, first.weight.device))
