@@ -32,12 +32,12 @@ from weft.planning.planned import plan_run
 from weft.predict.cost.network import Network
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
+from weft.predict.simulator import Simulation
 from weft.program.kinds import STEP, is_collective
 from weft.program.program import Columns, Program
 from weft.program.rank_program import digests
 from weft.program.verify import require_valid, verify
 from weft.timeline.figures import step_breakdown
-from weft.timeline.timeline import Timeline
 
 CONFIG = tiny(layers=2)
 ORDERS = [("gpipe", 1, 1), ("1f1b", 2, 1), ("breadth-first", 2, 2), ("zb-h1", 2, 1), ("chimera", 2, 1)]
@@ -250,9 +250,9 @@ def test_unequal_devices_take_their_own_steps_and_meet_with_little_idle_time() -
         update={"sync": Choice(name="local-averaging", options={"every": 32, "replica_steps": "auto"})}
     )
 
-    def predicted(plan: Plan) -> tuple[Program, Timeline]:
+    def predicted(plan: Plan) -> tuple[Program, Simulation]:
         program = compile_plan(plan, graph)
-        return program, predict(model, plan, program).simulation.timeline
+        return program, predict(model, plan, program).simulation
 
     decided = decide(plan, graph, predicted)
     assert decide(decided, graph, predicted) == decided

@@ -23,7 +23,8 @@ class Table(TomlTable):
 def decide(plan, graph, predicted):
     if plan.method("idle") is None:
         return plan
-    program, timeline = predicted(plan)
+    program, simulation = predicted(plan)
+    timeline = simulation.timeline
     assert len(timeline) == len(program)
     end_ns = int(timeline.end_ns.max() - timeline.start_ns.min())
     return plan.model_copy(update={"methods": (Choice(name="idle", options={"step_ns": end_ns}),)})

@@ -50,13 +50,13 @@ from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import KeptAway
 from weft.predict.memory_parts import MemoryPart, memory_parts, reserve_part
 from weft.predict.predict import PredictedStep, predict, predict_priced
+from weft.predict.simulator import Simulation
 from weft.program.arrays import Ints
 from weft.program.passes import ordered_passes
 from weft.program.program import Program
 from weft.program.rank_program import RankProgram
 from weft.program.verify import require_valid
 from weft.timeline.figures import step_breakdown
-from weft.timeline.timeline import Timeline
 
 DEFAULT_PLANNER = "weft"
 
@@ -473,10 +473,9 @@ def decided(problem: Problem, plan: Plan) -> Plan:
     """
     graph = problem.job.graph
 
-    def predicted(plan: Plan) -> tuple[Program, Timeline]:
+    def predicted(plan: Plan) -> tuple[Program, Simulation]:
         program = compile_plan(plan, graph)
-        priced = price(problem.cost_model, program, plan)
-        return program, predict_priced(program, priced).simulation.timeline
+        return program, predict_priced(program, price(problem.cost_model, program, plan)).simulation
 
     for one in ordered_passes():
         if one.decide is not None:

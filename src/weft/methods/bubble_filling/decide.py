@@ -24,8 +24,7 @@ from weft.methods.bubble_filling.options import (
     options_of,
     windows_text,
 )
-
-greedy = None
+from weft.methods.bubble_filling.placement.greedy import greedy
 from weft.methods.bubble_filling.placement.official import official
 from weft.methods.bubble_filling.steps import device_steps
 from weft.methods.bubble_filling.work import DeviceStep, Placer, Window, WorkItem
@@ -36,7 +35,7 @@ from weft.program.program import NONE, Program
 from weft.timeline.timeline import Timeline
 
 _PLACERS: Mapping[PlacerName, Placer] = {"official": official, "weft": greedy}
-# Windows of unlike lengths repeat together after so many times the longest, at most; else all take its length.
+# Windows of unlike lengths repeat together after so many times the longest; else all take its length.
 _MOST_TOGETHER = 4
 
 
@@ -97,12 +96,10 @@ def device_work(plan: Plan, predicted: PredictStep, items: Sequence[Sequence[Wor
 
     The gaps are those of a step without the work. The seconds of work are those of a step with all of it.
     """
-    program, timeline = predicted(plan)
-    steps = device_steps(program, timeline)
-    taken_s = _seconds_of(
-        *predicted(with_windows(plan, [StageWindow(1, ())] * len(plan.stages))),
-        plan.stages[0].replicas[0].micro_batches,
-    )
+    program, bare = predicted(plan)
+    steps = device_steps(program, bare.timeline, bare.step_s)
+    all_work, full = predicted(with_windows(plan, [StageWindow(1, ())] * len(plan.stages)))
+    taken_s = _seconds_of(all_work, full.timeline, plan.stages[0].replicas[0].micro_batches)
     devices: dict[int, list[int]] = defaultdict(list)
     for stage, one in enumerate(plan.stages):
         devices[one.replicas[0].ranks[0]].append(stage)

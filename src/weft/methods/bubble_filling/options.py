@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
@@ -105,7 +106,7 @@ _RUN = r"\d+\.(?:\d+|-1)\.\d+\.\d+\.\d+"
 _WINDOW = re.compile(rf"(\d+):((?:{_RUN}(?: {_RUN})*)?)", re.ASCII)
 
 
-def windows_text(windows: list[StageWindow]) -> str:
+def windows_text(windows: Sequence[StageWindow]) -> str:
     """Return windows as a plan's option: by stage, the steps, and runs of five numbers."""
     return "; ".join(
         f"{one.steps}:{' '.join('.'.join(map(str, run)) for run in one.runs)}" for one in windows

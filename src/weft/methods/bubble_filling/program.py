@@ -1,8 +1,8 @@
 """Work of methods in the bubbles of a program, after PipeFisher (Osawa et al., arXiv 2211.14133).
 
-Each stage does its work once in a window of R steps. The first step of a window makes what the work needs. A
-plan states behind which computation of its device each piece runs. A plan that fills no bubbles runs all of it
-behind the last pass of the window's first step. A plan that leaves its windows open has no work yet.
+Each stage does its work once in a window of R steps. The first step of a window makes what the work needs.
+A plan states behind which computation of its device each piece runs. A plan that fills no bubbles runs all of
+it behind the last pass of the window's first step. A plan that leaves its windows open has no work yet.
 """
 
 from __future__ import annotations

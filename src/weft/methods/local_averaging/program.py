@@ -93,7 +93,8 @@ def decide(plan: Plan, graph: LayerGraph, predicted: PredictStep) -> Plan:
     steps = local_steps(plan.sync, "plan: sync.options")
     if steps is None or steps.replica_steps != DECIDED:
         return plan
-    program, timeline = predicted(plan)
+    program, simulation = predicted(plan)
+    timeline = simulation.timeline
     own = timeline.kind != AVERAGE_WEIGHTS
     replica = program.columns.replica[timeline.position[own]]
     ends = np.zeros(len(plan.stages[0].replicas), dtype=np.int64)

@@ -50,7 +50,7 @@ def repeated(pipeline: LoweredPipeline, steps: int) -> LoweredPipeline:
 
 
 Options = TypeVar("Options")
-# From a plan to its program and the predicted Timeline of a cycle, typed Any: its room is above this one.
+# From a plan to its program and the Simulation of a cycle, typed Any: its room is above this one.
 PredictStep = Callable[[Plan], tuple[Program, Any]]
 
 # The most steps of a cycle. Its instructions are all in memory, and a simulation runs whole cycles.
