@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
+from curvature_versions import NEVER, BlockVersions, Version, versions_in
 from equality_table import Row
 from methods.rows.gradient_norm import Clips
 from one_process import Copy, Method, Told
-from small_plans import tiny
+from small_plans import make_program, tiny
 from transformers.pytorch_utils import Conv1D
 
 from weft.describe.block_products import block_products
+from weft.describe.cluster_expression import cluster_from_expression
+from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
-from weft.describe.plan import Choice
+from weft.describe.plan import Choice, Plan
+from weft.methods.bubble_filling.decide import decide
+from weft.methods.bubble_filling.options import options_of
 from weft.methods.kfac.options import operands_of, operands_text
+from weft.planning.compile import compile_plan
+from weft.predict.cost.placed_plan import CostModel
+from weft.predict.predict import predict
+from weft.predict.simulator import Simulation
+from weft.program.program import Program
 
-DAMPING = 1e-2
-# By copy and module: the inputs and the output gradients of a step's micro-batches.
-_SEEN: WeakKeyDictionary[Copy, dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]]] = WeakKeyDictionary()
-_INVERSES: WeakKeyDictionary[Copy, dict[str, tuple[torch.Tensor, torch.Tensor]]] = WeakKeyDictionary()
+# Large steps would amplify what rounding differs in.
+DAMPING = 1.0
 
 
 def kfac(model: ModelConfig, every: int = 1) -> Choice:
@@ -30,37 +38,111 @@ def kfac(model: ModelConfig, every: int = 1) -> Choice:
     return Choice(name="kfac", options={"damping": DAMPING, "every": every, "operands": operands})
 
 
+def fills(placer: str = "weft", **options: Any) -> Choice:
+    return Choice(name="bubble-filling", options={"work": "kfac", "placer": placer, **options})
+
+
+class Sums(NamedTuple):
+    """The factors of one linear layer's inputs and outputs in a step, (n, n)."""
+
+    inputs: torch.Tensor
+    outputs: torch.Tensor
+
+
+# By copy: the rows of the current step by name; and by step, the factors of every linear layer by block.
+_ROWS: WeakKeyDictionary[Copy, dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]]] = WeakKeyDictionary()
+_SUMS: WeakKeyDictionary[Copy, list[list[list[tuple[str, Sums]]]]] = WeakKeyDictionary()
+
+
 @dataclass(frozen=True)
 class Kfac(Method):
-    """K-FAC that inverts behind every so many steps, of all of the model at once."""
+    """K-FAC with the inverses that a program uses, of whole steps.
+
+    Attributes:
+        every: steps between inverses, for work that fills no bubbles.
+        windows: of each stage, for work that does.
+        versions: by step and block.
+    """
 
     model: ModelConfig
     every: int = 1
+    windows: str = ""
+    versions: tuple[tuple[BlockVersions, ...], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"K-FAC in {self.windows}" if self.windows else f"K-FAC every {self.every}"
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        return (kfac(self.model, self.every),)
+        bubbles = (fills(windows=self.windows),) if self.windows else ()
+        return (kfac(self.model, self.every), *bubbles)
 
     def begin(self, copies: Any) -> None:
         for copy in copies:
-            seen = _SEEN[copy] = {}
+            _SUMS[copy], rows = [], _ROWS.setdefault(copy, {})
             for name, module in copy.model.named_modules():
                 if isinstance(module, torch.nn.Linear | Conv1D) and "lm_head" not in name:
-                    seen[name] = ([], [])
-                    module.register_forward_hook(_keeper(*seen[name]))
+                    rows[name] = ([], [])
+                    module.register_forward_hook(_keeper(*rows[name]))
 
     def before_step(self, copy: Copy, step: int, told: Told) -> None:
-        if step % self.every == 0:
-            _INVERSES[copy] = _inverses(self.model, _SEEN[copy])
-        for inputs, gradients in _SEEN[copy].values():
-            inputs.clear()
-            gradients.clear()
+        _SUMS[copy].append(list(self._blocks_of(copy)))
         modules = dict(copy.masters.named_modules())
-        for name, (inner, outer) in _INVERSES[copy].items():
-            module = modules[name]
-            weight = module.weight.grad
-            transposed = isinstance(module, Conv1D)
-            module.weight.grad = inner @ weight @ outer if transposed else outer @ weight @ inner
+        for block, versions in enumerate(self.versions[step]):
+            if versions is not None:
+                self._precondition(modules, _SUMS[copy], block, *versions)
+
+    def _blocks_of(self, copy: Copy) -> Iterator[list[tuple[str, Sums]]]:
+        """Yield the factors of a step's rows, block by block."""
+        rows, products = _ROWS[copy], len(block_products(self.model))
+        names = list(rows)
+        for first in range(0, len(names), products):
+            block = []
+            for name in names[first : first + products]:
+                inputs, gradients = (torch.cat(one).double() for one in rows[name])
+                tokens = len(inputs)
+                # Of the loss of each token, which has a share of the mean.
+                gradients = gradients * tokens
+                block.append((name, Sums(inputs.T @ inputs / tokens, gradients.T @ gradients / tokens)))
+                for kept in rows[name]:
+                    kept.clear()
+            yield block
+
+    def _precondition(
+        self,
+        modules: dict[str, torch.nn.Module],
+        steps: list[list[list[tuple[str, Sums]]]],
+        block: int,
+        inputs: tuple[Version, ...],
+        outputs: tuple[Version, ...],
+    ) -> None:
+        products = block_products(self.model)
+        operands = list(dict.fromkeys(one.reads for one in products))
+        for number, product in enumerate(products):
+            operand = operands.index(product.reads)
+            same = [place for place, one in enumerate(products) if one.reads == product.reads]
+            name = steps[0][block][number][0]
+
+            def mean_inputs(step: int, first: int = same[0]) -> torch.Tensor:
+                return steps[step][block][first][1].inputs.diagonal().mean()
+
+            def mean_outputs(step: int, places: tuple[int, ...] = tuple(same)) -> torch.Tensor:
+                each = [steps[step][block][one][1].outputs.diagonal().mean() for one in places]
+                return sum(each) / len(each)
+
+            version = inputs[operand]
+            ratio = 1.0
+            if version.other != NEVER:
+                ratio = (mean_inputs(version.sum) / mean_outputs(version.other)).sqrt()
+            inner = _inverse(steps[version.sum][block][same[0]][1].inputs, ratio)
+            version, ratio = outputs[number], 1.0
+            if version.other != NEVER:
+                ratio = (mean_outputs(version.sum, (number,)) / mean_inputs(version.other)).sqrt()
+            outer = _inverse(steps[version.sum][block][number][1].outputs, ratio)
+            weight, module = modules[name].weight.grad, modules[name]
+            module.weight.grad = (
+                inner @ weight @ outer if isinstance(module, Conv1D) else outer @ weight @ inner
+            )
             if module.bias is not None:
                 module.bias.grad = outer @ module.bias.grad
 
@@ -74,38 +156,40 @@ def _keeper(inputs: list[torch.Tensor], gradients: list[torch.Tensor]) -> Callab
     return keep
 
 
-def _inverses(
-    model: ModelConfig, seen: dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]]
-) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """The textbook: both factors of each layer from all rows of the step, and their damped inverses."""
-    reads = {}
-    products = block_products(model)
-    for first in range(0, len(seen), len(products)):
-        for product, name in zip(products, list(seen)[first : first + len(products)], strict=True):
-            reads.setdefault((first, product.reads), []).append(name)
-    found = {}
-    for names in reads.values():
-        inputs = torch.cat(seen[names[0]][0]).double()
-        tokens = len(inputs)
-        side = inputs.T @ inputs / tokens
-        gradients = {name: tokens * torch.cat(seen[name][1]).double() for name in names}
-        outer = {name: one.T @ one / tokens for name, one in gradients.items()}
-        mean = sum(one.diagonal().mean() for one in outer.values()) / len(outer)
-        inner = _inverse(side, (side.diagonal().mean() / mean).sqrt())
-        for name in names:
-            ratio = (side.diagonal().mean() / outer[name].diagonal().mean()).sqrt()
-            found[name] = inner, _inverse(outer[name], 1.0 / ratio)
-    return found
-
-
-def _inverse(matrix: torch.Tensor, ratio: torch.Tensor) -> torch.Tensor:
+def _inverse(matrix: torch.Tensor, ratio: torch.Tensor | float) -> torch.Tensor:
     return torch.linalg.inv(matrix + DAMPING**0.5 * ratio * torch.eye(len(matrix)).double())
 
 
 def _row(
-    model: ModelConfig, *args: Any, every: int = 1, methods: tuple[Method, ...] = (), **kwargs: Any
+    model: ModelConfig,
+    *layout: Any,
+    every: int = 1,
+    bubbles: Choice | None = None,
+    methods: tuple[Method, ...] = (),
+    steps: int = 3,
+    **options: Any,
 ) -> Row:
-    return Row(model, *args, methods=(Kfac(model, every), *methods), steps=3, **kwargs)
+    own = Kfac(model, every)
+    if bubbles is not None:
+        plan = Row(model, *layout, methods=(own,), **options).plan
+        asked = plan.model_copy(update={"methods": (*plan.methods, bubbles)})
+        own = Kfac(model, every, options_of(placed(model, asked)).windows)
+    plan = Row(model, *layout, methods=(own,), **options).plan
+    own = replace(own, versions=versions_in(make_program(model, plan), steps))
+    return Row(model, *layout, methods=(own, *methods), steps=steps, **options)
+
+
+def placed(model: ModelConfig, plan: Plan) -> Plan:
+    """Return the plan with windows for the bubbles of its step on some GPUs."""
+    graph = layer_graph(model)
+    prices = CostModel(graph=graph, cluster=cluster_from_expression(f"{plan.ranks}xv100-16gb"))
+
+    def predicted(one: Plan) -> tuple[Program, Simulation]:
+        program = compile_plan(one, graph)
+        return program, predict(prices, one, program).simulation
+
+    found = decide(plan.model_copy(update={"precision": "fp32"}), graph, predicted)
+    return found.model_copy(update={"precision": plan.precision})
 
 
 GPT, LLAMA = tiny(layers=4), tiny("llama", layers=4)
@@ -120,4 +204,11 @@ ROWS = (
     _row(LLAMA, "zb-v", pp=2, loops=2),
     _row(GPT, "1f1b", pp=2, dp=2, methods=(Clips(),)),
     _row(LLAMA, "1f1b", pp=2, optimizer="lamb"),
+    # Work in bubbles: windows of several steps, whose first pieces are of the window before.
+    _row(GPT, "gpipe", pp=2, bubbles=fills(), steps=5),
+    _row(LLAMA, "1f1b", pp=4, bubbles=fills("official"), steps=6),
+    _row(GPT, "1f1b", pp=2, dp=2, bubbles=fills(), steps=6, methods=(Clips(),)),
+    _row(LLAMA, "breadth-first", pp=2, loops=2, bubbles=fills(), steps=7),
+    _row(GPT, "zb-h1", pp=4, bubbles=fills(most_steps=4), steps=9),
+    _row(LLAMA, "zb-v", pp=2, loops=2, bubbles=fills(), steps=6, recompute="full"),
 )

@@ -26,39 +26,45 @@ class Factor:
         sum: (n, n), symmetric.
         next, inverse: (n, n), of the last complete sum, and what steps use until all of a block are there.
         mean: the mean of the diagonal of the last complete sum, (); negative before there is one.
+        begun: 1 if rows have been added since the last inverse, ().
     """
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.sum, self.next, self.inverse = (
-            torch.zeros(size, size, dtype=dtype, device=device) for _ in range(3)
-        )
+        self.sum = torch.zeros(size, size, dtype=dtype, device=device)
+        self.next, self.inverse = (torch.eye(size, dtype=dtype, device=device) for _ in range(2))
         self.mean = torch.full((), -1.0, dtype=dtype, device=device)
+        self.begun = torch.zeros((), dtype=torch.int64)
 
     def add(self, rows: torch.Tensor, scale: float) -> None:
         """Add `scale` times the products of rows, (tokens, n), with each other."""
         rows = rows.flatten(0, -2).to(self.sum.dtype)
         self.sum.addmm_(rows.T, rows, alpha=scale)
+        self.begun.fill_(1)
 
     def complete(self) -> None:
         """Take the mean of the diagonal, now that all rows of all ranks are in the sum."""
         mean = self.sum.diagonal().mean()
         self.mean.copy_(torch.where(mean > 0, mean, self.mean))
 
-    def invert(self, damping: float, other: torch.Tensor) -> None:
-        """Invert the damped sum, and begin the next one; a sum of zeros keeps the inverse before it.
+    def invert(self, damping: float, other: torch.Tensor) -> bool:
+        """Invert the damped sum, and begin the next one; return False if nothing was added to it.
 
-        `other` is the mean of the factors of the other side. A mean is of the last complete sum, if there is
-        one yet.
+        A sum of zeros keeps the inverse before it. `other` is the mean of the factors of the other side. A
+        mean is of the last complete sum, if there is one yet.
         """
+        if not self.begun:
+            return False
         if self.sum.any():
             known = bool(self.mean > 0) and bool(other > 0)
             ratio = float((self.mean / other).sqrt()) if known else 1.0
             self.next.copy_(damped_inverse(self.sum, max(damping**0.5 * ratio, _LEAST)))
         self.sum.zero_()
+        self.begun.zero_()
+        return True
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        return {name: getattr(self, name) for name in ("sum", "next", "inverse", "mean")}
+        return {name: getattr(self, name) for name in ("sum", "next", "inverse", "mean", "begun")}
 
 
 def damped_inverse(matrix: torch.Tensor, added: float) -> torch.Tensor:

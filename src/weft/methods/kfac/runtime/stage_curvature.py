@@ -109,12 +109,13 @@ class BlockCurvature:
         """Invert one factor; when all of the block are inverted, steps use these inverses."""
         if side == 0:
             one = self.operands[number]
-            one.factor.invert(damping, one.mean_output)
+            real = one.factor.invert(damping, one.mean_output)
         else:
             linear = self.linears[number]
             inputs = next(one.factor for one in self.operands if linear in one.linears)
-            linear.factor.invert(damping, inputs.mean)
-        self._made += 1
+            real = linear.factor.invert(damping, inputs.mean)
+        # The first window has nothing yet for what stands before its passes.
+        self._made += real
         if self._made < len(self.inputs) + len(self.outputs):
             return
         self._made.zero_()
