@@ -62,9 +62,11 @@ class Factor:
         self.begun.zero_()
         return True
 
-    @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        return {name: getattr(self, name) for name in ("sum", "next", "inverse", "mean", "begun")}
+    def forget(self) -> None:
+        """Begin the sum and the next inverse anew."""
+        self.sum.zero_()
+        self.begun.zero_()
+        self.next.copy_(self.inverse)
 
 
 def damped_inverse(matrix: torch.Tensor, added: float) -> torch.Tensor:

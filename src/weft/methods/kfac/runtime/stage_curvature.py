@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import nn
@@ -20,6 +19,7 @@ from weft.run.state.bucket import GradientBucket
 
 # The step of an inverse that is not there yet.
 NEVER = -1
+SIDES = ("inputs", "outputs")
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,20 @@ class BlockCurvature:
         self._added = torch.zeros(2, dtype=torch.int64)
         self._made = torch.zeros((), dtype=torch.int64)
 
+    @property
+    def shown(self) -> list[tuple[int, TreatedLinear]]:
+        """The sides and linear layers whose tensors the block needs, in the order of its factors."""
+        return [
+            *((0, one.linears[0]) for one in self.operands),
+            *((1, linear) for linear in self.linears),
+        ]
+
+    def factor_of(self, side: int, linear: TreatedLinear) -> Factor:
+        """Return the factor of one side of a linear layer."""
+        if side == 1:
+            return linear.factor
+        return next(one.factor for one in self.operands if linear in one.linears)
+
     def factors(self, side: int) -> tuple[Factor, ...]:
         """Return the factors of inputs (0) or outputs (1)."""
         return (self.inputs, self.outputs)[side]
@@ -112,8 +126,7 @@ class BlockCurvature:
             real = one.factor.invert(damping, one.mean_output)
         else:
             linear = self.linears[number]
-            inputs = next(one.factor for one in self.operands if linear in one.linears)
-            real = linear.factor.invert(damping, inputs.mean)
+            real = linear.factor.invert(damping, self.factor_of(0, linear).mean)
         # The first window has nothing yet for what stands before its passes.
         self._made += real
         if self._made < len(self.inputs) + len(self.outputs):
@@ -132,13 +145,31 @@ class BlockCurvature:
             for linear in one.linears:
                 linear.precondition(one.factor)
 
+    def forget(self) -> None:
+        """Begin a window anew; steps go on with the inverses that they use."""
+        self._added.zero_()
+        self._made.zero_()
+        for one in (*self.inputs, *self.outputs):
+            one.forget()
+
     @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        found = {"captured": self.captured, "used": self.used, "added": self._added, "made": self._made}
-        for side in (0, 1):
-            for number, one in enumerate(self.factors(side)):
-                found |= {f"{side}.{number}.{name}": value for name, value in one.tensors.items()}
-        return found
+    def used_tensors(self) -> dict[str, torch.Tensor]:
+        """What steps use, by name, equal on all replicas."""
+        return {"used": self.used} | self._of_factors("inverse", "mean")
+
+    @property
+    def own_tensors(self) -> dict[str, torch.Tensor]:
+        """What is left in the middle of a window, by name, of this rank's own rows."""
+        counts = {"captured": self.captured, "added": self._added, "made": self._made}
+        return counts | self._of_factors("sum", "next", "begun")
+
+    def _of_factors(self, *names: str) -> dict[str, torch.Tensor]:
+        return {
+            f"{SIDES[side]}.{number}.{name}": getattr(one, name)
+            for side in (0, 1)
+            for number, one in enumerate(self.factors(side))
+            for name in names
+        }
 
 
 class StageCurvature:
@@ -147,6 +178,7 @@ class StageCurvature:
     Args:
         micro_batches: of the global batch, all of one size; `pieces` of them run on this rank.
         every: steps from one that leaves tensors to the next.
+        tokens: of a micro-batch.
 
     Attributes:
         blocks: by position in the model.
@@ -160,9 +192,10 @@ class StageCurvature:
         micro_batches: int,
         pieces: int,
         every: int,
+        tokens: int,
     ) -> None:
-        self._micro_batches, self._every = micro_batches, every
-        # By side, micro-batch and name of a linear layer: the step, and the tensor.
+        self._micro_batches, self._every, self._tokens = micro_batches, every, tokens
+        # By side, micro-batch and name of a linear layer: the step, and the tensor, (tokens, features).
         self._left: dict[tuple[int, int, str], tuple[int, torch.Tensor]] = {}
         gradients = dict(
             zip(map(id, bucket.layout.parameters), bucket.layout.views(bucket.flat), strict=True)
@@ -174,31 +207,67 @@ class StageCurvature:
 
     @property
     def tap(self) -> Tap:
-        shows_input = {one.linears[0].name for block in self.blocks.values() for one in block.operands}
+        shown = {(side, one.name) for block in self.blocks.values() for side, one in block.shown}
 
         def see(side: int) -> Callable[[Passing, str, torch.Tensor], None]:
             def keep(now: Passing, name: str, tensor: torch.Tensor) -> None:
-                if now.step % self._every == 0 and (side == 1 or name in shows_input):
-                    self._left[side, now.micro_batch, name] = now.step, tensor
+                if now.step % self._every == 0 and (side, name) in shown:
+                    self._left[side, now.micro_batch, name] = now.step, tensor.flatten(0, -2)
 
             return keep
 
         names = tuple(one.name for block in self.blocks.values() for one in block.linears)
         return Tap(modules=names, module_input=see(0), module_gradient=see(1))
 
+    @property
+    def is_fresh(self) -> bool:
+        """True before the first pass."""
+        return not self._left and all((one.captured == NEVER).all() for one in self.blocks.values())
+
+    @property
+    def left(self) -> dict[str, torch.Tensor]:
+        """The tensors that passes have left, and their steps, by name."""
+        found: dict[str, torch.Tensor] = {}
+        for key, (step, tensor) in self._left.items():
+            found |= {_left_name(*key): tensor, f"{_left_name(*key)}.step": torch.tensor(step)}
+        return found
+
+    def rooms(self, micro_batches: Sequence[int], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Return room for all that the passes of these micro-batches can leave, by name."""
+        found = {}
+        for micro_batch in micro_batches:
+            for block in self.blocks.values():
+                for side, one in block.shown:
+                    name, factor = _left_name(side, micro_batch, one.name), block.factor_of(side, one)
+                    size = self._tokens, len(factor.sum)
+                    found[name] = torch.zeros(size, dtype=dtype, device=factor.sum.device)
+                    found[f"{name}.step"] = torch.tensor(NEVER)
+        return found
+
+    def take(self, rooms: Mapping[str, torch.Tensor]) -> None:
+        """Go on with what was left: the tensors of `rooms` with a step."""
+        for name, step in rooms.items():
+            if name.endswith(".step") and step != NEVER:
+                side, micro_batch, layer = name.removesuffix(".step").split("/", 2)
+                key = SIDES.index(side), int(micro_batch), layer
+                self._left[key] = int(step), rooms[name.removesuffix(".step")]
+
     def add(self, side: int, position: int, micro_batch: int, loss_factor: float) -> None:
         """Add what a micro-batch has left in a block to its sums, if it has."""
         block = self.blocks[position]
-        shown = block.linears if side else [one.linears[0] for one in block.operands]
-        keys = [(side, micro_batch, one.name) for one in shown]
+        keys = [(side, micro_batch, one.name) for at, one in block.shown if at == side]
         if keys[0] not in self._left:
             # Of the window before the first one.
             return
         found = [self._left.pop(key) for key in keys]
         step, first = found[0]
-        tokens = prod(first.shape[:-1]) * self._micro_batches
+        tokens = len(first) * self._micro_batches
         scale = tokens / loss_factor**2 if side else 1.0 / tokens
         block.add(side, [tensor for _, tensor in found], step, scale)
+
+
+def _left_name(side: int, micro_batch: int, layer: str) -> str:
+    return f"{SIDES[side]}/{micro_batch}/{layer}"
 
 
 def _operands(

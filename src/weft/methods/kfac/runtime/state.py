@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from weft.methods.bubble_filling.kinds import FillsBubbles
 from weft.methods.bubble_filling.options import NAME as BUBBLES
 from weft.methods.kfac.kinds import Preconditions
 from weft.methods.kfac.options import NAME, options_of
-from weft.methods.kfac.runtime.stage_curvature import StageCurvature
+from weft.methods.kfac.runtime.stage_curvature import BlockCurvature, StageCurvature
 from weft.program.kinds import FORWARD
 from weft.run.methods import Making, MethodState
 from weft.run.resources import Resources
@@ -36,6 +36,10 @@ class Kfac(MethodState):
         self.damping = options.damping
         self.stages: dict[int, StageCurvature] = {}
         self._owed, self._windows, self._program = mine, windows, making.program
+        self._tokens = making.plan.micro_batch_size * making.plan.sequence
+        self._dtype = torch.float32
+        # By stage, what a checkpoint may fill before the first step.
+        self._rooms: dict[int, dict[str, torch.Tensor]] = {}
 
     def begin(self, resources: Resources) -> None:
         for stage, module in resources.stages.items():
@@ -48,23 +52,51 @@ class Kfac(MethodState):
                 resources.buckets[stage],
                 positions,
                 self._program.micro_batches,
-                self._pieces(stage),
+                len(self._micro_batches(stage)),
                 steps,
+                self._tokens,
             )
+        self._dtype = resources.dtype
 
-    def _pieces(self, stage: int) -> int:
+    def _micro_batches(self, stage: int) -> list[int]:
         """Return the micro-batches of a step that run through the stage on this rank."""
         columns = self._program.columns
         own = (columns.kind == FORWARD) & (columns.stage == stage)
-        return int(np.unique(columns.micro_batch[own]).size)
+        found: list[int] = np.unique(columns.micro_batch[own]).tolist()
+        return found
 
     def taps(self, stage: int) -> Sequence[Tap]:
         return (self.stages[stage].tap,) if stage in self.stages else ()
 
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        return self._by_name(lambda block: block.used_tensors)
+
     def rank_tensors(self) -> Mapping[str, torch.Tensor]:
+        own = self._by_name(lambda block: block.own_tensors)
+        for stage, one in self.stages.items():
+            left = one.left
+            if one.is_fresh:
+                left = self._rooms[stage] = one.rooms(self._micro_batches(stage), self._dtype)
+            own |= {f"left/{stage}/{name}": tensor for name, tensor in left.items()}
+        return own
+
+    def _by_name(
+        self, tensors_of: Callable[[BlockCurvature], dict[str, torch.Tensor]]
+    ) -> dict[str, torch.Tensor]:
         return {
-            f"{stage}/{position}/{name}": tensor
-            for stage, one in self.stages.items()
-            for position, block in one.blocks.items()
-            for name, tensor in block.tensors.items()
+            f"{position}.{name}": tensor
+            for stage in self.stages.values()
+            for position, block in stage.blocks.items()
+            for name, tensor in tensors_of(block).items()
         }
+
+    def resume(self) -> None:
+        for stage, rooms in self._rooms.items():
+            self.stages[stage].take(rooms)
+        self._rooms.clear()
+
+    def rebase(self) -> None:
+        self._rooms.clear()
+        for stage in self.stages.values():
+            for block in stage.blocks.values():
+                block.forget()

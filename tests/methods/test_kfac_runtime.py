@@ -1,0 +1,133 @@
+"""Laws of K-FAC on ranks: factors, inverses, and runs that stop inside a window."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from equality_table import Row
+from hypothesis import given
+from hypothesis import strategies as st
+from methods.rows.kfac import fills, kfac, placed
+from methods.test_local_averaging_runtime import resume
+from pool import WorkerPool
+from small_plans import tiny
+
+from weft.describe.plan import Plan
+from weft.methods.bubble_filling.options import options_of, read_windows
+from weft.methods.kfac.runtime.factors import Factor, damped_inverse
+
+SIZES = st.integers(1, 6)
+
+
+def rows(seed: int, count: int, size: int) -> torch.Tensor:
+    return torch.randn(count, size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def factor_of(parts: list[torch.Tensor]) -> Factor:
+    found, count = Factor(parts[0].shape[-1], torch.float64, torch.device("cpu")), sum(map(len, parts))
+    for one in parts:
+        found.add(one, 1.0 / count)
+    found.complete()
+    return found
+
+
+@given(st.integers(0, 2**32), SIZES, st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_micro_batches_add_up_to_the_factor_of_the_whole_batch(
+    seed: int, size: int, counts: list[int]
+) -> None:
+    whole = rows(seed, sum(counts), size)
+    found = factor_of(list(whole.split(counts))).sum
+    assert torch.allclose(found, whole.T @ whole / len(whole), rtol=1e-12, atol=1e-12)
+    assert torch.allclose(found, found.T, rtol=1e-14, atol=1e-14)
+    assert torch.linalg.eigvalsh(found).min() > -1e-12
+
+
+def eye(size: int) -> torch.Tensor:
+    return torch.eye(size, dtype=torch.float64)
+
+
+@given(st.integers(0, 2**32), SIZES, SIZES, st.floats(1e-3, 10.0))
+def test_inverses_are_those_of_the_kronecker_product_with_damped_factors(
+    seed: int, inner: int, outer: int, damping: float
+) -> None:
+    a, b = factor_of([rows(seed, 9, inner)]), factor_of([rows(seed + 1, 9, outer)])
+    root, ratio = damping**0.5, float((a.mean / b.mean).sqrt())
+    damped_a, damped_b = a.sum + root * ratio * eye(inner), b.sum + root / ratio * eye(outer)
+    assert a.invert(damping, b.mean)
+    assert b.invert(damping, a.mean)
+    gradient = rows(seed + 2, outer, inner)
+    expected = torch.linalg.solve(torch.kron(damped_b, damped_a), gradient.flatten()).view(outer, inner)
+    assert torch.allclose(b.next @ gradient @ a.next, expected, rtol=1e-7, atol=1e-9)
+    # The product of the damped factors is the damped product, and two terms across.
+    across = root * ratio * torch.kron(damped_b - root / ratio * eye(outer), eye(inner))
+    across += root / ratio * torch.kron(eye(outer), damped_a - root * ratio * eye(inner))
+    plain = torch.kron(damped_b - root / ratio * eye(outer), damped_a - root * ratio * eye(inner))
+    damped = plain + damping * eye(inner * outer) + across
+    assert torch.allclose(torch.kron(damped_b, damped_a), damped, rtol=1e-9, atol=1e-9)
+
+
+def test_large_damping_gives_the_gradient_over_the_damping() -> None:
+    a, b = factor_of([rows(1, 9, 4)]), factor_of([rows(2, 9, 3)])
+    a.invert(1e12, b.mean)
+    b.invert(1e12, a.mean)
+    gradient = rows(3, 3, 4)
+    assert torch.allclose(1e12 * (b.next @ gradient @ a.next), gradient, rtol=1e-5)
+
+
+@given(st.floats(1e-3, 10.0))
+def test_factors_of_one_scale_all_gradients_alike(damping: float) -> None:
+    a, b = (Factor(size, torch.float64, torch.device("cpu")) for size in (4, 3))
+    for one in (a, b):
+        one.sum.copy_(torch.eye(len(one.sum)))
+        one.begun.fill_(1)
+        one.complete()
+    a.invert(damping, b.mean)
+    b.invert(damping, a.mean)
+    gradient = rows(3, 3, 4)
+    assert torch.allclose(b.next @ gradient @ a.next, gradient / (1.0 + damping**0.5) ** 2)
+
+
+def test_a_sum_of_nothing_keeps_the_inverse_and_says_so() -> None:
+    one = factor_of([rows(1, 9, 4)])
+    assert one.invert(1e-3, one.mean)
+    kept = one.next.clone()
+    assert not one.invert(1e-3, one.mean)
+    assert torch.equal(one.next, kept)
+    # A layer that a step has not used leaves zeros.
+    one.add(torch.zeros(5, 4, dtype=torch.float64), 1.0)
+    assert one.invert(1e-3, one.mean)
+    assert torch.equal(one.next, kept)
+
+
+def test_an_indefinite_factor_is_damped_more_and_one_that_is_not_finite_refused() -> None:
+    matrix = torch.eye(3) - 1.5 * torch.ones(3, 3) / 3
+    found = damped_inverse(matrix, 0.1)
+    assert torch.allclose(found, torch.linalg.inv(matrix + 1.0 * torch.eye(3)), rtol=1e-4)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        damped_inverse(torch.full((2, 2), float("nan")), 0.1)
+    with pytest.raises(FloatingPointError, match="indefinite with 0.01 added"):
+        damped_inverse(-torch.eye(2), 1e-6)
+
+
+GPT = tiny(layers=2)
+
+
+def filled(schedule: str, pp: int, dp: int) -> Plan:
+    plan = Row(GPT, schedule, pp=pp, dp=dp, precision="fp32").plan
+    return placed(GPT, plan.model_copy(update={"methods": (kfac(GPT), fills())}))
+
+
+@pytest.mark.parametrize("done", [1, 2, 3])
+def test_a_run_that_stops_inside_a_window_goes_on_to_the_bit(
+    worker_pool: WorkerPool, tmp_path: Path, done: int
+) -> None:
+    plan = filled("1f1b", 2, 2)
+    steps = [one.steps for one in read_windows(options_of(plan).windows)]
+    assert max(steps) > 1, "every step is a window"
+    for (losses, whole), (first, _), (second, resumed) in worker_pool.run(
+        resume, GPT, plan, tmp_path, done, ranks=plan.ranks
+    ):
+        assert first + second == losses
+        assert all(torch.equal(value, whole[name]) for name, value in resumed.items())
