@@ -20,15 +20,14 @@ from weft.cli.tables.search import (
     trial_record,
     trials_table,
 )
-from weft.describe.synchronisation import sync_words
 from weft.describe.units import format_seconds
 from weft.planning.advice import advised
 from weft.planning.alternatives import alternatives
+from weft.planning.decisions import decided_words
 from weft.planning.fewer_nodes import FewerNodes
 from weft.planning.planned import DEFAULT_PLANNER, PlannedJob, decided_file
 from weft.planning.what_if import Forecast, what_if
 from weft.run.launch.workers import require_torch
-from weft.timeline.figures import WAITING
 from weft.training.directory.learning import learn_from_trials
 from weft.training.trials import Trial, measure_best
 from weft.web.pages.search import plan_page
@@ -99,7 +98,7 @@ def show_plan(
                 "what_if": [forecast_record(one) for one in forecasts],
                 "measured": [trial_record(one, lesson) for one in trials],
                 "learned": lesson_record(lesson) if lesson is not None else None,
-                "decided": _decided_record(planned),
+                "decided": decided_words(planned),
                 "then": _then_record(planned),
             }
         )
@@ -107,9 +106,6 @@ def show_plan(
     console().print(answer(planned, others, fewer, source))
     if listed is not None:
         print_ranking(planned, shown)
-    if (found := _decided_record(planned)) is not None:
-        step = f"step {format_seconds(found['step_s'])}, waiting {found['waiting']:.1%}"
-        print(f"decided for the best layout: {sync_words(planned.plan.sync)}: {step}")
     if (then := _then_record(planned)) is not None:
         print(f"from step {then['at_step']} on: {then['layout']}, step {format_seconds(then['step_s'])}")
     if forecasts:
@@ -119,16 +115,6 @@ def show_plan(
     if lesson is not None:
         print(f"\n{lesson_text(lesson)}")
     say_written(out, report)
-
-
-def _decided_record(planned: PlannedJob) -> dict[str, Any] | None:
-    """Return the record of the best plan, if methods have decided its options after the search."""
-    if planned.plan == planned.searched.fitting[0].plan:
-        return None
-    step_s, plan = planned.predicted.simulation.step_s, planned.plan
-    waiting = planned.step_breakdown[WAITING] / step_s
-    sync = {"method": plan.sync.name, **plan.sync.options}
-    return {"plan_id": plan.plan_id, "sync": sync, "step_s": step_s, "waiting": waiting}
 
 
 def _then_record(planned: PlannedJob) -> dict[str, Any] | None:

@@ -19,6 +19,7 @@ from weft.describe.this_machine import THIS_MACHINE
 from weft.describe.units import format_bytes, format_seconds
 from weft.moves.layout import shares_of
 from weft.planning.alternatives import Alternative
+from weft.planning.decisions import decided_words
 from weft.planning.fewer_nodes import FewerNodes
 from weft.planning.goals import cost_words
 from weft.planning.planned import PlannedJob
@@ -98,6 +99,8 @@ def _best(planned: PlannedJob, fewer: FewerNodes | None) -> Iterator[tuple[str, 
     every = equal_ranks(prediction.peak_bytes, planned.memory_bytes)
     fullest = max(every, key=lambda ranks: ranks.share)
     yield "memory", Text(f"{fullest.name}: {fullest.words}; {chance_text(planned)}")
+    for words in decided_words(planned):
+        yield "decided", Text(words)
     if idle := idle_text(planned):
         yield "idle", Text(idle, style="yellow")
     if fewer is not None:

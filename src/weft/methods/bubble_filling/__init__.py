@@ -5,5 +5,6 @@ from __future__ import annotations
 from weft.bundles import Bundle
 from weft.methods.bubble_filling.options import NAME, TABLE
 from weft.methods.bubble_filling.program import PASS
+from weft.methods.bubble_filling.report import REPORT
 
-BUNDLE = Bundle(name=NAME, parts=(TABLE, PASS))
+BUNDLE = Bundle(name=NAME, parts=(TABLE, PASS, *REPORT))

@@ -11,11 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import Choice, Plan
+from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
 from weft.methods.bubble_filling.checks import violations
 from weft.methods.bubble_filling.options import (
-    NAME,
     OPEN,
     BubbleOptions,
     PlacerName,
@@ -28,7 +27,7 @@ from weft.methods.bubble_filling.placement.greedy import greedy
 from weft.methods.bubble_filling.placement.official import official
 from weft.methods.bubble_filling.steps import device_steps
 from weft.methods.bubble_filling.work import DeviceStep, Placer, Window, WorkItem
-from weft.methods.bubble_filling.works import WorkRows, items_of
+from weft.methods.bubble_filling.works import WorkRows, items_of, with_options
 from weft.program.kinds import KINDS
 from weft.program.passes import PredictStep
 from weft.program.program import NONE, Program
@@ -67,13 +66,7 @@ def decide(plan: Plan, graph: LayerGraph, predicted: PredictStep) -> Plan:
 
 def with_windows(plan: Plan, windows: Sequence[StageWindow]) -> Plan:
     """Return a plan that fills bubbles, with these windows."""
-    choices = [
-        Choice(name=NAME, options={**one.options, "windows": windows_text(windows)})
-        if one.name == NAME
-        else one
-        for one in plan.methods
-    ]
-    return plan.model_copy(update={"methods": tuple(choices)})
+    return with_options(plan, windows=windows_text(windows))
 
 
 def place(asked: BubbleOptions, device: DeviceWork) -> Window:

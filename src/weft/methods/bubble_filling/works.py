@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from weft.bundles import parts
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import Plan
+from weft.describe.plan import Choice, Plan
+from weft.methods.bubble_filling.options import NAME
 from weft.methods.bubble_filling.work import Pass
 
 
@@ -62,3 +63,12 @@ def items_of(plan: Plan, graph: LayerGraph, stage: int) -> list[WorkRows]:
         for one in work.items(plan, graph, stage):
             found.append(replace(one, after=tuple(first + place for place in one.after)))
     return found
+
+
+def with_options(plan: Plan, **options: int | float | str) -> Plan:
+    """Return a plan that fills bubbles, with other options."""
+    choices = (
+        Choice(name=NAME, options={**one.options, **options}) if one.name == NAME else one
+        for one in plan.methods
+    )
+    return plan.model_copy(update={"methods": tuple(choices)})

@@ -7,8 +7,9 @@ from weft.methods.kfac.costs import COSTS
 from weft.methods.kfac.kinds import USES
 from weft.methods.kfac.options import NAME, TABLE
 from weft.methods.kfac.program import PASS, WORK
+from weft.methods.kfac.report import REPORT
 from weft.methods.kfac.rules import RULES
 
 BUNDLE = Bundle(
-    name=NAME, parts=(TABLE, PASS, WORK, *USES, *COSTS, *RULES), runtime="weft.methods.kfac.runtime"
+    name=NAME, parts=(TABLE, PASS, WORK, *USES, *COSTS, *RULES, *REPORT), runtime="weft.methods.kfac.runtime"
 )

@@ -7,6 +7,7 @@ import torch
 from weft.errors import RunError
 from weft.methods.kfac.kinds import FACTORS
 from weft.methods.kfac.options import NAME
+from weft.methods.kfac.report import AGE
 from weft.methods.kfac.runtime.stage_curvature import StageCurvature
 from weft.methods.kfac.runtime.state import Kfac
 from weft.program.program import NONE, Instruction
@@ -107,13 +108,17 @@ def precondition(workspace: Workspace, instruction: Instruction) -> Issue:
     blocks = tuple(_curvature(workspace, instruction).blocks.values())
 
     def issue(stream: Stream) -> Completion:
+        step, age = workspace.step, Value[torch.Tensor]()
+
         def work() -> None:
             for block in blocks:
                 block.precondition()
+            age.content = torch.stack([block.age(step) for block in blocks]).sum()
 
         reads = workspace.latest(GRADIENT, stage), workspace.latest(INVERSES, stage)
-        ended = stream.run(label, work, *reads)
-        workspace.values[GRADIENT, stage, NONE] = Value.of(None, ended)
-        return ended
+        age.completion = stream.run(label, work, *reads)
+        workspace.values[GRADIENT, stage, NONE] = Value.of(None, age.completion)
+        workspace.values[AGE, stage, NONE] = age
+        return age.completion
 
     return issue

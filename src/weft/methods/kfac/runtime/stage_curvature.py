@@ -137,6 +137,10 @@ class BlockCurvature:
         # The sums of one side may be of the next window already.
         self.used.copy_(self.captured.min())
 
+    def age(self, step: int) -> torch.Tensor:
+        """Return the steps since that of the inverses, (); without any, since before the first one."""
+        return step - self.used
+
     def precondition(self) -> None:
         """Multiply the gradients of all linear layers by their inverses, if there are any yet."""
         if self.used == NEVER:

@@ -11,12 +11,14 @@ from weft.methods.bubble_filling.kinds import FillsBubbles
 from weft.methods.bubble_filling.options import NAME as BUBBLES
 from weft.methods.kfac.kinds import Preconditions
 from weft.methods.kfac.options import NAME, options_of
+from weft.methods.kfac.report import AGE
 from weft.methods.kfac.runtime.stage_curvature import BlockCurvature, StageCurvature
 from weft.program.kinds import FORWARD
-from weft.run.methods import Making, MethodState
+from weft.run.methods import Making, MethodState, PartOfSum
 from weft.run.resources import Resources
 from weft.run.stage.stage_module import StageModule
 from weft.run.stage.taps import Tap
+from weft.run.workspace import Workspace
 
 
 class Kfac(MethodState):
@@ -37,6 +39,7 @@ class Kfac(MethodState):
         self.stages: dict[int, StageCurvature] = {}
         self._owed, self._windows, self._program = mine, windows, making.program
         self._tokens = making.plan.micro_batch_size * making.plan.sequence
+        self._replicas = len(making.plan.stages[0].replicas)
         self._dtype = torch.float32
         # By stage, what a checkpoint may fill before the first step.
         self._rooms: dict[int, dict[str, torch.Tensor]] = {}
@@ -67,6 +70,13 @@ class Kfac(MethodState):
 
     def taps(self, stage: int) -> Sequence[Tap]:
         return (self.stages[stage].tap,) if stage in self.stages else ()
+
+    def shares(self, workspace: Workspace) -> Mapping[str, PartOfSum]:
+        if not workspace.training:
+            return {}
+        ages = tuple(workspace.latest(AGE, stage) for stage in self.stages)
+        blocks = sum(map(len, self._owed.blocks)) * self._replicas
+        return {AGE: PartOfSum(ages, 1.0 / blocks)}
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         return self._by_name(lambda block: block.used_tensors)
