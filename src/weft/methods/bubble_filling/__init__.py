@@ -6,5 +6,6 @@ from weft.bundles import Bundle
 from weft.methods.bubble_filling.options import NAME, TABLE
 from weft.methods.bubble_filling.program import PASS
 from weft.methods.bubble_filling.report import REPORT
+from weft.methods.bubble_filling.rules import RULES
 
-BUNDLE = Bundle(name=NAME, parts=(TABLE, PASS, *REPORT))
+BUNDLE = Bundle(name=NAME, parts=(TABLE, PASS, *REPORT, *RULES))

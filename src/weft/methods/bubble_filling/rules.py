@@ -1,0 +1,87 @@
+"""The rules of bubble filling: there are bubbles, work for them, and steps for whole windows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from weft.bundles import parts
+from weft.describe.job import Job
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.layout import Layout
+from weft.describe.plan import Plan
+from weft.describe.plan_file import PlanRule, listed
+from weft.errors import InputError, Violation, nearest
+from weft.methods.bubble_filling.kinds import owed_by
+from weft.methods.bubble_filling.options import NAME, OPEN, TABLE_NAME, options_of, read_options
+from weft.methods.bubble_filling.works import BubbleWork
+from weft.moves.composition import Composition
+from weft.planning.job_rules import JobRule
+from weft.planning.planned import PlannedJob
+
+_METHOD = "work in bubbles"
+
+
+def _work_problem(work: str, methods: Collection[str]) -> Violation | None:
+    """Return why a list of works does not go with the methods of a job or a plan."""
+    known = sorted(one.method for one in parts(BubbleWork))
+    asked = work.split(",")
+    for name in asked:
+        if name not in known:
+            problem = f"{name!r} is not one of {', '.join(known)}"
+            return Violation(f"{TABLE_NAME}.work", problem, nearest(name, known))
+        if name not in methods:
+            return Violation(f"{TABLE_NAME}.work", f"{name!r} is not asked for", f"a table [{name}]")
+    left = [name for name in known if name in methods and name not in asked]
+    if left:
+        return Violation(f"{TABLE_NAME}.work", f"lacks {listed(left)}, which the job has", ", ".join(left))
+    return None
+
+
+def _work(job: Job, layout: Layout) -> str | None:
+    methods = layout.methods_beside(job.methods)
+    asked = next((read_options(one) for one in methods if one.name == NAME), None)
+    if asked is None:
+        return None
+    found = _work_problem(asked.work, [one.name for one in methods])
+    return None if found is None else str(found)
+
+
+def _no_bubbles(job: Job, layout: Layout) -> str | None:
+    methods = layout.methods_beside(job.methods)
+    if layout.pp > 1 or not any(one.name == NAME for one in methods):
+        return None
+    return f"{TABLE_NAME}: one device of a pipeline waits for no other, and has no bubbles; nearest pp: 2"
+
+
+def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
+    """Yield what a plan that was edited by hand must not contain."""
+    try:
+        options = options_of(plan)
+    except InputError as error:
+        yield from error.violations
+        return
+    if options is None:
+        return
+    found = _work_problem(options.work, [one.name for one in plan.methods])
+    if found is not None:
+        yield Violation(f"plan: {found.where}", found.problem, found.nearest)
+    if options.windows == OPEN:
+        problem = f"windows: {OPEN}: the choice of a plan decides them, and a plan states them"
+        yield Violation(f"plan: methods: {NAME}", problem)
+
+
+def _too_long(planned: PlannedJob) -> Iterator[Violation]:
+    """Yield a violation if a run ends before the work of a window does."""
+    owed, steps = owed_by(planned.program), planned.last_step
+    if options_of(planned.plan) is None or owed is None or max(owed.steps) <= steps:
+        return
+    problem = f"{steps}; the work of one stage is done every {max(owed.steps)} steps"
+    yield Violation("train.steps", problem, str(max(owed.steps)))
+
+
+RULES = (
+    Composition(method=_METHOD, other="work that nobody asks for", reason="bubbles hold work", refuse=_work),
+    Composition(method=_METHOD, other="one device", reason="it has no bubbles", refuse=_no_bubbles),
+    PlanRule(refuse=_problems_of),
+    JobRule(refuse=_too_long),
+)
