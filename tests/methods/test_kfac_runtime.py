@@ -107,7 +107,7 @@ def test_an_indefinite_factor_is_damped_more_and_one_that_is_not_finite_refused(
     assert torch.allclose(found, torch.linalg.inv(matrix + 1.0 * torch.eye(3)), rtol=1e-4)
     with pytest.raises(FloatingPointError, match="not finite"):
         damped_inverse(torch.full((2, 2), float("nan")), 0.1)
-    with pytest.raises(FloatingPointError, match="indefinite with 0.01 added"):
+    with pytest.raises(FloatingPointError, match=r"indefinite with 0\.01 added"):
         damped_inverse(-torch.eye(2), 1e-6)
 
 

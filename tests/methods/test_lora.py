@@ -150,7 +150,7 @@ def test_a_plan_and_its_job_freeze_the_same_layers() -> None:
 
 def test_latent_attention_is_refused_in_one_line(tmp_path: Path) -> None:
     config = described(tmp_path, "deepseek_v3")
-    with pytest.raises(InputError, match="linear layers are known of GPT-2"):
+    with pytest.raises(InputError, match="linear layers are known of bert, gpt, vit"):
         trained_graph(config, [with_low_rank()])
 
 

@@ -12,7 +12,12 @@ from weft.errors import InputError, Violation
 
 # The value that a linear layer multiplies.
 Read = Literal["attention input", "attention output", "feed-forward input", "activation"]
-_GPT = (("c_attn", "c_proj"), ("c_fc", "c_proj"))
+# Of families that are no decoders with a row.
+_NAMES = {
+    "gpt": (("c_attn", "c_proj"), ("c_fc", "c_proj")),
+    "bert": (("query", "key", "value", "dense"), ("dense", "dense")),
+    "vit": (("q_proj", "k_proj", "v_proj", "o_proj"), ("fc1", "fc2")),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +53,11 @@ def block_products(config: ModelConfig) -> tuple[BlockProduct, ...]:
         InputError: for a family whose linear layers weft cannot name.
     """
     attention, feed_forward = _names(config)
-    decoder = config.architecture
-    queries, keys = config.heads * decoder.head_size, config.key_value_heads * decoder.head_size
-    inner = config.feed_forward
-    gated = config.family != "gpt" and decoder.gated
+    queries, keys, inner, gated = config.hidden, config.hidden, config.feed_forward, False
+    if config.family not in _NAMES:
+        decoder = config.architecture
+        queries, keys = config.heads * decoder.head_size, config.key_value_heads * decoder.head_size
+        gated = decoder.gated
     in_attention = (
         *_reading("attention input", attention[:-1], config.hidden, (queries, keys, keys)),
         BlockProduct(attention[-1], queries, config.hidden, "attention output"),
@@ -67,7 +73,7 @@ def block_products(config: ModelConfig) -> tuple[BlockProduct, ...]:
 
 def has_experts(config: ModelConfig, block: int) -> bool:
     """Return True if a block has experts in place of a plain feed-forward."""
-    return config.family != "gpt" and config.architecture.has_experts(block)
+    return config.family not in _NAMES and config.architecture.has_experts(block)
 
 
 def products_in(config: ModelConfig, block: int, products: Sequence[BlockProduct]) -> list[BlockProduct]:
@@ -77,11 +83,11 @@ def products_in(config: ModelConfig, block: int, products: Sequence[BlockProduct
 
 
 def _names(config: ModelConfig) -> tuple[Sequence[str], Sequence[str]]:
-    if config.family == "gpt":
-        return _GPT
+    if config.family in _NAMES:
+        return _NAMES[config.family]
     row = ROWS.get(config.family)
     if row is None or config.architecture.latent is not None:
-        known = "GPT-2, and of decoders with a row and without latent attention"
+        known = f"{', '.join(sorted(_NAMES))}, and of decoders with a row and without latent attention"
         problem = f"{config.name} is of the family {config.family!r}; linear layers are known of {known}"
         raise InputError(Violation("model", problem))
     return row.attention_products, row.feed_forward_products

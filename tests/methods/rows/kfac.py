@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from curvature_versions import NEVER, BlockVersions, Version, versions_in
 from equality_table import Row
 from methods.rows.gradient_norm import Clips
 from one_process import Copy, Method, Told
-from small_plans import make_program, tiny
+from small_plans import divisible, make_program, tiny
 from transformers.pytorch_utils import Conv1D
 
 from weft.describe.block_products import block_products
@@ -23,6 +24,7 @@ from weft.describe.plan import Choice, Plan
 from weft.methods.bubble_filling.decide import decide
 from weft.methods.bubble_filling.options import options_of
 from weft.methods.kfac.options import operands_of, operands_text
+from weft.methods.kfac.report import AGE
 from weft.planning.compile import compile_plan
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
@@ -31,6 +33,7 @@ from weft.program.program import Program
 
 # Large steps would amplify what rounding differs in.
 DAMPING = 1.0
+IN_BLOCKS = re.compile(r"\.\d+\.")
 
 
 def kfac(model: ModelConfig, every: int = 1) -> Choice:
@@ -81,12 +84,14 @@ class Kfac(Method):
         for copy in copies:
             _SUMS[copy], rows = [], _ROWS.setdefault(copy, {})
             for name, module in copy.model.named_modules():
-                if isinstance(module, torch.nn.Linear | Conv1D) and "lm_head" not in name:
+                if isinstance(module, torch.nn.Linear | Conv1D) and IN_BLOCKS.search(name):
                     rows[name] = ([], [])
                     module.register_forward_hook(_keeper(*rows[name]))
 
     def before_step(self, copy: Copy, step: int, told: Told) -> None:
         _SUMS[copy].append(list(self._blocks_of(copy)))
+        used = [NEVER if one is None else one[0][0].sum for one in self.versions[step]]
+        told[AGE] = [step - sum(used) / len(used)]
         modules = dict(copy.masters.named_modules())
         for block, versions in enumerate(self.versions[step]):
             if versions is not None:
@@ -204,6 +209,8 @@ ROWS = (
     _row(LLAMA, "zb-v", pp=2, loops=2),
     _row(GPT, "1f1b", pp=2, dp=2, methods=(Clips(),)),
     _row(LLAMA, "1f1b", pp=2, optimizer="lamb"),
+    _row(divisible("bert", tied=True), "1f1b", pp=2),
+    _row(divisible("vit"), "zb-h1", pp=2, every=2),
     # Work in bubbles: windows of several steps, whose first pieces are of the window before.
     _row(GPT, "gpipe", pp=2, bubbles=fills(), steps=5),
     _row(LLAMA, "1f1b", pp=4, bubbles=fills("official"), steps=6),

@@ -27,9 +27,11 @@ from weft.describe.layer import LOW_RANK_PRODUCT, Layer, Matmul, PassWork
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice
+from weft.errors import InputError, Violation
 from weft.methods.lora.few_bits import divided_in_blocks, with_few_bits
 from weft.methods.lora.options import NAME, LowRank, read_options
 
+_ENCODERS = ("bert", "vit")
 # Elements moved for each element of a layer's result: the product writes it, the sum reads two and writes
 # one. Backward, the scaled gradient is made and read twice.
 _OF_RESULT, _OF_ITS_GRADIENT = 4.0, 4.0
@@ -45,6 +47,9 @@ def add_low_rank(graph: LayerGraph, config: ModelConfig, choice: Choice) -> Laye
     Raises:
         InputError: if the linear layers of the family have no known names, or a target is none of them.
     """
+    if config.family in _ENCODERS:
+        problem = f"{config.name} is of the family {config.family!r}; LoRA adapts decoders"
+        raise InputError(Violation("model", problem))
     low_rank, products = read_options(choice), block_products(config)
     chosen = low_rank.chosen(products)
     if low_rank.base is not None:
