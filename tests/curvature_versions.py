@@ -54,10 +54,11 @@ def versions_in(program: Program, steps: int) -> tuple[tuple[BlockVersions, ...]
     owed, windows = owed_by(program), windows_of(program)
     assert owed is not None
     assert windows is not None
-    columns, counts = program.columns, (owed.inputs, owed.outputs)
+    columns = program.columns
+    counts = {layer: count for some in owed.layers for layer, count in some.items()}
     replicas = int(columns.replica.max()) + 1
     micro_batches = program.obligations.forward[:, 2].max() // replicas + 1
-    blocks = {block: _Block() for some in owed.blocks for block in some}
+    blocks = {layer: _Block() for layer in counts}
     found = []
     for step in range(steps):
         used: dict[int, BlockVersions] = {}
@@ -66,20 +67,25 @@ def versions_in(program: Program, steps: int) -> tuple[tuple[BlockVersions, ...]
             kind, stage, part = (int(one[row]) for one in (columns.kind, columns.stage, columns.part))
             micro_batch = int(columns.micro_batch[row])
             if kind in (FORWARD, BACKWARD, BACKWARD_INPUT) and step % windows.steps[stage] == 0:
-                for block in owed.blocks[stage]:
+                for block in owed.layers[stage]:
                     assert (kind != FORWARD, micro_batch) not in blocks[block].left, "tensors were not used"
                     blocks[block].left[kind != FORWARD, micro_batch] = step
             elif kind in (INPUT_CURVATURE, OUTPUT_CURVATURE):
-                _add(blocks[part], int(kind == OUTPUT_CURVATURE), micro_batch, counts)
+                _add(blocks[part], int(kind == OUTPUT_CURVATURE), micro_batch, counts[part])
                 side = int(kind == OUTPUT_CURVATURE)
                 if replicas == 1 and blocks[part].added[side] == micro_batches:
                     _complete(blocks[part], side)
             elif kind in (REDUCE_INPUT, REDUCE_OUTPUT):
                 _complete(blocks[part], int(kind == REDUCE_OUTPUT))
             elif kind in (INVERT_INPUT, INVERT_OUTPUT):
-                _invert(blocks[part // FACTORS], int(kind == INVERT_OUTPUT), part % FACTORS, counts)
+                _invert(
+                    blocks[part // FACTORS],
+                    int(kind == INVERT_OUTPUT),
+                    part % FACTORS,
+                    counts[part // FACTORS],
+                )
             elif kind == PRECONDITION:
-                used |= {block: blocks[block].current for block in owed.blocks[stage]}
+                used |= {block: blocks[block].current for block in owed.layers[stage]}
         found.append(tuple(used[block] for block in sorted(blocks)))
     return tuple(found)
 

@@ -23,7 +23,7 @@ from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice, Plan
 from weft.methods.bubble_filling.decide import decide
 from weft.methods.bubble_filling.options import options_of
-from weft.methods.kfac.options import operands_of, operands_text
+from weft.methods.kfac.linears import treated_in, treated_text
 from weft.methods.kfac.report import AGE
 from weft.planning.compile import compile_plan
 from weft.predict.cost.placed_plan import CostModel
@@ -37,8 +37,8 @@ IN_BLOCKS = re.compile(r"\.\d+\.")
 
 
 def kfac(model: ModelConfig, every: int = 1) -> Choice:
-    operands = operands_text(operands_of(model))
-    return Choice(name="kfac", options={"damping": DAMPING, "every": every, "operands": operands})
+    linears = treated_text(treated_in(model))
+    return Choice(name="kfac", options={"damping": DAMPING, "every": every, "linears": linears})
 
 
 def fills(placer: str = "weft", **options: Any) -> Choice:

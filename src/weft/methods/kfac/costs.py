@@ -5,8 +5,7 @@ An inverse of n x n numbers takes n^3 operations: a Cholesky factor, and its inv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -14,7 +13,8 @@ from weft.describe.amount import Amount
 from weft.describe.families.transformer import ONE, TOKENS
 from weft.describe.layer import Matmul, PassWork
 from weft.methods.kfac.kinds import FACTORS, owed_by
-from weft.methods.kfac.options import Operand, options_of, read_operands
+from weft.methods.kfac.linears import LinearLayers, Treated, read_treated
+from weft.methods.kfac.options import options_of
 from weft.predict.cost.hooks import CostHook, CostOf, Taken, by_table, collective_hook
 from weft.predict.cost.memory import STEPPED_BYTES
 from weft.predict.cost.network import Network
@@ -28,10 +28,10 @@ _INVERSE_SLOWDOWN = 3.0
 _IN = "fp32"
 
 
-def _operands(pricing: Pricing) -> tuple[Operand, ...]:
+def _treated(pricing: Pricing) -> Treated:
     found = options_of(pricing.plan)
     assert found is not None, "a program with these rows is of a plan with their options"
-    return read_operands(found.operands)
+    return read_treated(found.linears)
 
 
 def _squares(sizes: Sequence[int]) -> PassWork:
@@ -52,38 +52,31 @@ def _inverse(size: int) -> PassWork:
     return PassWork(matmuls=(product,), kernels=3)
 
 
-def _preconditioning(operands: Sequence[Operand], blocks: int) -> PassWork:
+def _preconditioning(layers: Iterable[LinearLayers]) -> PassWork:
+    """Return the two products for the gradient of each weight."""
     products = []
-    for one in operands:
+    for one in (operand for layer in layers for operand in layer.operands):
         inner = Amount.of(one.inner)
-        for size in one.columns:
-            columns = Amount.of(size)
-            products.append(Matmul(count=Amount.of(blocks), rows=columns, inner=inner, columns=inner))
-            products.append(Matmul(count=Amount.of(blocks), rows=columns, inner=columns, columns=inner))
-    return PassWork(matmuls=tuple(products), kernels=len(products) * blocks)
+        for columns in map(Amount.of, one.columns):
+            products.append(Matmul(count=ONE, rows=columns, inner=inner, columns=inner))
+            products.append(Matmul(count=ONE, rows=columns, inner=columns, columns=inner))
+    return PassWork(matmuls=tuple(products), kernels=len(products))
 
 
-def _columns(operands: Sequence[Operand]) -> list[int]:
-    return list(chain.from_iterable(one.columns for one in operands))
-
-
-def _inner(operands: Sequence[Operand]) -> list[int]:
-    return [one.inner for one in operands]
-
-
-WorkOf = Callable[[Pricing, tuple[Operand, ...], int, int], PassWork]
+# From the linear layers of a plan, a stage's layers and a row's part to its work.
+WorkOf = Callable[[Treated, Sequence[int], int], PassWork]
 
 
 def _computation(work_of: WorkOf, *, captured: bool) -> CostHook:
-    """Return the cost hook of work given by operands, stage and part; `captured`: in the plan's precision."""
+    """Return the cost hook of some work; `captured`: in the plan's precision."""
 
     def hook(pricing: Pricing, rows: Ints) -> Taken:
-        operands, placed, columns = _operands(pricing), pricing.placed, pricing.program.columns
+        treated, placed, columns = _treated(pricing), pricing.placed, pricing.program.columns
         compute = pricing.model.compute
         precision = pricing.plan.precision if captured else _IN
 
         def place_s(stage: int, part: int, devices: int) -> tuple[float, float, float]:
-            work, shape = work_of(pricing, operands, stage, part), placed.shape(stage)
+            work, shape = work_of(treated, pricing.plan.stages[stage].layers, part), placed.shape(stage)
             each = zip(placed.device_sets[devices], placed.speed_sets[devices], strict=True)
             seconds = (
                 pricing.in_program_s(compute.work_s(work, shape, precision, device), device, speed)
@@ -102,61 +95,48 @@ def _computation(work_of: WorkOf, *, captured: bool) -> CostHook:
     return hook
 
 
-def _blocks(pricing: Pricing, stage: int) -> int:
-    owed = owed_by(pricing.program)
-    return len(owed.blocks[stage]) if owed is not None else 0
-
-
 def _held(pricing: Pricing) -> Held:
     """Return the bytes of factors and inverses, and of captured tensors until the last one is used."""
     held, owed, plan = np.zeros(pricing.program.ranks, dtype=np.int64), owed_by(pricing.program), pricing.plan
     if owed is None:
         return Held(held)
-    operands = _operands(pricing)
-    sizes = [*_inner(operands), *_columns(operands)]
-    element = STEPPED_BYTES[plan.precision]
-    for stage, blocks in enumerate(owed.blocks):
+    treated, element = _treated(pricing), STEPPED_BYTES[plan.precision]
+    for stage, layers in enumerate(owed.layers):
         shape = pricing.placed.shape(stage)
-        tokens = shape.micro_batch_size * shape.sequence
-        micro_batches = plan.stages[stage].replicas[0].micro_batches
-        # A factor and its inverse, and while inverses are made, one more.
-        matrices = 2 * element * sum(size * size for size in sizes)
-        captured = plan.element_bytes * tokens * micro_batches * sum(sizes)
-        held[pricing.placed.ranks_of_stage[stage]] += len(blocks) * (matrices + captured)
+        rows = shape.micro_batch_size * shape.sequence * plan.stages[stage].replicas[0].micro_batches
+        sizes = [size for layer in layers for side in (0, 1) for size in treated[layer].sizes(side)]
+        # A factor, its inverse, and the next one until all of a layer are there.
+        matrices = 3 * element * sum(size * size for size in sizes)
+        captured = plan.element_bytes * rows * sum(sizes)
+        held[pricing.placed.ranks_of_stage[stage]] += matrices + captured
     return Held(held, source="counted by linear layers")
+
+
+def _curvature_cost(kind: str, side: int) -> CostOf:
+    hook = _computation(lambda treated, layers, part: _squares(treated[part].sizes(side)), captured=True)
+    return CostOf(kind=kind, hook=hook)
+
+
+def _inverse_cost(kind: str, side: int) -> CostOf:
+    def work(treated: Treated, layers: Sequence[int], part: int) -> PassWork:
+        layer, number = divmod(part, FACTORS)
+        return _inverse(treated[layer].sizes(side)[number])
+
+    return CostOf(kind=kind, hook=_computation(work, captured=False))
+
+
+def _stage_layers(treated: Treated, layers: Sequence[int], part: int) -> PassWork:
+    return _preconditioning(treated[layer] for layer in layers if layer in treated)
 
 
 _ADDED_UP = collective_hook(lambda pricing: Network.all_reduce)
 COSTS = (
-    CostOf(
-        kind="input_curvature",
-        hook=_computation(lambda pricing, operands, stage, part: _squares(_inner(operands)), captured=True),
-    ),
-    CostOf(
-        kind="output_curvature",
-        hook=_computation(lambda pricing, operands, stage, part: _squares(_columns(operands)), captured=True),
-    ),
+    _curvature_cost("input_curvature", 0),
+    _curvature_cost("output_curvature", 1),
     CostOf(kind="reduce_input_curvature", hook=_ADDED_UP),
     CostOf(kind="reduce_output_curvature", hook=_ADDED_UP),
-    CostOf(
-        kind="invert_input_curvature",
-        hook=_computation(
-            lambda pricing, operands, stage, part: _inverse(_inner(operands)[part % FACTORS]), captured=False
-        ),
-    ),
-    CostOf(
-        kind="invert_output_curvature",
-        hook=_computation(
-            lambda pricing, operands, stage, part: _inverse(_columns(operands)[part % FACTORS]),
-            captured=False,
-        ),
-    ),
-    CostOf(
-        kind="precondition",
-        hook=_computation(
-            lambda pricing, operands, stage, part: _preconditioning(operands, _blocks(pricing, stage)),
-            captured=False,
-        ),
-    ),
+    _inverse_cost("invert_input_curvature", 0),
+    _inverse_cost("invert_output_curvature", 1),
+    CostOf(kind="precondition", hook=_computation(_stage_layers, captured=False)),
     ResidentBytes(what="curvature", hook=_held),
 )

@@ -1,11 +1,12 @@
 """The instructions of K-FAC: curvature of micro-batches, its sum over replicas, inverses, and their use.
 
 A micro-batch leaves the inputs of a stage's linear layers, and the gradients of their outputs. `part` of
-curvature and sums is a block's position in the model; that of inverses also counts the factors of the block.
+curvature and sums is a layer's position in the model; that of inverses also counts the layer's factors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ from weft.program.places import Places, of_links, stepped_on_rank, table_of
 from weft.program.program import Owed, Program
 from weft.program.values import PER_MICRO_BATCH, PER_STAGE, VALUES, Read, Use, ValueKind
 
-# More than a block has factors of one side.
+# More than a layer has factors of one side.
 FACTORS = 64
 
 
@@ -27,24 +28,26 @@ class Preconditions(Owed):
     """The obligation of every stage to multiply its gradient by inverse factors before it steps.
 
     Attributes:
-        blocks: by stage, the positions of its blocks in the model.
-        inputs, outputs: the factors of each side in a block.
+        layers: by stage and position of a layer, its factors of inputs and of outputs.
     """
 
-    blocks: tuple[tuple[int, ...], ...]
-    inputs: int
-    outputs: int
+    layers: tuple[Mapping[int, tuple[int, int]], ...]
 
-    def factors(self, count: int) -> Ints:
-        """Return pairs of a stage and the part of an inverse, for `count` factors in each block."""
+    def factors(self, side: int) -> Ints:
+        """Return pairs of a stage and the part of an inverse, for the factors of one side."""
         return table_of(
             [
-                (stage, block * FACTORS + number)
-                for stage, blocks in enumerate(self.blocks)
-                for block in blocks
-                for number in range(count)
+                (stage, layer * FACTORS + number)
+                for stage, layers in enumerate(self.layers)
+                for layer, counts in layers.items()
+                for number in range(counts[side])
             ]
         )
+
+    @property
+    def stages(self) -> list[int]:
+        """The stages with layers that are treated."""
+        return [stage for stage, layers in enumerate(self.layers) if layers]
 
 
 def owed_by(program: Program) -> Preconditions | None:
@@ -54,50 +57,47 @@ def owed_by(program: Program) -> Preconditions | None:
 
 
 def captured(program: Program, rows: Ints) -> Places:
-    """Return the rows in the first step of a window of their stage, if it has blocks."""
+    """Return the rows in the first step of a window of their stage, if it has treated layers."""
     windows, owed = windows_of(program), owed_by(program)
     if windows is None or owed is None:
         return Places(rows[:0])
     columns, steps = program.columns, np.array(windows.steps, dtype=np.int64)
-    treated = np.array([bool(blocks) for blocks in owed.blocks])
     stage = columns.stage[rows]
-    return Places(rows[(columns.iteration[rows] % steps[stage] == 0) & treated[stage]])
+    return Places(rows[(columns.iteration[rows] % steps[stage] == 0) & np.isin(stage, owed.stages)])
 
 
-def of_block(program: Program, rows: Ints) -> Places:
-    """Return the place of the block of each inverse."""
+def of_layer(program: Program, rows: Ints) -> Places:
+    """Return the place of the layer of each inverse."""
     return Places(rows, {"part": program.columns.part[rows] // FACTORS})
 
 
 def input_inverses(program: Program, rows: Ints) -> Places:
     """Return the places of all inverses of inputs in the rows' stages."""
     owed = owed_by(program)
-    return Places(rows[:0]) if owed is None else of_links(program, rows, "part", owed.factors(owed.inputs))
+    return Places(rows[:0]) if owed is None else of_links(program, rows, "part", owed.factors(0))
 
 
 def output_inverses(program: Program, rows: Ints) -> Places:
     """Return the places of all inverses of outputs in the rows' stages."""
     owed = owed_by(program)
-    return Places(rows[:0]) if owed is None else of_links(program, rows, "part", owed.factors(owed.outputs))
+    return Places(rows[:0]) if owed is None else of_links(program, rows, "part", owed.factors(1))
 
 
 def treated(program: Program, rows: Ints) -> Places:
-    """Return the rows of stages with blocks, in programs that precondition."""
+    """Return the rows of stages with treated layers, in programs that precondition."""
     owed = owed_by(program)
     if owed is None:
         return Places(rows[:0])
-    stages = [stage for stage, blocks in enumerate(owed.blocks) if blocks]
-    return Places(rows[np.isin(program.columns.stage[rows], stages)])
+    return Places(rows[np.isin(program.columns.stage[rows], owed.stages)])
 
 
 def treated_on_rank(program: Program, rows: Ints) -> Places:
-    """Return each stage with blocks that the rows' ranks step, in programs that precondition."""
+    """Return each stage with treated layers that the rows' ranks step, in programs that precondition."""
     owed = owed_by(program)
     if owed is None:
         return Places(rows[:0])
     places = stepped_on_rank(program, rows)
-    stages = [stage for stage, blocks in enumerate(owed.blocks) if blocks]
-    return places.take(np.isin(places.moved["stage"], stages))
+    return places.take(np.isin(places.moved["stage"], owed.stages))
 
 
 for _side in ("input", "output"):
@@ -142,7 +142,7 @@ def _inverse(side: str, symbol: str) -> int:
             name=f"invert_{side}_curvature",
             symbol=symbol,
             stream="compute",
-            reads=(Read(f"{side}_factor", at=of_block),),
+            reads=(Read(f"{side}_factor", at=of_layer),),
             writes=(f"{side}_inverse",),
         )
     )
@@ -152,6 +152,12 @@ INPUT_CURVATURE = _curvature("input", "CA", "linear_inputs")
 OUTPUT_CURVATURE = _curvature("output", "CB", "linear_gradients")
 REDUCE_INPUT, REDUCE_OUTPUT = _sum("input", "RA"), _sum("output", "RZ")
 INVERT_INPUT, INVERT_OUTPUT = _inverse("input", "IA"), _inverse("output", "IB")
+# By side.
+CURVATURES, REDUCTIONS, INVERSIONS = (
+    (INPUT_CURVATURE, OUTPUT_CURVATURE),
+    (REDUCE_INPUT, REDUCE_OUTPUT),
+    (INVERT_INPUT, INVERT_OUTPUT),
+)
 PRECONDITION = KINDS.register(
     Kind(
         name="precondition",

@@ -8,7 +8,6 @@ of both, before any norm of it is taken.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,17 +18,15 @@ from weft.errors import Violation
 from weft.methods.bubble_filling.work import Pass as PassName
 from weft.methods.bubble_filling.works import BubbleWork, WorkRows
 from weft.methods.kfac.kinds import (
+    CURVATURES,
     FACTORS,
-    INPUT_CURVATURE,
-    INVERT_INPUT,
-    INVERT_OUTPUT,
-    OUTPUT_CURVATURE,
+    INVERSIONS,
     PRECONDITION,
-    REDUCE_INPUT,
-    REDUCE_OUTPUT,
+    REDUCTIONS,
     Preconditions,
 )
-from weft.methods.kfac.options import NAME, Operand, options_of, read_operands
+from weft.methods.kfac.linears import Treated, read_treated
+from weft.methods.kfac.options import NAME, options_of
 from weft.predict.cost.memory import STEPPED_BYTES
 from weft.program.kinds import KINDS, STEP
 from weft.program.layout import PipelineLayout
@@ -38,23 +35,21 @@ from weft.program.passes import GroupTable, Pass, replica_groups
 from weft.program.passes.insert import insert
 from weft.program.program import Columns, Edges
 
-
-@dataclass(frozen=True, slots=True)
-class Treated:
-    """The linear layers of every block, and by stage the positions of its blocks in the model."""
-
-    operands: tuple[Operand, ...]
-    blocks: tuple[tuple[int, ...], ...]
+# The linear layers of each stage.
+ByStage = tuple[Treated, ...]
+# The passes whose tensors each side needs.
+PASSES: tuple[PassName, PassName] = ("forward", "backward")
 
 
-def options(plan: Plan, graph: LayerGraph) -> Treated | None:
+def options(plan: Plan, graph: LayerGraph) -> ByStage | None:
+    """Return, by stage, the linear layers that a plan treats."""
     found = options_of(plan)
     if found is None:
         return None
-    blocks = tuple(
-        tuple(layer for layer in stage.layers if graph.layers[layer].kind == "block") for stage in plan.stages
+    treated = read_treated(found.linears)
+    return tuple(
+        {layer: treated[layer] for layer in stage.layers if layer in treated} for stage in plan.stages
     )
-    return Treated(read_operands(found.operands), blocks)
 
 
 def factor_bytes(sizes: Sequence[int], element: int) -> int:
@@ -64,40 +59,32 @@ def factor_bytes(sizes: Sequence[int], element: int) -> int:
 
 def items(plan: Plan, graph: LayerGraph, stage: int) -> list[WorkRows]:
     """Return the work of a stage: curvature of micro-batches, sums over replicas, and inverses."""
-    treated = options(plan, graph)
-    assert treated is not None, "a plan with this work has its options"
-    replicas, element = len(plan.stages[stage].replicas), STEPPED_BYTES[plan.precision]
-    sides: tuple[tuple[int, PassName, int, int, list[int]], ...] = (
-        (INPUT_CURVATURE, "forward", REDUCE_INPUT, INVERT_INPUT, [one.inner for one in treated.operands]),
-        (
-            OUTPUT_CURVATURE,
-            "backward",
-            REDUCE_OUTPUT,
-            INVERT_OUTPUT,
-            [size for one in treated.operands for size in one.columns],
-        ),
-    )
-    found: list[WorkRows] = []
-    blocks, of = treated.blocks[stage], dict[tuple[int, int], int]()
+    found = options(plan, graph)
+    assert found is not None, "a plan with this work has its options"
+    treated, element = found[stage], STEPPED_BYTES[plan.precision]
+    together = len(plan.stages[stage].replicas) > 1
+    rows: list[WorkRows] = []
+    of: dict[tuple[int, int], int] = {}
 
     def add(row: WorkRows) -> None:
-        of[row.kind, row.part] = len(found)
-        found.append(row)
+        of[row.kind, row.part] = len(rows)
+        rows.append(row)
 
     # The order of the published lists: curvature of all layers, then sums, then inverses.
-    for curvature, follows, *_ in sides:
-        for block in blocks:
-            add(WorkRows(kind=curvature, part=block, by_micro_batch=True, follows=follows))
-    for curvature, _, reduce, _, sizes in sides if replicas > 1 else ():
-        for block in blocks:
-            size = factor_bytes(sizes, element)
-            add(WorkRows(kind=reduce, part=block, after=(of[curvature, block],), bytes=size))
-    for curvature, _, reduce, invert, sizes in sides:
-        for block in blocks:
-            before = of[reduce if replicas > 1 else curvature, block]
-            for number in range(len(sizes)):
-                add(WorkRows(kind=invert, part=block * FACTORS + number, after=(before,)))
-    return found
+    for curvature, follows in zip(CURVATURES, PASSES, strict=True):
+        for layer in treated:
+            add(WorkRows(kind=curvature, part=layer, by_micro_batch=True, follows=follows))
+    for side, reduce in enumerate(REDUCTIONS if together else ()):
+        for layer, linears in treated.items():
+            size = factor_bytes(linears.sizes(side), element)
+            add(WorkRows(kind=reduce, part=layer, after=(of[CURVATURES[side], layer],), bytes=size))
+    for side, invert in enumerate(INVERSIONS):
+        before = REDUCTIONS[side] if together else CURVATURES[side]
+        for layer, linears in treated.items():
+            for number in range(len(linears.sizes(side))):
+                part = layer * FACTORS + number
+                add(WorkRows(kind=invert, part=part, after=(of[before, layer],)))
+    return rows
 
 
 def _every(plan: Plan) -> int | None:
@@ -108,7 +95,7 @@ def _every(plan: Plan) -> int | None:
 WORK = BubbleWork(method=NAME, every=_every, items=items)
 
 
-def refuse(layout: PipelineLayout, treated: Treated, others: Mapping[str, Any]) -> list[Violation]:
+def refuse(layout: PipelineLayout, treated: ByStage, others: Mapping[str, Any]) -> list[Violation]:
     found = []
     if len(layout.stages[0].replicas[0]) > 1:
         problem = "tensor, context and expert ranks have parts of a layer's inputs"
@@ -118,11 +105,11 @@ def refuse(layout: PipelineLayout, treated: Treated, others: Mapping[str, Any]) 
     return found
 
 
-def precondition(pipeline: LoweredPipeline, layout: PipelineLayout, treated: Treated) -> LoweredPipeline:
+def precondition(pipeline: LoweredPipeline, layout: PipelineLayout, treated: ByStage) -> LoweredPipeline:
     """Add one row before each stage's step, and before the norm of the gradient."""
     columns, edges = pipeline.columns, pipeline.edges
-    has_blocks = np.array([bool(blocks) for blocks in treated.blocks])
-    steps = np.flatnonzero((columns.kind == STEP) & has_blocks[columns.stage])
+    has_layers = np.array([bool(one) for one in treated])
+    steps = np.flatnonzero((columns.kind == STEP) & has_layers[columns.stage])
     norms = np.flatnonzero(columns.kind == KINDS.code("norm"))
     norm_of = np.full(int(columns.rank.max(initial=0)) + 1, -1, dtype=np.int64)
     norm_of[columns.rank[norms]] = norms
@@ -144,21 +131,18 @@ def precondition(pipeline: LoweredPipeline, layout: PipelineLayout, treated: Tre
     return insert(pipeline, added, anchors, rows - len(columns) - len(steps), Edges.join(new))
 
 
-def groups(layout: PipelineLayout, treated: Treated) -> tuple[GroupTable, ...]:
+def groups(layout: PipelineLayout, treated: ByStage) -> tuple[GroupTable, ...]:
     """Return the groups of all replicas of a stage."""
     if layout.replicas == 1:
         return ()
     everybody = [list(range(layout.replicas))]
-    kinds = (REDUCE_INPUT, REDUCE_OUTPUT)
+    kinds = REDUCTIONS
     return (replica_groups(kinds, layout, [everybody] * len(layout.stages)),)
 
 
-def owes(layout: PipelineLayout, treated: Treated) -> Preconditions:
-    return Preconditions(
-        blocks=treated.blocks,
-        inputs=len(treated.operands),
-        outputs=sum(len(one.columns) for one in treated.operands),
-    )
+def owes(layout: PipelineLayout, treated: ByStage) -> Preconditions:
+    layers = ({layer: (len(one.inputs), len(one.outputs)) for layer, one in some.items()} for some in treated)
+    return Preconditions(layers=tuple(layers))
 
 
 PASS = Pass(

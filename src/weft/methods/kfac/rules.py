@@ -12,7 +12,8 @@ from weft.describe.plan import GRADIENT_NORM, LayerChoice, Plan
 from weft.describe.plan_file import PlanRule
 from weft.errors import InputError, Violation
 from weft.methods.bubble_filling.options import NAME as BUBBLES
-from weft.methods.kfac.options import NAME, options_of, read_operands
+from weft.methods.kfac.linears import read_treated
+from weft.methods.kfac.options import NAME, options_of
 from weft.moves.composition import Composition
 from weft.moves.layout import shares_of
 
@@ -79,7 +80,7 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
         options = options_of(plan)
         if options is None:
             return
-        read_operands(options.operands)
+        read_treated(options.linears)
     except InputError as error:
         yield from error.violations
         return

@@ -31,7 +31,7 @@ def _curvature(workspace: Workspace, instruction: Instruction) -> StageCurvature
 
 
 def curvature(workspace: Workspace, instruction: Instruction, side: int) -> Issue:
-    """Add what a micro-batch has left in a block to the block's sums."""
+    """Add what a micro-batch has left in a layer to the layer's sums."""
     label, found = str(instruction), _curvature(workspace, instruction)
     position, micro_batch = instruction.part, instruction.micro_batch
     key = (FACTORS_OF[side], instruction.stage, position)
@@ -48,10 +48,10 @@ def curvature(workspace: Workspace, instruction: Instruction, side: int) -> Issu
 
 
 def reduced_curvature(workspace: Workspace, instruction: Instruction, side: int) -> Issue:
-    """Add up a block's sums over all replicas of its stage; of symmetric matrices, one half."""
+    """Add up a layer's sums over all replicas of its stage; of symmetric matrices, one half."""
     label, position = str(instruction), instruction.part
-    block = _curvature(workspace, instruction).blocks[position]
-    factors = block.factors(side)
+    layer = _curvature(workspace, instruction).layers[position]
+    factors = layer.factors(side)
     group = workspace.resources.groups.collective[instruction.group]
     key = (FACTORS_OF[side], instruction.stage, position)
 
@@ -63,7 +63,7 @@ def reduced_curvature(workspace: Workspace, instruction: Instruction, side: int)
             for one, half in zip(factors, flat.split([len(half) for half in halves]), strict=True):
                 one.sum[_half(one.sum)] = half
                 one.sum.T[_half(one.sum)] = half
-            block.complete(side)
+            layer.complete(side)
 
         ended = stream.run(label, work, workspace.values.get(key, THERE))
         workspace.values[key] = Value.of(None, ended)
@@ -78,19 +78,19 @@ def _half(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def inverse(workspace: Workspace, instruction: Instruction, side: int) -> Issue:
-    """Invert one factor of a block.
+    """Invert one factor of a layer.
 
     Raises:
         RunError: when it is not finite, or stays indefinite.
     """
     label, (position, number) = str(instruction), divmod(instruction.part, FACTORS)
-    block, damping = _curvature(workspace, instruction).blocks[position], _state(workspace).damping
+    layer, damping = _curvature(workspace, instruction).layers[position], _state(workspace).damping
     keys = [(name, instruction.stage, position) for name in FACTORS_OF]
 
     def issue(stream: Stream) -> Completion:
         def work() -> None:
             try:
-                block.invert(side, number, damping)
+                layer.invert(side, number, damping)
             except FloatingPointError as error:
                 raise RunError(f"{label}: {error}") from None
 
@@ -105,15 +105,15 @@ def inverse(workspace: Workspace, instruction: Instruction, side: int) -> Issue:
 def precondition(workspace: Workspace, instruction: Instruction) -> Issue:
     """Multiply the gradient of a stage by the inverses that it has."""
     stage, label = instruction.stage, str(instruction)
-    blocks = tuple(_curvature(workspace, instruction).blocks.values())
+    layers = tuple(_curvature(workspace, instruction).layers.values())
 
     def issue(stream: Stream) -> Completion:
         step, age = workspace.step, Value[torch.Tensor]()
 
         def work() -> None:
-            for block in blocks:
-                block.precondition()
-            age.content = torch.stack([block.age(step) for block in blocks]).sum()
+            for layer in layers:
+                layer.precondition()
+            age.content = torch.stack([layer.age(step) for layer in layers]).sum()
 
         reads = workspace.latest(GRADIENT, stage), workspace.latest(INVERSES, stage)
         age.completion = stream.run(label, work, *reads)

@@ -1,4 +1,4 @@
-"""`StageCurvature`: what passes have left on one rank, and the factors of a stage's blocks."""
+"""`StageCurvature`: what passes have left on one rank, and the factors of a stage's layers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from weft.describe.block_products import block_products
 from weft.errors import InputError, Violation
+from weft.methods.kfac.linears import LinearLayers, Treated
 from weft.methods.kfac.options import NAME
 from weft.methods.kfac.runtime.factors import Factor
 from weft.run.stage.stage_module import StageModule
@@ -24,7 +25,7 @@ SIDES = ("inputs", "outputs")
 
 @dataclass(frozen=True)
 class TreatedLinear:
-    """A linear layer of a block, with the gradients that are preconditioned.
+    """A linear layer, with the gradients that are preconditioned.
 
     Attributes:
         name: in the stage.
@@ -52,7 +53,7 @@ class TreatedLinear:
 
 @dataclass(frozen=True)
 class TreatedOperand:
-    """The linear layers of a block that read one value; the first one shows it."""
+    """The linear layers in a layer of the model that read one value; the first one shows it."""
 
     linears: tuple[TreatedLinear, ...]
     factor: Factor
@@ -64,8 +65,8 @@ class TreatedOperand:
         return torch.where((means > 0).all(), means.mean(), -1.0)
 
 
-class BlockCurvature:
-    """The factors of one block.
+class LayerCurvature:
+    """The factors of one layer.
 
     Attributes:
         captured: by side, inputs and outputs, the step whose tensors are in the sums, (2,).
@@ -88,7 +89,7 @@ class BlockCurvature:
 
     @property
     def shown(self) -> list[tuple[int, TreatedLinear]]:
-        """The sides and linear layers whose tensors the block needs, in the order of its factors."""
+        """The sides and linear layers whose tensors the layer needs, in the order of its factors."""
         return [
             *((0, one.linears[0]) for one in self.operands),
             *((1, linear) for linear in self.linears),
@@ -120,7 +121,7 @@ class BlockCurvature:
             factor.complete()
 
     def invert(self, side: int, number: int, damping: float) -> None:
-        """Invert one factor; when all of the block are inverted, steps use these inverses."""
+        """Invert one factor; when all of the layer are inverted, steps use these inverses."""
         if side == 0:
             one = self.operands[number]
             real = one.factor.invert(damping, one.mean_output)
@@ -177,7 +178,7 @@ class BlockCurvature:
 
 
 class StageCurvature:
-    """The blocks of one stage on one rank, and the tensors that passes have left and no row has used yet.
+    """The layers of one stage on one rank, and the tensors that passes have left and no row has used yet.
 
     Args:
         micro_batches: of the global batch, all of one size; `pieces` of them run on this rank.
@@ -185,14 +186,14 @@ class StageCurvature:
         tokens: of a micro-batch.
 
     Attributes:
-        blocks: by position in the model.
+        layers: by position in the model.
     """
 
     def __init__(
         self,
-        stage: StageModule,
+        stage: nn.Module,
         bucket: GradientBucket,
-        positions: Sequence[int],
+        treated: Treated,
         micro_batches: int,
         pieces: int,
         every: int,
@@ -204,14 +205,14 @@ class StageCurvature:
         gradients = dict(
             zip(map(id, bucket.layout.parameters), bucket.layout.views(bucket.flat), strict=True)
         )
-        self.blocks = {
-            position: BlockCurvature(list(_operands(stage, stage.block(position), gradients)), pieces)
-            for position in positions
+        self.layers = {
+            position: LayerCurvature(list(_operands(stage, position, linears, gradients)), pieces)
+            for position, linears in treated.items()
         }
 
     @property
     def tap(self) -> Tap:
-        shown = {(side, one.name) for block in self.blocks.values() for side, one in block.shown}
+        shown = {(side, one.name) for layer in self.layers.values() for side, one in layer.shown}
 
         def see(side: int) -> Callable[[Passing, str, torch.Tensor], None]:
             def keep(now: Passing, name: str, tensor: torch.Tensor) -> None:
@@ -220,13 +221,13 @@ class StageCurvature:
 
             return keep
 
-        names = tuple(one.name for block in self.blocks.values() for one in block.linears)
+        names = tuple(one.name for layer in self.layers.values() for one in layer.linears)
         return Tap(modules=names, module_input=see(0), module_gradient=see(1))
 
     @property
     def is_fresh(self) -> bool:
         """True before the first pass."""
-        return not self._left and all((one.captured == NEVER).all() for one in self.blocks.values())
+        return not self._left and all((one.captured == NEVER).all() for one in self.layers.values())
 
     @property
     def left(self) -> dict[str, torch.Tensor]:
@@ -240,9 +241,9 @@ class StageCurvature:
         """Return room for all that the passes of these micro-batches can leave, by name."""
         found = {}
         for micro_batch in micro_batches:
-            for block in self.blocks.values():
-                for side, one in block.shown:
-                    name, factor = _left_name(side, micro_batch, one.name), block.factor_of(side, one)
+            for layer in self.layers.values():
+                for side, one in layer.shown:
+                    name, factor = _left_name(side, micro_batch, one.name), layer.factor_of(side, one)
                     size = self._tokens, len(factor.sum)
                     found[name] = torch.zeros(size, dtype=dtype, device=factor.sum.device)
                     found[f"{name}.step"] = torch.tensor(NEVER)
@@ -257,9 +258,9 @@ class StageCurvature:
                 self._left[key] = int(step), rooms[name.removesuffix(".step")]
 
     def add(self, side: int, position: int, micro_batch: int, loss_factor: float) -> None:
-        """Add what a micro-batch has left in a block to its sums, if it has."""
-        block = self.blocks[position]
-        keys = [(side, micro_batch, one.name) for at, one in block.shown if at == side]
+        """Add what a micro-batch has left in a layer to its sums, if it has."""
+        layer = self.layers[position]
+        keys = [(side, micro_batch, one.name) for at, one in layer.shown if at == side]
         if keys[0] not in self._left:
             # Of the window before the first one.
             return
@@ -267,7 +268,7 @@ class StageCurvature:
         step, first = found[0]
         tokens = len(first) * self._micro_batches
         scale = tokens / loss_factor**2 if side else 1.0 / tokens
-        block.add(side, [tensor for _, tensor in found], step, scale)
+        layer.add(side, [tensor for _, tensor in found], step, scale)
 
 
 def _left_name(side: int, micro_batch: int, layer: str) -> str:
@@ -275,28 +276,48 @@ def _left_name(side: int, micro_batch: int, layer: str) -> str:
 
 
 def _operands(
-    stage: StageModule, block: nn.Module, gradients: Mapping[int, torch.Tensor]
+    stage: nn.Module, position: int, linears: LinearLayers, gradients: Mapping[int, torch.Tensor]
 ) -> Iterator[TreatedOperand]:
-    """Yield the linear layers of a block by operand, in the order of its description.
+    """Yield the linear layers of a layer by operand, as the plan lists them.
 
     Raises:
-        InputError: if a block lacks a linear layer that its description names.
+        InputError: if the layer has others.
     """
     names = {id(module): name for name, module in stage.named_modules()}
-    inside = [one for one in block.modules() if isinstance(one, nn.Linear | Conv1D)]
-    by_operand: dict[str, list[TreatedLinear]] = {}
+    found = iter(_linears(stage, position))
+    for inner, columns in linears.operands:
+        treated: list[TreatedLinear] = []
+        for size in columns:
+            module = next(found, None)
+            transposed = isinstance(module, Conv1D)
+            shape = None if module is None else tuple(module.weight.shape)
+            if module is None or shape != ((inner, size) if transposed else (size, inner)):
+                problem = f"layer {position} has no linear layer of {inner} by {size} features in its place"
+                raise InputError(Violation(NAME, problem, "a plan of this model"))
+            weight = gradients[id(module.weight)]
+            bias = None if module.bias is None else gradients[id(module.bias)]
+            factor = Factor(size, _at_least_fp32(weight), weight.device)
+            treated.append(TreatedLinear(names[id(module)], weight, bias, transposed, factor))
+        first = treated[0]
+        yield TreatedOperand(tuple(treated), Factor(inner, first.factor.sum.dtype, first.weight.device))
+
+
+def _at_least_fp32(gradient: torch.Tensor) -> torch.dtype:
+    return torch.float64 if gradient.dtype == torch.float64 else torch.float32
+
+
+def _linears(stage: nn.Module, position: int) -> Iterator[nn.Linear | Conv1D]:
+    """Yield the linear layers of a layer; of a known family in the order of its description."""
+    if not isinstance(stage, StageModule):
+        layer = stage.get_submodule(f"layers.{position}")
+        yield from (one for one in layer.modules() if isinstance(one, nn.Linear))
+        return
+    inside = [
+        (name.rpartition(".")[2], one)
+        for name, one in stage.block(position).named_modules()
+        if isinstance(one, nn.Linear | Conv1D)
+    ]
     for product in block_products(stage.config):
-        found = next((one for one in inside if names[id(one)].rpartition(".")[2] == product.name), None)
-        if found is None:
-            raise InputError(Violation(NAME, f"a block of {stage.config.name} has no {product.name}"))
-        inside.remove(found)
-        weight, transposed = gradients[id(found.weight)], isinstance(found, Conv1D)
-        dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        factor = Factor(weight.shape[1 if transposed else 0], dtype, weight.device)
-        bias = None if found.bias is None else gradients[id(found.bias)]
-        linear = TreatedLinear(names[id(found)], weight, bias, transposed, factor)
-        by_operand.setdefault(product.reads, []).append(linear)
-    for linears in by_operand.values():
-        first = linears[0]
-        inner = first.weight.shape[0 if first.transposed else 1]
-        yield TreatedOperand(tuple(linears), Factor(inner, first.factor.sum.dtype, first.weight.device))
+        place = next((index for index, (name, _) in enumerate(inside) if name == product.name), None)
+        if place is not None:
+            yield inside.pop(place)[1]

@@ -10,13 +10,13 @@ import torch
 from weft.methods.bubble_filling.kinds import FillsBubbles
 from weft.methods.bubble_filling.options import NAME as BUBBLES
 from weft.methods.kfac.kinds import Preconditions
+from weft.methods.kfac.linears import read_treated
 from weft.methods.kfac.options import NAME, options_of
 from weft.methods.kfac.report import AGE
-from weft.methods.kfac.runtime.stage_curvature import BlockCurvature, StageCurvature
+from weft.methods.kfac.runtime.stage_curvature import LayerCurvature, StageCurvature
 from weft.program.kinds import FORWARD
 from weft.run.methods import Making, MethodState, PartOfSum
 from weft.run.resources import Resources
-from weft.run.stage.stage_module import StageModule
 from weft.run.stage.taps import Tap
 from weft.run.workspace import Workspace
 
@@ -25,7 +25,7 @@ class Kfac(MethodState):
     """K-FAC on one rank.
 
     Attributes:
-        stages: the curvature of each stage with blocks.
+        stages: the curvature of each stage with treated layers.
         damping: of the job.
     """
 
@@ -35,7 +35,7 @@ class Kfac(MethodState):
         mine, windows = owed[NAME], owed[BUBBLES]
         assert isinstance(mine, Preconditions)
         assert isinstance(windows, FillsBubbles)
-        self.damping = options.damping
+        self.damping, self._treated = options.damping, read_treated(options.linears)
         self.stages: dict[int, StageCurvature] = {}
         self._owed, self._windows, self._program = mine, windows, making.program
         self._tokens = making.plan.micro_batch_size * making.plan.sequence
@@ -46,14 +46,13 @@ class Kfac(MethodState):
 
     def begin(self, resources: Resources) -> None:
         for stage, module in resources.stages.items():
-            positions, steps = self._owed.blocks[stage], self._windows.steps[stage]
-            if not positions:
+            layers, steps = self._owed.layers[stage], self._windows.steps[stage]
+            if not layers:
                 continue
-            assert isinstance(module, StageModule), "blocks of known families are in such stages"
             self.stages[stage] = StageCurvature(
                 module,
                 resources.buckets[stage],
-                positions,
+                {layer: self._treated[layer] for layer in layers},
                 self._program.micro_batches,
                 len(self._micro_batches(stage)),
                 steps,
@@ -75,14 +74,14 @@ class Kfac(MethodState):
         if not workspace.training:
             return {}
         ages = tuple(workspace.latest(AGE, stage) for stage in self.stages)
-        blocks = sum(map(len, self._owed.blocks)) * self._replicas
-        return {AGE: PartOfSum(ages, 1.0 / blocks)}
+        layers = sum(map(len, self._owed.layers)) * self._replicas
+        return {AGE: PartOfSum(ages, 1.0 / layers)}
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        return self._by_name(lambda block: block.used_tensors)
+        return self._by_name(lambda one: one.used_tensors)
 
     def rank_tensors(self) -> Mapping[str, torch.Tensor]:
-        own = self._by_name(lambda block: block.own_tensors)
+        own = self._by_name(lambda one: one.own_tensors)
         for stage, one in self.stages.items():
             left = one.left
             if one.is_fresh:
@@ -91,13 +90,13 @@ class Kfac(MethodState):
         return own
 
     def _by_name(
-        self, tensors_of: Callable[[BlockCurvature], dict[str, torch.Tensor]]
+        self, tensors_of: Callable[[LayerCurvature], dict[str, torch.Tensor]]
     ) -> dict[str, torch.Tensor]:
         return {
             f"{position}.{name}": tensor
             for stage in self.stages.values()
-            for position, block in stage.blocks.items()
-            for name, tensor in tensors_of(block).items()
+            for position, one in stage.layers.items()
+            for name, tensor in tensors_of(one).items()
         }
 
     def resume(self) -> None:
@@ -108,5 +107,5 @@ class Kfac(MethodState):
     def rebase(self) -> None:
         self._rooms.clear()
         for stage in self.stages.values():
-            for block in stage.blocks.values():
-                block.forget()
+            for one in stage.layers.values():
+                one.forget()
