@@ -7,6 +7,7 @@ even where several ranks share a core. Everything else is real: processes, messa
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,12 +154,17 @@ def sleeping_plan(case: Case, graph: LayerGraph, devices: int, replicas: int = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sleepers:
-    """A plan of sleeping stages and its program; all ranks of the job make one and run it together."""
+    """A plan of sleeping stages and its program; all ranks of the job make one and run it together.
+
+    `features`: of a sample.
+    """
 
     plan: Plan
     program: Program
     seconds: StageSeconds
     parameters: int
+    make_stage: Callable[[int, Deadline], nn.Module]
+    features: int = 1
 
     @classmethod
     def of(
@@ -167,7 +173,13 @@ class Sleepers:
         """`parameters` and `seconds` are those of each stage."""
         graph = sleeping_graph(devices * case.loops, parameters)
         plan = sleeping_plan(case, graph, devices, replicas)
-        return cls(plan=plan, program=compile_plan(plan, graph), seconds=seconds, parameters=parameters)
+        return cls(
+            plan=plan,
+            program=compile_plan(plan, graph),
+            seconds=seconds,
+            parameters=parameters,
+            make_stage=lambda index, deadline: SleepingStage(deadline, seconds, parameters),
+        )
 
     @property
     def graph(self) -> LayerGraph:
@@ -177,7 +189,7 @@ class Sleepers:
         """Train for some steps and return this rank's records; `together`: each step waits for all ranks."""
         rank, deadline = dist.get_rank(), Deadline()
         stages = {
-            index: SleepingStage(deadline, self.seconds, self.parameters)
+            index: self.make_stage(index, deadline)
             for index, stage in enumerate(self.plan.stages)
             if any(rank in copy.ranks for copy in stage.replicas)
         }
@@ -194,7 +206,7 @@ class Sleepers:
             recorder=recorder,
             generation=generation,
         )
-        ones = torch.ones(1, 1)
+        ones = torch.ones(1, self.features)
         results = []
         for step in range(steps):
             if together:
