@@ -1,4 +1,4 @@
-"""What methods have decided of a plan after its search, in words."""
+"""Words for the decisions of methods about a plan, which follow its search."""
 
 from __future__ import annotations
 

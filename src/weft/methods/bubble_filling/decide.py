@@ -18,11 +18,12 @@ from weft.methods.bubble_filling.options import (
     OPEN,
     BubbleOptions,
     PlacerName,
-    Run,
+    PieceRun,
     StageWindow,
     options_of,
     windows_text,
 )
+from weft.methods.bubble_filling.placement.exact import exact
 from weft.methods.bubble_filling.placement.greedy import greedy
 from weft.methods.bubble_filling.placement.official import official
 from weft.methods.bubble_filling.steps import device_steps
@@ -33,12 +34,12 @@ from weft.program.passes import PredictStep
 from weft.program.program import NONE, Program
 from weft.timeline.timeline import Timeline
 
-_PLACERS: Mapping[PlacerName, Placer] = {"official": official, "weft": greedy}
+_PLACERS: Mapping[PlacerName, Placer] = {"official": official, "weft": greedy, "exact": exact}
 # Windows of unlike lengths repeat together after so many times the longest; else all take its length.
 _MOST_TOGETHER = 4
 
 
-class DeviceWork(NamedTuple):
+class DeviceBubbles(NamedTuple):
     """The step of a device without work, and the items of its stages, (stage, place in the stage's list)."""
 
     step: DeviceStep
@@ -69,7 +70,7 @@ def with_windows(plan: Plan, windows: Sequence[StageWindow]) -> Plan:
     return with_options(plan, windows=windows_text(windows))
 
 
-def place(asked: BubbleOptions, device: DeviceWork) -> Window:
+def place(asked: BubbleOptions, device: DeviceBubbles) -> Window:
     """Return the window of a device.
 
     Raises:
@@ -84,7 +85,7 @@ def place(asked: BubbleOptions, device: DeviceWork) -> Window:
     return placed
 
 
-def device_work(plan: Plan, predicted: PredictStep, items: Sequence[Sequence[WorkRows]]) -> list[DeviceWork]:
+def device_work(plan: Plan, predicted: PredictStep, items: Sequence[Sequence[WorkRows]]) -> list[DeviceBubbles]:
     """Return the gaps and the work of each device of a pipeline; of equal devices of replicas, the busiest.
 
     The gaps are those of a step without the work. The seconds of work are those of a step with all of it.
@@ -132,7 +133,7 @@ def _work_of(
     stages: Iterable[int],
     items: Sequence[Sequence[WorkRows]],
     taken_s: Mapping[_Key, float],
-) -> DeviceWork:
+) -> DeviceBubbles:
     work: list[WorkItem] = []
     of: list[tuple[int, int]] = []
     for stage in stages:
@@ -151,10 +152,10 @@ def _work_of(
                 )
             )
             of.append((stage, place))
-    return DeviceWork(step, tuple(work), tuple(of))
+    return DeviceBubbles(step, tuple(work), tuple(of))
 
 
-def _runs(device: DeviceWork, window: Window, stage: int) -> list[Run]:
+def _runs(device: DeviceBubbles, window: Window, stage: int) -> list[PieceRun]:
     """Return a stage's pieces of a window, consecutive ones together."""
     own = [one for one in window.placed if device.of[one.item][0] == stage]
     runs = []
@@ -164,7 +165,7 @@ def _runs(device: DeviceWork, window: Window, stage: int) -> list[Run]:
         numbered, lambda pair: (pair[1].step, pair[1].behind, pair[1].item, pair[1].piece - pair[0])
     ):
         pieces = [one.piece for _, one in some]
-        runs.append(Run(step, behind, device.of[item][1], pieces[0], len(pieces)))
+        runs.append(PieceRun(step, behind, device.of[item][1], pieces[0], len(pieces)))
     return runs
 
 

@@ -78,7 +78,7 @@ def read_options(choice: Choice) -> BubbleOptions:
         raise InputError(violations_of(error, f"plan: methods: {NAME}", BubbleOptions)) from None
 
 
-class Run(NamedTuple):
+class PieceRun(NamedTuple):
     """Consecutive pieces of one item behind one computation.
 
     Attributes:
@@ -99,7 +99,7 @@ class StageWindow(NamedTuple):
     """The steps of a stage's window, and its work in the order of the device."""
 
     steps: int
-    runs: tuple[Run, ...]
+    runs: tuple[PieceRun, ...]
 
 
 _RUN = r"\d+\.(?:\d+|-1)\.\d+\.\d+\.\d+"
@@ -125,6 +125,6 @@ def read_windows(text: str) -> list[StageWindow]:
         if match is None or int(match[1]) < 1:
             problem = f"{one[:40]!r} is no window of the form steps:step.behind.item.first.count ..."
             raise InputError(Violation(f"plan: methods: {NAME}: windows", problem, OPEN))
-        runs = (Run(*map(int, run.split("."))) for run in match[2].split())
+        runs = (PieceRun(*map(int, run.split("."))) for run in match[2].split())
         found.append(StageWindow(int(match[1]), tuple(runs)))
     return found

@@ -18,7 +18,7 @@ from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
 from weft.methods.bubble_filling.decide import decide
 from weft.methods.bubble_filling.kinds import FillsBubbles
-from weft.methods.bubble_filling.options import NAME, OPEN, Run, StageWindow, options_of, read_windows
+from weft.methods.bubble_filling.options import NAME, OPEN, PieceRun, StageWindow, options_of, read_windows
 from weft.methods.bubble_filling.works import WorkRows, items_of, works_of
 from weft.program.arrays import Ints
 from weft.program.kinds import FORWARD, KINDS, MAKES_GRADIENTS, is_any_of, is_compute
@@ -30,7 +30,7 @@ from weft.program.program import Columns, Edges
 
 
 @dataclass(frozen=True, slots=True)
-class StageWork:
+class FilledStage:
     """The items of a stage, and its window; without runs, all run behind the passes of its first step."""
 
     items: tuple[WorkRows, ...]
@@ -41,7 +41,7 @@ class StageWork:
         return bool(self.items) and not self.window.runs
 
 
-def options(plan: Plan, graph: LayerGraph) -> tuple[StageWork, ...] | None:
+def options(plan: Plan, graph: LayerGraph) -> tuple[FilledStage, ...] | None:
     works, asked = works_of(plan), options_of(plan)
     if not works or (asked is not None and asked.windows == OPEN):
         return None
@@ -55,11 +55,11 @@ def options(plan: Plan, graph: LayerGraph) -> tuple[StageWork, ...] | None:
     else:
         every = min(one.every(plan) or 1 for one in works)
         windows = [StageWindow(every, ())] * len(stages)
-    return tuple(StageWork(tuple(some), window) for some, window in zip(items, windows, strict=True))
+    return tuple(FilledStage(tuple(some), window) for some, window in zip(items, windows, strict=True))
 
 
 def refuse(
-    layout: PipelineLayout, works: tuple[StageWork, ...], others: Mapping[str, Any]
+    layout: PipelineLayout, works: tuple[FilledStage, ...], others: Mapping[str, Any]
 ) -> list[Violation]:
     found = []
     if layout.paths > 1:
@@ -72,11 +72,11 @@ def refuse(
     return found
 
 
-def cycle(works: tuple[StageWork, ...]) -> int:
+def cycle(works: tuple[FilledStage, ...]) -> int:
     return int(np.lcm.reduce([one.window.steps for one in works]))
 
 
-def fill(pipeline: LoweredPipeline, layout: PipelineLayout, works: tuple[StageWork, ...]) -> LoweredPipeline:
+def fill(pipeline: LoweredPipeline, layout: PipelineLayout, works: tuple[FilledStage, ...]) -> LoweredPipeline:
     """Add the work of all stages to one pipeline's cycle."""
     rows, anchors, turns, edges = [], [], [], []
     present, turn = len(pipeline.columns), 0
@@ -104,7 +104,7 @@ def computations(columns: Columns, device: int, iteration: int) -> Ints:
     return np.flatnonzero(own)
 
 
-def _placed(columns: Columns, stage: int, work: StageWork) -> tuple[Columns, Ints, Ints] | None:
+def _placed(columns: Columns, stage: int, work: FilledStage) -> tuple[Columns, Ints, Ints] | None:
     """Return a stage's rows, the row next to each, and True for those that come before that one."""
     forwards = np.flatnonzero((columns.kind == FORWARD) & (columns.stage == stage))
     if not work.items or not len(forwards):
@@ -157,15 +157,15 @@ def _last_issued(columns: Columns, rows: Ints) -> Ints:
 
 def _serial_runs(
     columns: Columns, device: int, items: Sequence[WorkRows], micro_batches: int
-) -> tuple[Run, ...]:
+) -> tuple[PieceRun, ...]:
     """Return runs of all items behind the last pass of the first step."""
     places = computations(columns, device, 0)
     last = int(np.flatnonzero(is_any_of(columns.kind[places], MAKES_GRADIENTS))[-1])
     counts = (micro_batches if one.by_micro_batch else 1 for one in items)
-    return tuple(Run(0, last, item, 0, count) for item, count in enumerate(counts))
+    return tuple(PieceRun(0, last, item, 0, count) for item, count in enumerate(counts))
 
 
-def _require_whole(runs: Sequence[Run], stage: int, work: StageWork, micro_batches: int) -> None:
+def _require_whole(runs: Sequence[PieceRun], stage: int, work: FilledStage, micro_batches: int) -> None:
     """Check that a window does every piece of every item once, in its steps."""
     done = [np.zeros(micro_batches if one.by_micro_batch else 1, dtype=np.int64) for one in work.items]
     legal = all(run.item < len(done) and run.step < work.window.steps for run in runs)
@@ -192,7 +192,7 @@ def _edges(columns: Columns, items: Sequence[WorkRows], added: Columns, first: i
 
 
 def _in_turn(sources: Ints, targets: Ints, added: Columns, first: int) -> Edges:
-    """Return an edge from the last row of an item before each row of the next item, in the cycle's order."""
+    """Return an edge to each row of an item from the last row of the item before it."""
     # Rows are listed in the order of the device. What comes later in the cycle is of the cycle before.
     edges = []
     for target in targets.tolist():

@@ -1,4 +1,4 @@
-"""What fills the bubbles of a plan: how busy devices are, how often work is done, and what it adds."""
+"""Figures of work in the bubbles of a plan: busy shares, windows, and seconds added to a step."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Filled:
 
     @property
     def every(self) -> str:
-        """How often each stage does its work, in words."""
+        """The windows of stages, in words."""
         least, most = min(self.steps), max(self.steps)
         return f"every {least} steps" if least == most else f"every {least} to {most} steps"
 

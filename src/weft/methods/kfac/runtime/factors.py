@@ -1,9 +1,8 @@
 """`Factor`: the curvature of one side of linear layers, and its damped inverse, from step to step.
 
-With y = W x + b, rows a of inputs and rows e of gradients of the outputs, the factors are
-`A = sum a^T a / T` and `B = sum e^T e / T` over the T tokens of a step. A gradient e is of its token's own
-loss, so a gradient of the mean loss counts T times as much. With
-`pi = sqrt((tr A / n_a) / (tr B / n_b))` the inverses are those of `A + sqrt(damping) pi I` and
+The factors are `A = sum a^T a / T` and `B = sum e^T e / T`, over the T tokens of a step. Rows a are inputs of
+y = W x + b, and rows e gradients of its outputs. A row e is of its token's loss: T times that of the mean.
+With `pi = sqrt((tr A / n_a) / (tr B / n_b))` the inverses are those of `A + sqrt(damping) pi I` and
 `B + sqrt(damping) / pi I` (Martens and Grosse, arXiv 1503.05671, section 6.3).
 """
 

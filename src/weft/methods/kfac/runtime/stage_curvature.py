@@ -159,12 +159,12 @@ class LayerCurvature:
 
     @property
     def used_tensors(self) -> dict[str, torch.Tensor]:
-        """What steps use, by name, equal on all replicas."""
+        """The tensors that steps use, by name; all replicas have the same."""
         return {"used": self.used} | self._of_factors("inverse", "mean")
 
     @property
     def own_tensors(self) -> dict[str, torch.Tensor]:
-        """What is left in the middle of a window, by name, of this rank's own rows."""
+        """The tensors of a window under way, by name; each rank has its own."""
         counts = {"captured": self.captured, "added": self._added, "made": self._made}
         return counts | self._of_factors("sum", "next", "begun")
 
@@ -178,7 +178,7 @@ class LayerCurvature:
 
 
 class StageCurvature:
-    """The layers of one stage on one rank, and the tensors that passes have left and no row has used yet.
+    """The layers of one stage on one rank, and tensors that wait for their row.
 
     Args:
         micro_batches: of the global batch, all of one size; `pieces` of them run on this rank.
