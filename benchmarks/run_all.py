@@ -40,6 +40,7 @@ BENCHMARKS = (
     ("rates",),
     ("sync_quality",),
     ("sleep_compute",),
+    ("filled_bubbles",),
     ("slow_link",),
     ("sync_links",),
     ("expert_links",),

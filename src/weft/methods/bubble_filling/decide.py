@@ -17,8 +17,8 @@ from weft.methods.bubble_filling.checks import violations
 from weft.methods.bubble_filling.options import (
     OPEN,
     BubbleOptions,
-    PlacerName,
     PieceRun,
+    PlacerName,
     StageWindow,
     options_of,
     windows_text,
@@ -85,7 +85,9 @@ def place(asked: BubbleOptions, device: DeviceBubbles) -> Window:
     return placed
 
 
-def device_work(plan: Plan, predicted: PredictStep, items: Sequence[Sequence[WorkRows]]) -> list[DeviceBubbles]:
+def device_work(
+    plan: Plan, predicted: PredictStep, items: Sequence[Sequence[WorkRows]]
+) -> list[DeviceBubbles]:
     """Return the gaps and the work of each device of a pipeline; of equal devices of replicas, the busiest.
 
     The gaps are those of a step without the work. The seconds of work are those of a step with all of it.

@@ -76,7 +76,9 @@ def cycle(works: tuple[FilledStage, ...]) -> int:
     return int(np.lcm.reduce([one.window.steps for one in works]))
 
 
-def fill(pipeline: LoweredPipeline, layout: PipelineLayout, works: tuple[FilledStage, ...]) -> LoweredPipeline:
+def fill(
+    pipeline: LoweredPipeline, layout: PipelineLayout, works: tuple[FilledStage, ...]
+) -> LoweredPipeline:
     """Add the work of all stages to one pipeline's cycle."""
     rows, anchors, turns, edges = [], [], [], []
     present, turn = len(pipeline.columns), 0
