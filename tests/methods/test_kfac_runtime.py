@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from equality_table import Row
+from filled_plans import fills, kfac, placed
 from hypothesis import given
 from hypothesis import strategies as st
-from methods.rows.kfac import fills, kfac, placed
 from methods.test_local_averaging_runtime import resume
 from pool import WorkerPool
 from small_plans import tiny

@@ -11,38 +11,19 @@ from weakref import WeakKeyDictionary
 import torch
 from curvature_versions import NEVER, BlockVersions, Version, versions_in
 from equality_table import Row
+from filled_plans import DAMPING, fills, kfac, placed
 from methods.rows.gradient_norm import Clips
 from one_process import Copy, Method, Told
 from small_plans import divisible, make_program, tiny
 from transformers.pytorch_utils import Conv1D
 
 from weft.describe.block_products import block_products
-from weft.describe.cluster_expression import cluster_from_expression
-from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
-from weft.describe.plan import Choice, Plan
-from weft.methods.bubble_filling.decide import decide
+from weft.describe.plan import Choice
 from weft.methods.bubble_filling.options import options_of
-from weft.methods.kfac.linears import treated_in, treated_text
 from weft.methods.kfac.report import AGE
-from weft.planning.compile import compile_plan
-from weft.predict.cost.placed_plan import CostModel
-from weft.predict.predict import predict
-from weft.predict.simulator import Simulation
-from weft.program.program import Program
 
-# Large steps would amplify what rounding differs in.
-DAMPING = 1.0
 IN_BLOCKS = re.compile(r"\.\d+\.")
-
-
-def kfac(model: ModelConfig, every: int = 1) -> Choice:
-    linears = treated_text(treated_in(model))
-    return Choice(name="kfac", options={"damping": DAMPING, "every": every, "linears": linears})
-
-
-def fills(placer: str = "weft", **options: Any) -> Choice:
-    return Choice(name="bubble-filling", options={"work": "kfac", "placer": placer, **options})
 
 
 class Sums(NamedTuple):
@@ -182,19 +163,6 @@ def _row(
     plan = Row(model, *layout, methods=(own,), **options).plan
     own = replace(own, versions=versions_in(make_program(model, plan), steps))
     return Row(model, *layout, methods=(own, *methods), steps=steps, **options)
-
-
-def placed(model: ModelConfig, plan: Plan) -> Plan:
-    """Return the plan with windows for the bubbles of its step on some GPUs."""
-    graph = layer_graph(model)
-    prices = CostModel(graph=graph, cluster=cluster_from_expression(f"{plan.ranks}xv100-16gb"))
-
-    def predicted(one: Plan) -> tuple[Program, Simulation]:
-        program = compile_plan(one, graph)
-        return program, predict(prices, one, program).simulation
-
-    found = decide(plan.model_copy(update={"precision": "fp32"}), graph, predicted)
-    return found.model_copy(update={"precision": plan.precision})
 
 
 GPT, LLAMA = tiny(layers=4), tiny("llama", layers=4)

@@ -21,13 +21,13 @@ def violations(step: DeviceStep, items: Sequence[WorkItem], window: Window) -> t
     window before. The order of pieces, and that of items behind others, counts from the pass. No sum or
     result begins anew before the last piece that needs it.
     """
-    found = [*_uncounted(items, window)]
+    found = [*uncounted(items, window)]
     if not found:
-        found += [*_overlaps(step, items, window), *_disorder(step, items, window)]
+        found += [*_overlaps(step, items, window), *disorder(step, items, window)]
     return tuple(found)
 
 
-def _uncounted(items: Sequence[WorkItem], window: Window) -> Iterator[Violation]:
+def uncounted(items: Sequence[WorkItem], window: Window) -> Iterator[Violation]:
     """Yield pieces that are not placed exactly once, or in steps that the window does not have."""
     counts = Counter((one.item, one.piece) for one in window.placed)
     owed = {(item, piece) for item, work in enumerate(items) for piece in range(len(work.pieces_s))}
@@ -68,7 +68,7 @@ def _overlaps(step: DeviceStep, items: Sequence[WorkItem], window: Window) -> It
         yield Violation("window", f"steps grow by {over_s} s, but it states {window.added_s} s")
 
 
-def _disorder(step: DeviceStep, items: Sequence[WorkItem], window: Window) -> Iterator[Violation]:
+def disorder(step: DeviceStep, items: Sequence[WorkItem], window: Window) -> Iterator[Violation]:
     """Yield items that come before those that they follow, and sums of two windows."""
     turns = turns_of(step, items, window.placed)
     for item, work in enumerate(items):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weft.methods.bubble_filling.options import NAME
+from weft.methods.bubble_filling.works import WorkRows
 from weft.program.program import Owed, Program
 
 
@@ -15,9 +16,11 @@ class FillsBubbles(Owed):
 
     Attributes:
         steps: by stage, the steps of a window; the first one captures.
+        items: by stage, what a window does.
     """
 
     steps: tuple[int, ...]
+    items: tuple[tuple[WorkRows, ...], ...]
 
     @property
     def facts(self) -> Mapping[str, str]:

@@ -19,6 +19,7 @@ from weft.errors import InputError, Violation
 from weft.methods.bubble_filling.decide import decide
 from weft.methods.bubble_filling.kinds import FillsBubbles
 from weft.methods.bubble_filling.options import NAME, OPEN, PieceRun, StageWindow, options_of, read_windows
+from weft.methods.bubble_filling.verify import check_windows
 from weft.methods.bubble_filling.works import WorkRows, items_of, works_of
 from weft.program.arrays import Ints
 from weft.program.kinds import FORWARD, KINDS, MAKES_GRADIENTS, is_any_of, is_compute
@@ -93,7 +94,7 @@ def fill(
         turns.append(np.where(before, order - np.iinfo(np.int32).max, order))
         first = present + turn
         turn += len(added)
-        edges.append(_edges(pipeline.columns, work.items, added, first))
+        edges.append(_edges(work.items, added, first))
     if not rows:
         return pipeline
     joined = Edges.join(edges)
@@ -179,29 +180,26 @@ def _require_whole(runs: Sequence[PieceRun], stage: int, work: FilledStage, micr
         raise InputError(Violation(f"plan: methods: {NAME}: windows", problem, OPEN))
 
 
-def _edges(columns: Columns, items: Sequence[WorkRows], added: Columns, first: int) -> Edges:
+def _edges(items: Sequence[WorkRows], added: Columns, first: int) -> Edges:
     """Return the edges between work on different streams; computations of a device are in order anyway."""
-    found = []
     place = {(one.kind, one.part): item for item, one in enumerate(items)}
     of = np.array([place[key] for key in zip(added.kind.tolist(), added.part.tolist(), strict=True)])
-    collective = [KINDS[one.kind].stream != "compute" for one in items]
+    apart = [KINDS[one.kind].stream != "compute" for one in items]
+    # Rows are listed in the order of the device. Of those that follow one row, the first stands for all.
+    firsts: dict[int, tuple[int, int]] = {}
     for item, one in enumerate(items):
         for before in one.after:
-            if not collective[item] and not collective[before]:
+            if apart[item] == apart[before]:
                 continue
-            found.append(_in_turn(np.flatnonzero(of == before), np.flatnonzero(of == item), added, first))
-    return Edges.join(found) if found else Edges.of([], [])
-
-
-def _in_turn(sources: Ints, targets: Ints, added: Columns, first: int) -> Edges:
-    """Return an edge to each row of an item from the last row of the item before it."""
-    # Rows are listed in the order of the device. What comes later in the cycle is of the cycle before.
-    edges = []
-    for target in targets.tolist():
-        earlier = sources[sources < target]
-        source, distance = (earlier[-1], 0) if len(earlier) else (sources[-1], 1)
-        edges.append(Edges.of([first + source], [first + target], distance))
-    return Edges.join(edges)
+            sources = np.flatnonzero(of == before)
+            for target in np.flatnonzero(of == item).tolist():
+                earlier = sources[sources < target]
+                # What comes later in the cycle is of the cycle before.
+                source, distance = (int(earlier[-1]), 0) if len(earlier) else (int(sources[-1]), 1)
+                firsts[source] = min(firsts.get(source, (2, 0)), (distance, target))
+    rows = [(first + source, first + target, distance) for source, (distance, target) in firsts.items()]
+    table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    return Edges(source=table[:, 0], target=table[:, 1], distance=table[:, 2])
 
 
 PASS = Pass(
@@ -212,5 +210,8 @@ PASS = Pass(
     last=True,
     refuse=refuse,
     decide=decide,
-    owes=lambda layout, works: FillsBubbles(steps=tuple(one.window.steps for one in works)),
+    owes=lambda layout, works: FillsBubbles(
+        steps=tuple(one.window.steps for one in works), items=tuple(one.items for one in works)
+    ),
+    check=check_windows,
 )

@@ -56,7 +56,8 @@ def _sweeps(work: Work, steps: int) -> Iterator[Sweep]:
     """Yield the sweeps to try for a window of so many steps."""
     listed = range(len(work.items))
     longest = [max(item.pieces_s) for item in work.items]
-    for backward in (False,) if work.long else (True, False):
+    # Forward sweeps leave results that are less old.
+    for backward in (False,) if work.long else (False, True):
         items = work.backward if backward else work.forward
         rest = _chains(items)
         orders = {
