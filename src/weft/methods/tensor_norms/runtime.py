@@ -19,7 +19,8 @@ from weft.run.handlers.step import BegunStep, StepGates, followed
 from weft.run.methods import HandlerOf, Making, MethodState, StateOf
 from weft.run.parallel.tensor_stage import TensorParallel, tensor_ranks, token_ranks
 from weft.run.resources import Resources, groups_of_stages
-from weft.run.state.whole_sums import WholeSumsOptimizer, leaving_out
+from weft.run.state.votes import leaving_out
+from weft.run.state.whole_sums import WholeSumsOptimizer
 from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
 from weft.sync.base import Group

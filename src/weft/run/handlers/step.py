@@ -10,7 +10,8 @@ import torch
 
 from weft.program.program import NONE, Instruction
 from weft.run.handlers.base import BEGUN, COPIED, GRADIENT, WEIGHTS, Issue
-from weft.run.state.whole_sums import WholeSumsOptimizer, leaving_out
+from weft.run.state.votes import VotedOptimizer, leaving_out
+from weft.run.state.whole_sums import WholeSumsOptimizer
 from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
 
@@ -111,4 +112,4 @@ def _finish(optimizer: torch.optim.Optimizer, begun: Value[BegunStep] | None) ->
 def _leaves_out(optimizer: torch.optim.Optimizer) -> bool:
     """Return True if the optimizer leaves a step out when a tensor says so."""
     fused = type(optimizer) in _LEAVE_OUT and all(group["fused"] for group in optimizer.param_groups)
-    return fused or isinstance(optimizer, WholeSumsOptimizer)
+    return fused or isinstance(optimizer, VotedOptimizer)

@@ -7,22 +7,19 @@ the next part begins with the sums of all ranks. Weft runs the parts and adds up
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Sequence
 
 import torch
 
 from weft.describe.optimizers import OptimizerWork, declared_work
 from weft.describe.plan import GRADIENT_NORM, Plan
 from weft.errors import InputError, RunError, Violation
+from weft.run.state.votes import VotedOptimizer
 
 Parts = Generator[torch.Tensor, torch.Tensor, None]
 
-# `torch.amp.GradScaler` and torch's fused optimizers use the same attribute.
-_VOTE = "found_inf"
 
-
-class WholeSumsOptimizer(torch.optim.Optimizer, ABC):
+class WholeSumsOptimizer(VotedOptimizer, ABC):
     """An optimizer that yields sums over its tensors and continues with those of whole tensors.
 
     A class attribute `weft_work` states under `whole_sums` the number of sums of every yield.
@@ -38,12 +35,6 @@ class WholeSumsOptimizer(torch.optim.Optimizer, ABC):
         device. A step that `left_out` forbids changes neither parameters nor states. Parts may run on
         different streams, so a part uses no temporary tensor of an earlier one.
         """
-
-    @property
-    def left_out(self) -> torch.Tensor | None:
-        """A tensor of shape (): 1 to leave the step out, else 0; None steps."""
-        vote: torch.Tensor | None = getattr(self, _VOTE, None)
-        return vote
 
     def sums(self, whole: torch.Tensor | None = None) -> torch.Tensor:
         """Run the next part of a step and return its sums; `whole` are those after the part before."""
@@ -76,19 +67,6 @@ class WholeSumsOptimizer(torch.optim.Optimizer, ABC):
     def tensors(self) -> Sequence[torch.nn.Parameter]:
         """All parameters, in the order of the columns of sums."""
         return [parameter for group in self.param_groups for parameter in group["params"]]
-
-
-@contextmanager
-def leaving_out(optimizer: torch.optim.Optimizer, votes: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Enter a block where the optimizer leaves its step out if a vote is 1; the host reads none."""
-    if not votes:
-        yield
-        return
-    setattr(optimizer, _VOTE, torch.stack(tuple(votes)).amax())
-    try:
-        yield
-    finally:
-        delattr(optimizer, _VOTE)
 
 
 def needs_of(optimizer: torch.optim.Optimizer) -> OptimizerWork:
