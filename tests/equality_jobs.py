@@ -44,7 +44,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "adamw": optimizer_factory(ADAMW),
     **{
         name: optimizer_factory(replace(ADAMW, name=name, learning_rate=0.01, betas=(0.9, 0.999)))
-        for name in ("lamb", "nvlamb", "lans", SHORTENING)
+        for name in ("lamb", "nvlamb", "lans", "muon", SHORTENING)
     },
 }
 

@@ -39,6 +39,9 @@ class OptimizerWork(BaseModel):
         whole_sums: numbers per parameter tensor that each exchange of a step adds up over all ranks of the
             stage. So an optimizer that needs norms of whole tensors steps shards, too.
         unit_gradient: the optimizer steps with the gradient divided by the norm of the whole gradient.
+        orthogonalisations: iterations that make the update of every hidden matrix nearly orthogonal; 0: none.
+            So a rank needs whole matrices.
+        other_states: additional tensors of parameters that are no hidden matrices.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -49,6 +52,8 @@ class OptimizerWork(BaseModel):
     elementwise: bool = False
     whole_sums: tuple[Annotated[int, Field(ge=1, le=1000)], ...] = ()
     unit_gradient: bool = False
+    orthogonalisations: _Few = 0
+    other_states: _Few = 0
 
     @property
     def steps_shards(self) -> bool:
@@ -76,9 +81,20 @@ NVLAMB = LAMB.model_copy(update={"unit_gradient": True})
 # First the norm of the gradient, then those of the weights and of both parts of the update (Zheng et al.,
 # arXiv 2006.13484).
 LANS = OptimizerWork(states=2, moved_bytes=264, whole_sums=(1, 3))
+# The momentum of matrices, and one more moment of other parameters (Jordan, kellerjordan.github.io/posts/muon).
+# Kernels between the products move fp32 masters, gradients and momenta several times.
+MUON = OptimizerWork(states=1, moved_bytes=42, orthogonalisations=5, other_states=1)
 
 KNOWN_OPTIMIZERS: Mapping[str, OptimizerWork] = MappingProxyType(
-    {"adamw": ADAMW, "adam": ADAMW, "sgd": MOMENTUM_SGD, "lamb": LAMB, "nvlamb": NVLAMB, "lans": LANS}
+    {
+        "adamw": ADAMW,
+        "adam": ADAMW,
+        "sgd": MOMENTUM_SGD,
+        "lamb": LAMB,
+        "nvlamb": NVLAMB,
+        "lans": LANS,
+        "muon": MUON,
+    }
 )
 
 

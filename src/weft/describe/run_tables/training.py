@@ -217,7 +217,10 @@ class OptimizerTable(TomlTable):
         description="of all but sgd; if absent, [0.9, 0.95], and [0.9, 0.999] of lamb, nvlamb and lans",
     )
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        default=None, description="of sgd; 0.9 if absent"
+        default=None, description="of sgd and muon; 0.9 and 0.95 if absent"
+    )
+    matrix_scale: Literal["original", "match_rms_adamw"] | None = Field(
+        default=None, description="of muon: the length of a matrix's update; match_rms_adamw if absent"
     )
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     decay_all: bool = Field(
@@ -236,7 +239,8 @@ class OptimizerTable(TomlTable):
         constant = self.schedule == "constant"
         keys = (
             ("betas", self.name not in KNOWN_OPTIMIZERS or self.name == "sgd", "name"),
-            ("momentum", self.name != "sgd", "name"),
+            ("momentum", self.name not in ("sgd", "muon"), "name"),
+            ("matrix_scale", self.name != "muon", "name"),
             # They divide gradients by their norms.
             ("clip_norm", self.name in ("nvlamb", "lans"), "name"),
             ("state_bytes", self.name in KNOWN_OPTIMIZERS, "name"),

@@ -11,6 +11,7 @@ import torch
 from weft.program.program import NONE, Instruction
 from weft.run.handlers.base import BEGUN, COPIED, GRADIENT, WEIGHTS, Issue
 from weft.run.state.votes import VotedOptimizer, leaving_out
+from weft.run.state.whole_matrices import WholeMatricesOptimizer
 from weft.run.state.whole_sums import WholeSumsOptimizer
 from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
@@ -105,6 +106,8 @@ def step(workspace: Workspace, instruction: Instruction) -> Issue:
 def _finish(optimizer: torch.optim.Optimizer, begun: Value[BegunStep] | None) -> None:
     if begun is not None and isinstance(optimizer, WholeSumsOptimizer):
         optimizer.step(whole=begun.content.whole)
+    elif begun is not None and isinstance(optimizer, WholeMatricesOptimizer):
+        optimizer.step(begun=True)
     else:
         optimizer.step()
 

@@ -18,9 +18,11 @@ from weft.describe.optimizers import WORK, declared_work, own_optimizer, require
 from weft.describe.run_file import RunFile
 from weft.errors import InputError, Violation
 from weft.training.optimizer.layer_wise import Lamb, Lans, NvLamb
+from weft.training.optimizer.muon import Muon
 
 # The defaults of the optimizers that have these settings.
 BETAS, MOMENTUM = (0.9, 0.95), 0.9
+MUON_MOMENTUM, MATRIX_SCALE = 0.95, "match_rms_adamw"
 # Large batches of little noise have squares that change slowly.
 BETAS_OF: Mapping[str, tuple[float, float]] = MappingProxyType(
     dict.fromkeys(("lamb", "nvlamb", "lans"), (0.9, 0.999))
@@ -49,6 +51,7 @@ class OptimizerSettings:
     decay_steps: int = 1
     betas: tuple[float, float] = BETAS
     momentum: float = MOMENTUM
+    matrix_scale: str = MATRIX_SCALE
     decay_all: bool = False
 
     def rate(self, step: int) -> float:
@@ -77,9 +80,34 @@ def settings_of(run: RunFile) -> OptimizerSettings:
         final_learning_rate=table.final_learning_rate or 0.0,
         decay_steps=run.train.steps if table.decay_steps is None else table.decay_steps,
         betas=BETAS_OF.get(table.name, BETAS) if table.betas is None else table.betas,
-        momentum=MOMENTUM if table.momentum is None else table.momentum,
+        momentum=_momentum(table.name) if table.momentum is None else table.momentum,
+        matrix_scale=table.matrix_scale or MATRIX_SCALE,
         decay_all=table.decay_all,
     )
+
+
+def _momentum(name: str) -> float:
+    return MUON_MOMENTUM if name == "muon" else MOMENTUM
+
+
+def hidden_matrices(stage: nn.Module) -> list[nn.Parameter]:
+    """Return the matrices, and the stacks of experts' matrices, of a stage's blocks.
+
+    So embeddings, heads, norms and biases are none.
+
+    Raises:
+        InputError: for a stage that does not name its blocks.
+    """
+    blocks = getattr(stage, "blocks", None)
+    if blocks is None:
+        problem = f"muon needs the blocks of a stage, and {type(stage).__name__} names none"
+        raise InputError(Violation("optimizer.name", problem, "adamw"))
+    return [
+        parameter
+        for block in blocks
+        for name, parameter in block.named_parameters()
+        if parameter.ndim in (2, 3) and not name.endswith("bias")
+    ]
 
 
 def parameter_groups(stage: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
@@ -149,6 +177,24 @@ def lans(stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer
     return Lans(parameter_groups(stage, settings), settings.learning_rate, betas=settings.betas)
 
 
+def muon(stage: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """Build Muon for the hidden matrices of a stage, and AdamW for all other parameters."""
+    hidden = {id(parameter) for parameter in hidden_matrices(stage)}
+    groups = [
+        {**group, "params": parameters, "orthogonalises": orthogonalises}
+        for group in parameter_groups(stage, settings)
+        for orthogonalises in (True, False)
+        if (parameters := [one for one in group["params"] if (id(one) in hidden) == orthogonalises])
+    ]
+    return Muon(
+        groups,
+        settings.learning_rate,
+        momentum=settings.momentum,
+        betas=settings.betas,
+        scale=settings.matrix_scale,
+    )
+
+
 def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) -> None:
     """Set the learning rate of all parameter groups."""
     for optimizer in optimizers:
@@ -157,7 +203,15 @@ def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) 
 
 
 OPTIMIZERS: Mapping[str, Callable[[nn.Module, OptimizerSettings], torch.optim.Optimizer]] = MappingProxyType(
-    {"adamw": adamw, "adam": adam, "sgd": sgd, "lamb": lamb, "nvlamb": nvlamb, "lans": lans}
+    {
+        "adamw": adamw,
+        "adam": adam,
+        "sgd": sgd,
+        "lamb": lamb,
+        "nvlamb": nvlamb,
+        "lans": lans,
+        "muon": muon,
+    }
 )
 
 

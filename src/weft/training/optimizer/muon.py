@@ -1,0 +1,128 @@
+"""`Muon`: momentum whose matrices are made nearly orthogonal (Keller Jordan, kellerjordan.github.io/posts/muon).
+
+All other parameters step by AdamW. A step overwrites gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from weft.describe.optimizers import MUON
+from weft.run.state.whole_matrices import WholeMatricesOptimizer
+from weft.training.optimizer.pieces import begin_moments, clear_left_out, in_pieces, unless
+
+# A quintic whose slope at 0 is large: singular values end in a band around 1, and not at 1.
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+# The norm of a matrix counts as at least this.
+LEAST_NORM = 1e-7
+# The length of an update by the rows and columns of its matrix. Jordan's own; and the root mean square of
+# usual updates of AdamW (Liu et al., arXiv 2502.16982, equation 4). The names are torch's.
+SCALES: Mapping[str, Callable[[int, int], float]] = MappingProxyType(
+    {
+        "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
+        "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
+    }
+)
+
+
+def orthogonalised(matrices: torch.Tensor, iterations: int) -> torch.Tensor:
+    """Return matrices with the same singular vectors, and singular values near 1, by Newton and Schulz.
+
+    Args:
+        matrices: shape (rows, columns) or (matrices, rows, columns); products have its precision.
+    """
+    first, third, fifth = COEFFICIENTS
+    add_product = torch.addmm if matrices.ndim == 2 else torch.baddbmm
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    found = matrices.mT if tall else matrices
+    # No singular value is above the norm.
+    norm = torch.linalg.vector_norm(found, dim=(-2, -1), keepdim=True)
+    found = found / norm.clamp(min=LEAST_NORM)
+    for _ in range(iterations):
+        gram = found @ found.mT
+        polynomial = add_product(gram, gram, gram, beta=third, alpha=fifth)
+        found = add_product(found, polynomial, found, beta=first)
+    return found.mT if tall else found
+
+
+class Muon(WholeMatricesOptimizer):
+    """Muon of groups that are to be orthogonalised, AdamW of all others.
+
+    With the momentum m = b m + (1 - b) g and the direction u = b m + (1 - b) g, a matrix w steps by
+
+        w -= lr (weight_decay w + scale orthogonalised(u))
+
+    Args:
+        params: parameters or groups of them; `orthogonalises` of a group says whether it has matrices.
+        lr: the learning rate of all.
+        momentum: b.
+        betas, eps: of AdamW.
+        scale: a name of `SCALES`.
+        computes_in: the precision of products; None: bf16 for fp32 matrices on an accelerator, else theirs.
+    """
+
+    weft_work = MUON
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        *,
+        momentum: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.1,
+        scale: str = "match_rms_adamw",
+        computes_in: torch.dtype | None = None,
+    ) -> None:
+        options = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, {**options, "orthogonalises": True})
+        self._scale = SCALES[scale]
+        self._computes_in = computes_in
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        clear_left_out(self.matrices, self.left_out)
+        for group in self._groups(orthogonalise=True):
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._direct(parameter, parameter.grad, group["momentum"])
+
+    @torch.no_grad()
+    def complete(self, matrix: torch.Tensor) -> None:
+        computed = self._computes_in
+        if computed is None:
+            on_accelerator = matrix.device.type != "cpu" and matrix.dtype == torch.float32
+            computed = torch.bfloat16 if on_accelerator else matrix.dtype
+        matrix.copy_(orthogonalised(matrix.to(computed), MUON.orthogonalisations))
+        matrix.mul_(self._scale(*matrix.shape[-2:]))
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        left_out = self.left_out
+        for group in self._groups(orthogonalise=True):
+            for parameter in (one for one in group["params"] if one.grad is not None):
+                rate = unless(left_out, group["lr"], 0.0, parameter)
+                parameter.mul_(1.0 - rate * group["weight_decay"])
+                parameter.sub_(parameter.grad.mul_(rate))
+        others = self._groups(orthogonalise=False)
+        begin_moments(self, (one for group in others for one in group["params"]), left_out)
+        for pieces in in_pieces(self, others):
+            pieces.advance(left_out)
+            pieces.move(pieces.by_means(pieces.deviations()), None, left_out)
+
+    def _direct(self, parameter: torch.nn.Parameter, gradient: torch.Tensor, momentum: float) -> None:
+        """Take a gradient into the momentum, and leave Nesterov's direction in its place."""
+        state = self.state[parameter]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        state["momentum_buffer"].lerp_(gradient, unless(self.left_out, 1.0 - momentum, 0.0, gradient))
+        gradient.lerp_(state["momentum_buffer"], momentum)
+
+    def _groups(self, *, orthogonalise: bool) -> list[dict[str, Any]]:
+        return [group for group in self.param_groups if group["orthogonalises"] is orthogonalise]
