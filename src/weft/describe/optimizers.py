@@ -57,7 +57,12 @@ class OptimizerWork(BaseModel):
 
     @property
     def steps_shards(self) -> bool:
-        """True if ranks may step one shard of a parameter each."""
+        """True if replicas may step one shard of a parameter each."""
+        return self.divides_matrices or bool(self.orthogonalisations)
+
+    @property
+    def divides_matrices(self) -> bool:
+        """True if also tensor ranks, each with its own part of every matrix, may step their parts."""
         return self.elementwise or bool(self.whole_sums)
 
     def kept_bytes(self, element_bytes: int) -> int:
@@ -81,7 +86,7 @@ NVLAMB = LAMB.model_copy(update={"unit_gradient": True})
 # First the norm of the gradient, then those of the weights and of both parts of the update (Zheng et al.,
 # arXiv 2006.13484).
 LANS = OptimizerWork(states=2, moved_bytes=264, whole_sums=(1, 3))
-# The momentum of matrices, and one more moment of other parameters (Jordan, kellerjordan.github.io/posts/muon).
+# The momentum of matrices, and one more moment of other parameters (kellerjordan.github.io/posts/muon).
 # Kernels between the products move fp32 masters, gradients and momenta several times.
 MUON = OptimizerWork(states=1, moved_bytes=42, orthogonalisations=5, other_states=1)
 

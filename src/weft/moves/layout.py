@@ -93,12 +93,10 @@ def _refuse_shared(job: Job, layout: Layout) -> str | None:
 
 def _refuse_share(job: Job, layout: Layout) -> str | None:
     """Return the reason why ranks cannot step one shard of a parameter each, or None."""
-    if job.optimizer.steps_shards:
-        return None
     reason = "the optimizer is not known to step every element by itself"
-    if layout.sharding != "zero-0":
+    if layout.sharding != "zero-0" and not job.optimizer.steps_shards:
         return f"{layout.sharding} shares out what is stepped, and {reason}; nearest sharding: zero-0"
-    if layout.tp > 1:
+    if layout.tp > 1 and not job.optimizer.divides_matrices:
         return f"tensor ranks step a share of every matrix, and {reason}; nearest tp: 1"
     return None
 

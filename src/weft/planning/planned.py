@@ -210,6 +210,8 @@ class PlannedJob:
             found.append(f"counts {counted} bytes of states per parameter; {name} keeps {kept}")
         if needs.whole_sums != planned.whole_sums:
             found.append(f"counts other sums over whole tensors than {name} takes")
+        if needs.orthogonalisations != planned.orthogonalisations:
+            found.append(f"counts other orthogonalisations of matrices than {name} makes")
         return [Violation("plan: optimizer", f"{problem}; plan the run again") for problem in found]
 
     @property

@@ -135,7 +135,7 @@ def make_resources(
     shared = reducing if plan.sharding != "zero-0" else {}
     divided = [stage for stage, module in stages.items() if tensor_ranks(module).size > 1]
     require_elementwise([optimizers[stage] for stage in shared], f"sharding {plan.sharding!r}")
-    require_elementwise([optimizers[stage] for stage in divided], "tensor parallelism")
+    require_elementwise([optimizers[stage] for stage in divided], "tensor parallelism", divides_matrices=True)
     require_counted(optimizers.values(), plan, norm=GRADIENT_NORM in program.obligations.methods)
     timeout = timedelta(seconds=timeout_s)
     exchange = transport_of(transport, device)

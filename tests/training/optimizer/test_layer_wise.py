@@ -13,7 +13,7 @@ from torch import nn
 
 from weft.run.state.votes import leaving_out
 from weft.run.state.whole_sums import WholeSumsOptimizer
-from weft.training.optimizer import pieces
+from weft.training.optimizer import layer_wise
 from weft.training.optimizer.layer_wise import Lamb, Lans, LayerWise, NvLamb
 from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
 
@@ -94,7 +94,7 @@ def test_a_step_is_that_of_the_formulas(kind: type[LayerWise], seed: int, decay:
     change = lans_change if kind is Lans else lamb_change
     expected = by_hand(start, gradients, decay, change, unit=kind is Lans)
     # Tensors that are longer than a piece are stepped in several.
-    with patch.object(pieces, "ELEMENTS", 6):
+    with patch.object(layer_wise, "ELEMENTS", 6):
         assert equal(stepped(kind, start, gradients, decay=decay), expected)
     assert equal(stepped(kind, start, gradients, decay=decay), expected)
 

@@ -23,12 +23,10 @@ from weft.describe.synchronisation import keeps_gradients_local
 from weft.methods.offload.kinds import STORE_STATES
 from weft.methods.tensor_norms.kinds import NAME, TENSOR_NORMS, TakesTensorNorms
 from weft.methods.tensor_norms.verify import check_exchanges
-from weft.program.kinds import STEP
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
 from weft.program.passes import GroupTable, Pass
-from weft.program.passes.insert import insert
-from weft.program.program import Columns, Edges
+from weft.program.passes.before_steps import before_steps
 
 # A sum of squares is an fp64 number. The graph of layers counts no tensors: a block of a transformer has 9
 # (Llama) to 16 (BERT), and the latency of so few bytes decides anyway.
@@ -63,38 +61,8 @@ def exchange(pipeline: LoweredPipeline, layout: PipelineLayout, exchanged: Excha
     """Add the exchanges to one pipeline; the first one follows all that the step follows."""
     if not exchanged.meets(layout):
         return pipeline
-    columns, edges = pipeline.columns, pipeline.edges
-    steps, parts = np.flatnonzero(columns.kind == STEP), len(exchanged.numbers)
-    rows = len(columns) + np.arange(len(steps) * parts, dtype=np.int64).reshape(len(steps), parts)
-    row_of = np.full(len(columns), -1, dtype=np.int64)
-    row_of[steps] = np.arange(len(steps), dtype=np.int64)
-    into = row_of[edges.target] >= 0
-    size = SUM_BYTES * TENSORS_PER_LAYER * np.outer(exchanged.layers, exchanged.numbers)
-    anchors, part = np.repeat(steps, parts), np.tile(np.arange(parts, dtype=np.int64), len(steps))
-    added = Columns.of(
-        rows.size,
-        kind=TENSOR_NORMS,
-        stage=columns.stage[anchors],
-        replica=columns.replica[anchors],
-        part=part,
-        rank=columns.rank[anchors],
-        bytes=size[columns.stage[anchors], part],
-    )
-    follows = Edges(
-        source=edges.source[into],
-        target=rows[row_of[edges.target[into]], 0],
-        distance=edges.distance[into],
-    )
-    in_turn = Edges.of(rows[:, :-1].ravel(), rows[:, 1:].ravel())
-    # Gradients are cleared, and states stored, when all parts have read them.
-    stores = (row_of[edges.source] >= 0) & (columns.kind[edges.target] == STORE_STATES)
-    used_up = Edges(
-        source=rows[row_of[edges.source[stores]], 0],
-        target=edges.target[stores],
-        distance=edges.distance[stores],
-    )
-    new = Edges.join([follows, in_turn, Edges.of(rows.ravel(), anchors), used_up])
-    return insert(pipeline, added, anchors, part - parts, new)
+    sizes = SUM_BYTES * TENSORS_PER_LAYER * np.outer(exchanged.layers, exchanged.numbers)
+    return before_steps(pipeline, TENSOR_NORMS, sizes, used_up_by=STORE_STATES)
 
 
 def groups(layout: PipelineLayout, exchanged: Exchanged) -> Sequence[GroupTable]:

@@ -6,22 +6,20 @@ stage. Exactly one rank counts an element: of the ranks with the same piece, the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import chain
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from weft.methods.tensor_norms.kinds import NAME
-from weft.program.program import NONE, Instruction
+from weft.program.program import Instruction
 from weft.program.rank_program import RankProgram
-from weft.run.handlers.base import BEGUN, GRADIENT, Issue
-from weft.run.handlers.step import BegunStep, StepGates, followed
+from weft.run.handlers.base import Issue
+from weft.run.handlers.step import BegunStep, begin_step
 from weft.run.methods import HandlerOf, Making, MethodState, StateOf
 from weft.run.parallel.tensor_stage import TensorParallel, tensor_ranks, token_ranks
 from weft.run.resources import Resources, groups_of_stages
 from weft.run.state.votes import leaving_out
 from weft.run.state.whole_sums import WholeSumsOptimizer
-from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
 from weft.sync.base import Group
 
@@ -97,32 +95,19 @@ def _table(resources: Resources, program: RankProgram, stage: int) -> TensorTabl
 
 def tensor_norms(workspace: Workspace, instruction: Instruction) -> Issue:
     """Run a part of a stage's step and add up its sums over all ranks of the stage."""
-    stage, label, resources = instruction.stage, str(instruction), workspace.resources
+    stage, resources = instruction.stage, workspace.resources
     state, group = resources.methods[NAME], resources.groups.collective[instruction.group]
-    optimizer, gates = resources.optimizers[stage], StepGates(workspace, stage)
+    optimizer = resources.optimizers[stage]
     assert isinstance(state, TensorNorms)
     assert isinstance(optimizer, WholeSumsOptimizer), "its sums are exchanged"
-    table, begins = state.tables[stage], instruction.part == 0
+    table = state.tables[stage]
 
-    def issue(stream: Stream) -> Completion:
-        made: Value[BegunStep] = Value()
-        before: Value[BegunStep] | None = None if begins else workspace.values[BEGUN, stage, NONE]
-        awaited = gates.reads() if before is None else [(before,)]
-        reads = chain(followed(workspace, stage), *awaited)
+    def work(votes: Sequence[torch.Tensor], before: BegunStep | None) -> BegunStep:
+        with leaving_out(optimizer, votes):
+            sums = optimizer.sums(None if before is None else before.whole)
+        return BegunStep(votes, table.whole(sums, group))
 
-        def work() -> None:
-            votes, whole = (gates.votes(awaited), None) if before is None else before.content
-            with leaving_out(optimizer, votes):
-                sums = optimizer.sums(whole)
-            made.content = BegunStep(votes, table.whole(sums, group))
-
-        made.completion = stream.run(label, work, *reads)
-        workspace.values[BEGUN, stage, NONE] = made
-        # The gradient is another one from now on.
-        workspace.values[GRADIENT, stage, NONE] = Value.of(None, made.completion)
-        return made.completion
-
-    return issue
+    return begin_step(workspace, instruction, work, first=instruction.part == 0)
 
 
 PARTS = (HandlerOf(kind="tensor_norms", handler=tensor_norms), StateOf(method=NAME, make=TensorNorms))

@@ -20,6 +20,7 @@ from weft.describe.layer_pieces import cut_of
 from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.describe.plan import Recompute
 from weft.predict.corrections import Correction
+from weft.predict.cost.hidden_matrices import orthogonalise_s
 from weft.predict.cost.keeping import keeping_of
 from weft.predict.cost.layer_times import (
     DataSheetSpeeds,
@@ -366,7 +367,10 @@ class StageWork:
         return known[key][0]
 
     def _profiled(self, profile: LayerProfile, optimizer: OptimizerWork) -> tuple[LayerTimes, str, float]:
-        """Return the sum by a profile; its updates, measured with AdamW, scale with touched bytes."""
+        """Return the sum by a profile; its updates, measured with AdamW, scale with touched bytes.
+
+        Orthogonalisations of matrices are added, by the speeds.
+        """
         require_same_model(profile, self.graph, self.shape, self.precision)
         total, nearness = LayerTimes(), Nearness.EXACTLY
         for layer, count in self._distinct:
@@ -378,8 +382,13 @@ class StageWork:
             copied = tied.parameters(self.shape) / owner.parameters(self.shape)
             total = total.plus(LayerTimes(update_s=copied * self._measured(owner).update_s), 1)
         touched = state_bytes(self.precision, optimizer).touched / state_bytes(self.precision).touched
+        iterated_s = sum(
+            count * orthogonalise_s(layer, self.shape, self.precision, self.device, self._speeds, optimizer)
+            for layer, count in self._distinct
+        )
         source, least = _PROFILED[nearness]
-        return replace(total, update_s=total.update_s * touched), source, max(least, profile.spread)
+        update_s = total.update_s * touched + iterated_s
+        return replace(total, update_s=update_s), source, max(least, profile.spread)
 
     def _measured(self, layer: Layer) -> LayerTimes:
         assert self.model.profile is not None, "the device is profiled"

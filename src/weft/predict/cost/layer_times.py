@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from weft.describe.layer import (
 from weft.describe.layer_pieces import LayerPiece
 from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.errors import InputError, Violation, require_choice
+from weft.predict.cost.hidden_matrices import orthogonalise_s
 from weft.predict.cost.memory import state_bytes
 from weft.predict.profile import MachineMeasurement, seconds_of_speeds, value_at
 
@@ -54,6 +55,11 @@ class Speeds(Protocol):
     @property
     def launch_s(self) -> float: ...
 
+    @property
+    def precisions(self) -> Collection[str]:
+        """Those of known products."""
+        ...
+
     def matmul_s(self, flops: float, precision: str, kernel: str = PLAIN_PRODUCT) -> float: ...
 
     def memory_s(self, moved_bytes: float) -> float: ...
@@ -68,6 +74,10 @@ class DataSheetSpeeds:
     @property
     def launch_s(self) -> float:
         return self.device.launch_s
+
+    @property
+    def precisions(self) -> Collection[str]:
+        return self.device.flops_per_s.keys()
 
     def matmul_s(self, flops: float, precision: str, kernel: str = PLAIN_PRODUCT) -> float:
         """Return seconds; raise InputError for a precision that the device lacks, or an unknown kernel."""
@@ -96,6 +106,10 @@ class MeasuredSpeeds:
         self._device = device
         self._matmul = {name: seconds_of_speeds(table) for name, table in machine.matmul.items()}
         self._memory = seconds_of_speeds(machine.memory)
+
+    @property
+    def precisions(self) -> Collection[str]:
+        return self._matmul.keys()
 
     def matmul_s(self, flops: float, precision: str, kernel: str = PLAIN_PRODUCT) -> float:
         seconds = max(0.0, value_at(self._matmul[precision], flops) - self.launch_s)
@@ -168,7 +182,10 @@ def roofline(
     parameters = layer.parameters(shape)
     touched = parameters * state_bytes(precision, optimizer).touched
     times = piece_times(layer, shape, precision, device, speeds)
-    return replace(times, update_s=speeds.memory_s(touched)) if parameters else times
+    if not parameters:
+        return times
+    iterated_s = orthogonalise_s(layer, shape, precision, device, speeds, optimizer)
+    return replace(times, update_s=speeds.memory_s(touched) + iterated_s)
 
 
 def piece_times(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -28,11 +28,15 @@ class BegunStep(NamedTuple):
 
     Attributes:
         votes: those against the step, each of shape ().
-        whole: the last sums over whole tensors, shape (sums, parameters).
+        whole: the last sums over whole tensors, shape (sums, parameters); None if it needs none.
     """
 
     votes: Sequence[torch.Tensor]
-    whole: torch.Tensor
+    whole: torch.Tensor | None = None
+
+
+# Runs a part of a step before the step, from the votes against it and what the part before it has left.
+BeginStep = Callable[[Sequence[torch.Tensor], BegunStep | None], BegunStep]
 
 
 class StepGates:
@@ -60,6 +64,29 @@ class StepGates:
 def followed(workspace: Workspace, stage: int) -> tuple[Value[Any], ...]:
     """Return the values that every step follows: its gradient, and the last copy of weights and states."""
     return workspace.latest(GRADIENT, stage), workspace.latest(COPIED, NONE)
+
+
+def begin_step(workspace: Workspace, instruction: Instruction, part: BeginStep, *, first: bool) -> Issue:
+    """Run a part of a stage's step before the step; the `first` one waits for all that the step waits for."""
+    stage, label, gates = instruction.stage, str(instruction), StepGates(workspace, instruction.stage)
+
+    def issue(stream: Stream) -> Completion:
+        made: Value[BegunStep] = Value()
+        before: Value[BegunStep] | None = None if first else workspace.values[BEGUN, stage, NONE]
+        awaited = gates.reads() if before is None else [(before,)]
+        reads = chain(followed(workspace, stage), *awaited)
+
+        def work() -> None:
+            begun = None if before is None else before.content
+            made.content = part(gates.votes(awaited) if begun is None else begun.votes, begun)
+
+        made.completion = stream.run(label, work, *reads)
+        workspace.values[BEGUN, stage, NONE] = made
+        # The gradient is another one from now on.
+        workspace.values[GRADIENT, stage, NONE] = Value.of(None, made.completion)
+        return made.completion
+
+    return issue
 
 
 def step(workspace: Workspace, instruction: Instruction) -> Issue:
@@ -104,10 +131,10 @@ def step(workspace: Workspace, instruction: Instruction) -> Issue:
 
 
 def _finish(optimizer: torch.optim.Optimizer, begun: Value[BegunStep] | None) -> None:
-    if begun is not None and isinstance(optimizer, WholeSumsOptimizer):
-        optimizer.step(whole=begun.content.whole)
-    elif begun is not None and isinstance(optimizer, WholeMatricesOptimizer):
+    if begun is not None and isinstance(optimizer, WholeMatricesOptimizer):
         optimizer.step(begun=True)
+    elif begun is not None and isinstance(optimizer, WholeSumsOptimizer):
+        optimizer.step(whole=begun.content.whole)
     else:
         optimizer.step()
 

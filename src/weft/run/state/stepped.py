@@ -85,6 +85,11 @@ class SteppedWeights:
         optimizer.register_step_post_hook(lambda *_: self.publish())
 
     @property
+    def own_length(self) -> int:
+        """The number of elements in each rank's range."""
+        return len(self._own.masters)
+
+    @property
     def parameters(self) -> tuple[nn.Parameter, ...]:
         """The parameters that the group's ranks step together, and own copies of other stages' weights."""
         return self._inside + tuple(piece.parameter for piece in self._outside)
@@ -138,13 +143,15 @@ class SteppedWeights:
         return whole.view_as(piece.parameter)
 
 
-def require_elementwise(optimizers: Iterable[torch.optim.Optimizer], needed_by: str) -> None:
-    """Refuse optimizers that cannot step a share of a stage.
+def require_elementwise(
+    optimizers: Iterable[torch.optim.Optimizer], needed_by: str, *, divides_matrices: bool = False
+) -> None:
+    """Refuse optimizers that cannot step a share of a stage, or a rank's own part of every matrix.
 
     Raises:
         InputError: one line for every kind of optimizer that may look at a parameter as a whole.
     """
-    names = {type(one).__name__ for one in optimizers if not _steps_shards(one)}
+    names = {type(one).__name__ for one in optimizers if not _steps_shards(one, divides_matrices)}
     problems = [
         Violation(
             "optimizer",
@@ -158,10 +165,12 @@ def require_elementwise(optimizers: Iterable[torch.optim.Optimizer], needed_by: 
         raise InputError(problems)
 
 
-def _steps_shards(optimizer: torch.optim.Optimizer) -> bool:
+def _steps_shards(optimizer: torch.optim.Optimizer, divides_matrices: bool) -> bool:
     """Return True if the optimizer is known, or declares, to step shards as it steps whole tensors."""
     said = declared_work(optimizer, type(optimizer).__name__)
-    return said.steps_shards if said is not None else type(optimizer) in ELEMENTWISE
+    if said is None:
+        return type(optimizer) in ELEMENTWISE
+    return said.divides_matrices if divides_matrices else said.steps_shards
 
 
 def narrow(optimizer: torch.optim.Optimizer, pieces: Iterable[Piece]) -> None:

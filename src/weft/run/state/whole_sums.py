@@ -87,6 +87,10 @@ def require_counted(optimizers: Iterable[torch.optim.Optimizer], plan: Plan, *, 
         if sums != counted:
             said = f"{kind.__name__} adds up {_numbers(sums)} over whole tensors, the plan counts"
             problems.append(Violation("plan: optimizer", f"{said} {_numbers(counted)}; plan the run again"))
+        if needs.orthogonalisations != plan.optimizer.orthogonalisations:
+            said = f"{kind.__name__} orthogonalises {needs.orthogonalisations} times, the plan counts"
+            problem = f"{said} {plan.optimizer.orthogonalisations}; plan the run again"
+            problems.append(Violation("plan: optimizer", problem))
         if needs.unit_gradient and not norm:
             problem = f"{kind.__name__} divides gradients by their norm, so the plan needs the method"
             problems.append(Violation("plan: optimizer", problem, GRADIENT_NORM))

@@ -7,13 +7,91 @@ precision of the stepped parameters. A step overwrites gradients.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, ClassVar
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
 from weft.describe.optimizers import LAMB, LANS, NVLAMB, OptimizerWork
 from weft.run.state.whole_sums import Parts, WholeSumsOptimizer
-from weft.training.optimizer.pieces import SteppedPieces, Tensors, begin_moments, in_pieces
+
+Tensors = list[torch.Tensor]
+
+# Elements that are stepped at once: they bound the memory of temporary tensors.
+ELEMENTS = 2**20
+
+
+class SteppedPieces(NamedTuple):
+    """Flat pieces of parameters that are stepped at once, with the same options.
+
+    Attributes:
+        columns: the column of each piece's parameter in sums.
+        options: those of the parameters' group.
+        weights, means, squares, gradients: the pieces; `means` and `squares` are the moments.
+        steps: the number of steps, this one included, shape ().
+    """
+
+    columns: list[int]
+    options: dict[str, Any]
+    weights: Tensors
+    means: Tensors
+    squares: Tensors
+    gradients: Tensors
+    steps: torch.Tensor
+
+    def advance(self, left_out: torch.Tensor | None) -> None:
+        """Move both moments towards the gradients; those of a step that is left out are 0."""
+        first, second = self.options["betas"]
+        for beta, moments in ((first, self.means), (second, self.squares)):
+            kept = self._unless(left_out, beta, 1.0)
+            torch._foreach_mul_(moments, kept)
+        torch._foreach_add_(self.means, self.gradients, alpha=1.0 - first)
+        torch._foreach_addcmul_(self.squares, self.gradients, self.gradients, value=1.0 - second)
+
+    def deviations(self) -> Tensors:
+        """Return the square roots of the corrected second moments, plus epsilon."""
+        roots = list(torch._foreach_sqrt(self.squares))
+        torch._foreach_div_(roots, self._correction(1).sqrt())
+        torch._foreach_add_(roots, self.options["eps"])
+        return roots
+
+    def by_means(self, deviations: Tensors) -> Tensors:
+        """Return Adam's update: corrected means by deviations, plus the decay of the weights."""
+        updates = list(torch._foreach_div(self.means, deviations))
+        torch._foreach_div_(updates, self._correction(0))
+        return self._decayed(updates)
+
+    def by_gradients(self, deviations: Tensors) -> Tensors:
+        """Return the same update of the gradients in place of the means."""
+        return self._decayed(list(torch._foreach_div(self.gradients, deviations)))
+
+    def move(self, updates: Tensors, ratios: torch.Tensor | None, left_out: torch.Tensor | None) -> None:
+        """Move the weights against updates of the ratios' lengths, shape (parameters,); None: 1."""
+        rate = self._unless(left_out, self.options["lr"], 0.0)
+        if ratios is None:
+            torch._foreach_mul_(updates, rate)
+        else:
+            self.scale(updates, rate * ratios)
+        torch._foreach_sub_(self.weights, updates)
+
+    def scale(self, pieces: Tensors, factors: torch.Tensor) -> None:
+        """Multiply pieces by the factors of their parameters, shape (parameters,)."""
+        by_column = factors.to(self.weights[0].dtype).unbind()
+        torch._foreach_mul_(pieces, [by_column[column] for column in self.columns])
+
+    def _decayed(self, updates: Tensors) -> Tensors:
+        torch._foreach_add_(updates, self.weights, alpha=self.options["weight_decay"])
+        return updates
+
+    def _correction(self, moment: int) -> torch.Tensor:
+        found: torch.Tensor = 1.0 - self.options["betas"][moment] ** self.steps.double()
+        return found.to(self.weights[0].dtype)
+
+    def _unless(self, left_out: torch.Tensor | None, number: float, otherwise: float) -> float | torch.Tensor:
+        """Return a number, or the other one for a step that is left out."""
+        if left_out is None:
+            return number
+        return torch.where(left_out > 0, otherwise, self.weights[0].new_full((), number))
 
 
 class Norms:
@@ -72,7 +150,24 @@ class LayerWise(WholeSumsOptimizer):
         super().__init__(params, options)
 
     def _begin(self) -> None:
-        begin_moments(self, self.tensors, self.left_out)
+        """Count the step, unless it is left out; clear its gradients then."""
+        left_out = self.left_out
+        parameters = [parameter for parameter in self.tensors if parameter.grad is not None]
+        for parameter in parameters:
+            state = self.state[parameter]
+            if not state:
+                state["exp_avg"], state["exp_avg_sq"] = map(torch.zeros_like, (parameter, parameter))
+            # A checkpoint gives the count back in host memory.
+            step = state.get("step", torch.zeros((), dtype=torch.float32))
+            state["step"] = step.to(parameter.device)
+        if not parameters:
+            return
+        steps = [self.state[parameter]["step"] for parameter in parameters]
+        torch._foreach_add_(steps, 1.0 if left_out is None else 1.0 - left_out)
+        if left_out is not None:
+            for parameter in parameters:
+                assert parameter.grad is not None, "it is stepped"
+                parameter.grad.masked_fill_(left_out > 0, 0.0)
 
     def _norms(self, kinds: int) -> Norms:
         return Norms(kinds, len(self.tensors))
@@ -81,7 +176,43 @@ class LayerWise(WholeSumsOptimizer):
         return next((parameter.device for parameter in self.tensors), None)
 
     def _pieces(self) -> Iterator[SteppedPieces]:
-        return in_pieces(self, self.param_groups)
+        """Yield all pieces, at most `ELEMENTS` elements at once; all parameters step equally often."""
+        begins = 0
+        for group in self.param_groups:
+            cut = [
+                (column, views)
+                for column, parameter in enumerate(group["params"], begins)
+                if parameter.grad is not None
+                for views in zip(*self._flat(parameter), strict=True)
+            ]
+            begins += len(group["params"])
+            borders, elements = [0], 0
+            for place, (_, (weights, *_)) in enumerate(cut):
+                elements += weights.numel()
+                if elements > ELEMENTS and place > borders[-1]:
+                    borders.append(place)
+                    elements = weights.numel()
+            for start, end in pairwise([*borders, len(cut)]):
+                if start < end:
+                    yield self._at_once(group, cut[start:end])
+
+    def _flat(self, parameter: torch.nn.Parameter) -> Iterator[Sequence[torch.Tensor]]:
+        """Yield the pieces of weights, moments and gradient of a parameter, of at most `ELEMENTS`."""
+        state = self.state[parameter]
+        assert parameter.grad is not None, "it is stepped"
+        for one in (parameter.detach(), state["exp_avg"], state["exp_avg_sq"], parameter.grad):
+            yield one.view(-1).split(ELEMENTS)
+
+    def _at_once(
+        self, options: dict[str, Any], cut: Sequence[tuple[int, tuple[torch.Tensor, ...]]]
+    ) -> SteppedPieces:
+        columns = [column for column, _ in cut]
+        weights, means, squares, gradients = (
+            list(one) for one in zip(*(views for _, views in cut), strict=True)
+        )
+        # Before the first step that is not left out, any correction will do.
+        steps = self.state[self.tensors[columns[0]]]["step"].clamp(min=1.0)
+        return SteppedPieces(columns, options, weights, means, squares, gradients, steps)
 
 
 class Lamb(LayerWise):

@@ -1,20 +1,21 @@
-"""`Muon`: momentum whose matrices are made nearly orthogonal (Keller Jordan, kellerjordan.github.io/posts/muon).
+"""`Muon`: momentum whose matrices are made nearly orthogonal.
 
-All other parameters step by AdamW. A step overwrites gradients.
+Source: Jordan et al., Muon: An optimizer for hidden layers in neural networks,
+kellerjordan.github.io/posts/muon, 2024. All other parameters step by AdamW. A step overwrites gradients.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.optim.adamw import adamw
 
 from weft.describe.optimizers import MUON
 from weft.run.state.whole_matrices import WholeMatricesOptimizer
-from weft.training.optimizer.pieces import begin_moments, clear_left_out, in_pieces, unless
 
 # A quintic whose slope at 0 is large: singular values end in a band around 1, and not at 1.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -87,11 +88,17 @@ class Muon(WholeMatricesOptimizer):
 
     @torch.no_grad()
     def begin(self) -> None:
-        clear_left_out(self.matrices, self.left_out)
-        for group in self._groups(orthogonalise=True):
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._direct(parameter, parameter.grad, group["momentum"])
+        for group, matrix in self._matrices():
+            gradient, state = matrix.grad, self.state[matrix]
+            assert gradient is not None, "it is stepped"
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(matrix)
+            if self.left_out is not None:
+                # It may not be finite.
+                gradient.masked_fill_(self.left_out > 0, 0.0)
+            arriving = self._unless_left_out(1.0 - group["momentum"], matrix)
+            state["momentum_buffer"].lerp_(gradient, arriving)
+            gradient.lerp_(state["momentum_buffer"], group["momentum"])
 
     @torch.no_grad()
     def complete(self, matrix: torch.Tensor) -> None:
@@ -104,25 +111,52 @@ class Muon(WholeMatricesOptimizer):
 
     @torch.no_grad()
     def finish(self) -> None:
-        left_out = self.left_out
-        for group in self._groups(orthogonalise=True):
-            for parameter in (one for one in group["params"] if one.grad is not None):
-                rate = unless(left_out, group["lr"], 0.0, parameter)
-                parameter.mul_(1.0 - rate * group["weight_decay"])
-                parameter.sub_(parameter.grad.mul_(rate))
-        others = self._groups(orthogonalise=False)
-        begin_moments(self, (one for group in others for one in group["params"]), left_out)
-        for pieces in in_pieces(self, others):
-            pieces.advance(left_out)
-            pieces.move(pieces.by_means(pieces.deviations()), None, left_out)
+        for group, matrix in self._matrices():
+            assert matrix.grad is not None, "it is stepped"
+            rate = self._unless_left_out(group["lr"], matrix)
+            matrix.mul_(1.0 - rate * group["weight_decay"])
+            matrix.sub_(matrix.grad.mul_(rate))
+        for group in self.param_groups:
+            if not group["orthogonalises"]:
+                self._step_others(group)
 
-    def _direct(self, parameter: torch.nn.Parameter, gradient: torch.Tensor, momentum: float) -> None:
-        """Take a gradient into the momentum, and leave Nesterov's direction in its place."""
-        state = self.state[parameter]
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(parameter)
-        state["momentum_buffer"].lerp_(gradient, unless(self.left_out, 1.0 - momentum, 0.0, gradient))
-        gradient.lerp_(state["momentum_buffer"], momentum)
+    def _step_others(self, group: Mapping[str, Any]) -> None:
+        stepped = [parameter for parameter in group["params"] if parameter.grad is not None]
+        states = [self.state[parameter] for parameter in stepped]
+        for parameter, state in zip(stepped, states, strict=True):
+            if not state:
+                state["exp_avg"], state["exp_avg_sq"] = map(torch.zeros_like, (parameter, parameter))
+                state["step"] = torch.zeros((), dtype=torch.float32)
+            # A checkpoint gives the count back in host memory.
+            state["step"] = state["step"].to(parameter.device)
+        first, second = group["betas"]
+        adamw(
+            stepped,
+            [parameter.grad for parameter in stepped if parameter.grad is not None],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=True,
+            found_inf=self.left_out,
+            amsgrad=False,
+            beta1=first,
+            beta2=second,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
 
-    def _groups(self, *, orthogonalise: bool) -> list[dict[str, Any]]:
-        return [group for group in self.param_groups if group["orthogonalises"] is orthogonalise]
+    def _matrices(self) -> Iterator[tuple[Mapping[str, Any], torch.nn.Parameter]]:
+        """Yield the stepped matrices, each with the options of its group."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if group["orthogonalises"] and parameter.grad is not None:
+                    yield group, parameter
+
+    def _unless_left_out(self, number: float, like: torch.Tensor) -> float | torch.Tensor:
+        """Return a number, or 0 for a step that is left out, in the precision of `like`."""
+        if self.left_out is None:
+            return number
+        return torch.where(self.left_out > 0, 0.0, like.new_full((), number))
