@@ -93,8 +93,12 @@ def test_what_makes_no_sense_is_refused_key_by_key() -> None:
     [
         (
             {"name": "adamv"},
-            "name: 'adamv' is neither adamw, adam, sgd, lamb, nvlamb, lans nor of the form "
+            "name: 'adamv' is neither adamw, adam, sgd, lamb, nvlamb, lans, muon nor of the form "
             "package.module:Optimizer (nearest valid: adam)",
+        ),
+        (
+            {"name": "sgd", "matrix_scale": "original"},
+            'matrix_scale: has no effect with name = "sgd"; leave it out',
         ),
         ({"state_bytes": 4}, 'state_bytes: has no effect with name = "adamw"; leave it out'),
         ({"name": "a:B", "betas": [0.5, 0.5]}, 'betas: has no effect with name = "a:B"; leave it out'),

@@ -608,7 +608,8 @@ def test_stacks_that_start_wefts_own_runtime_lose_nothing_of_the_order() -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "owner"), [("lion.torch:Lion", "another package"), ("lamb", "weft"), ("lans", "weft")]
+    ("name", "owner"),
+    [("lion.torch:Lion", "another package"), ("lamb", "weft"), ("lans", "weft"), ("muon", "weft")],
 )
 @pytest.mark.parametrize("stack", ["deepspeed", "megatron", "torchtitan", "torchtitan-toml"])
 def test_an_optimizer_that_stacks_lack_is_lost_aloud(stack: str, name: str, owner: str) -> None:

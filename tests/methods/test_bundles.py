@@ -48,6 +48,7 @@ def test_a_folder_is_a_method() -> None:
         "tensor_collectives",
         "tensor_norms",
         "tying",
+        "whole_matrices",
     }
 
 
@@ -68,6 +69,7 @@ def test_passes_come_in_the_order_that_they_declare() -> None:
         "tensor-collectives",
         "offload",
         "tensor-norms",
+        "whole-matrices",
     ]
     assert {one.name for one in parts(Pass)} <= set(bundles())
 

@@ -101,7 +101,7 @@ def adamw(stage: torch.nn.Module, *, fused: bool = True) -> torch.optim.Optimize
 # The optimizers of the first row leave a step out by themselves.
 FACTORIES = {
     "adamw": adamw,
-    **{name: OPTIMIZERS[name] for name in ("lamb", "nvlamb", "lans")},
+    **{name: OPTIMIZERS[name] for name in ("lamb", "nvlamb", "lans", "muon")},
     "unfused": partial(adamw, fused=False),
     "descent": descent,
 }
@@ -155,6 +155,8 @@ def break_a_step(
         ("lamb", "zero-2"),
         ("nvlamb", "zero-0"),
         ("lans", "zero-2"),
+        ("muon", "zero-0"),
+        ("muon", "zero-2"),
     ],
 )
 def test_a_step_that_is_not_finite_is_left_out_by_all(
@@ -259,7 +261,7 @@ def step_without_reads(
 def test_the_host_reads_no_number_in_a_step(worker_pool: WorkerPool, sharding: str) -> None:
     config = tiny()
     plan = with_norm(make_plan(config, pp=2, dp=2, schedule="1f1b", precision="fp32"), sharding)
-    for optimizer in ("adamw", "lamb", "nvlamb", "lans"):
+    for optimizer in ("adamw", "lamb", "nvlamb", "lans", "muon"):
         own = stepped_by(plan, optimizer)
         for told in worker_pool.run(step_without_reads, config, own, optimizer, ranks=4):
             assert told == [False, True], optimizer

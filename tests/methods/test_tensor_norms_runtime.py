@@ -15,7 +15,7 @@ from small_jobs import batch_of, make_runtime, parameters_of
 from small_plans import make_program, tiny
 
 from weft.describe.model import ModelConfig
-from weft.describe.optimizers import ADAMW, LAMB, LANS, NVLAMB, OptimizerWork
+from weft.describe.optimizers import ADAMW, LAMB, LANS, MOMENTUM_SGD, MUON, NVLAMB, OptimizerWork
 from weft.describe.plan import Plan
 from weft.errors import InputError, RunError
 from weft.methods.tensor_norms.runtime import TensorTable
@@ -69,7 +69,7 @@ def go_on(rank: int, ranks: int, row: Row, plan: Plan, directory: Path) -> dict[
     return trained(runtime, row.model, plan, range(2, 4))
 
 
-@pytest.mark.parametrize("optimizer", ["lamb", "lans"])
+@pytest.mark.parametrize("optimizer", ["lamb", "lans", "muon"])
 def test_another_plan_goes_on_from_the_checkpoint(
     worker_pool: WorkerPool, tmp_path: Path, optimizer: str
 ) -> None:
@@ -92,6 +92,8 @@ def refuse(rank: int, ranks: int, row: Row, plan: Plan) -> str:
     [
         ("lamb", ADAMW, "Lamb adds up 2 numbers over whole tensors, the plan counts nothing"),
         ("lans", LAMB, "Lans adds up 1 + 3 numbers over whole tensors, the plan counts 2 numbers"),
+        ("muon", MOMENTUM_SGD, "Muon orthogonalises 5 times, the plan counts 0"),
+        ("adamw", MUON, "AdamW orthogonalises 0 times, the plan counts 5"),
         ("adamw", LANS, "AdamW adds up nothing over whole tensors, the plan counts 1 + 3 numbers"),
     ],
 )

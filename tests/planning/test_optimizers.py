@@ -131,6 +131,27 @@ def test_norms_of_whole_tensors_are_shared_out_and_told(capsys: pytest.CaptureFi
     )
 
 
+def test_whole_matrices_are_shared_out_and_told() -> None:
+    planned({"name": "muon"}, **SMALL, sharding="zero-1")
+    (violation,) = given_plan(run_with({"name": "muon"}, **SMALL), planned({}, **SMALL).plan).uncounted
+    assert str(violation) == (
+        "plan: optimizer: counts other orthogonalisations of matrices than muon makes; plan the run again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"tp": 2}, "tensor ranks step a share of every matrix"),
+        ({"on": "2xa100-80gb + 2xt4", "sharding": "zero-0", "dp": 4}, "replicas would drift apart"),
+        ({"model": "resnet-50"}, "muon orthogonalises matrices of blocks, and the model has none"),
+    ],
+)
+def test_what_muon_cannot_do_is_refused_in_one_line(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        planned({"name": "muon"}, **{**SMALL, **changes})
+
+
 def test_a_search_for_another_optimizer_is_another_job() -> None:
     problem = problem_of_run(run_with({}, **SMALL))
     job = replace(problem.job, optimizer=MOMENTUM_SGD)

@@ -69,7 +69,7 @@ def go_on(rank: int, ranks: int, settings: OptimizerSettings, directory: Path) -
 @pytest.mark.parametrize(
     ("name", "momentum"),
     [
-        *((name, 0.0) for name in ("adam", "lamb", "nvlamb", "lans", "sgd")),
+        *((name, 0.0) for name in ("adam", "lamb", "nvlamb", "lans", "muon", "sgd")),
         *((name, 0.9) for name in ("sgd", "own_optimizers:SignMomentum", "own_optimizers:Shortening")),
     ],
 )

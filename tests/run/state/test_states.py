@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from pool import WorkerPool
+from predict.cost.machines import cluster
 from small_jobs import batch_of, make_runtime, parameters_of
 from small_plans import make_plan, make_program, without_padding
 
@@ -19,7 +20,11 @@ from weft.describe.optimizers import ADAMW, OptimizerWork, counted_work
 from weft.describe.plan import Plan
 from weft.errors import RunError
 from weft.methods.sharding.runtime import gather as whole
+from weft.planning.compile import compile_plan
 from weft.predict.cost.memory import SHARDINGS, resident_states, stage_parameters, state_bytes
+from weft.predict.cost.placed_plan import CostModel, PlacedPlan
+from weft.predict.cost.pricing import Pricing
+from weft.predict.cost.residency import held_bytes
 from weft.program.program import NONE, Instruction
 from weft.run.executor import all_handlers
 from weft.run.handlers.base import WEIGHTS, Handler, Issue
@@ -111,6 +116,23 @@ def test_states_of_every_optimizer_take_the_predicted_bytes(
     plans = [looped(level, precision, work) for level, precision in levels]
     expected = [predicted(config, plan) for plan in plans]
     assert worker_pool.run(held, config, plans, name, momentum, ranks=2) == [expected] * 2
+
+
+@pytest.mark.parametrize("level", ["zero-0", "zero-1"])
+def test_muon_keeps_one_state_of_matrices_and_two_of_others(worker_pool: WorkerPool, level: str) -> None:
+    config = without_padding()
+    graph, work = layer_graph(config), counted_work("muon").work
+    plans = [looped(level, precision, work) for precision in ("fp32", "bf16", "fp64")]
+    [found, again] = worker_pool.run(held, config, plans, "muon", 0.95, ranks=2)
+    for place, plan in enumerate(plans):
+        program, model = compile_plan(plan, graph), CostModel(graph=graph, cluster=cluster(1, 2))
+        placed = PlacedPlan(program=program, plan=plan, model=model)
+        pricing = Pricing(program=program, placed=placed)
+        more = held_bytes(pricing)["further optimizer states"].value
+        both = 2 * predicted(config, plan) + int(more.sum())
+        # Of a share, a rank counts as many others as it may hold.
+        measured = found[place] + again[place]
+        assert measured == both if level == "zero-0" else measured <= both
 
 
 def unfilled(workspace: Workspace, instruction: Instruction) -> Issue:

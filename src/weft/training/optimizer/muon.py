@@ -129,6 +129,8 @@ class Muon(WholeMatricesOptimizer):
                 state["step"] = torch.zeros((), dtype=torch.float32)
             # A checkpoint gives the count back in host memory.
             state["step"] = state["step"].to(parameter.device)
+        if not stepped:
+            return
         first, second = group["betas"]
         adamw(
             stepped,
