@@ -144,12 +144,17 @@ def test_whole_matrices_are_shared_out_and_told() -> None:
     [
         ({"tp": 2}, "tensor ranks step a share of every matrix"),
         ({"on": "2xa100-80gb + 2xt4", "sharding": "zero-0", "dp": 4}, "replicas would drift apart"),
-        ({"model": "resnet-50"}, "muon orthogonalises matrices of blocks, and the model has none"),
     ],
 )
 def test_what_muon_cannot_do_is_refused_in_one_line(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         planned({"name": "muon"}, **{**SMALL, **changes})
+
+
+def test_muon_refuses_models_without_blocks() -> None:
+    asked = {"model": {"preset": "resnet-50"}, "optimizer": {"name": "muon"}, "cluster": {"use": "2xt4"}}
+    with pytest.raises(InputError, match="muon orthogonalises matrices of blocks, and the model has none"):
+        plan_run(parse_run(asked))
 
 
 def test_a_search_for_another_optimizer_is_another_job() -> None:

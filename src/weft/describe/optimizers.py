@@ -40,7 +40,7 @@ class OptimizerWork(BaseModel):
             stage. So an optimizer that needs norms of whole tensors steps shards, too.
         unit_gradient: the optimizer steps with the gradient divided by the norm of the whole gradient.
         orthogonalisations: iterations that make the update of every hidden matrix nearly orthogonal; 0: none.
-            So a rank needs whole matrices.
+            So replicas that share a stage bring its matrices together before they step.
         other_states: additional tensors of parameters that are no hidden matrices.
     """
 

@@ -53,7 +53,7 @@ def _run_before(pricing: Pricing, stage: int, times: StageTimes, exchanges: Exch
 def _other_states(pricing: Pricing) -> Held:
     """Return the additional states of parameters that are no hidden matrices.
 
-    A rank that steps a share of a stage may step only such parameters, so it counts as many as it can hold.
+    The share of one rank may have such parameters alone. So it counts as many as it can hold.
     """
     plan, graph = pricing.plan, pricing.model.graph
     held = np.zeros(pricing.program.ranks, dtype=np.int64)

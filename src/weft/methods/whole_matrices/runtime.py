@@ -21,53 +21,52 @@ def whole_matrices(workspace: Workspace, instruction: Instruction) -> Issue:
     """Run the first part of a stage's step and complete its matrices together with the sharing ranks."""
     stage, resources = instruction.stage, workspace.resources
     group, optimizer = resources.groups.collective[instruction.group], resources.optimizers[stage]
-    shared = resources.stepped[stage]
+    pieces, gradient = resources.stepped[stage].pieces, resources.shards[stage].own_gradient
     assert isinstance(optimizer, WholeMatricesOptimizer), "its matrices are completed"
 
     def work(votes: Sequence[torch.Tensor], before: BegunStep | None) -> BegunStep:
         with leaving_out(optimizer, votes):
             optimizer.begin()
-        complete(optimizer, shared.pieces, shared.own_length, group)
+        complete(optimizer, pieces, gradient, group)
         return BegunStep(votes)
 
     return begin_step(workspace, instruction, work, first=True)
 
 
 def complete(
-    optimizer: WholeMatricesOptimizer, pieces: Sequence[Piece], own_length: int, group: Group
+    optimizer: WholeMatricesOptimizer, pieces: Sequence[Piece], own: torch.Tensor, group: Group
 ) -> None:
     """Complete the matrices that begin in this rank's range, and get the other pieces' updates.
 
     Args:
         pieces: this rank's, in the order of the flat tensors.
-        own_length: elements in each rank's range.
+        own: the gradient of this rank's range; all ranges have its length.
     """
-    stepped = {id(matrix) for matrix in optimizer.matrices}
+    length, stepped = len(own), {id(matrix) for matrix in optimizer.matrices}
     matrices = [piece for piece in pieces if id(piece.stepped) in stepped]
     # Of all its matrices, a rank has only the first one without its beginning, the last one without its end.
     continued = next((piece for piece in matrices if piece.start > 0), None)
     open_ended = next((piece for piece in matrices if piece.start == 0 and piece.end < _length(piece)), None)
     given, taken = [0] * group.size, [0] * group.size
     if continued is not None:
-        given[continued.begins // own_length] = continued.end - continued.start
+        given[continued.begins // length] = continued.end - continued.start
     if open_ended is not None:
         missing = range(open_ended.begins + open_ended.end, open_ended.begins + _length(open_ended))
-        for place in range(group.place + 1, missing[-1] // own_length + 1):
-            ends = min(missing.stop, (place + 1) * own_length)
-            taken[place] = ends - max(missing.start, place * own_length)
-    like = next(piece.stepped for piece in pieces) if pieces else torch.empty(0)
-    out = like.new_empty(0) if continued is None else _gradient(continued)
-    arriving = like.new_empty(sum(taken))
+        for place in range(group.place + 1, missing[-1] // length + 1):
+            ends = min(missing.stop, (place + 1) * length)
+            taken[place] = ends - max(missing.start, place * length)
+    out = own[:0] if continued is None else _gradient(continued)
+    arriving = own.new_empty(sum(taken))
     group.all_to_all_rows(arriving, out, taken, given)
     for piece in matrices:
         if piece.start == 0 and piece.end == _length(piece):
             optimizer.complete(_gradient(piece).view_as(piece.parameter))
     if open_ended is not None:
-        own = _gradient(open_ended)
-        whole = torch.cat([own, arriving])
+        begins = _gradient(open_ended)
+        whole = torch.cat([begins, arriving])
         optimizer.complete(whole.view_as(open_ended.parameter))
-        own.copy_(whole[: len(own)])
-        arriving.copy_(whole[len(own) :])
+        begins.copy_(whole[: len(begins)])
+        arriving.copy_(whole[len(begins) :])
     group.all_to_all_rows(out, arriving, given, taken)
 
 

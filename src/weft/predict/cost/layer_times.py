@@ -57,7 +57,7 @@ class Speeds(Protocol):
 
     @property
     def precisions(self) -> Collection[str]:
-        """Those of known products."""
+        """The precisions with known products."""
         ...
 
     def matmul_s(self, flops: float, precision: str, kernel: str = PLAIN_PRODUCT) -> float: ...

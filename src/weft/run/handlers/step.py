@@ -67,7 +67,7 @@ def followed(workspace: Workspace, stage: int) -> tuple[Value[Any], ...]:
 
 
 def begin_step(workspace: Workspace, instruction: Instruction, part: BeginStep, *, first: bool) -> Issue:
-    """Run a part of a stage's step before the step; the `first` one waits for all that the step waits for."""
+    """Run a part of a stage's step before it; the `first` one waits for all that the step waits for."""
     stage, label, gates = instruction.stage, str(instruction), StepGates(workspace, instruction.stage)
 
     def issue(stream: Stream) -> Completion:

@@ -85,11 +85,6 @@ class SteppedWeights:
         optimizer.register_step_post_hook(lambda *_: self.publish())
 
     @property
-    def own_length(self) -> int:
-        """The number of elements in each rank's range."""
-        return len(self._own.masters)
-
-    @property
     def parameters(self) -> tuple[nn.Parameter, ...]:
         """The parameters that the group's ranks step together, and own copies of other stages' weights."""
         return self._inside + tuple(piece.parameter for piece in self._outside)

@@ -54,8 +54,9 @@ def orthogonalised(matrices: torch.Tensor, iterations: int) -> torch.Tensor:
 class Muon(WholeMatricesOptimizer):
     """Muon of groups that are to be orthogonalised, AdamW of all others.
 
-    With the momentum m = b m + (1 - b) g and the direction u = b m + (1 - b) g, a matrix w steps by
+    A matrix w with the gradient g steps by
 
+        m = b m + (1 - b) g        u = b m + (1 - b) g
         w -= lr (weight_decay w + scale orthogonalised(u))
 
     Args:
