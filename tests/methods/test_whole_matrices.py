@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import accumulate
-from threading import Barrier, Thread
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -177,11 +178,13 @@ def test_pieces_get_their_parts_of_whole_updates(sizes: list[tuple[int, int, boo
                 stepped += [piece] * is_matrix
         optimizer = Doubling(stepped or [nn.Parameter(torch.zeros(1))])
         own = flat[place * length : (place + 1) * length]
-        complete(optimizer, pieces, own, Rank(place, ranks, sent, barrier))  # type: ignore[arg-type]
+        try:
+            complete(optimizer, pieces, own, Rank(place, ranks, sent, barrier))  # type: ignore[arg-type]
+        except Exception:
+            # Whoever fails lets nobody wait.
+            barrier.abort()
+            raise
 
-    threads = [Thread(target=run, args=(place,)) for place in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
+    with ThreadPoolExecutor(ranks) as pool:
+        list(pool.map(run, range(ranks)))
     assert torch.equal(flat, expected)

@@ -152,7 +152,12 @@ def test_what_muon_cannot_do_is_refused_in_one_line(changes: dict[str, Any], pro
 
 
 def test_muon_refuses_models_without_blocks() -> None:
-    asked = {"model": {"preset": "resnet-50"}, "optimizer": {"name": "muon"}, "cluster": {"use": "2xt4"}}
+    asked = {
+        "model": {"preset": "resnet-50"},
+        "task": {"kind": "image-classification"},
+        "optimizer": {"name": "muon"},
+        "cluster": {"use": "2xt4"},
+    }
     with pytest.raises(InputError, match="muon orthogonalises matrices of blocks, and the model has none"):
         plan_run(parse_run(asked))
 
