@@ -59,7 +59,8 @@ def test_the_commented_file_is_valid_and_so_is_everything_it_comments_out():
     complete = parse_run(parse_toml("\n".join(lines), "run"))
     assert set(complete.methods) == {"auxiliary-head", "attention-window", "offload", "fp8-linears", "lora"}
     # These go with another value of another key, and are named there.
-    named_there = {"hf", "build", "momentum", "state_bytes", "final_learning_rate", "decay_steps"}
+    named_there = {"hf", "build", "momentum", "matrix_scale", "state_bytes"}
+    named_there |= {"final_learning_rate", "decay_steps"}
     for name in set(RunFile.model_fields) - {"methods"}:
         table = getattr(complete, name)
         absent = {key for key in type(table).model_fields if getattr(table, key) is None}
