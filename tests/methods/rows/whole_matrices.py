@@ -36,6 +36,7 @@ ROWS = (
     MUON(divisible("gpt"), cp=2, dp=2, sharding="zero-1", loss="tokens"),
     # Experts are stacks of matrices, of which expert ranks have some.
     MUON(tiny_decoder("mixtral"), dp=2, sharding="zero-1"),
+    MUON(tiny_decoder("mixtral"), ep=2, dp=2, sharding="zero-1"),
     # Replicas that step by themselves.
     MUON(tiny(), dp=2, steps=4, methods=(Averages(2),)),
 )

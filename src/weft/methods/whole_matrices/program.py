@@ -3,8 +3,8 @@
 Muon makes the update of each matrix from the whole matrix. Ranks that share a stage own equal ranges of its
 flat tensors, so most matrices lie in one range. Only those that cross a border move. The rank with the first
 element gets the other pieces, makes the update, and sends its pieces back. So each rank makes its share of
-the updates, and sends less than one matrix each way. The direction exists only inside the step. So a row before the step
-runs its first part, the exchange and the products. The step itself moves the weights.
+the updates, and sends less than one matrix each way. The direction exists only inside the step. So a row
+before the step runs its first part, the exchange and the products. The step itself moves the weights.
 """
 
 from __future__ import annotations
