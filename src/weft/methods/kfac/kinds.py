@@ -13,6 +13,7 @@ import numpy as np
 
 from weft.methods.bubble_filling.kinds import owed_by as windows_of
 from weft.methods.kfac.options import NAME
+from weft.methods.tensor_norms.kinds import first
 from weft.program.arrays import Ints
 from weft.program.kinds import KINDS, AddedUses, Kind
 from weft.program.places import Places, of_links, stepped_on_rank, table_of
@@ -177,4 +178,6 @@ USES = (
     AddedUses(kinds=("backward", "backward_input"), writes=(Use("linear_gradients", at=captured),)),
     AddedUses(kinds=("step",), reads=(Read("preconditioned", at=treated),)),
     AddedUses(kinds=("norm",), reads=(Read("preconditioned", at=treated_on_rank),)),
+    # It runs the first part of a step.
+    AddedUses(kinds=("tensor_norms",), reads=(Read("preconditioned", at=first(treated)),)),
 )
