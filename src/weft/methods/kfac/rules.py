@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from weft.bundles import parts
 from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import DENSE, Layout
@@ -12,12 +13,13 @@ from weft.describe.plan import GRADIENT_NORM, LayerChoice, Plan
 from weft.describe.plan_file import PlanRule
 from weft.errors import InputError, Violation
 from weft.methods.bubble_filling.options import NAME as BUBBLES
+from weft.methods.bubble_filling.works import BubbleWork
 from weft.methods.kfac.linears import read_treated
 from weft.methods.kfac.options import NAME, options_of
 from weft.moves.composition import Composition
 from weft.moves.layout import shares_of
 
-_ALLOWED = (NAME, BUBBLES, GRADIENT_NORM)
+_ALLOWED = (BUBBLES, GRADIENT_NORM)
 _METHOD = "K-FAC"
 
 
@@ -51,7 +53,8 @@ def _problems(
 
 
 def _others(names: list[str], choices: tuple[LayerChoice, ...]) -> list[str]:
-    found = [name for name in names if name not in _ALLOWED]
+    works = {one.method for one in parts(BubbleWork)}
+    found = [name for name in names if name not in works and name not in _ALLOWED]
     return [*found, *(one.name for one in other_choices(choices))]
 
 
