@@ -65,7 +65,7 @@ def looks(packages: Path) -> None:
 
 
 @pytest.mark.usefixtures("looks")
-def test_work_of_another_package_is_placed_and_proved_beside_weftes_own() -> None:
+def test_work_of_another_package_is_placed_and_proved_beside_wefts_own() -> None:
     planned = plan_run(parse_run({**RUN, "kfac": {}, "bubble": {"work": ["looks", "kfac"]}}))
     windows, columns = read_windows(options_of(planned.plan).windows), planned.program.columns
     assert not verify(planned.program)
@@ -88,5 +88,5 @@ def test_without_bubbles_the_work_is_done_behind_the_passes() -> None:
 
 @pytest.mark.usefixtures("looks")
 def test_work_that_bubbles_leave_out_is_named() -> None:
-    with pytest.raises(InputError, match="lacks looks, which the job has"):
+    with pytest.raises(InputError, match="lacks 'looks', which the job has"):
         plan_run(parse_run({**RUN, "kfac": {}, "bubble": {"work": ["kfac"]}}))
