@@ -11,7 +11,7 @@ from weft.describe.layout import Pins
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.prediction import Prediction
-from weft.describe.run_file import RunFile, changed, load_run, naming, run_of_keywords
+from weft.describe.run_file import changed, load_run, naming, run_of_keywords
 from weft.describe.units import format_seconds
 from weft.destinations import require_folder
 from weft.errors import InputError, Violation
@@ -25,8 +25,8 @@ from weft.timeline.compare import Comparison
 from weft.timeline.timeline import Timeline
 from weft.training.directory.resuming import as_in, require_job_of, require_not_started
 from weft.training.directory.run_directory import RunDirectory, fresh_directory
+from weft.training.session import PlanBy, execute, finish, job_in, plan_file_job, prepare, reopen
 from weft.training.session import evaluate as evaluate_run
-from weft.training.session import execute, finish, job_in, plan_file_job, prepare, reopen
 from weft.web.pages.plan import plan_html
 from weft.web.pages.report import write_run_report
 from weft.web.rows.plan import stage_rows
@@ -164,6 +164,7 @@ def train(
     directory: str | Path | None = None,
     resume: str | Path | None = None,
     on_poll: Callable[[RunDirectory], None] | None = None,
+    plan_by: PlanBy = plan_run,
 ) -> Run:
     """Train on local ranks and return the finished run; at once if all its steps are done.
 
@@ -174,6 +175,7 @@ def train(
         directory: the run directory to write; default: a fresh one under `runs/`.
         resume: a run directory to continue, under the plan of `source` for the same job.
         on_poll: called several times a second while the workers run.
+        plan_by: the search for the plan of a run file.
 
     Returns:
         The run, with its directory, its summary and its comparison with the prediction.
@@ -183,7 +185,7 @@ def train(
         weft.errors.RunError: when the run failed.
     """
     require_torch()
-    planned, path = _job_and_path(source, model, on, data, steps, directory, resume)
+    planned, path = _job_and_path(source, model, on, data, steps, directory, resume, plan_by)
     if resume is None and RunDirectory(path).is_done(planned):
         return Run(path, RunDirectory(path).summary())
     with prepare(planned, path) as run_directory:
@@ -225,13 +227,16 @@ def prepared(
     steps: int | None = None,
     directory: str | Path | None = None,
     resume: str | Path | None = None,
+    plan_by: PlanBy = plan_run,
 ) -> tuple[PlannedJob, RunDirectory]:
     """Plan and write a run directory that `weft train` or `torchrun -m weft.training.worker` can start.
+
+    The arguments are those of `train`.
 
     Raises:
         InputError: when the input is invalid.
     """
-    planned, path = _job_and_path(source, model, on, data, steps, directory, resume)
+    planned, path = _job_and_path(source, model, on, data, steps, directory, resume, plan_by)
     with prepare(planned, path) as run_directory:
         return planned, run_directory
 
@@ -260,6 +265,7 @@ def _job_and_path(
     steps: int | None,
     directory: str | Path | None,
     resume: str | Path | None,
+    plan_by: PlanBy,
 ) -> tuple[PlannedJob, Path]:
     if not isinstance(source, Planned) and Path(source).is_dir():
         require_folder(Path(source))
@@ -275,26 +281,24 @@ def _job_and_path(
         )
     if resume is not None:
         path = Path(resume)
-        planned = _job(source, model, on, lambda run: as_in(run, path))
+        planned = _job(source, model, on, lambda run: plan_by(as_in(run, path)))
         require_job_of(planned.run, planned.plan, path)
         return _with(planned, data, steps), path
-    planned = _job(source, model, on, lambda run: run)
+    planned = _job(source, model, on, plan_by)
     name = planned.plan.model if isinstance(source, Planned) else Path(source).stem
     path = Path(directory) if directory is not None else fresh_directory(Path(DEFAULT_RUNS), name)
     require_not_started(path)
     return _with(planned, data, steps), path
 
 
-def _job(
-    source: Planned | str | Path, model: str | None, on: str | None, filled: Callable[[RunFile], RunFile]
-) -> PlannedJob:
-    """Return the job of a source that is no run directory; `filled` fills in open keys of a run file."""
+def _job(source: Planned | str | Path, model: str | None, on: str | None, plan_by: PlanBy) -> PlannedJob:
+    """Return the job of a source that is no run directory."""
     if isinstance(source, Planned):
         return source.job
     path = Path(source)
     if path.suffix == ".json":
         return plan_file_job(path, model=model, on=on)
-    return plan_run(filled(naming(load_run(path), model=model, on=on)))
+    return plan_by(naming(load_run(path), model=model, on=on))
 
 
 def _with(planned: PlannedJob, data: str | None, steps: int | None) -> PlannedJob:

@@ -93,6 +93,28 @@ def test_a_terminal_is_told_of_the_search_and_its_best_plan() -> None:
     assert "best     " in written
 
 
+OPEN_RUN = f"{RUN.partition('[plan]')[0]}[cluster]\nuse = 'this-machine'\n"
+
+
+@pytest.mark.parametrize(
+    "command", ["train RUN --prepare-only", "simulate RUN", "simulate RUN --ranks 2", "show RUN", "check RUN"]
+)
+def test_a_terminal_is_told_of_the_search_of_every_command_that_plans_a_run(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    here: Callable[[Callable[[], object]], str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
+    (tmp_path / "text.txt").write_text("the weft goes under and over the warp\n" * 400)
+    (tmp_path / "run.toml").write_text(OPEN_RUN)
+    ended = []
+    told = here(lambda: ended.append(run(command.replace("RUN", "run.toml").split())))
+    assert ended == [0]
+    assert re.search(r"searching layouts; (bounded|decided|improving): [\d.]+/[\d.]+ \w+", told)
+
+
 def test_a_pipe_is_told_nothing() -> None:
     command = [sys.executable, "-m", "weft.cli.main", *PLAN]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)

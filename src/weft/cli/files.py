@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from weft.cli.cluster_files import write_cluster
 from weft.cli.output import Flag, Json, print_json
+from weft.cli.rankings import planned_visibly
 from weft.describe.cluster_file import load_cluster
 from weft.describe.cluster_tables import ClusterFile
 from weft.describe.plan_file import PlanKeys
@@ -205,7 +206,7 @@ def _problems_of(path: Path, model: str | None, on: str | None) -> Iterator[Viol
     if not path.is_dir() and path.suffix != ".json" and _is_cluster(path):
         load_cluster(path)
         return
-    planned = job_in(path, model=model, on=on)
+    planned = job_in(path, model=model, on=on, plan_by=planned_visibly)
     _ = planned.program
     yield from refusals(planned)
     yield from _weight_problems(planned)

@@ -11,15 +11,14 @@ from cyclopts import Group, Parameter
 from weft.cli.advice import SHOWN, show_plan
 from weft.cli.curve import show_curve
 from weft.cli.emit import write_emitted
-from weft.cli.output import Flag, Json, WrittenFile, progressing, refuse_options, searching
-from weft.cli.rankings import budgeted, show_comparison, telling
+from weft.cli.output import Flag, Json, WrittenFile, progressing, refuse_options
+from weft.cli.rankings import budgeted, planned_visibly, show_comparison
 from weft.cli.synchronisations import show_synchronisations
 from weft.describe.layout import PartialLayout
 from weft.describe.run_file import RunFile, changed, load_run, run_of_keywords
 from weft.errors import InputError, Violation
 from weft.planning.fewer_nodes import better_without
 from weft.planning.nothing_fits import NothingFitsError
-from weft.planning.planned import plan_run
 from weft.planning.problem import problem_of_run
 from weft.planning.remedies import remedies
 from weft.training.trials import require_this_machine
@@ -200,8 +199,7 @@ def plan(
     if measure is not None:
         require_this_machine(run, measure)
     try:
-        with searching() as (tell, progress):
-            planned = plan_run(run, planner=budget or telling(run, tell, progress))
+        planned = planned_visibly(run, budget)
     except NothingFitsError as error:
         with progressing("no layout fits; searching for what would") as progress:
             found = [Violation("would fit with", one.words) for one in remedies(run, error, report=progress)]

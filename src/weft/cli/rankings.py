@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -13,7 +13,15 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from weft.cli.output import console, plain_table, print_json, progressing, say_written, write_asked
+from weft.cli.output import (
+    console,
+    plain_table,
+    print_json,
+    progressing,
+    say_written,
+    searching,
+    write_asked,
+)
 from weft.cli.tables.candidates import candidate_record, plans_table
 from weft.cli.tables.plan import job_text, memory_bars
 from weft.cli.tables.search import kept_out_record
@@ -22,12 +30,11 @@ from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
 from weft.planning.advice import Advised
 from weft.planning.comparison import Answer, compare_planners
-from weft.planning.planned import DEFAULT_PLANNER, PlannedJob, decided_file
+from weft.planning.planned import DEFAULT_PLANNER, PlannedJob, decided_file, plan_run
 from weft.planning.planners import Planner, get_planner
 from weft.planning.planners.weft import WeftPlanner
 from weft.planning.precisions import precisions_of
 from weft.planning.problem import Problem, problem_of_run
-from weft.progress import ProgressReport
 
 
 def answer_record(answer: Answer) -> dict[str, Any]:
@@ -112,10 +119,21 @@ def budgeted(run: RunFile, budget_s: float) -> Planner:
     return replace(planner, budget_s=budget_s / searches, tell=lambda text: print(text, file=sys.stderr))
 
 
-def telling(run: RunFile, tell: Callable[[str], None], report: ProgressReport) -> Planner:
-    """Return the planner of a run file, which tells its best plan so far and its progress if it can."""
-    planner = get_planner(run.plan.planner or DEFAULT_PLANNER)
-    return replace(planner, tell=tell, report=report) if isinstance(planner, WeftPlanner) else planner
+def planned_visibly(
+    run: RunFile, budget: Planner | None = None, problem: Problem | None = None
+) -> PlannedJob:
+    """Plan a run file; a terminal is told the progress of its planner and the best plan so far.
+
+    `budget` is a planner with a budget, which tells by itself.
+
+    Raises:
+        InputError: see `plan_run`.
+    """
+    planner = budget or get_planner(run.plan.planner or DEFAULT_PLANNER)
+    with searching() as (tell, progress):
+        if budget is None and isinstance(planner, WeftPlanner):
+            planner = replace(planner, tell=tell, report=progress)
+        return plan_run(run, problem=problem, planner=planner)
 
 
 def show_comparison(run: RunFile, names: str, *, out: Path | None, json: bool) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from weft.api import Run, evaluate, finished, prepared
 from weft.api import train as train_run
 from weft.cli.output import Flag, Json, console, print_json, progressing, refuse_options
+from weft.cli.rankings import planned_visibly
 from weft.cli.tables.plans_side_by_side import side_by_side_record, side_by_side_table
 from weft.describe.run_file import load_run
 from weft.describe.units import format_count, format_seconds
@@ -157,7 +158,14 @@ def train(
     if prepare_only:
         refuse_options({"--watch": watch or None}, "only while the run trains here, not with --prepare-only")
         planned, run_directory = prepared(
-            source, model=model, on=on, data=data, steps=steps, directory=directory, resume=resume
+            source,
+            model=model,
+            on=on,
+            data=data,
+            steps=steps,
+            directory=directory,
+            resume=resume,
+            plan_by=planned_visibly,
         )
         ranks = planned.plan.ranks
         print(f"torchrun --nproc-per-node {ranks} -m {WORKER_MODULE} {run_directory.path}")
@@ -174,6 +182,7 @@ def train(
                 directory=directory,
                 resume=resume,
                 on_poll=on_poll,
+                plan_by=planned_visibly,
             )
     except (RunError, KeyboardInterrupt, SystemExit) as stop:
         for note in getattr(stop, "__notes__", ()):

@@ -18,6 +18,7 @@ from weft.cli.output import (
     say_written,
     write_asked,
 )
+from weft.cli.rankings import planned_visibly
 from weft.cli.schedules import schedule
 from weft.cli.tables.plan import (
     breakdown_text,
@@ -34,7 +35,7 @@ from weft.describe.plan import precision_words
 from weft.describe.run_file import load_run, naming
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
-from weft.planning.planned import PlannedJob, plan_run
+from weft.planning.planned import PlannedJob
 from weft.planning.problem import Problem, problem_of_run
 from weft.predict.predict import PredictedStep
 from weft.program.kinds import KINDS
@@ -95,7 +96,7 @@ def show(
             raise InputError(Violation("--report", "a schedule alone has no cluster; give --svg"))
         schedule(name, ranks=ranks, loops=loops, micro_batches=micro_batches, svg=svg)
         return
-    planned = job_in(Path(source), model=model, on=on)
+    planned = job_in(Path(source), model=model, on=on, plan_by=planned_visibly)
     if program:
         print(format_program(planned.program), end="")
         return
@@ -178,11 +179,11 @@ def simulate(
 
 def _job_of(source: Path, model: str | None, on: str | None, ranks: int | None) -> PlannedJob:
     if ranks is None:
-        return job_in(source, model=model, on=on)
+        return job_in(source, model=model, on=on, plan_by=planned_visibly)
     if source.suffix != ".toml":
         raise InputError(Violation("--ranks", "a plan names its ranks; give the run file"))
     run = naming(load_run(source), model=model, on=on)
-    return plan_run(run, problem=with_ranks(problem_of_run(run), ranks))
+    return planned_visibly(run, problem=with_ranks(problem_of_run(run), ranks))
 
 
 def simulation_record(planned: PlannedJob, predicted: PredictedStep) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from weft.describe.plan import Plan
 from weft.describe.plan_file import PlanFile, load_plan_file
 from weft.describe.plan_subject import PlanSubject, subject_of
-from weft.describe.run_file import load_run, naming, run_of_keywords
+from weft.describe.run_file import RunFile, load_run, naming, run_of_keywords
 from weft.errors import InputError, Violation
 from weft.lab.inside import require_lab_devices
 from weft.planning.planned import PlannedJob, moved, plan_run, planned_for, taking_over
@@ -27,6 +27,9 @@ from weft.training.refusals import refusals
 
 WORKER_MODULE = "weft.training.worker"
 EVALUATION_MODULE = "weft.training.evaluation.worker"
+
+# A search for the best plan of a run file, as `plan_run`.
+PlanBy = Callable[[RunFile], PlannedJob]
 
 
 @contextmanager
@@ -46,16 +49,18 @@ def prepare(planned: PlannedJob, path: Path) -> Iterator[RunDirectory]:
         yield directory
 
 
-def job_in(path: Path, *, model: str | None = None, on: str | None = None) -> PlannedJob:
+def job_in(
+    path: Path, *, model: str | None = None, on: str | None = None, plan_by: PlanBy = plan_run
+) -> PlannedJob:
     """Return the planned job of a run file, a plan file or a run directory; plan a run file's job.
 
-    `model` and `on` name others. A run file is planned for them; a plan is moved to them.
+    `model` and `on` name others. A run file is planned for them by `plan_by`; a plan is moved to them.
 
     Raises:
         InputError: if the path is none of these, something it names cannot be found, or no plan fits.
     """
     if path.suffix == ".toml":
-        return plan_run(naming(load_run(path), model=model, on=on))
+        return plan_by(naming(load_run(path), model=model, on=on))
     if not path.is_dir():
         return plan_file_job(path, model=model, on=on)
     job = reopen(path)
