@@ -42,6 +42,7 @@ def write(folder, record):
         ("llama-65b", 65.29),
         ("llama-3-8b", 8.03),
         ("llama-3-70b", 70.55),
+        ("llama-3-405b", 405.85),
         ("bert-base", 0.1095),
         ("bert-large", 0.3352),
         ("vit-tiny", 0.00572),

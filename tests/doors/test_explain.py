@@ -637,6 +637,7 @@ def test_nested_tables_have_dotted_keys() -> None:
     [
         ("meta-llama/Llama-3.1-8B-Instruct", "llama-3-8b"),
         ("meta-llama/Meta-Llama-3-70B", "llama-3-70b"),
+        ("meta-llama/Llama-3.1-405B-Instruct", "llama-3-405b"),
         ("NousResearch/Llama-2-7b-hf", "llama-7b"),
         ("openai-community/gpt2", "gpt2"),
         ("gpt2-xl", "gpt2-xl"),

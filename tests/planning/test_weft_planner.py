@@ -325,3 +325,13 @@ def test_pins_that_the_rules_do_not_know_are_searched_and_told() -> None:
     problem = problem_of(model="gpt-10m", on="8xa100-80gb", global_batch=64, schedule="zb-h1", pp=2)
     assert WeftPlanner(tell=told.append).search(problem).fitting
     assert told
+
+
+def test_a_hundred_thousand_devices_get_a_plan_for_each_of_them():
+    pins = PartialLayout(pp=1, tp=8, schedule="1f1b", loops=1, micro_batch_size=1, recompute="none")
+    problem = problem_of(model="llama-3-8b", on="100000xh100-80gb", pins=pins)
+    best = get_planner("weft").search(problem).fitting[0]
+    assert best.plan.ranks == 100_000
+    # A replica's time is that of the same replica among fewer, but for the exchange of gradients.
+    few = get_planner("weft").search(problem_of(model="llama-3-8b", on="800xh100-80gb", pins=pins)).fitting[0]
+    assert few.step_s <= best.step_s < 1.1 * few.step_s

@@ -39,6 +39,8 @@ _SIZES_OF: Mapping[str, str] = {
     "llama-3-70b": "llama-3-70b",
     "llama-3.1-70b": "llama-3-70b",
     "llama-3.3-70b": "llama-3-70b",
+    "llama-3-405b": "llama-3-405b",
+    "llama-3.1-405b": "llama-3-405b",
     "llama-2-7b": "llama-7b",
     "llama-2-13b": "llama-13b",
     "llama-7b": "llama-7b",

@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise
-from math import gcd
+from math import gcd, prod
+
+import numpy as np
 
 from weft.describe.amount import Shape
 from weft.describe.job import Job
@@ -19,6 +22,7 @@ from weft.describe.synchronisation import derived_options
 from weft.errors import InputError, Violation
 from weft.moves.composition import refuse_composition
 from weft.moves.partition import balanced_partition
+from weft.program.arrays import Ints
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Pipeline, placements
 
@@ -34,15 +38,19 @@ def flops_per_layer(job: Job) -> list[float]:
 
 def shares_of(job: Job, layout: Layout) -> tuple[int, ...]:
     """Return the micro-batches per step of each of the layout's `dp` pipelines."""
+    return layout.micro_batches_per_replica or _different_shares(job, layout) * layout.dp
+
+
+def _different_shares(job: Job, layout: Layout) -> tuple[int, ...]:
+    """Return each number of micro-batches in `shares_of` once; there may be thousands of equal pipelines."""
     if layout.micro_batches_per_replica is not None:
-        return layout.micro_batches_per_replica
-    share = job.global_batch // (layout.dp * layout.micro_batch_size)
-    return (share,) * layout.dp
+        return tuple(dict.fromkeys(layout.micro_batches_per_replica))
+    return (job.global_batch // (layout.dp * layout.micro_batch_size),)
 
 
 def pipeline_of(job: Job, layout: Layout) -> Pipeline:
     """Return the abstract pipeline of the replica with the most micro-batches."""
-    return Pipeline(layout.pp, layout.stages, max(shares_of(job, layout)))
+    return Pipeline(layout.pp, layout.stages, max(_different_shares(job, layout)))
 
 
 def parts_of(layout: Layout, layer_seconds: Sequence[float]) -> list[list[int]]:
@@ -104,7 +112,7 @@ def _refuse_share(job: Job, layout: Layout) -> str | None:
 def _refuse_order_of_any(job: Job, layout: Layout) -> str | None:
     """Return the reason why the schedule cannot run the pipeline of one of the replicas, or None."""
     schedule = get_schedule(layout.schedule)
-    for share in dict.fromkeys(shares_of(job, layout)):
+    for share in _different_shares(job, layout):
         pipeline = Pipeline(layout.pp, layout.stages, share)
         reason = schedule.refuse(pipeline, layout.options)
         if reason is not None:
@@ -151,20 +159,33 @@ def _stages_of(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> tupl
     placement = placements(get_schedule(layout.schedule), pipeline_of(job, layout))
     parts = parts_of(layout, layer_seconds)
     shares = shares_of(job, layout)
+    mesh = layout.pp, layout.dp, layout.width
     columns = [tuple(devices) for devices in placement.T.tolist()]
     # The stages of a device have the same replicas.
     replicas = {
-        devices: tuple(
-            Replica(ranks=ranks_of(layout, device, copy), micro_batches=share // len(devices))
-            for copy, share in enumerate(shares)
-            for device in devices
-        )
-        for devices in dict.fromkeys(columns)
+        devices: _replicas(mesh, layout.rank_order, devices, shares) for devices in dict.fromkeys(columns)
     }
     each = zip(parts, layout.recomputes, layout.splits or (1,) * len(parts), columns, strict=True)
     return tuple(
         Stage(layers=tuple(layers), replicas=replicas[devices], recompute=recompute, splits=splits)
         for layers, recompute, splits, devices in each
+    )
+
+
+# A search makes many plans of few meshes; their replicas, thousands on a large cluster, are the same.
+@lru_cache(maxsize=16)
+def _replicas(
+    mesh: tuple[int, int, int],
+    rank_order: tuple[int, ...] | None,
+    devices: tuple[int, ...],
+    shares: tuple[int, ...],
+) -> tuple[Replica, ...]:
+    """Return the replicas of a stage on these devices of each pipeline; `mesh` is (pp, dp, width)."""
+    ranks = rank_table(mesh, rank_order)[list(devices)].swapaxes(0, 1).tolist()
+    return tuple(
+        Replica(ranks=tuple(held), micro_batches=share // len(devices))
+        for share, copies in zip(shares, ranks, strict=True)
+        for held in copies
     )
 
 
@@ -174,11 +195,10 @@ def _mesh(layout: Layout) -> dict[str, int]:
     return {axis: size for axis, size in sizes.items() if axis in _ALWAYS or size > 1}
 
 
-def ranks_of(layout: Layout, device: int, pipeline: int) -> tuple[int, ...]:
-    """Return the ranks of one device of one pipeline."""
-    first = (device * layout.dp + pipeline) * layout.width
-    places = range(first, first + layout.width)
-    return tuple(places) if layout.rank_order is None else tuple(layout.rank_order[place] for place in places)
+def rank_table(mesh: tuple[int, int, int], rank_order: tuple[int, ...] | None = None) -> Ints:
+    """Return the ranks of each device of each pipeline; `mesh` and shape are (pp, dp, width)."""
+    places = np.arange(prod(mesh), dtype=np.int64).reshape(mesh)
+    return places if rank_order is None else np.array(rank_order, dtype=np.int64)[places]
 
 
 def refuse_layers(layers_per_stage: Sequence[int], stages: int, layers: int) -> str | None:

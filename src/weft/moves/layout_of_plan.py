@@ -11,7 +11,7 @@ from weft.describe.layout import AXES, KEPT_IN_PLANS, Layout, rank_order_of
 from weft.describe.loss_choice import loss_of
 from weft.describe.plan import RECOMPUTES, Plan
 from weft.errors import InputError, Violation
-from weft.moves.layout import parts_of, ranks_of
+from weft.moves.layout import parts_of, rank_table
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Pipeline, paths_of, placements
 
@@ -83,11 +83,12 @@ def _rank_order_of(plan: Plan, layout: Layout) -> tuple[int, ...] | None:
     """Return the devices of the mesh's ranks in order; None if each rank is on the device of its number."""
     pipeline = Pipeline(layout.pp, layout.stages, plan.micro_batches // layout.dp)
     placement = placements(get_schedule(layout.schedule), pipeline)
+    table = rank_table((layout.pp, layout.dp, layout.width)).tolist()
     order: dict[int, int] = {}
     for stage, devices in zip(plan.stages, placement.T.tolist(), strict=True):
         for number, copy in enumerate(stage.replicas):
             pipeline_number, path = divmod(number, len(devices))
-            places = ranks_of(replace(layout, rank_order=None), devices[path], pipeline_number)
+            places = table[devices[path]][pipeline_number]
             for place, rank in zip(places, copy.ranks, strict=True):
                 if order.setdefault(place, rank) != rank:
                     stages = f"stages of device {devices[path]} of its pipelines"

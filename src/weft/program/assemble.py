@@ -192,9 +192,9 @@ def _obligations(
     )
     owned = sorted((stage, replica) for replica, held in stages.items() for stage in held.tolist())
     trains = lowered.purpose == "train"
-    runs = np.zeros((layout.replicas, lowered.passes.steps_per_cycle), dtype=np.bool_)
-    for replica in range(layout.replicas):
-        runs[replica, list(lowered.taken[replica // layout.paths])] = True
+    number = {taken: index for index, taken in enumerate(dict.fromkeys(lowered.taken))}
+    takes = np.array([np.isin(np.arange(lowered.passes.steps_per_cycle), taken) for taken in number])
+    runs = np.repeat(takes[[number[taken] for taken in lowered.taken]], layout.paths, axis=0)
     passes, steps = (_in_each_step(rows, runs) for rows in (passes, steps))
     backward, steps = (rows[rows[:, 0] >= layout.frozen_stages] for rows in (passes, steps))
     return Obligations(

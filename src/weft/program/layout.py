@@ -8,7 +8,7 @@ be any DAG.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -70,8 +70,7 @@ class PipelineLayout:
     @property
     def pipeline_micro_batches(self) -> tuple[int, ...]:
         """Micro-batches per step of each pipeline, over all of its paths."""
-        starts = range(0, self.replicas, self.paths)
-        return tuple(sum(self.micro_batches[start : start + self.paths]) for start in starts)
+        return tuple(map(sum, zip(*[iter(self.micro_batches)] * self.paths, strict=True)))
 
     @property
     def ranks(self) -> int:
@@ -81,7 +80,9 @@ class PipelineLayout:
     @cached_property
     def rank_tables(self) -> tuple[Ints, ...]:
         """For each stage of a valid layout, the ranks of its replicas, shape (replicas, lanes)."""
-        return tuple(np.array(stage.replicas, dtype=np.int64) for stage in self.stages)
+        # Stages on the same ranks share a table: there may be thousands of replicas.
+        tables = {held: np.array(held, dtype=np.int64) for held in {stage.replicas for stage in self.stages}}
+        return tuple(tables[stage.replicas] for stage in self.stages)
 
     @property
     def edges(self) -> tuple[tuple[int, int], ...]:
@@ -140,10 +141,14 @@ class PipelineLayout:
         if not self.stages or not self.micro_batches:
             return [Violation("layout", "needs at least one stage and one pipeline replica")]
         lanes = max((len(ranks) for ranks in self.stages[0].replicas[:1]), default=1) or 1
+        found = {
+            held: _stage_problems(held, self.replicas, lanes)
+            for held in {stage.replicas for stage in self.stages}
+        }
         problems = [
             Violation(f"stage {stage}", problem)
             for stage, one in enumerate(self.stages)
-            for problem in _stage_problems(one, self.replicas, lanes)
+            for problem in found[one.replicas]
         ]
         problems += [
             Violation(f"pipeline replica {replica}", f"has {count} micro-batches; at least 1 is allowed", "1")
@@ -244,16 +249,17 @@ def _devices_are_shared_rightly(layout: PipelineLayout, placement: Ints, table: 
     )
 
 
-def _stage_problems(stage: StageLayout, replicas: int, lanes: int) -> list[str]:
+def _stage_problems(held: Sequence[Sequence[int]], replicas: int, lanes: int) -> list[str]:
+    """Return the mistakes in the ranks of a stage's replicas, in words."""
     problems = []
-    if len(stage.replicas) != replicas:
-        problems.append(f"has {len(stage.replicas)} replicas, but there are {replicas} pipelines")
-    if all(len(ranks) == lanes for ranks in stage.replicas):
+    if len(held) != replicas:
+        problems.append(f"has {len(held)} replicas, but there are {replicas} pipelines")
+    if all(len(ranks) == lanes for ranks in held):
         # All at once, because there may be thousands of replicas.
-        ordered = np.sort(np.array(stage.replicas, dtype=np.int64).reshape(-1, lanes), axis=1)
+        ordered = np.sort(np.array(held, dtype=np.int64).reshape(-1, lanes), axis=1)
         if not (ordered < 0).any() and (np.diff(ordered) > 0).all():
             return problems
-    for replica, ranks in enumerate(stage.replicas):
+    for replica, ranks in enumerate(held):
         if len(ranks) != lanes:
             problems.append(f"replica {replica} has {len(ranks)} ranks; all must have {lanes}")
         if len(set(ranks)) != len(ranks) or min(ranks, default=0) < 0:

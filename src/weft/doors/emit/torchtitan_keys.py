@@ -23,7 +23,7 @@ SCHEDULES = {
 }
 _NEAREST = {"hybrid": "Interleaved1F1B"}
 # Presets with sizes of torchtitan's own.
-FLAVORS = {"llama-3-8b": "8B", "llama-3-70b": "70B"}
+FLAVORS = {"llama-3-8b": "8B", "llama-3-70b": "70B", "llama-3-405b": "405B"}
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 # Stands for a value that nobody chose: a text, which is no number and no name of data.
 UNCHOSEN = "nobody chose it"

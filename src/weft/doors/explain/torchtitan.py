@@ -30,7 +30,7 @@ _SCHEDULES = {
 SCHEDULE = "parallelism.pipeline_parallel_schedule"
 # Schedules of several stages per device; by default torchtitan gives them two.
 LOOPED = ("interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev")
-_FLAVORS = {"8B": "llama-3-8b", "70B": "llama-3-70b"}
+_FLAVORS = {"8B": "llama-3-8b", "70B": "llama-3-70b", "405B": "llama-3-405b"}
 _PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
 
 

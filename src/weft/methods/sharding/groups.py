@@ -26,10 +26,14 @@ def group_tables(layout: PipelineLayout, sharers: int) -> tuple[GroupTable, Grou
     If `sharers` is the number of replicas, there are no groups of the second kind. Stages with the same
     holders share groups.
     """
-    islands = [islands_of(stage.replicas, sharers) for stage in layout.stages]
+    holders = [stage.replicas for stage in layout.stages]
+    islands = {held: islands_of(held, sharers) for held in set(holders)}
     # Replicas at the same place in their islands have the same shard of a stage.
-    across = [[list(same) for same in zip(*one, strict=True)] if len(one) > 1 else [] for one in islands]
+    across = {
+        held: [list(same) for same in zip(*one, strict=True)] if len(one) > 1 else []
+        for held, one in islands.items()
+    }
     return (
-        replica_groups((GATHER, REDUCE), layout, islands),
-        replica_groups((REDUCE_ACROSS,), layout, across),
+        replica_groups((GATHER, REDUCE), layout, [islands[held] for held in holders]),
+        replica_groups((REDUCE_ACROSS,), layout, [across[held] for held in holders]),
     )

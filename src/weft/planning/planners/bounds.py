@@ -20,6 +20,7 @@ from weft.describe.plan import Recompute
 from weft.describe.prediction import margin_at
 from weft.moves.layout import parts_of, pipeline_of
 from weft.moves.sharers import sharers_of
+from weft.planning.planners.kept_micro_batches import KeptMicroBatches
 from weft.planning.planners.layer_times import LeastCosts
 from weft.planning.planners.space import splits_backward
 from weft.planning.problem import Problem
@@ -32,12 +33,11 @@ from weft.predict.cost.memory import (
     state_bytes,
     with_slack,
 )
-from weft.predict.cost.residency import LIVE_SPREAD, RESIDENT_SPREAD, KeptAway, kept_changes
+from weft.predict.cost.residency import LIVE_SPREAD, RESIDENT_SPREAD, KeptAway
 from weft.program.arrays import Floats, Ints
 from weft.program.buffers import SHARDED_BUFFERS
-from weft.program.kinds import BACKWARD, BACKWARD_INPUT, is_any_of
 from weft.program.schedules import SCHEDULES, get_schedule
-from weft.program.schedules.base import ComputeOrder, Pipeline, placements
+from weft.program.schedules.base import Pipeline, placements
 
 # Shape of a micro-batch, loss, stages, layers per stage: together they decide where the layers are cut.
 _CutKey = tuple[Shape, Loss, int | None, int, tuple[int, ...] | None]
@@ -53,10 +53,6 @@ class Holding:
     @property
     def total(self) -> int:
         return self.resident + self.activations
-
-    def at(self, margin: float) -> int:
-        """Return the total with so many half-widths of the 90 % intervals of both on top."""
-        return self.total + round(margin * (RESIDENT_SPREAD * self.resident + LIVE_SPREAD * self.activations))
 
 
 class LayerBytes(NamedTuple):
@@ -89,7 +85,7 @@ class Bounds:
         self._costs = LeastCosts(problem)
         self._partitions: dict[_CutKey, Ints] = {}
         self._resident_states: dict[tuple[_CutKey, str, int, str, int, tuple[int, ...]], Ints] = {}
-        self._kept: dict[tuple[str, str, Pipeline], list[_Kept]] = {}
+        self._kept: dict[tuple[str, str, Pipeline], KeptMicroBatches] = {}
 
     @property
     def largest_memory_bytes(self) -> int:
@@ -97,11 +93,16 @@ class Bounds:
 
     def may_fit(self, layout: Layout) -> bool:
         """Return True unless a device would hold too much for the largest one, at the problem's risk."""
-        return max(self.held_at_risk(layout)) <= self.largest_memory_bytes
+        return bool(self.held_at_risk(layout).max() <= self.largest_memory_bytes)
 
-    def held_at_risk(self, layout: Layout) -> list[int]:
-        """Return the bytes that each device's holding exceeds with the problem's `memory_risk`."""
-        return [one.at(self._margin) for one in self.holdings(layout)]
+    def held_at_risk(self, layout: Layout) -> Ints:
+        """Return the bytes that each device's holding exceeds with the problem's `memory_risk`.
+
+        They have half-widths of the 90 % intervals of states and activations on top; shape (devices,).
+        """
+        resident, activations = self.holdings(layout)
+        spread = RESIDENT_SPREAD * resident + LIVE_SPREAD * activations
+        return resident + activations + np.rint(self._margin * spread).astype(np.int64)
 
     def layer_seconds(self, layout: Layout) -> list[float]:
         """Return the weights of the layers for balancing stages."""
@@ -155,24 +156,26 @@ class Bounds:
 
     def holding(self, layout: Layout) -> Holding:
         """Return the holding of the fullest device; see `holdings`."""
-        return max(self.holdings(layout), key=lambda holding: holding.total)
+        resident, activations = self.holdings(layout)
+        fullest = int(np.argmax(resident + activations))
+        return Holding(resident=int(resident[fullest]), activations=int(activations[fullest]))
 
-    def holdings(self, layout: Layout) -> list[Holding]:
-        """Return the bytes of states and activations that each device of a pipeline holds at once."""
+    def holdings(self, layout: Layout) -> tuple[Ints, Ints]:
+        """Return the bytes of states, and of activations, that each device of a pipeline holds at once.
+
+        Both have shape (devices,).
+        """
         layers = self._costs.of(layout)
         whole = with_slack(self._by_stage(layout, layers.kept).astype(np.int64))
         left = with_slack(self._as_recomputed(layout, layers.left).astype(np.int64))
         taken = with_slack(self._taken(layout).astype(np.int64))
         left[list(self._away(layout)[1])] = 0
-        return [
-            Holding(resident=resident, activations=kept.most(left, whole, taken))
-            for resident, kept in zip(self._resident(layout).tolist(), self._kept_of(layout), strict=True)
-        ]
+        return self._resident(layout), self._kept_of(layout).most(left, whole, taken)
 
     def most_in_flight(self, layout: Layout) -> Ints:
         """Return the most micro-batches that each device of a pipeline keeps at once, shape (devices,)."""
         one = np.ones(layout.stages, dtype=np.int64)
-        return np.array([kept.most(one, one, 0 * one) for kept in self._kept_of(layout)])
+        return self._kept_of(layout).most(one, one, 0 * one)
 
     def layer_bytes(self, layout: Layout) -> LayerBytes:
         """Return the bytes that each layer holds on a rank of the layout.
@@ -208,7 +211,7 @@ class Bounds:
         show it for weft's own orders, but not for others."""
         if layout.schedule in SCHEDULES:
             return splits_backward(layout.schedule, layout.pp)
-        return any(kept.whole.any() for kept in self._kept_of(layout))
+        return bool(self._kept_of(layout).whole.any())
 
     def _both_s(self, layout: Layout) -> Floats:
         """Return the seconds of one micro-batch forward and backward in each stage, at speed 1."""
@@ -251,15 +254,14 @@ class Bounds:
         """Return the device of each stage on each path, shape (paths, stages)."""
         return placements(get_schedule(layout.schedule), pipeline_of(self._problem.job, layout))
 
-    def _kept_of(self, layout: Layout) -> list[_Kept]:
-        """Return the kept micro-batches of each device of a pipeline."""
+    def _kept_of(self, layout: Layout) -> KeptMicroBatches:
         pipeline = pipeline_of(self._problem.job, layout)
         key = (layout.schedule, str(layout.options), pipeline)
         if key not in self._kept:
             schedule = get_schedule(layout.schedule)
-            self._kept[key] = [
-                _kept(schedule.order(pipeline, device, layout.options)) for device in range(pipeline.devices)
-            ]
+            self._kept[key] = KeptMicroBatches.of(
+                [schedule.order(pipeline, device, layout.options) for device in range(pipeline.devices)]
+            )
         return self._kept[key]
 
     def _by_stage(self, layout: Layout, of_layers: Floats) -> Floats:
@@ -300,40 +302,6 @@ class Bounds:
     def element_bytes(self) -> int:
         """Bytes of one element of a message."""
         return PRECISION_BYTES[self._problem.job.precision]
-
-
-class _Kept(NamedTuple):
-    """Every combination of micro-batches that an order keeps at once. `left` counts those after their forward
-    pass, `whole` those before their weight part. `taken` is 1 for the stage with a backward pass that begins
-    now. All have shape (combinations, stages of the device)."""
-
-    stages: Ints
-    left: Ints
-    whole: Ints
-    taken: Ints
-
-    def most(self, left: Ints, whole: Ints, taken: Ints) -> int:
-        """Return the most bytes at once, from bytes per micro-batch of each stage, of each kind."""
-        mine = self.stages
-        held = self.left @ left[mine] + self.whole @ whole[mine] + self.taken @ taken[mine]
-        return int(held.max(initial=0))
-
-
-def _kept(order: ComputeOrder) -> _Kept:
-    stages, local = np.unique(order.stage, return_inverse=True)
-    changes = np.zeros((len(order.kind), 2, len(stages)), dtype=np.int64)
-    for kind, change in kept_changes(np.array([1, 0]), np.array([0, 1])).items():
-        rows = np.flatnonzero(order.kind == kind)
-        changes[rows, :, local[rows]] = change
-    after = np.cumsum(changes, axis=0)
-    begins = np.zeros((len(order.kind), 1, len(stages)), dtype=np.int64)
-    rows = np.flatnonzero(is_any_of(order.kind, (BACKWARD, BACKWARD_INPUT)))
-    begins[rows, 0, local[rows]] = 1
-    moments = np.concatenate(
-        [np.concatenate([after, 0 * begins], 1), np.concatenate([after - changes, begins], 1)[rows]]
-    )
-    once = np.unique(moments.reshape(len(moments), -1), axis=0)
-    return _Kept(stages, *np.split(once, 3, axis=1))
 
 
 def _by_local_stage(placement: Ints, parameters: Ints, replicas: int) -> Iterator[tuple[Ints, Ints, int]]:

@@ -283,10 +283,15 @@ def replica_groups(
     Stages on the same ranks share groups; a replica in no part has no group.
     """
     numbers: dict[bytes, int] = {}
+    first_on: dict[tuple[tuple[int, ...], ...], int] = {}
     groups: list[tuple[int, ...]] = []
     lanes = len(layout.stages[0].replicas[0])
     table = np.full((len(layout.stages), layout.replicas, lanes), NONE, dtype=np.int64)
     for index, ranks in enumerate(layout.rank_tables):
+        first = first_on.setdefault(layout.stages[index].replicas, index)
+        if first < index and parts[first] == parts[index]:
+            table[index] = table[first]
+            continue
         for replicas in parts[index]:
             for lane in range(lanes):
                 group = ranks[replicas, lane]

@@ -169,7 +169,7 @@ class MixedSpace:
 
     def _held(self, layout: Layout) -> Floats:
         """Return the bytes that each device of a pipeline may hold, without messages; shape (devices,)."""
-        return np.array(self._bounds.held_at_risk(layout), dtype=np.float64)
+        return self._bounds.held_at_risk(layout).astype(np.float64)
 
     def _room(self, layout: Layout) -> Floats:
         """Return the memory of the smallest device at each place of a pipeline, shape (devices,)."""
