@@ -17,14 +17,15 @@ QUESTION = ("plan", "gpt-1m", "--on", "4xv100-32gb", "--precision", "fp16")
 
 
 def test_the_curve_is_printed_and_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    picture = tmp_path / "curve.svg"
-    assert run([*QUESTION, "--curve", "--svg", str(picture)]) == 0
+    picture, page = tmp_path / "curve.svg", tmp_path / "curve.html"
+    assert run([*QUESTION, "--curve", "--svg", str(picture), "--report", str(page)]) == 0
     shown = capsys.readouterr().out
     assert "assumed critical batch" in shown
     assert "least time" in shown
     assert "\u2026" not in shown
-    assert shown.rstrip().endswith(f"wrote {picture}")
+    assert shown.rstrip().endswith(f"wrote {picture}\nwrote {page}")
     ElementTree.parse(picture)
+    assert "assumed critical batch" in page.read_text()
     # One best layout for each batch, after the name of its method.
     assert _layouts(shown) == 5
     assert run([*QUESTION, "--curve", "--all"]) == 0

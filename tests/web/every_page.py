@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from web.lessons import learned
-from web.plans import searched, two_stages
+from web.plans import searched, small_curve, two_stages
 from web.samples import sample_report
 
 from weft.planning.advice import advised
@@ -14,6 +14,7 @@ from weft.planning.report_sections import ChartLine, Section, SectionChart
 from weft.planning.what_if import what_if
 from weft.predict.ledger import Entry
 from weft.web.pages.calibration import ledger_page, lessons_page
+from weft.web.pages.curve import curve_page
 from weft.web.pages.plan import show_page
 from weft.web.pages.report import report_html
 from weft.web.pages.search import plan_page
@@ -38,10 +39,15 @@ def ledger() -> str:
     return ledger_page([entry])
 
 
+def curve() -> str:
+    return curve_page(small_curve(), (4, 64, 4096), 512, ["assumed precision: fp16"])
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "report": report,
     "plan": lambda: show_page(two_stages()),
     "search": search,
+    "curve": curve,
     "corrections": lambda: lessons_page(learned()),
     "ledger": ledger,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from weft.errors import InputError, Violation
 from weft.planning.curve import Curve, CurvePoint, curve, default_cluster_sizes, default_critical_batch
 from weft.planning.problem import Problem
 from weft.web.charts.curve import curve_svg, fitting_methods, relative_time, share_text
+from weft.web.pages.curve import curve_page
 
 
 def curve_record(curve: Curve, devices: Sequence[int], critical_batch: float) -> dict[str, Any]:
@@ -128,9 +130,15 @@ SHOWN_EVERY = 3
 
 
 def show_curve(
-    problem: Problem, *, critical_batch: float | None, every: bool, svg: Path | None, json: bool
+    problem: Problem,
+    *,
+    critical_batch: float | None,
+    every: bool,
+    svg: Path | None,
+    report: Path | None,
+    json: bool,
 ) -> None:
-    """Search the best layouts of all methods, and print or draw them.
+    """Search the best layouts of all methods, print them, and draw them to `svg` and on the page `report`.
 
     The text lists the best layout for each number of samples per device; with `every`, that of each method.
 
@@ -147,18 +155,21 @@ def show_curve(
         answer = curve(problem, report=progress)
     if not any(point.candidate for point in answer.points):
         raise InputError([Violation("no layout fits", point.reason) for point in answer.points[:1]])
-    devices = default_cluster_sizes(problem.job)
-    write_asked([(svg, lambda: curve_svg(answer, devices, critical_batch))])
+    devices, job = default_cluster_sizes(problem.job), problem.job
+    title = f"{job.graph.name} on {job.cluster.name}, {job.precision}"
+    said = [f"assumed {key.replace('_', ' ')}: {text}" for key, text in assumed.items()]
+    drawing = partial(curve_svg, answer, devices, critical_batch, title=title)
+    page = partial(curve_page, answer, devices, critical_batch, said)
+    write_asked([(svg, drawing), (report, page)])
     if json:
         print_json({"assumed": assumed, **curve_record(answer, devices, critical_batch)})
         return
     out = console()
-    job = problem.job
     out.print(
         f"[bold]{job.graph.name}[/bold] on {job.cluster.name}: {job.cluster.ranks} devices, {job.precision}"
     )
-    for key, text in assumed.items():
-        out.print(f"[dim]assumed {key.replace('_', ' ')}: {text}[/dim]")
+    for text in said:
+        out.print(f"[dim]{text}[/dim]")
     out.print("\nutilisation by samples per device: flops of the model over the devices' peak")
     out.print(utilisation_table(answer))
     points = [answer.best(share) for share in answer.samples_per_device]
@@ -171,4 +182,4 @@ def show_curve(
         "1 is the least samples at full utilisation, and a time of 1 is what they take on these devices"
     )
     out.print(trade_off_table(answer, devices[::SHOWN_EVERY], critical_batch))
-    say_written(svg)
+    say_written(svg, report)

@@ -144,7 +144,7 @@ def plan(
         torchtitan-toml (up to 0.2), deepspeed, accelerate. Also slurm, skypilot or k8s, which start weft's
         own runtime.
     report
-        Write a page that shows every layout, step against memory.
+        Write a page that shows every layout, step against memory; with --curve, both charts.
     measure
         Train this many of the best plans on this machine, ten steps each; the fastest is the best.
     curve
@@ -165,7 +165,6 @@ def plan(
         "--compare-sync": compare_sync or None,
         "--emit": emit,
         "--what-if": what_if,
-        "--report": report,
         "--measure": measure,
         "--top": top,
     }
@@ -177,7 +176,8 @@ def plan(
     run = asked_run(source, on, global_batch, sequence, precision, words)
     run = changed(run, {"goal": {"memory_risk": memory_risk}, "cluster": {"without": without}})
     if curve:
-        show_curve(problem_of_run(run), critical_batch=critical_batch, every=all_, svg=svg, json=json)
+        problem = problem_of_run(run)
+        show_curve(problem, critical_batch=critical_batch, every=all_, svg=svg, report=report, json=json)
         return
     if compare is not None:
         never = {

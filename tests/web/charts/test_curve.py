@@ -17,7 +17,7 @@ def test_shares_are_fractions() -> None:
 
 def test_the_picture_has_two_charts_and_a_line_for_every_method() -> None:
     small = small_curve()
-    root = ElementTree.fromstring(curve_svg(small, (4, 64, 4096), 512))
+    root = ElementTree.fromstring(curve_svg(small, (4, 64, 4096), 512, title="small"))
     words = [element.text for element in root.iter(f"{SVG}text")]
     for method in small.methods:
         assert words.count(method.name) == 1

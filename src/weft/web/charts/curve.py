@@ -31,7 +31,9 @@ def fitting_methods(curve: Curve) -> list[Method]:
     return [method for method in curve.methods if curve.utilisation(method.name)]
 
 
-def curve_svg(curve: Curve, devices: Sequence[int], critical_batch: float) -> str:
+def curve_svg(
+    curve: Curve, devices: Sequence[int], critical_batch: float, *, title: str, headed: bool = True
+) -> str:
     """Draw utilisation over samples per device, and cost over time, side by side."""
     job = curve.problem.job
     shares = tuple((share, share_text(share)) for share in curve.samples_per_device)
@@ -52,9 +54,7 @@ def curve_svg(curve: Curve, devices: Sequence[int], critical_batch: float) -> st
             _trade_off_line(curve, method, devices, critical_batch) for method in fitting_methods(curve)
         ),
     )
-    return lines_svg(
-        (utilisation, trade_off), title=f"{job.graph.name} on {job.cluster.name}, {job.precision}"
-    )
+    return lines_svg((utilisation, trade_off), title=title, headed=headed)
 
 
 def _trade_off_line(curve: Curve, method: Method, devices: Sequence[int], critical_batch: float) -> Line:
