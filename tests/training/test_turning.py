@@ -6,8 +6,11 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
+import torch
 from pool import RankError, WorkerPool
 from training.directory.test_resuming import run_file
 from training.test_loop import STEPS, job_of, losses, new_run, plan_of, rows, run_training, tensors
@@ -21,6 +24,7 @@ from weft.describe.units import format_seconds
 from weft.errors import InputError
 from weft.planning.planned import Later
 from weft.run.launch.worker_start import WorkerContext
+from weft.training import loop
 from weft.training.directory.run_directory import PLAN_FILES, RunDirectory
 from weft.training.loop import train
 from weft.training.session import reopen
@@ -61,6 +65,30 @@ def test_a_turn_gives_the_bits_of_a_stop_and_a_resume(worker_pool: WorkerPool, t
     assert ("plan changed", AT_STEP) in events
     assert [name for name, _ in events].count("finished") == 1
     assert json.loads((turned / "result.json").read_text())["steps"] == STEPS
+
+
+# Far more than a plan of the test's model takes.
+PEAK_BYTES = 300_000_000
+
+
+def run_turning_at_a_peak(rank: int, ranks: int, run_dir: Path) -> int:
+    turn = loop._turn
+
+    def turn_at_a_peak(*arguments: Any) -> None:
+        torch.ones(PEAK_BYTES // 4)
+        turn(*arguments)
+
+    with patch.object(loop, "_turn", turn_at_a_peak):
+        return run_turning(rank, ranks, run_dir, BEFORE, AFTER)
+
+
+@pytest.mark.processes
+def test_a_later_plan_has_a_memory_peak_of_its_own(worker_pool: WorkerPool, tmp_path: Path) -> None:
+    run_dir = turning(new_run(tmp_path))
+    assert worker_pool.run(run_turning_at_a_peak, run_dir, ranks=2) == [0, 0]
+    peaks = [row["max_rss_bytes"] for row in rows(run_dir, "metrics.jsonl")]
+    assert max(peaks[AT_STEP:]) < max(peaks[:AT_STEP]) + PEAK_BYTES / 2
+    assert max(json.loads((run_dir / "result.json").read_text())["tensor_bytes"]) < PEAK_BYTES / 2
 
 
 @pytest.mark.processes

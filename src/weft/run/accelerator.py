@@ -103,6 +103,12 @@ def allocated_bytes(device: torch.device) -> int | None:
     return None if device.type == "cpu" else torch.accelerator.max_memory_allocated(device)
 
 
+def forget_allocated(device: torch.device) -> None:
+    """Begin `allocated_bytes` anew, with the bytes that torch holds now."""
+    if device.type != "cpu":
+        torch.accelerator.reset_peak_memory_stats(device)
+
+
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return the tensor on the device; the host does not wait for the copy.
 

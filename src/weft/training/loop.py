@@ -38,6 +38,7 @@ from weft.training.data.reader import (
 from weft.training.data.sampler import SampleLedger, StepSamples
 from weft.training.data.text import Source
 from weft.training.directory.event_words import warnings
+from weft.training.directory.process_memory import ProcessMemory
 from weft.training.directory.run_directory import (
     RunDirectory,
     checkpoint_figures,
@@ -67,20 +68,30 @@ def train(job: PlannedJob, run_dir: Path, context: WorkerContext) -> int:
         InputError: if the task, the optimizer or the plan is refused, or the checkpoint is another run's.
         RunError: if a rank failed, or there are checkpoints and none is whole.
     """
+    memory: ProcessMemory | None = None
     for generation, one in enumerate(job.all):
         if generation:
             _turn(one, run_dir)
-        run = open_run(one, run_dir, context, generation=generation)
-        with beating(run.recorder, run.runtime.notice), run.journal:
-            state = _resume(run, run.newest) if run.newest else _start(run)
-            _tell_data(run, state)
-            stopped_by = _train_steps(run, state)
-            if stopped_by is None and one.later is None:
-                _finish(run, state)
-            run.close()
+        # The run ends with the call, so no tensor of a plan stays under the next one.
+        stopped_by, memory = _train_plan(one, run_dir, context, generation, memory)
         if stopped_by is not None:
             return 128 + stopped_by
     return 0
+
+
+def _train_plan(
+    job: PlannedJob, run_dir: Path, context: WorkerContext, generation: int, former: ProcessMemory | None
+) -> tuple[signal.Signals | None, ProcessMemory]:
+    """Train the steps of one plan; return the signal that stopped them, or None, and its memory."""
+    run = open_run(job, run_dir, context, generation=generation, former=former)
+    with beating(run.recorder, run.runtime.notice), run.journal:
+        state = _resume(run, run.newest) if run.newest else _start(run)
+        _tell_data(run, state)
+        stopped_by = _train_steps(run, state)
+        if stopped_by is None and job.later is None:
+            _finish(run, state)
+        run.close()
+    return stopped_by, run.memory
 
 
 def _turn(job: PlannedJob, run_dir: Path) -> None:

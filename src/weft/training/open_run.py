@@ -87,13 +87,20 @@ class OpenRun:
 
 
 def open_run(
-    job: PlannedJob, run_dir: Path, context: WorkerContext, *, records: bool = True, generation: int = 0
+    job: PlannedJob,
+    run_dir: Path,
+    context: WorkerContext,
+    *,
+    records: bool = True,
+    generation: int = 0,
+    former: ProcessMemory | None = None,
 ) -> OpenRun:
     """Check a planned job, on all ranks, and open its run for the next step; every rank calls it.
 
     Args:
         records: keep measured times, in place of an earlier start's.
         generation: the number of runs that these processes have opened before.
+        former: the memory of the last of them.
 
     Raises:
         InputError: if the plan, a logger, the optimizer, the task or the newest checkpoint is refused.
@@ -110,7 +117,7 @@ def open_run(
     require_verified([program, evaluation], verified)
     checkpoint_ranks = Attendance()
     task = _open_task(job, checkpoint_ranks)
-    memory = ProcessMemory(torch.device(context.device))
+    memory = ProcessMemory(torch.device(context.device), former)
     journal = Journal(run_dir, writes=context.rank == 0, memory=memory)
     newest = _newest_checkpoint(job, run_dir / "checkpoints", journal, checkpoint_ranks)
     # The job's own group would time out: some ranks read initial weights far longer than others.

@@ -12,7 +12,7 @@ from weft.run.runtime import Numbers, StepResult
 from weft.run.streams import Value
 from weft.training.directory.event_words import warnings
 from weft.training.directory.journal import Journal
-from weft.training.directory.process_memory import ProcessMemory, peak_memory
+from weft.training.directory.process_memory import ProcessMemory
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.loggers.feed import Feeds
 
@@ -156,12 +156,14 @@ def test_the_memory_of_accelerators_is_told_beside_that_of_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.accelerator.max_memory_allocated", lambda device: 7_000)
+    monkeypatch.setattr("torch.accelerator.reset_peak_memory_stats", lambda device: None)
     device = torch.device("cuda:0")
-    journal = Journal(tmp_path, writes=True, memory=ProcessMemory(device))
+    memory = ProcessMemory(device)
+    journal = Journal(tmp_path, writes=True, memory=memory)
     journal.step(done(0), step_s=1.0)
-    journal.finish(tokens_per_step=1, memory=[peak_memory(device), peak_memory(device)])
+    journal.finish(tokens_per_step=1, memory=[memory.peaks(), memory.peaks()])
     (row,) = RunDirectory(tmp_path).metrics()
     assert row["max_device_bytes"] == 7_000
     assert row["max_rss_bytes"] == row["tensor_bytes"] + row["library_bytes"] > 10**7
     assert result(tmp_path)["max_device_bytes"] == [7_000, 7_000]
-    assert "max_device_bytes" not in peak_memory(torch.device("cpu"))
+    assert "max_device_bytes" not in ProcessMemory(torch.device("cpu")).peaks()
