@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from hugging_face_jobs import model_folder, small, whole_model
 from installing import ROOT
 from pool import WorkerPool
 from pooled_runs import trained
+from safetensors.torch import save_file
 
 from docs.walkthrough import FENCED, answer
 from weft.describe.run_file import parse_run
@@ -31,53 +33,32 @@ class Elsewhere(NamedTuple):
     test: str
 
 
-END_TO_END = "tests/test_end_to_end.py::test_a_run_from_the_command_line_and_its_resumption"
 ELSEWHERE: Mapping[str, Elsewhere] = {
     "weft measure gpt-1m": Elsewhere(
-        "measures for a minute",
+        "measures for a minute of a core",
         "tests/capture/test_capture.py::test_a_profile_covers_every_kind_and_its_memory_is_the_predicted_one",
     ),
     "weft measure --nodes cluster.toml": Elsewhere(
-        "starts a rank on every node",
+        "needs a launcher that starts it on every node",
         "tests/capture/test_nodes.py::test_the_command_keeps_the_links_in_a_file_for_plans",
-    ),
-    "weft plan run.toml --measure 4": Elsewhere(
-        "trains", "tests/training/test_trials.py::test_the_best_plan_trains_and_its_measurement_is_kept"
     ),
     "python benchmarks/peers.py gpt2 --on 16xa100-80gb --compare weft,uniform --calculon calculon": Elsewhere(
         "needs a clone of Calculon",
         "tests/benchmarks/test_peers.py::test_one_script_takes_a_question_and_one_leaves_out_what_is_not_named",
     ),
-    "weft train run.toml": Elsewhere("trains", END_TO_END),
-    "weft train plan.json": Elsewhere("trains", "tests/docs/test_readme.py::folder"),
-    "weft train runs/run": Elsewhere("trains", END_TO_END),
-    "weft train run.toml --watch": Elsewhere("trains", END_TO_END),
     "weft watch": Elsewhere(
-        "serves a page until it is stopped",
+        "serves a page on a port of its own until it is stopped",
         "tests/watch/test_server.py::test_the_command_prints_its_address_and_ends_on_a_signal",
-    ),
-    "weft export runs/run adapter --adapter": Elsewhere(
-        "needs a run with adapters",
-        "tests/methods/test_lora_runs.py::test_a_run_resumes_to_the_same_bits_and_its_base_stays",
-    ),
-    "weft eval runs/run": Elsewhere(
-        "starts workers",
-        "tests/training/evaluation/test_evaluate.py::test_a_language_model_is_told_its_perplexity",
     ),
     'sudo env "PATH=$PATH" weft lab cluster.toml -- weft train run.toml --on cluster.toml': Elsewhere(
         "needs root", "tests/lab/test_lab.py::test_ranks_meet_on_their_nodes"
     ),
 }
-BEFORE = (
-    "weft init run.toml",
-    "weft plan run.toml --out plan.json",
-    "weft plan run.toml --pp 2 --dp 1 --out other.json",
-    "weft plan small.toml --out small.json",
-)
-# A small job, so that its run takes few steps.
+BEFORE = ("weft plan run.toml --out plan.json", "weft plan run.toml --pp 2 --dp 1 --out other.json")
+# A small job, so that its runs take few steps.
 RUN = """
 [model]
-preset = "gpt-1m"
+{model}
 [task]
 data = "text.txt"
 sequence = 32
@@ -85,10 +66,10 @@ sequence = 32
 global_batch = 4
 steps = 8
 precision = "fp32"
-[plan]
-pp = 1
-dp = 2
+{plan}
 """
+# The run that the table names has adapters, which one of its rows exports.
+ADAPTED = RUN.format(model='hf = "base"\nweights = true', plan="[plan]\npp = 1\ndp = 2\n[lora]\nrank = 4")
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +84,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory, worker_pool: WorkerPool) ->
         (file,) = (block[3] for block in FENCED.finditer(page) if block[2] == "ds_config.json")
         (folder / "ds_config.json").write_text(file)
         (folder / "text.txt").write_text("The sheep of the hills are counted twice. " * 200)
-        (folder / "small.toml").write_text(RUN)
+        (folder / "run.toml").write_text(RUN.format(model='preset = "gpt-1m"', plan=""))
+        base = small("llama")
+        model_folder(folder / "base", base)
+        weights = {name: one.contiguous() for name, one in whole_model(base).state_dict().items()}
+        save_file(weights, folder / "base" / "model.safetensors")
+        (folder / "adapted.toml").write_text(ADAPTED)
         for command in BEFORE:
             assert answer(command)[0] == 0
-        trained(worker_pool, folder / "small.json", directory=folder / "runs" / "run")
+        trained(worker_pool, folder / "adapted.toml", directory=folder / "runs" / "run")
     return folder
 
 
+@pytest.mark.processes
+@pytest.mark.usefixtures("warm_starts")
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command not in ELSEWHERE])
 def test_a_command_runs_literally(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
