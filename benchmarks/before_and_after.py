@@ -224,7 +224,7 @@ def command(checkout: Path, folder: Path, *words: str) -> str:
     # Measurements of this machine must not get into one of them and not the other.
     environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "WEFT_HOME": str(folder / "home")}
     called = subprocess.run(
-        [sys.executable, "-m", "weft.cli.main", *words],
+        [sys.executable, "-m", "weft", *words],
         cwd=folder,
         env=environment,
         capture_output=True,

@@ -122,7 +122,7 @@ def figures(pairs: list[tuple[Trained, Trained]]) -> dict[str, Value]:
 def train(folder: Path, steps: int, keys: str) -> Trained:
     (folder / "run.toml").write_text(RUN.format(steps=steps) + keys)
     with tempfile.TemporaryDirectory(dir=folder) as directory:
-        command = [sys.executable, "-m", "weft.cli.main", "train", "run.toml", "--directory", directory]
+        command = [sys.executable, "-m", "weft", "train", "run.toml", "--directory", directory]
         environment = os.environ | {"WEFT_HOME": str(folder / "home")}
         subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
         run = Path(directory)

@@ -51,7 +51,7 @@ Outcome = tuple[dict[int, float], dict[str, bytes]]
 
 
 def train(source: Path, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "weft.cli.main", "train", str(source), *options, "--json"]
+    command = [sys.executable, "-m", "weft", "train", str(source), *options, "--json"]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 

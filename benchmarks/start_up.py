@@ -63,7 +63,7 @@ def commands(report: Report) -> None:
         empty_s = timed(lambda: python("-c", "pass")).value
         whole = timed(lambda: python("-c", "import weft"), target_s=0.3)
         report.add(name, whole.changed(lambda seconds: seconds - empty_s))
-    plan = ("-m", "weft.cli.main", "plan", "llama-13b", "--on", "64xa100-80gb")
+    plan = ("-m", "weft", "plan", "llama-13b", "--on", "64xa100-80gb")
     fresh = "a fresh process"
     report.time(f"weft plan llama-13b --on 64xa100-80gb, {fresh}", lambda: python(*plan), 3, target_s=5.0)
     report.time(

@@ -140,7 +140,7 @@ class Contender:
         }
         run = out / "run.toml"
         run.write_text("\n".join(table_text(f"[{name}]", table) for name, table in tables.items()))
-        command = ["-m", "weft.cli.main", "train", str(run), "--directory", str(out / "run")]
+        command = ["-m", "weft", "train", str(run), "--directory", str(out / "run")]
         began_s, peak_bytes = watched(command, out)
         rows = rows_of(out / "run" / "metrics.jsonl")
         losses = [row["loss"] for row in rows[-LOG_EVERY:]]

@@ -68,7 +68,7 @@ def figures(viewers: int, phase_s: float) -> dict[str, Value]:
     with tempfile.TemporaryDirectory() as folder:
         file, directory = Path(folder) / "run.toml", Path(folder) / "run"
         file.write_text(RUN)
-        train = [sys.executable, "-m", "weft.cli.main", "train", str(file), "--directory", str(directory)]
+        train = [sys.executable, "-m", "weft", "train", str(file), "--directory", str(directory)]
         with subprocess.Popen(train, stdout=subprocess.DEVNULL) as training:
             try:
                 return beside(directory, viewers, phase_s)
@@ -83,7 +83,7 @@ def beside(directory: Path, viewers: int, phase_s: float) -> dict[str, Value]:
         time.sleep(0.5)
         run.look()
     server = subprocess.Popen(
-        [sys.executable, "-m", "weft.cli.main", "watch", str(directory), "--port", "0"],
+        [sys.executable, "-m", "weft", "watch", str(directory), "--port", "0"],
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -1,7 +1,7 @@
 """Processes of Python that start warm: copies of a template that has imported weft and torch already.
 
     with Template.start() as template, template.warming():
-        subprocess.run([sys.executable, "-m", "weft.cli.main", "runs"])
+        subprocess.run([sys.executable, "-m", "weft", "runs"])
 
 An import of weft's runtime takes five seconds of a core, a copy (fork) hundredths of one. A template runs no
 thread and no code of a test. To the process that asks for it, a copy is like any other process that it

@@ -164,7 +164,7 @@ def trained(device: str, job: dict[str, dict[str, Any]], plan: dict[str, Any], r
     with tempfile.TemporaryDirectory(prefix="weft-many-") as folder:
         run, directory = Path(folder) / "run.toml", Path(folder) / "run"
         run.write_text("\n".join(table_text(f"[{name}]", table) for name, table in tables.items()))
-        command = [sys.executable, "-m", "weft.cli.main", "train", str(run), "--directory", str(directory)]
+        command = [sys.executable, "-m", "weft", "train", str(run), "--directory", str(directory)]
         if device == "cpu":
             command = ["taskset", "-c", devices, *command]
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": devices, "WEFT_HOME": f"{folder}/home"}

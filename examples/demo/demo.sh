@@ -9,7 +9,7 @@ export WEFT_HOME=${WEFT_HOME:-$PWD/runs/home}
 
 weft() {
     printf '\n$ weft %s\n' "$*"
-    "$PYTHON" -m weft.cli.main "$@"
+    "$PYTHON" -m weft "$@"
 }
 
 weft measure gpt-1m --sequence 256

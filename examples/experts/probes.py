@@ -26,7 +26,7 @@ def probes(run: Path, python: Path) -> dict[str, float]:
 
     folder = run / "export"
     if not folder.exists():
-        words = [sys.executable, "-m", "weft.cli.main", "export", str(run), str(folder)]
+        words = [sys.executable, "-m", "weft", "export", str(run), str(folder)]
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.no_grad():

@@ -157,7 +157,7 @@ def _weft(*words: str) -> None:
     # Two trainings share the cores of a small machine: each computes on one thread.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "weft.cli.main", *words], env=environment, capture_output=True, text=True
+        [sys.executable, "-m", "weft", *words], env=environment, capture_output=True, text=True
     )
     if done.returncode:
         raise SystemExit(f"weft {' '.join(words)}: {done.stderr.strip()}")

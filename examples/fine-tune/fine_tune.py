@@ -58,7 +58,7 @@ def stand_in(folder: Path) -> Path:
 
 def weft(*words: str) -> None:
     print("$ weft", *words, flush=True)
-    subprocess.run([sys.executable, "-m", "weft.cli.main", *words], check=True)
+    subprocess.run([sys.executable, "-m", "weft", *words], check=True)
 
 
 def main() -> None:

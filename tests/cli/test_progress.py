@@ -44,7 +44,7 @@ def on_a_terminal(*arguments: str) -> tuple[str, str]:
     """Return what a command writes to standard output, and to a terminal as standard error."""
     mine, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-    command = [sys.executable, "-m", "weft.cli.main", *arguments]
+    command = [sys.executable, "-m", "weft", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment) as process:
         os.close(theirs)
         told = all_told(mine)
@@ -116,7 +116,7 @@ def test_a_terminal_is_told_of_the_search_of_every_command_that_plans_a_run(
 
 
 def test_a_pipe_is_told_nothing() -> None:
-    command = [sys.executable, "-m", "weft.cli.main", *PLAN]
+    command = [sys.executable, "-m", "weft", *PLAN]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ended.stderr == ""
 

@@ -52,7 +52,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
     def begin(directory: Path, every: int = 100000) -> subprocess.Popen[str]:
         (tmp_path / "run.toml").write_text(RUN.format(data=tmp_path / "texts", every=every))
-        words = [sys.executable, "-m", "weft.cli.main", "train", str(tmp_path / "run.toml"), "--directory"]
+        words = [sys.executable, "-m", "weft", "train", str(tmp_path / "run.toml"), "--directory"]
         started.append(
             subprocess.Popen(
                 [*words, str(directory)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True

@@ -84,7 +84,7 @@ def test_a_mistake_is_one_line(
 
 def test_a_terminal_follows_the_run_until_ctrl_c(grown: GrowingRun) -> None:
     mine, theirs = pty.openpty()
-    command = interruptible("-m", "weft.cli.main", "watch", str(grown.path), "--terminal")
+    command = interruptible("-m", "weft", "watch", str(grown.path), "--terminal")
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "60"}
     with subprocess.Popen(
         command, stdout=theirs, stderr=subprocess.PIPE, env=environment, text=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -23,6 +24,7 @@ from weft.errors import InputError
 from weft.lab.cgroups import find_controller
 from weft.lab.lab import open_lab
 from weft.lab.network import lab_namespaces
+from weft.lab.place import VARIABLE
 from weft.lab.scheme import HUB_ADDRESS
 
 pytestmark = pytest.mark.processes
@@ -126,7 +128,7 @@ def test_a_spinning_rank_gets_its_quota() -> None:
 
 def start(path: Path, *command: str) -> subprocess.Popen[str]:
     """`weft lab` of a cluster whose command has begun."""
-    words = interruptible("-m", "weft.cli.main", "lab", str(path), "--", "sh", "-c", *command)
+    words = interruptible("-m", "weft", "lab", str(path), "--", "sh", "-c", *command)
     lab = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert lab.stdout is not None
     assert lab.stdout.readline().startswith("begun ")
@@ -143,6 +145,13 @@ def runs(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def test_a_command_inside_is_told_the_path_of_the_labs_file(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(to_toml(mixed()))
+    words = [sys.executable, "-m", "weft", "lab", "c.toml", "--", "printenv", VARIABLE]
+    told = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    assert json.loads(told.stdout)["named"] == str(tmp_path / "c.toml")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

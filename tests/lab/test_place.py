@@ -16,7 +16,7 @@ from weft.run.launch.workers import launch_workers
 
 def places(folder: Path) -> LabPlaces:
     rank = Place(str(folder / "namespace"), str(folder / "gone" / "cgroup.procs"), (0,))
-    return LabPlaces(str(folder), "10.213.0.254", "weft0", (rank, rank), to_toml(mixed()))
+    return LabPlaces(str(folder), "10.213.0.254", "weft0", (rank, rank), to_toml(mixed()), "/lab/mixed.toml")
 
 
 def test_the_variable_holds_all_of_it(tmp_path: Path) -> None:
@@ -55,5 +55,8 @@ def test_a_job_for_other_devices_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv(VARIABLE, places(tmp_path).to_text())
     assert lab_cluster() == mixed()
     require_lab_devices(mixed(bytes_per_s=1.9e7))
-    with pytest.raises(InputError, match="'mixed' has other devices than the lab, which emulates 'mixed'"):
+    words = (
+        r"'mixed' has other devices than the lab, which emulates 'mixed' \(nearest valid: /lab/mixed.toml\)"
+    )
+    with pytest.raises(InputError, match=words):
         require_lab_devices(mixed([1.0, 0.5, 0.5]))

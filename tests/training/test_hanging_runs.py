@@ -28,7 +28,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
 def training(directory: RunDirectory, hang: str) -> Iterator[subprocess.Popen[str]]:
     tables = f"[checkpoint]\nevery = 1000\n[report]\nhang = '{hang}'\nhang_after_s = 4\n"
     run_file = write_run_file(directory.path.parent, steps=200, tables=tables)
-    with process("-m", "weft.cli.main", "train", run_file, "--directory", directory.path) as launcher:
+    with process("-m", "weft", "train", run_file, "--directory", directory.path) as launcher:
         yield launcher
 
 

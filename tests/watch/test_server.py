@@ -186,7 +186,7 @@ def test_the_command_prints_its_address_and_ends_on_a_signal(
     runs: list[GrowingRun], number: signal.Signals
 ) -> None:
     """Also with a viewer whose stream is open."""
-    command = interruptible("-m", "weft.cli.main", "watch", str(runs[0].path.parent), "--port", "0")
+    command = interruptible("-m", "weft", "watch", str(runs[0].path.parent), "--port", "0")
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
     ) as process:

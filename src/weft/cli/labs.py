@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -42,7 +43,9 @@ def lab(
     if not command:
         raise InputError(Violation("lab", "no command given: weft lab CLUSTER.toml -- COMMAND"))
     described = parse_cluster(cluster)
-    with terminable(), open_lab(described) as opened:
+    # A command may work in another folder.
+    named = str(Path(cluster).resolve()) if Path(cluster).exists() else cluster
+    with terminable(), open_lab(described, named) as opened:
         _say(described, opened.scheme)
         return (run_on_nodes if per_node else run_launcher)(opened, command)
 

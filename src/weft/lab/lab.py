@@ -62,8 +62,10 @@ class Lab:
 
 
 @contextlib.contextmanager
-def open_lab(cluster: Cluster) -> Iterator[Lab]:
+def open_lab(cluster: Cluster, named: str | None = None) -> Iterator[Lab]:
     """Open the lab of this process, one at a time. At the block's end, remove it with all its processes.
+
+    `named` is an expression or an absolute path that names the cluster to commands inside; default: its name.
 
     Raises:
         InputError: when no lab can emulate the cluster, or this system cannot run a lab.
@@ -74,7 +76,7 @@ def open_lab(cluster: Cluster) -> Iterator[Lab]:
     sweep(controller)
     try:
         make_network(scheme)
-        yield _placed(scheme, controller, to_toml(cluster))
+        yield _placed(scheme, controller, to_toml(cluster), named or cluster.name)
     finally:
         controller.remove(scheme.name)
         remove_namespaces(scheme.pid)
@@ -117,7 +119,7 @@ def sweep(controller: Controller) -> list[str]:
     return names
 
 
-def _placed(scheme: Scheme, controller: Controller, cluster: str) -> Lab:
+def _placed(scheme: Scheme, controller: Controller, cluster: str, named: str) -> Lab:
     every = tuple(sorted(os.sched_getaffinity(0)))
 
     def place(name: str, quota: float | None, cores: tuple[int, ...], namespace: str = "") -> Place:
@@ -143,6 +145,7 @@ def _placed(scheme: Scheme, controller: Controller, cluster: str) -> Lab:
             interface=INTERFACE,
             ranks=ranks,
             cluster=cluster,
+            named=named,
         ),
     )
 

@@ -56,13 +56,14 @@ def enter_namespace(path: Path) -> None:
 @dataclass(frozen=True, slots=True)
 class LabPlaces:
     """A lab's data for launchers inside it: the bridge's namespace and address, and the nodes' interface.
-    Also a place for every rank, and the text of the cluster's file."""
+    Also a place for every rank, and the text of the cluster's file, with the words that name the cluster."""
 
     hub: str
     hub_address: str
     interface: str
     ranks: tuple[Place, ...]
     cluster: str
+    named: str
 
     def to_text(self) -> str:
         """Return the content of the variable, in JSON."""

@@ -110,7 +110,7 @@ def test_a_second_run_in_a_directory_is_refused_and_touches_nothing(
 ) -> None:
     run_dir = run_file.parent / "run"
     first_checkpoint = run_dir / "checkpoints" / "step-00000002" / "manifest.json"
-    command = ("-m", "weft.cli.main", "train", run_file, "--directory", run_dir)
+    command = ("-m", "weft", "train", run_file, "--directory", run_dir)
     with process(*command) as first:
         metrics = run_dir / "metrics.jsonl"
         wait_for(lambda: first_checkpoint.exists() and metrics.read_text().count("\n") == 2, first)
