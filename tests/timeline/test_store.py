@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +43,24 @@ def test_what_is_written_reads_back(tmp_path: Path, timeline: Timeline) -> None:
     write_timeline(tmp_path / "t.parquet", named)
     assert_equal(read_timeline(tmp_path / "t.parquet"), named)
     assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]
+
+
+READ_AGAIN = """
+import sys
+from pathlib import Path
+from weft.timeline.store import read_timeline, write_timeline
+write_timeline(Path(sys.argv[1]), read_timeline(Path(sys.argv[1])))
+print("pandas" in sys.modules)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(find_spec("pandas") is None, reason="needs pandas, which Arrow would import")
+def test_a_file_is_read_and_written_without_an_import_of_pandas(tmp_path: Path, timeline: Timeline) -> None:
+    write_timeline(tmp_path / "t.parquet", timeline)
+    command = [sys.executable, "-c", READ_AGAIN, str(tmp_path / "t.parquet")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
+    assert_equal(read_timeline(tmp_path / "t.parquet"), timeline)
 
 
 def test_an_empty_timeline_reads_back(tmp_path: Path, timeline: Timeline) -> None:

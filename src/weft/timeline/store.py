@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -28,10 +29,10 @@ def write_timeline(path: Path, timeline: Timeline) -> None:
     names = _names()
     columns = {
         column: pa.DictionaryArray.from_arrays(
-            pa.array(getattr(timeline, column), type=pa.int32()), pa.array(names[column])
+            _integers(getattr(timeline, column).astype(np.int32)), _words(names[column])
         )
         if column in _NAMED
-        else pa.array(getattr(timeline, column))
+        else _integers(getattr(timeline, column))
         for column in TIMELINE_COLUMNS
     }
     metadata = {
@@ -46,6 +47,19 @@ def write_timeline(path: Path, timeline: Timeline) -> None:
         pq.write_table(table, unfinished, write_page_checksum=True)
 
 
+# `pa.array`, `pq.read_table` and `to_numpy` import pandas where it is installed, though no value is pandas'.
+# Nothing here calls them, because the import takes far longer than a file.
+def _integers(values: npt.NDArray[Any]) -> pa.Array:
+    held = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, held])
+
+
+def _words(words: Sequence[str]) -> pa.Array:
+    encoded = [word.encode() for word in words]
+    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    return pa.StringArray.from_buffers(len(words), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
+
+
 def read_timeline(path: Path) -> Timeline:
     """Read a file of `write_timeline`.
 
@@ -55,7 +69,8 @@ def read_timeline(path: Path) -> Timeline:
     if not path.is_file():
         raise InputError(Violation(str(path), "no such timeline file"))
     try:
-        return _timeline(path, pq.read_table(path, page_checksum_verification=True))
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            return _timeline(path, file.read())
     except InputError:
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError, IndexError, KeyError) as error:
@@ -83,7 +98,8 @@ def _timeline(path: Path, table: pa.Table) -> Timeline:
 def _numbers(path: Path, column: str, values: pa.ChunkedArray) -> Any:
     if column in _NAMED:
         return _codes(path, column, values, _names()[column])
-    return values.to_numpy().astype(np.uint64 if column == "id" else np.int64, casting="safe")
+    numbers = np.from_dlpack(values.combine_chunks())
+    return numbers.astype(np.uint64 if column == "id" else np.int64, casting="safe")
 
 
 def _names() -> dict[str, Sequence[str]]:
@@ -119,7 +135,8 @@ def _codes(path: Path, column: str, names: pa.ChunkedArray, known: Sequence[str]
         encoded = encoded.dictionary_encode()
     code = {name: index for index, name in enumerate(known)}
     words = encoded.dictionary.to_pylist()
-    used = np.unique(encoded.indices.to_numpy())
+    indices = np.from_dlpack(encoded.indices)
+    used = np.unique(indices)
     unknown = [str(words[index]) for index in used if words[index] not in code]
     if unknown:
         raise InputError(
@@ -129,5 +146,5 @@ def _codes(path: Path, column: str, names: pa.ChunkedArray, known: Sequence[str]
             ]
         )
     table = np.array([code.get(word, -1) for word in words], dtype=np.int64)
-    codes: Ints = table[encoded.indices.to_numpy()]
+    codes: Ints = table[indices]
     return codes
