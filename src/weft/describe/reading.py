@@ -89,7 +89,10 @@ def violations_of(error: ValidationError, where: str, model: type[BaseModel]) ->
             known = _fields_at(model, location[:-1])
             key = str(location[-1])
             allowed = f"; allowed are {', '.join(known)}" if known else ""
-            violations.append(Violation(place, f"unknown key{allowed}", nearest(key, known)))
+            tables = ", ".join(_tables_with(model, key))
+            elsewhere = f"; it is a key of {tables}" if tables else ""
+            near = "" if tables else nearest(key, known)
+            violations.append(Violation(place, f"unknown key{allowed}{elsewhere}", near))
         elif item["type"] == "missing":
             violations.append(Violation(place, "missing"))
         elif item["loc"][-1:] in _ALTERNATIVES:
@@ -114,6 +117,8 @@ def _wrong_value(place: str, given: object, message: str, context: Mapping[str, 
             part.strip("'") for part in str(context.get("expected", "")).replace(" or ", ", ").split(", ")
         ]
         near = nearest(given, options)
+        if given.isdecimal() and "integer" in message:
+            near = given
     elif isinstance(given, int | float) and "ge" in context:
         near = str(context["ge"])
     return Violation(place, f"{shown(given)}: {_in_words(message)}", near)
@@ -152,6 +157,17 @@ def _fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[
             return []
         model = tables[0]
     return [name for name, _ in _aliases(model)]
+
+
+def _tables_with(model: type[BaseModel], key: str) -> list[str]:
+    """Return the tables right below `model` that have a key, as files head them."""
+    return [
+        f"[{name}]"
+        for name, annotation in _aliases(model)
+        if any(
+            key in _fields_at(inner, ()) for inner in _types_in(annotation) if issubclass(inner, BaseModel)
+        )
+    ]
 
 
 def _aliases(model: type[BaseModel]) -> list[tuple[str, Any]]:

@@ -65,6 +65,11 @@ def test_idle_devices_and_prices_have_rows(tmp_path) -> None:
     # A node that is used in part is paid for as a whole.
     price = 6 * 2.0 * job.prediction.step_s / 3600 / tokens * 1e6
     assert f"{price:.3g} per million tokens" in text
+    assert "of the nodes in use alone" not in text
+    cluster.write_text(cluster.read_text().replace("count = 1", "count = 2"))
+    job = planned(str(cluster), pp=1, dp=4)
+    price = 6 * 2.0 * job.prediction.step_s / 3600 / tokens * 1e6
+    assert f"{price:.3g} per million tokens, of the nodes in use alone" in " ".join(lines_of(job, width=200))
 
 
 def test_a_run_file_of_this_machine_is_trained_next() -> None:

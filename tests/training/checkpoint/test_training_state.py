@@ -89,3 +89,8 @@ def test_another_plan_of_the_same_job_may_go_on_while_steps_are_left() -> None:
     require_steps_left(SAVED, SAVED, 7)
     with pytest.raises(InputError, match=r"train\.steps: 7; 7 are done, .* \(nearest valid: 8\)"):
         require_steps_left(begin, SAVED, 7)
+
+
+def test_a_run_does_not_end_before_the_steps_that_it_has_done() -> None:
+    with pytest.raises(InputError, match=r"train\.steps: 6; 7 are done \(nearest valid: 7\)"):
+        require_steps_left(SAVED, SAVED, 6)

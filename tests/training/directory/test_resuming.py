@@ -154,6 +154,9 @@ def test_contradicting_directories_are_refused(tmp_path: Path, started: Path) ->
     assert "resume goes with a run file" in line
     (line,) = refusals(tmp_path / "first.toml", resume=tmp_path / "absent")
     assert "not a run directory" in line
+    # A folder of runs is named in place of one of them.
+    with pytest.raises(InputError, match=rf"it has no run.toml \(nearest valid: {started}\)"):
+        RunDirectory(started.parent).require()
 
 
 def test_the_command_refuses_in_one_line(

@@ -105,9 +105,12 @@ def _best(planned: PlannedJob, fewer: FewerNodes | None) -> Iterator[tuple[str, 
         yield "idle", Text(idle, style="yellow")
     if fewer is not None:
         yield "nodes", Text(fewer.words, style="yellow")
-    price = cost_words(problem, prediction.step_s, planned.plan.ranks)
+    price, of_all = (
+        cost_words(problem, prediction.step_s, ranks)
+        for ranks in (planned.plan.ranks, problem.job.cluster.ranks)
+    )
     if price is not None:
-        yield "cost", Text(price)
+        yield "cost", Text(price if price == of_all else f"{price}, of the nodes in use alone")
 
 
 def alternatives_table(others: Sequence[Alternative]) -> Table:

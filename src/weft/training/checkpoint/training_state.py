@@ -85,11 +85,13 @@ def require_same_job(expected: TrainingState, saved: TrainingState, where: str) 
 
 
 def require_steps_left(expected: TrainingState, saved: TrainingState, steps: int) -> None:
-    """Refuse another plan for a run without remaining steps: it would train nothing.
+    """Refuse fewer steps than a run has done, and another plan for a run without remaining steps.
 
     Raises:
         InputError: naming the steps.
     """
+    if saved.step > steps:
+        raise InputError(Violation("train.steps", f"{steps}; {saved.step} are done", str(saved.step)))
     if expected.plan_id != saved.plan_id and saved.step >= steps:
         problem = f"{steps}; {saved.step} are done, so that nothing is left to train under another plan"
         raise InputError(Violation("train.steps", problem, str(saved.step + 1)))

@@ -94,11 +94,12 @@ class RunDirectory:
         """Refuse a path that is not a run directory.
 
         Raises:
-            InputError: naming the missing file.
+            InputError: naming the missing file, and a run in the folder.
         """
         for name in ("run.toml", "plan.json"):
             if not (self.path / name).exists():
-                raise InputError(Violation(str(self.path), f"not a run directory: it has no {name}"))
+                near = min(map(str, (found.parent for found in self.path.glob("*/plan.json"))), default="")
+                raise InputError(Violation(str(self.path), f"not a run directory: it has no {name}", near))
 
     def finish(self, file: PlanFile, program: Program) -> dict[str, Any]:
         """Merge the workers' files into `measured.parquet`, `trace.json` and `summary.json`.
