@@ -33,7 +33,10 @@ class PipelineWork(NamedTuple):
 
 def pipeline_works(layout: PipelineLayout, taken: Sequence[tuple[int, ...]]) -> tuple[PipelineWork, ...]:
     """Return the work of each pipeline; `taken` has its steps of a cycle."""
-    return tuple(map(PipelineWork, layout.pipeline_micro_batches, taken))
+    each = list(zip(layout.pipeline_micro_batches, taken, strict=True))
+    # Thousands of pipelines share few kinds of work.
+    made = {work: PipelineWork(*work) for work in set(each)}
+    return tuple(made[work] for work in each)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -192,14 +192,11 @@ def _path_problems(layout: PipelineLayout) -> list[Violation]:
     if layout.paths < 1 or layout.replicas % layout.paths:
         problem = f"{layout.replicas} replicas are not whole pipelines of {layout.paths} paths each"
         return [Violation("layout", problem)]
-    shares = [
-        layout.micro_batches[first : first + layout.paths]
-        for first in range(0, layout.replicas, layout.paths)
-    ]
+    shares = zip(*[iter(layout.micro_batches)] * layout.paths, strict=True)
     return [
         Violation(f"pipeline {pipeline}", f"its paths must have equal micro-batches, not {list(share)}")
         for pipeline, share in enumerate(shares)
-        if len(set(share)) > 1
+        if share.count(share[0]) < len(share)
     ]
 
 
