@@ -9,7 +9,7 @@ from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import DENSE, Layout
 from weft.describe.loss_choice import other_choices
-from weft.describe.plan import GRADIENT_NORM, LayerChoice, Plan
+from weft.describe.plan import GRADIENT_NORM, SCALED, LayerChoice, Plan
 from weft.describe.plan_file import PlanRule
 from weft.errors import InputError, Violation
 from weft.methods.bubble_filling.options import NAME as BUBBLES
@@ -31,6 +31,7 @@ def _problems(
     splits: int,
     shares: set[int],
     sync: str,
+    precision: str,
     others: list[str],
 ) -> Iterator[Violation]:
     """Yield why a layout or a plan cannot take the curvature of its layers."""
@@ -48,6 +49,8 @@ def _problems(
         yield Violation("micro_batches_per_replica", problem, "leave it out")
     if sync != DENSE:
         yield Violation("sync", f"{sync}: replicas add up whole gradients before they step", DENSE)
+    if precision in SCALED:
+        yield Violation("precision", f"{precision}: losses have a factor that changes", "bf16")
     if others:
         yield Violation("methods", f"{', '.join(others)}: not with inverse curvature", "leave it out")
 
@@ -69,6 +72,7 @@ def _of_layout(job: Job, layout: Layout) -> str | None:
         splits=max(layout.splits, default=1),
         shares=set(shares_of(job, layout)),
         sync=layout.sync,
+        precision=job.precision,
         others=_others([one.name for one in methods], job.layer_choices),
     )
     first = next(found, None)
@@ -94,6 +98,7 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
         splits=max(stage.splits for stage in plan.stages),
         shares={replica.micro_batches for stage in plan.stages for replica in stage.replicas},
         sync=plan.sync.name,
+        precision=plan.precision,
         others=_others([one.name for one in plan.methods], plan.layer_choices),
     ):
         yield Violation(f"plan: {one.where}", f"{NAME}: {one.problem}", one.nearest)
@@ -102,7 +107,7 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
 RULES = (
     Composition(
         method=_METHOD,
-        other="divided layers, sharding, chimera, splits, unlike shares and other methods",
+        other="divided layers, sharding, chimera, splits, unlike shares, fp16 and other methods",
         reason="a rank needs whole inputs and gradients",
         refuse=_of_layout,
     ),

@@ -2,8 +2,8 @@
 
 A tap sees a parameter's gradient before it is added to those of other micro-batches. It sees a layer's input
 at the first run, and an output's gradient when all later layers have gone back. A tap gets autograd's own
-tensor, on the computing stream, and may keep it until the pass has ended. Hooks are torch's own. A stage
-without taps has no hooks.
+tensor, on the computing stream, and may keep it until the pass has ended. It may keep those of modules for
+longer, which nothing writes to again. Hooks are torch's own. A stage without taps has no hooks.
 """
 
 from __future__ import annotations

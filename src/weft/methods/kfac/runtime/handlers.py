@@ -38,7 +38,7 @@ def curvature(workspace: Workspace, instruction: Instruction, side: int) -> Issu
 
     def issue(stream: Stream) -> Completion:
         def work() -> None:
-            found.add(side, position, micro_batch, workspace.loss_factor())
+            found.add(side, position, micro_batch)
 
         ended = stream.run(label, work, workspace.values.get(key, THERE))
         workspace.values[key] = Value.of(None, ended)

@@ -23,7 +23,7 @@ NEVER = -1
 SIDES = ("inputs", "outputs")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TreatedLinear:
     """A linear layer, with the gradients that are preconditioned.
 
@@ -51,7 +51,7 @@ class TreatedLinear:
             self.bias.copy_(outer @ self.bias.to(outer.dtype))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TreatedOperand:
     """The linear layers in a layer of the model that read one value; the first one shows it."""
 
@@ -257,7 +257,7 @@ class StageCurvature:
                 key = SIDES.index(side), int(micro_batch), layer
                 self._left[key] = int(step), rooms[name.removesuffix(".step")]
 
-    def add(self, side: int, position: int, micro_batch: int, loss_factor: float) -> None:
+    def add(self, side: int, position: int, micro_batch: int) -> None:
         """Add what a micro-batch has left in a layer to its sums, if it has."""
         layer = self.layers[position]
         keys = [(side, micro_batch, one.name) for at, one in layer.shown if at == side]
@@ -267,8 +267,7 @@ class StageCurvature:
         found = [self._left.pop(key) for key in keys]
         step, first = found[0]
         tokens = len(first) * self._micro_batches
-        scale = tokens / loss_factor**2 if side else 1.0 / tokens
-        layer.add(side, [tensor for _, tensor in found], step, scale)
+        layer.add(side, [tensor for _, tensor in found], step, tokens if side else 1.0 / tokens)
 
 
 def _left_name(side: int, micro_batch: int, layer: str) -> str:
