@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from asked_methods import CLIPS
 from filled_plans import fills, kfac, placed, predicted_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ from weft.errors import InputError
 from weft.methods.bubble_filling.decide import device_work, place
 from weft.methods.bubble_filling.options import OPEN, options_of, read_windows, windows_text
 from weft.methods.bubble_filling.works import items_of, with_options
+from weft.methods.gradient_norm.kinds import NORM
 from weft.methods.kfac.kinds import CURVATURES, INVERSIONS, PRECONDITION, REDUCTIONS
 from weft.methods.kfac.linears import LinearLayers, Operand, read_treated, treated_in, treated_text
 from weft.planning.decisions import decided_words
@@ -141,6 +143,19 @@ def test_each_stage_has_a_window_and_does_all_work_once() -> None:
             count = int((own & (columns.kind == kind)).sum())
             assert count % (repeats * each) == 0
             assert count > 0 or blocks == 0
+
+
+@given(ORDERS)
+@settings(max_examples=6)
+def test_a_norm_is_of_the_gradient_after_the_inverses(order: tuple[str, int, int, int]) -> None:
+    plan = plan_of(order, dp=2)
+    program = make_program(GPT, plan.model_copy(update={"methods": (*plan.methods, *CLIPS)}))
+    require_valid(program)
+    kind, rank = program.columns.kind, program.columns.rank
+    for norm in np.flatnonzero(kind == NORM).tolist():
+        own = np.flatnonzero((kind == PRECONDITION) & (rank == rank[norm]))
+        assert (own < norm).all()
+    assert (kind == NORM).any()
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from small_plans import tiny
 from weft.describe.plan import Plan
 from weft.methods.bubble_filling.options import options_of, read_windows
 from weft.methods.kfac.runtime.factors import Factor, damped_inverse
+from weft.methods.kfac.runtime.stage_curvature import LayerCurvature, TreatedLinear, TreatedOperand
 
 SIZES = st.integers(1, 6)
 
@@ -109,6 +110,27 @@ def test_an_indefinite_factor_is_damped_more_and_one_that_is_not_finite_refused(
         damped_inverse(torch.full((2, 2), float("nan")), 0.1)
     with pytest.raises(FloatingPointError, match=r"indefinite with 0\.01 added"):
         damped_inverse(-torch.eye(2), 1e-6)
+
+
+def test_steps_use_new_inverses_when_all_of_a_layer_are_there() -> None:
+    weight = torch.ones(3, 4, dtype=torch.float64)
+    linear = TreatedLinear("layer", weight, None, False, Factor(3, torch.float64, torch.device("cpu")))
+    layer = LayerCurvature(
+        [TreatedOperand((linear,), Factor(4, torch.float64, torch.device("cpu")))], pieces=2
+    )
+    for micro_batch in range(2):
+        layer.add(0, [rows(micro_batch, 9, 4)], 7, 1.0)
+    layer.add(1, [rows(2, 9, 3)], 7, 1.0)
+    layer.invert(0, 0, 1.0)
+    layer.precondition()
+    assert torch.equal(weight, torch.ones_like(weight))
+    layer.add(1, [rows(3, 9, 3)], 7, 1.0)
+    layer.invert(1, 0, 1.0)
+    assert int(layer.used) == 7
+    layer.precondition()
+    expected = linear.factor.next @ torch.ones_like(weight) @ layer.inputs[0].next
+    assert torch.equal(weight, expected)
+    assert not torch.allclose(weight, torch.ones_like(weight))
 
 
 GPT = tiny(layers=2)

@@ -222,6 +222,37 @@ def test_what_a_tap_is_shown_is_no_copy() -> None:
     taps.close()
 
 
+@pytest.mark.parametrize("recompute", ["none", "full", "selective"])
+def test_modules_of_a_layer_that_runs_again_are_seen_once(recompute: str) -> None:
+    inner, outer = nn.Linear(4, 3), nn.Linear(3, 4)
+    module = nn.Sequential(nn.Sequential(inner, nn.Tanh(), outer)).double()
+    inputs, gradients = defaultdict(list), defaultdict(list)
+    tap = Tap(
+        modules=("0.0", "0.2"),
+        module_input=lambda now, name, tensor: inputs[name].append((now, tensor)),
+        module_gradient=lambda now, name, tensor: gradients[name].append((now, tensor)),
+    )
+    taps = StageTaps(module, 0, 0, (tap,))
+    value = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
+    now = taps.passing(5, 1)
+    output = taps.run_layers(taps.watched((module[0],), now), value, now, recompute=recompute, draws=False)
+    output.square().sum().backward()
+    hidden = torch.tanh(inner(value))
+    output_gradient = 2.0 * outer(hidden)
+    for seen, expected in (
+        (inputs["0.0"], value),
+        (inputs["0.2"], hidden),
+        (gradients["0.2"], output_gradient),
+        (gradients["0.0"], output_gradient @ outer.weight * (1.0 - hidden.square())),
+    ):
+        [(passing, tensor)] = seen
+        assert passing == now
+        assert torch.allclose(tensor, expected)
+    taps.close()
+    module(value).sum().backward()
+    assert len(inputs["0.0"]) == len(gradients["0.0"]) == 1
+
+
 def test_a_passing_ends_once_after_all_its_gradients() -> None:
     module, told = nn.Linear(3, 2), []
     see = Tap(gradient=lambda now, name, gradient: told.append(name), ended=lambda now: told.append("ended"))
