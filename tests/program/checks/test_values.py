@@ -119,7 +119,7 @@ def curvature(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         Kind(name="curvature_beside", symbol="D", stream="side", reads=("saved",), writes=("factor",)),
         Kind(name="invert", symbol="V", stream="compute", reads=(Read("factor", consumes=True),)),
         Kind(name="refresh", symbol="H", stream="side", writes=("inverse",)),
-        Kind(name="precondition", symbol="P", stream="compute", reads=("inverse",)),
+        Kind(name="apply_inverse", symbol="P", stream="compute", reads=("inverse",)),
         Kind(name="sketch", symbol="K", stream="compute", writes=("sketch",)),
     )
     return {kind.name: KINDS.register(kind) for kind in kinds}
@@ -228,7 +228,7 @@ def test_a_value_made_twice_or_never_read_is_refused(curvature: dict[str, int]) 
 
 def test_a_value_of_the_step_before_needs_an_edge_between_cycles(curvature: dict[str, int]) -> None:
     """P0 of a step reads what H0 has made beside the step before, which must wait for P0 in turn."""
-    program = with_kind(one_stage(), curvature["precondition"], "O0", "O0")
+    program = with_kind(one_stage(), curvature["apply_inverse"], "O0", "O0")
     assert texts(program) == []
     program = with_kind(program, curvature["refresh"], "O0", "O0")
     assert texts(program) == [
