@@ -206,6 +206,36 @@ class Bounds:
         parameters, states = self._costs.of(layout).parameters, self._state_bytes
         return states.reduced * parameters, states.weights * parameters
 
+    def pass_seconds(self, layout: Layout) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return the seconds of one micro-batch in each stage: forward, backward, and both parts of that.
+
+        Raises:
+            InputError: see `step_s`.
+        """
+        speed, layers = self._problem.job.cluster.highest_speed, self._costs.of(layout)
+        forward_s, weight_s = (
+            self._by_stage(layout, one) / speed for one in (layers.forward_s, layers.weight_s)
+        )
+        backward_s = self._both_s(layout) / speed - forward_s
+        return forward_s, backward_s, backward_s - weight_s, weight_s
+
+    def exchanged_by_stage(self, layout: Layout) -> tuple[list[int], list[int]]:
+        """Return the bytes of each stage's gradients and weights that replicas exchange."""
+        gradients, weights = (
+            self._by_stage(layout, one).round().astype(np.int64).tolist()
+            for one in self.exchanged_bytes(layout)
+        )
+        return gradients, weights
+
+    def layers_of_stages(self, layout: Layout) -> Ints:
+        """Return the number of layers of each stage."""
+        return np.diff(self._cuts(layout))
+
+    def message_bytes(self, layout: Layout) -> list[int]:
+        """Return the bytes of a message after each stage but the last, in a chain."""
+        sent = self._problem.job.graph.amounts("sent", layout.shape(self._problem.job.sequence))
+        return [round(self.element_bytes * sent[last - 1]) for last in self._cuts(layout)[1:-1].tolist()]
+
     def _splits_backward(self, layout: Layout) -> bool:
         """Return True if the order runs backwards in two parts. Short pipelines, which are quick to make,
         show it for weft's own orders, but not for others."""

@@ -3,37 +3,29 @@
 A closed form bounds the time or the memory of each layout from below. The search simulates layouts in the
 order of this bound, until no other layout can be among the best `finalists`. Every layout gets an answer. It
 fits, is too big (by how much, and with what), is pruned (by which bound) or is refused (why).
-
-When time is minimised, a fitting layout dominates variants that cannot be faster. A variant with more
-sharding gathers and reduces at least as many bytes at least as often. Recomputing adds a pass. This does not
-hold from zero-0 to zero-1. There, weights may be smaller than the gradients that they replace in the
-exchange, and replicas step only their share. Nor does it hold between some kinds of sharding groups.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from math import inf
-from operator import itemgetter
 from typing import ClassVar
 
 import numpy as np
 
 from weft.describe.layout import Layout
-from weft.describe.plan import RECOMPUTES, shared_out
-from weft.describe.units import format_bytes, format_seconds
+from weft.describe.units import format_bytes
 from weft.errors import InputError, Violation
 from weft.moves.layout import refuse
 from weft.planning.goals import cost_of
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
-from weft.planning.planners.simulated import COMPILED_AFTER_LAYOUTS, prepare, simulated, too_big
+from weft.planning.planners.elimination import Elimination
+from weft.planning.planners.simulated import prepare, simulated
 from weft.planning.planners.space import by_count, degree_layouts, layouts, require_closed_form
 from weft.planning.problem import Problem
-from weft.predict.engine import load_compiled_engine
 from weft.progress import CountedWork, ProgressReport, WorkDone, unwatched
 
 
@@ -66,80 +58,20 @@ class HomogeneousPlanner(_OfEveryLayout):
         """
         prepare(problem)
         judged: list[Candidate] = []
-        waiting: list[tuple[float, Candidate]] = []
-        bounds, memory = Bounds(problem), problem.minimise == "memory"
+        waiting: list[Candidate] = []
+        bounds = Bounds(problem)
         space = [*self.space(problem)]
         for layout in CountedWork(self.report, "bounded", len(space), "layouts").each(space):
             answer = _first_look(problem, layout, bounds)
-            if answer.verdict is Verdict.PRUNED:
-                least = float(bounds.holding(answer.chain).total) if memory else answer.bound_s
-                waiting.append((least, answer))
-            else:
-                judged.append(answer)
-        waiting.sort(key=_preference)
-        reached: list[float] = []
-        tried = 0
-        variants: dict[tuple[str, tuple[int, ...] | None], list[Layout]] = defaultdict(list)
-        for place, (least, candidate) in enumerate(waiting):
-            plain = replace(candidate.chain, sharding="zero-0").recomputing("none")
-            # The words for an order of devices may be cut.
-            family = str(plain), plain.rank_order
-            worst = _worst(reached, self.finalists)
-            reason = _cannot_win(problem, candidate, least, worst, variants[family])
-            if reason is not None:
-                judged.append(replace(candidate, reason=reason))
-                continue
-            tried += 1
-            if tried == COMPILED_AFTER_LAYOUTS:
-                load_compiled_engine()
-            answered = too_big(candidate, bounds) or simulated(
-                problem, candidate, bounds.layer_seconds(candidate.chain)
-            )
-            if answered.verdict is Verdict.FITS:
-                reached.append(float(answered.peak_bytes) if memory else answered.step_s)
-                variants[family].append(answered.chain)
-            judged.append(answered)
-            if (worst := _worst(reached, self.finalists)) < inf:
+            (waiting if answer.verdict is Verdict.PRUNED else judged).append(answer)
+        elimination = Elimination(problem, bounds, self.finalists)
+        leasts = sorted(elimination.least(one) for one in waiting)
+        for done, answer in enumerate(elimination.decided(waiting), 1):
+            judged.append(answer)
+            if answer.verdict is not Verdict.PRUNED and (worst := elimination.worst) < inf:
                 # Layouts with a higher bound will be pruned at once.
-                most = max(place + 1, bisect_right(waiting, worst, key=itemgetter(0)))
-                self.report(WorkDone("decided", place + 1, most, "layouts"))
+                self.report(WorkDone("decided", done, max(done, bisect_right(leasts, worst)), "layouts"))
         return Ranking(problem=problem, candidates=tuple(sorted(judged, key=rank_key(problem))))
-
-
-def _worst(reached: Sequence[float], finalists: int) -> float:
-    """Return the worst of the best so many fitting layouts; infinite before there are as many."""
-    return sorted(reached)[finalists - 1] if len(reached) >= finalists else inf
-
-
-def _cannot_win(
-    problem: Problem, candidate: Candidate, least: float, worst: float, fitting: list[Layout]
-) -> str | None:
-    """Return the reason why a candidate cannot be among the best; `fitting` are variants of its layout."""
-    if least > worst and problem.minimise == "memory":
-        return f"cannot hold less than {format_bytes(round(worst))}: at least {format_bytes(round(least))}"
-    if least > worst:
-        return f"cannot beat {format_seconds(worst)}: at least {format_seconds(least)}"
-    if problem.minimise == "time":
-        for other in fitting:
-            if _dominates(other, candidate.chain):
-                short = f"{shared_out(other)}, recompute {other.recompute_text}"
-                return f"cannot beat the same layout with {short}, which fits"
-    return None
-
-
-def _dominates(layout: Layout, variant: Layout) -> bool:
-    """Return True if a variant of a fitting layout cannot be faster; see the module's docstring."""
-    if RECOMPUTES.index(layout.recompute) > RECOMPUTES.index(variant.recompute):
-        return False
-    if layout.sharding == "zero-0":
-        return variant.sharding == "zero-0"
-    return layout.sharding <= variant.sharding
-
-
-def _preference(entry: tuple[float, Candidate]) -> tuple[float, float, str, str]:
-    """Order by the least bound, then the shortest step, then the least sharding."""
-    least, candidate = entry
-    return (least, candidate.bound_s, candidate.chain.sharding, str(candidate.chain))
 
 
 def _first_look(problem: Problem, layout: Layout, bounds: Bounds) -> Candidate:

@@ -53,6 +53,7 @@ class LayerCosts(NamedTuple):
     forward_s: Floats
     backward_s: Floats
     without_products_s: Floats
+    weight_s: Floats
     kept: Floats
     inputs: Floats
     products: Floats
@@ -181,6 +182,7 @@ class LeastCosts(_ProblemLayers):
         work = StageWork(self._compute, *asked, self._fastest)
         return (
             *self._passes_s(index, shape, self._fastest, self._exchanged_s(index, shape)),
+            self._compute.stage_times(*asked, self._fastest).backward_weight_s,
             min(self._compute.kept_bytes(*asked, group.device) for group in job.cluster.groups),
             self._compute.kept_bytes(*asked, self._fastest, "full"),
             0.0 if layer.products is None else work.products,
