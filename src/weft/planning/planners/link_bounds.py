@@ -66,20 +66,21 @@ class LinkBounds:
     def _path_s(self, layout: Layout, message_s: Floats, agreement_s: Floats) -> float:
         """Return the seconds of a step on the first device, from its first gather to its last reduction.
 
-        It waits for all other devices, and for messages as if each were alone on its links. The next step
-        begins as this one, so no step is shorter.
+        It waits for all other devices, and for messages as if those of other stages used other links. The
+        next step begins as this one, so no step is shorter.
         """
         paths = self._paths_of(layout)
-        durations = np.concatenate(self._bounds.pass_seconds(layout)).tolist()
-        # No message follows the last stage.
-        delays = np.pad(message_s.sum(axis=0), ((0, 0), (0, 1)))
-        longest_s = paths.longest_s(durations, delays.ravel().tolist())
+        durations: list[float] = np.concatenate(self._bounds.pass_seconds(layout)).tolist()
+        # No message follows the last stage; messages back take as long.
+        busy, latency = np.pad(message_s, ((0, 0), (0, 0), (0, 1))).reshape(2, -1).tolist()
+        longest_s = paths.longest_s(durations, 2 * busy, 2 * latency)
         if paths.last == NONE:
             return longest_s
-        gather_s, reduce_s, across_s = agreement_s[:, 0].tolist()
+        agreed_s: list[float] = agreement_s[:, 0].tolist()
+        reduce_s, layers = agreed_s[1], int(self._bounds.layers_of_stages(layout)[0])
         # All layers but one may be reduced during the last backward pass.
-        hidden = 1.0 - 1.0 / int(self._bounds.layers_of_stages(layout)[0])
-        return longest_s + gather_s + across_s + reduce_s - hidden * min(durations[paths.last], reduce_s)
+        hidden_s = (1.0 - 1.0 / layers) * min(durations[paths.last], reduce_s)
+        return longest_s + sum(agreed_s) - hidden_s
 
     def _busy_s(self, layout: Layout, placement: Ints, message_s: Floats, agreement_s: Floats) -> float:
         """Return the most seconds in which a device runs collectives, or its node sends.
@@ -91,7 +92,7 @@ class LinkBounds:
 
         def on_devices(homes: Ints, seconds: Floats) -> Floats:
             each = np.broadcast_to(seconds, homes.shape).ravel()
-            return np.bincount(homes.ravel(), weights=each, minlength=layout.pp)
+            return np.bincount(homes.ravel(), weights=each, minlength=layout.pp).astype(np.float64)
 
         alone_s, (gather_s, reduce_s, across_s) = (
             [on_devices(placement, one) for one in seconds] for seconds in agreement_s
@@ -101,9 +102,10 @@ class LinkBounds:
         sends_s = message_s * (node[here] != node[there])
         sent_s = reduce_s + across_s + on_devices(here, count * sends_s)
         returned = np.array(self._paths_of(layout).returned)[:, np.newaxis]
-        found = [sum(alone_s), gather_s + sent_s + on_devices(there, returned * sends_s)]
-        if len(placement) == 1:
-            found.append(np.bincount(node, weights=sent_s + on_devices(there, count * sends_s)))
+        # Without the last gradients, and on one path without the gathers.
+        first_s = gather_s + sent_s + on_devices(there, returned * sends_s)
+        later_s = np.bincount(node, weights=sent_s + on_devices(there, count * sends_s))
+        found = (np.sum(alone_s, axis=0), first_s, later_s if len(placement) == 1 else first_s)
         return max(float(one.max()) for one in found)
 
     def _knows(self, layout: Layout) -> bool:

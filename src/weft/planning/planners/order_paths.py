@@ -16,7 +16,7 @@ from weft.program.schedules.base import Options, Pipeline, Schedule, placements
 _TURNS = {FORWARD: 0, BACKWARD: 1, BACKWARD_INPUT: 2, BACKWARD_WEIGHT: 3}
 # Kind, stage, micro-batch and path of a computation.
 _Computation = tuple[int, int, int, int]
-# Device, places of a duration and of a delay, and the number of the computation before the delay, or -1.
+# Device, duration, queue of its message or -1, and the computation whose message it waits for or -1.
 _Waiting = tuple[int, int, int, int]
 
 
@@ -38,22 +38,28 @@ class OrderPaths:
     last: int
     returned: tuple[int, ...]
 
-    def longest_s(self, durations: Sequence[float], delays: Sequence[float]) -> float:
+    def longest_s(self, durations: Sequence[float], busy: Sequence[float], latency: Sequence[float]) -> float:
         """Return the seconds from the first computation of the device `ends` to the end of its last one.
 
         Args:
             durations: of all stages forward, then backward, then of both parts of a split backward.
-            delays: of the messages between every stage and the next one, path by path.
+            busy: of the messages from every stage to the next one, path by path, then of those back. One of
+                them is under way at a time.
+            latency: of the same messages, until they arrive.
         """
-        free = [float("-inf")] * self.devices
+        never = float("-inf")
+        free, sent = [never] * self.devices, [never] * len(busy)
         free[self.ends] = 0.0
-        ended: list[float] = []
-        for device, duration, delay, source in self.computations:
+        arrived: list[float] = []
+        for device, duration, queue, source in self.computations:
             start = free[device]
-            if source >= 0 and ended[source] + delays[delay] > start:
-                start = ended[source] + delays[delay]
-            free[device] = start + durations[duration]
-            ended.append(free[device])
+            if source >= 0 and arrived[source] > start:
+                start = arrived[source]
+            free[device] = end = start + durations[duration]
+            if queue >= 0:
+                sent[queue] = max(end, sent[queue]) + busy[queue]
+                end = sent[queue] + latency[queue]
+            arrived.append(end)
         return free[self.ends]
 
 
@@ -86,14 +92,17 @@ def _in_time(orders: Sequence[Sequence[_Computation]], homes: Sequence[Sequence[
         device = ready.pop()
         for kind, stage, micro_batch, path in orders[device][reached[device] :]:
             back, source = kind != FORWARD, NONE
-            near = stage + 1 if back else stage - 1
+            near, far = (stage + 1, stage - 1) if back else (stage - 1, stage + 1)
             if kind != BACKWARD_WEIGHT and 0 <= near < stages and homes[path][near] != device:
-                sent = back, near, micro_batch
-                if sent not in done:
-                    waiting[sent] = device
+                needed = back, near, micro_batch
+                if needed not in done:
+                    waiting[needed] = device
                     break
-                source = done[sent]
-            yield device, _TURNS[kind] * stages + stage, path * stages + min(stage, near), source
+                source = done[needed]
+            queue = NONE
+            if kind != BACKWARD_WEIGHT and 0 <= far < stages and homes[path][far] != device:
+                queue = (back * len(homes) + path) * stages + min(stage, far)
+            yield device, _TURNS[kind] * stages + stage, queue, source
             made = back, stage, micro_batch
             # The input part of a split backward pass, which comes first, makes the message.
             done.setdefault(made, count)
