@@ -20,13 +20,13 @@ SCALES = "replicas that step by themselves have no common factor of their losses
 
 
 def _nobody(job: Job, layout: Layout) -> str | None:
-    if not keeps_gradients_local(Choice(name=layout.sync)) or replicas_of(layout) > 1:
+    if replicas_of(layout) > 1 or not keeps_gradients_local(Choice(name=layout.sync)):
         return None
     return f"{layout.sync}: {NOBODY}, and dp is 1; nearest sync.method: dense"
 
 
 def _scales(job: Job, layout: Layout) -> str | None:
-    if not keeps_gradients_local(Choice(name=layout.sync)) or job.precision not in SCALED:
+    if job.precision not in SCALED or not keeps_gradients_local(Choice(name=layout.sync)):
         return None
     return f"{layout.sync}: {SCALES}; nearest train.precision: bf16"
 

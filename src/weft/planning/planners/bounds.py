@@ -5,7 +5,7 @@ The order of each pipeline is made once. Exchanges between context ranks are lef
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -86,6 +86,7 @@ class Bounds:
         self._partitions: dict[_CutKey, Ints] = {}
         self._resident_states: dict[tuple[_CutKey, str, int, str, int, tuple[int, ...]], Ints] = {}
         self._kept: dict[tuple[str, str, Pipeline], KeptMicroBatches] = {}
+        self._steps_s: dict[Hashable, float] = {}
 
     @property
     def largest_memory_bytes(self) -> int:
@@ -127,10 +128,18 @@ class Bounds:
         Raises:
             InputError: when a profile was not measured at this micro-batch size or tensor degree.
         """
-        both = self._both_s(layout)
+        pipeline = pipeline_of(self._problem.job, layout)
+        # Whatever replicas share out, they compute the same.
+        computed = layout.recompute, layout.recompute_per_stage, layout.splits
+        key = (*self._cut_key(layout), layout.schedule, str(layout.options), pipeline, *computed)
+        if key not in self._steps_s:
+            self._steps_s[key] = self._computed_s(layout, pipeline)
+        return self._steps_s[key]
+
+    def _computed_s(self, layout: Layout, pipeline: Pipeline) -> float:
+        both, placement = self._both_s(layout), self.placement(layout)
         # A stage hands on the first part of a split micro-batch before it begins the next part.
         waits = both * (not self._splits_backward(layout)) / (layout.splits or 1.0)
-        pipeline, placement = pipeline_of(self._problem.job, layout), self.placement(layout)
         share = pipeline.micro_batches // len(placement)
         computed = np.tile(both, len(placement))
         work = share * np.bincount(placement.ravel(), weights=computed, minlength=pipeline.devices)
