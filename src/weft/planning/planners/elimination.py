@@ -95,6 +95,9 @@ class Elimination:
             if (least := max((other.least for other in faster), default=0.0)) > one.least:
                 one.least = least
                 return None
+            self._tried += 1
+            if self._tried == COMPILED_AFTER_LAYOUTS:
+                load_compiled_engine()
             if (big := too_big(candidate, self._bounds)) is not None:
                 return big
             variants.append(one)
@@ -104,9 +107,6 @@ class Elimination:
         return self._simulated(one)
 
     def _simulated(self, one: _InDoubt) -> Candidate:
-        self._tried += 1
-        if self._tried == COMPILED_AFTER_LAYOUTS:
-            load_compiled_engine()
         answered = simulated(self._problem, one.candidate, self._bounds.layer_seconds(one.chain))
         if answered.verdict is Verdict.FITS:
             one.fits = True
