@@ -90,6 +90,15 @@ def test_collectives_of_replicas_count_once(sharding, island, loops):
     assert bounds.step_s(layout) < 0.5 * step_s < 0.9 * step_s < LinkBounds(posed, bounds).step_s(layout)
 
 
+@pytest.mark.parametrize("sharding", ["zero-0", "zero-1"])
+def test_messages_and_collectives_share_the_links_of_a_node(sharding):
+    posed = problem("32xa100-40gb", "inter 1 Gbit/s", 64)
+    layout = Layout(pp=2, dp=16, loops=1, micro_batch_size=1, schedule="chimera", sharding=sharding)
+    bounds = Bounds(posed)
+    step_s = simulated_s(posed, layout, bounds)
+    assert 0.9 * step_s < LinkBounds(posed, bounds).step_s(layout)
+
+
 @pytest.mark.parametrize("change", ["inter 1 Gbit/s", "inter 30 Gbit/s"])
 def test_bounds_only_leave_simulations_out(change):
     posed = problem("16xa100-40gb", change, 16)

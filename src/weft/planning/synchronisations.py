@@ -2,7 +2,8 @@
 
 The search goes over dense layouts alone, once. Methods then get its fastest layouts. They also get the
 fastest layout of each mesh with the least lower bounds of a step. These bounds leave communication out, and
-no method has a shorter step than its bound. So they find the meshes that slow links held back. Methods get a
+no method has a shorter step than its bound. So they find the meshes that slow links held back. Where the
+search pruned these by their links, that bound stands for their step. Methods get a
 layout with its own sharding and with the least that they take. One that is too big recomputes more. Where no
 layout fits a method, those that the search pruned follow. They cannot beat dense, but show the method's step.
 """
@@ -141,23 +142,21 @@ class _Tried:
     def __init__(self, ranking: Ranking, fastest: Candidate) -> None:
         self._problem, self._bounds = ranking.problem, Bounds(ranking.problem)
         self._dense_s = fastest.step_s
-        self._layouts = self._of(ranking.fitting)
         pruned = [one for one in ranking.candidates if one.verdict is Verdict.PRUNED and _several(one)]
         pruned.sort(key=lambda one: one.bound_s or one.estimate_s or 0.0)
         self._pruned = [one.chain for one in pruned]
+        self._layouts = self._of([one for one in ranking.fitting if _several(one)])
 
     def _of(self, fitting: Sequence[Candidate]) -> list[Layout]:
-        tried = [one for one in fitting if _several(one)]
-        meshes: dict[tuple[int, ...], list[Candidate]] = {}
-        for one in tried:
-            meshes.setdefault(tuple(getattr(one.chain, axis) for axis in AXES), []).append(one)
-        least = {
-            mesh: min(self._bounds.step_s(one.chain) for one in candidates)
-            for mesh, candidates in meshes.items()
-        }
-        held_back = sorted(meshes, key=least.__getitem__)[:MESHES]
-        fastest = (min(meshes[mesh], key=lambda one: one.step_s) for mesh in held_back)
-        return [one.chain for one in (*tried[:FASTEST], *fastest)]
+        # Links may have held back what computes faster than dense.
+        held_back = (one for one in self._pruned if self._bounds.step_s(one) < self._dense_s)
+        others = list(filter(self._bounds.may_fit, held_back))
+        meshes: dict[tuple[int, ...], list[Layout]] = {}
+        for layout in (*(one.chain for one in sorted(fitting, key=lambda one: one.step_s)), *others):
+            meshes.setdefault(tuple(getattr(layout, axis) for axis in AXES), []).append(layout)
+        least = {mesh: min(map(self._bounds.step_s, layouts)) for mesh, layouts in meshes.items()}
+        fastest = (meshes[mesh][0] for mesh in sorted(meshes, key=least.__getitem__)[:MESHES])
+        return [*[*(one.chain for one in fitting), *others][:FASTEST], *fastest]
 
     def best(self, sync: Choice, contract: Contract) -> Synchronised:
         """Return a method on the best of the layouts; where none fits, on the best of the pruned ones."""

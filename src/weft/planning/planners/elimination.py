@@ -82,7 +82,8 @@ class Elimination:
         """Return a candidate with its verdict, or None where its bound has risen."""
         candidate, worst = one.candidate, self.worst
         if one.least > worst:
-            return replace(candidate, reason=self._above(one.least, worst))
+            bound_s = candidate.bound_s if self._memory else one.least
+            return replace(candidate, reason=self._above(one.least, worst), bound_s=bound_s)
         plain = replace(one.chain, sharding="zero-0").recomputing("none")
         # The words for an order of devices may be cut.
         variants = self._variants[str(plain), plain.rank_order]

@@ -1,7 +1,7 @@
 """The `homogeneous` planner: layouts of equal replicas, each a pipeline of equal tensor groups.
 
-A closed form bounds the time or the memory of each layout from below. The search simulates layouts in the
-order of this bound, until no other layout can be among the best `finalists`. Every layout gets an answer. It
+A closed form bounds the time or the memory of each layout from below. An `Elimination` simulates layouts,
+least bounds first, until no other layout can be among the best `finalists`. Every layout gets an answer. It
 fits, is too big (by how much, and with what), is pruned (by which bound) or is refused (why).
 """
 

@@ -44,8 +44,9 @@ class PassSeconds(NamedTuple):
 class LayerCosts(NamedTuple):
     """The costs of one micro-batch in every layer, all of shape (layers,).
 
-    Seconds are the same as in `PassSeconds`. `kept` is the bytes that backward passes need, `inputs` the
-    bytes from which they can recompute these. `products` is kept too where all but products is recomputed;
+    Seconds are the same as in `PassSeconds`; `weight_s` is the weight part of `backward_s`. `kept` is the
+    bytes that backward passes need, `inputs` the bytes from which they can recompute these. `products` is
+    kept too where all but products is recomputed;
     `freed_products` is the part of it that is not in `kept`. Backward passes take `temporaries` besides.
     `parameters` are the trained ones of a rank, and `frozen` the bytes of the others.
     """

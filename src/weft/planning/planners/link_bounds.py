@@ -86,8 +86,8 @@ class LinkBounds:
         """Return the most seconds in which a device runs collectives, or its node sends.
 
         A device runs one collective at a time. Transfers of one step share no link with those of the next.
-        So two kinds do not count together: the gathers, which begin a step, and the gradients that a device
-        sends after the last forward pass of the first stage.
+        Gathers begin a step, and may meet the last gradients that a device has sent. So these two do not
+        count together. Last are those after the last forward pass of the first stage.
         """
 
         def on_devices(homes: Ints, seconds: Floats) -> Floats:
