@@ -9,7 +9,6 @@ import numpy as np
 
 from weft.methods.bubble_filling.kinds import owed_by as windows_of
 from weft.methods.kfac.kinds import (
-    FACTORS,
     INPUT_CURVATURE,
     INVERT_INPUT,
     INVERT_OUTPUT,
@@ -19,6 +18,7 @@ from weft.methods.kfac.kinds import (
     REDUCE_OUTPUT,
     owed_by,
 )
+from weft.methods.kfac.linears import FACTORS
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, FORWARD
 from weft.program.program import Program
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -43,6 +44,36 @@ def text() -> BlockModel:
     layers = [
         lambda: nn.Embedding(VOCABULARY, WIDTH),
         lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()),
+        lambda: nn.Linear(WIDTH, VOCABULARY),
+    ]
+    return BlockModel(layers, example=torch.zeros(1, SEQUENCE, dtype=torch.long), classes=VOCABULARY)
+
+
+class Mixer(nn.Module):
+    """Linear layers that read one tensor, or its other axis, are called twice, are frozen, or not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.uncalled = nn.Linear(WIDTH, WIDTH)
+        self.tokens = nn.Linear(SEQUENCE, SEQUENCE, bias=False)
+        self.twice = nn.Linear(WIDTH, WIDTH)
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.keys, self.queries = nn.Linear(WIDTH, 4), nn.Linear(WIDTH, 4, bias=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        keys = self.keys(inputs)
+        mixed = self.tokens(inputs.transpose(1, 2)).transpose(1, 2)
+        scores = torch.softmax(self.queries(inputs) @ keys.transpose(1, 2), -1)
+        values = nn.functional.linear(self.frozen(inputs), self.uncalled.weight, self.uncalled.bias)
+        return inputs + self.twice(torch.tanh(self.twice(mixed))) + scores @ values
+
+
+def mixed() -> BlockModel:
+    """Four layers from tokens to logits, two of which mix a sample's tokens."""
+    layers = [
+        lambda: nn.Embedding(VOCABULARY, WIDTH),
+        Mixer,
+        Mixer,
         lambda: nn.Linear(WIDTH, VOCABULARY),
     ]
     return BlockModel(layers, example=torch.zeros(1, SEQUENCE, dtype=torch.long), classes=VOCABULARY)
@@ -107,6 +138,11 @@ class Sum(nn.Module):
 
 def stem_of(channels: int) -> nn.Module:
     return nn.Conv2d(channels, WIDTH, 3, padding=1)
+
+
+def of_one_layer(make: Callable[[], nn.Module]) -> BlockModel:
+    """A layer that reads four numbers."""
+    return BlockModel([make, lambda: nn.Tanh()], example=torch.zeros(1, 4), classes=4)
 
 
 def nothing() -> int:

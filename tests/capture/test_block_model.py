@@ -48,6 +48,38 @@ def test_products_are_counted_per_sample(size: int) -> None:
     assert last == size * 2 * SEQUENCE * WIDTH * VOCABULARY
 
 
+def test_linear_layers_are_the_plain_trained_ones_that_are_called_once() -> None:
+    model = own_models.mixed()
+    assert model.linears(0) == ()
+    # Those of one tensor stand together, in the order of their calls; rows are those of one sample.
+    expected = [
+        ("keys", 0, WIDTH, 4, SEQUENCE),
+        ("queries", 0, WIDTH, 4, SEQUENCE),
+        ("tokens", 1, SEQUENCE, SEQUENCE, WIDTH),
+    ]
+    assert [tuple(one) for one in model.linears(1)] == expected
+    assert [tuple(one) for one in model.linears(3)] == [("", 0, WIDTH, VOCABULARY, SEQUENCE)]
+
+
+class Shared(nn.Module):
+    """Two linear layers of one weight, one with normed weights, and one whose output is cut off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.cut = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.other.weight = self.one.weight
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            cut = self.cut(inputs)
+        return self.normed(self.one(inputs) + self.other(inputs)) + cut
+
+
+def test_linear_layers_with_shared_or_made_weights_or_without_gradients_are_left_out() -> None:
+    assert BlockModel([Shared], example=torch.zeros(1, 4), classes=4).linears(0) == ()
+
+
 class Attention(nn.Module):
     """One head without a scale; products of values alone."""
 

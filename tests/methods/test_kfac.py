@@ -181,29 +181,26 @@ def test_windows_behind_no_computation_are_refused() -> None:
         make_program(GPT, with_options(plan, windows=windows_text([moved, *others])))
 
 
-@given(
-    st.dictionaries(
-        st.integers(0, 40),
-        st.lists(
-            st.tuples(st.integers(1, 999), st.lists(st.integers(1, 999), min_size=1, max_size=3)),
-            min_size=1,
-            max_size=3,
-        ),
-        min_size=1,
-    )
-)
-def test_linear_layers_are_read_as_they_were_written(layers: dict[int, list[tuple[int, list[int]]]]) -> None:
-    treated = {
-        layer: LinearLayers(tuple(Operand(inner, tuple(columns)) for inner, columns in operands))
-        for layer, operands in layers.items()
-    }
+COUNTS = st.integers(1, 9999)
+OPERANDS = st.builds(Operand, COUNTS, st.lists(COUNTS, min_size=1, max_size=3).map(tuple), st.none() | COUNTS)
+LAYERS = st.builds(LinearLayers, st.lists(OPERANDS, min_size=1, max_size=3).map(tuple))
+
+
+@given(st.dictionaries(st.integers(0, 40), LAYERS, min_size=1))
+def test_linear_layers_are_read_as_they_were_written(treated: dict[int, LinearLayers]) -> None:
     assert read_treated(treated_text(treated)) == treated
+
+
+@pytest.mark.parametrize("text", ["", "1: 64>10", "2-1: 64>10", "1-2: 64", "1-2: x64>10", "1-2: 64>10,"])
+def test_another_text_of_linear_layers_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="does not list the linear layers"):
+        read_treated(text)
 
 
 def test_linear_layers_that_read_one_value_have_one_factor() -> None:
     assert treated_text(treated_in(LLAMA)) == "1-4: 16>16,8,8 16>16 16>24,24 24>16"
     assert treated_text(treated_in(GPT)) == "1-4: 16>48 16>16 16>24 24>16"
-    assert treated_in(resolve_model("bert-base"))[1].outputs == [768, 768, 768, 768, 3072, 768]
+    assert treated_in(resolve_model("bert-base"))[1].sizes(1) == [768, 768, 768, 768, 3072, 768]
 
 
 RUN = """

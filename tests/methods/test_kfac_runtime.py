@@ -14,6 +14,8 @@ from methods.test_local_averaging_runtime import resume
 from pool import WorkerPool
 from small_plans import tiny
 
+from weft.describe.model import ModelConfig
+from weft.describe.models import resolve_model
 from weft.describe.plan import Plan
 from weft.methods.bubble_filling.options import options_of, read_windows
 from weft.methods.kfac.runtime.factors import Factor, damped_inverse
@@ -119,12 +121,12 @@ def test_steps_use_new_inverses_when_all_of_a_layer_are_there() -> None:
         [TreatedOperand((linear,), Factor(4, torch.float64, torch.device("cpu")))], pieces=2
     )
     for micro_batch in range(2):
-        layer.add(0, [rows(micro_batch, 9, 4)], 7, 1.0)
-    layer.add(1, [rows(2, 9, 3)], 7, 1.0)
+        layer.add(0, [rows(micro_batch, 9, 4)], 7, 2)
+    layer.add(1, [rows(2, 9, 3)], 7, 2)
     layer.invert(0, 0, 1.0)
     layer.precondition()
     assert torch.equal(weight, torch.ones_like(weight))
-    layer.add(1, [rows(3, 9, 3)], 7, 1.0)
+    layer.add(1, [rows(3, 9, 3)], 7, 2)
     layer.invert(1, 0, 1.0)
     assert int(layer.used) == 7
     layer.precondition()
@@ -133,23 +135,27 @@ def test_steps_use_new_inverses_when_all_of_a_layer_are_there() -> None:
     assert not torch.allclose(weight, torch.ones_like(weight))
 
 
-GPT = tiny(layers=2)
+GPT, MIXED = tiny(layers=2), resolve_model("own_models:mixed")
 
 
-def filled(schedule: str, pp: int, dp: int) -> Plan:
-    plan = Row(GPT, schedule, pp=pp, dp=dp, precision="fp32").plan
-    return placed(GPT, plan.model_copy(update={"methods": (kfac(GPT), fills())}))
+def filled(model: ModelConfig, micro_batches: int) -> Plan:
+    plan = Row(model, "1f1b", pp=2, dp=2, micro_batches=micro_batches, precision="fp32").plan
+    return placed(model, plan.model_copy(update={"methods": (kfac(model), fills())}))
 
 
-@pytest.mark.parametrize("done", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("model", "micro_batches", "done"),
+    [(GPT, 4, 1), (GPT, 4, 2), (GPT, 4, 3), (MIXED, 8, 1), (MIXED, 8, 3)],
+    ids=lambda one: getattr(one, "name", str(one)),
+)
 def test_a_run_that_stops_inside_a_window_goes_on_to_the_bit(
-    worker_pool: WorkerPool, tmp_path: Path, done: int
+    worker_pool: WorkerPool, tmp_path: Path, model: ModelConfig, micro_batches: int, done: int
 ) -> None:
-    plan = filled("1f1b", 2, 2)
+    plan = filled(model, micro_batches)
     steps = [one.steps for one in read_windows(options_of(plan).windows)]
     assert max(steps) > 1, "every step is a window"
     for (losses, whole), (first, _), (second, resumed) in worker_pool.run(
-        resume, GPT, plan, tmp_path, done, ranks=plan.ranks
+        resume, model, plan, tmp_path, done, ranks=plan.ranks
     ):
         assert first + second == losses
         assert all(torch.equal(value, whole[name]) for name, value in resumed.items())

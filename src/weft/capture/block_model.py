@@ -10,8 +10,10 @@ The costs follow from the operators that a forward pass on torch's meta device c
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.describe.amount import Amount
+from weft.describe.families.own import CalledLinear
 from weft.describe.families.transformer import passes
 from weft.describe.layer import Layer, Matmul
 from weft.describe.layer_graph import LayerGraph, chain_edges
@@ -69,15 +72,17 @@ class BlockModel:
         self._classes = classes
         samples = torch.empty_like(example, device="meta")
         shapes, costed = [tuple(samples.shape[1:])], list[Layer]()
+        linears: list[tuple[CalledLinear, ...]] = []
         values: list[torch.Tensor] = []
         for index, make in enumerate(self._makers):
             before = [values[producer] for producer, consumer in self._edges if consumer == index]
-            layer, value = _costed(index, make, before or [samples], from_samples=not before)
+            layer, value, called = _costed(index, make, before or [samples], from_samples=not before)
             costed.append(layer)
+            linears.append(called)
             values.append(value)
             shapes.append(tuple(value.shape[1:]))
         self.sample_shapes: Sequence[tuple[int, ...]] = tuple(shapes)
-        self._layers = tuple(costed)
+        self._layers, self._linears = tuple(costed), tuple(linears)
 
     def __repr__(self) -> str:
         sizes = f"{self._sequence} tokens per sample, {self._classes} classes"
@@ -86,6 +91,10 @@ class BlockModel:
     def layer(self, index: int) -> nn.Module:
         """Return a new module of one layer."""
         return self._makers[index]()
+
+    def linears(self, index: int) -> Sequence[CalledLinear]:
+        """Return the plain, trained linear layers that one layer calls once, those of one tensor together."""
+        return self._linears[index]
 
     def layer_graph(self) -> LayerGraph:
         """Return the costed layers; all amounts but parameters are proportional to the samples."""
@@ -111,14 +120,15 @@ def _require_edges(edges: Sequence[tuple[int, int]], layers: int) -> None:
 
 def _costed(
     index: int, make: Callable[[], nn.Module], inputs: Sequence[torch.Tensor], *, from_samples: bool
-) -> tuple[Layer, torch.Tensor]:
-    """Return one layer's costs for one sample, and its output."""
+) -> tuple[Layer, torch.Tensor, tuple[CalledLinear, ...]]:
+    """Return one layer's costs for one sample, its output, and the linear layers that it calls."""
     work = _Work()
     try:
         with torch.device("meta"):
             module = make()
         versions = {name: buffer._version for name, buffer in module.named_buffers()}
         inputs = [one.detach().requires_grad_(one.is_floating_point() and not from_samples) for one in inputs]
+        linears = _Linears(module)
         with work, storages_saved(module.parameters()) as kept:
             output = module(*inputs)
         _require_unchanged(index, module, versions)
@@ -144,7 +154,38 @@ def _costed(
             parameters=parameters,
         ),
     )
-    return layer, output.detach()
+    return layer, output.detach(), linears.called
+
+
+class _Linears:
+    """The linear layers of a module, and the tensors that they read in one call."""
+
+    def __init__(self, module: nn.Module) -> None:
+        # Tensors that several modules own, or that one of them owns twice, have gradients of all their uses.
+        owners = Counter(id(one) for part in module.modules() for one in part._parameters.values())
+        # By name, in the order of the calls; None: called more than once, or outside of the graph.
+        self._reads: dict[str, tuple[nn.Linear, torch.Tensor] | None] = {}
+        for name, part in module.named_modules():
+            own = [one for one in part._parameters.values() if one is not None]
+            plain = type(part).forward is nn.Linear.forward and part._parameters.get("weight") is not None
+            if plain and all(one.requires_grad and owners[id(one)] == 1 for one in own):
+                part.register_forward_hook(partial(self._call, name))
+
+    def _call(self, name: str, module: nn.Linear, given: tuple[torch.Tensor, ...], output: Any) -> None:
+        seen = name not in self._reads and given and output.requires_grad
+        self._reads[name] = (module, given[0]) if seen else None
+
+    @property
+    def called(self) -> tuple[CalledLinear, ...]:
+        numbers: dict[int, int] = {}
+        found = []
+        for name, call in self._reads.items():
+            if call is not None:
+                module, read = call
+                number = numbers.setdefault(id(read), len(numbers))
+                inner, columns = module.in_features, module.out_features
+                found.append(CalledLinear(name, number, inner, columns, read.numel() // inner))
+        return tuple(sorted(found, key=lambda one: one.reads))
 
 
 def _require_unchanged(index: int, module: nn.Module, versions: Mapping[str, int]) -> None:

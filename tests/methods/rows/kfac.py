@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -18,7 +18,9 @@ from small_plans import divisible, make_program, tiny
 from transformers.pytorch_utils import Conv1D
 
 from weft.describe.block_products import block_products
+from weft.describe.families.own import FAMILY, own_model
 from weft.describe.model import ModelConfig
+from weft.describe.models import resolve_model
 from weft.describe.plan import Choice
 from weft.methods.bubble_filling.options import options_of
 from weft.methods.kfac.report import AGE
@@ -33,9 +35,45 @@ class Sums(NamedTuple):
     outputs: torch.Tensor
 
 
-# By copy: the rows of the current step by name; and by step, the factors of every linear layer by block.
+class Product(NamedTuple):
+    """A linear layer of one process, by its name, and the number of its operand in its layer."""
+
+    name: str
+    operand: int
+
+
+def products_in(config: ModelConfig, modules: Mapping[str, torch.nn.Module]) -> list[list[Product]]:
+    """The linear layers of a model, layer by layer, of those that have any."""
+    if config.family == FAMILY:
+        own = own_model(config.name)
+        numbered = (
+            (f"layers.{position}.{one.name}".rstrip("."), position, one.reads)
+            for position in range(config.layers + 2)
+            for one in own.linears(position)
+        )
+        layers: dict[int, list[Product]] = {}
+        for name, position, operand in numbered:
+            layers.setdefault(position, []).append(Product(name, operand))
+        return list(layers.values())
+    reads = [one.reads for one in block_products(config)]
+    operands = list(dict.fromkeys(reads))
+    names = [
+        name
+        for name, one in modules.items()
+        if isinstance(one, torch.nn.Linear | Conv1D) and IN_BLOCKS.search(name)
+    ]
+    return [
+        [
+            Product(name, operands.index(read))
+            for name, read in zip(names[first : first + len(reads)], reads, strict=True)
+        ]
+        for first in range(0, len(names), len(reads))
+    ]
+
+
+# By copy: the rows of the current step by name; and by step, the factors of every linear layer by name.
 _ROWS: WeakKeyDictionary[Copy, dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]]] = WeakKeyDictionary()
-_SUMS: WeakKeyDictionary[Copy, list[list[list[tuple[str, Sums]]]]] = WeakKeyDictionary()
+_SUMS: WeakKeyDictionary[Copy, list[dict[str, Sums]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -64,73 +102,65 @@ class Kfac(Method):
     def begin(self, copies: Any) -> None:
         for copy in copies:
             _SUMS[copy], rows = [], _ROWS.setdefault(copy, {})
-            for name, module in copy.model.named_modules():
-                if isinstance(module, torch.nn.Linear | Conv1D) and IN_BLOCKS.search(name):
-                    rows[name] = ([], [])
-                    module.register_forward_hook(_keeper(*rows[name]))
+            modules = dict(copy.model.named_modules())
+            for name in (one.name for some in products_in(self.model, modules) for one in some):
+                rows[name] = ([], [])
+                modules[name].register_forward_hook(_keeper(*rows[name]))
 
     def before_step(self, copy: Copy, step: int, told: Told) -> None:
-        _SUMS[copy].append(list(self._blocks_of(copy)))
+        _SUMS[copy].append(dict(_sums_of(copy)))
         used = [NEVER if one is None else one[0][0].sum for one in self.versions[step]]
         told[AGE] = [step - sum(used) / len(used)]
         modules = dict(copy.masters.named_modules())
-        for block, versions in enumerate(self.versions[step]):
+        layers = products_in(self.model, modules)
+        for products, versions in zip(layers, self.versions[step], strict=True):
             if versions is not None:
-                self._precondition(modules, _SUMS[copy], block, *versions)
+                _precondition(modules, _SUMS[copy], products, *versions)
 
-    def _blocks_of(self, copy: Copy) -> Iterator[list[tuple[str, Sums]]]:
-        """Yield the factors of a step's rows, block by block."""
-        rows, products = _ROWS[copy], len(block_products(self.model))
-        names = list(rows)
-        for first in range(0, len(names), products):
-            block = []
-            for name in names[first : first + products]:
-                inputs, gradients = (torch.cat(one).double() for one in rows[name])
-                tokens = len(inputs)
-                # Of the loss of each token, which has a share of the mean.
-                gradients = gradients * tokens
-                block.append((name, Sums(inputs.T @ inputs / tokens, gradients.T @ gradients / tokens)))
-                for kept in rows[name]:
-                    kept.clear()
-            yield block
 
-    def _precondition(
-        self,
-        modules: dict[str, torch.nn.Module],
-        steps: list[list[list[tuple[str, Sums]]]],
-        block: int,
-        inputs: tuple[Version, ...],
-        outputs: tuple[Version, ...],
-    ) -> None:
-        products = block_products(self.model)
-        operands = list(dict.fromkeys(one.reads for one in products))
-        for number, product in enumerate(products):
-            operand = operands.index(product.reads)
-            same = [place for place, one in enumerate(products) if one.reads == product.reads]
-            name = steps[0][block][number][0]
+def _sums_of(copy: Copy) -> Iterator[tuple[str, Sums]]:
+    """Yield the factors of a step's rows by the linear layer's name."""
+    for name, rows in _ROWS[copy].items():
+        inputs, gradients = (torch.cat(one).double() for one in rows)
+        count = len(inputs)
+        # Of the loss of each row, which has a share of the mean.
+        gradients = gradients * count
+        yield name, Sums(inputs.T @ inputs / count, gradients.T @ gradients / count)
+        for kept in rows:
+            kept.clear()
 
-            def mean_inputs(step: int, first: int = same[0]) -> torch.Tensor:
-                return steps[step][block][first][1].inputs.diagonal().mean()
 
-            def mean_outputs(step: int, places: tuple[int, ...] = tuple(same)) -> torch.Tensor:
-                each = [steps[step][block][one][1].outputs.diagonal().mean() for one in places]
-                return sum(each) / len(each)
+def _precondition(
+    modules: dict[str, torch.nn.Module],
+    steps: list[dict[str, Sums]],
+    products: list[Product],
+    inputs: tuple[Version, ...],
+    outputs: tuple[Version, ...],
+) -> None:
+    """Multiply the gradients of a layer by the inverses of versions."""
+    for number, (name, operand) in enumerate(products):
+        same = [one.name for one in products if one.operand == operand]
 
-            version = inputs[operand]
-            ratio = 1.0
-            if version.other != NEVER:
-                ratio = (mean_inputs(version.sum) / mean_outputs(version.other)).sqrt()
-            inner = _inverse(steps[version.sum][block][same[0]][1].inputs, ratio)
-            version, ratio = outputs[number], 1.0
-            if version.other != NEVER:
-                ratio = (mean_outputs(version.sum, (number,)) / mean_inputs(version.other)).sqrt()
-            outer = _inverse(steps[version.sum][block][number][1].outputs, ratio)
-            weight, module = modules[name].weight.grad, modules[name]
-            module.weight.grad = (
-                inner @ weight @ outer if isinstance(module, Conv1D) else outer @ weight @ inner
-            )
-            if module.bias is not None:
-                module.bias.grad = outer @ module.bias.grad
+        def mean_inputs(step: int, first: str = same[0]) -> torch.Tensor:
+            return steps[step][first].inputs.diagonal().mean()
+
+        def mean_outputs(step: int, names: tuple[str, ...] = tuple(same)) -> torch.Tensor:
+            each = [steps[step][one].outputs.diagonal().mean() for one in names]
+            return sum(each) / len(each)
+
+        version = inputs[operand]
+        ratio = 1.0
+        if version.other != NEVER:
+            ratio = (mean_inputs(version.sum) / mean_outputs(version.other)).sqrt()
+        inner = _inverse(steps[version.sum][same[0]].inputs, ratio)
+        version, ratio = outputs[number], 1.0
+        if version.other != NEVER:
+            ratio = (mean_outputs(version.sum, (name,)) / mean_inputs(version.other)).sqrt()
+        outer = _inverse(steps[version.sum][name].outputs, ratio)
+        weight, module = modules[name].weight.grad, modules[name]
+        module.weight.grad = inner @ weight @ outer if isinstance(module, Conv1D) else outer @ weight @ inner
+        if module.bias is not None:
+            module.bias.grad = outer @ module.bias.grad
 
 
 def _keeper(inputs: list[torch.Tensor], gradients: list[torch.Tensor]) -> Callable[..., None]:
@@ -166,6 +196,7 @@ def _row(
 
 
 GPT, LLAMA = tiny(layers=4), tiny("llama", layers=4)
+MIXED, TEXT, IMAGES = (resolve_model(f"own_models:{name}") for name in ("mixed", "text", "images"))
 ROWS = (
     _row(GPT),
     _row(LLAMA, every=2),
@@ -179,11 +210,16 @@ ROWS = (
     _row(LLAMA, "1f1b", pp=2, optimizer="lamb"),
     _row(divisible("bert", tied=True), "1f1b", pp=2),
     _row(divisible("vit"), "zb-h1", pp=2, every=2),
+    _row(MIXED, "1f1b", pp=2, dp=2, every=2),
+    _row(MIXED, "1f1b", pp=4, recompute="full"),
+    _row(TEXT, "zb-h1", pp=2),
+    _row(IMAGES, "gpipe", pp=2),
     # Work in bubbles: windows of several steps, whose first pieces are of the window before.
     _row(GPT, "gpipe", pp=2, bubbles=fills(), steps=5),
     _row(LLAMA, "1f1b", pp=4, bubbles=fills("official"), steps=6),
     _row(GPT, "1f1b", pp=2, dp=2, bubbles=fills(), steps=6, methods=(Clips(),)),
     _row(LLAMA, "breadth-first", pp=2, loops=2, bubbles=fills(), steps=7),
     _row(GPT, "zb-h1", pp=4, bubbles=fills(most_steps=4), steps=9),
+    _row(MIXED, "1f1b", pp=4, bubbles=fills(), steps=6),
     _row(LLAMA, "zb-v", pp=2, loops=2, bubbles=fills(), steps=6, recompute="full"),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
@@ -39,6 +39,32 @@ class OwnModel(Protocol):
 
         Its arguments are the outputs of its producers, in their order.
         """
+        ...
+
+
+class CalledLinear(NamedTuple):
+    """A linear layer inside a layer of a model, which is called once for a sample.
+
+    Attributes:
+        name: in its layer; empty if it is the layer.
+        reads: the number of the tensor that it reads, among those of its layer.
+        inner, columns: the features that it reads and returns.
+        rows: the vectors of a sample that it multiplies.
+    """
+
+    name: str
+    reads: int
+    inner: int
+    columns: int
+    rows: int
+
+
+@runtime_checkable
+class ShowsLinears(Protocol):
+    """A model that also tells its linear layers."""
+
+    def linears(self, index: int) -> Sequence[CalledLinear]:
+        """Return the linear layers of one layer, those that read one tensor after each other."""
         ...
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from weft.describe.amount import Amount
 from weft.describe.families.transformer import ONE, TOKENS
 from weft.describe.layer import Matmul, PassWork
-from weft.methods.kfac.kinds import FACTORS, owed_by
-from weft.methods.kfac.linears import LinearLayers, Treated, read_treated
+from weft.methods.kfac.kinds import owed_by
+from weft.methods.kfac.linears import FACTORS, LinearLayers, Treated, read_treated
 from weft.methods.kfac.options import options_of
 from weft.predict.cost.hooks import CostHook, CostOf, Taken, by_table, collective_hook
 from weft.predict.cost.memory import STEPPED_BYTES
@@ -34,10 +34,18 @@ def _treated(pricing: Pricing) -> Treated:
     return read_treated(found.linears)
 
 
-def _squares(sizes: Sequence[int]) -> PassWork:
-    """Return the products of a tensor, (tokens, size), with itself."""
-    products = (Matmul(count=ONE, rows=Amount.of(n), inner=TOKENS, columns=Amount.of(n)) for n in sizes)
-    return PassWork(matmuls=tuple(products), kernels=len(sizes))
+def _squares(factors: Sequence[tuple[int, int | None]]) -> PassWork:
+    """Return the products of tensors, (rows, size), with themselves."""
+    products = tuple(
+        Matmul(count=ONE, rows=Amount.of(size), inner=_rows_of(rows), columns=Amount.of(size))
+        for size, rows in factors
+    )
+    return PassWork(matmuls=products, kernels=len(products))
+
+
+def _rows_of(rows: int | None) -> Amount:
+    """Return the vectors of a micro-batch that a factor is made of."""
+    return TOKENS if rows is None else Amount.of(rows, batch=1)
 
 
 def _inverse(size: int) -> PassWork:
@@ -103,17 +111,17 @@ def _held(pricing: Pricing) -> Held:
     treated, element = _treated(pricing), STEPPED_BYTES[plan.precision]
     for stage, layers in enumerate(owed.layers):
         shape = pricing.placed.shape(stage)
-        rows = shape.micro_batch_size * shape.sequence * plan.stages[stage].replicas[0].micro_batches
-        sizes = [size for layer in layers for side in (0, 1) for size in treated[layer].sizes(side)]
+        factors = [one for layer in layers for side in (0, 1) for one in treated[layer].factors(side)]
         # A factor, its inverse, and the next one until all of a layer are there.
-        matrices = 3 * element * sum(size * size for size in sizes)
-        captured = plan.element_bytes * rows * sum(sizes)
+        matrices = 3 * element * sum(size * size for size, _ in factors)
+        elements = sum(round(_rows_of(rows)(shape)) * size for size, rows in factors)
+        captured = plan.element_bytes * elements * plan.stages[stage].replicas[0].micro_batches
         held[pricing.placed.ranks_of_stage[stage]] += matrices + captured
     return Held(held, source="counted by linear layers")
 
 
 def _curvature_cost(kind: str, side: int) -> CostOf:
-    hook = _computation(lambda treated, layers, part: _squares(treated[part].sizes(side)), captured=True)
+    hook = _computation(lambda treated, layers, part: _squares(treated[part].factors(side)), captured=True)
     return CostOf(kind=kind, hook=hook)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.methods.bubble_filling.kinds import owed_by as windows_of
+from weft.methods.kfac.linears import FACTORS
 from weft.methods.kfac.options import NAME
 from weft.methods.tensor_norms.kinds import first
 from weft.program.arrays import Ints
@@ -19,9 +20,6 @@ from weft.program.kinds import KINDS, AddedUses, Kind
 from weft.program.places import Places, of_links, stepped_on_rank, table_of
 from weft.program.program import Owed, Program
 from weft.program.values import PER_MICRO_BATCH, PER_STAGE, VALUES, Read, Use, ValueKind
-
-# More than a layer has factors of one side.
-FACTORS = 64
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,22 +1,26 @@
-"""The linear layers that K-FAC treats: those of blocks, and all of a user's own model.
+"""The linear layers that K-FAC treats: those of blocks, and those of a user's own model.
 
-A plan states them, by layer of the model: ``1-4: 64>64,32,32 64>64; 5: 64>10``. Linear layers that read one
-value have one factor of inputs together.
+A plan states them, by layer of the model: ``1-4: 64>64,32,32 64>64; 5: 49x64>10``. Linear layers that read
+one value have one factor of inputs together. Those of a user's own model state the rows of a sample, too.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 from weft.describe.block_products import block_products, has_experts
-from weft.describe.families.own import FAMILY, own_model
+from weft.describe.families.own import FAMILY, CalledLinear, ShowsLinears, own_model
 from weft.describe.model import ModelConfig
 from weft.errors import InputError, Violation
 
-_OPERAND = r"(?:\d{1,9})>(?:\d{1,9}(?:,\d{1,9})*)"
+# More than a layer has factors of one side.
+FACTORS = 64
+# Factors of more features would take more than half a gigabyte each, and their inverses a second.
+_MOST_FEATURES = 10_000
+_OPERAND = r"(?:\d{1,9}x)?\d{1,9}>\d{1,9}(?:,\d{1,9})*"
 _LAYERS = re.compile(rf"(\d{{1,6}})-(\d{{1,6}}): ({_OPERAND}(?: {_OPERAND})*)", re.ASCII)
 
 
@@ -26,10 +30,23 @@ class Operand(NamedTuple):
     Attributes:
         inner: the features that they read.
         columns: the features that each of them returns.
+        rows: the vectors of a sample that they read; None: its tokens.
     """
 
     inner: int
     columns: tuple[int, ...]
+    rows: int | None = None
+
+    def __str__(self) -> str:
+        rows = "" if self.rows is None else f"{self.rows}x"
+        return f"{rows}{self.inner}>{','.join(map(str, self.columns))}"
+
+    @classmethod
+    def read(cls, text: str) -> Operand:
+        """Return the operand of a text."""
+        read, _, columns = text.partition(">")
+        rows, _, inner = read.rpartition("x")
+        return cls(int(inner), tuple(map(int, columns.split(","))), int(rows) if rows else None)
 
 
 class LinearLayers(NamedTuple):
@@ -37,22 +54,18 @@ class LinearLayers(NamedTuple):
 
     operands: tuple[Operand, ...]
 
-    @property
-    def inputs(self) -> list[int]:
-        """The sizes of the factors of inputs."""
-        return [one.inner for one in self.operands]
-
-    @property
-    def outputs(self) -> list[int]:
-        """The sizes of the factors of gradients of outputs."""
-        return [size for one in self.operands for size in one.columns]
+    def factors(self, side: int) -> list[tuple[int, int | None]]:
+        """Return the size of each factor of inputs (0) or outputs (1), and its operand's rows."""
+        if side == 0:
+            return [(one.inner, one.rows) for one in self.operands]
+        return [(size, one.rows) for one in self.operands for size in one.columns]
 
     def sizes(self, side: int) -> list[int]:
-        """Return the sizes of the factors of inputs (0) or outputs (1)."""
-        return self.outputs if side else self.inputs
+        """Return the sizes of the factors of one side."""
+        return [size for size, _ in self.factors(side)]
 
     def __str__(self) -> str:
-        return " ".join(f"{one.inner}>{','.join(map(str, one.columns))}" for one in self.operands)
+        return " ".join(map(str, self.operands))
 
 
 # By position in the model.
@@ -82,13 +95,33 @@ def treated_in(config: ModelConfig) -> Treated:
 
 
 def _own(config: ModelConfig) -> Iterator[tuple[int, LinearLayers]]:
-    """Yield the linear layers of a user's own model: modules with `in_features` and `out_features`."""
+    """Yield the linear layers of a user's own model.
+
+    Raises:
+        InputError: for a model that does not tell them, whose layers form a graph, or with too many in one.
+    """
     model = own_model(config.name)
+    if not isinstance(model, ShowsLinears):
+        problem = f"{config.name} does not tell its linear layers (`linears(index)`)"
+        raise InputError(Violation("kfac", problem, "a weft.BlockModel"))
+    if not model.layer_graph().is_chain:
+        raise InputError(Violation("kfac", f"the layers of {config.name} form a graph", "a chain of layers"))
     for position in range(config.layers + 2):
-        linears = [one for one in model.layer(position).modules() if hasattr(one, "in_features")]
-        operands = tuple(Operand(one.in_features, (one.out_features,)) for one in linears)
+        operands = []
+        for _, some in groupby(treatable(model.linears(position)), lambda one: one.reads):
+            linears = list(some)
+            columns = tuple(one.columns for one in linears)
+            operands.append(Operand(linears[0].inner, columns, linears[0].rows))
+        if sum(len(one.columns) for one in operands) > FACTORS:
+            problem = f"layer {position} of {config.name} has more than {FACTORS} linear layers"
+            raise InputError(Violation("kfac", problem, "more layers of the model"))
         if operands:
-            yield position, LinearLayers(operands)
+            yield position, LinearLayers(tuple(operands))
+
+
+def treatable(linears: Sequence[CalledLinear]) -> list[CalledLinear]:
+    """Return the linear layers with factors of a size that can be inverted."""
+    return [one for one in linears if max(one.inner, one.columns) <= _MOST_FEATURES]
 
 
 def treated_text(treated: Treated) -> str:
@@ -113,7 +146,6 @@ def read_treated(text: str) -> Treated:
         if match is None or int(match[1]) > int(match[2]):
             problem = f"{one[:40]!r} does not list the linear layers of layers of the model"
             raise InputError(Violation("plan: methods: kfac: linears", problem, "1-4: 64>64,32,32 64>64"))
-        pairs = (operand.split(">") for operand in match[3].split())
-        layer = LinearLayers(tuple(Operand(int(n), tuple(map(int, m.split(",")))) for n, m in pairs))
+        layer = LinearLayers(tuple(map(Operand.read, match[3].split())))
         found |= dict.fromkeys(range(int(match[1]), int(match[2]) + 1), layer)
     return found

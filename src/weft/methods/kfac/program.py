@@ -19,13 +19,12 @@ from weft.methods.bubble_filling.work import Pass as PassName
 from weft.methods.bubble_filling.works import BubbleWork, WorkRows
 from weft.methods.kfac.kinds import (
     CURVATURES,
-    FACTORS,
     INVERSIONS,
     PRECONDITION,
     REDUCTIONS,
     Preconditions,
 )
-from weft.methods.kfac.linears import Treated, read_treated
+from weft.methods.kfac.linears import FACTORS, Treated, read_treated
 from weft.methods.kfac.options import NAME, options_of
 from weft.predict.cost.memory import STEPPED_BYTES
 from weft.program.kinds import KINDS, STEP
@@ -141,7 +140,9 @@ def groups(layout: PipelineLayout, treated: ByStage) -> tuple[GroupTable, ...]:
 
 
 def owes(layout: PipelineLayout, treated: ByStage) -> Preconditions:
-    layers = ({layer: (len(one.inputs), len(one.outputs)) for layer, one in some.items()} for some in treated)
+    layers = (
+        {layer: (len(one.sizes(0)), len(one.sizes(1))) for layer, one in some.items()} for some in treated
+    )
     return Preconditions(layers=tuple(layers))
 
 

@@ -2,8 +2,8 @@
 
 It differs from the published program where that one adds up the wrong micro-batches:
 
-* A piece waits for the pass of its own micro-batch and stage. The published one counts passes of one stage of
-  a device. Both are the same where passes come in the order of pieces.
+* A piece waits for the pass of its own micro-batch and stage. The published one counts passes of one stage
+  of a device. Both are the same where passes come in the order of pieces.
 * A window that mixes the work of two windows in one sum does not count as complete.
 """
 

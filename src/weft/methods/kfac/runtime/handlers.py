@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.errors import RunError
-from weft.methods.kfac.kinds import FACTORS
+from weft.methods.kfac.linears import FACTORS
 from weft.methods.kfac.options import NAME
 from weft.methods.kfac.report import AGE
 from weft.methods.kfac.runtime.stage_curvature import StageCurvature

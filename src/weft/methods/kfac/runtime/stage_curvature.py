@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
@@ -11,9 +12,10 @@ from transformers.pytorch_utils import Conv1D
 
 from weft.describe.block_products import block_products
 from weft.errors import InputError, Violation
-from weft.methods.kfac.linears import LinearLayers, Treated
+from weft.methods.kfac.linears import LinearLayers, Treated, treatable
 from weft.methods.kfac.options import NAME
 from weft.methods.kfac.runtime.factors import Factor
+from weft.run.stage.families.own import OwnStage
 from weft.run.stage.stage_module import StageModule
 from weft.run.stage.taps import Passing, Tap
 from weft.run.state.bucket import GradientBucket
@@ -31,6 +33,7 @@ class TreatedLinear:
         name: in the stage.
         weight: its gradient, (columns, inner), or (inner, columns) where `transposed`.
         bias: its gradient, (columns,), if it has one.
+        rows: the vectors of a sample that it multiplies; None: its tokens.
     """
 
     name: str
@@ -38,6 +41,7 @@ class TreatedLinear:
     bias: torch.Tensor | None
     transposed: bool
     factor: Factor
+    rows: int | None
 
     def precondition(self, inputs: Factor) -> None:
         """Multiply the gradients by both inverses."""
@@ -105,10 +109,11 @@ class LayerCurvature:
         """Return the factors of inputs (0) or outputs (1)."""
         return (self.inputs, self.outputs)[side]
 
-    def add(self, side: int, rows: Sequence[torch.Tensor], step: int, scale: float) -> None:
-        """Add `scale` times the products of what a micro-batch left, one tensor for each factor of a side."""
+    def add(self, side: int, rows: Sequence[torch.Tensor], step: int, micro_batches: int) -> None:
+        """Add what one of a step's micro-batches left, one tensor for each factor of a side."""
         for factor, one in zip(self.factors(side), rows, strict=True):
-            factor.add(one, scale)
+            count = len(one) * micro_batches
+            factor.add(one, count if side else 1.0 / count)
         self.captured[side] = step
         self._added[side] += 1
         if self._added[side] == self._pieces:
@@ -183,7 +188,7 @@ class StageCurvature:
     Args:
         micro_batches: of the global batch, all of one size; `pieces` of them run on this rank.
         every: steps from one that leaves tensors to the next.
-        tokens: of a micro-batch.
+        samples, tokens: of a micro-batch.
 
     Attributes:
         layers: by position in the model.
@@ -197,9 +202,11 @@ class StageCurvature:
         micro_batches: int,
         pieces: int,
         every: int,
+        samples: int,
         tokens: int,
     ) -> None:
-        self._micro_batches, self._every, self._tokens = micro_batches, every, tokens
+        self._micro_batches, self._every = micro_batches, every
+        self._samples, self._tokens = samples, tokens
         # By side, micro-batch and name of a linear layer: the step, and the tensor, (tokens, features).
         self._left: dict[tuple[int, int, str], tuple[int, torch.Tensor]] = {}
         gradients = dict(
@@ -244,7 +251,8 @@ class StageCurvature:
             for layer in self.layers.values():
                 for side, one in layer.shown:
                     name, factor = _left_name(side, micro_batch, one.name), layer.factor_of(side, one)
-                    size = self._tokens, len(factor.sum)
+                    rows = self._tokens if one.rows is None else one.rows * self._samples
+                    size = rows, len(factor.sum)
                     found[name] = torch.zeros(size, dtype=dtype, device=factor.sum.device)
                     found[f"{name}.step"] = torch.tensor(NEVER)
         return found
@@ -265,9 +273,8 @@ class StageCurvature:
             # Of the window before the first one.
             return
         found = [self._left.pop(key) for key in keys]
-        step, first = found[0]
-        tokens = len(first) * self._micro_batches
-        layer.add(side, [tensor for _, tensor in found], step, tokens if side else 1.0 / tokens)
+        rows = [tensor for _, tensor in found]
+        layer.add(side, rows, found[0][0], self._micro_batches)
 
 
 def _left_name(side: int, micro_batch: int, layer: str) -> str:
@@ -284,7 +291,7 @@ def _operands(
     """
     names = {id(module): name for name, module in stage.named_modules()}
     found = iter(_linears(stage, position))
-    for inner, columns in linears.operands:
+    for inner, columns, rows in linears.operands:
         treated: list[TreatedLinear] = []
         for size in columns:
             module = next(found, None)
@@ -296,7 +303,7 @@ def _operands(
             weight = gradients[id(module.weight)]
             bias = None if module.bias is None else gradients[id(module.bias)]
             factor = Factor(size, _at_least_fp32(weight), weight.device)
-            treated.append(TreatedLinear(names[id(module)], weight, bias, transposed, factor))
+            treated.append(TreatedLinear(names[id(module)], weight, bias, transposed, factor, rows))
         first = treated[0]
         yield TreatedOperand(tuple(treated), Factor(inner, first.factor.sum.dtype, first.weight.device))
 
@@ -307,10 +314,11 @@ def _at_least_fp32(gradient: torch.Tensor) -> torch.dtype:
 
 def _linears(stage: nn.Module, position: int) -> Iterator[nn.Linear | Conv1D]:
     """Yield the linear layers of a layer; of a known family in the order of its description."""
-    if not isinstance(stage, StageModule):
-        layer = stage.get_submodule(f"layers.{position}")
-        yield from (one for one in layer.modules() if isinstance(one, nn.Linear))
+    if isinstance(stage, OwnStage):
+        for one in treatable(stage.linears[position]):
+            yield cast(nn.Linear, stage.layers[str(position)].get_submodule(one.name))
         return
+    assert isinstance(stage, StageModule), "stages are of known families or of own models"
     inside = [
         (name.rpartition(".")[2], one)
         for name, one in stage.block(position).named_modules()

@@ -30,7 +30,8 @@ class Kfac(MethodState):
     """
 
     def __init__(self, making: Making) -> None:
-        options, owed = options_of(making.plan), making.program.obligations.methods
+        plan = making.plan
+        options, owed = options_of(plan), making.program.obligations.methods
         assert options is not None, "a program owes K-FAC to a plan that asks for it"
         mine, windows = owed[NAME], owed[BUBBLES]
         assert isinstance(mine, Preconditions)
@@ -38,8 +39,8 @@ class Kfac(MethodState):
         self.damping, self._treated = options.damping, read_treated(options.linears)
         self.stages: dict[int, StageCurvature] = {}
         self._owed, self._windows, self._program = mine, windows, making.program
-        self._tokens = making.plan.micro_batch_size * making.plan.sequence
-        self._replicas = len(making.plan.stages[0].replicas)
+        self._samples, self._tokens = plan.micro_batch_size, plan.micro_batch_size * plan.sequence
+        self._replicas = len(plan.stages[0].replicas)
         self._dtype = torch.float32
         # By stage, what a checkpoint may fill before the first step.
         self._rooms: dict[int, dict[str, torch.Tensor]] = {}
@@ -56,6 +57,7 @@ class Kfac(MethodState):
                 self._program.micro_batches,
                 len(self._micro_batches(stage)),
                 steps,
+                self._samples,
                 self._tokens,
             )
         self._dtype = resources.dtype

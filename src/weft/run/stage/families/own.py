@@ -7,19 +7,24 @@ from collections.abc import Callable, Sequence, Set
 import torch
 from torch import nn
 
-from weft.describe.families.own import OwnModel
+from weft.describe.families.own import OwnModel, ShowsLinears
 from weft.randomness import counter_seed
 from weft.run.stage.layers import run_wired
 from weft.run.stage.wiring import SAMPLES, Wiring
 
 
 class OwnStage(nn.Module):
-    """The layers at some positions; parameters are called ``layers.POSITION.NAME`` in any cut."""
+    """The layers at some positions; parameters are called ``layers.POSITION.NAME`` in any cut.
+
+    Attributes:
+        linears: by position, the linear layers, as the model tells them.
+    """
 
     def __init__(self, model: OwnModel, layers: Sequence[int], seed: int, dtype: torch.dtype) -> None:
         super().__init__()
         self._borders = (model.sample_shapes[layers[0]], model.sample_shapes[layers[-1] + 1])
         self.layers = nn.ModuleDict()
+        self.linears = {index: model.linears(index) for index in layers if isinstance(model, ShowsLinears)}
         for index in layers:
             # Drawn by position, so that any cut has the same values.
             with torch.random.fork_rng(devices=[]):
