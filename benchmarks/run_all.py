@@ -49,6 +49,7 @@ BENCHMARKS = (
     ("replicas_vs_torch",),
     ("transports",),
     ("training_beside",),
+    ("curvature",),
     ("taps",),
     ("taps", "--micro-batch-size", "4"),
     ("taps", "--method", "micro-batch-clipping"),

@@ -139,6 +139,17 @@ TABLES: Mapping[str, Listed | Crossed] = {
     ),
     "rates": Listed("rates"),
     "taps": Crossed("taps", "what trains", ("step", "added", "share")),
+    "curvature": Crossed(
+        "curvature",
+        "factors",
+        (
+            "product",
+            "over a plain product",
+            "inverse",
+            "over a plain Cholesky inverse",
+            "over a product of its operations",
+        ),
+    ),
     "training_beside": Crossed(
         "training_beside", "program", ("tokens", "peak memory", "start-up"), "(?!.* over ).*"
     ),

@@ -108,8 +108,12 @@ def test_an_indefinite_factor_is_damped_more_and_one_that_is_not_finite_refused(
     matrix = torch.eye(3) - 1.5 * torch.ones(3, 3) / 3
     found = damped_inverse(matrix, 0.1)
     assert torch.allclose(found, torch.linalg.inv(matrix + 1.0 * torch.eye(3)), rtol=1e-4)
-    with pytest.raises(FloatingPointError, match="not finite"):
-        damped_inverse(torch.full((2, 2), float("nan")), 0.1)
+    for row, column in ((0, 0), (2, 2), (2, 0), (2, 1)):
+        for wrong in (float("nan"), float("inf")):
+            broken = torch.eye(3)
+            broken[row, column] = broken[column, row] = wrong
+            with pytest.raises(FloatingPointError, match="not finite"):
+                damped_inverse(broken, 0.1)
     with pytest.raises(FloatingPointError, match=r"indefinite with 0\.01 added"):
         damped_inverse(-torch.eye(2), 1e-6)
 

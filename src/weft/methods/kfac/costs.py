@@ -22,9 +22,9 @@ from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import Held, ResidentBytes
 from weft.program.arrays import Ints
 
-# Seconds of a Cholesky factor and its inverse over those of a product with as many operations: 2 to 5 on CPUs
-# for sizes of 256 to 4096. `benchmarks/curvature` measures it.
-_INVERSE_SLOWDOWN = 3.0
+# Seconds of an inverse over those of a product with as many operations, for n x n numbers: the first, and the
+# second over n. `benchmarks/curvature.py` found 4.7, 3.3, 2.4, 2.0 and 1.7 on a CPU for n of 256 to 4096.
+_INVERSE_SLOWDOWN, _SMALL_INVERSE_SLOWDOWN = 1.55, 900.0
 _IN = "fp32"
 
 
@@ -49,7 +49,7 @@ def _rows_of(rows: int | None) -> Amount:
 
 
 def _inverse(size: int) -> PassWork:
-    operations = _INVERSE_SLOWDOWN * size**3
+    operations = (_INVERSE_SLOWDOWN + _SMALL_INVERSE_SLOWDOWN / size) * size**3
     # A product of 2 n m k operations.
     product = Matmul(
         count=ONE,
