@@ -120,7 +120,8 @@ def test_an_indefinite_factor_is_damped_more_and_one_that_is_not_finite_refused(
 
 def test_steps_use_new_inverses_when_all_of_a_layer_are_there() -> None:
     weight = torch.ones(3, 4, dtype=torch.float64)
-    linear = TreatedLinear("layer", weight, None, False, Factor(3, torch.float64, torch.device("cpu")))
+    factor = Factor(3, torch.float64, torch.device("cpu"))
+    linear = TreatedLinear("layer", weight, None, False, factor, None)
     layer = LayerCurvature(
         [TreatedOperand((linear,), Factor(4, torch.float64, torch.device("cpu")))], pieces=2
     )
