@@ -58,6 +58,7 @@ WITH_TORCH = (
     "planning/test_blocking_pinned.py",
     "planning/test_graph_models.py",
     "planning/test_optimizers.py",
+    "predict/cost/test_*_runtime.py",
     "program/schedules/test_torch_orders.py",
 )
 

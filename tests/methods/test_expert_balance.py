@@ -17,6 +17,7 @@ from program.mutations import twice, without_edge, without_row
 
 from weft.describe.added_layers import trained_graph
 from weft.describe.layout import Layout
+from weft.describe.models import resolve_model
 from weft.describe.plan import Choice, Plan
 from weft.describe.plan_file import check_plan
 from weft.describe.reading import parse_toml
@@ -327,7 +328,7 @@ def test_a_dense_model_has_nothing_to_balance() -> None:
 def test_the_table_of_the_run_file_is_the_method_of_the_plan() -> None:
     keys = 'balance = "buffer"\nsamples = 2\nreplicas = 1\nweight = 0.5'
     run = parse_run(parse_toml(RUN.format(keys=keys), "run"))
-    [choice] = requested_methods(run.methods)
+    [choice] = requested_methods(run.methods, resolve_model("gpt-1m"))
     assert choice.name == "expert-balance"
     table = read_options(choice)
     assert (table.balance, table.samples, table.replicas) == ("buffer", 2, 1)

@@ -11,6 +11,7 @@ import pytest
 from program.mutations import twice, without_edge, without_row
 
 from weft.describe.layout import Layout
+from weft.describe.models import resolve_model
 from weft.describe.plan import GRADIENT_NORM, Choice, Plan
 from weft.describe.plan_file import check_plan
 from weft.describe.reading import parse_toml
@@ -207,7 +208,7 @@ def test_norms_of_stages_are_declared_as_empirical() -> None:
     [problem] = refused_pins(run)
     assert str(problem.problem) == "'exact' keeps out [clip], which is empirical"
     assert refused_pins(parse_run(parse_toml(RUN.format(keys="samples = 2"), "run.toml"))) == []
-    [choice] = requested_methods(run.methods)
+    [choice] = requested_methods(run.methods, resolve_model("gpt-1m"))
     assert choice.options["layers_per_stage"] == "3,3"
     assert read_options(choice).layers_per_stage == (3, 3)
 
@@ -331,13 +332,13 @@ def test_sources_that_the_data_does_not_keep_apart_are_refused(task: str, keys: 
 def test_blocks_of_several_clipped_micro_batches_are_not() -> None:
     task, keys = 'data = { "a" = 1, "b" = 2 }\nsource_block = 4', "samples = 2\nsources = 2"
     run = parse_run(parse_toml(SOURCES_RUN.format(task=task, keys=keys), "run"))
-    [choice] = requested_methods(run.methods)
+    [choice] = requested_methods(run.methods, resolve_model("gpt-1m"))
     assert choice.options["sources"] == 2
 
 
 def test_off_asks_for_no_method() -> None:
     run = parse_run(parse_toml(RUN.format(keys='micro = "off"\nsamples = 2'), "run"))
-    assert requested_methods(run.methods) == ()
+    assert requested_methods(run.methods, resolve_model("gpt-1m")) == ()
 
 
 def test_the_report_tells_what_clipping_leaves(problem: Problem) -> None:
