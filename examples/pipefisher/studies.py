@@ -1,7 +1,7 @@
 """Arms of a study: learning rates and dampings from a grid, and the curves of those that are reported.
 
-Tuning takes seeds of its own, in one process with fresh inverses every few steps. A grid grows until its best
-point is inside. Finalists with K-FAC also run as real pipelines, with windows as `weft plan` finds them.
+Tuning takes seeds of its own. A grid grows until its best point is inside. Arms with K-FAC run in one
+process, with fresh inverses every few steps, and as pipelines, with windows as `weft plan` finds them.
 """
 
 from __future__ import annotations
@@ -158,6 +158,7 @@ class Study:
         micro_batch: of pipelines; one process takes all samples at once.
         every: the most steps of a window, and those between two inversions in one process.
         cluster: what plans are for.
+        tuned_on: the ranks that tune arms with K-FAC.
     """
 
     job: Job
@@ -166,6 +167,7 @@ class Study:
     micro_batch: int
     every: int
     cluster: Path
+    tuned_on: int = 1
 
     def plan(self, arm: Arm, ranks: int, steps: int) -> PlannedJob:
         """The plan of an arm: of one process, or of a 1F1B pipeline with K-FAC in its bubbles."""
@@ -188,6 +190,14 @@ class Study:
             tables |= {"goal": {"contract": "empirical"}, "bubble": bubble}
         return planned(tables)
 
+    def _tuned(self, grid: Grid, effort: Effort, alone: Sequence[Ranks]) -> Tuned:
+        arm, ranks = next(grid.points()), self.tuned_on if grid.dampings else 1
+        plan = self.plan(arm, ranks, effort.steps).plan
+        if ranks == 1:
+            return tune(grid, plan, effort, alone)
+        with Ranks(self.job, ranks) as together:
+            return tune(grid, plan, effort, [together])
+
     def run(self, grids: Sequence[Grid], effort: Effort) -> list[Finalist]:
         """Tune all arms, and train the finalists."""
         found: list[Finalist] = []
@@ -196,7 +206,7 @@ class Study:
             alone = [stack.enter_context(Ranks(self.job, 1)) for _ in range(effort.processes)]
             for grid in grids:
                 plan = self.plan(next(grid.points()), 1, effort.steps).plan
-                tuned = tune(grid, plan, effort, alone)
+                tuned = self._tuned(grid, effort, alone)
                 best.append(tuned)
                 curves = train_beside(alone, tuned.reported(plan, effort))
                 found.append(Finalist.of(tuned, "one process", curves))
