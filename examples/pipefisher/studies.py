@@ -141,11 +141,13 @@ class Finalist:
         return [final(Curve(one, [])) for one in self.losses]
 
     def steps_to(self, goal: Finalist) -> list[int | None]:
-        """The steps to the final loss of another arm with the same seed; None: never."""
-        return [
-            next((step + 1 for step, loss in enumerate(own) if loss <= target), None)
-            for own, target in zip(self.losses, goal.finals, strict=True)
-        ]
+        """The steps until as many losses as of `final` have the mean of another arm's; None: never."""
+
+        def until(losses: list[float], target: float) -> int | None:
+            ends = range(LAST, len(losses) + 1)
+            return next((end for end in ends if statistics.fmean(losses[end - LAST : end]) <= target), None)
+
+        return [until(own, target) for own, target in zip(self.losses, goal.finals, strict=True)]
 
 
 @dataclass(frozen=True)
