@@ -64,7 +64,7 @@ def test_presets_have_their_published_size(name, billions):
 def test_every_preset_divides_evenly():
     for name, config in PRESETS.items():
         assert config.name == name
-        if config.convolutions is not None:
+        if not config.heads:
             continue
         assert config.hidden % config.heads == 0
         assert config.heads % config.key_value_heads == 0

@@ -43,6 +43,9 @@ class LayerGraph:
     tensor-parallel degree must divide exactly; if it is empty, no layer can be divided. `experts` are those
     of every mixture, which expert ranks divide; 0 without mixtures. `model` is the same graph without a
     plan's choices for single layers; None without choices.
+
+    A sample has one or several tensors, its inputs, numbered from 0. `inputs` are pairs (input, layer that
+    reads it), rising. Without pairs, every layer without a producer reads the only input.
     """
 
     name: str
@@ -53,6 +56,7 @@ class LayerGraph:
     tied: tuple[TiedParameters, ...] = ()
     divided: tuple[tuple[str, int], ...] = ()
     experts: int = 0
+    inputs: tuple[tuple[int, int], ...] = ()
     model: LayerGraph | None = None
 
     def __post_init__(self) -> None:
@@ -68,12 +72,35 @@ class LayerGraph:
             or sorted(set(one.layers)) != list(one.layers)
             or not 0 <= one.layers[0] <= one.layers[-1] < len(self.layers)
         ]
+        problems += self._input_problems()
         if len({layer.name for layer in self.layers}) != len(self.layers):
             problems.append(Violation(self.name, "two layers have the same name"))
         if not self.layers:
             problems.append(Violation(self.name, "a model needs at least one layer"))
         if problems:
             raise InputError(problems)
+
+    def _input_problems(self) -> list[Violation]:
+        """Return the mistakes of `inputs`: unknown layers, gaps, and layers that read nothing."""
+        if not self.inputs:
+            return []
+        numbers, readers = {number for number, _ in self.inputs}, {layer for _, layer in self.inputs}
+        problems = [
+            Violation(self.name, f"input {one} must go to one of {len(self.layers)} layers")
+            for one in self.inputs
+            if not 0 <= one[1] < len(self.layers)
+        ]
+        if sorted(set(self.inputs)) != list(self.inputs):
+            problems.append(Violation(self.name, "inputs must rise, each pair once"))
+        if numbers != set(range(len(numbers))):
+            problems.append(Violation(self.name, f"inputs {sorted(numbers)} must be numbered from 0"))
+        fed = {consumer for _, consumer in self.edges} | readers
+        problems += [
+            Violation(self.name, f"layer {layer} reads neither an input nor another layer")
+            for layer in range(len(self.layers))
+            if layer not in fed
+        ]
+        return problems
 
     def __repr__(self) -> str:
         size = f"{len(self.layers)} layers, {format_count(self.parameters())} parameters"
@@ -101,6 +128,16 @@ class LayerGraph:
         for producer, consumer in self.edges:
             found[consumer].add(producer)
         return tuple(map(frozenset, found))
+
+    @cached_property
+    def inputs_read(self) -> tuple[tuple[int, ...], ...]:
+        """For each layer, the inputs of a sample that it reads, rising."""
+        if not self.inputs:
+            return tuple(() if before else (0,) for before in self.feeders)
+        found: list[list[int]] = [[] for _ in self.layers]
+        for number, layer in self.inputs:
+            found[layer].append(number)
+        return tuple(map(tuple, found))
 
     def crossing(self, stage_of: Sequence[int]) -> dict[tuple[int, int], frozenset[int]]:
         """Return the layers with output across each edge of stages; `stage_of` has each layer's stage."""
@@ -248,6 +285,8 @@ class LayerGraph:
             "vocabulary": self.vocabulary,
             "edges": [list(edge) for edge in self.edges],
         }
+        if self.inputs:
+            record["inputs"] = [list(one) for one in self.inputs]
         if self.divided:
             record["divided"] = [list(one) for one in self.divided]
         if self.experts:
@@ -281,6 +320,7 @@ class LayerGraph:
                     for layers, *counts in record.get("tied", ())
                 ),
                 divided=tuple((str(name), int(size)) for name, size in record.get("divided", ())),
+                inputs=tuple((int(number), int(layer)) for number, layer in record.get("inputs", ())),
             )
         except InputError:
             raise

@@ -36,6 +36,29 @@ class Convolutions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Towers:
+    """Sizes of a model of towers: branches side by side, each with an input of its own, and a joint end.
+
+    A sample has one tensor for each tower, in this order: token numbers, vectors, rows of tables.
+
+    Attributes:
+        depth: layers of each tower of blocks or of linear layers.
+        tokens: of each tower of blocks, the number of tokens that it tells apart.
+        features: of each tower of linear layers, the size of the vector that it reads.
+        tables: of each tower that is a table, its rows.
+        looked_up: rows of each table that a sample looks up and adds up.
+        joint_depth: linear layers behind the towers, before the output.
+    """
+
+    depth: int
+    tokens: tuple[int, ...] = ()
+    features: tuple[int, ...] = ()
+    tables: tuple[int, ...] = ()
+    looked_up: int = 0
+    joint_depth: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Sizes of a transformer of family `gpt` (GPT-2), `bert` or `vit`, a decoder, or a convolutional network.
 
@@ -50,6 +73,8 @@ class ModelConfig:
     `convolutions` is None for a transformer. A convolutional network (`resnet`, `vgg`, `alexnet`) has no
     heads and a sequence of 1. Its `hidden` are the channels of a first layer outside the groups.
     `feed_forward` is the width of its fully connected layers; `layers` omits the first and the last layer.
+    `towers` is None for a chain. In a model of towers `layers` omits the first and the last layer of the
+    graph, `hidden` is the width of blocks or of table rows, and `vocabulary` counts outputs.
     """
 
     name: str
@@ -68,6 +93,7 @@ class ModelConfig:
     patch_size: int = 0
     channels: int = 0
     convolutions: Convolutions | None = None
+    towers: Towers | None = None
     decoder: Decoder | None = None
     record: str = ""
 
@@ -84,16 +110,31 @@ class ModelConfig:
     def reads_images(self) -> bool:
         return self.image_size > 0
 
+    @property
+    def reads_tokens(self) -> bool:
+        """False if samples are images, or vectors and rows of tables."""
+        return not self.reads_images and (self.towers is None or bool(self.towers.tokens))
+
+    @property
+    def unit(self) -> str:
+        """The parts of samples that speeds and costs count."""
+        return "tokens" if self.reads_tokens else "images" if self.reads_images else "samples"
+
 
 def model_from(record: Mapping[str, Any]) -> ModelConfig:
     """Build the model from its `dataclasses.asdict` record, also after a JSON round trip."""
-    sizes = dict(record["convolutions"] or {})
-    sizes |= {key: tuple(value) for key, value in sizes.items() if isinstance(value, list)}
+    convolutions, towers = (_with_tuples(record[key]) for key in ("convolutions", "towers"))
     parts = {
-        "convolutions": Convolutions(**sizes) if sizes else None,
+        "convolutions": Convolutions(**convolutions) if convolutions else None,
+        "towers": Towers(**towers) if towers else None,
         "decoder": None if record["decoder"] is None else decoder_from(record["decoder"]),
     }
     return ModelConfig(**{**record, **parts})
+
+
+def _with_tuples(sizes: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the sizes with tuples in the place of lists."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in (sizes or {}).items()}
 
 
 def image_tokens(image_size: int, patch_size: int) -> int:

@@ -19,6 +19,7 @@ from weft.describe.hub_sizes import head_problems, read_sizes, tied_problems
 from weft.describe.model import ModelConfig, image_tokens, read_constants
 from weft.describe.reading import read_json
 from weft.describe.toml_table import is_importable
+from weft.describe.tower_models import tower_config
 from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
 
@@ -34,6 +35,8 @@ def _preset(name: str, record: Mapping[str, Any]) -> ModelConfig:
         return replace(config, sequence=min(config.sequence, USUAL_SEQUENCE))
     if "widths" in sizes:
         return convolutional_config(name, **sizes)
+    if "depth" in sizes:
+        return tower_config(name, **sizes)
     sizes.setdefault("key_value_heads", sizes["heads"])
     sizes.setdefault("feed_forward", 4 * sizes["hidden"])
     if "image_size" in sizes:
@@ -72,7 +75,7 @@ def resolve_model(name_or_path: str, *, sequence: int | None = None) -> ModelCon
             raise InputError(Violation("sequence", problem, str(config.sequence)))
         if config.decoder is not None and sequence is None:
             sequence = min(config.sequence, USUAL_SEQUENCE)
-    fixed = config.reads_images or config.family == FAMILY
+    fixed = not config.reads_tokens or config.family == FAMILY
     if fixed and sequence not in (None, config.sequence):
         what = "reads images" if config.reads_images else "is made for samples"
         problem = f"{sequence} tokens, but {name_or_path} {what} of {config.sequence}"

@@ -30,6 +30,9 @@ class KnownTask:
 
 # The tasks of decoders: all text, and the answers in conversations.
 DECODING, CHAT = "causal-lm", "chat"
+# Those of models of towers, and their data: functions of random numbers.
+MODALITIES, CLICKS, DOSES = "multimodal-classification", "click-prediction", "dose-response"
+SYNTHETIC = "synthetic"
 # Those whose samples hold documents that attention can be kept inside.
 PACKED = (DECODING, CHAT)
 KNOWN_TASKS: Mapping[str, KnownTask] = MappingProxyType(
@@ -40,6 +43,9 @@ KNOWN_TASKS: Mapping[str, KnownTask] = MappingProxyType(
         "image-classification": KnownTask(
             families=("vit", "resnet", "vgg", "alexnet"), data="digits", language=False
         ),
+        MODALITIES: KnownTask(families=("multimodal-transformer",), data=SYNTHETIC, language=False),
+        CLICKS: KnownTask(families=("dlrm",), data=SYNTHETIC, language=False),
+        DOSES: KnownTask(families=("candle-uno",), data=SYNTHETIC, language=False),
     }
 )
 

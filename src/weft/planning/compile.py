@@ -136,7 +136,7 @@ def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
         sources=tuple(
             index
             for index, stage in enumerate(plan.stages)
-            if any(not graph.feeders[layer] for layer in stage.layers)
+            if any(graph.inputs_read[layer] for layer in stage.layers)
         ),
     )
 

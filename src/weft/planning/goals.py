@@ -43,7 +43,7 @@ def cost_of(cluster: Cluster, step_s: float, ranks: int) -> float:
 
 
 def cost_per_million(problem: Problem, step_s: float, ranks: int | None = None) -> float | None:
-    """Return the cost of a million tokens, or of a million images.
+    """Return the cost of a million tokens, or of images or samples without tokens.
 
     It pays for the nodes of the first `ranks` devices, or of all; None where a device has no price.
     """
@@ -53,10 +53,9 @@ def cost_per_million(problem: Problem, step_s: float, ranks: int | None = None) 
 
 
 def cost_words(problem: Problem, step_s: float, ranks: int) -> str | None:
-    """Return the cost of a million tokens or images in words; None where a device has no price."""
+    """Return the cost of a million tokens, images or samples in words; None where a device has no price."""
     cost = cost_per_million(problem, step_s, ranks)
-    unit = "images" if problem.model.reads_images else "tokens"
-    return None if cost is None else f"{cost:.3g} per million {unit}"
+    return None if cost is None else f"{cost:.3g} per million {problem.model.unit}"
 
 
 def goal_value(problem: Problem, prediction: Prediction, ranks: int) -> float:

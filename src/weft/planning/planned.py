@@ -259,7 +259,7 @@ class PlannedJob:
 
     def throughput_of(self, step_s: float) -> Throughput:
         """Return the throughput of a step of this length, on the devices of the plan."""
-        reads_tokens = not self.problem.model.reads_images
+        reads_tokens = self.problem.model.reads_tokens
         return throughput(self.problem.job, self.plan.ranks, step_s, reads_tokens=reads_tokens)
 
     @cached_property

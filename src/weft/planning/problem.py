@@ -29,8 +29,8 @@ class Problem(Request):
 
     @property
     def tokens_per_sample(self) -> int:
-        """The tokens of a sample that speeds and costs count: 1 for an image."""
-        return 1 if self.model.reads_images else self.job.sequence
+        """The tokens of a sample that speeds and costs count: 1 of a sample without tokens."""
+        return self.job.sequence if self.model.reads_tokens else 1
 
     def choosing(self, choices: tuple[LayerChoice, ...]) -> Problem:
         """Return the problem with these choices for single layers, and no others.

@@ -172,8 +172,7 @@ def _forecast(
     job, step_s = problem.job, best.step_s if best is not None else None
     tokens_per_s = None
     if best is not None and step_s:
-        reads_tokens = not problem.model.reads_images
-        rate = throughput(job, best.chain.ranks, step_s, reads_tokens=reads_tokens)
+        rate = throughput(job, best.chain.ranks, step_s, reads_tokens=problem.model.reads_tokens)
         tokens_per_s = rate.tokens_per_s or rate.samples_per_s
     return Forecast(
         change=change,

@@ -103,9 +103,8 @@ def chance_text(planned: PlannedJob) -> str:
 def job_text(problem: Problem) -> Text:
     """Return the model, the cluster, the batch and the precision of a job."""
     job = problem.job
-    batch = f"{job.global_batch} samples of {job.sequence} tokens"
-    if problem.model.reads_images:
-        batch = f"{job.global_batch} images"
+    tokens = f"samples of {job.sequence} tokens" if problem.model.reads_tokens else problem.model.unit
+    batch = f"{job.global_batch} {tokens}"
     return Text(job.graph.name, style="bold").append(
         f" on {job.cluster.name} ({job.cluster.ranks} devices), {batch}, {precision_words(job)}",
         style="not bold",

@@ -9,7 +9,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from weft.describe.decoder_row import ROWS
-from weft.describe.families import alexnet, bert, decoder, gpt, own, resnet, vgg, vit
+from weft.describe.families import (
+    alexnet,
+    bert,
+    decoder,
+    feature_towers,
+    gpt,
+    multimodal,
+    own,
+    resnet,
+    vgg,
+    vit,
+)
 from weft.describe.layer import Layer
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
@@ -22,6 +33,9 @@ FAMILIES: Mapping[str, Callable[[ModelConfig], LayerGraph]] = {
     "resnet": resnet.layer_graph,
     "vgg": vgg.layer_graph,
     "alexnet": alexnet.layer_graph,
+    "multimodal-transformer": multimodal.layer_graph,
+    "dlrm": feature_towers.layer_graph,
+    "candle-uno": feature_towers.layer_graph,
     own.FAMILY: own.layer_graph,
     **dict.fromkeys(ROWS, decoder.layer_graph),
 }
@@ -30,7 +44,8 @@ FAMILIES: Mapping[str, Callable[[ModelConfig], LayerGraph]] = {
 def layer_graph(config: ModelConfig) -> LayerGraph:
     """Return the costed layers of a model: ``embedding``, ``block.0`` and so on, ``head``.
 
-    VGG and AlexNet have ``convolution.0`` and so on, ``linear.0`` and so on.
+    VGG and AlexNet have ``convolution.0`` and so on, ``linear.0`` and so on. Models of towers have
+    ``tower.0.block.0``, ``dense.0.linear.0``, ``table.0`` and so on.
 
     Raises:
         InputError: when the family is unknown.

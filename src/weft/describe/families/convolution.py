@@ -11,7 +11,7 @@ additionally keeps its output.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -88,6 +88,14 @@ class LayerWork:
         self._largest_weight = 0
         # True if the producer of `maps` also keeps them.
         self._is_kept = is_kept
+
+    @classmethod
+    def joined(cls, ends: Sequence[LayerWork]) -> LayerWork:
+        """Return the layer that reads several vectors, those before `ends`, and concatenates them first."""
+        work = cls(Maps(sum(one.maps.channels for one in ends), flat=True))
+        work._kept = Amount.of(sum(one.maps.elements for one in ends if one._is_kept), batch=1)
+        work._move(2.0 * work.maps.elements)
+        return work
 
     def following(self) -> LayerWork:
         """Return the next layer, without any operator yet."""
