@@ -41,13 +41,16 @@ class BlockModel:
     Args:
         layers: for every layer a function without arguments, such as a class, that makes its module. Initial
             values are drawn from torch's generator.
-        edges: pairs (producer, consumer) of positions, each to a later layer. A layer is called with its
-            producers' outputs, in their order; a layer without producers, with the samples. Every layer but
-            the last one is read. Default: a chain.
-        example: one sample as the first layer takes it, with a first axis of 1; only shape and type matter.
+        edges: pairs (producer, consumer) of positions, each to a later layer. Every layer but the last one is
+            read. Default: a chain. A layer is called with the inputs of a sample that it reads, then with its
+            producers' outputs, each in their order.
+        example: the inputs of one sample, a tensor or a tuple of them, with a first axis of 1; only shape and
+            type matter.
+        inputs: pairs (number of an input, layer that reads it). Default: each layer without a producer reads
+            the only input. Of several inputs, the first such layer reads the first one, and so on.
         classes: classes in the last layer's output: the vocabulary of a language model.
-        sequence: tokens per sample, which `tokens_per_s` counts; default: the example's second axis if it
-            holds whole numbers, else 1.
+        sequence: tokens per sample, which `tokens_per_s` counts; default: the second axis of the first input
+            if it holds whole numbers, else 1.
 
     Raises:
         InputError: when a layer cannot be built or run on the example, or changes its state.
@@ -57,9 +60,10 @@ class BlockModel:
         self,
         layers: Sequence[Callable[[], nn.Module]],
         *,
-        example: torch.Tensor,
+        example: torch.Tensor | tuple[torch.Tensor, ...],
         classes: int,
         edges: Iterable[tuple[int, int]] | None = None,
+        inputs: Iterable[tuple[int, int]] | None = None,
         sequence: int | None = None,
     ) -> None:
         if not layers:
@@ -67,16 +71,20 @@ class BlockModel:
         self._makers = tuple(layers)
         self._edges = chain_edges(len(layers)) if edges is None else tuple(sorted(edges))
         _require_edges(self._edges, len(layers))
-        tokens = not example.is_floating_point() and example.dim() > 1
-        self._sequence = sequence or (example.shape[1] if tokens else 1)
+        examples = (example,) if isinstance(example, torch.Tensor) else tuple(example)
+        reads = _reads(self._edges, len(layers), len(examples), inputs)
+        self._inputs = () if len(examples) == 1 and inputs is None else tuple(reads)
+        tokens = not examples[0].is_floating_point() and examples[0].dim() > 1
+        self._sequence = sequence or (examples[0].shape[1] if tokens else 1)
         self._classes = classes
-        samples = torch.empty_like(example, device="meta")
-        shapes, costed = [tuple(samples.shape[1:])], list[Layer]()
+        samples = [torch.empty_like(one, device="meta") for one in examples]
+        shapes, costed = [tuple(one.shape[1:]) for one in samples], list[Layer]()
         linears: list[tuple[CalledLinear, ...]] = []
         values: list[torch.Tensor] = []
         for index, make in enumerate(self._makers):
+            read = [samples[number] for number, layer in reads if layer == index]
             before = [values[producer] for producer, consumer in self._edges if consumer == index]
-            layer, value, called = _costed(index, make, before or [samples], from_samples=not before)
+            layer, value, called = _costed(index, make, read, before)
             costed.append(layer)
             linears.append(called)
             values.append(value)
@@ -104,6 +112,7 @@ class BlockModel:
             edges=self._edges,
             sequence=self._sequence,
             vocabulary=self._classes,
+            inputs=self._inputs,
         )
 
 
@@ -118,8 +127,38 @@ def _require_edges(edges: Sequence[tuple[int, int]], layers: int) -> None:
         raise InputError(Violation("model.build", f"edge {twice} is there more than once"))
 
 
+def _reads(
+    edges: Sequence[tuple[int, int]],
+    layers: int,
+    inputs: int,
+    given: Iterable[tuple[int, int]] | None,
+) -> list[tuple[int, int]]:
+    """Return pairs (input, layer that reads it) of a model, the `given` ones or the default; all `inputs` are
+    read."""
+    begins = sorted({*range(layers)} - {consumer for _, consumer in edges})
+    if given is not None:
+        pairs = sorted(set(given))
+    elif inputs == 1:
+        pairs = [(0, layer) for layer in begins]
+    else:
+        pairs = list(enumerate(begins))
+    wrong = [pair for pair in pairs if not (0 <= pair[0] < inputs and 0 <= pair[1] < layers)]
+    idle = {*begins} - {layer for _, layer in pairs}
+    if wrong and given is not None:
+        problem = f"input {wrong[0]} must lead from one of {inputs} inputs to one of {layers} layers"
+    elif wrong or {number for number, _ in pairs} != {*range(inputs)}:
+        problem = (
+            f"the example has {inputs} inputs, and layers without a producer are {begins}; name `inputs`"
+        )
+    elif idle:
+        problem = f"layer {min(idle)} reads neither an input nor another layer"
+    else:
+        return pairs
+    raise InputError(Violation("model.build", problem))
+
+
 def _costed(
-    index: int, make: Callable[[], nn.Module], inputs: Sequence[torch.Tensor], *, from_samples: bool
+    index: int, make: Callable[[], nn.Module], samples: Sequence[torch.Tensor], before: Sequence[torch.Tensor]
 ) -> tuple[Layer, torch.Tensor, tuple[CalledLinear, ...]]:
     """Return one layer's costs for one sample, its output, and the linear layers that it calls."""
     work = _Work()
@@ -127,7 +166,8 @@ def _costed(
         with torch.device("meta"):
             module = make()
         versions = {name: buffer._version for name, buffer in module.named_buffers()}
-        inputs = [one.detach().requires_grad_(one.is_floating_point() and not from_samples) for one in inputs]
+        read = [one.detach().requires_grad_(one.is_floating_point()) for one in before]
+        inputs = [*(one.detach() for one in samples), *read]
         linears = _Linears(module)
         with work, storages_saved(module.parameters()) as kept:
             output = module(*inputs)

@@ -46,8 +46,8 @@ class Summary(BaseModel):
     measured_step_s: Positive = Field(
         description="median after 5 warm-up steps; of a shorter run, the last step"
     )
-    first_loss: float = Field(description="before the first step, nats per target on held-out samples")
-    final_loss: float = Field(description="after the last step, nats per target on held-out samples")
+    first_loss: float = Field(description="before the first step, per target on held-out samples")
+    final_loss: float = Field(description="after the last step, per target on held-out samples")
     final_metrics: dict[str, float] = Field(
         default_factory=dict, description="means over held-out samples after the last step, such as accuracy"
     )

@@ -203,7 +203,7 @@ def train(
 def _print_figures(run: Run) -> None:
     summary = run.summary
     console().print(
-        f"held-out loss {summary['first_loss']:.3f} -> {summary['final_loss']:.3f} nats per target; step "
+        f"held-out loss {summary['first_loss']:.3f} -> {summary['final_loss']:.3f} per target; step "
         f"predicted {format_seconds(summary['predicted_step_s'])}, "
         f"measured {format_seconds(summary['measured_step_s'])} "
         f"(error {error_text(prediction_error(summary['predicted_step_s'], summary['measured_step_s']))}), "

@@ -129,6 +129,11 @@ class LayerGraph:
             found[consumer].add(producer)
         return tuple(map(frozenset, found))
 
+    @property
+    def input_count(self) -> int:
+        """The number of inputs of a sample."""
+        return 1 + max((number for number, _ in self.inputs), default=0)
+
     @cached_property
     def inputs_read(self) -> tuple[tuple[int, ...], ...]:
         """For each layer, the inputs of a sample that it reads, rising."""

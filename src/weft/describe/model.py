@@ -37,7 +37,7 @@ class Convolutions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Towers:
-    """Sizes of a model of towers: branches side by side, each with an input of its own, and a joint end.
+    """Sizes of a model of towers: branches side by side, each with its own input, and a joint end.
 
     A sample has one tensor for each tower, in this order: token numbers, vectors, rows of tables.
 
@@ -73,8 +73,8 @@ class ModelConfig:
     `convolutions` is None for a transformer. A convolutional network (`resnet`, `vgg`, `alexnet`) has no
     heads and a sequence of 1. Its `hidden` are the channels of a first layer outside the groups.
     `feed_forward` is the width of its fully connected layers; `layers` omits the first and the last layer.
-    `towers` is None for a chain. In a model of towers `layers` omits the first and the last layer of the
-    graph, `hidden` is the width of blocks or of table rows, and `vocabulary` counts outputs.
+    `towers` is None for a chain. In a model of towers, `hidden` is the width of blocks or of table rows, and
+    `vocabulary` counts outputs; `layers` omits the first and the last layer of the graph.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,18 +24,26 @@ if TYPE_CHECKING:
 
 
 class MicroBatch(NamedTuple):
-    """The data behind a global micro-batch number, on the stage's device; None where the stage reads none.
+    """The data behind a global micro-batch number, on the stage's device; only those that the stage reads.
 
     Inputs are in the stage's precision unless they are whole numbers.
     """
 
-    inputs: torch.Tensor | None = None
+    inputs: tuple[torch.Tensor, ...] = ()
     targets: torch.Tensor | None = None
     documents: Documents | None = None
 
 
+# The inputs of samples, one tensor or several, numbered from 0; all have the samples on the first axis.
+Inputs = torch.Tensor | tuple[torch.Tensor, ...]
 # Inputs and targets; of packed samples also the lengths of their documents.
-Samples = tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, Lengths]
+Samples = tuple[Inputs, torch.Tensor] | tuple[Inputs, torch.Tensor, Lengths]
+
+
+def inputs_of(read: Inputs) -> tuple[torch.Tensor, ...]:
+    """Return the inputs of samples by their numbers."""
+    return (read,) if isinstance(read, torch.Tensor) else read
+
 
 # A rank calls it only for micro-batches with inputs, targets or documents that its stages need.
 Batch = Callable[[int], Samples]
@@ -121,12 +129,12 @@ class Workspace:
         return prod(one.loss_factor() for one in self.resources.methods.values())
 
     def micro_batch(
-        self, number: int, splits: int = 1, *, inputs: bool, targets: bool, begins: bool = True
+        self, number: int, splits: int = 1, *, inputs: Sequence[int], targets: bool, begins: bool = True
     ) -> Value[MicroBatch]:
         """Begin to load one of a stage's own micro-batches: the stage splits each of the batch in `splits`.
 
-        `inputs` and `targets` state which of the two the stage reads. A pass that `begins` also needs the
-        documents of packed samples.
+        `inputs` are the numbers of the inputs that the stage reads, `targets` whether it reads targets. A
+        pass that `begins` also needs the documents of packed samples.
         """
         packed = begins and self.resources.packed
         if not inputs and not targets and not packed:
@@ -135,9 +143,9 @@ class Workspace:
         whole, part = divmod(number, splits)
         read, asked, *documents = self.batch(whole)
         lengths = part_of(documents[0], splits, part) if packed else None
-        if splits > 1:
-            read, asked = read.tensor_split(splits)[part], asked.tensor_split(splits)[part]
-        given = read if inputs else None, asked if targets else None, lengths
+        tensors = inputs_of(read)
+        own = tuple(_part(tensors[number], splits, part) for number in inputs)
+        given = own, _part(asked, splits, part) if targets else None, lengths
         stream = self.resources.streams.loading
         if stream is None:
             return Value.of(self._on_device(*given))
@@ -150,13 +158,10 @@ class Workspace:
         return loaded
 
     def _on_device(
-        self, inputs: torch.Tensor | None, targets: torch.Tensor | None, lengths: Lengths | None
+        self, inputs: tuple[torch.Tensor, ...], targets: torch.Tensor | None, lengths: Lengths | None
     ) -> MicroBatch:
         device, dtype = self.resources.device, self.resources.dtype
-        if inputs is not None:
-            inputs = to_device(inputs, device)
-            if inputs.dtype != dtype and inputs.is_floating_point():
-                inputs = inputs.to(dtype)
+        inputs = tuple(_as_computed(to_device(one, device), dtype) for one in inputs)
         documents = None if lengths is None else Documents.of(lengths, device)
         return MicroBatch(inputs, None if targets is None else to_device(targets, device), documents)
 
@@ -167,3 +172,11 @@ class Workspace:
     def reseed(self, step: int, layer: int, micro_batch: int) -> None:
         """Key torch's generators by the computation, so that neither order nor cut changes a draw."""
         seed_generators(counter_seed(self.resources.seed, step, micro_batch, layer), self.resources.device)
+
+
+def _part(whole: torch.Tensor, splits: int, part: int) -> torch.Tensor:
+    return whole if splits == 1 else whole.tensor_split(splits)[part]
+
+
+def _as_computed(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return value.to(dtype) if value.is_floating_point() and value.dtype != dtype else value

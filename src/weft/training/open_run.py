@@ -29,6 +29,7 @@ from weft.run.stage.stage_module import Filling, rest
 from weft.run.state.precision import PRECISIONS, STEPPED
 from weft.run.state.synchroniser_state import REPLICAS, ReplicaState
 from weft.run.verified import require_verified
+from weft.run.workspace import inputs_of
 from weft.training.checkpoint import checkpoints
 from weft.training.checkpoint.frozen_weights import frozen_fingerprint
 from weft.training.checkpoint.training_state import (
@@ -259,6 +260,7 @@ def _open_task(job: PlannedJob, ranks: Attendance) -> Task:
         tokenizer=tokenizer_name(job.run),
         source_block=job.run.task.source_block,
         packing=job.plan.method(PACKING) is not None,
+        towers=job.problem.model.towers,
     )
     task: Task | None = None
     for first in (True, False):
@@ -316,6 +318,6 @@ def _inputs(job: PlannedJob, index: int, stage: nn.Module, task: Task) -> torch.
     """Return one micro-batch's input to the stage: samples for the first stage, zeros for the others."""
     plan = job.plan
     if 0 in plan.stages[index].layers:
-        return task.batch(np.zeros(plan.size_of(index), dtype=np.int64))[0]
+        return inputs_of(task.batch(np.zeros(plan.size_of(index), dtype=np.int64))[0])[0]
     shape = stage.input_shape(plan.size_of(index), plan.sequence)  # type: ignore[operator]
     return torch.zeros(shape, dtype=PRECISIONS[plan.precision], requires_grad=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from weft.describe.tasks import CHAT, is_language, only_source, sources_of
+from weft.describe.tasks import CHAT, CLICKS, DOSES, MODALITIES, is_language, only_source, sources_of
 from weft.errors import InputError, RunError, Violation
 from weft.files import weft_home
 from weft.planning.job_rules import refused_by_methods
@@ -20,6 +20,7 @@ from weft.training.checkpoint.manifest import generations, verify
 from weft.training.data.chats import require_chats
 from weft.training.data.indexed import indexed_name, open_indexed
 from weft.training.data.sources import open_texts
+from weft.training.data.synthetic import require_synthetic
 from weft.training.data.tokenizers import get_tokenizer, require_classes, tokenizer_name
 from weft.training.interchange.weight_files import weight_files
 from weft.training.loggers import require_loggers
@@ -85,6 +86,8 @@ def _data(planned: PlannedJob) -> None:
                 open_indexed(name).require_vocabulary(vocabulary, source)
             else:
                 open_texts(source, weft_home() / "cache")
+    elif task.kind in (MODALITIES, CLICKS, DOSES):
+        require_synthetic(task.data)
     elif task.kind == "image-classification":
         # Its library of images comes with torch.
         from weft.training.data.images import list_pictures

@@ -36,10 +36,12 @@ class RunGauge(NamedTuple):
 GAUGES = (
     RunGauge("weft_run_step", "Finished steps.", lambda run: run.done),
     RunGauge("weft_run_steps", "Steps of the run file.", lambda run: run.steps),
-    RunGauge("weft_run_loss", "Loss of the newest step, in nats per target.", lambda run: run.loss),
+    RunGauge(
+        "weft_run_loss", "Loss of the newest step, per target, in the unit of the task.", lambda run: run.loss
+    ),
     RunGauge(
         "weft_run_held_out_loss",
-        "Loss of the newest evaluation on held-out samples, in nats per target.",
+        "Loss of the newest evaluation on held-out samples, per target.",
         lambda run: run.held_out_loss,
     ),
     RunGauge("weft_run_step_seconds", "Median time of the newest steps.", lambda run: run.step_s),

@@ -22,7 +22,7 @@ class OwnModel(Protocol):
     """The result of a function that a run file names.
 
     Attributes:
-        sample_shapes: the shape of one input sample, and after each layer; one more than layers.
+        sample_shapes: the shape of each input of one sample, then of each layer's output.
     """
 
     sample_shapes: Sequence[tuple[int, ...]]
@@ -30,14 +30,14 @@ class OwnModel(Protocol):
     def layer_graph(self) -> LayerGraph:
         """Return the costed layers; the graph's name does not matter.
 
-        Layers without a producer read samples. Only the last layer has no consumer.
+        Its `inputs` tell which layers read which input of a sample. Only the last layer has no consumer.
         """
         ...
 
     def layer(self, index: int) -> Any:
         """Return the torch module of one layer, with initial values drawn from torch's generator.
 
-        Its arguments are the outputs of its producers, in their order.
+        Its arguments are the inputs of a sample that it reads, then its producers' outputs, in their order.
         """
         ...
 
@@ -86,9 +86,10 @@ def own_model(name: str) -> OwnModel:
         problem = f"{name!r} returned {type(model).__name__}, which is no model: it needs sample_shapes, "
         raise InputError(Violation("model.build", problem + "layer_graph() and layer(index)"))
     graph = model.layer_graph()
-    if len(model.sample_shapes) != len(graph.layers) + 1:
+    if len(model.sample_shapes) != len(graph.layers) + graph.input_count:
         given = f"{name!r} has {len(graph.layers)} layers and {len(model.sample_shapes)} sample_shapes"
-        raise InputError(Violation("model.build", f"{given}; needed: one shape more than layers"))
+        more = "one shape" if graph.input_count == 1 else f"{graph.input_count} shapes"
+        raise InputError(Violation("model.build", f"{given}; needed: {more} more than layers"))
     unread = {*range(len(graph.layers) - 1)} - {producer for producer, _ in graph.edges}
     if unread:
         problem = (
@@ -101,14 +102,14 @@ def own_model(name: str) -> OwnModel:
 def own_config(name: str) -> ModelConfig:
     """Return the sizes of a user-defined model that do not need its layers.
 
-    Samples of shape (channels, size, size) are images.
+    Samples of one input of shape (channels, size, size) are images.
 
     Raises:
         InputError: as `own_model`.
     """
     model = own_model(name)
     graph, first = model.layer_graph(), model.sample_shapes[0]
-    images = len(first) == 3 and first[1] == first[2]
+    images = graph.input_count == 1 and len(first) == 3 and first[1] == first[2]
     return ModelConfig(
         name=name,
         family=FAMILY,

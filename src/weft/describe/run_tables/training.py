@@ -101,7 +101,8 @@ class TaskTable(TomlTable):
         description="text: python-stdlib, a file, a folder or a glob of text, .jsonl or .parquet, hf:NAME; "
         "the NAME of NAME.idx and NAME.bin of Megatron-LM, several sources with weights; "
         "conversations: a table of these kinds; "
-        "images: digits (their default), a folder with one sub-folder per class, hf:NAME",
+        "images: digits (their default), a folder with one sub-folder per class, hf:NAME; "
+        "of models of towers: synthetic",
     )
     source_block: Count = Field(
         default=1, description="samples of one source that follow each other in the batch; of several sources"

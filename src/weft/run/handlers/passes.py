@@ -44,9 +44,7 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
     statistics, module = resources.statistics[stage], resources.stages[stage]
 
     def issue(stream: Stream) -> Completion:
-        loaded = workspace.micro_batch(
-            number, borders.splits, inputs=borders.reads_samples, targets=reads_targets
-        )
+        loaded = workspace.micro_batch(number, borders.splits, inputs=borders.samples, targets=reads_targets)
         given = [crossed.pop(key) for key in taken]
         step = workspace.step
         saved: Value[tuple[Sequence[torch.Tensor], Outputs]] = Value()
@@ -62,8 +60,7 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
                 arrived = {place: one.detach().requires_grad_() for place, one in arrived.items()}
             samples, targets, documents = loaded.content
             tell_documents(module, documents)
-            if samples is not None:
-                arrived[0] = samples
+            arrived.update(enumerate(samples))
             inputs = [arrived[place] for place in range(borders.inputs)]
             outputs = run_stage(inputs, targets, step)
             if training:
@@ -119,7 +116,7 @@ def backward_input(workspace: Workspace, instruction: Instruction) -> Issue:
 
     module, resources = workspace.resources.stages[instruction.stage], workspace.resources
     # The input part of a stage that reads samples makes a gradient, too: see `run_input_part`.
-    makes_gradients = resources.borders[instruction.stage].reads_samples
+    makes_gradients = bool(resources.borders[instruction.stage].samples)
     claim = resources.buckets[instruction.stage].claim
 
     def differentiate(

@@ -67,7 +67,7 @@ def _forward(workspace: Workspace, instruction: Instruction, segment: int) -> Is
     values, resources = workspace.values, workspace.resources
     cut, borders = workspace.segments[stage], resources.borders[stage]
     begins, completes = segment == 0, segment == cut.last_forward
-    reads_batch = begins and borders.reads_samples
+    read = borders.samples if begins else ()
     ends = completes and not borders.after
     taken = inputs_taken(workspace, stage, number) if begins else ()
     left = outputs_left(workspace, stage, number) if completes else ()
@@ -77,9 +77,7 @@ def _forward(workspace: Workspace, instruction: Instruction, segment: int) -> Is
     statistics = resources.statistics[stage]
 
     def issue(stream: Stream) -> Completion:
-        loaded = workspace.micro_batch(
-            number, borders.splits, inputs=reads_batch, targets=ends, begins=begins
-        )
+        loaded = workspace.micro_batch(number, borders.splits, inputs=read, targets=ends, begins=begins)
         given = [workspace.crossed.pop(key) for key in taken]
         if not begins:
             given = [values.pop((SEGMENT_INPUT, stage, number))]
@@ -92,8 +90,8 @@ def _forward(workspace: Workspace, instruction: Instruction, segment: int) -> Is
         def work() -> None:
             require_weights()
             samples, targets, documents = loaded.content
-            if samples is not None:
-                entered = samples
+            if samples:
+                (entered,) = samples
             else:
                 contents = [one.content for one in given]
                 entered = received(borders.before.values(), contents)[0] if begins else contents[0]

@@ -19,7 +19,7 @@ from torch import nn
 
 from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
-from weft.run.stage.wiring import SAMPLES, Wired
+from weft.run.stage.wiring import Wired
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,13 @@ class Borders:
 
     Attributes:
         splits: the number of the stage's own micro-batches per micro-batch of the batch.
-        reads_samples: True if its first input is the micro-batch's samples.
+        samples: numbers of the inputs of a sample that it reads; they are the first of its inputs.
         inputs, outputs: the numbers of values that it reads and gives.
         before, after: the crossings, by the stage that gives or reads the values.
     """
 
     splits: int
-    reads_samples: bool
+    samples: tuple[int, ...]
     inputs: int
     outputs: int
     before: Mapping[int, Crossing]
@@ -120,7 +120,7 @@ def borders_of(
 
     return Borders(
         splits=plan.micro_batch_size // size,
-        reads_samples=faces.reads_samples,
+        samples=faces.samples,
         inputs=faces.inputs,
         outputs=faces.outputs,
         before={other: crossing(other, places, faces.input_shape) for other, places in faces.before.items()},
@@ -135,7 +135,7 @@ _Shape = Callable[[int, int], tuple[int, ...]]
 class _Faces(NamedTuple):
     """A module's own account of its inputs and outputs."""
 
-    reads_samples: bool
+    samples: tuple[int, ...]
     inputs: int
     outputs: int
     before: Mapping[int, tuple[int, ...]]
@@ -145,21 +145,22 @@ class _Faces(NamedTuple):
 
 
 def _wired(plan: Plan, module: Wired, before: Sequence[int], after: Sequence[int]) -> _Faces:
-    takes, gives = tuple(module.takes), tuple(module.gives)
+    samples, takes, gives = tuple(module.inputs), tuple(module.takes), tuple(module.gives)
+    first = len(samples)
     read = [module.readers(layer) for layer in gives]
     return _Faces(
-        reads_samples=SAMPLES in takes,
-        inputs=len(takes),
+        samples=samples,
+        inputs=first + len(takes),
         outputs=len(gives),
         before={
-            other: tuple(i for i, layer in enumerate(takes) if layer in plan.stages[other].layers)
+            other: tuple(i for i, layer in enumerate(takes, first) if layer in plan.stages[other].layers)
             for other in before
         },
         after={
             other: tuple(i for i, by in enumerate(read) if not by.isdisjoint(plan.stages[other].layers))
             for other in after
         },
-        input_shape=lambda place, samples: module.value_shape(takes[place], samples),
+        input_shape=lambda place, samples: module.value_shape(takes[place - first], samples),
         output_shape=lambda place, samples: module.value_shape(gives[place], samples),
     )
 
@@ -167,7 +168,7 @@ def _wired(plan: Plan, module: Wired, before: Sequence[int], after: Sequence[int
 def _plain(plan: Plan, module: Any, before: Sequence[int], after: Sequence[int]) -> _Faces:
     """Return the faces of a module with one input and one output."""
     return _Faces(
-        reads_samples=not before,
+        samples=() if before else (0,),
         inputs=1,
         outputs=1,
         before=dict.fromkeys(before, (0,)),

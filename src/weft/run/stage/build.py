@@ -45,8 +45,8 @@ def build_stage(
     """Build a stage of a known family's model, or of a user's own model, in host memory.
 
     Args:
-        layers: positions in the family's LayerGraph, rising, in a chain without a gap: 0 is the embedding, 1
-            to n are the blocks, n + 1 is the final norm with the head.
+        layers: positions in the family's LayerGraph, rising; in a chain without a gap, where 0 is the
+            embedding, 1 to n are the blocks, n + 1 is the final norm with the head.
         seed, dtype: every parameter is drawn in fp32, keyed by (seed, its name in `transformers`), then cast,
             so that any cut has the same values.
         tensor_share: (place, number) of its tensor share; a runtime connects the ranks with the others.
@@ -70,7 +70,7 @@ def build_stage(
     if grid.ranks > 1:
         _require_grid(model_config, layer_graph(model_config), grid)
     require_choice(f"model {model_config.name}", model_config.family, STAGE_FAMILIES)
-    _require_layers(model_config, layers)
+    _require_layers(model_config, layers, follow=model_config.towers is None)
     with unfilled():
         stage = stage_family(model_config.family)(model_config, layers)
     if grid.tensor > 1:

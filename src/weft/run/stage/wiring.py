@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import NamedTuple, Protocol, runtime_checkable
 
-# Stands in `takes` for a micro-batch's samples.
-SAMPLES = -1
-
 
 class Wiring(NamedTuple):
     """The edges between the layers of a stage.
 
-    Values are numbered: the stage's inputs first, then each layer's output. `reads` has the values that each
-    layer reads, `gives` the values that leave the stage.
+    Values are numbered: the inputs of samples and the values of other stages first, then each layer's output.
+    `reads` has the values that each layer reads, `gives` the values that leave the stage.
     """
 
     reads: tuple[tuple[int, ...], ...]
@@ -28,12 +25,14 @@ class Wired(Protocol):
     """A stage with several inputs or outputs.
 
     Attributes:
-        takes: positions of the layers of other stages that its own read, rising, each an input; `SAMPLES`
-            before them if a layer reads samples.
+        inputs: numbers of the inputs of a sample that its layers read, rising.
+        takes: positions of the layers of other stages that its own read, rising; each is a value behind those
+            inputs.
         gives: positions of its own layers with outputs that leave the stage, rising; each is an output.
         wiring: the wiring of its own layers.
     """
 
+    inputs: Sequence[int]
     takes: Sequence[int]
     gives: Sequence[int]
     wiring: Wiring

@@ -6,11 +6,13 @@ import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from weft.describe.tasks import CLICKS, DOSES, MODALITIES
 from weft.errors import InputError, Violation, require_choice
 from weft.training.tasks.base import Task, TaskSettings
 from weft.training.tasks.chat import Chat
 from weft.training.tasks.image_classification import ImageClassification
 from weft.training.tasks.text import CausalLanguageModelling, MaskedLanguageModelling
+from weft.training.tasks.towers import ClickPrediction, DoseResponse, MultimodalClassification
 
 TASKS: Mapping[str, type[Task]] = MappingProxyType(
     {
@@ -18,6 +20,9 @@ TASKS: Mapping[str, type[Task]] = MappingProxyType(
         "chat": Chat,
         "masked-lm": MaskedLanguageModelling,
         "image-classification": ImageClassification,
+        MODALITIES: MultimodalClassification,
+        CLICKS: ClickPrediction,
+        DOSES: DoseResponse,
     }
 )
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from weft.describe.model import Towers
 from weft.describe.run_tables.training import BYTES
 from weft.describe.tasks import Data
 from weft.program.arrays import Ints
@@ -42,6 +43,7 @@ class TaskSettings:
         tokenizer: `bytes`, or the file or folder of a `tokenizer.json`.
         source_block: samples of one source that follow each other, of several sources.
         packing: True if samples hold several documents, and batches tell their lengths.
+        towers: the branches of a model with several inputs; None for any other.
     """
 
     data: Data
@@ -54,6 +56,7 @@ class TaskSettings:
     tokenizer: str = BYTES
     source_block: int = 1
     packing: bool = False
+    towers: Towers | None = None
 
 
 class Task(Protocol):
@@ -83,8 +86,9 @@ class Task(Protocol):
     def __init__(self, settings: TaskSettings) -> None: ...
 
     def batch(self, samples: Ints, *, held_out: bool = False) -> Samples:
-        """Return the first stage's inputs and the last one's targets; both begin with `len(samples)`.
+        """Return the inputs and the last stage's targets; all have the samples on the first axis.
 
+        The inputs are a tensor, or a tuple of those that the model's layers read by their numbers.
         With `packing`, the lengths of the documents of each sample follow.
         """
         ...
@@ -118,6 +122,18 @@ def cross_entropy(logits: Outputs, targets: torch.Tensor, ignored: int = IGNORED
         return logits.cross_entropy(targets, ignored)
     whole = in_fp32(logits.flatten(0, -2))
     return torch.nn.functional.cross_entropy(whole, targets.flatten(), ignore_index=ignored)
+
+
+def binary_cross_entropy(log_odds: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the mean binary cross entropy (fp32 or wider) of log-odds (b, 1) and targets 0 or 1 (b,)."""
+    odds = in_fp32(log_odds).flatten()
+    return torch.nn.functional.binary_cross_entropy_with_logits(odds, targets.to(odds.dtype))
+
+
+def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the mean squared error (fp32 or wider) of outputs (b, 1) and targets (b,)."""
+    found = in_fp32(outputs).flatten()
+    return torch.nn.functional.mse_loss(found, targets.to(found.dtype))
 
 
 def most_likely(logits: Outputs) -> torch.Tensor:

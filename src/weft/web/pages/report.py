@@ -77,7 +77,7 @@ def _tiles(report: ReportData) -> str:
         tiles.append(("error of the prediction", error, verdict, "good" if inside else "bad"))
     if report.held_out:
         first, last = report.held_out[0][1], report.held_out[-1][1]
-        tiles.append(("held-out loss", f"{last:.4g}", f"nats per target, from {first:.4g}", ""))
+        tiles.append(("held-out loss", f"{last:.4g}", f"per target, from {first:.4g}", ""))
     if isinstance(tokens := report.summary.get("tokens_per_s"), int | float):
         steps = report.summary.get("steps")
         tiles.append(

@@ -17,6 +17,9 @@ STAGE_FAMILIES: Mapping[str, str] = {
     "resnet": "weft.run.stage.families.resnet:ResNetStage",
     "vgg": "weft.run.stage.families.vgg:VggStage",
     "alexnet": "weft.run.stage.families.alexnet:AlexNetStage",
+    "multimodal-transformer": "weft.run.stage.families.multimodal:MultimodalStage",
+    "dlrm": "weft.run.stage.families.feature_towers:FeatureTowerStage",
+    "candle-uno": "weft.run.stage.families.feature_towers:FeatureTowerStage",
     **dict.fromkeys(TRAINED, "weft.run.stage.families.decoder:DecoderStage"),
 }
 

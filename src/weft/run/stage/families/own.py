@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
 from weft.describe.families.own import OwnModel, ShowsLinears
 from weft.randomness import counter_seed
-from weft.run.stage.layers import run_wired
-from weft.run.stage.wiring import SAMPLES, Wiring
+from weft.run.stage.graph_stage import GraphStage
 
 
 class OwnStage(nn.Module):
@@ -58,43 +57,22 @@ class OwnStage(nn.Module):
         return (micro_batch_size, *self._borders[1])
 
 
-class OwnGraphStage(OwnStage):
+# As a module of a graph, it takes several values.
+class OwnGraphStage(GraphStage, OwnStage):  # type: ignore[misc]
     """A stage of a user's own model with layers that form a graph."""
 
     def __init__(self, model: OwnModel, layers: Sequence[int], seed: int, dtype: torch.dtype) -> None:
         super().__init__(model, layers, seed, dtype)
-        graph, own = model.layer_graph(), set(layers)
-        self._shapes = tuple(model.sample_shapes[1:])
-        self._readers = {
-            layer: frozenset(consumer for producer, consumer in graph.edges if producer == layer)
-            for layer in layers
-        }
-        feeders = {layer: sorted(graph.feeders[layer]) or [SAMPLES] for layer in layers}
-        self._samples_first = {str(layer) for layer in layers if feeders[layer] == [SAMPLES]}
-        self.takes = tuple(sorted({one for before in feeders.values() for one in before} - own))
-        last = len(graph.layers) - 1
-        self.gives = tuple(layer for layer in layers if layer == last or self._readers[layer] - own)
-        place = {layer: number for number, layer in enumerate((*self.takes, *layers))}
-        self.wiring = Wiring(
-            tuple(tuple(place[one] for one in feeders[layer]) for layer in layers),
-            tuple(place[layer] for layer in self.gives),
-        )
+        graph = model.layer_graph()
+        self.wire(graph, layers, model.sample_shapes[graph.input_count :])
+        self._reading_samples = {str(layer) for layer in layers if graph.inputs_read[layer]}
 
     def layer_functions(self, inputs: torch.Tensor) -> list[Callable[..., torch.Tensor]]:
         """Return the layers in order, each a function of its inputs in the model's graph."""
         return [
-            self._of_samples(one) if name in self._samples_first else one for name, one in self.layers.items()
+            self._of_samples(one) if name in self._reading_samples else one
+            for name, one in self.layers.items()
         ]
 
-    # The runtime calls the layers by their wiring, never as a chain.
-    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
-        return run_wired(self.layer_functions(inputs[0]), self.wiring, inputs, recompute="none", draws=False)
-
-    def readers(self, layer: int) -> Set[int]:
-        return self._readers[layer]
-
-    def value_shape(self, layer: int, samples: int) -> tuple[int, ...]:
-        return (samples, *self._shapes[layer])
-
-    def _of_samples(self, layer: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-        return lambda samples: layer(self._as_computed(samples))
+    def _of_samples(self, layer: nn.Module) -> Callable[..., torch.Tensor]:
+        return lambda *values: layer(*map(self._as_computed, values))

@@ -7,7 +7,7 @@ const MAXIMUM_NOTES = 200;
 
 // Each entry: the curve's name in the news, its title, and how its values are written.
 const CURVES = [
-  { key: "loss", title: "Loss", unit: "nats per target", format: (value) => significant(value, 4), tick: significant },
+  { key: "loss", title: "Loss", unit: "per target", format: (value) => significant(value, 4), tick: significant },
   { key: "step_s", title: "Step time", unit: "", format: seconds, tick: secondsTick, zero: true, cap: true },
   { key: "tokens_per_s", title: "Tokens per second", unit: "", format: countText, tick: countText, zero: true },
   { key: "memory_bytes", title: "Memory", unit: "tensors of rank 0, peak so far", format: byteText, tick: bytesTick, zero: true },

@@ -1,0 +1,114 @@
+"""Tasks of models of towers, with several inputs: classes of modalities, clicks, responses to doses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from weft.describe.model import Towers
+from weft.errors import InputError, Violation
+from weft.program.arrays import Ints
+from weft.run.workspace import Samples
+from weft.training.data.synthetic import (
+    HELD_OUT,
+    TRAINING,
+    Clicks,
+    DoseResponses,
+    Modalities,
+    SyntheticSamples,
+    require_synthetic,
+)
+from weft.training.tasks.base import (
+    Outputs,
+    TaskSettings,
+    binary_cross_entropy,
+    cross_entropy,
+    most_likely,
+    squared_error,
+)
+
+
+class TowerTask:
+    """Samples with one input for each tower of the model.
+
+    Raises:
+        InputError: if the data are not synthetic, or the model has no towers.
+    """
+
+    samples, held_out_samples = TRAINING, HELD_OUT
+
+    def __init__(self, settings: TaskSettings) -> None:
+        require_synthetic(settings.data)
+        self.tokens_per_sample = settings.sequence
+        self.drawn = self.open(towers_of(settings), settings)
+        self.fingerprint = self.drawn.fingerprint
+
+    def open(self, towers: Towers, settings: TaskSettings) -> SyntheticSamples:
+        """Return the samples of a model with these towers."""
+        raise NotImplementedError
+
+    def batch(self, samples: Ints, *, held_out: bool = False) -> Samples:
+        """Return a tensor for each tower and targets: int64 tokens, rows and classes, else fp32."""
+        inputs, targets = self.drawn.draw(samples, held_out=held_out)
+        return tuple(map(torch.from_numpy, inputs)), torch.from_numpy(targets)
+
+
+def towers_of(settings: TaskSettings) -> Towers:
+    """Return the towers of the model.
+
+    Raises:
+        InputError: if it has none.
+    """
+    if settings.towers is None:
+        problem = "it has one input; the task needs a model that weft knows with one for each tower"
+        raise InputError(Violation("model", problem, "mmt-tiny"))
+    return settings.towers
+
+
+class MultimodalClassification(TowerTask):
+    """The class of several modalities together; the loss is in nats per sample."""
+
+    def open(self, towers: Towers, settings: TaskSettings) -> SyntheticSamples:
+        return Modalities(towers, sequence=settings.sequence, classes=settings.vocabulary)
+
+    def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
+        """Return the cross entropy of logits (samples, classes), in fp32 or wider."""
+        return cross_entropy(outputs, targets)
+
+    def metrics(self, outputs: Outputs, targets: torch.Tensor) -> Mapping[str, float]:
+        """Return `accuracy`: the share of samples with the largest logit at their class."""
+        return {"accuracy": (most_likely(outputs) == targets).double().mean().item()}
+
+
+class ClickPrediction(TowerTask):
+    """Whether a click follows; the loss is in nats per sample."""
+
+    def open(self, towers: Towers, settings: TaskSettings) -> SyntheticSamples:
+        return Clicks(towers)
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the binary cross entropy of log-odds (samples, 1), in fp32 or wider."""
+        return binary_cross_entropy(outputs, targets)
+
+    def metrics(self, outputs: torch.Tensor, targets: torch.Tensor) -> Mapping[str, float]:
+        """Return `accuracy`: the share of samples with the right sign of the log-odds."""
+        return {"accuracy": ((outputs.flatten() > 0) == (targets > 0)).double().mean().item()}
+
+
+class DoseResponse(TowerTask):
+    """A cell's growth under doses of drugs; the loss is the squared error."""
+
+    drawn: DoseResponses
+
+    def open(self, towers: Towers, settings: TaskSettings) -> SyntheticSamples:
+        return DoseResponses(towers)
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the mean squared error of growths (samples, 1), in fp32 or wider."""
+        return squared_error(outputs, targets)
+
+    def metrics(self, outputs: torch.Tensor, targets: torch.Tensor) -> Mapping[str, float]:
+        """Return `r_squared`: one less the squared error by the variance of held-out targets."""
+        error = squared_error(outputs, targets).item()
+        return {"r_squared": 1.0 - error / self.drawn.held_out_variance}
