@@ -17,7 +17,7 @@ from weft.describe.plan import PACKING, Choice
 from weft.run.parallel.context.divided_tokens import DividedTokens
 from weft.run.workspace import Samples
 from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
-from weft.training.tasks.base import Outputs, cross_entropy
+from weft.training.tasks.base import Outputs, binary_cross_entropy, cross_entropy, squared_error
 
 IGNORED = -100
 ADAMW = OptimizerSettings(
@@ -96,6 +96,8 @@ LOSSES: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     "mean": MeanLoss(),
     "columns": DividedLoss(),
     "kernel": KernelLoss(),
+    "clicks": binary_cross_entropy,
+    "doses": squared_error,
 }
 
 

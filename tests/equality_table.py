@@ -173,7 +173,7 @@ class Row:
             reduce_precision=self.reduce_precision,
             rounds_sums=self.reduce_precision is not None and self.sharding == "zero-0",
             dropout=self.dropout,
-            loss=self._loss if self.loss == "own" else "whole",
+            loss=self.loss if self.loss in ("own", "clicks", "doses") else "whole",
             masks=self.masks,
             optimizer=self.optimizer,
             steps=self.steps,

@@ -25,6 +25,7 @@ from weft.run.stage.documents import Documents
 from weft.run.stage.layer_choices import apply_choices
 from weft.run.stage.stage_module import frozen_names, rest
 from weft.run.state.precision import PRECISIONS, STEPPED, at_least_fp32, lower_precision
+from weft.run.workspace import inputs_of
 
 # What a step tells, by name: the loss, and what methods tell of it.
 Told = dict[str, list[float]]
@@ -212,12 +213,13 @@ class Copy:
         batch = samples(training.model, training, step, training.masks, training.choices)
         inputs, targets, *lengths = batch(number)
         if lengths:
-            self.model.documents = Documents.of(lengths[0], inputs.device)
+            self.model.documents = Documents.of(lengths[0], inputs_of(inputs)[0].device)
         values: list[torch.Tensor] = []
-        for layer, function in enumerate(self.model.layer_functions(inputs)):
+        tensors = inputs_of(inputs)
+        for layer, function in enumerate(self.model.layer_functions(tensors[0])):
             torch.default_generator.manual_seed(counter_seed(SEED, step, number, layer))
-            given = [values[feeder] for feeder in sorted(self.graph.feeders[layer])] or [inputs]
-            values.append(function(*given))
+            read = [tensors[place] for place in self.graph.inputs_read[layer]]
+            values.append(function(*read, *(values[one] for one in sorted(self.graph.feeders[layer]))))
         loss = LOSSES[training.loss](at_least_fp32(values[-1]), targets) * weight
         methods = training.methods if self.model.training else ()
         return loss, sum(weight * one.added_loss(self, values, targets, told) for one in methods)

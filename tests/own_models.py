@@ -117,6 +117,27 @@ def two_stems() -> BlockModel:
     return BlockModel(layers, edges=edges, example=torch.zeros(1, 1, 8, 8), classes=10)
 
 
+class Conditioned(nn.Module):
+    """Maps scaled by a vector that the sample has beside its image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.Linear(3, WIDTH)
+
+    def forward(self, vector: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(maps * self.scales(vector)[:, :, None, None])
+
+
+def conditioned() -> BlockModel:
+    """A chain that reads an image, and in its third layer a vector, too."""
+    return BlockModel(
+        [stem, Residual, Conditioned, head],
+        example=(torch.zeros(1, 1, 8, 8), torch.zeros(1, 3)),
+        inputs=[(0, 0), (1, 2)],
+        classes=10,
+    )
+
+
 def unread() -> BlockModel:
     """Of its three layers nobody reads the second."""
     return BlockModel(

@@ -6,16 +6,20 @@ from collections.abc import Callable
 
 import torch
 from small_jobs import batch_of
+from tower_jobs import batches_of_towers, batches_of_vectors, has_several_inputs
 
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.run.parallel.divided_logits import DividedLogits
+from weft.run.workspace import Samples
 
 
-def samples_of(
-    config: ModelConfig, plan: Plan, step: int
-) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
-    """Tokens, or pixels keyed by (step, sample)."""
+def samples_of(config: ModelConfig, plan: Plan, step: int) -> Callable[[int], Samples]:
+    """Tokens, pixels or the inputs of towers, keyed by (step, sample)."""
+    if config.towers is not None:
+        return batches_of_towers(config, plan, step)
+    if has_several_inputs(config):
+        return batches_of_vectors(config, plan, step)
     if not config.reads_images:
         return batch_of(config, plan, step)
 

@@ -286,6 +286,21 @@ GRAPHS = (
     Row(WIDE_GPT, "zb-h1", pp=2, cp=2, recompute="full", splits=(2, 1)),
 )
 
+MMT, DLRM, UNO = (resolve_model(f"{name}-tiny") for name in ("mmt", "dlrm", "candle-uno"))
+CONDITIONED = resolve_model("own_models:conditioned")
+SIDE_BY_SIDE = partial(Row, MMT, pp=3, layers=((0, 1, 2), (3, 4, 5), (6,)))
+TOWERS = (
+    SIDE_BY_SIDE("1f1b", evaluates=True),
+    SIDE_BY_SIDE("zb-h1", recompute="selective", splits=(2, 1, 1)),
+    # The second stage reads the first one's stream, and an input of its own.
+    Row(MMT, "1f1b", pp=2, dp=2, layers=((0, 1, 2), (3, 4, 5, 6)), sharding="zero-1", recompute="full"),
+    Row(MMT, "breadth-first", dp=2, loops=3, layers=((0, 1, 3), (2, 4), (5, 6)), sharding="zero-3"),
+    Row(DLRM, "1f1b", pp=3, layers=((0, 1, 4), (2, 3, 5), (6, 7)), loss="clicks", optimizer="adamw"),
+    Row(DLRM, "zb-h1", pp=2, dp=2, layers=((0, 4, 5), (1, 2, 3, 6, 7)), loss="clicks"),
+    Row(UNO, "breadth-first", pp=2, dp=2, loops=2, loss="doses", shares=(3, 1)),
+    Row(CONDITIONED, "zb-h1", pp=2, layers=((0, 1), (2, 3)), recompute="full"),
+)
+
 # Their replicas' sums have an order of their own.
 DEVICE = tuple(
     replace(row, transport="device")
@@ -328,6 +343,7 @@ GROUPS = (
     MIXTURES,
     CONVOLUTIONAL,
     GRAPHS,
+    TOWERS,
     DEVICE,
     COVERING,
 )

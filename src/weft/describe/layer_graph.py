@@ -113,7 +113,9 @@ class LayerGraph:
 
     @cached_property
     def is_chain(self) -> bool:
-        return self.edges == chain_edges(len(self.layers))
+        """True if every layer reads the one before it, and the first one the only input."""
+        count = len(self.layers)
+        return self.edges == chain_edges(count) and self.inputs_read == ((0,), *((),) * (count - 1))
 
     @cached_property
     def alike(self) -> tuple[int, ...]:

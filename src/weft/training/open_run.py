@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from weft.describe.families.own import FAMILY, own_model
 from weft.describe.plan import PACKING
 from weft.describe.plan_versions import current_id, former_ids
 from weft.errors import InputError, Violation
@@ -268,7 +269,38 @@ def _open_task(job: PlannedJob, ranks: Attendance) -> Task:
             if first == (dist.get_rank() == 0):
                 task = make_task(job.run.task.kind, settings)
     assert task is not None, "every rank has one of the two turns"
+    with together(ranks.group):
+        _require_inputs(job, task)
     return task
+
+
+def _require_inputs(job: PlannedJob, task: Task) -> None:
+    """Check that samples have the inputs that a model of the user's own, or one of towers, reads.
+
+    Raises:
+        InputError: if they have fewer or more; for a model of the user's own, also if they have other shapes.
+    """
+    config, count = job.problem.model, job.problem.job.graph.input_count
+    if config.family != FAMILY and config.towers is None:
+        return
+    try:
+        read = inputs_of(task.batch(np.zeros(1, dtype=np.int64))[0])
+    except Exception:
+        return  # the reader names the sample
+    if len(read) != count:
+        problem = f"samples have {len(read)} inputs; {config.name} reads {count}"
+        raise InputError(Violation("task.kind", problem))
+    if config.family != FAMILY:
+        return
+    needed = [tuple(shape) for shape in own_model(config.name).sample_shapes[:count]]
+    given = [tuple(one.shape[1:]) for one in read]
+    if given != needed:
+        problem = f"samples have inputs of shapes {_shapes(given)}; {config.name} reads {_shapes(needed)}"
+        raise InputError(Violation("task.kind", problem))
+
+
+def _shapes(shapes: Sequence[tuple[int, ...]]) -> str:
+    return " and ".join(str(list(shape)) for shape in shapes)
 
 
 def _newest_checkpoint(job: PlannedJob, directory: Path, journal: Journal, ranks: Attendance) -> Path | None:

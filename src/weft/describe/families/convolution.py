@@ -92,6 +92,8 @@ class LayerWork:
     @classmethod
     def joined(cls, ends: Sequence[LayerWork]) -> LayerWork:
         """Return the layer that reads several vectors, those before `ends`, and concatenates them first."""
+        if len(ends) == 1:
+            return ends[0].following()
         work = cls(Maps(sum(one.maps.channels for one in ends), flat=True))
         work._kept = Amount.of(sum(one.maps.elements for one in ends if one._is_kept), batch=1)
         work._move(2.0 * work.maps.elements)

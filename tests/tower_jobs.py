@@ -1,0 +1,60 @@
+"""Batches with several inputs, for models of towers and for models of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from weft.describe.families.own import FAMILY, own_model
+from weft.describe.model import ModelConfig
+from weft.describe.plan import Plan
+from weft.run.workspace import Samples
+from weft.training.data.synthetic import Clicks, DoseResponses, Modalities, SyntheticSamples
+
+
+def drawn_for(config: ModelConfig) -> SyntheticSamples:
+    """The samples that a model of towers learns from."""
+    assert config.towers is not None
+    if config.towers.tokens:
+        return Modalities(config.towers, sequence=config.sequence, classes=config.vocabulary)
+    return Clicks(config.towers) if config.towers.tables else DoseResponses(config.towers)
+
+
+def inputs_of_towers(config: ModelConfig, samples: int) -> tuple[torch.Tensor, ...]:
+    inputs, _ = drawn_for(config).draw(np.arange(samples), held_out=False)
+    return tuple(map(torch.from_numpy, inputs))
+
+
+def batches_of_towers(config: ModelConfig, plan: Plan, step: int) -> Callable[[int], Samples]:
+    """Samples keyed by (step, sample), so that the cut into micro-batches does not change them."""
+    drawn = drawn_for(config)
+
+    def micro_batch(number: int) -> Samples:
+        first = 1000 * step + number * plan.micro_batch_size
+        inputs, targets = drawn.draw(np.arange(first, first + plan.micro_batch_size), held_out=False)
+        return tuple(map(torch.from_numpy, inputs)), torch.from_numpy(targets)
+
+    return micro_batch
+
+
+def has_several_inputs(config: ModelConfig) -> bool:
+    """Whether a model is one's own, with several inputs."""
+    return config.family == FAMILY and own_model(config.name).layer_graph().input_count > 1
+
+
+def batches_of_vectors(config: ModelConfig, plan: Plan, step: int) -> Callable[[int], Samples]:
+    """Normal numbers for all inputs of a model of one's own, and classes, keyed by (step, sample)."""
+    model = own_model(config.name)
+    shapes = model.sample_shapes[: model.layer_graph().input_count]
+
+    def micro_batch(number: int) -> Samples:
+        first = 1000 * step + number * plan.micro_batch_size
+        draws = [torch.Generator().manual_seed(first + place) for place in range(plan.micro_batch_size)]
+        inputs = [torch.stack([torch.randn(shape, generator=one) for one in draws]) for shape in shapes]
+        return tuple(inputs), torch.stack(
+            [torch.randint(config.vocabulary, (), generator=one) for one in draws]
+        )
+
+    return micro_batch
