@@ -21,7 +21,7 @@ from weft.capture.timing import summarise
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
 from weft.describe.model import model_from
-from weft.describe.models import resolve_model
+from weft.describe.models import PRESETS, resolve_model
 from weft.describe.this_machine import this_machine
 from weft.predict.cost.calibration import (
     load_machine,
@@ -82,6 +82,24 @@ def test_a_profile_of_a_convolutional_network_has_every_layer(worker_pool):
             # Alone, a layer keeps what it gives, and the norms' own tensors count, too.
             sent = max(layer.sent(shape) for layer in graph.layers if layer.kind == timing.layer)
             assert kept[timing.layer] <= timing.activation_bytes <= kept[timing.layer] + 4 * sent + 1024
+
+
+def profiled_towers(rank: int, ranks: int):
+    config = PRESETS["dlrm-tiny"]
+    return profile_layers(
+        config, layer_graph(config), "cpu", torch.device("cpu"), precision="fp32", micro_batch_sizes=(2,)
+    )
+
+
+def test_a_profile_of_towers_has_every_layer(worker_pool):
+    profile = worker_pool.run(profiled_towers, ranks=1)[0]
+    graph, shape = layer_graph(PRESETS["dlrm-tiny"]), Shape(2, 1)
+    kept = {layer.kind: 4 * layer.kept(shape) + layer.kept_bytes(shape) for layer in graph.layers}
+    assert {timing.layer for timing in profile.timings} == set(kept)
+    for timing in profile.timings:
+        assert min(timing.forward_s, timing.backward_s, timing.update_s) > 0
+        if timing.layer.startswith("table"):
+            assert timing.activation_bytes == kept[timing.layer]
 
 
 def throttled_profile(rank: int, ranks: int):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -107,7 +107,7 @@ def _pipeline_plan(cluster: Cluster, graph: LayerGraph) -> Plan:
     return build_plan(job, layout, flops_per_layer(job))
 
 
-def _slowdowns(stage: torch.nn.Module, inputs: torch.Tensor, ends: bool) -> tuple[float, float]:
+def _slowdowns(stage: torch.nn.Module, inputs: Sequence[torch.Tensor], ends: bool) -> tuple[float, float]:
     """Return the slowdowns of this rank's computations and of its messages when they overlap.
 
     All ranks do the same at the same time.
@@ -121,7 +121,7 @@ def _slowdowns(stage: torch.nn.Module, inputs: torch.Tensor, ends: bool) -> tupl
     computed_s()
     dist.barrier()
     compute_s = summarise([computed_s() for _ in range(ROUNDS)]).seconds
-    with _ring(inputs.device) as messages_s, ThreadPoolExecutor(1) as beside:
+    with _ring(inputs[0].device) as messages_s, ThreadPoolExecutor(1) as beside:
         message_s = summarise(messages_s(MESSAGES)[1:]).seconds
         # The same number on every rank, and enough for the rounds, because overlapped messages take longer.
         enough = slowest(Timing(ROUNDS * IN_FLIGHT * compute_s / message_s, 0.0)).seconds

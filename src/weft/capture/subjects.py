@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from weft.capture.block_model import storages_saved
+from weft.describe.families.multimodal import towers_of
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.run.accelerator import finish
@@ -18,7 +19,8 @@ from weft.run.parallel.loss_input import DividesOutput
 from weft.run.parallel.tensor_stage import SummedGradients, disconnect_stages, summed_gradients, tensor_ranks
 from weft.run.stage.build import build_stage
 from weft.run.stage.families.own import OwnStage
-from weft.run.stage.stage_module import RunnableStage, StageModule
+from weft.run.stage.stage_module import StageModule
+from weft.run.stage.wiring import Wired
 from weft.run.state.bucket import FlatLayout
 from weft.run.state.precision import PRECISIONS, STEPPED, at_least_fp32
 from weft.run.state.states import make_states
@@ -29,27 +31,48 @@ IN_FLIGHT = 4
 
 
 def stage_inputs(
-    stage: RunnableStage,
+    stage: torch.nn.Module,
     config: ModelConfig,
     first_layer: int,
     size: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> torch.Tensor:
-    """Return a micro-batch for a stage that begins at `first_layer`: token ids, pixels or hidden states."""
-    shape = stage.input_shape(size, config.sequence)
+) -> tuple[torch.Tensor, ...]:
+    """Return the values of a micro-batch for a stage that begins at `first_layer`.
+
+    They are token ids, pixels, features, or outputs of other layers, which alone require gradients.
+    """
     generator = torch.Generator().manual_seed(first_layer)
+
+    def output(shape: Sequence[int]) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=dtype).to(device).requires_grad_()
+
+    if isinstance(stage, Wired):
+        samples = [_tower_input(config, number, size, generator).to(device) for number in stage.inputs]
+        return (*samples, *(output(stage.value_shape(layer, size)) for layer in stage.takes))
+    shape = stage.input_shape(size, config.sequence)  # type: ignore[operator]
     if first_layer == 0 and config.reads_images:
-        return torch.randint(256, shape, generator=generator, dtype=torch.uint8).to(device)
+        return (torch.randint(256, shape, generator=generator, dtype=torch.uint8).to(device),)
     if first_layer == 0:
-        return torch.randint(config.vocabulary, shape, generator=generator).to(device)
-    return torch.randn(shape, generator=generator, dtype=dtype).to(device)
+        return (torch.randint(config.vocabulary, shape, generator=generator).to(device),)
+    return (output(shape),)
+
+
+def _tower_input(config: ModelConfig, number: int, size: int, generator: torch.Generator) -> torch.Tensor:
+    """Return the input of that number of `size` samples of a model of towers."""
+    towers = towers_of(config)
+    if towers.tokens:
+        return torch.randint(towers.tokens[number], (size, config.sequence), generator=generator)
+    if number < len(towers.features):
+        return torch.randn((size, towers.features[number]), generator=generator)
+    rows = towers.tables[number - len(towers.features)]
+    return torch.randint(rows, (size, towers.looked_up), generator=generator)
 
 
 def one_round(
     stage: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    inputs: torch.Tensor,
+    inputs: Sequence[torch.Tensor],
     *,
     ends: bool,
     summed: Sequence[SummedGradients] = (),
@@ -62,18 +85,17 @@ def one_round(
     """
 
     def clock() -> float:
-        finish(inputs.device)
+        finish(inputs[0].device)
         return time.perf_counter()
 
     contexts = []
     begin = clock()
     for _ in range(IN_FLIGHT):
-        leaf = inputs.detach().requires_grad_() if inputs.is_floating_point() else inputs
-        output = stage(leaf)
-        contexts.append(_loss(stage, output) if ends else output)
+        outputs = _outputs(stage, inputs)
+        contexts.append((_loss(stage, outputs[0]),) if ends else outputs)
     forwarded = clock()
-    for output in contexts:
-        torch.autograd.backward((output,), (torch.ones_like(output),))
+    for outputs in contexts:
+        torch.autograd.backward(outputs, tuple(map(torch.ones_like, outputs)))
     backwarded = clock()
     for one in summed:
         one.add_up()
@@ -85,6 +107,12 @@ def one_round(
         (backwarded - forwarded) / IN_FLIGHT,
         updated - backwarded,
     )
+
+
+def _outputs(stage: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Run a stage on inputs that are new leaves."""
+    given = stage(*(one.detach().requires_grad_(one.requires_grad) for one in inputs))
+    return (given,) if isinstance(given, torch.Tensor) else given
 
 
 def _loss(stage: torch.nn.Module, output: torch.Tensor) -> torch.Tensor:
@@ -118,7 +146,7 @@ class CaptureSubject:
     stage: StageModule | OwnStage
     optimizer: torch.optim.Optimizer
     summed: tuple[SummedGradients, ...]
-    inputs: torch.Tensor
+    inputs: tuple[torch.Tensor, ...]
     ends: bool
     saved_bytes: int
 
@@ -209,9 +237,8 @@ def _trained(
     return optimizer, summed_gradients({0: stage}, layouts, {0: states.buckets[0].flat})[0]
 
 
-def _saved_bytes(stage: torch.nn.Module, inputs: torch.Tensor) -> int:
-    leaf = inputs.detach().requires_grad_() if inputs.is_floating_point() else inputs
+def _saved_bytes(stage: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> int:
     with storages_saved(stage.parameters()) as kept:
-        output = stage(leaf)
-    del output
+        outputs = _outputs(stage, inputs)
+    del outputs
     return sum(kept.values())

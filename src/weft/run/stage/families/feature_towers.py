@@ -12,25 +12,23 @@ from weft.run.stage.families.towers import TowerStage
 from weft.run.stage.stage_module import Initial
 
 
-class JoinedLinear(nn.Linear):
-    """A product of the concatenation of vectors."""
+class JoinedLinear(nn.Module):
+    """A product of the concatenation of vectors, and a rectifier unless it is the last one."""
+
+    def __init__(self, inner: int, columns: int, *, rectified: bool) -> None:
+        super().__init__()
+        self.product = nn.Linear(inner, columns)
+        self._rectified = rectified
 
     def forward(self, *vectors: torch.Tensor) -> torch.Tensor:
         """Return (b, columns) of vectors (b, ...) that together have the inner size."""
         joined = vectors[0] if len(vectors) == 1 else torch.cat(vectors, 1)
-        return super().forward(as_computed(joined, self))
-
-
-class RectifiedLinear(JoinedLinear):
-    """The same, and a rectifier."""
-
-    def forward(self, *vectors: torch.Tensor) -> torch.Tensor:
-        return torch.relu(super().forward(*vectors))
+        result: torch.Tensor = self.product(as_computed(joined, self))
+        return torch.relu(result) if self._rectified else result
 
 
 class FeatureTowerStage(TowerStage):
-    """Dense towers read vectors (b, features), tables the numbers of rows (b, rows); the last layer returns
-    one number (b, 1).
+    """Dense towers read vectors (b, features), tables row numbers (b, rows); the output is (b, 1).
 
     Initial weights follow He et al. (arXiv 1502.01852), the last layer's are small. Biases begin at 0.
     """
@@ -47,8 +45,8 @@ class FeatureTowerStage(TowerStage):
             rows = towers.tables[number - len(towers.features)]
             return nn.EmbeddingBag(rows, self.config.hidden, mode="sum")
         if layer == "head":
-            return JoinedLinear(inner, self.config.vocabulary)
-        return RectifiedLinear(inner or towers.features[number], self.config.feed_forward)
+            return JoinedLinear(inner, self.config.vocabulary, rectified=False)
+        return JoinedLinear(inner or towers.features[number], self.config.feed_forward, rectified=True)
 
     def initial(self, name: str) -> Initial:
         weight = self.get_parameter(name)

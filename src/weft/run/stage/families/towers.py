@@ -30,12 +30,10 @@ class TowerStage(GraphStage, StageModule):  # type: ignore[misc]
         graph = layer_graph(config)
         self.wire(graph, layers, [self.sample_shape(config, one.name) for one in graph.layers])
         inner = {layer: sum(self._shapes[feeder][-1] for feeder in graph.feeders[layer]) for layer in layers}
-        self._functions: list[LayerFunction] = []
-        for layer in layers:
-            name = graph.layers[layer].name
-            module = self.make(name, sum(graph.inputs_read[layer]), inner[layer])
-            _place(self, name, module)
-            self._functions.append(module)
+        self._names = {layer: graph.layers[layer].name for layer in layers}
+        for layer, name in self._names.items():
+            _place(self, name, self.make(name, sum(graph.inputs_read[layer]), inner[layer]))
+        self._functions = tuple(map(self.block, layers))
 
     @staticmethod
     @abstractmethod
@@ -55,6 +53,10 @@ class TowerStage(GraphStage, StageModule):  # type: ignore[misc]
     def blocks(self) -> Sequence[nn.Module]:
         """Empty: tensor ranks cannot divide these families."""
         return ()
+
+    def block(self, layer: int) -> nn.Module:
+        """Return the module of the layer at a position in the model; the stage must have it."""
+        return self.get_submodule(self._names[layer])
 
     def layer_functions(self, inputs: torch.Tensor) -> Sequence[LayerFunction]:
         return self._functions
