@@ -120,9 +120,9 @@ class Modalities(SyntheticSamples):
 class Clicks(SyntheticSamples):
     """Dense vectors and rows of tables, and whether a click follows.
 
-    Vectors are normal, rows uniform. A vector's score is its product with fixed coefficients, a table's the
-    sum of its rows' scores; all have the variance 1. The log-odds of a click are twice the scaled sum of the
-    scores, and of the products of a vector's and a table's.
+    Vectors are normal, rows uniform. A vector's score is its product with fixed coefficients. A table's score
+    is the sum over its rows. All have the variance 1. Some products of a vector's and a table's score join
+    them. The log-odds of a click are twice their scaled sum.
     """
 
     def __init__(self, towers: Towers) -> None:

@@ -82,7 +82,7 @@ class MultimodalClassification(TowerTask):
 
 
 class ClickPrediction(TowerTask):
-    """Whether a click follows; the loss is in nats per sample."""
+    """Prediction of clicks; the loss is in nats per sample."""
 
     def open(self, towers: Towers, settings: TaskSettings) -> SyntheticSamples:
         return Clicks(towers)
