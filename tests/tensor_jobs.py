@@ -16,7 +16,7 @@ from weft.run.workspace import Samples
 
 def samples_of(config: ModelConfig, plan: Plan, step: int) -> Callable[[int], Samples]:
     """Tokens, pixels or the inputs of towers, keyed by (step, sample)."""
-    if config.towers is not None:
+    if config.is_graph:
         return batches_of_towers(config, plan, step)
     if has_several_inputs(config):
         return batches_of_vectors(config, plan, step)

@@ -11,11 +11,19 @@ from weft.describe.families.own import FAMILY, own_model
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.run.workspace import Samples
-from weft.training.data.synthetic import Clicks, DoseResponses, Modalities, SyntheticSamples
+from weft.training.data.synthetic import (
+    Clicks,
+    DoseResponses,
+    Modalities,
+    SyntheticSamples,
+    Translations,
+)
 
 
 def drawn_for(config: ModelConfig) -> SyntheticSamples:
-    """The samples that a model of towers learns from."""
+    """The samples that a model with several inputs learns from."""
+    if config.encoder_decoder is not None:
+        return Translations(sequence=config.sequence, vocabulary=config.vocabulary)
     assert config.towers is not None
     if config.towers.tokens:
         return Modalities(config.towers, sequence=config.sequence, classes=config.vocabulary)

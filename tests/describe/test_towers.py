@@ -16,10 +16,10 @@ from tower_jobs import inputs_of_towers
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
 from weft.describe.families.transformer import LOSS_BYTES_PER_LOGIT, TOKEN_BYTES
+from weft.describe.graph_models import tower_config
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig, model_from
 from weft.describe.models import PRESETS, resolve_model
-from weft.describe.tower_models import tower_config
 from weft.errors import InputError
 from weft.run.stage.build import build_stage
 

@@ -48,7 +48,7 @@ def stage_inputs(
         return torch.randn(shape, generator=generator, dtype=dtype).to(device).requires_grad_()
 
     if isinstance(stage, Wired):
-        samples = [_tower_input(config, number, size, generator).to(device) for number in stage.inputs]
+        samples = [_sample_input(config, number, size, generator).to(device) for number in stage.inputs]
         return (*samples, *(output(stage.value_shape(layer, size)) for layer in stage.takes))
     shape = stage.input_shape(size, config.sequence)  # type: ignore[operator]
     if first_layer == 0 and config.reads_images:
@@ -58,8 +58,10 @@ def stage_inputs(
     return (output(shape),)
 
 
-def _tower_input(config: ModelConfig, number: int, size: int, generator: torch.Generator) -> torch.Tensor:
-    """Return the input of that number of `size` samples of a model of towers."""
+def _sample_input(config: ModelConfig, number: int, size: int, generator: torch.Generator) -> torch.Tensor:
+    """Return the input of that number of `size` samples of a model with several inputs."""
+    if config.encoder_decoder is not None:
+        return torch.randint(config.vocabulary, (size, config.sequence), generator=generator)
     towers = towers_of(config)
     if towers.tokens:
         return torch.randint(towers.tokens[number], (size, config.sequence), generator=generator)
@@ -208,7 +210,7 @@ def subjects_of(
                 optimizer=optimizer,
                 summed=summed,
                 inputs=inputs,
-                ends=kind == "head",
+                ends=layers[-1] == len(graph.layers) - 1,
                 saved_bytes=_saved_bytes(stage, inputs),
             )
             for size, inputs in zip(micro_batch_sizes, every_input, strict=True)

@@ -59,6 +59,33 @@ class Towers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderDecoder:
+    """Sizes of a transformer with an encoder and a decoder that attends to its output.
+
+    A sample has two inputs: the encoder's tokens and the decoder's.
+
+    Attributes:
+        encoder_layers, decoder_layers: the blocks of each side.
+        head_size: the size of a head of attention.
+        norm: the norm's name in `weft.describe.families.block_parts.NORMS`.
+        biases: True if products have biases.
+        rectified: True if the activation is a rectifier.
+        gated: True if a gate multiplies the feed-forward's activation.
+        position_buckets: those of relative positions, and both sides share one table of tokens; 0 for
+            learned positions, and tables apart.
+    """
+
+    encoder_layers: int
+    decoder_layers: int
+    head_size: int
+    norm: str = "layer"
+    biases: bool = True
+    rectified: bool = False
+    gated: bool = False
+    position_buckets: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Sizes of a transformer of family `gpt` (GPT-2), `bert` or `vit`, a decoder, or a convolutional network.
 
@@ -73,8 +100,9 @@ class ModelConfig:
     `convolutions` is None for a transformer. A convolutional network (`resnet`, `vgg`, `alexnet`) has no
     heads and a sequence of 1. Its `hidden` are the channels of a first layer outside the groups.
     `feed_forward` is the width of its fully connected layers; `layers` omits the first and the last layer.
-    `towers` is None for a chain. In a model of towers, `hidden` is the width of blocks or of table rows, and
-    `vocabulary` counts outputs; `layers` omits the first and the last layer of the graph.
+    `towers` and `encoder_decoder` are None for a chain; `layers` omits the first and the last layer of other
+    graphs. In a model of towers, `hidden` is the width of blocks or of table rows, and `vocabulary` counts
+    outputs.
     """
 
     name: str
@@ -94,6 +122,7 @@ class ModelConfig:
     channels: int = 0
     convolutions: Convolutions | None = None
     towers: Towers | None = None
+    encoder_decoder: EncoderDecoder | None = None
     decoder: Decoder | None = None
     record: str = ""
 
@@ -111,6 +140,11 @@ class ModelConfig:
         return self.image_size > 0
 
     @property
+    def is_graph(self) -> bool:
+        """True if the layers of the model, of a known family, form a graph that is no chain."""
+        return self.towers is not None or self.encoder_decoder is not None
+
+    @property
     def reads_tokens(self) -> bool:
         """False if samples are images, or vectors and rows of tables."""
         return not self.reads_images and (self.towers is None or bool(self.towers.tokens))
@@ -124,9 +158,11 @@ class ModelConfig:
 def model_from(record: Mapping[str, Any]) -> ModelConfig:
     """Build the model from its `dataclasses.asdict` record, also after a JSON round trip."""
     convolutions, towers = (_with_tuples(record[key]) for key in ("convolutions", "towers"))
+    sides = record["encoder_decoder"]
     parts = {
         "convolutions": Convolutions(**convolutions) if convolutions else None,
         "towers": Towers(**towers) if towers else None,
+        "encoder_decoder": EncoderDecoder(**sides) if sides else None,
         "decoder": None if record["decoder"] is None else decoder_from(record["decoder"]),
     }
     return ModelConfig(**{**record, **parts})

@@ -15,11 +15,12 @@ from weft.describe.convolutional_models import RESNET, convolutional_config, rea
 from weft.describe.decoder_config import read_decoder
 from weft.describe.decoder_row import ROWS, own_row
 from weft.describe.families.own import FAMILY, own_config
+from weft.describe.graph_models import encoder_decoder_config, tower_config
 from weft.describe.hub_sizes import head_problems, read_sizes, tied_problems
 from weft.describe.model import ModelConfig, image_tokens, read_constants
 from weft.describe.reading import read_json
+from weft.describe.t5_config import T5, read_t5
 from weft.describe.toml_table import is_importable
-from weft.describe.tower_models import tower_config
 from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
 
@@ -37,6 +38,8 @@ def _preset(name: str, record: Mapping[str, Any]) -> ModelConfig:
         return convolutional_config(name, **sizes)
     if "depth" in sizes:
         return tower_config(name, **sizes)
+    if "encoder_layers" in sizes:
+        return encoder_decoder_config(name, **sizes)
     sizes.setdefault("key_value_heads", sizes["heads"])
     sizes.setdefault("feed_forward", 4 * sizes["hidden"])
     if "image_size" in sizes:
@@ -98,6 +101,8 @@ def read_config(path: Path) -> ModelConfig:
     name = path.resolve().parent.name if path.name == CONFIG_FILE else path.stem
     if model_type == RESNET:
         return read_resnet(record, name, str(path))
+    if model_type == T5:
+        return read_t5(record, name, str(path))
     if model_type in _FORMATS:
         return _from_record(record, _FORMATS[model_type], name, str(path))
     row = ROWS[model_type] if model_type in ROWS else own_row(record, str(path))

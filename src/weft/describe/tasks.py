@@ -30,8 +30,10 @@ class KnownTask:
 
 # The tasks of decoders: all text, and the answers in conversations.
 DECODING, CHAT = "causal-lm", "chat"
-# Those of models of towers, and their data: functions of random numbers.
+# Those of models with several inputs, and their data: functions of random numbers.
 MODALITIES, CLICKS, DOSES = "multimodal-classification", "click-prediction", "dose-response"
+SEQUENCES = "sequence-to-sequence"
+DRAWN = (MODALITIES, CLICKS, DOSES, SEQUENCES)
 SYNTHETIC = "synthetic"
 # Those whose samples hold documents that attention can be kept inside.
 PACKED = (DECODING, CHAT)
@@ -45,6 +47,7 @@ KNOWN_TASKS: Mapping[str, KnownTask] = MappingProxyType(
         ),
         MODALITIES: KnownTask(families=("multimodal-transformer",), data=SYNTHETIC, language=False),
         CLICKS: KnownTask(families=("dlrm",), data=SYNTHETIC, language=False),
+        SEQUENCES: KnownTask(families=("encoder-decoder", "t5"), data=SYNTHETIC, language=False),
         DOSES: KnownTask(families=("candle-uno",), data=SYNTHETIC, language=False),
     }
 )

@@ -9,8 +9,12 @@ from weft.bundles import parts
 from weft.describe.decoder_row import TRAINED
 from weft.describe.model import ModelConfig
 from weft.describe.plan import GRADIENT_NORM, MICRO_BATCH_NORMS, SCALED, Plan
+from weft.describe.t5_config import T5
 from weft.errors import Violation
 from weft.installed import remedy
+
+# The families, beside those of decoders, that weft does not train.
+PLANNED_ONLY = frozenset({T5})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +37,9 @@ def missing_packages(plan: Plan) -> list[Violation]:
 
 
 def planned_only(model: ModelConfig) -> list[Violation]:
-    """Return one line for a decoder that weft describes and does not train."""
-    if model.decoder is None or model.family in TRAINED:
+    """Return one line for a model that weft describes and does not train."""
+    trained = model.family not in PLANNED_ONLY if model.decoder is None else model.family in TRAINED
+    if trained:
         return []
     return [Violation(f"model {model.name}", f"{model.family} is planned only; weft does not train it yet")]
 

@@ -275,13 +275,13 @@ def _open_task(job: PlannedJob, ranks: Attendance) -> Task:
 
 
 def _require_inputs(job: PlannedJob, task: Task) -> None:
-    """Check that samples have the inputs that a model of the user's own, or one of towers, reads.
+    """Check that samples have the inputs that a model of the user's own, or a graph that weft knows, reads.
 
     Raises:
         InputError: if they have fewer or more; for a model of the user's own, also if they have other shapes.
     """
     config, count = job.problem.model, job.problem.job.graph.input_count
-    if config.family != FAMILY and config.towers is None:
+    if config.family != FAMILY and not config.is_graph:
         return
     try:
         read = inputs_of(task.batch(np.zeros(1, dtype=np.int64))[0])

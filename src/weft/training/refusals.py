@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from weft.describe.tasks import CHAT, CLICKS, DOSES, MODALITIES, is_language, only_source, sources_of
+from weft.describe.tasks import CHAT, DRAWN, is_language, only_source, sources_of
 from weft.errors import InputError, RunError, Violation
 from weft.files import weft_home
 from weft.planning.job_rules import refused_by_methods
@@ -86,7 +86,7 @@ def _data(planned: PlannedJob) -> None:
                 open_indexed(name).require_vocabulary(vocabulary, source)
             else:
                 open_texts(source, weft_home() / "cache")
-    elif task.kind in (MODALITIES, CLICKS, DOSES):
+    elif task.kind in DRAWN:
         require_synthetic(task.data)
     elif task.kind == "image-classification":
         # Its library of images comes with torch.

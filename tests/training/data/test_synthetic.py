@@ -78,5 +78,5 @@ def test_targets_vary_and_depend_on_every_input(name: str) -> None:
 def test_what_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(InputError, match=r"a tower has 3 tokens; 16 classes in 2 towers need more .*: 4"):
         Modalities(Towers(depth=1, tokens=(3, 8)), sequence=4, classes=16)
-    with pytest.raises(InputError, match=r"task.data: 'digits'; models of towers learn from synthetic data"):
+    with pytest.raises(InputError, match=r"task.data: 'digits'; the task has synthetic data alone"):
         require_synthetic("digits")

@@ -102,7 +102,7 @@ class TaskTable(TomlTable):
         "the NAME of NAME.idx and NAME.bin of Megatron-LM, several sources with weights; "
         "conversations: a table of these kinds; "
         "images: digits (their default), a folder with one sub-folder per class, hf:NAME; "
-        "of models of towers: synthetic",
+        "of models with several inputs: synthetic",
     )
     source_block: Count = Field(
         default=1, description="samples of one source that follow each other in the batch; of several sources"

@@ -70,7 +70,7 @@ def build_stage(
     if grid.ranks > 1:
         _require_grid(model_config, layer_graph(model_config), grid)
     require_choice(f"model {model_config.name}", model_config.family, STAGE_FAMILIES)
-    _require_layers(model_config, layers, follow=model_config.towers is None)
+    _require_layers(model_config, layers, follow=not model_config.is_graph)
     with unfilled():
         stage = stage_family(model_config.family)(model_config, layers)
     if grid.tensor > 1:

@@ -1,4 +1,4 @@
-"""Synthetic samples of models of towers: functions of random numbers that can be learned.
+"""Synthetic samples of models with several inputs: functions of random numbers that can be learned.
 
 Sample n is drawn from a counter-based generator keyed by the kind of data and n. So every plan and every run
 read the same samples. The functions that give the targets have fixed coefficients, keyed likewise.
@@ -45,20 +45,16 @@ def require_synthetic(data: Data) -> None:
     """
     source = only_source(data)
     if source != SYNTHETIC:
-        problem = f"{source!r}; models of towers learn from synthetic data, or by a task of one's own"
+        problem = f"{source!r}; the task has synthetic data alone; other data need a task of one's own"
         raise InputError(Violation("task.data", problem, SYNTHETIC))
 
 
 class SyntheticSamples(ABC):
     """Samples by number; the held-out ones follow those of training."""
 
-    def __init__(self, kind: str, towers: Towers) -> None:
+    def __init__(self, kind: str, *sizes: object) -> None:
         self._kind = kind
-        self.towers = towers
-
-    @property
-    def fingerprint(self) -> str:
-        return f"{SYNTHETIC} {self._kind} {VERSION} {self.towers}"
+        self.fingerprint = " ".join(map(str, (SYNTHETIC, kind, VERSION, *sizes)))
 
     def draw(self, samples: Ints, *, held_out: bool) -> Drawn:
         """Return samples by number."""
@@ -90,8 +86,8 @@ class Modalities(SyntheticSamples):
     """
 
     def __init__(self, towers: Towers, *, sequence: int, classes: int) -> None:
-        super().__init__("modalities", towers)
-        self._sequence, self._classes = sequence, classes
+        super().__init__("modalities", towers, sequence, classes)
+        self.towers, self._sequence, self._classes = towers, sequence, classes
         count = len(towers.tokens)
         self._base = next(base for base in range(1, classes + 1) if base**count >= classes)
         if min(towers.tokens) < self._base:
@@ -99,10 +95,6 @@ class Modalities(SyntheticSamples):
                 f"a tower has {min(towers.tokens)} tokens; {classes} classes in {count} towers need more"
             )
             raise InputError(Violation("model: tokens", problem, str(self._base)))
-
-    @property
-    def fingerprint(self) -> str:
-        return f"{super().fingerprint} {self._sequence} {self._classes}"
 
     def sample(self, random: np.random.Generator) -> tuple[tuple[Ints, ...], int]:
         label = int(random.integers(self._classes))
@@ -127,6 +119,7 @@ class Clicks(SyntheticSamples):
 
     def __init__(self, towers: Towers) -> None:
         super().__init__("clicks", towers)
+        self.towers = towers
 
     @cached_property
     def _weights(self) -> list[Floats]:
@@ -163,6 +156,7 @@ class DoseResponses(SyntheticSamples):
 
     def __init__(self, towers: Towers) -> None:
         super().__init__("dose responses", towers)
+        self.towers = towers
 
     @cached_property
     def _weights(self) -> list[Floats]:
@@ -187,3 +181,23 @@ class DoseResponses(SyntheticSamples):
         resistance = sum(scores) * max(1, len(scores)) ** -0.5
         growth = np.mean([1.0 / (1.0 + np.exp(STEEPNESS * (dose - resistance))) for dose in doses])
         return vectors, np.float32(growth + RESPONSE_ERROR * random.standard_normal())
+
+
+class Translations(SyntheticSamples):
+    """Sentences and their translations: each token becomes a fixed other one, and the order turns round.
+
+    Token 0 begins the decoder's input, which is else the translation one token later.
+    """
+
+    def __init__(self, *, sequence: int, vocabulary: int) -> None:
+        super().__init__("translations", sequence, vocabulary)
+        self._sequence, self._vocabulary = sequence, vocabulary
+
+    @cached_property
+    def _words(self) -> Ints:
+        return 1 + self.generator("words").permutation(self._vocabulary - 1)
+
+    def sample(self, random: np.random.Generator) -> tuple[tuple[Ints, ...], Ints]:
+        sentence = random.integers(1, self._vocabulary, size=self._sequence)
+        translation = self._words[sentence[::-1] - 1]
+        return (sentence, np.concatenate([[0], translation[:-1]])), translation

@@ -6,13 +6,18 @@ import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from weft.describe.tasks import CLICKS, DOSES, MODALITIES
+from weft.describe.tasks import CLICKS, DOSES, MODALITIES, SEQUENCES
 from weft.errors import InputError, Violation, require_choice
 from weft.training.tasks.base import Task, TaskSettings
 from weft.training.tasks.chat import Chat
+from weft.training.tasks.drawn import (
+    ClickPrediction,
+    DoseResponse,
+    MultimodalClassification,
+    SequenceToSequence,
+)
 from weft.training.tasks.image_classification import ImageClassification
 from weft.training.tasks.text import CausalLanguageModelling, MaskedLanguageModelling
-from weft.training.tasks.towers import ClickPrediction, DoseResponse, MultimodalClassification
 
 TASKS: Mapping[str, type[Task]] = MappingProxyType(
     {
@@ -23,6 +28,7 @@ TASKS: Mapping[str, type[Task]] = MappingProxyType(
         MODALITIES: MultimodalClassification,
         CLICKS: ClickPrediction,
         DOSES: DoseResponse,
+        SEQUENCES: SequenceToSequence,
     }
 )
 

@@ -18,6 +18,7 @@ STAGE_FAMILIES: Mapping[str, str] = {
     "vgg": "weft.run.stage.families.vgg:VggStage",
     "alexnet": "weft.run.stage.families.alexnet:AlexNetStage",
     "multimodal-transformer": "weft.run.stage.families.multimodal:MultimodalStage",
+    "encoder-decoder": "weft.run.stage.families.encoder_decoder:EncoderDecoderStage",
     "dlrm": "weft.run.stage.families.feature_towers:FeatureTowerStage",
     "candle-uno": "weft.run.stage.families.feature_towers:FeatureTowerStage",
     **dict.fromkeys(TRAINED, "weft.run.stage.families.decoder:DecoderStage"),

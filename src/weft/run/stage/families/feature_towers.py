@@ -8,7 +8,7 @@ from torch import nn
 from weft.describe.families.multimodal import towers_of
 from weft.describe.model import ModelConfig
 from weft.run.stage.families.convolution import HEAD_DEVIATION, as_computed
-from weft.run.stage.families.towers import TowerStage
+from weft.run.stage.families.graph_family import GraphFamilyStage
 from weft.run.stage.stage_module import Initial
 
 
@@ -27,7 +27,7 @@ class JoinedLinear(nn.Module):
         return torch.relu(result) if self._rectified else result
 
 
-class FeatureTowerStage(TowerStage):
+class FeatureTowerStage(GraphFamilyStage):
     """Dense towers read vectors (b, features), tables row numbers (b, rows); the output is (b, 1).
 
     Initial weights follow He et al. (arXiv 1502.01852), the last layer's are small. Biases begin at 0.

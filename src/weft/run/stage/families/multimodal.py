@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from transformers.models.vit.modeling_vit import ViTLayer
 
 from weft.describe.families.multimodal import towers_of
 from weft.describe.model import ModelConfig
-from weft.run.stage.families.towers import TowerStage
+from weft.run.stage.families.graph_family import GraphFamilyStage
 from weft.run.stage.families.vit import vit_config
 from weft.run.stage.stage_module import Initial
 
@@ -41,10 +43,10 @@ class JointHead(nn.Module):
         return logits
 
 
-class MultimodalStage(TowerStage):
+class MultimodalStage(GraphFamilyStage):
     """Each tower reads tokens (b, s) of its own; the last layer returns logits (b, classes)."""
 
-    def __init__(self, config: ModelConfig, layers: list[int]) -> None:
+    def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
         self._hugging_face = vit_config(config)
         super().__init__(config, layers)
 

@@ -1,4 +1,4 @@
-"""Tasks of models of towers, with several inputs: classes of modalities, clicks, responses to doses."""
+"""Tasks with several inputs and synthetic data: modalities, clicks, responses to doses, translations."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from weft.training.data.synthetic import (
     DoseResponses,
     Modalities,
     SyntheticSamples,
+    Translations,
     require_synthetic,
 )
 from weft.training.tasks.base import (
@@ -29,11 +30,11 @@ from weft.training.tasks.base import (
 )
 
 
-class TowerTask:
-    """Samples with one input for each tower of the model.
+class DrawnTask:
+    """Samples with several inputs, each of which a layer of the model reads.
 
     Raises:
-        InputError: if the data are not synthetic, or the model has no towers.
+        InputError: if the data are not synthetic, or the model has other inputs.
     """
 
     samples, held_out_samples = TRAINING, HELD_OUT
@@ -41,15 +42,15 @@ class TowerTask:
     def __init__(self, settings: TaskSettings) -> None:
         require_synthetic(settings.data)
         self.tokens_per_sample = settings.sequence
-        self.drawn = self.open(towers_of(settings), settings)
+        self.drawn = self.open(settings)
         self.fingerprint = self.drawn.fingerprint
 
-    def open(self, towers: Towers, settings: TaskSettings) -> SyntheticSamples:
-        """Return the samples of a model with these towers."""
+    def open(self, settings: TaskSettings) -> SyntheticSamples:
+        """Return the samples of the model."""
         raise NotImplementedError
 
     def batch(self, samples: Ints, *, held_out: bool = False) -> Samples:
-        """Return a tensor for each tower and targets: int64 tokens, rows and classes, else fp32."""
+        """Return the inputs and targets: int64 tokens, rows and classes, else fp32."""
         inputs, targets = self.drawn.draw(samples, held_out=held_out)
         return tuple(map(torch.from_numpy, inputs)), torch.from_numpy(targets)
 
@@ -66,11 +67,11 @@ def towers_of(settings: TaskSettings) -> Towers:
     return settings.towers
 
 
-class MultimodalClassification(TowerTask):
+class MultimodalClassification(DrawnTask):
     """The class of several modalities together; the loss is in nats per sample."""
 
-    def open(self, towers: Towers, settings: TaskSettings) -> SyntheticSamples:
-        return Modalities(towers, sequence=settings.sequence, classes=settings.vocabulary)
+    def open(self, settings: TaskSettings) -> SyntheticSamples:
+        return Modalities(towers_of(settings), sequence=settings.sequence, classes=settings.vocabulary)
 
     def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
         """Return the cross entropy of logits (samples, classes), in fp32 or wider."""
@@ -81,11 +82,11 @@ class MultimodalClassification(TowerTask):
         return {"accuracy": (most_likely(outputs) == targets).double().mean().item()}
 
 
-class ClickPrediction(TowerTask):
+class ClickPrediction(DrawnTask):
     """Prediction of clicks; the loss is in nats per sample."""
 
-    def open(self, towers: Towers, settings: TaskSettings) -> SyntheticSamples:
-        return Clicks(towers)
+    def open(self, settings: TaskSettings) -> SyntheticSamples:
+        return Clicks(towers_of(settings))
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the binary cross entropy of log-odds (samples, 1), in fp32 or wider."""
@@ -96,13 +97,13 @@ class ClickPrediction(TowerTask):
         return {"accuracy": ((outputs.flatten() > 0) == (targets > 0)).double().mean().item()}
 
 
-class DoseResponse(TowerTask):
+class DoseResponse(DrawnTask):
     """A cell's growth under doses of drugs; the loss is the squared error."""
 
     drawn: DoseResponses
 
-    def open(self, towers: Towers, settings: TaskSettings) -> SyntheticSamples:
-        return DoseResponses(towers)
+    def open(self, settings: TaskSettings) -> SyntheticSamples:
+        return DoseResponses(towers_of(settings))
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean squared error of growths (samples, 1), in fp32 or wider."""
@@ -112,3 +113,18 @@ class DoseResponse(TowerTask):
         """Return `r_squared`: one less the squared error by the variance of held-out targets."""
         error = squared_error(outputs, targets).item()
         return {"r_squared": 1.0 - error / self.drawn.held_out_variance}
+
+
+class SequenceToSequence(DrawnTask):
+    """Translations, token by token; the loss is in nats per token."""
+
+    def open(self, settings: TaskSettings) -> SyntheticSamples:
+        return Translations(sequence=settings.sequence, vocabulary=settings.vocabulary)
+
+    def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
+        """Return the cross entropy of logits (samples, sequence, vocabulary), in fp32 or wider."""
+        return cross_entropy(outputs, targets)
+
+    def metrics(self, outputs: Outputs, targets: torch.Tensor) -> Mapping[str, float]:
+        """Return `accuracy`: the share of tokens with the largest logit at the right one."""
+        return {"accuracy": (most_likely(outputs) == targets).double().mean().item()}

@@ -1,4 +1,4 @@
-"""The common part of stages of models of towers: layers by their names in the graph, wired as it says."""
+"""The common part of stages of families that are graphs: layers by their names there, wired as it says."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.run.stage.stage_module import StageModule
 
 
 # As a module of a graph, it takes several values.
-class TowerStage(GraphStage, StageModule):  # type: ignore[misc]
+class GraphFamilyStage(GraphStage, StageModule):  # type: ignore[misc]
     """Layers at any positions; a parameter is called by its layer's name in the graph, then its own."""
 
     held = MappingProxyType[str, HeldByTensorRanks]({})
