@@ -71,8 +71,7 @@ class EncoderDecoder:
         biases: True if products have biases.
         rectified: True if the activation is a rectifier.
         gated: True if a gate multiplies the feed-forward's activation.
-        position_buckets: those of relative positions, and both sides share one table of tokens; 0 for
-            learned positions, and tables apart.
+        position_buckets: those of relative positions; 0 for learned positions.
     """
 
     encoder_layers: int
@@ -83,6 +82,28 @@ class EncoderDecoder:
     rectified: bool = False
     gated: bool = False
     position_buckets: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageText:
+    """Sizes of a tower of images beside a tower of texts, both projected to one space.
+
+    The vocabulary and the sequence of the model are those of texts.
+
+    Attributes:
+        image_layers: blocks of the image tower; its other sizes are the model's own.
+        text_layers, text_hidden, text_heads, text_feed_forward: the text tower's.
+        projection: the size of the common space.
+        quick: True for the activation x sigmoid(1.702 x), which keeps one more tensor than the exact one.
+    """
+
+    image_layers: int
+    text_layers: int
+    text_hidden: int
+    text_heads: int
+    text_feed_forward: int
+    projection: int
+    quick: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +121,9 @@ class ModelConfig:
     `convolutions` is None for a transformer. A convolutional network (`resnet`, `vgg`, `alexnet`) has no
     heads and a sequence of 1. Its `hidden` are the channels of a first layer outside the groups.
     `feed_forward` is the width of its fully connected layers; `layers` omits the first and the last layer.
-    `towers` and `encoder_decoder` are None for a chain; `layers` omits the first and the last layer of other
-    graphs. In a model of towers, `hidden` is the width of blocks or of table rows, and `vocabulary` counts
-    outputs.
+    `towers`, `encoder_decoder` and `image_text` are None for a chain; `layers` omits the first and the last
+    layer of other graphs. In a model of towers, `hidden` is the width of blocks or of table rows, and
+    `vocabulary` counts outputs.
     """
 
     name: str
@@ -123,6 +144,7 @@ class ModelConfig:
     convolutions: Convolutions | None = None
     towers: Towers | None = None
     encoder_decoder: EncoderDecoder | None = None
+    image_text: ImageText | None = None
     decoder: Decoder | None = None
     record: str = ""
 
@@ -142,7 +164,7 @@ class ModelConfig:
     @property
     def is_graph(self) -> bool:
         """True if the layers of the model, of a known family, form a graph that is no chain."""
-        return self.towers is not None or self.encoder_decoder is not None
+        return any(one is not None for one in (self.towers, self.encoder_decoder, self.image_text))
 
     @property
     def reads_tokens(self) -> bool:
@@ -158,11 +180,12 @@ class ModelConfig:
 def model_from(record: Mapping[str, Any]) -> ModelConfig:
     """Build the model from its `dataclasses.asdict` record, also after a JSON round trip."""
     convolutions, towers = (_with_tuples(record[key]) for key in ("convolutions", "towers"))
-    sides = record["encoder_decoder"]
+    sides, pair = record["encoder_decoder"], record["image_text"]
     parts = {
         "convolutions": Convolutions(**convolutions) if convolutions else None,
         "towers": Towers(**towers) if towers else None,
         "encoder_decoder": EncoderDecoder(**sides) if sides else None,
+        "image_text": ImageText(**pair) if pair else None,
         "decoder": None if record["decoder"] is None else decoder_from(record["decoder"]),
     }
     return ModelConfig(**{**record, **parts})

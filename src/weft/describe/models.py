@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from weft.describe.clip_config import CLIP, read_clip
 from weft.describe.convolutional_models import RESNET, convolutional_config, read_resnet
 from weft.describe.decoder_config import read_decoder
 from weft.describe.decoder_row import ROWS, own_row
@@ -101,6 +102,8 @@ def read_config(path: Path) -> ModelConfig:
     name = path.resolve().parent.name if path.name == CONFIG_FILE else path.stem
     if model_type == RESNET:
         return read_resnet(record, name, str(path))
+    if model_type == CLIP:
+        return read_clip(record, name, str(path))
     if model_type == T5:
         return read_t5(record, name, str(path))
     if model_type in _FORMATS:

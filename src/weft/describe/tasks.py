@@ -45,7 +45,7 @@ KNOWN_TASKS: Mapping[str, KnownTask] = MappingProxyType(
         "image-classification": KnownTask(
             families=("vit", "resnet", "vgg", "alexnet"), data="digits", language=False
         ),
-        MODALITIES: KnownTask(families=("multimodal-transformer",), data=SYNTHETIC, language=False),
+        MODALITIES: KnownTask(families=("multimodal-transformer", "clip"), data=SYNTHETIC, language=False),
         CLICKS: KnownTask(families=("dlrm",), data=SYNTHETIC, language=False),
         SEQUENCES: KnownTask(families=("encoder-decoder", "t5"), data=SYNTHETIC, language=False),
         DOSES: KnownTask(families=("candle-uno",), data=SYNTHETIC, language=False),

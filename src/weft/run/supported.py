@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from weft.bundles import parts
+from weft.describe.clip_config import CLIP
 from weft.describe.decoder_row import TRAINED
 from weft.describe.model import ModelConfig
 from weft.describe.plan import GRADIENT_NORM, MICRO_BATCH_NORMS, SCALED, Plan
@@ -14,7 +15,7 @@ from weft.errors import Violation
 from weft.installed import remedy
 
 # The families, beside those of decoders, that weft does not train.
-PLANNED_ONLY = frozenset({T5})
+PLANNED_ONLY = frozenset({CLIP, T5})
 
 
 @dataclass(frozen=True, kw_only=True)

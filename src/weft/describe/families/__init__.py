@@ -12,6 +12,7 @@ from weft.describe.decoder_row import ROWS
 from weft.describe.families import (
     alexnet,
     bert,
+    clip,
     decoder,
     encoder_decoder,
     feature_towers,
@@ -36,6 +37,7 @@ FAMILIES: Mapping[str, Callable[[ModelConfig], LayerGraph]] = {
     "alexnet": alexnet.layer_graph,
     "multimodal-transformer": multimodal.layer_graph,
     "encoder-decoder": encoder_decoder.layer_graph,
+    "clip": clip.layer_graph,
     "t5": encoder_decoder.layer_graph,
     "dlrm": feature_towers.layer_graph,
     "candle-uno": feature_towers.layer_graph,

@@ -43,27 +43,24 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
         replace(table, name="encoder.embedding"),
         *_side("encoder", encoder, config),
         _memory(config),
-        replace(table, name="decoder.embedding"),
+        # A table that serves both sides counts in the first.
+        replace(table, name="decoder.embedding", parameters=Amount(), kind="embedding.tied")
+        if config.tied_embeddings
+        else replace(table, name="decoder.embedding"),
         *_side("decoder", decoder, config),
         _head(config),
     )
     last = len(layers) - 1
     edges = [(layer, layer + 1) for layer in range(last) if layer != memory]
+    matrix = Amount.of(config.hidden * config.vocabulary, tensor=1)
     edges += [(memory, layer) for layer in range(begins + 1, last)]
-    tied, matrix = [0, begins, last], Amount.of(config.hidden * config.vocabulary, tensor=1)
-    if not config.tied_embeddings:
-        tied.pop()
-    shares = bool(sizes.position_buckets)
-    if shares:
-        # One table serves both sides; it counts in the first.
-        layers = (*layers[:begins], replace(layers[begins], parameters=Amount()), *layers[begins + 1 :])
     return LayerGraph(
         name=config.name,
         layers=layers,
         edges=tuple(sorted(edges)),
         sequence=config.sequence,
         vocabulary=config.vocabulary,
-        tied=(TiedParameters(tuple(tied), matrix),) if shares else (),
+        tied=(TiedParameters((0, begins, last), matrix),) if config.tied_embeddings else (),
         inputs=((0, 0), (1, begins)),
     )
 

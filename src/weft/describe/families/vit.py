@@ -35,13 +35,13 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
     """Return the costed layers of a vision transformer with these sizes."""
     return chain(
         config,
-        _embedding(config),
+        image_embedding(config, bias=True),
         repeated(biased_block(config, projections=_PROJECTIONS), config.layers),
         _head(config),
     )
 
 
-def _embedding(config: ModelConfig) -> Layer:
+def image_embedding(config: ModelConfig, *, bias: bool) -> Layer:
     """Build a product per patch, the class token in front, learned positions; tensor ranks do not divide it.
 
     Backward keeps the pixels and has no input part.
@@ -54,9 +54,9 @@ def _embedding(config: ModelConfig) -> Layer:
         inner=Amount.of(pixels),
         columns=Amount.of(width),
     )
-    parameters = Amount.of(pixels * width + width + (1 + config.sequence) * width)
+    parameters = Amount.of(pixels * width + bias * width + (1 + config.sequence) * width)
     # The bias is read and written with the product; the class token is joined on, the positions are added.
-    memory = per_token(2.0 * width + 2.0 * width + 3.0 * width)
+    memory = per_token(2.0 * bias * width + 2.0 * width + 3.0 * width)
     return Layer(
         name="embedding",
         kind="embedding",
