@@ -225,3 +225,28 @@ def test_a_layer_that_nobody_reads_is_refused() -> None:
         InputError, match="no layer reads what layer 1 gives; only the last one gives the output"
     ):
         resolve_model("own_models:unread")
+
+
+def test_layers_read_the_inputs_that_are_named() -> None:
+    model = own_models.conditioned()
+    graph = model.layer_graph()
+    assert graph.inputs == ((0, 0), (1, 2))
+    assert not graph.is_chain
+    assert list(model.sample_shapes[:2]) == [(1, 8, 8), (3,)]
+    assert len(model.sample_shapes) == 2 + len(graph.layers)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (None, "the example has 2 inputs, and layers without a producer are .0.; name `inputs`"),
+        ([(0, 0), (2, 2)], "input .2, 2. must lead from one of 2 inputs to one of 4 layers"),
+        ([(0, 0)], "the example has 2 inputs"),
+        ([(0, 2), (1, 2)], "layer 0 reads neither an input nor another layer"),
+    ],
+)
+def test_inputs_that_nobody_reads_are_refused(inputs: list[tuple[int, int]] | None, message: str) -> None:
+    layers = [own_models.stem, own_models.Residual, own_models.Conditioned, own_models.head]
+    example = torch.zeros(1, 1, 8, 8), torch.zeros(1, 3)
+    with pytest.raises(InputError, match=message):
+        BlockModel(layers, example=example, inputs=inputs, classes=10)

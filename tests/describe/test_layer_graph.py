@@ -142,3 +142,29 @@ def test_tied_layers_are_several_of_the_graph(layers):
     graph = small_graph()
     with pytest.raises(InputError, match="must be several of"):
         replace(graph, tied=(TiedParameters(layers, Amount.of(3)),))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "problem"),
+    [
+        (((0, 0), (1, 2)), "input .1, 2. must go to one of 2 layers"),
+        (((0, 0), (2, 1)), "inputs .0, 2. must be numbered from 0"),
+        (((0, 1),), "layer 0 reads neither an input nor another layer"),
+        (((1, 0), (0, 0)), "inputs must rise"),
+    ],
+)
+def test_inputs_go_to_layers_and_every_layer_reads(inputs, problem):
+    with pytest.raises(InputError, match=problem):
+        replace(small_graph(), inputs=inputs)
+
+
+def test_a_chain_reads_one_input_in_its_first_layer():
+    graph = small_graph()
+    assert graph.is_chain
+    assert (graph.inputs_read, graph.input_count) == (((0,), ()), 1)
+    assert replace(graph, inputs=((0, 0),)).is_chain
+    other = replace(graph, inputs=((0, 0), (1, 1)))
+    assert not other.is_chain
+    assert (other.inputs_read, other.input_count) == (((0,), (1,)), 2)
+    assert LayerGraph.from_json(other.to_json()) == other
+    assert other.fingerprint != graph.fingerprint

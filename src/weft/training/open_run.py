@@ -270,11 +270,11 @@ def _open_task(job: PlannedJob, ranks: Attendance) -> Task:
                 task = make_task(job.run.task.kind, settings)
     assert task is not None, "every rank has one of the two turns"
     with together(ranks.group):
-        _require_inputs(job, task)
+        require_inputs(job, task)
     return task
 
 
-def _require_inputs(job: PlannedJob, task: Task) -> None:
+def require_inputs(job: PlannedJob, task: Task) -> None:
     """Check that samples have the inputs that a model of the user's own, or a graph that weft knows, reads.
 
     Raises:

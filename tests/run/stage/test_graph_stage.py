@@ -1,0 +1,102 @@
+"""Stages of models that are graphs: any cut has the same parameters, inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tower_jobs import batches_of_vectors, has_several_inputs, inputs_of_towers
+
+from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
+from weft.describe.models import resolve_model
+from weft.errors import InputError
+from weft.run.stage.build import build_stage
+from weft.run.stage.wiring import Wired
+from weft.run.workspace import inputs_of
+from weft.training.open_run import require_inputs
+
+NAMES = ("mmt-tiny", "dlrm-tiny", "candle-uno-tiny", "encoder-decoder-tiny", "own_models:conditioned")
+SAMPLES = 3
+
+
+def inputs_for(config: ModelConfig) -> tuple[torch.Tensor, ...]:
+    if has_several_inputs(config):
+        batch = batches_of_vectors(config, SimpleNamespace(micro_batch_size=SAMPLES), 0)  # type: ignore[arg-type]
+        return inputs_of(batch(0)[0])
+    return inputs_of_towers(config, SAMPLES)
+
+
+def stage_of(config: ModelConfig, layers: Sequence[int]) -> Any:
+    stage = build_stage(config, layers, 0, torch.float64)
+    assert isinstance(stage, Wired)
+    return stage
+
+
+@settings(max_examples=20)
+@given(st.sampled_from(NAMES), st.data())
+def test_any_cut_computes_the_whole(name: str, data: st.DataObject) -> None:
+    config = resolve_model(name)
+    count = config.layers + 2
+    owners = [data.draw(st.integers(0, 2)) for _ in range(count)]
+    cut = [[layer for layer in range(count) if owners[layer] == stage] for stage in range(3)]
+    whole, inputs = stage_of(config, range(count)), inputs_for(config)
+    values: dict[int, torch.Tensor] = {}
+    stages = [stage_of(config, layers) for layers in cut if layers]
+    parameters = {key: value for stage in stages for key, value in stage.state_dict().items()}
+    assert parameters.keys() == whole.state_dict().keys()
+    assert all(torch.equal(value, parameters[key]) for key, value in whole.state_dict().items())
+    # Drawn stages may read each other both ways, so layers run one by one.
+    for layer in range(count):
+        one = stage_of(config, [layer])
+        given = [*(inputs[number] for number in one.inputs), *(values[taken] for taken in one.takes)]
+        (values[layer],) = one(*given)
+        assert one.value_shape(layer, SAMPLES) == tuple(values[layer].shape)
+    (expected,) = whole(*inputs)
+    assert torch.allclose(values[count - 1], expected, rtol=1e-12, atol=1e-12)
+    for stage in stages:
+        given = [*(inputs[number] for number in stage.inputs), *(values[taken] for taken in stage.takes)]
+        for gives, value in zip(stage.gives, stage(*given), strict=True):
+            assert torch.allclose(value, values[gives], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stage_reads_the_inputs_of_its_own_layers(name: str) -> None:
+    config = resolve_model(name)
+    graph = layer_graph(config)
+    for number, layer in graph.inputs:
+        assert tuple(stage_of(config, [layer]).inputs) == (number,)
+    assert tuple(stage_of(config, [config.layers + 1]).inputs) == ()
+
+
+def opened(name: str, *shapes: Sequence[int]) -> tuple[Any, Any]:
+    """A job of that model, and a task whose samples have inputs of these shapes."""
+    config = resolve_model(name)
+    problem = SimpleNamespace(model=config, job=SimpleNamespace(graph=layer_graph(config)))
+
+    def batch(samples: np.ndarray) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        return tuple(torch.zeros(len(samples), *shape) for shape in shapes), torch.zeros(len(samples))
+
+    return SimpleNamespace(problem=problem), SimpleNamespace(batch=batch)
+
+
+def test_samples_with_other_inputs_are_refused() -> None:
+    require_inputs(*opened("own_models:conditioned", (1, 8, 8), (3,)))
+    require_inputs(*opened("mmt-tiny", (16,), (16,)))
+    for name, shapes, problem in (
+        ("own_models:conditioned", [(1, 8, 8)], "samples have 1 inputs; own_models:conditioned reads 2"),
+        ("mmt-tiny", [(16,)] * 3, "samples have 3 inputs; mmt-tiny reads 2"),
+        (
+            "own_models:conditioned",
+            [(1, 8, 8), (4,)],
+            r"shapes \[1, 8, 8\] and \[4\]; own_models:conditioned reads \[1, 8, 8\] and \[3\]",
+        ),
+    ):
+        with pytest.raises(InputError, match=problem):
+            require_inputs(*opened(name, *shapes))
