@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +21,24 @@ from weft.training.data.synthetic import (
 )
 
 
+class _Pairs(SyntheticSamples):
+    """Images and texts of random numbers."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__("pairs")
+        self._config = config
+
+    def sample(self, random: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
+        config = self._config
+        pixels = random.standard_normal((config.channels, config.image_size, config.image_size))
+        text = random.integers(config.vocabulary, size=config.sequence)
+        return (pixels.astype(np.float32), text), np.float32(random.integers(2))
+
+
 def drawn_for(config: ModelConfig) -> SyntheticSamples:
     """The samples that a model with several inputs learns from."""
+    if config.image_text is not None:
+        return _Pairs(config)
     if config.encoder_decoder is not None:
         return Translations(sequence=config.sequence, vocabulary=config.vocabulary)
     assert config.towers is not None

@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 import torch
 from saved_bytes import saved_by_autograd
+from tower_jobs import inputs_of_towers
 from transformers import CLIPConfig, CLIPModel
 
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
+from weft.describe.families.transformer import LOSS_BYTES_PER_LOGIT, TOKEN_BYTES
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig, model_from
-from weft.describe.models import resolve_model
+from weft.describe.models import PRESETS, resolve_model
 from weft.errors import InputError
+from weft.run.stage.build import build_stage
 from weft.run.supported import planned_only
 
 TEXT = {
@@ -89,6 +92,24 @@ def test_a_block_keeps_what_autograd_saves(tmp_path: Path, act: str, side: str, 
     assert 4 * block.kept(shape) + block.kept_bytes(shape) == pytest.approx(
         kept_of_a_block(act, side), rel=0.03
     )
+
+
+def test_a_matching_model_has_every_amount_of_the_real_module() -> None:
+    config = PRESETS["image-text-tiny"]
+    graph, shape = layer_graph(config), Shape(3, config.sequence)
+    model = build_stage(config, range(config.layers + 2), 0, torch.float32)
+    inputs = inputs_of_towers(config, 3)
+    assert graph.parameters() == sum(parameter.numel() for parameter in model.parameters())
+    kept = saved_by_autograd(lambda: model(*inputs), model.parameters())
+    loss = 3 * (4 + LOSS_BYTES_PER_LOGIT + TOKEN_BYTES)
+    assert sum(4 * one.kept(shape) + one.kept_bytes(shape) for one in graph.layers) - loss == kept
+    values: list[torch.Tensor] = []
+    for place, (layer, function) in enumerate(
+        zip(graph.layers, model.layer_functions(inputs[0]), strict=True)
+    ):
+        read = [inputs[number] for number in graph.inputs_read[place]]
+        values.append(function(*read, *(values[one] for one in sorted(graph.feeders[place]))))
+        assert layer.name == "head" or layer.sent(shape) == values[-1].numel()
 
 
 def test_images_have_their_own_tokens_and_only_the_head_joins_the_towers(tmp_path: Path) -> None:

@@ -286,8 +286,8 @@ GRAPHS = (
     Row(WIDE_GPT, "zb-h1", pp=2, cp=2, recompute="full", splits=(2, 1)),
 )
 
-MMT, DLRM, UNO, TRANSLATOR = (
-    resolve_model(f"{name}-tiny") for name in ("mmt", "dlrm", "candle-uno", "encoder-decoder")
+MMT, DLRM, UNO, TRANSLATOR, PAIRS = (
+    resolve_model(f"{name}-tiny") for name in ("mmt", "dlrm", "candle-uno", "encoder-decoder", "image-text")
 )
 CONDITIONED = resolve_model("own_models:conditioned")
 SIDE_BY_SIDE = partial(Row, MMT, pp=3, layers=((0, 1, 2), (3, 4, 5), (6,)))
@@ -300,6 +300,7 @@ TOWERS = (
     Row(DLRM, "1f1b", pp=3, layers=((0, 1, 4), (2, 3, 5), (6, 7)), loss="clicks", optimizer="adamw"),
     Row(DLRM, "zb-h1", pp=2, dp=2, layers=((0, 4, 5), (1, 2, 3, 6, 7)), loss="clicks"),
     Row(UNO, "breadth-first", pp=2, dp=2, loops=2, loss="doses", shares=(3, 1)),
+    Row(PAIRS, "1f1b", pp=3, layers=((0, 1, 2, 3), (4, 5, 6, 7), (8,)), loss="clicks"),
     # Two stages read the encoder's output.
     Row(TRANSLATOR, "1f1b", pp=3, layers=((0, 1, 2, 3), (4, 5), (6, 7))),
     Row(TRANSLATOR, "zb-h1", pp=2, dp=2, layers=((0, 1, 4), (2, 3, 5, 6, 7)), recompute="full"),

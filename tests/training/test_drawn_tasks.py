@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from weft.describe.models import PRESETS
-from weft.describe.tasks import CLICKS, DOSES, MODALITIES
+from weft.describe.tasks import CLICKS, DOSES, MATCHING, MODALITIES
 from weft.errors import InputError
 from weft.training.data.synthetic import HELD_OUT
 from weft.training.tasks import make_task
@@ -59,6 +59,27 @@ def test_r_squared_is_one_for_the_targets_and_none_for_their_mean() -> None:
     assert measured(targets[:, None], targets) == {"r_squared": 1.0}
     mean = targets.double().mean().expand(HELD_OUT, 1)
     assert measured(mean, targets)["r_squared"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_half_of_the_texts_name_their_image(tmp_path: Path) -> None:
+    config = PRESETS["image-text-tiny"]
+    settings = TaskSettings(
+        data="digits", sequence=12, vocabulary=256, cache=tmp_path, image_size=8, channels=1
+    )
+    task = make_task(MATCHING, settings)
+    (pixels, texts), targets = task.batch(np.arange(400))
+    assert pixels.shape == (400, config.channels, 8, 8)
+    assert targets.mean().item() == pytest.approx(0.5, abs=0.1)
+    (again, text), target = task.batch(np.array([7]))
+    assert torch.equal(again[0], pixels[7])
+    assert torch.equal(text[0], texts[7])
+    assert target[0] == targets[7]
+    names = {bytes(row.tolist()).decode().strip() for row in texts}
+    assert len(names) == 10
+    with pytest.raises(InputError, match=r"texts of 5 bytes .*image-text-tiny"):
+        make_task(MATCHING, replace(settings, image_size=0))
+    with pytest.raises(InputError, match="images with names are digits"):
+        make_task(MATCHING, replace(settings, data="folder"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -60,7 +60,10 @@ def stage_inputs(
 
 def _sample_input(config: ModelConfig, number: int, size: int, generator: torch.Generator) -> torch.Tensor:
     """Return the input of that number of `size` samples of a model with several inputs."""
-    if config.encoder_decoder is not None:
+    if config.reads_images and number == 0:
+        shape = (size, config.channels, config.image_size, config.image_size)
+        return torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+    if config.towers is None:
         return torch.randint(config.vocabulary, (size, config.sequence), generator=generator)
     towers = towers_of(config)
     if towers.tokens:

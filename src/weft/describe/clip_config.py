@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from weft.describe.graph_models import image_text_config
 from weft.describe.hub_sizes import head_problems, read_sizes
-from weft.describe.model import ImageText, ModelConfig
+from weft.describe.model import ModelConfig
 from weft.describe.units import shown
 from weft.errors import InputError, Violation
 
@@ -67,29 +68,19 @@ def read_clip(record: Mapping[str, Any], name: str, where: str) -> ModelConfig:
         problems.append(Violation(f"{where}: vision_config.image_size", problem, near))
     if problems:
         raise InputError(problems)
-    return ModelConfig(
-        name=name,
+    return image_text_config(
+        name,
         family=CLIP,
-        # Beside the blocks, two embeddings, two projections and the head.
-        layers=image["layers"] + text["layers"] + 3,
-        hidden=image["hidden"],
-        heads=image["heads"],
-        key_value_heads=image["heads"],
-        feed_forward=image["feed_forward"],
+        **{key: value for key, value in image.items() if key != "layers"},
         vocabulary=text["vocabulary"],
         sequence=text["sequence"],
-        image_size=image["image_size"],
-        patch_size=image["patch_size"],
-        channels=image["channels"],
-        image_text=ImageText(
-            image_layers=image["layers"],
-            text_layers=text["layers"],
-            text_hidden=text["hidden"],
-            text_heads=text["heads"],
-            text_feed_forward=text["feed_forward"],
-            projection=space["projection"],
-            quick=quick.pop(),
-        ),
+        image_layers=image["layers"],
+        text_layers=text["layers"],
+        text_hidden=text["hidden"],
+        text_heads=text["heads"],
+        text_feed_forward=text["feed_forward"],
+        projection=space["projection"],
+        quick=quick.pop(),
         record=json.dumps(record, sort_keys=True),
     )
 

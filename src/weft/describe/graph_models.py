@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from weft.describe.model import EncoderDecoder, ModelConfig, Towers
+from weft.describe.model import EncoderDecoder, ImageText, ModelConfig, Towers
 
 
 def tower_config(
@@ -83,4 +83,40 @@ def encoder_decoder_config(
             head_size=head_size or hidden // heads,
             **rest,
         ),
+    )
+
+
+def image_text_config(
+    name: str,
+    *,
+    hidden: int,
+    heads: int,
+    feed_forward: int,
+    vocabulary: int,
+    sequence: int,
+    image_size: int,
+    patch_size: int,
+    channels: int,
+    record: str = "",
+    family: str,
+    **rest: Any,
+) -> ModelConfig:
+    """Build a model of images and texts; `rest` are the fields of `ImageText`."""
+    sizes = ImageText(**rest)
+    return ModelConfig(
+        name=name,
+        family=family,
+        # Beside the blocks, two embeddings, two projections and the head.
+        layers=sizes.image_layers + sizes.text_layers + 3,
+        hidden=hidden,
+        heads=heads,
+        key_value_heads=heads,
+        feed_forward=feed_forward,
+        vocabulary=vocabulary,
+        sequence=sequence,
+        image_size=image_size,
+        patch_size=patch_size,
+        channels=channels,
+        image_text=sizes,
+        record=record,
     )

@@ -95,6 +95,8 @@ class ImageText:
         text_layers, text_hidden, text_heads, text_feed_forward: the text tower's.
         projection: the size of the common space.
         quick: True for the activation x sigmoid(1.702 x), which keeps one more tensor than the exact one.
+        matching: True if texts are read both ways and the head tells whether image and text belong together;
+            False for causal texts and CLIP's contrastive head.
     """
 
     image_layers: int
@@ -104,6 +106,7 @@ class ImageText:
     text_feed_forward: int
     projection: int
     quick: bool = True
+    matching: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

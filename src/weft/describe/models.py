@@ -16,7 +16,7 @@ from weft.describe.convolutional_models import RESNET, convolutional_config, rea
 from weft.describe.decoder_config import read_decoder
 from weft.describe.decoder_row import ROWS, own_row
 from weft.describe.families.own import FAMILY, own_config
-from weft.describe.graph_models import encoder_decoder_config, tower_config
+from weft.describe.graph_models import encoder_decoder_config, image_text_config, tower_config
 from weft.describe.hub_sizes import head_problems, read_sizes, tied_problems
 from weft.describe.model import ModelConfig, image_tokens, read_constants
 from weft.describe.reading import read_json
@@ -37,6 +37,8 @@ def _preset(name: str, record: Mapping[str, Any]) -> ModelConfig:
         return replace(config, sequence=min(config.sequence, USUAL_SEQUENCE))
     if "widths" in sizes:
         return convolutional_config(name, **sizes)
+    if "image_layers" in sizes:
+        return image_text_config(name, **sizes)
     if "depth" in sizes:
         return tower_config(name, **sizes)
     if "encoder_layers" in sizes:

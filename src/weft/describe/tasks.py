@@ -33,6 +33,7 @@ DECODING, CHAT = "causal-lm", "chat"
 # Those of models with several inputs, and their data: functions of random numbers.
 MODALITIES, CLICKS, DOSES = "multimodal-classification", "click-prediction", "dose-response"
 SEQUENCES = "sequence-to-sequence"
+MATCHING = "image-text-matching"
 DRAWN = (MODALITIES, CLICKS, DOSES, SEQUENCES)
 SYNTHETIC = "synthetic"
 # Those whose samples hold documents that attention can be kept inside.
@@ -45,8 +46,9 @@ KNOWN_TASKS: Mapping[str, KnownTask] = MappingProxyType(
         "image-classification": KnownTask(
             families=("vit", "resnet", "vgg", "alexnet"), data="digits", language=False
         ),
-        MODALITIES: KnownTask(families=("multimodal-transformer", "clip"), data=SYNTHETIC, language=False),
+        MODALITIES: KnownTask(families=("multimodal-transformer",), data=SYNTHETIC, language=False),
         CLICKS: KnownTask(families=("dlrm",), data=SYNTHETIC, language=False),
+        MATCHING: KnownTask(families=("image-text", "clip"), data="digits", language=False),
         SEQUENCES: KnownTask(families=("encoder-decoder", "t5"), data=SYNTHETIC, language=False),
         DOSES: KnownTask(families=("candle-uno",), data=SYNTHETIC, language=False),
     }

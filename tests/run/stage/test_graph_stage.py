@@ -20,7 +20,14 @@ from weft.run.stage.wiring import Wired
 from weft.run.workspace import inputs_of
 from weft.training.open_run import require_inputs
 
-NAMES = ("mmt-tiny", "dlrm-tiny", "candle-uno-tiny", "encoder-decoder-tiny", "own_models:conditioned")
+NAMES = (
+    "image-text-tiny",
+    "mmt-tiny",
+    "dlrm-tiny",
+    "candle-uno-tiny",
+    "encoder-decoder-tiny",
+    "own_models:conditioned",
+)
 SAMPLES = 3
 
 

@@ -38,6 +38,7 @@ FAMILIES: Mapping[str, Callable[[ModelConfig], LayerGraph]] = {
     "multimodal-transformer": multimodal.layer_graph,
     "encoder-decoder": encoder_decoder.layer_graph,
     "clip": clip.layer_graph,
+    "image-text": clip.layer_graph,
     "t5": encoder_decoder.layer_graph,
     "dlrm": feature_towers.layer_graph,
     "candle-uno": feature_towers.layer_graph,

@@ -1,7 +1,9 @@
 """CLIP: a tower of images and a tower of texts, projected to one space, and a contrastive loss.
 
 Equal to `transformers.CLIPModel` in parameters (Radford et al., arXiv 2103.00020). A sample is an image and a
-text. The loss compares all images of a micro-batch with all its texts, so it has terms in pairs of samples.
+text. The loss compares all images of a micro-batch with all its texts, so it has terms in pairs of samples. A
+matching head has the log-odds that an image and its text belong together, a loss of each sample by itself (as
+in Zhai et al., arXiv 2303.15343, which also compares other pairs).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from weft.describe.families.transformer import (
     LAYER_NORM,
     LOSS_BYTES_PER_LOGIT,
     ONE,
+    TOKEN_BYTES,
     biased_block,
     embedding,
     passes,
@@ -35,9 +38,7 @@ _PAIRS = Amount.of(1.0, batch=2)
 def layer_graph(config: ModelConfig) -> LayerGraph:
     """Return the costed layers: the image tower, the text tower, each with its projection, and the head."""
     sizes = sizes_of(config)
-    text = replace(
-        config, hidden=sizes.text_hidden, heads=sizes.text_heads, feed_forward=sizes.text_feed_forward
-    )
+    text = text_side(config)
     patches = image_tokens(config.image_size, config.patch_size)
     images = [
         replace(_image_embedding(config), name="image.embedding", kind="image-embedding"),
@@ -46,10 +47,16 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
     ]
     texts = [
         replace(embedding(text, learned_positions=True), name="text.embedding", kind="text-embedding"),
-        *_blocks("text", text, sizes.text_layers, causal=True),
-        _projection("text", text.hidden, sizes.projection, normed=per_token(1.0)),
+        *_blocks("text", text, sizes.text_layers, causal=not sizes.matching),
+        _projection(
+            "text", text.hidden, sizes.projection, normed=_SAMPLES if sizes.matching else per_token(1.0)
+        ),
     ]
-    layers = (*(of_tokens(layer, patches) for layer in images), *texts, _head(sizes))
+    layers = (
+        *(of_tokens(layer, patches) for layer in images),
+        *texts,
+        _matching(sizes) if sizes.matching else _head(sizes),
+    )
     first, last = len(images), len(layers) - 1
     edges = [(layer, layer + 1) for layer in range(last - 1) if layer != first - 1]
     return LayerGraph(
@@ -57,6 +64,7 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
         layers=layers,
         edges=tuple(sorted([*edges, (first - 1, last), (last - 1, last)])),
         sequence=config.sequence,
+        vocabulary=int(sizes.matching),
         inputs=((0, 0), (1, first)),
     )
 
@@ -65,6 +73,13 @@ def sizes_of(config: ModelConfig) -> ImageText:
     """Return the sizes of both towers."""
     assert config.image_text is not None, "the model has images and texts"
     return config.image_text
+
+
+def text_side(config: ModelConfig) -> ModelConfig:
+    """Return a transformer with the sizes of the text tower."""
+    sizes = sizes_of(config)
+    width, heads = sizes.text_hidden, sizes.text_heads
+    return replace(config, hidden=width, heads=heads, feed_forward=sizes.text_feed_forward)
 
 
 def of_tokens(layer: Layer, tokens: int) -> Layer:
@@ -149,4 +164,17 @@ def _head(sizes: ImageText) -> Layer:
         kept=_SAMPLES * (4.0 * sizes.projection) + loss,
         kept_bytes=loss * LOSS_BYTES_PER_LOGIT,
         **work,
+    )
+
+
+def _matching(sizes: ImageText) -> Layer:
+    """Build the product of both vectors, a bias, and binary cross entropy."""
+    vectors, bias = _SAMPLES * (2.0 * sizes.projection), Amount.of(1.0)
+    return Layer(
+        name="head",
+        kind="matching-head",
+        parameters=bias,
+        kept=vectors + _SAMPLES,
+        kept_bytes=_SAMPLES * (LOSS_BYTES_PER_LOGIT + TOKEN_BYTES),
+        **passes((), (), memory=vectors * 1.5 + _SAMPLES * 6.0, kernels=6, parameters=bias),
     )

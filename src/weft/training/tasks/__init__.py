@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from weft.describe.tasks import CLICKS, DOSES, MODALITIES, SEQUENCES
+from weft.describe.tasks import CLICKS, DOSES, MATCHING, MODALITIES, SEQUENCES
 from weft.errors import InputError, Violation, require_choice
 from weft.training.tasks.base import Task, TaskSettings
 from weft.training.tasks.chat import Chat
@@ -17,6 +17,7 @@ from weft.training.tasks.drawn import (
     SequenceToSequence,
 )
 from weft.training.tasks.image_classification import ImageClassification
+from weft.training.tasks.image_text import ImageTextMatching
 from weft.training.tasks.text import CausalLanguageModelling, MaskedLanguageModelling
 
 TASKS: Mapping[str, type[Task]] = MappingProxyType(
@@ -28,6 +29,7 @@ TASKS: Mapping[str, type[Task]] = MappingProxyType(
         MODALITIES: MultimodalClassification,
         CLICKS: ClickPrediction,
         DOSES: DoseResponse,
+        MATCHING: ImageTextMatching,
         SEQUENCES: SequenceToSequence,
     }
 )

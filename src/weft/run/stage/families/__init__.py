@@ -19,6 +19,7 @@ STAGE_FAMILIES: Mapping[str, str] = {
     "alexnet": "weft.run.stage.families.alexnet:AlexNetStage",
     "multimodal-transformer": "weft.run.stage.families.multimodal:MultimodalStage",
     "encoder-decoder": "weft.run.stage.families.encoder_decoder:EncoderDecoderStage",
+    "image-text": "weft.run.stage.families.image_text:ImageTextStage",
     "dlrm": "weft.run.stage.families.feature_towers:FeatureTowerStage",
     "candle-uno": "weft.run.stage.families.feature_towers:FeatureTowerStage",
     **dict.fromkeys(TRAINED, "weft.run.stage.families.decoder:DecoderStage"),
