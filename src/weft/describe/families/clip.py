@@ -2,8 +2,8 @@
 
 Equal to `transformers.CLIPModel` in parameters (Radford et al., arXiv 2103.00020). A sample is an image and a
 text. The loss compares all images of a micro-batch with all its texts, so it has terms in pairs of samples. A
-matching head has the log-odds that an image and its text belong together, a loss of each sample by itself (as
-in Zhai et al., arXiv 2303.15343, which also compares other pairs).
+matching head gives the log-odds that an image and its text belong together. Its loss is a mean over samples
+(as in Zhai et al., arXiv 2303.15343, which also compares other pairs).
 """
 
 from __future__ import annotations

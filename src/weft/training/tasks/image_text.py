@@ -1,4 +1,4 @@
-"""`image-text-matching`: whether a text names the class of an image."""
+"""`image-text-matching`: texts that name the class of an image, or another one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEXTS = 4
 
 
 class ImageTextMatching:
-    """Digits, each with the name of a digit in bytes: its own in every second sample; the loss is in nats.
+    """Digits, each with the name of a digit in bytes, half of them their own; the loss is in nats.
 
     Raises:
         InputError: if the data are not the digits, or the model reads no images or too short texts.
