@@ -26,6 +26,8 @@ def schedule(
     weight_share: float = 0.5,
     group_size: int | None = None,
     depth: int | None = None,
+    k: int | None = None,
+    edges: str | None = None,
     frozen_stages: int = 0,
     stage_times: Path | None = None,
     dump: Flag = False,
@@ -36,6 +38,7 @@ def schedule(
 
     - `weft schedule breadth-first --ranks 4 --loops 2 --micro-batches 8`
     - `weft schedule depth-first --ranks 4 --loops 2 --micro-batches 8 --group-size 8`
+    - `weft schedule graph-1f1b --ranks 4 --edges 0-1,0-2,1-3,2-3`
 
     Parameters
     ----------
@@ -59,6 +62,10 @@ def schedule(
         With depth-first: micro-batches that go through a stage before the device starts its next stage.
     depth
         With hybrid: rounds of breadth-first.
+    k
+        With graph-1f1b: micro-batches in a turn forward and in one backward.
+    edges
+        The edges of a graph of stages, such as 0-1,0-2,1-3,2-3; default: a chain.
     frozen_stages
         The number of untrained stages at the beginning: they have no backward.
     stage_times
@@ -73,7 +80,7 @@ def schedule(
         problem = f"{passes:,} forward passes (ranks x loops x micro-batches); most: {MOST_PASSES:,}"
         near = str(max(1, ranks * MOST_PASSES // passes))
         raise InputError(Violation("--ranks", problem, near))
-    options = {"group_size": group_size, "depth": depth}
+    options = {"group_size": group_size, "depth": depth, "k": k}
     figures = simulate_schedule(
         name,
         devices=ranks,
@@ -85,6 +92,7 @@ def schedule(
         weight_share=weight_share,
         stage_times=None if stage_times is None else read_stage_times(stage_times),
         frozen_stages=frozen_stages,
+        edges=None if edges is None else _edges(edges),
         options={option: value for option, value in options.items() if value is not None},
     )
     record = figures.record(dump=dump and json)
@@ -99,3 +107,12 @@ def schedule(
     if dump:
         print(format_program(figures.program), end="")
     print_timeline(figures.timeline, svg, f"{name}, {ranks} devices, {micro_batches} micro-batches")
+
+
+def _edges(text: str) -> list[tuple[int, int]]:
+    """Return the edges of a stage graph from words such as 0-1,1-2."""
+    pairs = [word.strip().split("-") for word in text.split(",")]
+    odd = [word for word in pairs if len(word) != 2 or not all(end.isdecimal() for end in word)]
+    if odd:
+        raise InputError(Violation("--edges", f"{'-'.join(odd[0])!r} is no edge of two stages", "0-1"))
+    return [(int(producer), int(consumer)) for producer, consumer in pairs]

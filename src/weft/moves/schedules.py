@@ -11,11 +11,12 @@ from weft.describe.layout import Layout
 from weft.moves.edits import layout_move
 from weft.moves.move import Edit, Move, Purpose
 from weft.program.schedules import all_schedules
-from weft.program.schedules.base import Schedule, contract_of, searched_options
+from weft.program.schedules.base import Schedule, contract_of, is_for_graphs, searched_options
 
 SOURCES = {
     "gpipe": "Huang et al., GPipe, arXiv 1811.06965",
     "1f1b": "Narayanan et al., PipeDream-Flush, arXiv 2006.09503",
+    "graph-1f1b": "Jeon et al., GraphPipe, arXiv 2406.17145",
     "depth-first": "Narayanan et al., Megatron-LM, arXiv 2104.04473",
     "hybrid": "Lamy-Poirier et al., Fast-LLM",
     "zb-h1": "Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241",
@@ -42,8 +43,8 @@ def _words(layout: Layout) -> str:
 def _schedule_move(schedule: Schedule) -> Move:
     name = schedule.name
 
-    def edits(_: Job, layout: Layout) -> Iterator[Edit]:
-        if layout.stages == 1:
+    def edits(job: Job, layout: Layout) -> Iterator[Edit]:
+        if layout.stages == 1 or (is_for_graphs(schedule) and job.graph.is_chain):
             return
         for options in searched_options(schedule):
             other = replace(layout, schedule=name, options=options)
@@ -54,10 +55,18 @@ def _schedule_move(schedule: Schedule) -> Move:
         f"schedule {name}",
         edits,
         Purpose.FASTER,
-        otherwise=f"the plan already runs {name}, or has one stage, whose micro-batches have no order",
+        otherwise=_otherwise(schedule),
         contract=contract_of(schedule),
         summary=(schedule.__doc__ or name).strip().splitlines()[0],
         source=SOURCES.get(name, "registered by an entry point"),
         verify="gradients equal one process (float64, 1e-9) for every (pp, dp) up to four ranks",
         asked_by=("plan.schedule", name),
+    )
+
+
+def _otherwise(schedule: Schedule) -> str:
+    """Return the reason why the schedule makes no other plan."""
+    chain = ", is of a model whose layers form a chain" if is_for_graphs(schedule) else ""
+    return (
+        f"the plan already runs {schedule.name}{chain}, or has one stage, whose micro-batches have no order"
     )

@@ -184,12 +184,14 @@ def simulate_schedule(
     stage_times: Sequence[PassTimes] | None = None,
     frozen_stages: int = 0,
     options: Options | None = None,
+    edges: Sequence[tuple[int, int]] | None = None,
 ) -> ScheduleFigures:
     """Simulate one isolated step, without optimizer and data-parallel traffic.
 
     Stages are uniform; defaults are 1 loop, forward 1 and backward 2. `stage_times` gives one time per stage
     and replaces `loops`, `forward` and `backward`. `weight_share` matters only to schedules that split the
-    backward. The first `frozen_stages` stages are not trained.
+    backward. The first `frozen_stages` stages are not trained. `edges` are those of the stage graph; without
+    them, stages form a chain.
 
     Raises:
         InputError: for an unknown schedule or option, counts below one, negative or unreadable times, or a
@@ -198,7 +200,7 @@ def simulate_schedule(
     schedule = get_schedule(name)
     times = _Times.read(devices, loops, micro_batches, forward, backward, hop, weight_share, stage_times)
     options = options or {}
-    pipeline = Pipeline(devices, len(times.stages), micro_batches)
+    pipeline = Pipeline(devices, len(times.stages), micro_batches, None if edges is None else tuple(edges))
     reason = schedule.refuse(pipeline, options)
     if reason is not None:
         raise InputError(Violation(f"schedule {name}", reason))
@@ -210,7 +212,7 @@ def simulate_schedule(
             for devices_of in placement.T.tolist()
         ),
         micro_batches=(micro_batches // paths,) * paths,
-        message_bytes={(stage, stage + 1): 1 for stage in range(pipeline.stages - 1)},
+        message_bytes=dict.fromkeys(pipeline.stage_edges, 1),
         paths=paths,
         frozen_stages=frozen_stages,
     )

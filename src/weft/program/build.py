@@ -145,7 +145,7 @@ def _schedule_orders(
     """Return the compute order of each device, devices as in `layout.placement`."""
     placement = layout.placement
     devices = int(placement.max()) + 1
-    pipeline = Pipeline(devices=devices, stages=len(layout.stages), micro_batches=micro_batches)
+    pipeline = Pipeline(devices, len(layout.stages), micro_batches, layout.edges)
     problems = [
         Violation(
             f"schedule.options.{option}",

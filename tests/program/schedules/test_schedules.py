@@ -101,6 +101,7 @@ def test_peak_in_flight(case: tuple[str, Pipeline]) -> None:
         expected = {
             "gpipe": m,
             "1f1b": min(m, p - device),
+            "graph-1f1b": min(m, p - device),
             "breadth-first": m * local,
             "zb-h1": min(m, p),
             "chimera": p // 2 + 1 + min(device, p - 1 - device),
@@ -158,6 +159,7 @@ def test_breadth_first_allows_a_ragged_last_loop() -> None:
     [
         ("gpipe", 2, 4),
         ("1f1b", 2, 4),
+        ("graph-1f1b", 2, 4),
         ("gpipe", 3, 2),
         ("breadth-first", 3, 2),
         ("depth-first", 3, 2),

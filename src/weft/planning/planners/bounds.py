@@ -6,7 +6,7 @@ The order of each pipeline is made once. Exchanges between context ranks are lef
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -149,15 +149,22 @@ class Bounds:
 
     def _before(self, layout: Layout, waits: Floats) -> Floats:
         """Return the seconds before each stage gets its first micro-batch; stage i takes `waits[i]`."""
-        graph = self._problem.job.graph
-        if graph.is_chain:
+        edges = self._edges(layout)
+        if edges is None:
             return np.cumsum(waits) - waits
-        cuts = self._cuts(layout)
-        stage_of = np.repeat(np.arange(layout.stages), np.diff(cuts)).tolist()
         before = np.zeros(layout.stages)
-        for producer, consumer in sorted(graph.crossing(stage_of)):
+        for producer, consumer in edges:
             before[consumer] = max(before[consumer], before[producer] + waits[producer])
         return before
+
+    def _edges(self, layout: Layout) -> tuple[tuple[int, int], ...] | None:
+        """Return the edges of the layout's stage graph, sorted; None for layers in a chain."""
+        graph = self._problem.job.graph
+        if graph.is_chain:
+            return None
+        cuts = self._cuts(layout)
+        stage_of = np.repeat(np.arange(layout.stages), np.diff(cuts)).tolist()
+        return tuple(sorted(graph.crossing(stage_of)))
 
     def resident_bytes(self, layout: Layout) -> int:
         """Return the bytes of states and buffers that the fullest device of the layout holds all the time."""
@@ -294,7 +301,7 @@ class Bounds:
         return placements(get_schedule(layout.schedule), pipeline_of(self._problem.job, layout))
 
     def _kept_of(self, layout: Layout) -> KeptMicroBatches:
-        pipeline = pipeline_of(self._problem.job, layout)
+        pipeline = replace(pipeline_of(self._problem.job, layout), edges=self._edges(layout))
         key = (layout.schedule, str(layout.options), pipeline)
         if key not in self._kept:
             schedule = get_schedule(layout.schedule)

@@ -22,7 +22,7 @@ from weft.moves.sharers import sharings
 from weft.planning.problem import Problem
 from weft.program.kinds import BACKWARD_INPUT
 from weft.program.schedules import SCHEDULES, get_schedule
-from weft.program.schedules.base import Options, Pipeline, Schedule, searched_options
+from weft.program.schedules.base import Options, Pipeline, Schedule, is_for_graphs, searched_options
 from weft.program.schedules.ring import divisors
 
 # With one device in line and one stage all orders compute the same; 1f1b keeps the least. A method may need
@@ -201,6 +201,8 @@ def _schedules(problem: Problem, pp: int, *, opened: bool) -> Iterator[Schedule]
     known = SCHEDULES if pp > 1 else (*SINGLE_DEVICE, _alone(problem.job))
     for schedule in schedules_within(problem.contract):
         if schedule.name in SCHEDULES and schedule.name not in known:
+            continue
+        if is_for_graphs(schedule) and problem.job.graph.is_chain:
             continue
         if opened or not splits_backward(schedule.name, pp):
             yield schedule

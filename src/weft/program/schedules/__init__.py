@@ -16,6 +16,7 @@ from weft.program.schedules.breadth_first import BreadthFirst
 from weft.program.schedules.chimera import Chimera
 from weft.program.schedules.depth_first import DepthFirst
 from weft.program.schedules.gpipe import GPipe
+from weft.program.schedules.graph_1f1b import GraphOneForwardOneBackward
 from weft.program.schedules.hybrid import Hybrid
 from weft.program.schedules.one_forward_one_backward import OneForwardOneBackward
 from weft.program.schedules.zb_h1 import ZeroBubbleH1
@@ -27,6 +28,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
         for schedule in (
             GPipe(),
             OneForwardOneBackward(),
+            GraphOneForwardOneBackward(),
             DepthFirst(),
             BreadthFirst(),
             Hybrid(),

@@ -14,16 +14,26 @@ from typing import ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from weft.describe.contract import Contract
+from weft.describe.layer_graph import chain_edges
 from weft.program.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """One pipeline: `devices` in a row, `stages` spread over them, `micro_batches` per step on all paths."""
+    """One pipeline: `devices` in a row, `stages` spread over them, `micro_batches` per step on all paths.
+
+    `edges` are those of the stage graph, from stages to later ones; None: a chain.
+    """
 
     devices: int
     stages: int
     micro_batches: int
+    edges: tuple[tuple[int, int], ...] | None = None
+
+    @property
+    def stage_edges(self) -> tuple[tuple[int, int], ...]:
+        """The edges of the stage graph, also of a chain."""
+        return chain_edges(self.stages) if self.edges is None else self.edges
 
     @property
     def loops(self) -> int:
@@ -48,9 +58,11 @@ class Schedule(Protocol):
     `name` is the name that users type; `synonyms` are the names in other frameworks; `options` maps each user
     option to its meaning.
 
-    Three class variables are optional. `paths` (1) is the number of paths on the same devices. Each has its
+    Four class variables are optional. `paths` (1) is the number of paths on the same devices. Each has its
     own copy of the weights and an equal part of the micro-batches. `searched` (the defaults alone) are the
     options that planners try. `contract` (exact) is the contract that training by the schedule keeps.
+    `for_graphs` (False) says that the order differs from another one only if stages form a graph. Planners
+    try it for models whose layers form no chain.
     """
 
     name: ClassVar[str]
@@ -86,6 +98,11 @@ def searched_options(schedule: Schedule) -> Sequence[Options]:
 def contract_of(schedule: Schedule) -> Contract:
     """Return the contract that training by the schedule keeps; by default exact."""
     return Contract(getattr(schedule, "contract", Contract.EXACT))
+
+
+def is_for_graphs(schedule: Schedule) -> bool:
+    """Return True if the schedule is of use only where stages form a graph; by default False."""
+    return bool(getattr(schedule, "for_graphs", False))
 
 
 def placements(schedule: Schedule, pipeline: Pipeline) -> Ints:

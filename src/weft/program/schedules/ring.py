@@ -86,7 +86,7 @@ def take_turns(steps: int, warm_up: int) -> tuple[Ints, Ints]:
         Kind code and number of the step within its kind, both of shape (2 * steps,).
     """
     step = np.arange(steps, dtype=np.int64)
-    return _by_turn(steps, {FORWARD: np.maximum(2 * (step - warm_up), -1), BACKWARD: 2 * step + 1})
+    return in_turn(steps, {FORWARD: np.maximum(2 * (step - warm_up), -1), BACKWARD: 2 * step + 1})
 
 
 def take_split_turns(steps: int, warm_up: int, weight_lag: int) -> tuple[Ints, Ints]:
@@ -96,7 +96,7 @@ def take_split_turns(steps: int, warm_up: int, weight_lag: int) -> tuple[Ints, I
         Kind code and number of the step within its kind, both of shape (3 * steps,).
     """
     step = np.arange(steps, dtype=np.int64)
-    return _by_turn(
+    return in_turn(
         steps,
         {
             FORWARD: np.maximum(3 * (step - warm_up), -1),
@@ -106,7 +106,11 @@ def take_split_turns(steps: int, warm_up: int, weight_lag: int) -> tuple[Ints, I
     )
 
 
-def _by_turn(steps: int, turns: dict[int, Ints]) -> tuple[Ints, Ints]:
+def in_turn(steps: int, turns: Mapping[int, Ints]) -> tuple[Ints, Ints]:
+    """Return kind codes and numbers of steps in the order of `turns`: by kind, the turn of each step.
+
+    In one turn, kinds follow each other as they are given, and steps by number.
+    """
     sequence = np.argsort(np.concatenate(list(turns.values())), kind="stable")
     kind = np.repeat(np.array(list(turns), dtype=np.int64), steps)
     return kind[sequence], np.tile(np.arange(steps, dtype=np.int64), len(turns))[sequence]
