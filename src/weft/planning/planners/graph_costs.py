@@ -1,0 +1,245 @@
+"""`GraphCosts`: a graph of layers on equal devices, in plain numbers, for planners that cut it into stages.
+
+`graph_costs` fills it from weft's own models. A planner's port may fill it from published profiles instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.describe.cluster import Cluster, Link
+from weft.describe.device import PRECISION_BYTES
+from weft.describe.layout import Layout
+from weft.describe.plan import RECOMPUTES, Recompute, Sharding
+from weft.errors import InputError, Violation
+from weft.planning.planners.bounds import Bounds
+from weft.planning.planners.layer_times import LeastCosts, ProblemLayerTimes
+from weft.planning.problem import Problem
+from weft.program.arrays import Floats
+
+Edge = tuple[int, int]
+
+
+class PassCosts(NamedTuple):
+    """Costs of one micro-batch in every layer, each of shape (layers,).
+
+    `backward_s` includes recomputed layers. `kept_bytes` stay from a layer's forward to its backward pass, of
+    each micro-batch in flight. One backward pass at a time takes `taken_bytes` besides. `sent_bytes` is the
+    layer's output.
+    """
+
+    forward_s: Floats
+    backward_s: Floats
+    kept_bytes: Floats
+    taken_bytes: Floats
+    sent_bytes: Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphCosts:
+    """The costs of a model's layers on equal devices.
+
+    A device stands for all ranks of one replica of a stage.
+
+    Attributes:
+        edges: pairs of positions (producer, consumer), from layers to later ones.
+        passes: by samples of a device's micro-batch, and by recomputation.
+        state_bytes: bytes of each layer that a device holds all the time, shape (layers,).
+        buffer_bytes: bytes for arriving gradients of each layer, where a stage has several replicas, shape
+            (layers,).
+        reduced_bytes: bytes of each layer's gradients that replicas reduce, shape (layers,).
+        memory_bytes: the memory of each device.
+        devices: the number of devices.
+        global_batch: samples per step.
+        link: the link between any two devices.
+        overlaps: True if messages run beside computations.
+    """
+
+    edges: tuple[Edge, ...]
+    passes: Mapping[tuple[int, Recompute], PassCosts]
+    state_bytes: Floats
+    buffer_bytes: Floats
+    reduced_bytes: Floats
+    memory_bytes: float
+    devices: int
+    global_batch: int
+    link: Link
+    overlaps: bool = True
+
+    def __post_init__(self) -> None:
+        shapes = {len(column) for costs in self.passes.values() for column in costs}
+        shapes |= {len(self.state_bytes), len(self.buffer_bytes), len(self.reduced_bytes)}
+        problems = []
+        if shapes != {self.layers}:
+            problems.append(Violation("graph costs", f"tables of {sorted(shapes)} layers; all need as many"))
+        problems += [
+            Violation("graph costs", f"edge {edge} must go from a layer to a later one of {self.layers}")
+            for edge in self.edges
+            if not 0 <= edge[0] < edge[1] < self.layers
+        ]
+        if self.devices < 1 or self.global_batch < 1:
+            problem = f"{self.devices} devices and a batch of {self.global_batch}; at least 1 is allowed"
+            problems.append(Violation("graph costs", problem, "1"))
+        if problems:
+            raise InputError(problems)
+
+    @property
+    def layers(self) -> int:
+        return len(self.state_bytes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The samples of a device's micro-batches, rising."""
+        return tuple(sorted({size for size, _ in self.passes}))
+
+    def recomputes(self, size: int) -> tuple[Recompute, ...]:
+        """Return the choices of recomputation at a size, the fastest first."""
+        return tuple(one for one in RECOMPUTES if (size, one) in self.passes)
+
+    @cached_property
+    def producers(self) -> tuple[frozenset[int], ...]:
+        """For each layer, the layers that it reads."""
+        return _ends(self.layers, [(consumer, producer) for producer, consumer in self.edges])
+
+    @cached_property
+    def consumers(self) -> tuple[frozenset[int], ...]:
+        """For each layer, the layers that read it."""
+        return _ends(self.layers, self.edges)
+
+    def stage(
+        self, layers: Collection[int], size: int, replicas: int, recompute: Recompute = "none"
+    ) -> StageCosts:
+        """Return the costs of a stage of these layers, with micro-batches of `size` samples per replica."""
+        held, costs = sorted(layers), self.passes[size, recompute]
+        inside = set(held)
+        received = {one for layer in held for one in self.producers[layer]} - inside
+        sent = {layer for layer in held if self.consumers[layer] - inside}
+        messages = sum(
+            self.link.latency_s + costs.sent_bytes[one] / self.link.bytes_per_s for one in (*received, *sent)
+        )
+        return StageCosts(
+            computed_s=float(costs.forward_s[held].sum() + costs.backward_s[held].sum()),
+            # Each activation has a gradient in return.
+            sent_s=float(2.0 * messages),
+            reduced_s=self.all_reduce_s(float(self.reduced_bytes[held].sum()), replicas),
+            resident_bytes=float(self.state_bytes[held].sum())
+            + float(self.buffer_bytes[held].sum()) * (replicas > 1),
+            kept_bytes=float(costs.kept_bytes[held].sum()),
+            taken_bytes=float(costs.taken_bytes[held].max()),
+        )
+
+    def sample_s(self, stage: StageCosts, size: int, replicas: int) -> float:
+        """Return the seconds per sample of a stage, all its replicas together (GraphPipe, section 3)."""
+        busy_s = max(stage.computed_s, stage.sent_s) if self.overlaps else stage.computed_s + stage.sent_s
+        return busy_s / (size * replicas) + stage.reduced_s / self.global_batch
+
+    def all_reduce_s(self, reduced_bytes: float, replicas: int) -> float:
+        """Return the seconds of a ring of all replicas."""
+        turns = 2 * (replicas - 1)
+        return turns * (self.link.latency_s + reduced_bytes / replicas / self.link.bytes_per_s)
+
+
+class StageCosts(NamedTuple):
+    """The costs of a stage on one of its replicas.
+
+    `computed_s` and `sent_s` are the seconds of one micro-batch, forward and backward, in passes and in
+    messages. `reduced_s` are those of a step's gradients. `resident_bytes` stay all the time, `kept_bytes`
+    for every micro-batch in flight, `taken_bytes` during one backward pass.
+    """
+
+    computed_s: float
+    sent_s: float
+    reduced_s: float
+    resident_bytes: float
+    kept_bytes: float
+    taken_bytes: float
+
+    def peak_bytes(self, in_flight: float) -> float:
+        """Return the bytes of a replica with so many micro-batches in flight."""
+        return self.resident_bytes + in_flight * self.kept_bytes + self.taken_bytes
+
+
+def _ends(layers: int, edges: Collection[Edge]) -> tuple[frozenset[int], ...]:
+    found: list[set[int]] = [set() for _ in range(layers)]
+    for here, there in edges:
+        found[here].add(there)
+    return tuple(map(frozenset, found))
+
+
+def graph_costs(
+    problem: Problem, sizes: Collection[int], *, tp: int = 1, sharding: Sharding = "zero-0", dp: int = 1
+) -> GraphCosts:
+    """Return the costs of a problem's layers; a device is `tp` ranks.
+
+    On unlike devices, times are those of the slowest, and the memory is the smallest. Sizes without measured
+    profiles are left out. `dp` replicas share out states as `sharding` says.
+
+    Raises:
+        InputError: when no size is left.
+    """
+    job = problem.job
+    bounds, least, times = Bounds(problem), LeastCosts(problem), ProblemLayerTimes(problem)
+    words: list[Recompute] = [one for one in RECOMPUTES if one != "selective" or job.graph.knows_products]
+    passes: dict[tuple[int, Recompute], PassCosts] = {}
+    refused: list[InputError] = []
+    for size in sizes:
+        layout = Layout(
+            pp=1, dp=dp, tp=tp, loops=1, micro_batch_size=size, schedule="1f1b", sharding=sharding
+        )
+        try:
+            slowest_s = _slowest_s(problem, times, size, tp)
+            layers = least.of(layout)
+        except InputError as error:
+            refused.append(error)
+            continue
+        sent = np.array(job.graph.amounts("sent", layout.shape(job.sequence)))
+        slowness = slowest_s / np.maximum(layers.forward_s + layers.backward_s, np.finfo(float).tiny)
+        for word in words:
+            held = bounds.layer_bytes(layout.recomputing(word))
+            passes[size, word] = PassCosts(
+                forward_s=slowness * layers.forward_s,
+                backward_s=slowness * (layers.backward_s + layers.again_s(word)),
+                kept_bytes=held.left,
+                taken_bytes=held.taken,
+                sent_bytes=PRECISION_BYTES[job.precision] * sent,
+            )
+    if not passes:
+        raise refused[0] if refused else InputError(Violation("graph costs", "no micro-batch size is given"))
+    return GraphCosts(
+        edges=job.graph.edges,
+        passes=passes,
+        state_bytes=held.states,
+        buffer_bytes=held.buffers,
+        reduced_bytes=bounds.exchanged_bytes(layout)[0],
+        memory_bytes=float(problem.cost_model.network.places.usable_bytes.min()),
+        devices=job.cluster.ranks // tp,
+        global_batch=job.global_batch,
+        link=_slowest_link(job.cluster),
+        overlaps=any(not group.device.synchronous for group in job.cluster.groups),
+    )
+
+
+def _slowest_s(problem: Problem, times: ProblemLayerTimes, size: int, tp: int) -> Floats:
+    """Return the seconds of both passes of every layer on the device that is the slowest there."""
+    rows = [
+        times.of_group(index, size, tp).both_s / min(group.speeds or (1.0,))
+        for index, group in enumerate(problem.job.cluster.groups)
+    ]
+    slowest: Floats = np.max(rows, axis=0)
+    return slowest
+
+
+def _slowest_link(cluster: Cluster) -> Link:
+    """Return the link that a device has on the slowest way; devices of a node share the ways out of it."""
+    links = [group.link for group in cluster.groups if group.devices > 1]
+    most = max(group.devices for group in cluster.groups)
+    if sum(group.count for group in cluster.groups) > 1:
+        links += [Link(link.bytes_per_s / most, link.latency_s) for link in cluster.links.values()]
+    if not links:
+        return Link(float("inf"), 0.0)
+    return Link(min(link.bytes_per_s for link in links), max(link.latency_s for link in links))
