@@ -235,7 +235,7 @@ def _slowest_s(problem: Problem, times: ProblemLayerTimes, size: int, tp: int) -
 
 
 def _slowest_link(cluster: Cluster) -> Link:
-    """Return the link that a device has on the slowest way; devices of a node share the ways out of it."""
+    """Return the slowest link of a device; the devices of a node share those out of it."""
     links = [group.link for group in cluster.groups if group.devices > 1]
     most = max(group.devices for group in cluster.groups)
     if sum(group.count for group in cluster.groups) > 1:

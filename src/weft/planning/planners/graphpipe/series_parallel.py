@@ -1,0 +1,122 @@
+"""Series-parallel decomposition of a graph of layers, and the conversion of graphs that are none.
+
+A graph is series-parallel if series and parallel composition of single layers give its order.
+
+Other graphs are converted as GraphPipe does (arXiv 2406.17145, section 5): false dependencies make them
+series-parallel. Here they stay within the smallest factor that needs them. They constrain planning only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import rustworkx
+
+from weft.planning.planners.graphpipe.reduction import Network
+from weft.planning.planners.graphpipe.trees import Edge, Tree, joined
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decomposition:
+    """The tree of a graph, and the layers of each factor that was converted."""
+
+    tree: Tree
+    converted: tuple[tuple[int, ...], ...] = ()
+
+
+def decompose(layers: Collection[int], edges: Iterable[Edge], seconds: Mapping[int, float]) -> Decomposition:
+    """Return the series-parallel tree of a graph; other graphs are converted.
+
+    Args:
+        layers: the layers, at least one.
+        edges: pairs (producer, consumer) of these layers.
+        seconds: by layer, the weight of critical paths, which conversions keep short.
+    """
+    converted: list[tuple[int, ...]] = []
+    tree = _decompose(sorted(layers), list(edges), seconds, converted)
+    return Decomposition(tree=tree, converted=tuple(converted))
+
+
+def is_series_parallel(layers: Collection[int], edges: Iterable[Edge]) -> bool:
+    """Return True if the order of a graph needs no conversion."""
+    return not decompose(layers, edges, dict.fromkeys(layers, 1.0)).converted
+
+
+def _decompose(
+    layers: Sequence[int],
+    edges: Iterable[Edge],
+    seconds: Mapping[int, float],
+    converted: list[tuple[int, ...]],
+) -> Tree:
+    network = Network(layers, _reduced(layers, edges))
+    while (tree := network.tree) is None:
+        factor = network.smallest_factor()
+        converted.append(factor.layers)
+        halves = [
+            _decompose(half, _within(half, network.edges), seconds, converted)
+            for half in _halves(factor.layers, _within(factor.layers, network.edges), seconds)
+        ]
+        network.replace(factor, joined("series", halves))
+    return tree
+
+
+def _within(layers: Collection[int], edges: Iterable[Edge]) -> list[Edge]:
+    held = set(layers)
+    return [(one, other) for one, other in edges if one in held and other in held]
+
+
+def _reduced(layers: Sequence[int], edges: Iterable[Edge]) -> list[Edge]:
+    """Return the edges without those that a longer way makes unnecessary."""
+    graph = rustworkx.PyDiGraph(multigraph=False)
+    graph.add_nodes_from(list(layers))
+    place = {layer: index for index, layer in enumerate(layers)}
+    graph.add_edges_from_no_data([(place[one], place[other]) for one, other in edges])
+    reduced, index_of = rustworkx.transitive_reduction(graph)
+    layer_of = {index_of[index]: layer for index, layer in enumerate(layers)}
+    return sorted((layer_of[one], layer_of[other]) for one, other in reduced.edge_list())
+
+
+def _halves(
+    layers: Sequence[int], edges: Sequence[Edge], seconds: Mapping[int, float]
+) -> tuple[list[int], list[int]]:
+    """Cut a factor in two so that the critical paths of both halves have the least sum.
+
+    The first half has the layers that may end by some time. Among equal cuts, the halves with the most equal
+    critical paths win.
+    """
+    producers: dict[int, list[int]] = {layer: [] for layer in layers}
+    consumers: dict[int, list[int]] = {layer: [] for layer in layers}
+    for one, other in edges:
+        producers[other].append(one)
+        consumers[one].append(other)
+    order = _topological(layers, producers, consumers)
+    ends: dict[int, float] = {}
+    # A layer without work takes a moment, so that it ends after the layers that it reads.
+    moment = 1e-9 * (sum(seconds[layer] for layer in layers) or 1.0)
+    for layer in order:
+        ends[layer] = max((ends[one] for one in producers[layer]), default=0.0) + seconds[layer] + moment
+    after: dict[int, float] = {}
+    for layer in reversed(order):
+        after[layer] = max((after[one] for one in consumers[layer]), default=0.0) + seconds[layer] + moment
+    times = sorted(set(ends.values()))
+
+    def cost(time: float) -> tuple[float, float]:
+        rest = max(after[layer] for layer in layers if ends[layer] > time)
+        return round((time + rest) / moment), abs(time - rest)
+
+    best = min(times[:-1], key=cost)
+    return [one for one in layers if ends[one] <= best], [one for one in layers if ends[one] > best]
+
+
+def _topological(
+    layers: Sequence[int], producers: Mapping[int, Sequence[int]], consumers: Mapping[int, Sequence[int]]
+) -> list[int]:
+    missing = {layer: len(producers[layer]) for layer in layers}
+    order = [layer for layer in layers if not missing[layer]]
+    for layer in order:
+        for other in consumers[layer]:
+            missing[other] -= 1
+            if not missing[other]:
+                order.append(other)
+    return order

@@ -1,0 +1,60 @@
+"""Trees of series and parallel composition over layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Union
+
+Edge = tuple[int, int]
+Tree = Union[int, "Series", "Parallel"]
+
+
+@dataclass(frozen=True)
+class Series:
+    """Parts one after the other: all layers of a part wait for all of the part before."""
+
+    parts: tuple[Tree, ...]
+
+    @cached_property
+    def layers(self) -> tuple[int, ...]:
+        return tuple(layer for part in self.parts for layer in layers_of(part))
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Parts side by side; none waits for another. Each begins with another layer, and they rise by it."""
+
+    parts: tuple[Tree, ...]
+
+    @cached_property
+    def layers(self) -> tuple[int, ...]:
+        return tuple(layer for part in self.parts for layer in layers_of(part))
+
+
+def layers_of(tree: Tree) -> tuple[int, ...]:
+    """Return the layers of a tree, part by part."""
+    return (tree,) if isinstance(tree, int) else tree.layers
+
+
+def order_of(tree: Tree) -> frozenset[Edge]:
+    """Return all pairs (earlier, later) of layers in the order of a tree."""
+    if isinstance(tree, int):
+        return frozenset()
+    pairs = {pair for part in tree.parts for pair in order_of(part)}
+    if isinstance(tree, Series):
+        before: list[int] = []
+        for part in tree.parts:
+            pairs |= {(one, other) for one in before for other in layers_of(part)}
+            before += layers_of(part)
+    return frozenset(pairs)
+
+
+def joined(kind: Literal["series", "parallel"], parts: Sequence[Tree]) -> Tree:
+    """Return the tree of these parts; parts of the same kind give their own parts."""
+    of = Series if kind == "series" else Parallel
+    own = tuple(inner for part in parts for inner in (part.parts if isinstance(part, of) else (part,)))
+    return (
+        Series(own) if kind == "series" else Parallel(tuple(sorted(own, key=lambda one: min(layers_of(one)))))
+    )
