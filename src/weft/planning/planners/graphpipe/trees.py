@@ -12,25 +12,28 @@ Tree = Union[int, "Series", "Parallel"]
 
 
 @dataclass(frozen=True)
-class Series:
+class _Composed:
+    parts: tuple[Tree, ...]
+
+    @cached_property
+    def layers(self) -> tuple[int, ...]:
+        """The layers of all parts, part by part."""
+        return tuple(layer for part in self.parts for layer in layers_of(part))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((type(self), self.parts))
+
+
+class Series(_Composed):
     """Parts one after the other: all layers of a part wait for all of the part before."""
 
-    parts: tuple[Tree, ...]
 
-    @cached_property
-    def layers(self) -> tuple[int, ...]:
-        return tuple(layer for part in self.parts for layer in layers_of(part))
-
-
-@dataclass(frozen=True)
-class Parallel:
+class Parallel(_Composed):
     """Parts side by side; none waits for another. Each begins with another layer, and they rise by it."""
-
-    parts: tuple[Tree, ...]
-
-    @cached_property
-    def layers(self) -> tuple[int, ...]:
-        return tuple(layer for part in self.parts for layer in layers_of(part))
 
 
 def layers_of(tree: Tree) -> tuple[int, ...]:
@@ -54,7 +57,7 @@ def order_of(tree: Tree) -> frozenset[Edge]:
 def joined(kind: Literal["series", "parallel"], parts: Sequence[Tree]) -> Tree:
     """Return the tree of these parts; parts of the same kind give their own parts."""
     of = Series if kind == "series" else Parallel
-    own = tuple(inner for part in parts for inner in (part.parts if isinstance(part, of) else (part,)))
-    return (
-        Series(own) if kind == "series" else Parallel(tuple(sorted(own, key=lambda one: min(layers_of(one)))))
-    )
+    own = [inner for part in parts for inner in (part.parts if isinstance(part, of) else (part,))]
+    if of is Parallel:
+        own.sort(key=lambda part: min(layers_of(part)))
+    return of(tuple(own))

@@ -1,0 +1,386 @@
+"""The partition of a graph of layers into stages: binary search over a dynamic program (GraphPipe).
+
+The program (arXiv 2406.17145, algorithm 1) takes the series-parallel tree part by part, the last part first,
+because the samples in flight of a stage depend on the stages behind it. A part has few best plans: those with
+fewer devices or fewer samples in flight than all others. So the program keeps them instead of a table by
+numbers of devices. Branches with the same structure and costs are planned once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from weft.describe.plan import Recompute
+from weft.planning.planners.graph_costs import GraphCosts
+from weft.planning.planners.graphpipe.alike import Signature, Signatures
+from weft.planning.planners.graphpipe.trees import Parallel, Series, Tree, layers_of
+
+# By degree, the samples in flight of a stage with so many replicas before a part.
+Front = tuple[int, ...]
+
+
+class GraphStage(NamedTuple):
+    """One stage: its layers, rising, its replicas, its recomputation, and its samples in flight."""
+
+    layers: tuple[int, ...]
+    replicas: int
+    recompute: Recompute
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageGraph:
+    """A partition into stages, in a topological order of the tree.
+
+    Attributes:
+        micro_batch_size: samples of a replica's micro-batch.
+        sample_s: seconds per sample of the slowest stage, all its replicas together.
+        in_flight: the most samples in flight of a first stage.
+    """
+
+    stages: tuple[GraphStage, ...]
+    micro_batch_size: int
+    sample_s: float
+    in_flight: int
+
+    @property
+    def devices(self) -> int:
+        return sum(stage.replicas for stage in self.stages)
+
+
+class _Way(NamedTuple):
+    """One way to run a run of parts as one stage, apart from its samples in flight."""
+
+    degree: int  # index into the degrees
+    recompute: Recompute
+    sample_s: float
+    computed_s: float  # per sample, without messages
+    resident_bytes: float
+    kept_bytes: float
+
+
+class _Plan(NamedTuple):
+    """A plan of a part: the devices, the front before it, and its stages, one by one behind each other."""
+
+    devices: int
+    front: Front
+    stages: _Stages | None
+
+
+class _Stages(NamedTuple):
+    """A stage, or the stages of another plan with some layers in place of others; then more stages."""
+
+    stage: GraphStage | None
+    inner: _Stages | None
+    renamed: Mapping[int, int] | None
+    more: _Stages | None
+
+
+@dataclass(kw_only=True)
+class Partitioner:
+    """The dynamic program for one size of micro-batches.
+
+    Attributes:
+        costs: the layers and their devices.
+        tree: their series-parallel tree.
+        size: samples of a replica's micro-batch.
+        degrees: the numbers of replicas that a stage may have, rising. All divide the batch's micro-batches.
+        turn: micro-batches of a turn, k of kFkB.
+    """
+
+    costs: GraphCosts
+    tree: Tree
+    size: int
+    degrees: tuple[int, ...]
+    turn: int = 1
+    _ways: dict[tuple[int, ...], tuple[_Way, ...]] = field(default_factory=dict, init=False)
+    _suffixes: dict[tuple[int, int, Front], list[_Plan]] = field(default_factory=dict, init=False)
+    _branches: dict[tuple[Signature, Front], tuple[Tree, list[_Plan]]] = field(
+        default_factory=dict, init=False
+    )
+    _parallels: dict[tuple[int, Front, int | None, int | None], list[_Plan]] = field(
+        default_factory=dict, init=False
+    )
+    _lines: dict[tuple[Tree, ...], tuple[Tree, ...]] = field(default_factory=dict, init=False)
+    _limit_s: float = field(default=0.0, init=False)
+
+    def search(self, most_s: float = float("inf"), tolerance: float = 1e-3) -> StageGraph | None:
+        """Return the partition with the least seconds per sample, within a relative tolerance.
+
+        None means that no partition takes at most `most_s` and fits.
+        """
+        best = self.within(most_s)
+        least = self._least_s
+        while best is not None and best.sample_s - least > tolerance * best.sample_s:
+            middle = (least + best.sample_s) / 2
+            found = self.within(middle)
+            if found is None:
+                least = middle
+            else:
+                best = found
+        return best
+
+    def within(self, limit_s: float) -> StageGraph | None:
+        """Return the partition with the fewest samples in flight whose stages keep a limit; None without one.
+
+        `limit_s` is in seconds per sample. Of equal partitions, one with fewer devices wins.
+        """
+        self._limit_s = limit_s
+        self._suffixes.clear()
+        self._branches.clear()
+        self._parallels.clear()
+        last: Front = tuple(self._rounds(each, each) for each in self._turns)
+        plans = self._suffix(self._line(*_parts_of(self.tree)), 0, last)
+        if not plans:
+            return None
+        best = min(plans, key=lambda plan: (plan.front, plan.devices))
+        stages = tuple(_listed(best.stages))
+        return StageGraph(
+            stages=stages,
+            micro_batch_size=self.size,
+            sample_s=max(self._sample_s(stage) for stage in stages),
+            in_flight=max(stage.in_flight for stage in stages),
+        )
+
+    @cached_property
+    def _turns(self) -> tuple[int, ...]:
+        """By degree, the samples of a stage's turn."""
+        return tuple(self.turn * self.size * degree for degree in self.degrees)
+
+    @cached_property
+    def _signatures(self) -> Signatures:
+        return Signatures(self.costs)
+
+    @property
+    def _least_s(self) -> float:
+        """A lower bound of the seconds per sample: all devices compute all the time."""
+        costs = self.costs.passes[self.size, "none"]
+        work_s = float(costs.forward_s.sum() + costs.backward_s.sum())
+        return work_s / (self.size * self.costs.devices)
+
+    def _sample_s(self, stage: GraphStage) -> float:
+        asked = self.size, stage.replicas
+        return self.costs.sample_s(self.costs.stage(stage.layers, *asked, stage.recompute), *asked)
+
+    def _rounds(self, samples: int, turn: int) -> int:
+        """Return samples in flight as whole micro-batches of all replicas, at most those of a step."""
+        each = turn // self.turn
+        return min(-(-samples // each) * each, self.costs.global_batch)
+
+    def _before(self, in_flight: int, degree: int) -> Front:
+        """Return the front before a stage (GraphPipe, section 5)."""
+        turn = self._turns[degree]
+        return tuple(self._rounds(in_flight + max(other, turn), other) for other in self._turns)
+
+    def _suffix(self, parts: tuple[Tree, ...], first: int, after: Front) -> list[_Plan]:
+        """Return the best plans of the parts of a series from `first` on."""
+        if first == len(parts):
+            return [_Plan(0, after, None)]
+        key = (id(parts), first, after)
+        if key not in self._suffixes:
+            self._suffixes[key] = _best(self._suffix_plans(parts, first, after), self.costs.devices)
+        return self._suffixes[key]
+
+    def _suffix_plans(self, parts: tuple[Tree, ...], first: int, after: Front) -> Iterator[_Plan]:
+        yield from self._in_one_stage(parts, first, range(first + 1, len(parts) + 1), after)
+        part, *others = parts[first : first + 3]
+        fork = None
+        if isinstance(part, int) and others:
+            # Perhaps a stage of a branch holds the layer before the branches.
+            fork, part, *others = part, *others
+        if not isinstance(part, Parallel):
+            return
+        joins = [one for one in others[:1] if isinstance(one, int)]
+        for join in (None, *joins):
+            end = first + 1 + (fork is not None) + (join is not None)
+            for rest in self._suffix(parts, end, after):
+                for plan in self._parallel(part, rest.front, fork, join):
+                    stages = _chained(plan.stages, rest.stages)
+                    yield _Plan(plan.devices + rest.devices, plan.front, stages)
+
+    def _in_one_stage(
+        self,
+        parts: tuple[Tree, ...],
+        first: int,
+        ends: Iterable[int],
+        after: Front,
+        floor: Front | None = None,
+    ) -> Iterator[_Plan]:
+        """Yield plans whose first stage has the parts from `first` to one of the ends.
+
+        `floor` is the front of other stages behind the first one.
+        """
+        for end in ends:
+            layers = tuple(sorted(layer for part in parts[first:end] for layer in layers_of(part)))
+            ways = self._ways_of(layers)
+            if all(way.computed_s > self._limit_s for way in ways):
+                return
+            for rest in self._suffix(parts, end, after):
+                front = rest.front if floor is None else _higher(rest.front, floor)
+                yield from self._stages(layers, ways, front, rest)
+
+    def _stages(
+        self, layers: tuple[int, ...], ways: Iterable[_Way], after: Front, rest: _Plan
+    ) -> Iterator[_Plan]:
+        """Yield a plan with a stage of these layers for each degree at which it fits."""
+        met: set[int] = set()
+        for way in ways:
+            if way.degree in met or way.sample_s > self._limit_s:
+                continue
+            replicas, in_flight = self.degrees[way.degree], after[way.degree]
+            kept = -(-in_flight // (self.size * replicas))
+            if way.resident_bytes + kept * way.kept_bytes > self.costs.memory_bytes:
+                continue
+            met.add(way.degree)  # the fastest recomputation that fits
+            stage = GraphStage(layers, replicas, way.recompute, in_flight)
+            front = self._before(in_flight, way.degree)
+            yield _Plan(replicas + rest.devices, front, _Stages(stage, None, None, rest.stages))
+
+    def _ways_of(self, layers: tuple[int, ...]) -> tuple[_Way, ...]:
+        """Return the ways to run layers as one stage, by degree, and the fastest recomputation first."""
+        if layers not in self._ways:
+            self._ways[layers] = tuple(
+                _Way(
+                    index,
+                    word,
+                    self.costs.sample_s(stage, self.size, degree),
+                    stage.computed_s / (self.size * degree),
+                    stage.resident_bytes + stage.taken_bytes,
+                    stage.kept_bytes,
+                )
+                for index, degree in enumerate(self.degrees)
+                for word in self.costs.recomputes(self.size)
+                for stage in [self.costs.stage(layers, self.size, degree, word)]
+            )
+        return self._ways[layers]
+
+    def _parallel(self, parallel: Parallel, after: Front, fork: int | None, join: int | None) -> list[_Plan]:
+        """Return the best plans of branches side by side; stages of branches hold the fork and the join."""
+        key = (id(parallel), after, fork, join)
+        if key not in self._parallels:
+            self._parallels[key] = _best(
+                self._parallel_plans(parallel, after, fork, join), self.costs.devices
+            )
+        return self._parallels[key]
+
+    def _parallel_plans(
+        self, parallel: Parallel, after: Front, fork: int | None, join: int | None
+    ) -> list[_Plan]:
+        branches = self._signatures.sorted(parallel.parts)
+        if fork is None and join is None:
+            return self._side_by_side(branches, after, whole=False)
+        before_join = after if join is None else self._before_any(after)
+        plans: list[_Plan] = []
+        owners: Sequence[int] = self._signatures.different(branches)
+        for first in owners if fork is not None else (None,):
+            for last in owners if join is not None else (None,):
+                others = [one for index, one in enumerate(branches) if index not in (first, last)]
+                found = self._side_by_side(others, before_join, whole=True)
+                if join is not None and last is not None and last != first:
+                    ending = self._suffix(self._line(*_parts_of(branches[last]), join), 0, after)
+                    found = [_side(one, other) for one in found for other in ending]
+                if fork is not None and first is not None:
+                    parts = (fork, *_parts_of(branches[first]))
+                    both = join is not None and first == last
+                    line = self._line(*parts, join) if join is not None and both else self._line(*parts)
+                    found = self._forked(line, found, after if both else before_join, both=both)
+                plans += found
+        return plans
+
+    def _forked(
+        self, line: tuple[Tree, ...], others: Iterable[_Plan], after: Front, *, both: bool
+    ) -> list[_Plan]:
+        """Return plans of a branch with the fork in its first stage, beside plans of the other branches.
+
+        With `both` the branch has the join, too, and two stages at least: the others lie between them.
+        """
+        ends = range(2, len(line) + (not both))
+        return [
+            _Plan(plan.devices + other.devices, plan.front, _chained(plan.stages, other.stages))
+            for other in others
+            for plan in self._in_one_stage(line, 0, ends, after, other.front)
+        ]
+
+    def _before_any(self, after: Front) -> Front:
+        """Return the front before a stage whose degree is not known yet."""
+        fronts = [self._before(in_flight, degree) for degree, in_flight in enumerate(after)]
+        return tuple(map(max, zip(*fronts, strict=True)))
+
+    def _side_by_side(self, branches: Sequence[Tree], after: Front, *, whole: bool) -> list[_Plan]:
+        """Return the best plans of branches; several neighbours may share a stage, with `whole` even all."""
+        count = len(branches)
+        best = {count: [_Plan(0, (0,) * len(self.degrees), None)]}
+        for begin in reversed(range(count)):
+            plans = [
+                _side(one, rest) for one in self._branch(branches[begin], after) for rest in best[begin + 1]
+            ]
+            for end in range(begin + 2, count + 1 if whole or begin else count):
+                layers = tuple(sorted(layer for branch in branches[begin:end] for layer in layers_of(branch)))
+                shared = self._stages(layers, self._ways_of(layers), after, _Plan(0, after, None))
+                plans += [_side(one, rest) for one in shared for rest in best[end]]
+            best[begin] = _best(plans, self.costs.devices)
+        return best[0]
+
+    def _branch(self, branch: Tree, after: Front) -> list[_Plan]:
+        """Return the best plans of a branch: those of an alike one, with its own layers."""
+        key = (self._signatures.of(branch), after)
+        if key not in self._branches:
+            self._branches[key] = (branch, self._suffix(self._line(*_parts_of(branch)), 0, after))
+        known, plans = self._branches[key]
+        if known is branch:
+            return plans
+        renamed = dict(zip(layers_of(known), layers_of(branch), strict=True))
+        return [plan._replace(stages=_Stages(None, plan.stages, renamed, None)) for plan in plans]
+
+    def _line(self, *parts: Tree) -> tuple[Tree, ...]:
+        """Return parts in series as one object for all uses, which keys of tables name."""
+        return self._lines.setdefault(parts, parts)
+
+
+def _parts_of(tree: Tree) -> tuple[Tree, ...]:
+    return tree.parts if isinstance(tree, Series) else (tree,)
+
+
+def _higher(one: Front, other: Front) -> Front:
+    return tuple(map(max, one, other))
+
+
+def _side(one: _Plan, other: _Plan) -> _Plan:
+    """Return the plan of two parts side by side."""
+    stages = _chained(one.stages, other.stages)
+    return _Plan(one.devices + other.devices, _higher(one.front, other.front), stages)
+
+
+def _chained(one: _Stages | None, other: _Stages | None) -> _Stages | None:
+    return other if one is None else _Stages(None, one, None, other)
+
+
+def _best(plans: Iterable[_Plan], devices: int) -> list[_Plan]:
+    """Return the plans that no other one equals or beats in devices and in its front; equal ones once."""
+    kept: list[_Plan] = []
+    for plan in sorted((one for one in plans if one.devices <= devices), key=lambda one: one[:2]):
+        if not any(all(map(int.__le__, one.front, plan.front)) for one in kept):
+            kept.append(plan)
+    return kept
+
+
+def _listed(stages: _Stages | None) -> list[GraphStage]:
+    """Return the stages of a plan, with the layers of their own branches."""
+    found: list[GraphStage] = []
+    waiting: list[tuple[_Stages | None, tuple[Mapping[int, int], ...]]] = [(stages, ())]
+    while waiting:
+        one, renames = waiting.pop()
+        if one is None:
+            continue
+        waiting.append((one.more, renames))
+        if one.stage is not None:
+            layers = one.stage.layers
+            for renamed in renames:
+                layers = tuple(renamed[layer] for layer in layers)
+            found.append(one.stage._replace(layers=tuple(sorted(layers))))
+        else:
+            waiting.append((one.inner, renames if one.renamed is None else (one.renamed, *renames)))
+    return found
