@@ -8,6 +8,7 @@ from weft.errors import require_choice
 from weft.planning.planners.amp import AmpPlanner
 from weft.planning.planners.annealing import AnnealingPlanner
 from weft.planning.planners.base import Candidate, Planner, Ranking, Verdict
+from weft.planning.planners.graphpipe import GraphPipePlanner
 from weft.planning.planners.homogeneous import (
     ExhaustivePlanner,
     HomogeneousPlanner,
@@ -22,6 +23,7 @@ _ALL: tuple[Planner, ...] = (
     WeftPlanner(),
     HomogeneousPlanner(),
     AmpPlanner(),
+    GraphPipePlanner(),
     MegatronPlanner(),
     UniformPlanner(),
     MetisFormPlanner(),

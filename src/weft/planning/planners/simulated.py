@@ -8,14 +8,17 @@ from dataclasses import replace
 import numpy as np
 
 from weft.describe.layout import Layout
+from weft.describe.plan import Plan
 from weft.describe.units import format_bytes, format_odds, format_seconds
 from weft.errors import InputError
-from weft.moves.layout import build_plan, pipeline_of
+from weft.moves.layout import build_plan
 from weft.planning.long_steps import LongStep, predict_long
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds, Holding
 from weft.planning.problem import Problem
 from weft.predict.engine import load_compiled_engine
+from weft.program.schedules import get_schedule
+from weft.program.schedules.base import paths_of
 
 # A search on fewer devices, or of fewer layouts, ends before a compiler is loaded.
 COMPILED_FROM_DEVICES = 256
@@ -33,8 +36,11 @@ def simulated(problem: Problem, candidate: Candidate, layer_seconds: Sequence[fl
 
     `layer_seconds` balance the stages of a layout without given cuts.
     """
-    job = problem.job
-    plan = build_plan(job, candidate.chain, layer_seconds)
+    return judged(problem, candidate, build_plan(problem.job, candidate.chain, layer_seconds))
+
+
+def judged(problem: Problem, candidate: Candidate, plan: Plan) -> Candidate:
+    """Return the candidate with this plan, its predicted step and peaks, and a verdict."""
     try:
         step = predict_long(problem.cost_model, plan)
     except InputError as error:
@@ -44,7 +50,7 @@ def simulated(problem: Problem, candidate: Candidate, layer_seconds: Sequence[fl
     return replace(
         candidate,
         verdict=Verdict.TOO_BIG if too_big else Verdict.FITS,
-        reason=too_big or _why(problem, candidate.chain, step.waiting),
+        reason=too_big or _why(plan, step.waiting),
         peak_bytes=max(step.prediction.peak_bytes),
         plan=plan,
         prediction=step.prediction,
@@ -76,12 +82,14 @@ def filled(holding: Holding) -> str:
     )
 
 
-def _why(problem: Problem, layout: Layout, waiting: float) -> str:
-    pipeline = pipeline_of(problem.job, layout)
-    count = pipeline.micro_batches
-    most = "" if layout.micro_batches_per_replica is None else "at most "
+def _why(plan: Plan, waiting: float) -> str:
+    # A pipeline has the micro-batches of all of its paths.
+    paths = paths_of(get_schedule(plan.schedule.name))
+    shares = [copy.micro_batches * paths for copy in plan.stages[0].replicas]
+    count = max(shares)
+    most = "" if len(set(shares)) == 1 else "at most "
     each = f"{most}{count} micro-batch{'es' if count > 1 else ''} per replica"
-    if pipeline.devices == 1:
+    if plan.mesh.get("pp", 1) == 1:
         return f"{each}, no pipeline"
     return f"{each}, devices wait {waiting:.0%} of the step"
 
@@ -120,12 +128,12 @@ def rank_by_estimate(
     estimated = [one for one in candidates if one.estimate_s is not None]
     refused = [one for one in candidates if one.estimate_s is None]
     estimated.sort(key=lambda one: one.estimate_s or 0.0)
-    judged: list[Candidate] = []
+    ranked: list[Candidate] = []
     fitting = 0
     for one in estimated:
         if fitting < finalists:
             one = simulated(problem, one, bounds.layer_seconds(one.chain))
             fitting += one.verdict is Verdict.FITS
-        judged.append(one)
-    judged.sort(key=lambda one: one.verdict is Verdict.REFUSED)
-    return Ranking(problem=problem, candidates=(*judged, *refused))
+        ranked.append(one)
+    ranked.sort(key=lambda one: one.verdict is Verdict.REFUSED)
+    return Ranking(problem=problem, candidates=(*ranked, *refused))

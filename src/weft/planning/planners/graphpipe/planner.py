@@ -1,0 +1,216 @@
+"""The `graphpipe` planner: stages that form a graph, beside the best stages in a row (arXiv 2406.17145).
+
+It partitions the series-parallel tree of the layers for every number of replicas and size of micro-batches.
+It does the same with the layers as a chain. The simulator ranks the partitions with the least estimates. So
+the answer is the better one of both kinds, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import ClassVar, NamedTuple
+
+from weft.describe.layer_graph import chain_edges
+from weft.describe.layout import Layout
+from weft.describe.plan import Sharding
+from weft.describe.units import format_seconds
+from weft.errors import InputError, Violation
+from weft.moves.composition import fixed_cut
+from weft.planning.planners.base import Candidate, Ranking, Verdict
+from weft.planning.planners.graph_costs import GraphCosts, graph_costs
+from weft.planning.planners.graphpipe.partitioner import Partitioner, StageGraph
+from weft.planning.planners.graphpipe.plans import SCHEDULE, depth_of, plan_of, said_as_layout
+from weft.planning.planners.graphpipe.series_parallel import decompose
+from weft.planning.planners.graphpipe.trees import Tree
+from weft.planning.planners.homogeneous import rank_key
+from weft.planning.planners.simulated import judged, prepare
+from weft.planning.planners.space import degree_layouts, overlaps
+from weft.planning.problem import Problem
+from weft.program.schedules import get_schedule
+from weft.program.schedules.base import Pipeline
+from weft.program.schedules.ring import divisors
+
+
+class _Found(NamedTuple):
+    """A partition with the estimate of its step, and the choices beside it."""
+
+    estimate_s: float
+    graph: StageGraph
+    tp: int
+    sharding: Sharding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphPipePlanner:
+    """A search over partitions of the graph of layers.
+
+    Attributes:
+        finalists: partitions of each kind to simulate, least estimates first.
+        tolerance: relative distance from the best partition at which a search ends.
+    """
+
+    name: ClassVar[str] = "graphpipe"
+    finalists: int = 6
+    tolerance: float = 1e-3
+
+    def space(self, problem: Problem) -> Iterator[Layout]:
+        """Return the degrees and sizes of micro-batches; partitions add the stages."""
+        return (layout for layout in degree_layouts(problem) if layout.pp == 1 or problem.pins.pp is not None)
+
+    def search(self, problem: Problem) -> Ranking:
+        """Partition the layers as a graph and as a chain, and simulate the best partitions.
+
+        Raises:
+            InputError: for pins, goals and methods that a partition does not know.
+        """
+        _require_known(problem)
+        prepare(problem)
+        search = _Search(self, problem)
+        graphs = [] if problem.job.graph.is_chain else search.simulated(search.tree)
+        candidates = sorted(_once([*graphs, *search.simulated(search.chain)]), key=rank_key(problem))
+        return Ranking(problem=problem, candidates=tuple(_told(problem, candidates)))
+
+
+class _Search:
+    """The partitions of one problem."""
+
+    def __init__(self, planner: GraphPipePlanner, problem: Problem) -> None:
+        self._planner, self._problem = planner, problem
+        self._costs: dict[tuple[int, Sharding, int], GraphCosts] = {}
+        layers = range(len(problem.job.graph.layers))
+        first = self.costs_of(*next(self._degrees()), "zero-0")
+        costs = first.passes[first.sizes[0], "none"]
+        seconds = dict(enumerate((costs.forward_s + costs.backward_s).tolist()))
+        self.tree = decompose(layers, problem.job.graph.edges, seconds).tree
+        self.chain = decompose(layers, chain_edges(len(layers)), seconds).tree
+
+    def simulated(self, tree: Tree) -> list[Candidate]:
+        """Return the partitions of a tree with the least estimates, simulated."""
+        found: list[_Found] = []
+        for tp, dp in self._degrees():
+            for size in self._sizes(dp):
+                found.sort(key=lambda one: one.estimate_s)
+                kept = found[: self._planner.finalists]
+                most_s = kept[-1].estimate_s if len(kept) == self._planner.finalists else float("inf")
+                found = [*kept, *self._partitioned(tree, tp, dp, size, most_s)]
+        found.sort(key=lambda one: one.estimate_s)
+        return [self._judged(one) for one in found[: self._planner.finalists]]
+
+    def _partitioned(self, tree: Tree, tp: int, dp: int, size: int, most_s: float) -> Iterator[_Found]:
+        """Yield the best partition, sharded if it does not fit otherwise, if its step may take `most_s`."""
+        for sharding in self._shardings(dp):
+            costs = self.costs_of(tp, dp, sharding)
+            if size not in costs.sizes:
+                return  # a profile was not measured there
+            search = Partitioner(costs=costs, tree=tree, size=size, degrees=(dp,))
+            batch = self._problem.job.global_batch
+            graph = search.search(most_s / batch, self._planner.tolerance)
+            if graph is not None:
+                # The first micro-batch fills the longest path of stages.
+                filling = graph.in_flight - size * dp
+                yield _Found(graph.sample_s * (batch + filling), graph, tp, sharding)
+            if graph is not None or search.within(float("inf")) is not None:
+                return
+
+    def costs_of(self, tp: int, dp: int, sharding: Sharding) -> GraphCosts:
+        """Return the costs of layers on `tp` ranks, with states that `dp` replicas share out."""
+        key = (tp, sharding, 1 if sharding == "zero-0" else dp)
+        if key not in self._costs:
+            sizes = self._sizes(1 if self._problem.pins.dp is None else self._problem.pins.dp)
+            self._costs[key] = graph_costs(self._problem, sizes, tp=tp, sharding=sharding, dp=dp)
+        return self._costs[key]
+
+    def _judged(self, found: _Found) -> Candidate:
+        candidate = Candidate(verdict=Verdict.REFUSED, reason="")
+        try:
+            plan = plan_of(self._problem, found.graph, tp=found.tp, sharding=found.sharding)
+        except InputError as error:
+            return replace(candidate, reason=str(error.violations[0]))
+        return judged(self._problem, replace(candidate, layout=said_as_layout(plan)), plan)
+
+    def _degrees(self) -> Iterator[tuple[int, int]]:
+        """Yield (tp, dp): tensor ranks divide the devices of every node, replicas the places of stages."""
+        job, pins = self._problem.job, self._problem.pins
+        on_a_node = gcd(*(group.devices for group in job.cluster.groups))
+        tensor = [one for one in divisors(on_a_node) if one & (one - 1) == 0]
+        for tp in [pins.tp] if pins.tp is not None else tensor if overlaps(job.cluster) else [1]:
+            if job.graph.refuse_tensor(tp) is None or tp == pins.tp:
+                for dp in [pins.dp] if pins.dp is not None else divisors(job.cluster.ranks // tp):
+                    if job.global_batch % dp == 0:
+                        yield tp, dp
+
+    def _sizes(self, dp: int) -> list[int]:
+        """Return the pinned size of micro-batches, or the powers of two that divide a replica's samples."""
+        pinned, samples = self._problem.pins.micro_batch_size, self._problem.job.global_batch // dp
+        sizes = [pinned] if pinned is not None else [2**turn for turn in range(samples.bit_length())]
+        return [size for size in sizes if samples % size == 0]
+
+    def _shardings(self, dp: int) -> tuple[Sharding, ...]:
+        pinned, job = self._problem.pins.sharding, self._problem.job
+        if pinned is not None:
+            return (pinned,)
+        shares = dp > 1 and job.optimizer.steps_shards and overlaps(job.cluster)
+        return ("zero-0", "zero-1") if shares else ("zero-0",)
+
+
+def _require_known(problem: Problem) -> None:
+    """Refuse pins, goals and methods that a partition does not know."""
+    pins, known = problem.pins, []
+    other = [
+        ("loops", pins.loops not in (None, 1), "each device has one stage", "1"),
+        ("pp", pins.pp is not None, "the partition decides the number of stages", ""),
+        ("cp", pins.cp not in (None, 1), "no ranks divide tokens", "1"),
+        ("ep", pins.ep not in (None, 1), "no ranks divide experts", "1"),
+        ("splits", pins.splits is not None, "stages do not split micro-batches", ""),
+        ("recompute", pins.recompute is not None, "the partition decides it for each stage", ""),
+    ]
+    known += [
+        Violation(f"plan.{name}", f"graphpipe cannot keep it: {reason}", nearest)
+        for name, refused, reason, nearest in other
+        if refused
+    ]
+    if pins.schedule is not None:
+        schedule = get_schedule(pins.schedule)
+        reason = schedule.refuse(Pipeline(2, 2, 2), {})
+        if reason is not None:
+            known.append(Violation("plan.schedule", reason, SCHEDULE))
+    if problem.minimise != "time":
+        known.append(Violation("goal.minimise", f"graphpipe minimises time, not {problem.minimise}", "time"))
+    if fixed_cut(problem.job) is not None:
+        known.append(Violation("planner", "a method of the job fixes the layers of stages", "weft"))
+    if known:
+        raise InputError(known)
+
+
+def _once(candidates: list[Candidate]) -> list[Candidate]:
+    """Return the candidates without repeated plans."""
+    return list({one.plan.plan_id if one.plan else str(id(one)): one for one in candidates}.values())
+
+
+def _told(problem: Problem, candidates: list[Candidate]) -> Iterator[Candidate]:
+    """Yield the candidates; the best one says why it wins over the best of the other kind."""
+    fitting = [one for one in candidates if one.verdict is Verdict.FITS]
+    for one in candidates:
+        if fitting and one is fitting[0]:
+            yield replace(one, reason=f"{one.reason}; {_why_first(problem, fitting)}")
+        else:
+            yield one
+
+
+def _why_first(problem: Problem, fitting: list[Candidate]) -> str:
+    best, depths = fitting[0], [_depth(problem, one) for one in fitting]
+    stages = len(best.plan.stages) if best.plan else 0
+    graph = depths[0] < stages
+    words = f"a graph of {stages} stages, {depths[0]} on its longest path" if graph else "stages in a row"
+    for one, depth in zip(fitting, depths, strict=True):
+        if one.plan and (depth < len(one.plan.stages)) != graph:
+            other = "stages in a row" if graph else "a graph of stages"
+            return f"{words}; the best plan with {other} takes {format_seconds(one.step_s)}"
+    return words
+
+
+def _depth(problem: Problem, candidate: Candidate) -> int:
+    assert candidate.plan is not None, "a fitting candidate was simulated"
+    return depth_of(candidate.plan, problem.job.graph)

@@ -1,0 +1,93 @@
+"""From a partition into stages to a Plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.layout import DENSE, Layout
+from weft.describe.plan import Plan, Sharding
+from weft.errors import InputError
+from weft.moves.layout import build_plan
+from weft.moves.layout_of_plan import layout_of
+from weft.planning.planners.graphpipe.partitioner import GraphStage, StageGraph
+from weft.planning.problem import Problem
+
+SCHEDULE = "graph-1f1b"
+
+
+def plan_of(problem: Problem, found: StageGraph, *, tp: int, sharding: Sharding) -> Plan:
+    """Return the Plan of a partition whose stages have equally many replicas.
+
+    Stages are in a topological order, by their first layers. The replicas of a stage are neighbours.
+
+    Raises:
+        InputError: when methods of the job do not go with the plan.
+    """
+    stages, pins = in_order(problem.job.graph, found.stages), problem.pins
+    layout = Layout(
+        pp=len(stages),
+        dp=stages[0].replicas,
+        tp=tp,
+        loops=1,
+        micro_batch_size=found.micro_batch_size,
+        schedule=pins.schedule or SCHEDULE,
+        sync=problem.sync or DENSE,
+        sharding=sharding,
+        **pins.besides(DECIDED),
+    )
+    plan = build_plan(problem.job, layout, [1.0] * len(problem.job.graph.layers))
+    own = [
+        placed.model_copy(update={"layers": stage.layers, "recompute": stage.recompute})
+        for placed, stage in zip(plan.stages, stages, strict=True)
+    ]
+    return plan.model_copy(update={"stages": tuple(own)})
+
+
+# Decisions of a layout that a partition makes.
+DECIDED = {"pp", "dp", "tp", "loops", "micro_batch_size", "schedule", "sharding", "recompute"}
+
+
+def said_as_layout(plan: Plan) -> Layout | None:
+    """Return the layout of a plan; None if its stages are no cuts of the layers in their order."""
+    try:
+        layout = layout_of(plan)
+    except InputError:
+        return None
+    return layout if layout.stages > 1 else replace(layout, layers_per_stage=None)
+
+
+def in_order(graph: LayerGraph, stages: Sequence[GraphStage]) -> list[GraphStage]:
+    """Return stages after all that they read; among those that may come next, by the first layer."""
+    edges = _edges(graph, [stage.layers for stage in stages])
+    missing = [sum(consumer == index for _, consumer in edges) for index in range(len(stages))]
+    ready = [(stage.layers, index) for index, stage in enumerate(stages) if not missing[index]]
+    heapify(ready)
+    ordered: list[GraphStage] = []
+    while ready:
+        _, index = heappop(ready)
+        ordered.append(stages[index])
+        for producer, consumer in edges:
+            if producer == index:
+                missing[consumer] -= 1
+                if not missing[consumer]:
+                    heappush(ready, (stages[consumer].layers, consumer))
+    return ordered
+
+
+def depth_of(plan: Plan, graph: LayerGraph) -> int:
+    """Return the number of stages on the longest path of a plan's stage graph."""
+    longest = [1] * len(plan.stages)
+    for producer, consumer in _edges(graph, [stage.layers for stage in plan.stages]):
+        longest[consumer] = max(longest[consumer], longest[producer] + 1)
+    return max(longest)
+
+
+def _edges(graph: LayerGraph, stages: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    stage_of = [0] * len(graph.layers)
+    for index, layers in enumerate(stages):
+        for layer in layers:
+            stage_of[layer] = index
+    return sorted(graph.crossing(stage_of))
