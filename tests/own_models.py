@@ -110,6 +110,13 @@ def diamond() -> BlockModel:
     return BlockModel(layers, edges=edges, example=torch.zeros(1, 1, 8, 8), classes=10)
 
 
+def interleaved() -> BlockModel:
+    """A stem, two towers of two layers that take turns in the order of layers, and a layer that joins them."""
+    layers = [stem, partial(Halves, True), partial(Halves, False), Residual, Residual, partial(Join, 2)]
+    edges = [(0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 5)]
+    return BlockModel(layers, edges=edges, example=torch.zeros(1, 1, 8, 8), classes=10)
+
+
 def two_stems() -> BlockModel:
     """Two towers that each read the samples, one of which reads the other, and a layer that joins them."""
     layers = [stem, Residual, stem, partial(Sum, 2), partial(Join, 2)]

@@ -36,8 +36,8 @@ from weft.program.verify import require_valid
 
 GPT, LLAMA, RESNET = tiny(), tiny("llama"), convolutional_jobs.tiny("resnet")
 WIDE_GPT, WIDE_LLAMA, WIDE_BERT = (divisible(family) for family in ("gpt", "llama", "bert"))
-DIAMOND, TWO_STEMS, IMAGES, TEXT = (
-    resolve_model(f"own_models:{name}") for name in ("diamond", "two_stems", "images", "text")
+DIAMOND, INTERLEAVED, TWO_STEMS, IMAGES, TEXT = (
+    resolve_model(f"own_models:{name}") for name in ("diamond", "interleaved", "two_stems", "images", "text")
 )
 
 BITS = partial(Row, precision="fp32", same_bits=True)
@@ -268,6 +268,7 @@ CONVOLUTIONAL = (
 
 OF_FOUR = partial(Row, pp=4, micro_batches=3, micro_batch_size=4)
 FORKED = partial(OF_FOUR, DIAMOND, layers=((0,), (1, 2), (3, 4), (5,)))
+TOWERS = partial(OF_FOUR, INTERLEAVED, layers=((0,), (1, 3), (2, 4), (5,)))
 CROSSED = partial(OF_FOUR, TWO_STEMS, layers=((0,), (1, 2), (3,), (4,)))
 GRAPHS = (
     FORKED(),
@@ -280,6 +281,9 @@ GRAPHS = (
     # Of its second stage, one layer reads samples and leaves the stage by itself.
     CROSSED("zb-h1", recompute="full"),
     OF_FOUR(TWO_STEMS, "1f1b", pp=2, layers=((0, 2), (1, 3, 4)), splits=(2, 1)),
+    # Stages whose layers do not follow each other.
+    TOWERS("graph-1f1b", micro_batches=5),
+    TOWERS("graph-1f1b", pp=2, dp=2, layers=((0, 1, 3), (2, 4, 5)), recompute=("full", "none")),
     # Chains split micro-batches, too, whatever else a plan says.
     Row(GPT, "breadth-first", dp=2, loops=2, sharding="zero-3", splits=(2, 1)),
     Row(WIDE_LLAMA, "1f1b", pp=2, tp=2, splits=(1, 2), methods=(Clips(0.2),)),

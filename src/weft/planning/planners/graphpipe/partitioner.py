@@ -112,16 +112,24 @@ class Partitioner:
 
         None means that no partition takes at most `most_s` and fits.
         """
+        return next(iter([*self.improving(most_s, tolerance)][::-1]), None)
+
+    def improving(self, most_s: float = float("inf"), tolerance: float = 1e-3) -> Iterator[StageGraph]:
+        """Yield partitions with fewer and fewer seconds per sample, up to the least; see `search`.
+
+        Earlier ones may have fewer stages, and pipelines that are sooner full.
+        """
         best = self.within(most_s)
         least = self._least_s
-        while best is not None and best.sample_s - least > tolerance * best.sample_s:
-            middle = (least + best.sample_s) / 2
-            found = self.within(middle)
-            if found is None:
-                least = middle
-            else:
-                best = found
-        return best
+        while best is not None:
+            yield best
+            found = None
+            while found is None and best.sample_s - least > tolerance * best.sample_s:
+                middle = (least + best.sample_s) / 2
+                found = self.within(middle)
+                if found is None:
+                    least = middle
+            best = found
 
     def within(self, limit_s: float) -> StageGraph | None:
         """Return the partition with the fewest samples in flight whose stages keep a limit; None without one.
@@ -166,9 +174,9 @@ class Partitioner:
         return self.costs.sample_s(self.costs.stage(stage.layers, *asked, stage.recompute), *asked)
 
     def _rounds(self, samples: int, turn: int) -> int:
-        """Return samples in flight as whole micro-batches of all replicas, at most those of a step."""
+        """Return samples in flight as whole micro-batches of all replicas."""
         each = turn // self.turn
-        return min(-(-samples // each) * each, self.costs.global_batch)
+        return -(-samples // each) * each
 
     def _before(self, in_flight: int, degree: int) -> Front:
         """Return the front before a stage (GraphPipe, section 5)."""
@@ -230,13 +238,15 @@ class Partitioner:
         for way in ways:
             if way.degree in met or way.sample_s > self._limit_s:
                 continue
-            replicas, in_flight = self.degrees[way.degree], after[way.degree]
+            replicas, asked = self.degrees[way.degree], after[way.degree]
+            # A longer pipeline than the batch keeps the whole batch.
+            in_flight = min(asked, self.costs.global_batch)
             kept = -(-in_flight // (self.size * replicas))
             if way.resident_bytes + kept * way.kept_bytes > self.costs.memory_bytes:
                 continue
             met.add(way.degree)  # the fastest recomputation that fits
             stage = GraphStage(layers, replicas, way.recompute, in_flight)
-            front = self._before(in_flight, way.degree)
+            front = self._before(asked, way.degree)
             yield _Plan(replicas + rest.devices, front, _Stages(stage, None, None, rest.stages))
 
     def _ways_of(self, layers: tuple[int, ...]) -> tuple[_Way, ...]:

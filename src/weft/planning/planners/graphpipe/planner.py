@@ -21,7 +21,15 @@ from weft.moves.composition import fixed_cut
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.graph_costs import GraphCosts, graph_costs
 from weft.planning.planners.graphpipe.partitioner import Partitioner, StageGraph
-from weft.planning.planners.graphpipe.plans import SCHEDULE, depth_of, plan_of, said_as_layout
+from weft.planning.planners.graphpipe.plans import (
+    SCHEDULE,
+    depth_of,
+    edges_of,
+    in_order,
+    longest_path,
+    plan_of,
+    said_as_layout,
+)
 from weft.planning.planners.graphpipe.series_parallel import decompose
 from weft.planning.planners.graphpipe.trees import Tree
 from weft.planning.planners.homogeneous import rank_key
@@ -106,13 +114,20 @@ class _Search:
                 return  # a profile was not measured there
             search = Partitioner(costs=costs, tree=tree, size=size, degrees=(dp,))
             batch = self._problem.job.global_batch
-            graph = search.search(most_s / batch, self._planner.tolerance)
-            if graph is not None:
-                # The first micro-batch fills the longest path of stages.
-                filling = graph.in_flight - size * dp
-                yield _Found(graph.sample_s * (batch + filling), graph, tp, sharding)
-            if graph is not None or search.within(float("inf")) is not None:
+            every = [
+                _Found(self._estimate_s(graph), graph, tp, sharding)
+                for graph in search.improving(most_s / batch, self._planner.tolerance)
+            ]
+            yield from sorted(every, key=lambda one: one.estimate_s)[:1]
+            if every or search.within(float("inf")) is not None:
                 return
+
+    def _estimate_s(self, found: StageGraph) -> float:
+        """Return the seconds of a step: the slowest stage has work all the time, but while others fill."""
+        graph, size = self._problem.job.graph, found.micro_batch_size * found.stages[0].replicas
+        layers = [stage.layers for stage in in_order(graph, found.stages)]
+        filling = (longest_path(edges_of(graph, layers), len(layers)) - 1) * size
+        return found.sample_s * (self._problem.job.global_batch + filling)
 
     def costs_of(self, tp: int, dp: int, sharding: Sharding) -> GraphCosts:
         """Return the costs of layers on `tp` ranks, with states that `dp` replicas share out."""

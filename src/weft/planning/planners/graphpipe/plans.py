@@ -15,7 +15,8 @@ from weft.moves.layout_of_plan import layout_of
 from weft.planning.planners.graphpipe.partitioner import GraphStage, StageGraph
 from weft.planning.problem import Problem
 
-SCHEDULE = "graph-1f1b"
+# Without branches both orders are the same.
+SCHEDULE, CHAIN_SCHEDULE = "graph-1f1b", "1f1b"
 
 
 def plan_of(problem: Problem, found: StageGraph, *, tp: int, sharding: Sharding) -> Plan:
@@ -27,13 +28,15 @@ def plan_of(problem: Problem, found: StageGraph, *, tp: int, sharding: Sharding)
         InputError: when methods of the job do not go with the plan.
     """
     stages, pins = in_order(problem.job.graph, found.stages), problem.pins
+    edges = edges_of(problem.job.graph, [stage.layers for stage in stages])
+    branches = longest_path(edges, len(stages)) < len(stages)
     layout = Layout(
         pp=len(stages),
         dp=stages[0].replicas,
         tp=tp,
         loops=1,
         micro_batch_size=found.micro_batch_size,
-        schedule=pins.schedule or SCHEDULE,
+        schedule=pins.schedule or (SCHEDULE if branches else CHAIN_SCHEDULE),
         sync=problem.sync or DENSE,
         sharding=sharding,
         **pins.besides(DECIDED),
@@ -61,7 +64,7 @@ def said_as_layout(plan: Plan) -> Layout | None:
 
 def in_order(graph: LayerGraph, stages: Sequence[GraphStage]) -> list[GraphStage]:
     """Return stages after all that they read; among those that may come next, by the first layer."""
-    edges = _edges(graph, [stage.layers for stage in stages])
+    edges = edges_of(graph, [stage.layers for stage in stages])
     missing = [sum(consumer == index for _, consumer in edges) for index in range(len(stages))]
     ready = [(stage.layers, index) for index, stage in enumerate(stages) if not missing[index]]
     heapify(ready)
@@ -79,13 +82,19 @@ def in_order(graph: LayerGraph, stages: Sequence[GraphStage]) -> list[GraphStage
 
 def depth_of(plan: Plan, graph: LayerGraph) -> int:
     """Return the number of stages on the longest path of a plan's stage graph."""
-    longest = [1] * len(plan.stages)
-    for producer, consumer in _edges(graph, [stage.layers for stage in plan.stages]):
+    return longest_path(edges_of(graph, [stage.layers for stage in plan.stages]), len(plan.stages))
+
+
+def longest_path(edges: Sequence[tuple[int, int]], stages: int) -> int:
+    """Return the number of stages on the longest path of sorted edges that lead to later stages."""
+    longest = [1] * stages
+    for producer, consumer in edges:
         longest[consumer] = max(longest[consumer], longest[producer] + 1)
     return max(longest)
 
 
-def _edges(graph: LayerGraph, stages: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+def edges_of(graph: LayerGraph, stages: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """Return the sorted edges of the stage graph of stages with these layers."""
     stage_of = [0] * len(graph.layers)
     for index, layers in enumerate(stages):
         for layer in layers:
