@@ -115,22 +115,54 @@ class GraphCosts:
         self, layers: Collection[int], size: int, replicas: int, recompute: Recompute = "none"
     ) -> StageCosts:
         """Return the costs of a stage of these layers, with micro-batches of `size` samples per replica."""
-        held, costs = sorted(layers), self.passes[size, recompute]
-        inside = set(held)
-        received = {one for layer in held for one in self.producers[layer]} - inside
-        sent = {layer for layer in held if self.consumers[layer] - inside}
-        messages = sum(
-            self.link.latency_s + costs.sent_bytes[one] / self.link.bytes_per_s for one in (*received, *sent)
-        )
+        sums = self._sums_of(tuple(sorted(layers)))
+        computed_s, kept_bytes, sent_bytes, taken_bytes = sums.passes[self._row[size, recompute]]
+        messages_s = sums.messages * self.link.latency_s + sent_bytes / self.link.bytes_per_s
         return StageCosts(
-            computed_s=float(costs.forward_s[held].sum() + costs.backward_s[held].sum()),
+            computed_s=computed_s,
             # Each activation has a gradient in return.
-            sent_s=float(2.0 * messages),
-            reduced_s=self.all_reduce_s(float(self.reduced_bytes[held].sum()), replicas),
-            resident_bytes=float(self.state_bytes[held].sum())
-            + float(self.buffer_bytes[held].sum()) * (replicas > 1),
-            kept_bytes=float(costs.kept_bytes[held].sum()),
-            taken_bytes=float(costs.taken_bytes[held].max()),
+            sent_s=2.0 * messages_s,
+            reduced_s=self.all_reduce_s(sums.reduced_bytes, replicas),
+            resident_bytes=sums.state_bytes + sums.buffer_bytes * (replicas > 1),
+            kept_bytes=kept_bytes,
+            taken_bytes=taken_bytes,
+        )
+
+    def _sums_of(self, layers: tuple[int, ...]) -> _Sums:
+        """Return the sums over a stage's layers; planners ask for the same layers at many sizes."""
+        if layers not in self._known_sums:
+            inside, held = set(layers), list(layers)
+            received = {one for layer in layers for one in self.producers[layer]} - inside
+            crossing = [*received, *(layer for layer in layers if self.consumers[layer] - inside)]
+            computed, kept, taken, sent = self._tables
+            columns = (
+                computed[:, held].sum(axis=1),
+                kept[:, held].sum(axis=1),
+                sent[:, crossing].sum(axis=1),
+                taken[:, held].max(axis=1),
+            )
+            others = (self.state_bytes, self.buffer_bytes, self.reduced_bytes)
+            resident = (float(column[held].sum()) for column in others)
+            self._known_sums[layers] = _Sums(np.stack(columns, axis=1).tolist(), len(crossing), *resident)
+        return self._known_sums[layers]
+
+    @cached_property
+    def _known_sums(self) -> dict[tuple[int, ...], _Sums]:
+        return {}
+
+    @cached_property
+    def _row(self) -> Mapping[tuple[int, Recompute], int]:
+        return {key: row for row, key in enumerate(self.passes)}
+
+    @cached_property
+    def _tables(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """Computed seconds, kept, taken and sent bytes, each of shape (choices of `passes`, layers)."""
+        every = list(self.passes.values())
+        return (
+            np.stack([one.forward_s + one.backward_s for one in every]),
+            np.stack([one.kept_bytes for one in every]),
+            np.stack([one.taken_bytes for one in every]),
+            np.stack([one.sent_bytes for one in every]),
         )
 
     def sample_s(self, stage: StageCosts, size: int, replicas: int) -> float:
@@ -142,6 +174,17 @@ class GraphCosts:
         """Return the seconds of a ring of all replicas."""
         turns = 2 * (replicas - 1)
         return turns * (self.link.latency_s + reduced_bytes / replicas / self.link.bytes_per_s)
+
+
+class _Sums(NamedTuple):
+    """Sums over a stage's layers. `passes` has, by choice of size and recomputation, computed seconds, kept
+    and sent bytes, and the largest taken bytes."""
+
+    passes: list[list[float]]
+    messages: int
+    state_bytes: float
+    buffer_bytes: float
+    reduced_bytes: float
 
 
 class StageCosts(NamedTuple):

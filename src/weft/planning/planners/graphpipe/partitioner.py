@@ -57,9 +57,16 @@ class _Way(NamedTuple):
     degree: int  # index into the degrees
     recompute: Recompute
     sample_s: float
-    computed_s: float  # per sample, without messages
     resident_bytes: float
     kept_bytes: float
+
+
+class _Run(NamedTuple):
+    """Parts as one stage. Computing alone takes `least_s` seconds per sample, and longer with more parts."""
+
+    layers: tuple[int, ...]
+    ways: tuple[_Way, ...]
+    least_s: float
 
 
 class _Plan(NamedTuple):
@@ -96,7 +103,8 @@ class Partitioner:
     size: int
     degrees: tuple[int, ...]
     turn: int = 1
-    _ways: dict[tuple[int, ...], tuple[_Way, ...]] = field(default_factory=dict, init=False)
+    _known_runs: dict[tuple[int, ...], _Run] = field(default_factory=dict, init=False)
+    _runs: dict[tuple[int, int, int], _Run] = field(default_factory=dict, init=False)
     _suffixes: dict[tuple[int, int, Front], list[_Plan]] = field(default_factory=dict, init=False)
     _branches: dict[tuple[Signature, Front], tuple[Tree, list[_Plan]]] = field(
         default_factory=dict, init=False
@@ -119,8 +127,8 @@ class Partitioner:
 
         Earlier ones may have fewer stages, and pipelines that are sooner full.
         """
-        best = self.within(most_s)
-        least = self._least_s
+        least = self.least_s
+        best = self.within(most_s) if least <= most_s else None
         while best is not None:
             yield best
             found = None
@@ -162,8 +170,8 @@ class Partitioner:
     def _signatures(self) -> Signatures:
         return Signatures(self.costs)
 
-    @property
-    def _least_s(self) -> float:
+    @cached_property
+    def least_s(self) -> float:
         """A lower bound of the seconds per sample: all devices compute all the time."""
         costs = self.costs.passes[self.size, "none"]
         work_s = float(costs.forward_s.sum() + costs.backward_s.sum())
@@ -222,21 +230,25 @@ class Partitioner:
         `floor` is the front of other stages behind the first one.
         """
         for end in ends:
-            layers = tuple(sorted(layer for part in parts[first:end] for layer in layers_of(part)))
-            ways = self._ways_of(layers)
-            if all(way.computed_s > self._limit_s for way in ways):
+            run = self._run(parts, first, end)
+            if run.least_s > self._limit_s:
                 return
             for rest in self._suffix(parts, end, after):
                 front = rest.front if floor is None else _higher(rest.front, floor)
-                yield from self._stages(layers, ways, front, rest)
+                yield from self._stages(run, front, rest)
 
-    def _stages(
-        self, layers: tuple[int, ...], ways: Iterable[_Way], after: Front, rest: _Plan
-    ) -> Iterator[_Plan]:
-        """Yield a plan with a stage of these layers for each degree at which it fits."""
+    def _run(self, parts: tuple[Tree, ...], first: int, end: int) -> _Run:
+        """Return the parts of a series from `first` to before `end` as one stage."""
+        key = (id(parts), first, end)
+        if key not in self._runs:
+            self._runs[key] = self._run_of(parts[first:end])
+        return self._runs[key]
+
+    def _stages(self, run: _Run, after: Front, rest: _Plan) -> Iterator[_Plan]:
+        """Yield a plan with this run as a stage for each degree at which it fits."""
         met: set[int] = set()
-        for way in ways:
-            if way.degree in met or way.sample_s > self._limit_s:
+        for way in run.ways:
+            if way.sample_s > self._limit_s or way.degree in met:
                 continue
             replicas, asked = self.degrees[way.degree], after[way.degree]
             # A longer pipeline than the batch keeps the whole batch.
@@ -245,27 +257,25 @@ class Partitioner:
             if way.resident_bytes + kept * way.kept_bytes > self.costs.memory_bytes:
                 continue
             met.add(way.degree)  # the fastest recomputation that fits
-            stage = GraphStage(layers, replicas, way.recompute, in_flight)
+            stage = GraphStage(run.layers, replicas, way.recompute, in_flight)
             front = self._before(asked, way.degree)
             yield _Plan(replicas + rest.devices, front, _Stages(stage, None, None, rest.stages))
 
-    def _ways_of(self, layers: tuple[int, ...]) -> tuple[_Way, ...]:
-        """Return the ways to run layers as one stage, by degree, and the fastest recomputation first."""
-        if layers not in self._ways:
-            self._ways[layers] = tuple(
-                _Way(
-                    index,
-                    word,
-                    self.costs.sample_s(stage, self.size, degree),
-                    stage.computed_s / (self.size * degree),
-                    stage.resident_bytes + stage.taken_bytes,
-                    stage.kept_bytes,
-                )
-                for index, degree in enumerate(self.degrees)
-                for word in self.costs.recomputes(self.size)
-                for stage in [self.costs.stage(layers, self.size, degree, word)]
-            )
-        return self._ways[layers]
+    def _run_of(self, parts: Sequence[Tree]) -> _Run:
+        """Return parts as one stage, with the ways to run it: by degree, the fastest recomputation first."""
+        layers = tuple(sorted(layer for part in parts for layer in layers_of(part)))
+        if layers not in self._known_runs:
+            ways: list[_Way] = []
+            least_s = float("inf")
+            for index, degree in enumerate(self.degrees):
+                for word in self.costs.recomputes(self.size):
+                    stage = self.costs.stage(layers, self.size, degree, word)
+                    sample_s = self.costs.sample_s(stage, self.size, degree)
+                    least_s = min(least_s, stage.computed_s / (self.size * degree))
+                    resident_bytes = stage.resident_bytes + stage.taken_bytes
+                    ways.append(_Way(index, word, sample_s, resident_bytes, stage.kept_bytes))
+            self._known_runs[layers] = _Run(layers, tuple(ways), least_s)
+        return self._known_runs[layers]
 
     def _parallel(self, parallel: Parallel, after: Front, fork: int | None, join: int | None) -> list[_Plan]:
         """Return the best plans of branches side by side; stages of branches hold the fork and the join."""
@@ -328,8 +338,7 @@ class Partitioner:
                 _side(one, rest) for one in self._branch(branches[begin], after) for rest in best[begin + 1]
             ]
             for end in range(begin + 2, count + 1 if whole or begin else count):
-                layers = tuple(sorted(layer for branch in branches[begin:end] for layer in layers_of(branch)))
-                shared = self._stages(layers, self._ways_of(layers), after, _Plan(0, after, None))
+                shared = self._stages(self._run_of(branches[begin:end]), after, _Plan(0, after, None))
                 plans += [_side(one, rest) for one in shared for rest in best[end]]
             best[begin] = _best(plans, self.costs.devices)
         return best[0]

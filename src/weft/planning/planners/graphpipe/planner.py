@@ -50,6 +50,14 @@ class _Found(NamedTuple):
     sharding: Sharding
 
 
+class _Degrees(NamedTuple):
+    """A search of one degree of data parallelism and size of micro-batches, and the choices beside it."""
+
+    partitioner: Partitioner
+    tp: int
+    sharding: Sharding
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphPipePlanner:
     """A search over partitions of the graph of layers.
@@ -61,7 +69,7 @@ class GraphPipePlanner:
 
     name: ClassVar[str] = "graphpipe"
     finalists: int = 6
-    tolerance: float = 1e-3
+    tolerance: float = 1e-2
 
     def space(self, problem: Problem) -> Iterator[Layout]:
         """Return the degrees and sizes of micro-batches; partitions add the stages."""
@@ -96,31 +104,36 @@ class _Search:
 
     def simulated(self, tree: Tree) -> list[Candidate]:
         """Return the partitions of a tree with the least estimates, simulated."""
+        finalists, batch = self._planner.finalists, self._problem.job.global_batch
         found: list[_Found] = []
-        for tp, dp in self._degrees():
-            for size in self._sizes(dp):
-                found.sort(key=lambda one: one.estimate_s)
-                kept = found[: self._planner.finalists]
-                most_s = kept[-1].estimate_s if len(kept) == self._planner.finalists else float("inf")
-                found = [*kept, *self._partitioned(tree, tp, dp, size, most_s)]
-        found.sort(key=lambda one: one.estimate_s)
-        return [self._judged(one) for one in found[: self._planner.finalists]]
+        searches = [self._search(tree, *degrees, "zero-0") for degrees in self._degrees_and_sizes()]
+        for search in sorted(searches, key=lambda one: one.partitioner.least_s):
+            most_s = found[finalists - 1].estimate_s if len(found) >= finalists else float("inf")
+            if batch * search.partitioner.least_s >= most_s:
+                break
+            found += self._partitioned(search, most_s)
+            found.sort(key=lambda one: one.estimate_s)
+        return [self._judged(one) for one in found[:finalists]]
 
-    def _partitioned(self, tree: Tree, tp: int, dp: int, size: int, most_s: float) -> Iterator[_Found]:
-        """Yield the best partition, sharded if it does not fit otherwise, if its step may take `most_s`."""
+    def _search(self, tree: Tree, tp: int, dp: int, size: int, sharding: Sharding) -> _Degrees:
+        costs = self.costs_of(tp, dp, sharding)
+        return _Degrees(Partitioner(costs=costs, tree=tree, size=size, degrees=(dp,)), tp, sharding)
+
+    def _partitioned(self, search: _Degrees, most_s: float) -> list[_Found]:
+        """Return the best partition, sharded if it does not fit otherwise, if its step may take `most_s`."""
+        partitioner, tp, dp = search.partitioner, search.tp, search.partitioner.degrees[0]
         for sharding in self._shardings(dp):
-            costs = self.costs_of(tp, dp, sharding)
-            if size not in costs.sizes:
-                return  # a profile was not measured there
-            search = Partitioner(costs=costs, tree=tree, size=size, degrees=(dp,))
-            batch = self._problem.job.global_batch
+            if sharding != search.sharding:
+                search = self._search(partitioner.tree, tp, dp, partitioner.size, sharding)
             every = [
                 _Found(self._estimate_s(graph), graph, tp, sharding)
-                for graph in search.improving(most_s / batch, self._planner.tolerance)
+                for graph in search.partitioner.improving(
+                    most_s / self._problem.job.global_batch, self._planner.tolerance
+                )
             ]
-            yield from sorted(every, key=lambda one: one.estimate_s)[:1]
-            if every or search.within(float("inf")) is not None:
-                return
+            if every or search.partitioner.within(float("inf")) is not None:
+                return sorted(every, key=lambda one: one.estimate_s)[:1]
+        return []
 
     def _estimate_s(self, found: StageGraph) -> float:
         """Return the seconds of a step: the slowest stage has work all the time, but while others fill."""
@@ -144,6 +157,12 @@ class _Search:
         except InputError as error:
             return replace(candidate, reason=str(error.violations[0]))
         return judged(self._problem, replace(candidate, layout=said_as_layout(plan)), plan)
+
+    def _degrees_and_sizes(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (tp, dp, micro-batch size), but for sizes that a profile was not measured at."""
+        for tp, dp in self._degrees():
+            known = self.costs_of(tp, dp, "zero-0").sizes
+            yield from ((tp, dp, size) for size in self._sizes(dp) if size in known)
 
     def _degrees(self) -> Iterator[tuple[int, int]]:
         """Yield (tp, dp): tensor ranks divide the devices of every node, replicas the places of stages."""
