@@ -62,11 +62,15 @@ class _Way(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Parts as one stage. Computing alone takes `least_s` seconds per sample, and longer with more parts."""
+    """Parts as one stage, which takes `fastest_s` seconds per sample at the least.
+
+    Computing alone takes `least_s`, and longer with more parts.
+    """
 
     layers: tuple[int, ...]
     ways: tuple[_Way, ...]
     least_s: float
+    fastest_s: float
 
 
 class _Plan(NamedTuple):
@@ -78,9 +82,9 @@ class _Plan(NamedTuple):
 
 
 class _Stages(NamedTuple):
-    """A stage, or the stages of another plan with some layers in place of others; then more stages."""
+    """A stage with its samples in flight, or other stages, perhaps with other layers; then more stages."""
 
-    stage: GraphStage | None
+    stage: tuple[_Run, _Way, int] | None
     inner: _Stages | None
     renamed: Mapping[int, int] | None
     more: _Stages | None
@@ -153,7 +157,7 @@ class Partitioner:
         if not plans:
             return None
         best = min(plans, key=lambda plan: (plan.front, plan.devices))
-        stages = tuple(_listed(best.stages))
+        stages = tuple(_listed(best.stages, self.degrees))
         return StageGraph(
             stages=stages,
             micro_batch_size=self.size,
@@ -189,6 +193,8 @@ class Partitioner:
     def _before(self, in_flight: int, degree: int) -> Front:
         """Return the front before a stage (GraphPipe, section 5)."""
         turn = self._turns[degree]
+        if len(self._turns) == 1:
+            return (in_flight + turn,)
         return tuple(self._rounds(in_flight + max(other, turn), other) for other in self._turns)
 
     def _suffix(self, parts: tuple[Tree, ...], first: int, after: Front) -> list[_Plan]:
@@ -233,9 +239,10 @@ class Partitioner:
             run = self._run(parts, first, end)
             if run.least_s > self._limit_s:
                 return
-            for rest in self._suffix(parts, end, after):
-                front = rest.front if floor is None else _higher(rest.front, floor)
-                yield from self._stages(run, front, rest)
+            if run.fastest_s <= self._limit_s:
+                for rest in self._suffix(parts, end, after):
+                    front = rest.front if floor is None else _higher(rest.front, floor)
+                    yield from self._stages(run, front, rest)
 
     def _run(self, parts: tuple[Tree, ...], first: int, end: int) -> _Run:
         """Return the parts of a series from `first` to before `end` as one stage."""
@@ -244,37 +251,39 @@ class Partitioner:
             self._runs[key] = self._run_of(parts[first:end])
         return self._runs[key]
 
-    def _stages(self, run: _Run, after: Front, rest: _Plan) -> Iterator[_Plan]:
-        """Yield a plan with this run as a stage for each degree at which it fits."""
-        met: set[int] = set()
+    def _stages(self, run: _Run, after: Front, rest: _Plan) -> list[_Plan]:
+        """Return a plan with this run as a stage for each degree at which it fits."""
+        plans: list[_Plan] = []
+        met = -1
         for way in run.ways:
-            if way.sample_s > self._limit_s or way.degree in met:
+            if way.degree == met or way.sample_s > self._limit_s:
                 continue
-            replicas, asked = self.degrees[way.degree], after[way.degree]
+            asked = after[way.degree]
             # A longer pipeline than the batch keeps the whole batch.
             in_flight = min(asked, self.costs.global_batch)
-            kept = -(-in_flight // (self.size * replicas))
-            if way.resident_bytes + kept * way.kept_bytes > self.costs.memory_bytes:
-                continue
-            met.add(way.degree)  # the fastest recomputation that fits
-            stage = GraphStage(run.layers, replicas, way.recompute, in_flight)
-            front = self._before(asked, way.degree)
-            yield _Plan(replicas + rest.devices, front, _Stages(stage, None, None, rest.stages))
+            kept = -(-in_flight // (self.size * self.degrees[way.degree]))
+            if way.resident_bytes + kept * way.kept_bytes <= self.costs.memory_bytes:
+                met = way.degree  # the fastest recomputation that fits
+                stages = _Stages((run, way, in_flight), None, None, rest.stages)
+                devices = self.degrees[met] + rest.devices
+                plans.append(_Plan(devices, self._before(asked, met), stages))
+        return plans
 
     def _run_of(self, parts: Sequence[Tree]) -> _Run:
         """Return parts as one stage, with the ways to run it: by degree, the fastest recomputation first."""
         layers = tuple(sorted(layer for part in parts for layer in layers_of(part)))
         if layers not in self._known_runs:
             ways: list[_Way] = []
-            least_s = float("inf")
+            least_s = fastest_s = float("inf")
             for index, degree in enumerate(self.degrees):
                 for word in self.costs.recomputes(self.size):
                     stage = self.costs.stage(layers, self.size, degree, word)
                     sample_s = self.costs.sample_s(stage, self.size, degree)
                     least_s = min(least_s, stage.computed_s / (self.size * degree))
+                    fastest_s = min(fastest_s, sample_s)
                     resident_bytes = stage.resident_bytes + stage.taken_bytes
                     ways.append(_Way(index, word, sample_s, resident_bytes, stage.kept_bytes))
-            self._known_runs[layers] = _Run(layers, tuple(ways), least_s)
+            self._known_runs[layers] = _Run(layers, tuple(ways), least_s, fastest_s)
         return self._known_runs[layers]
 
     def _parallel(self, parallel: Parallel, after: Front, fork: int | None, join: int | None) -> list[_Plan]:
@@ -386,7 +395,7 @@ def _best(plans: Iterable[_Plan], devices: int) -> list[_Plan]:
     return kept
 
 
-def _listed(stages: _Stages | None) -> list[GraphStage]:
+def _listed(stages: _Stages | None, degrees: Sequence[int]) -> list[GraphStage]:
     """Return the stages of a plan, with the layers of their own branches."""
     found: list[GraphStage] = []
     waiting: list[tuple[_Stages | None, tuple[Mapping[int, int], ...]]] = [(stages, ())]
@@ -396,10 +405,12 @@ def _listed(stages: _Stages | None) -> list[GraphStage]:
             continue
         waiting.append((one.more, renames))
         if one.stage is not None:
-            layers = one.stage.layers
+            run, way, in_flight = one.stage
+            layers = run.layers
             for renamed in renames:
                 layers = tuple(renamed[layer] for layer in layers)
-            found.append(one.stage._replace(layers=tuple(sorted(layers))))
+            own = tuple(sorted(layers))
+            found.append(GraphStage(own, degrees[way.degree], way.recompute, in_flight))
         else:
             waiting.append((one.inner, renames if one.renamed is None else (one.renamed, *renames)))
     return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import gcd
 from typing import ClassVar, NamedTuple
 
 from weft.describe.layer_graph import chain_edges
@@ -63,12 +62,14 @@ class GraphPipePlanner:
     """A search over partitions of the graph of layers.
 
     Attributes:
-        finalists: partitions of each kind to simulate, least estimates first.
+        finalists: partitions of the graph to simulate, least estimates first.
+        chains: partitions of the layers as a chain to simulate.
         tolerance: relative distance from the best partition at which a search ends.
     """
 
     name: ClassVar[str] = "graphpipe"
     finalists: int = 6
+    chains: int = 3
     tolerance: float = 1e-2
 
     def space(self, problem: Problem) -> Iterator[Layout]:
@@ -84,8 +85,9 @@ class GraphPipePlanner:
         _require_known(problem)
         prepare(problem)
         search = _Search(self, problem)
-        graphs = [] if problem.job.graph.is_chain else search.simulated(search.tree)
-        candidates = sorted(_once([*graphs, *search.simulated(search.chain)]), key=rank_key(problem))
+        graphs = [] if problem.job.graph.is_chain else search.simulated(search.tree, self.finalists)
+        chains = search.simulated(search.chain, self.chains)
+        candidates = sorted(_once([*graphs, *chains]), key=rank_key(problem))
         return Ranking(problem=problem, candidates=tuple(_told(problem, candidates)))
 
 
@@ -102,9 +104,9 @@ class _Search:
         self.tree = decompose(layers, problem.job.graph.edges, seconds).tree
         self.chain = decompose(layers, chain_edges(len(layers)), seconds).tree
 
-    def simulated(self, tree: Tree) -> list[Candidate]:
+    def simulated(self, tree: Tree, finalists: int) -> list[Candidate]:
         """Return the partitions of a tree with the least estimates, simulated."""
-        finalists, batch = self._planner.finalists, self._problem.job.global_batch
+        batch = self._problem.job.global_batch
         found: list[_Found] = []
         searches = [self._search(tree, *degrees, "zero-0") for degrees in self._degrees_and_sizes()]
         for search in sorted(searches, key=lambda one: one.partitioner.least_s):
@@ -165,15 +167,12 @@ class _Search:
             yield from ((tp, dp, size) for size in self._sizes(dp) if size in known)
 
     def _degrees(self) -> Iterator[tuple[int, int]]:
-        """Yield (tp, dp): tensor ranks divide the devices of every node, replicas the places of stages."""
+        """Yield (tp, dp): one tensor rank, unless more are pinned; replicas divide the places of stages."""
         job, pins = self._problem.job, self._problem.pins
-        on_a_node = gcd(*(group.devices for group in job.cluster.groups))
-        tensor = [one for one in divisors(on_a_node) if one & (one - 1) == 0]
-        for tp in [pins.tp] if pins.tp is not None else tensor if overlaps(job.cluster) else [1]:
-            if job.graph.refuse_tensor(tp) is None or tp == pins.tp:
-                for dp in [pins.dp] if pins.dp is not None else divisors(job.cluster.ranks // tp):
-                    if job.global_batch % dp == 0:
-                        yield tp, dp
+        tp = pins.tp or 1
+        for dp in [pins.dp] if pins.dp is not None else divisors(job.cluster.ranks // tp):
+            if job.global_batch % dp == 0:
+                yield tp, dp
 
     def _sizes(self, dp: int) -> list[int]:
         """Return the pinned size of micro-batches, or the powers of two that divide a replica's samples."""
