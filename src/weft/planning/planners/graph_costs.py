@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -21,8 +21,11 @@ from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.layer_times import LeastCosts, ProblemLayerTimes
 from weft.planning.problem import Problem
 from weft.program.arrays import Floats
+from weft.program.schedules.ring import divisors
 
 Edge = tuple[int, int]
+# Long enough for the bandwidth to decide.
+_PROBE_BYTES = 2**28
 
 
 class PassCosts(NamedTuple):
@@ -57,6 +60,7 @@ class GraphCosts:
         devices: the number of devices.
         global_batch: samples per step.
         link: the link between any two devices.
+        rings: by number of replicas, the link that their all-reduce has in a ring; `link` for others.
         overlaps: True if messages run beside computations.
     """
 
@@ -69,6 +73,7 @@ class GraphCosts:
     devices: int
     global_batch: int
     link: Link
+    rings: Mapping[int, Link] = field(default_factory=dict)
     overlaps: bool = True
 
     def __post_init__(self) -> None:
@@ -172,8 +177,8 @@ class GraphCosts:
 
     def all_reduce_s(self, reduced_bytes: float, replicas: int) -> float:
         """Return the seconds of a ring of all replicas."""
-        turns = 2 * (replicas - 1)
-        return turns * (self.link.latency_s + reduced_bytes / replicas / self.link.bytes_per_s)
+        turns, link = 2 * (replicas - 1), self.rings.get(replicas, self.link)
+        return turns * (link.latency_s + reduced_bytes / replicas / link.bytes_per_s)
 
 
 class _Sums(NamedTuple):
@@ -263,6 +268,7 @@ def graph_costs(
         devices=job.cluster.ranks // tp,
         global_batch=job.global_batch,
         link=_slowest_link(job.cluster),
+        rings=_rings(problem, tp),
         overlaps=any(not group.device.synchronous for group in job.cluster.groups),
     )
 
@@ -275,6 +281,18 @@ def _slowest_s(problem: Problem, times: ProblemLayerTimes, size: int, tp: int) -
     ]
     slowest: Floats = np.max(rows, axis=0)
     return slowest
+
+
+def _rings(problem: Problem, tp: int) -> dict[int, Link]:
+    """Return the links that all-reduces of the first places have in rings, by weft's model of the network."""
+    network, ranks, rings = problem.cost_model.network, problem.job.cluster.ranks, {}
+    for replicas in divisors(ranks // tp)[1:]:
+        places, turns = range(0, replicas * tp, tp), 2 * (replicas - 1)
+        empty_s, full_s = (network.all_reduce_s(places, size) for size in (0, _PROBE_BYTES))
+        per_byte_s = (full_s - empty_s) / _PROBE_BYTES
+        each_s = max(per_byte_s * replicas / turns, np.finfo(float).tiny)
+        rings[replicas] = Link(1.0 / each_s, empty_s / turns)
+    return rings
 
 
 def _slowest_link(cluster: Cluster) -> Link:

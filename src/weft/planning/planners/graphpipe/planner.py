@@ -41,9 +41,10 @@ from weft.program.schedules.ring import divisors
 
 
 class _Found(NamedTuple):
-    """A partition with the estimate of its step, and the choices beside it."""
+    """A partition with its estimated step, its longest path of stages, and the choices beside it."""
 
     estimate_s: float
+    depth: int
     graph: StageGraph
     tp: int
     sharding: Sharding
@@ -113,7 +114,9 @@ class _Search:
             most_s = found[finalists - 1].estimate_s if len(found) >= finalists else float("inf")
             if batch * search.partitioner.least_s >= most_s:
                 break
-            found += self._partitioned(search, most_s)
+            # Partitions without branches are the chain's.
+            partitions = self._partitioned(search, most_s)
+            found += [one for one in partitions if tree is self.chain or one.depth < len(one.graph.stages)]
             found.sort(key=lambda one: one.estimate_s)
         return [self._judged(one) for one in found[:finalists]]
 
@@ -128,7 +131,7 @@ class _Search:
             if sharding != search.sharding:
                 search = self._search(partitioner.tree, tp, dp, partitioner.size, sharding)
             every = [
-                _Found(self._estimate_s(graph), graph, tp, sharding)
+                _Found(*self._estimated(graph), graph, tp, sharding)
                 for graph in search.partitioner.improving(
                     most_s / self._problem.job.global_batch, self._planner.tolerance
                 )
@@ -137,12 +140,15 @@ class _Search:
                 return sorted(every, key=lambda one: one.estimate_s)[:1]
         return []
 
-    def _estimate_s(self, found: StageGraph) -> float:
-        """Return the seconds of a step: the slowest stage has work all the time, but while others fill."""
+    def _estimated(self, found: StageGraph) -> tuple[float, int]:
+        """Return the seconds of a step, and the stages on the longest path.
+
+        The slowest stage has work all the time, but while the others on the path fill.
+        """
         graph, size = self._problem.job.graph, found.micro_batch_size * found.stages[0].replicas
         layers = [stage.layers for stage in in_order(graph, found.stages)]
-        filling = (longest_path(edges_of(graph, layers), len(layers)) - 1) * size
-        return found.sample_s * (self._problem.job.global_batch + filling)
+        depth = longest_path(edges_of(graph, layers), len(layers))
+        return found.sample_s * (self._problem.job.global_batch + (depth - 1) * size), depth
 
     def costs_of(self, tp: int, dp: int, sharding: Sharding) -> GraphCosts:
         """Return the costs of layers on `tp` ranks, with states that `dp` replicas share out."""

@@ -31,7 +31,7 @@ class Findings:
         self._judged: dict[_Key, Candidate] = {}
         self._unlike = unlike_devices(problem.job.cluster)
         self.left_out: list[Candidate] = []
-        # By name, moves with a result that no layout can express.
+        # By name, moves with a result that no layout can express; by their words, plans of stage graphs.
         self.unsaid: dict[str, Candidate] = {}
         self.best: Candidate | None = None
 
@@ -57,7 +57,10 @@ class Findings:
             assert judged.plan is not None, "a fitting candidate was simulated"
             cost = STEPS_PRICED * cost_of(self._problem.job.cluster, judged.step_s, judged.plan.ranks)
             judged = replace(judged, reason=f"{judged.reason}; {cost:.4g} per {STEPS_PRICED:,} steps")
-        self._judged.setdefault(_key(judged.chain), judged)
+        if judged.layout is None:
+            self.unsaid[judged.words] = judged
+        else:
+            self._judged.setdefault(_key(judged.layout), judged)
         if judged.verdict is Verdict.FITS and (self.best is None or self.better(judged, self.best)):
             self.best = judged
             self._tell(f"best so far: {format_seconds(judged.step_s)}, {judged.words}")
@@ -104,7 +107,8 @@ class Findings:
         return Ranking(problem=self._problem, candidates=tuple(candidates))
 
     def _minimised(self, one: Candidate) -> float:
-        return goal_of_step(self._problem, one.step_s, one.chain.ranks)
+        assert one.plan is not None, "a fitting candidate was simulated"
+        return goal_of_step(self._problem, one.step_s, one.plan.ranks)
 
 
 def _key(layout: Layout) -> _Key:

@@ -2,8 +2,9 @@
 
 It begins with the plan of Megatron-LM's rules, a first answer. On equal devices it takes over the search of
 `homogeneous`. On unlike ones it gives every degree stages, shares and places that suit the devices and fit.
-It simulates the layouts with the least estimates, and adds the best plans of the baselines. Then it changes
-the fastest little by little while that helps. The simulator decides: no baseline in the search has a plan
+It simulates the layouts with the least estimates, and adds the best plans of the baselines. For layers that
+form no chain, these include stages that form a graph. Then it changes the fastest little by little while that
+helps. The simulator decides: no baseline in the search has a plan
 with a shorter predicted step.
 """
 
@@ -24,6 +25,7 @@ from weft.planning.neighbours import neighbours
 from weft.planning.planners.amp import AmpPlanner
 from weft.planning.planners.base import Candidate, Planner, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
+from weft.planning.planners.graphpipe import GraphPipePlanner
 from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.planners.megatron import MegatronPlanner
 from weft.planning.planners.metis_form import MetisFormPlanner
@@ -163,7 +165,10 @@ class _Search:
             self._seed_alike()
         if self._problem.job.cluster.ranks > self._planner.seeded_to:
             return
-        for baseline in (MetisFormPlanner(), AmpPlanner()):
+        baselines: list[Planner] = [MetisFormPlanner(), AmpPlanner()]
+        if not self._problem.job.graph.is_chain:
+            baselines.insert(0, GraphPipePlanner())
+        for baseline in baselines:
             if self._late():
                 return
             for candidate in self._simulated_by(baseline):
