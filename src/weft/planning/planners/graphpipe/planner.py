@@ -131,7 +131,7 @@ class _Search:
             if sharding != search.sharding:
                 search = self._search(partitioner.tree, tp, dp, partitioner.size, sharding)
             every = [
-                _Found(*self._estimated(graph), graph, tp, sharding)
+                _Found(*self._estimated(graph, search.partitioner.costs), graph, tp, sharding)
                 for graph in search.partitioner.improving(
                     most_s / self._problem.job.global_batch, self._planner.tolerance
                 )
@@ -140,15 +140,18 @@ class _Search:
                 return sorted(every, key=lambda one: one.estimate_s)[:1]
         return []
 
-    def _estimated(self, found: StageGraph) -> tuple[float, int]:
+    def _estimated(self, found: StageGraph, costs: GraphCosts) -> tuple[float, int]:
         """Return the seconds of a step, and the stages on the longest path.
 
-        The slowest stage has work all the time, but while the others on the path fill.
+        The slowest stage has work all the time, but while the others on the longest path fill.
         """
-        graph, size = self._problem.job.graph, found.micro_batch_size * found.stages[0].replicas
-        layers = [stage.layers for stage in in_order(graph, found.stages)]
-        depth = longest_path(edges_of(graph, layers), len(layers))
-        return found.sample_s * (self._problem.job.global_batch + (depth - 1) * size), depth
+        graph, size, dp = self._problem.job.graph, found.micro_batch_size, found.stages[0].replicas
+        stages = in_order(graph, found.stages)
+        edges = edges_of(graph, [stage.layers for stage in stages])
+        each_s = [costs.stage(stage.layers, size, dp, stage.recompute).computed_s for stage in stages]
+        filling_s = max(0.0, longest_path(edges, each_s) - max(each_s))
+        step_s = found.sample_s * self._problem.job.global_batch + filling_s
+        return step_s, round(longest_path(edges, [1.0] * len(stages)))
 
     def costs_of(self, tp: int, dp: int, sharding: Sharding) -> GraphCosts:
         """Return the costs of layers on `tp` ranks, with states that `dp` replicas share out."""

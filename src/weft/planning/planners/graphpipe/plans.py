@@ -29,7 +29,7 @@ def plan_of(problem: Problem, found: StageGraph, *, tp: int, sharding: Sharding)
     """
     stages, pins = in_order(problem.job.graph, found.stages), problem.pins
     edges = edges_of(problem.job.graph, [stage.layers for stage in stages])
-    branches = longest_path(edges, len(stages)) < len(stages)
+    branches = longest_path(edges, [1.0] * len(stages)) < len(stages)
     layout = Layout(
         pp=len(stages),
         dp=stages[0].replicas,
@@ -82,15 +82,16 @@ def in_order(graph: LayerGraph, stages: Sequence[GraphStage]) -> list[GraphStage
 
 def depth_of(plan: Plan, graph: LayerGraph) -> int:
     """Return the number of stages on the longest path of a plan's stage graph."""
-    return longest_path(edges_of(graph, [stage.layers for stage in plan.stages]), len(plan.stages))
+    edges = edges_of(graph, [stage.layers for stage in plan.stages])
+    return round(longest_path(edges, [1.0] * len(plan.stages)))
 
 
-def longest_path(edges: Sequence[tuple[int, int]], stages: int) -> int:
-    """Return the number of stages on the longest path of sorted edges that lead to later stages."""
-    longest = [1] * stages
+def longest_path(edges: Sequence[tuple[int, int]], weights: Sequence[float]) -> float:
+    """Return the largest sum of the stages' weights along sorted edges, which lead to later stages."""
+    before = [0.0] * len(weights)
     for producer, consumer in edges:
-        longest[consumer] = max(longest[consumer], longest[producer] + 1)
-    return max(longest)
+        before[consumer] = max(before[consumer], before[producer] + weights[producer])
+    return max(map(sum, zip(before, weights, strict=True)))
 
 
 def edges_of(graph: LayerGraph, stages: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
