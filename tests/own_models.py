@@ -111,7 +111,7 @@ def diamond() -> BlockModel:
 
 
 def interleaved() -> BlockModel:
-    """A stem, two towers of two layers that take turns in the order of layers, and a layer that joins them."""
+    """A stem, two towers whose layers take turns in the order of the model, and a layer that joins them."""
     layers = [stem, partial(Halves, True), partial(Halves, False), Residual, Residual, partial(Join, 2)]
     edges = [(0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 5)]
     return BlockModel(layers, edges=edges, example=torch.zeros(1, 1, 8, 8), classes=10)

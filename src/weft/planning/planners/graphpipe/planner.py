@@ -1,17 +1,17 @@
 """The `graphpipe` planner: stages that form a graph, beside the best stages in a row (arXiv 2406.17145).
 
 It partitions the series-parallel tree of the layers for every number of replicas and size of micro-batches.
-It does the same with the layers as a chain. The simulator ranks the partitions with the least estimates. So
-the answer is the better one of both kinds, and says so.
+It does the same with the layers as a chain, in their own order and in the order in which they may end. The
+stages of such a chain may have layers of several branches. The simulator ranks the partitions with the least
+estimates. So the answer is the better one of both kinds, and says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
-from weft.describe.layer_graph import chain_edges
 from weft.describe.layout import Layout
 from weft.describe.plan import Sharding
 from weft.describe.units import format_seconds
@@ -29,8 +29,8 @@ from weft.planning.planners.graphpipe.plans import (
     plan_of,
     said_as_layout,
 )
-from weft.planning.planners.graphpipe.series_parallel import decompose
-from weft.planning.planners.graphpipe.trees import Tree
+from weft.planning.planners.graphpipe.series_parallel import decompose, earliest_ends
+from weft.planning.planners.graphpipe.trees import Tree, joined
 from weft.planning.planners.homogeneous import rank_key
 from weft.planning.planners.simulated import judged, prepare
 from weft.planning.planners.space import degree_layouts, overlaps
@@ -63,14 +63,12 @@ class GraphPipePlanner:
     """A search over partitions of the graph of layers.
 
     Attributes:
-        finalists: partitions of the graph to simulate, least estimates first.
-        chains: partitions of the layers as a chain to simulate.
+        finalists: partitions of the graph, and of the layers as chains, to simulate, least estimates first.
         tolerance: relative distance from the best partition at which a search ends.
     """
 
     name: ClassVar[str] = "graphpipe"
     finalists: int = 6
-    chains: int = 3
     tolerance: float = 1e-2
 
     def space(self, problem: Problem) -> Iterator[Layout]:
@@ -86,8 +84,8 @@ class GraphPipePlanner:
         _require_known(problem)
         prepare(problem)
         search = _Search(self, problem)
-        graphs = [] if problem.job.graph.is_chain else search.simulated(search.tree, self.finalists)
-        chains = search.simulated(search.chain, self.chains)
+        graphs = [] if problem.job.graph.is_chain else search.simulated([search.tree], self.finalists)
+        chains = search.simulated(search.chains, self.finalists)
         candidates = sorted(_once([*graphs, *chains]), key=rank_key(problem))
         return Ranking(problem=problem, candidates=tuple(_told(problem, candidates)))
 
@@ -103,20 +101,22 @@ class _Search:
         costs = first.passes[first.sizes[0], "none"]
         seconds = dict(enumerate((costs.forward_s + costs.backward_s).tolist()))
         self.tree = decompose(layers, problem.job.graph.edges, seconds).tree
-        self.chain = decompose(layers, chain_edges(len(layers)), seconds).tree
+        ends = earliest_ends(layers, problem.job.graph.edges, seconds)
+        # In their own order, and side by side as branches run.
+        orders = dict.fromkeys((tuple(layers), tuple(sorted(layers, key=ends.__getitem__))))
+        self.chains = [joined("series", order) for order in orders]
 
-    def simulated(self, tree: Tree, finalists: int) -> list[Candidate]:
-        """Return the partitions of a tree with the least estimates, simulated."""
+    def simulated(self, trees: Sequence[Tree], finalists: int) -> list[Candidate]:
+        """Return the partitions of trees with the least estimates, simulated."""
         batch = self._problem.job.global_batch
         found: list[_Found] = []
-        searches = [self._search(tree, *degrees, "zero-0") for degrees in self._degrees_and_sizes()]
+        degrees = list(self._degrees_and_sizes())
+        searches = [self._search(tree, *each, "zero-0") for tree in trees for each in degrees]
         for search in sorted(searches, key=lambda one: one.partitioner.least_s):
             most_s = found[finalists - 1].estimate_s if len(found) >= finalists else float("inf")
             if batch * search.partitioner.least_s >= most_s:
                 break
-            # Partitions without branches are the chain's.
-            partitions = self._partitioned(search, most_s)
-            found += [one for one in partitions if tree is self.chain or one.depth < len(one.graph.stages)]
+            found += self._partitioned(search, most_s)
             found.sort(key=lambda one: one.estimate_s)
         return [self._judged(one) for one in found[:finalists]]
 
@@ -136,8 +136,12 @@ class _Search:
                     most_s / self._problem.job.global_batch, self._planner.tolerance
                 )
             ]
+            # Partitions without branches are those of chains.
+            own = [
+                one for one in every if partitioner.tree is not self.tree or one.depth < len(one.graph.stages)
+            ]
             if every or search.partitioner.within(float("inf")) is not None:
-                return sorted(every, key=lambda one: one.estimate_s)[:1]
+                return sorted(own, key=lambda one: one.estimate_s)[:1]
         return []
 
     def _estimated(self, found: StageGraph, costs: GraphCosts) -> tuple[float, int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import rustworkx
 
 from weft.planning.planners.graphpipe.reduction import Network
@@ -30,7 +31,7 @@ def decompose(layers: Collection[int], edges: Iterable[Edge], seconds: Mapping[i
 
     Args:
         layers: the layers, at least one.
-        edges: pairs (producer, consumer) of these layers.
+        edges: pairs (producer, consumer) of these layers, from layers to later ones.
         seconds: by layer, the weight of critical paths, which conversions keep short.
     """
     converted: list[tuple[int, ...]] = []
@@ -85,38 +86,30 @@ def _halves(
     The first half has the layers that may end by some time. Among equal cuts, the halves with the most equal
     critical paths win.
     """
-    producers: dict[int, list[int]] = {layer: [] for layer in layers}
-    consumers: dict[int, list[int]] = {layer: [] for layer in layers}
-    for one, other in edges:
-        producers[other].append(one)
-        consumers[one].append(other)
-    order = _topological(layers, producers, consumers)
-    ends: dict[int, float] = {}
-    # A layer without work takes a moment, so that it ends after the layers that it reads.
-    moment = 1e-9 * (sum(seconds[layer] for layer in layers) or 1.0)
-    for layer in order:
-        ends[layer] = max((ends[one] for one in producers[layer]), default=0.0) + seconds[layer] + moment
-    after: dict[int, float] = {}
-    for layer in reversed(order):
-        after[layer] = max((after[one] for one in consumers[layer]), default=0.0) + seconds[layer] + moment
+    ends = earliest_ends(layers, edges, seconds)
+    after = earliest_ends(layers[::-1], [(other, one) for one, other in edges], seconds)
     times = sorted(set(ends.values()))
 
     def cost(time: float) -> tuple[float, float]:
         rest = max(after[layer] for layer in layers if ends[layer] > time)
-        return round((time + rest) / moment), abs(time - rest)
+        return float(np.float32(time + rest)), abs(time - rest)
 
     best = min(times[:-1], key=cost)
     return [one for one in layers if ends[one] <= best], [one for one in layers if ends[one] > best]
 
 
-def _topological(
-    layers: Sequence[int], producers: Mapping[int, Sequence[int]], consumers: Mapping[int, Sequence[int]]
-) -> list[int]:
-    missing = {layer: len(producers[layer]) for layer in layers}
-    order = [layer for layer in layers if not missing[layer]]
-    for layer in order:
-        for other in consumers[layer]:
-            missing[other] -= 1
-            if not missing[other]:
-                order.append(other)
-    return order
+def earliest_ends(
+    layers: Sequence[int], edges: Iterable[Edge], seconds: Mapping[int, float]
+) -> dict[int, float]:
+    """Return the time at which each layer may end; `layers` come after those that they wait for.
+
+    A layer without work takes a moment, so that it ends after these.
+    """
+    producers: dict[int, list[int]] = {layer: [] for layer in layers}
+    for one, other in edges:
+        producers[other].append(one)
+    moment = 1e-9 * (sum(seconds[layer] for layer in layers) or 1.0)
+    ends: dict[int, float] = {}
+    for layer in layers:
+        ends[layer] = max((ends[one] for one in producers[layer]), default=0.0) + seconds[layer] + moment
+    return ends
