@@ -225,14 +225,17 @@ def graph_costs(
     """Return the costs of a problem's layers; a device is `tp` ranks.
 
     On unlike devices, times are those of the slowest, and the memory is the smallest. Sizes without measured
-    profiles are left out. `dp` replicas share out states as `sharding` says.
+    profiles are left out, and so is recomputation other than the pinned one. `dp` replicas share out states
+    as `sharding` says.
 
     Raises:
         InputError: when no size is left.
     """
     job = problem.job
     bounds, least, times = Bounds(problem), LeastCosts(problem), ProblemLayerTimes(problem)
+    pinned = problem.pins.recompute
     words: list[Recompute] = [one for one in RECOMPUTES if one != "selective" or job.graph.knows_products]
+    words = [one for one in words if not isinstance(pinned, str) or one == pinned]
     passes: dict[tuple[int, Recompute], PassCosts] = {}
     refused: list[InputError] = []
     for size in sizes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from weft.describe.cluster import Cluster, NodeGroup
 from weft.describe.layer import Layer
@@ -38,7 +38,7 @@ def stage_rows(
     first = 0
     for cells, equal in groupby(every):
         stages = plan.stages[first : first + len(list(equal))]
-        names = layers_text([layer for stage in stages for layer in stage.layers], layers)
+        names = layers_text(sorted(layer for stage in stages for layer in stage.layers), layers)
         if len(stages) > 1:
             names += f" ({counts_text([len(stage.layers) for stage in stages])})"
         rows.append((spans(range(first, first + len(stages))), names, *cells))
@@ -46,10 +46,17 @@ def stage_rows(
     return rows
 
 
+# Tables and messages truncate the layers of a stage that takes them from more places.
+_RUNS = 3
+
+
 def layers_text(numbers: Sequence[int], layers: Sequence[Layer]) -> str:
-    """Return ascending layers of a model by name: "embedding ... block.3"."""
-    first, last = layers[numbers[0]].name, layers[numbers[-1]].name
-    return first if first == last else f"{first} ... {last}"
+    """Return ascending layers of a model by name: "embedding ... block.3", or several such runs."""
+    starts = [place for place, number in enumerate(numbers) if place == 0 or numbers[place - 1] != number - 1]
+    runs = [numbers[start:end] for start, end in pairwise([*starts, len(numbers)])]
+    ends = [(layers[run[0]].name, layers[run[-1]].name) for run in runs[:_RUNS]]
+    words = [first if first == last else f"{first} ... {last}" for first, last in ends]
+    return ", ".join([*words, *(["..."] if len(runs) > _RUNS else [])])
 
 
 def stage_names(plan: Plan, layers: Sequence[Layer]) -> list[tuple[str, str]]:

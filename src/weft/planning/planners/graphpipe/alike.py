@@ -50,7 +50,7 @@ class Signatures:
         return list(first.values())
 
     def _work_s(self, tree: Tree) -> float:
-        costs = self._costs.passes[self._costs.sizes[0], "none"]
+        costs = next(iter(self._costs.passes.values()))
         return sum(sorted(float(costs.forward_s[one] + costs.backward_s[one]) for one in layers_of(tree)))
 
     @cached_property

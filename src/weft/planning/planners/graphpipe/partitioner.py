@@ -177,7 +177,7 @@ class Partitioner:
     @cached_property
     def least_s(self) -> float:
         """A lower bound of the seconds per sample: all devices compute all the time."""
-        costs = self.costs.passes[self.size, "none"]
+        costs = self.costs.passes[self.size, self.costs.recomputes(self.size)[0]]
         work_s = float(costs.forward_s.sum() + costs.backward_s.sum())
         return work_s / (self.size * self.costs.devices)
 

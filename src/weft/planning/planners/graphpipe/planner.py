@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
-from weft.describe.layout import Layout
+from weft.describe.layout import DENSE, Layout
 from weft.describe.plan import Sharding
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
 from weft.moves.composition import fixed_cut
+from weft.moves.layout import refuse
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.graph_costs import GraphCosts, graph_costs
 from weft.planning.planners.graphpipe.partitioner import Partitioner, StageGraph
@@ -36,7 +37,6 @@ from weft.planning.planners.simulated import judged, prepare
 from weft.planning.planners.space import degree_layouts, overlaps
 from weft.planning.problem import Problem
 from weft.program.schedules import get_schedule
-from weft.program.schedules.base import Pipeline
 from weft.program.schedules.ring import divisors
 
 
@@ -82,6 +82,10 @@ class GraphPipePlanner:
             InputError: for pins, goals and methods that a partition does not know.
         """
         _require_known(problem)
+        least = _least(problem)
+        if (reason := refuse(problem.job, least)) is not None:
+            refused = Candidate(layout=least, verdict=Verdict.REFUSED, reason=reason)
+            return Ranking(problem=problem, candidates=(refused,))
         prepare(problem)
         search = _Search(self, problem)
         graphs = [] if problem.job.graph.is_chain else search.simulated([search.tree], self.finalists)
@@ -98,7 +102,7 @@ class _Search:
         self._costs: dict[tuple[int, Sharding, int], GraphCosts] = {}
         layers = range(len(problem.job.graph.layers))
         first = self.costs_of(*next(self._degrees()), "zero-0")
-        costs = first.passes[first.sizes[0], "none"]
+        costs = next(iter(first.passes.values()))
         seconds = dict(enumerate((costs.forward_s + costs.backward_s).tolist()))
         self.tree = decompose(layers, problem.job.graph.edges, seconds).tree
         ends = earliest_ends(layers, problem.job.graph.edges, seconds)
@@ -121,7 +125,9 @@ class _Search:
         return [self._judged(one) for one in found[:finalists]]
 
     def _search(self, tree: Tree, tp: int, dp: int, size: int, sharding: Sharding) -> _Degrees:
-        costs = self.costs_of(tp, dp, sharding)
+        costs, pp = self.costs_of(tp, dp, sharding), self._problem.pins.pp
+        if pp is not None:
+            costs = replace(costs, devices=min(costs.devices, pp * dp))
         return _Degrees(Partitioner(costs=costs, tree=tree, size=size, degrees=(dp,)), tp, sharding)
 
     def _partitioned(self, search: _Degrees, most_s: float) -> list[_Found]:
@@ -143,6 +149,12 @@ class _Search:
             if every or search.partitioner.within(float("inf")) is not None:
                 return sorted(own, key=lambda one: one.estimate_s)[:1]
         return []
+
+    def _is_asked(self, tree: Tree, found: _Found) -> bool:
+        """Return True if the stages are as many as pinned. Those of the graph's tree have branches, too:
+        others are those of a chain."""
+        stages, pinned = len(found.graph.stages), self._problem.pins.pp
+        return pinned in (None, stages) and (tree is not self.tree or found.depth < stages)
 
     def _estimated(self, found: StageGraph, costs: GraphCosts) -> tuple[float, int]:
         """Return the seconds of a step, and the stages on the longest path.
@@ -206,28 +218,36 @@ def _require_known(problem: Problem) -> None:
     pins, known = problem.pins, []
     other = [
         ("loops", pins.loops not in (None, 1), "each device has one stage", "1"),
-        ("pp", pins.pp is not None, "the partition decides the number of stages", ""),
         ("cp", pins.cp not in (None, 1), "no ranks divide tokens", "1"),
         ("ep", pins.ep not in (None, 1), "no ranks divide experts", "1"),
         ("splits", pins.splits is not None, "stages do not split micro-batches", ""),
-        ("recompute", pins.recompute is not None, "the partition decides it for each stage", ""),
+        ("recompute", not isinstance(pins.recompute, str | None), "stages come with the partition", ""),
     ]
     known += [
         Violation(f"plan.{name}", f"graphpipe cannot keep it: {reason}", nearest)
         for name, refused, reason, nearest in other
         if refused
     ]
-    if pins.schedule is not None:
-        schedule = get_schedule(pins.schedule)
-        reason = schedule.refuse(Pipeline(2, 2, 2), {})
-        if reason is not None:
-            known.append(Violation("plan.schedule", reason, SCHEDULE))
     if problem.minimise != "time":
         known.append(Violation("goal.minimise", f"graphpipe minimises time, not {problem.minimise}", "time"))
     if fixed_cut(problem.job) is not None:
         known.append(Violation("planner", "a method of the job fixes the layers of stages", "weft"))
     if known:
         raise InputError(known)
+
+
+def _least(problem: Problem) -> Layout:
+    """Return the layout with the pinned choices and the least of all others."""
+    pins = problem.pins
+    return Layout(
+        pp=pins.pp or 1,
+        dp=pins.dp or 1,
+        tp=pins.tp or 1,
+        loops=1,
+        micro_batch_size=pins.micro_batch_size or 1,
+        schedule=get_schedule(pins.schedule or SCHEDULE).name,
+        sync=problem.sync or DENSE,
+    )
 
 
 def _once(candidates: list[Candidate]) -> list[Candidate]:

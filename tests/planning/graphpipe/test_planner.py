@@ -1,0 +1,122 @@
+"""The planner of stages that form a graph: the better of a graph and a chain, told in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.layout import PartialLayout
+from weft.describe.plan_file import check_plan
+from weft.errors import InputError
+from weft.planning.compile import compile_plan, pipeline_layout
+from weft.planning.planners import Ranking, get_planner
+from weft.planning.problem import Problem, problem_of
+from weft.program.schedules.graph_1f1b import samples_in_flight
+from weft.program.verify import verify
+from weft.timeline.figures import peak_in_flight
+
+
+def towers(turns: bool = True, **pins: object) -> Problem:
+    """Four towers of three blocks, layer after layer of all towers or tower after tower."""
+    problem = problem_of(
+        model="bert-base",
+        on="8xa100-40gb",
+        global_batch=64,
+        pins=PartialLayout(**pins),  # type: ignore[arg-type]
+    )
+    graph = problem.job.graph
+    block = graph.layers[1]
+    names = [(tower, depth) for tower in range(4) for depth in range(3)]
+    if turns:
+        names.sort(key=lambda name: name[1])
+    place = {name: 1 + index for index, name in enumerate(names)}
+    blocks = (replace(block, name=f"tower.{tower}.{depth}") for tower, depth in names)
+    edges = [(0, place[tower, 0]) for tower in range(4)]
+    edges += [(place[tower, depth], place[tower, depth + 1]) for tower in range(4) for depth in range(2)]
+    edges += [(place[tower, 2], 13) for tower in range(4)]
+    joined = LayerGraph(
+        name="towers",
+        layers=(graph.layers[0], *blocks, graph.layers[-1]),
+        edges=tuple(sorted(edges)),
+        sequence=graph.sequence,
+        vocabulary=graph.vocabulary,
+    )
+    return replace(problem, job=replace(problem.job, graph=joined))
+
+
+@cache
+def searched(name: str, turns: bool = True) -> Ranking:
+    """What a planner answers for towers on single replicas."""
+    return get_planner(name).search(towers(turns, dp=1, recompute="none", sharding="zero-0"))
+
+
+def test_stages_take_layers_that_do_not_follow_each_other() -> None:
+    problem, best = towers(), searched("graphpipe").fitting[0]
+    assert best.plan is not None
+    assert best.layout is None
+    assert best.plan.schedule.name == "graph-1f1b"
+    assert check_plan(best.plan, problem.job.graph, problem.job.cluster) == []
+    program = compile_plan(best.plan, problem.job.graph)
+    assert verify(program) == []
+    edges, count = pipeline_layout(best.plan, problem.job.graph).edges, len(best.plan.stages)
+    kept = samples_in_flight(edges, [1] * count, [1] * count, best.plan.micro_batches)
+    assert tuple(peak_in_flight(program)) == kept
+    assert kept[0] < count
+
+
+def test_the_best_plan_says_what_it_won_against() -> None:
+    ranking = searched("graphpipe")
+    rows = [one for one in ranking.fitting if one.plan is not None and one.plan.schedule.name == "1f1b"]
+    assert "a graph of " in ranking.fitting[0].reason
+    assert "the best plan with stages in a row takes " in ranking.fitting[0].reason
+    assert rows
+    assert ranking.fitting[0].step_s < rows[0].step_s
+
+
+def test_the_order_of_layers_does_not_decide_the_partition() -> None:
+    one, other = (searched("graphpipe", turns).fitting[0] for turns in (True, False))
+    assert one.step_s == pytest.approx(other.step_s, rel=1e-6)
+
+
+def test_the_default_planner_is_never_worse() -> None:
+    default, graphs = (searched(name).fitting[0] for name in ("weft", "graphpipe"))
+    assert default.step_s <= graphs.step_s
+    assert graphs.plan in [one.plan for one in searched("weft").candidates]
+
+
+def test_a_chain_is_planned_as_a_chain() -> None:
+    problem = problem_of(model="gpt-1m", on="4xa100-40gb", global_batch=16)
+    for one in get_planner("graphpipe").search(problem).fitting:
+        assert one.layout is not None
+        assert one.layout.schedule == "1f1b"
+
+
+@pytest.mark.parametrize(
+    ("pins", "reason"),
+    [
+        ({"loops": 2}, "plan.loops: graphpipe cannot keep it: each device has one stage (nearest valid: 1)"),
+        ({"splits": (1, 2)}, "plan.splits: graphpipe cannot keep it: stages do not split micro-batches"),
+    ],
+)
+def test_pins_that_it_cannot_keep_are_refused(pins: dict[str, object], reason: str) -> None:
+    with pytest.raises(InputError) as caught:
+        get_planner("graphpipe").search(towers(**pins))  # type: ignore[arg-type]
+    assert reason in str(caught.value.violations[0])
+
+
+@pytest.mark.parametrize(
+    ("pins", "reason"),
+    [
+        ({"micro_batch_size": 24}, "micro-batch size 24 = 24; nearest global batch: 72"),
+        ({"dp": 3}, "is not a multiple of dp 3 x micro-batch size 1 = 3; nearest global batch: 63"),
+        ({"tp": 2}, "tp 2: no layer of the model can be divided over tensor ranks"),
+        ({"schedule": "zb-v"}, "zb-v"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_says_why(pins: dict[str, object], reason: str) -> None:
+    ranking = get_planner("graphpipe").search(towers(**pins))  # type: ignore[arg-type]
+    assert ranking.fitting == []
+    assert reason in ranking.candidates[0].reason
