@@ -90,6 +90,8 @@ def _best(planned: PlannedJob, fewer: FewerNodes | None) -> Iterator[tuple[str, 
     best = planned.searched.fitting[0]
     yield "best", Text(plain_words(planned), style="bold")
     yield "layout", Text(best.words)
+    if not problem.job.graph.is_chain:
+        yield "stages", Text(best.reason)
     step = f"{format_seconds(prediction.step_s)}, 90 % interval {prediction.interval}"
     rule = standing(planned.searched, best).text
     yield "step", Text("; ".join([step, *([rule] if rule else []), f"times from {prediction.source}"]))

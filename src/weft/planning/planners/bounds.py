@@ -301,7 +301,9 @@ class Bounds:
         return placements(get_schedule(layout.schedule), pipeline_of(self._problem.job, layout))
 
     def _kept_of(self, layout: Layout) -> KeptMicroBatches:
-        pipeline = replace(pipeline_of(self._problem.job, layout), edges=self._edges(layout))
+        pipeline = pipeline_of(self._problem.job, layout)
+        if (edges := self._edges(layout)) is not None:
+            pipeline = replace(pipeline, edges=edges)
         key = (layout.schedule, str(layout.options), pipeline)
         if key not in self._kept:
             schedule = get_schedule(layout.schedule)

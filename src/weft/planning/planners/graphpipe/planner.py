@@ -1,9 +1,9 @@
 """The `graphpipe` planner: stages that form a graph, beside the best stages in a row (arXiv 2406.17145).
 
 It partitions the series-parallel tree of the layers for every number of replicas and size of micro-batches.
-It does the same with the layers as a chain, in their own order and in the order in which they may end. The
-stages of such a chain may have layers of several branches. The simulator ranks the partitions with the least
-estimates. So the answer is the better one of both kinds, and says so.
+It does the same with the layers as a chain. A chain has their own order, or the order in which they may end.
+Its stages may have layers of several branches. The simulator ranks the partitions with the least estimates.
+So the answer is the better one of both kinds, and says so.
 """
 
 from __future__ import annotations
@@ -65,11 +65,13 @@ class GraphPipePlanner:
     Attributes:
         finalists: partitions of the graph, and of the layers as chains, to simulate, least estimates first.
         tolerance: relative distance from the best partition at which a search ends.
+        orders: further orders and shardings to try on the best partitions, where they are not pinned.
     """
 
     name: ClassVar[str] = "graphpipe"
     finalists: int = 4
     tolerance: float = 2e-2
+    orders: tuple[tuple[str, Sharding], ...] = ()
 
     def space(self, problem: Problem) -> Iterator[Layout]:
         """Return the degrees and sizes of micro-batches; partitions add the stages."""
@@ -91,7 +93,22 @@ class GraphPipePlanner:
         graphs = [] if problem.job.graph.is_chain else search.simulated([search.tree], self.finalists)
         chains = search.simulated(search.chains, self.finalists)
         candidates = sorted(_once([*graphs, *chains]), key=rank_key(problem))
+        varied = [one for best in candidates[: self.finalists] for one in self._varied(problem, best)]
+        candidates = sorted(_once([*candidates, *varied]), key=rank_key(problem))
         return Ranking(problem=problem, candidates=tuple(_told(problem, candidates)))
+
+    def _varied(self, problem: Problem, best: Candidate) -> Iterator[Candidate]:
+        """Yield a simulated partition in other orders and shardings."""
+        pins, job = problem.pins, problem.job
+        if best.plan is None or best.verdict is not Verdict.FITS:
+            return
+        for name, sharding in self.orders:
+            kept = pins.schedule is None and pins.sharding in (None, sharding)
+            if kept and (sharding == "zero-0" or job.optimizer.steps_shards):
+                schedule = best.plan.schedule.model_copy(update={"name": name})
+                plan = best.plan.model_copy(update={"schedule": schedule, "sharding": sharding})
+                candidate = Candidate(layout=said_as_layout(plan), verdict=Verdict.PRUNED, reason="")
+                yield judged(problem, candidate, plan)
 
 
 class _Search:

@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from weft.describe.layout import Layout
 from weft.describe.loss_choice import ANY_LOSS
+from weft.describe.plan import Sharding
 from weft.errors import InputError
 from weft.moves.layout import refuse
 from weft.moves.move import Purpose
@@ -101,6 +102,12 @@ class WeftPlanner:
 _ALIKE_TAKEN = 3
 # Rounds of more recomputation for a layout that the simulator finds too big.
 _FITTINGS = 3
+# Orders of stages that form a graph, and levels of sharding, to try on the best partitions.
+_ORDERS_OF_GRAPHS: tuple[tuple[str, Sharding], ...] = (
+    ("graph-1f1b", "zero-1"),
+    ("zb-h1", "zero-0"),
+    ("zb-h1", "zero-1"),
+)
 # Layouts to give different recomputation per stage, as a multiple of those to simulate.
 _SUITED = 3
 
@@ -167,7 +174,7 @@ class _Search:
             return
         baselines: list[Planner] = [MetisFormPlanner(), AmpPlanner()]
         if not self._problem.job.graph.is_chain:
-            baselines.insert(0, GraphPipePlanner())
+            baselines.insert(0, GraphPipePlanner(orders=_ORDERS_OF_GRAPHS))
         for baseline in baselines:
             if self._late():
                 return
