@@ -1,7 +1,7 @@
 """The partition of a graph of layers into stages: binary search over a dynamic program (GraphPipe).
 
 The program is algorithm 1 of arXiv 2406.17145. It takes the series-parallel tree part by part, the last one
-first: the samples in flight of a stage depend on the stages behind it. A part has few best plans: those with
+first. The samples in flight of a stage depend on the stages behind it. A part has few best plans: those with
 fewer devices or fewer samples in flight than all others. So the program keeps them instead of a table by
 numbers of devices. Branches with the same structure and costs are planned once.
 """
