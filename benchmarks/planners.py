@@ -98,6 +98,29 @@ def large(report: Report) -> None:
         )
 
 
+# (cluster, preset, global batch, most seconds): models whose layers form graphs.
+GRAPHS = (
+    ("16xa100-40gb", "mmt", 128, 1.0),
+    ("16xv100-16gb", "candle-uno", 1024, 1.0),
+    ("32xa100-40gb", "mmt", 256, 10.0),
+    ("32xv100-16gb", "dlrm", 1024, 10.0),
+    ("256xa100-40gb", "mmt", 2048, 60.0),
+)
+
+
+def graphs(report: Report) -> None:
+    """The search of `graphpipe`, with the simulations of its finalists."""
+    for on, model, batch, most_s in GRAPHS:
+        cell = f"graphpipe, {model} on {on}"
+        if not report.missing(cell):
+            continue
+        problem = problem_of(model=model, on=on, global_batch=batch)
+        seconds = timed(partial(PLANNERS["graphpipe"].search, problem), 3, most_s)
+        fitting = PLANNERS["graphpipe"].search(problem).fitting
+        best = Value(fitting[0].step_s, "s")
+        report.add_cell(cell, {"search": seconds, "predicted step": best})
+
+
 def options() -> argparse.ArgumentParser:
     return parser(__doc__)
 
@@ -106,6 +129,7 @@ def main() -> None:
     report = Report("planners", options().parse_args())
     report.print_machine()
     amp(report)
+    graphs(report)
     large(report)
     for on in ("16xa100-80gb", "8xa100-80gb+8xt4"):
         problem = problem_of(model="gpt2", on=on, global_batch=64, precision="fp16")

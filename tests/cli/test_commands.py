@@ -236,6 +236,9 @@ def test_schedule_takes_the_options_of_the_schedules(capsys):
     assert grouped["peak_in_flight"] == [15, 13, 11, 9]
     rounds = json.loads(answer(capsys, *words, "hybrid", "--depth", 2))
     assert rounds["bubble_overhead"] == pytest.approx(2 * 3 / (8 * 2))
+    diamond = ("schedule", "graph-1f1b", "--edges", "0-1,0-2,1-3,2-3", "--ranks", 4, "--json")
+    for k, kept in ((1, [3, 2, 2, 1]), (2, [6, 4, 4, 2])):
+        assert json.loads(answer(capsys, *diamond, "--k", k))["peak_in_flight"] == kept
     split = json.loads(answer(capsys, *words, "zb-v", "--weight-share", 0.4))
     assert split["makespan_s"] == pytest.approx(25.8)
 
@@ -328,6 +331,8 @@ def test_check_says_everything_at_once(capsys, tmp_path):
         (("schedule", "gpipe", "--depth", "2"), "no such option"),
         (("schedule", "depth-first", "--loops", "2", "--micro-batches", "6"), "group_size: 6"),
         (("schedule", "zb-v", "--weight-share", "1.5"), "weight share"),
+        (("schedule", "graph-1f1b", "--edges", "0-1,2"), "'2' is no edge of two stages"),
+        (("schedule", "graph-1f1b", "--edges", "0-1,3-2"), "edge (3, 2) must go from a stage to a later one"),
         (("schedule", "zb-v", "--loops", "2", "--stage-times", "missing.csv"), "missing.csv"),
         (("schedule", "gpipe", "--ranks", "many"), "many"),
         (("show", "schedule"), "which one"),

@@ -237,7 +237,7 @@ def test_an_evaluation_clips_nothing(problem: Problem) -> None:
 @pytest.mark.parametrize(
     ("choice", "changes", "reason"),
     [
-        (clipping(), {"schedule": "chimera"}, "chimera is not one of 1f1b, gpipe, depth-first"),
+        (clipping(), {"schedule": "chimera"}, "chimera is not one of 1f1b, graph-1f1b, gpipe, depth-first"),
         (
             clipping(),
             {"schedule": "breadth-first", "loops": 3, "sharding": "zero-2"},

@@ -120,8 +120,8 @@ def plan(
     precision
         fp32, bf16, fp16 or fp64; any: bf16 or fp32, with the better plan.
     planner
-        The planner of the search: weft (default), homogeneous, uniform, megatron, amp, annealing,
-        metis-form, random or exhaustive.
+        The planner of the search: weft (default), homogeneous, uniform, megatron, amp, graphpipe,
+        annealing, metis-form, random or exhaustive.
     memory_risk
         The largest probability that a plan does not fit (0.02).
     budget_seconds

@@ -11,6 +11,7 @@ from weft.describe.plan import Choice, shared_out
 # What Megatron-LM, torchtitan and the papers write, by name and with or without several stages per device.
 _ORDERS = {
     ("1f1b", False): "1F1B order",
+    ("graph-1f1b", False): "1F1B order of a stage graph",
     ("depth-first", False): "1F1B order",
     ("depth-first", True): "interleaved 1F1B order",
     ("gpipe", False): "GPipe order",

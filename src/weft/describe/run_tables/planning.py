@@ -55,8 +55,8 @@ class PlanTable(PartialLayout):
 
     planner: Word | None = Field(
         default=None,
-        description="which planner searches: homogeneous, uniform, megatron, amp, annealing, metis-form, "
-        "random or exhaustive",
+        description="which planner searches: homogeneous, uniform, megatron, amp, graphpipe, "
+        "annealing, metis-form, random or exhaustive",
     )
     then: ThenTable | None = Field(
         default=None,

@@ -239,8 +239,9 @@ def graph_costs(
     passes: dict[tuple[int, Recompute], PassCosts] = {}
     refused: list[InputError] = []
     for size in sizes:
+        # Stages of a single replica leave out the room for arriving gradients.
         layout = Layout(
-            pp=1, dp=dp, tp=tp, loops=1, micro_batch_size=size, schedule="1f1b", sharding=sharding
+            pp=1, dp=max(dp, 2), tp=tp, loops=1, micro_batch_size=size, schedule="1f1b", sharding=sharding
         )
         try:
             slowest_s = _slowest_s(problem, times, size, tp)
