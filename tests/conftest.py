@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -85,10 +85,15 @@ unsmooth_(values)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Compile the codecs once, before all runners and their processes do so at the same time."""
+    """Start runners warm, and compile the codecs once, before they all do so at the same time."""
     starts_runners = getattr(session.config.option, "numprocesses", None)
     if starts_runners and find_spec("torch") is not None:
-        subprocess.run([sys.executable, "-c", COMPILE_CODECS], check=True)
+        stack = ExitStack()
+        session.config.add_cleanup(stack.close)
+        template = stack.enter_context(Template.start())
+        with template.warming(starts_others="cold"):
+            subprocess.run([sys.executable, "-c", COMPILE_CODECS], check=True)
+        stack.enter_context(template.warming(starts_others="as asked"))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -119,7 +119,7 @@ class WorkerPool:
             self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         while len(self._workers) < ranks:
             ours, theirs = Pipe()
-            with self._template.warming(starts_others=False):
+            with self._template.warming(starts_others="cold"):
                 process = subprocess.Popen(
                     [sys.executable, "-c", SERVE, str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],

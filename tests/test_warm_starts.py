@@ -77,7 +77,7 @@ def test_a_program_sees_what_it_sees_in_a_new_interpreter(
     choices = {"env": environment, **choices}
     with heeding_ctrl_c():
         cold, cold_lines, _ = asked("-c", SEEN, "a", "b c", **choices)
-    with template.warming(starts_others=False):
+    with template.warming(starts_others="cold"):
         warm, warm_lines, _ = asked("-c", SEEN, "a", "b c", **choices)
     assert warm_lines.splitlines() == cold_lines.splitlines()
     assert warm == cold == 0
@@ -156,7 +156,7 @@ def test_what_starts_warm_starts_others_warm_unless_told_otherwise(template: Tem
     assert asked("-c", MODULES) == (0, "0\n", [])
     with template.warming():
         assert asked("-c", STARTS) == (0, "2\n", [])
-    with template.warming(starts_others=False):
+    with template.warming(starts_others="cold"):
         assert asked("-c", STARTS) == (0, "0\n", [])
 
 

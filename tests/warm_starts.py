@@ -9,7 +9,8 @@ starts: its own child, with the arguments, streams, folder, environment, session
 interpreter. It ends with the same exit code or signal. Only its modules are there already, so a test of
 imports starts cold.
 
-A copy has its own template, made before its program begins, so it starts other processes warm, too.
+A copy has its own template, made before its program begins, so it starts other processes warm, too. The
+runners of pytest-xdist are copies, whose tests ask for warm starts themselves.
 
 Only Linux gives a process the children of others. Elsewhere every start is cold.
 """
@@ -28,7 +29,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 from unittest import mock
 
 FOLDER = str(Path(__file__).parent)
@@ -39,6 +40,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 # No process that is asked for more starts warm.
 _PLAIN = {"preexec_fn": None, "executable": None, "uid": None, "gid": None, "umask": -1, "process_group": -1}
 _ENDS = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+# How a copy starts others: warm, each of them; as its code asks for; or cold, having no template.
+Starting = Literal["warm", "as asked", "cold"]
 _execute_child: Any = vars(subprocess.Popen)["_execute_child"]
 
 
@@ -48,7 +51,6 @@ class Start:
 
     Attributes:
         descriptors: the numbers of its open descriptors, its streams first.
-        starts_others: whether it has its own template.
     """
 
     arguments: list[str]
@@ -56,7 +58,7 @@ class Start:
     environment: dict[str, str]
     descriptors: list[int]
     new_session: bool
-    starts_others: bool
+    starts_others: Starting
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,16 @@ class Template:
     """The line to a template process, a child of this one; None where every start is cold."""
 
     line: socket.socket | None
+    # That of a copy which starts others as its code asks for.
+    own: ClassVar[Template | None] = None
 
     @classmethod
     @contextmanager
     def start(cls) -> Iterator[Template]:
-        """A template until the end of the block, or of this process."""
+        """A template until the end of the block, or of this process; a copy's own where it has one."""
+        if cls.own is not None:
+            yield cls.own
+            return
         if sys.platform != "linux":
             yield cls(None)
             return
@@ -91,7 +98,7 @@ class Template:
                 raise RuntimeError(f"the template of warm starts failed: {errors.read().decode()}")
 
     @contextmanager
-    def warming(self, *, starts_others: bool = True) -> Iterator[None]:
+    def warming(self, *, starts_others: Starting = "warm") -> Iterator[None]:
         """Have `subprocess` start this Python warm, and every other program as always."""
         if self.line is None:
             yield

@@ -58,11 +58,14 @@ def main(line: int) -> NoReturn:
     own = {"", FOLDER, *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     sys.path[:] = [folder for folder in sys.path if folder not in own]
     start = _serve(socket.socket(fileno=line))
-    while start.starts_others:
+    while start.starts_others != "cold":
         ours, theirs = new_line()
         if os.fork():
             theirs.close()
-            with Template(ours).warming(starts_others=False):
+            if start.starts_others == "as asked":
+                Template.own = Template(ours)
+                _run(start)
+            with Template(ours).warming(starts_others="cold"):
                 _run(start)
         ours.close()
         start = _serve(theirs)
