@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from equality_jobs import LOSSES, OPTIMIZERS, drop_out, samples
+from late_accelerator import late_device
 from one_process import HELD_OUT, Method, Outcome, Part, Told, Training, stepped, tensors_of
 from small_jobs import SEED
 from small_plans import make_plan, make_program
@@ -227,6 +228,12 @@ def train(rank: int, ranks: int, row: Row, plan: Plan) -> Outcome:
     runtime.close()
     assert not any(one._backward_hooks for module in stages.values() for one in module.parameters())
     return steps, tensors
+
+
+def train_late(rank: int, ranks: int, row: Row, plan: Plan, seed: int) -> Outcome:
+    """The same on an accelerator that is late."""
+    with late_device(seed + rank, kernels=True):
+        return train(rank, ranks, row, plan)
 
 
 def _told(result: StepResult) -> Told:

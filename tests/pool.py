@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import io
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -21,7 +23,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from multiprocessing import Pipe, current_process
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +35,33 @@ MAX_RANKS = 8
 TIMEOUT_S = 90.0
 GRACE_S = 3.0
 SERVE = "import sys, pool; pool.serve(int(sys.argv[1]))"
+
+
+class TensorPickler(pickle.Pickler):
+    """Writes tensors as their bytes: in shared memory, each needs a descriptor and a connection of its own."""
+
+    def reducer_override(self, given: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(given, torch.Tensor):
+            return NotImplemented
+        flat = given.detach().contiguous().flatten()
+        return _tensor, (flat.view(torch.uint8).numpy().tobytes(), given.dtype, given.shape)
+
+
+def _tensor(content: bytes, kind: Any, shape: tuple[int, ...]) -> Any:
+    import torch
+
+    return torch.frombuffer(bytearray(content), dtype=kind).view(shape) if content else torch.empty(shape, dtype=kind)
+
+
+def _send(connection: Connection, given: object) -> None:
+    written = io.BytesIO()
+    TensorPickler(written).dump(given)
+    connection.send_bytes(written.getbuffer())
+
+
+def _receive(connection: Connection) -> Any:
+    return pickle.loads(connection.recv_bytes())
 
 
 class RankError(AssertionError):
@@ -70,7 +99,7 @@ class WorkerPool:
             function.__qualname__,
         )
         for rank, (_, connection) in enumerate(self._workers[:ranks]):
-            connection.send((location, rank, ranks, self._store.port, self._cases, arguments))
+            _send(connection, (location, rank, ranks, self._store.port, self._cases, arguments))
         answers, failures = self._collect(ranks, timeout_s)
         hung = sorted(set(range(ranks)) - set(answers))
         self._drop(hung)
@@ -101,7 +130,7 @@ class WorkerPool:
                 assert isinstance(ready, Connection)
                 rank = waiting.pop(ready)
                 try:
-                    succeeded, answer = ready.recv()
+                    succeeded, answer = _receive(ready)
                 except (EOFError, OSError):
                     succeeded, answer = False, "the process died"
                 else:
@@ -127,7 +156,6 @@ class WorkerPool:
                     env=self._environment,
                 )
             theirs.close()
-            ours.send_bytes(current_process().authkey)
             self._workers.append((process, ours))
 
     def _drop(self, ranks: Sequence[int]) -> None:
@@ -145,13 +173,11 @@ def serve(descriptor: int) -> None:
     import torch
 
     connection = Connection(descriptor)
-    # Tensors go in shared memory, which this key opens.
-    current_process().authkey = connection.recv_bytes()
     torch.set_num_threads(1)
     modules: dict[str, ModuleType] = {}
     while True:
         try:
-            location, rank, ranks, port, case, arguments = connection.recv()
+            location, rank, ranks, port, case, arguments = _receive(connection)
         except (EOFError, KeyboardInterrupt):
             return
         # What libraries and earlier cases have made stays: whoever collects garbage need not look through it.
@@ -162,7 +188,7 @@ def serve(descriptor: int) -> None:
             answer = (False, traceback.format_exc())
         # Now, because a frozen cycle would keep its process groups, whose threads never rest without peers.
         gc.collect()
-        connection.send(answer)
+        _send(connection, answer)
 
 
 def _call(

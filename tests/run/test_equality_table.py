@@ -19,8 +19,7 @@ import pytest
 import torch
 from decoder_models import tiny_decoder
 from equality_matrix import CHOICES, cases, choices_of, covering
-from equality_table import Row, differences, together, tolerance_of, train
-from late_accelerator import late_device
+from equality_table import Row, differences, together, tolerance_of, train, train_late
 from methods.rows.diloco import StepsOutside
 from methods.rows.gradient_norm import Clips
 from methods.rows.sharding import ACROSS, PARTS, SAME_BITS, by_layout
@@ -30,7 +29,6 @@ from pool import WorkerPool
 from small_plans import divisible, make_program, tiny
 
 from weft.describe.models import resolve_model
-from weft.describe.plan import Plan
 from weft.methods.sharding.kinds import REDUCE, REDUCE_ACROSS
 from weft.program.verify import require_valid
 
@@ -367,9 +365,7 @@ def reference(worker_pool: WorkerPool) -> Callable[[Training], Outcome]:
     @cache
     def compute(training: Training) -> Outcome:
         # In a worker: the sums of one matrix product depend on the number of threads, and workers have one.
-        steps, tensors = worker_pool.run(alone, training, ranks=1)[0]
-        # What arrives keeps a file descriptor open for each tensor.
-        return steps, {name: one.clone() for name, one in tensors.items()}
+        return worker_pool.run(alone, training, ranks=1)[0]
 
     return compute
 
@@ -384,11 +380,6 @@ def test_a_row_trains_like_one_process(
     found = together(worker_pool.run(train, row, plan, ranks=plan.ranks))
     sizes = differences(found, reference(row.training(plan)))
     assert {name: size for name, size in sizes.items() if not size <= tolerance_of(row, name)} == {}
-
-
-def train_late(rank: int, ranks: int, row: Row, plan: Plan, seed: int) -> Outcome:
-    with late_device(seed + rank, kernels=True):
-        return train(rank, ranks, row, plan)
 
 
 # All rows, each with as many seeds as asked for, or some of them with one.
