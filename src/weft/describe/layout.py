@@ -161,7 +161,10 @@ class Layout:
         words = (recompute,) if isinstance(recompute, str) else tuple(recompute)
         alike = isinstance(recompute, str) or (len(set(words)) == 1 and len(words) == self.stages)
         heaviest = max(words, key=RECOMPUTES.index)
-        return replace(self, recompute=heaviest, recompute_per_stage=None if alike else words)
+        asked = (heaviest, None if alike else words)
+        if asked == (self.recompute, self.recompute_per_stage):
+            return self
+        return replace(self, recompute=heaviest, recompute_per_stage=asked[1])
 
     def __repr__(self) -> str:
         return one_line(self, str(self))

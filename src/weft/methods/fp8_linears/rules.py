@@ -64,6 +64,9 @@ class _Asked:
 
 
 def _of_layout(job: Job, layout: Layout) -> str | None:
+    # Planners ask for every layout of a job.
+    if not any(choice.name == NAME for choice in job.layer_choices):
+        return None
     shape = Shape(layout.micro_batch_size, job.sequence, layout.tp, layout.cp)
     splits = any(one > 1 for one in layout.splits or ())
     asked = _Asked(job.layer_choices, job.graph, shape, splits, layout.schedule, layout.pp)
