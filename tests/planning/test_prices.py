@@ -43,7 +43,7 @@ def test_nodes_are_paid_for_as_a_whole_and_only_those_that_are_used():
 
 @pytest.mark.parametrize(
     ("text", "prices", "ranks"),
-    [("16xa100-80gb", (2.0,), (8, 16)), ("8xa100-80gb+8xt4", (2.0, 0.5), (8, 8))],
+    [("16xa100-80gb", (2.0,), (8, 16)), ("4xa100-80gb+4xt4", (2.0, 0.5), (4, 4))],
     ids=["one of two nodes is cheaper", "slow devices are left out"],
 )
 def test_the_cheapest_plan_costs_no_more_than_the_fastest_and_is_no_faster(text, prices, ranks):
