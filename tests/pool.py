@@ -38,7 +38,7 @@ SERVE = "import sys, pool; pool.serve(int(sys.argv[1]))"
 
 
 class TensorPickler(pickle.Pickler):
-    """Writes tensors as their bytes: in shared memory, each needs a descriptor and a connection of its own."""
+    """Writes tensors as their bytes: in shared memory, each needs a descriptor and a connection."""
 
     def reducer_override(self, given: Any) -> Any:
         torch = sys.modules.get("torch")
@@ -51,7 +51,9 @@ class TensorPickler(pickle.Pickler):
 def _tensor(content: bytes, kind: Any, shape: tuple[int, ...]) -> Any:
     import torch
 
-    return torch.frombuffer(bytearray(content), dtype=kind).view(shape) if content else torch.empty(shape, dtype=kind)
+    if not content:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(bytearray(content), dtype=kind).view(shape)
 
 
 def _send(connection: Connection, given: object) -> None:

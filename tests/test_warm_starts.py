@@ -53,6 +53,15 @@ ENDS = {
 MODULES = "import sys; print(len({'torch', 'weft.training.loop'} & set(sys.modules)))"
 STARTS = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {MODULES!r}], check=True)"
 
+ASKS = f"""
+import subprocess, sys
+from warm_starts import Template
+start = [sys.executable, "-c", {MODULES!r}]
+subprocess.run(start, check=True)
+with Template.start() as template, template.warming():
+    subprocess.run(start, check=True)
+"""
+
 
 def asked(*words: str, **choices: object) -> tuple[int, str, list[str]]:
     """Exit code, output, and the last line of the errors of a process of Python."""
@@ -158,6 +167,11 @@ def test_what_starts_warm_starts_others_warm_unless_told_otherwise(template: Tem
         assert asked("-c", STARTS) == (0, "2\n", [])
     with template.warming(starts_others="cold"):
         assert asked("-c", STARTS) == (0, "0\n", [])
+
+
+def test_a_copy_may_start_others_as_its_code_asks(template: Template) -> None:
+    with template.warming(starts_others="as asked"):
+        assert asked("-c", ASKS) == (0, "0\n2\n", [])
 
 
 def test_descriptors_are_passed_under_their_numbers(template: Template) -> None:
