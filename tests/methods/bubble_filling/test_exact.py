@@ -39,10 +39,11 @@ def test_never_more_than_greedy_never_less_than_the_ratio(case: Case) -> None:
         assert window.added_s > 0 or found <= window.steps
 
 
-@settings(max_examples=25, deadline=None)
-@given(case=SMALL, margins=st.tuples(st.sampled_from([0.0, 0.05, 0.2]), st.sampled_from([0.0, 0.05, 0.2])))
+# Of 25 pairs drawn one by one, as many are unequal.
+@settings(max_examples=17, deadline=None)
+@given(case=SMALL, margins=st.sampled_from([(0.0, 0.05), (0.0, 0.2), (0.05, 0.2)]))
 def test_a_smaller_margin_never_takes_more_steps(case: Case, margins: tuple[float, float]) -> None:
-    less, more = (steps_of(case, margin) for margin in sorted(margins))
+    less, more = (steps_of(case, margin) for margin in margins)
     if less is not None and more is not None:
         assert less <= more
 
