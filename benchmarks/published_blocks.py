@@ -12,11 +12,11 @@ from fractions import Fraction
 
 from weft.methods.bubble_filling.performance_model import StageSeconds
 from weft.methods.bubble_filling.steps import device_steps
-from weft.methods.bubble_filling.work import DeviceStep, Pass, WorkItem
+from weft.methods.bubble_filling.work import DeviceStep, PassName, WorkItem
 from weft.predict.abstract import simulate_schedule
 
 # The sides of the factors of a block's six linear layers, in hidden sizes: inputs, then outputs.
-SIDES: dict[Pass, tuple[int, ...]] = {"forward": (1, 1, 1, 1, 1, 4), "backward": (1, 1, 1, 1, 4, 1)}
+SIDES: dict[PassName, tuple[int, ...]] = {"forward": (1, 1, 1, 1, 1, 4), "backward": (1, 1, 1, 1, 4, 1)}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from weft.methods.bubble_filling.work import Busy, DeviceStep, Pass, WorkItem
+from weft.methods.bubble_filling.work import Busy, DeviceStep, PassName, WorkItem
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def cases(draw: st.DrawFn, most_micro_batches: int = 4, most_layers: int = 3) ->
     begun: list[tuple[int, int]] = []
     time = 0.0
 
-    def add(ends: Pass | None, stage: int = -1, micro_batch: int = -1) -> None:
+    def add(ends: PassName | None, stage: int = -1, micro_batch: int = -1) -> None:
         nonlocal time
         time += draw(st.sampled_from([0, 0, 1, 7, 23, 40]))
         seconds = draw(st.integers(1, 9))
@@ -50,7 +50,7 @@ def cases(draw: st.DrawFn, most_micro_batches: int = 4, most_layers: int = 3) ->
 
 def _layers(draw: st.DrawFn, stages: int, micro_batches: int, most: int) -> tuple[WorkItem, ...]:
     items: list[WorkItem] = []
-    follows: Pass
+    follows: PassName
     for stage in range(stages):
         for layer in range(draw(st.integers(1, most))):
             for follows in ("forward", "backward"):

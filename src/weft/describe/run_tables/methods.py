@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -12,13 +12,14 @@ from weft.bundles import parts
 from weft.describe.contract import Contract
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
-from weft.describe.plan import Choice, LayerChoice
+from weft.describe.plan import Choice, LayerChoice, Plan
 from weft.describe.reading import violations_of
 from weft.describe.run_tables.training import TaskTable
 from weft.describe.toml_table import TomlTable
 from weft.errors import InputError, Violation
 
 Options = Mapping[str, int | float | str | bool]
+Table = TypeVar("Table", bound=TomlTable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,32 @@ def requested_methods(tables: Mapping[str, TomlTable], model: ModelConfig) -> tu
             further = known[name].model_options(table, model)
             found.append(Choice(name=known[name].method, options={**options, **further}))
     return tuple(found)
+
+
+def checked_options(table: type[Table], choice: Choice, where: str) -> Table:
+    """Return the options of a method that a plan or a job chose.
+
+    Args:
+        table: the options that the method has.
+        where: the place that a message names.
+
+    Raises:
+        InputError: for unknown, missing or wrong options.
+    """
+    try:
+        return table.model_validate(dict(choice.options))
+    except ValidationError as error:
+        raise InputError(violations_of(error, where, table)) from None
+
+
+def planned_options(table: type[Table], plan: Plan, method: str) -> Table | None:
+    """Return a plan's options of a method, or None without the method.
+
+    Raises:
+        InputError: as `checked_options` does.
+    """
+    choice = plan.method(method)
+    return None if choice is None else checked_options(table, choice, f"plan: methods: {method}")
 
 
 def split_tables(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, TomlTable]]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from weft.describe.plan import Choice, Plan
-from weft.describe.reading import violations_of
-from weft.describe.run_tables.methods import RunTable
+from weft.describe.run_tables.methods import RunTable, checked_options
 from weft.describe.toml_table import Count, TomlTable
-from weft.errors import InputError
 
 NAME = "auxiliary-head"
 
@@ -31,10 +29,7 @@ def read_options(choice: Choice, where: str = NAME) -> AuxiliaryHeadOptions:
     Raises:
         InputError: for unknown, missing or wrong options.
     """
-    try:
-        return AuxiliaryHeadOptions.model_validate(dict(choice.options))
-    except ValidationError as error:
-        raise InputError(violations_of(error, where, AuxiliaryHeadOptions)) from None
+    return checked_options(AuxiliaryHeadOptions, choice, where)
 
 
 def options_of(plan: Plan) -> AuxiliaryHeadOptions | None:

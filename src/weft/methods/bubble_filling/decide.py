@@ -29,7 +29,6 @@ from weft.methods.bubble_filling.placement.official import official
 from weft.methods.bubble_filling.steps import device_steps
 from weft.methods.bubble_filling.work import DeviceStep, Placer, Window, WorkItem
 from weft.methods.bubble_filling.works import WorkRows, items_of, with_options
-from weft.program.kinds import KINDS
 from weft.program.passes import PredictStep
 from weft.program.program import NONE, Program
 from weft.timeline.timeline import Timeline
@@ -142,17 +141,9 @@ def _work_of(
         first, count = len(work), plan.stages[stage].replicas[0].micro_batches
         numbers = sorted({one.micro_batch for one in step.busy if one.stage == stage and one.ends})
         for place, row in enumerate(items[stage]):
-            pieces = range(count) if row.by_micro_batch else (-1,)
-            work.append(
-                WorkItem(
-                    name=f"{KINDS[row.kind].words} {row.part}",
-                    stage=stage,
-                    pieces_s=tuple(taken_s[row.kind, stage, row.part, piece] for piece in pieces),
-                    micro_batches=tuple(numbers) if row.by_micro_batch else (),
-                    follows=row.follows,
-                    after=tuple(first + before for before in row.after),
-                )
-            )
+            pieces = range(count) if row.by_micro_batch else (NONE,)
+            taken = [taken_s[row.kind, stage, row.part, piece] for piece in pieces]
+            work.append(row.behind(first).as_item(stage, taken, numbers))
             of.append((stage, place))
     return DeviceBubbles(step, tuple(work), tuple(of))
 

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from weft.methods.bubble_filling.work import DeviceStep, Pass, WorkItem
+from weft.methods.bubble_filling.work import DeviceStep, PassName, WorkItem
 
 
 class Bubble(NamedTuple):
@@ -29,7 +29,7 @@ def gaps_of(step: DeviceStep) -> tuple[Bubble, ...]:
     return tuple(gap for gap in gaps if gap.end_s > gap.start_s)
 
 
-def passes_of(step: DeviceStep) -> Mapping[tuple[Pass, int, int], int]:
+def passes_of(step: DeviceStep) -> Mapping[tuple[PassName, int, int], int]:
     """Return the place in `DeviceStep.busy` that ends each (pass, stage, micro-batch)."""
     return {
         (one.ends, one.stage, one.micro_batch): place
@@ -44,9 +44,9 @@ def ready_gaps(step: DeviceStep, items: Sequence[WorkItem], gaps: Sequence[Bubbl
     It is the number of gaps for a pass behind which the step has none. It is 0 for items that follow no pass.
     """
     passes, behind = passes_of(step), [gap.behind for gap in gaps]
-    first: dict[tuple[Pass, int, int], int] = {}
+    first: dict[tuple[PassName, int, int], int] = {}
 
-    def gap_of(key: tuple[Pass, int, int]) -> int:
+    def gap_of(key: tuple[PassName, int, int]) -> int:
         if key not in first:
             first[key] = bisect_left(behind, passes[key])
         return first[key]

@@ -6,12 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from weft.describe.contract import Contract
-from weft.describe.plan import Choice, Plan
-from weft.describe.reading import violations_of
-from weft.describe.run_tables.methods import RunTable
+from weft.describe.plan import Plan
+from weft.describe.run_tables.methods import RunTable, planned_options
 from weft.describe.toml_table import TOML_ARRAY, Count, TomlTable
 from weft.errors import InputError, Violation
 
@@ -21,12 +20,7 @@ OPEN = "auto"
 PlacerName = Literal["official", "weft", "exact"]
 
 
-class BubbleTable(TomlTable):
-    """The keys of `[bubble]`."""
-
-    work: Annotated[tuple[str, ...], TOML_ARRAY] = Field(
-        min_length=1, description="the methods whose work fills bubbles: kfac"
-    )
+class _Placement(TomlTable):
     placer: PlacerName = Field(default="weft", description="what places work: weft, official or exact")
     margin: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.05, description="share of its seconds that work leaves free in a bubble"
@@ -36,13 +30,18 @@ class BubbleTable(TomlTable):
     )
 
 
-class BubbleOptions(TomlTable):
-    """A plan's options."""
+class BubbleTable(_Placement):
+    """The keys of `[bubble]`."""
+
+    work: Annotated[tuple[str, ...], TOML_ARRAY] = Field(
+        min_length=1, description="the methods whose work fills bubbles: kfac"
+    )
+
+
+class BubbleOptions(_Placement):
+    """A plan's options; `work` has its names separated by commas."""
 
     work: str
-    placer: PlacerName = "weft"
-    margin: float = 0.05
-    most_steps: Count = 16
     windows: str = OPEN
 
 
@@ -62,20 +61,7 @@ def options_of(plan: Plan) -> BubbleOptions | None:
     Raises:
         InputError: for unknown, missing or wrong options.
     """
-    choice = plan.method(NAME)
-    return None if choice is None else read_options(choice)
-
-
-def read_options(choice: Choice) -> BubbleOptions:
-    """Return the options of a choice.
-
-    Raises:
-        InputError: as `options_of` does.
-    """
-    try:
-        return BubbleOptions.model_validate(dict(choice.options))
-    except ValidationError as error:
-        raise InputError(violations_of(error, f"plan: methods: {NAME}", BubbleOptions)) from None
+    return planned_options(BubbleOptions, plan, NAME)
 
 
 class PieceRun(NamedTuple):

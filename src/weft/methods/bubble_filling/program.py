@@ -21,13 +21,14 @@ from weft.methods.bubble_filling.kinds import FillsBubbles
 from weft.methods.bubble_filling.options import NAME, OPEN, PieceRun, StageWindow, options_of, read_windows
 from weft.methods.bubble_filling.verify import check_windows
 from weft.methods.bubble_filling.works import WorkRows, items_of, works_of
-from weft.program.arrays import Ints
+from weft.program.arrays import Ints, Mask
+from weft.program.codes import numbered
 from weft.program.kinds import FORWARD, KINDS, MAKES_GRADIENTS, is_any_of, is_compute
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
 from weft.program.passes import Pass
 from weft.program.passes.insert import insert
-from weft.program.program import Columns, Edges
+from weft.program.program import NONE, Columns, Edges
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,52 +102,53 @@ def fill(
     return insert(pipeline, Columns.join(rows), np.concatenate(anchors), np.concatenate(turns), joined)
 
 
-def computations(columns: Columns, device: int, iteration: int) -> Ints:
-    """Return the rows of a device's computations in one step, in order."""
-    own = is_compute(columns.kind) & (columns.rank == device) & (columns.iteration == iteration)
-    return np.flatnonzero(own)
+def computations(columns: Columns, device: int) -> tuple[Ints, Ints]:
+    """Return the rows of a device's computations, step by step in order, and the first place of each step."""
+    own = np.flatnonzero(is_compute(columns.kind) & (columns.rank == device))
+    iteration = columns.iteration[own]
+    steps = int(columns.iteration.max(initial=0)) + 1
+    order = np.argsort(iteration, kind="stable")
+    return own[order], np.searchsorted(iteration[order], np.arange(steps + 1))
 
 
-def _placed(columns: Columns, stage: int, work: FilledStage) -> tuple[Columns, Ints, Ints] | None:
+def _placed(columns: Columns, stage: int, work: FilledStage) -> tuple[Columns, Ints, Mask] | None:
     """Return a stage's rows, the row next to each, and True for those that come before that one."""
     forwards = np.flatnonzero((columns.kind == FORWARD) & (columns.stage == stage))
     if not work.items or not len(forwards):
         return None
     device, replica = int(columns.rank[forwards[0]]), int(columns.replica[forwards[0]])
     micro_batches = np.unique(columns.micro_batch[forwards])
-    steps = int(columns.iteration.max(initial=0)) + 1
-    runs = _serial_runs(columns, device, work.items, len(micro_batches)) if work.serial else work.window.runs
+    places, starts = computations(columns, device)
+    runs = work.window.runs
+    if work.serial:
+        runs = _serial_runs(columns.kind[places[: starts[1]]], work.items, len(micro_batches))
     _require_whole(runs, stage, work, len(micro_batches))
-    parts, anchors, before = [], [], []
-    for opening in range(0, steps, work.window.steps):
-        for run in runs:
-            item = work.items[run.item]
-            iteration = opening + run.step
-            places = computations(columns, device, iteration)
-            if run.behind >= len(places):
-                problem = f"stage {stage}: behind computation {run.behind} of {len(places)}"
-                raise InputError(Violation(f"plan: methods: {NAME}: windows", problem, OPEN))
-            anchor = int(places[max(run.behind, 0)])
-            parts.append(
-                Columns.of(
-                    run.pieces,
-                    kind=item.kind,
-                    stage=stage,
-                    replica=replica,
-                    rank=device,
-                    iteration=iteration,
-                    part=item.part,
-                    bytes=item.bytes,
-                    micro_batch=micro_batches[run.first : run.first + run.pieces]
-                    if item.by_micro_batch
-                    else -1,
-                )
-            )
-            anchors += [anchor] * run.pieces
-            before += [run.behind < 0] * run.pieces
-    found = np.array(anchors, dtype=np.int64)
-    is_before = np.array(before, dtype=bool)
-    return Columns.join(parts), np.where(is_before, found, _last_issued(columns, found)), is_before
+    run, place = numbered(np.array([one.pieces for one in runs], dtype=np.int64))
+    step, behind, item, first, _ = np.array(runs, dtype=np.int64)[run].T
+    openings = np.arange(0, len(starts) - 1, work.window.steps)
+    iteration = (openings[:, None] + step).ravel()
+    behind, item, place = (np.tile(one, len(openings)) for one in (behind, item, first + place))
+    found = starts[iteration] + np.maximum(behind, 0)
+    if (beyond := np.flatnonzero(found >= starts[iteration + 1])).size:
+        count = np.diff(starts)[iteration[beyond[0]]]
+        problem = f"stage {stage}: behind computation {behind[beyond[0]]} of {count}"
+        raise InputError(Violation(f"plan: methods: {NAME}: windows", problem, OPEN))
+    kind, part, size, by_micro_batch = np.array(
+        [(one.kind, one.part, one.bytes, one.by_micro_batch) for one in work.items], dtype=np.int64
+    )[item].T
+    rows = Columns.of(
+        len(item),
+        kind=kind,
+        stage=stage,
+        replica=replica,
+        rank=device,
+        iteration=iteration,
+        part=part,
+        bytes=size,
+        micro_batch=np.where(by_micro_batch, micro_batches[place], NONE),
+    )
+    anchors, before = places[found], behind < 0
+    return rows, np.where(before, anchors, _last_issued(columns, anchors)), before
 
 
 def _last_issued(columns: Columns, rows: Ints) -> Ints:
@@ -158,19 +160,15 @@ def _last_issued(columns: Columns, rows: Ints) -> Ints:
     return last
 
 
-def _serial_runs(
-    columns: Columns, device: int, items: Sequence[WorkRows], micro_batches: int
-) -> tuple[PieceRun, ...]:
-    """Return runs of all items behind the last pass of the first step."""
-    places = computations(columns, device, 0)
-    last = int(np.flatnonzero(is_any_of(columns.kind[places], MAKES_GRADIENTS))[-1])
-    counts = (micro_batches if one.by_micro_batch else 1 for one in items)
-    return tuple(PieceRun(0, last, item, 0, count) for item, count in enumerate(counts))
+def _serial_runs(kinds: Ints, items: Sequence[WorkRows], micro_batches: int) -> tuple[PieceRun, ...]:
+    """Return runs of all items behind the last pass of a step, whose computations have these kinds."""
+    last = int(np.flatnonzero(is_any_of(kinds, MAKES_GRADIENTS))[-1])
+    return tuple(PieceRun(0, last, item, 0, one.count(micro_batches)) for item, one in enumerate(items))
 
 
 def _require_whole(runs: Sequence[PieceRun], stage: int, work: FilledStage, micro_batches: int) -> None:
     """Check that a window does every piece of every item once, in its steps."""
-    done = [np.zeros(micro_batches if one.by_micro_batch else 1, dtype=np.int64) for one in work.items]
+    done = [np.zeros(one.count(micro_batches), dtype=np.int64) for one in work.items]
     legal = all(run.item < len(done) and run.step < work.window.steps for run in runs)
     for run in runs if legal else ():
         legal &= run.first + run.pieces <= len(done[run.item])
@@ -191,12 +189,13 @@ def _edges(items: Sequence[WorkRows], added: Columns, first: int) -> Edges:
         for before in one.after:
             if apart[item] == apart[before]:
                 continue
-            sources = np.flatnonzero(of == before)
-            for target in np.flatnonzero(of == item).tolist():
-                earlier = sources[sources < target]
-                # What comes later in the cycle is of the cycle before.
-                source, distance = (int(earlier[-1]), 0) if len(earlier) else (int(sources[-1]), 1)
-                firsts[source] = min(firsts.get(source, (2, 0)), (distance, target))
+            sources, targets = np.flatnonzero(of == before), np.flatnonzero(of == item)
+            earlier = np.searchsorted(sources, targets) - 1
+            # What comes later in the cycle is of the cycle before: index -1 is the last one.
+            for source, target, distance in zip(
+                sources[earlier].tolist(), targets.tolist(), (earlier < 0).tolist(), strict=True
+            ):
+                firsts[source] = min(firsts.get(source, (2, 0)), (int(distance), target))
     rows = [(first + source, first + target, distance) for source, (distance, target) in firsts.items()]
     table = np.array(rows, dtype=np.int64).reshape(-1, 3)
     return Edges(source=table[:, 0], target=table[:, 1], distance=table[:, 2])

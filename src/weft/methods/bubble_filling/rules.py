@@ -10,9 +10,10 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import Layout
 from weft.describe.plan import Plan
 from weft.describe.plan_file import PlanRule, listed
+from weft.describe.run_tables.methods import checked_options
 from weft.errors import InputError, Violation, nearest
 from weft.methods.bubble_filling.kinds import owed_by
-from weft.methods.bubble_filling.options import NAME, OPEN, TABLE_NAME, options_of, read_options
+from weft.methods.bubble_filling.options import NAME, OPEN, TABLE_NAME, BubbleOptions, options_of
 from weft.methods.bubble_filling.works import BubbleWork
 from weft.moves.composition import Composition
 from weft.planning.job_rules import JobRule
@@ -39,9 +40,10 @@ def _work_problem(work: str, methods: Collection[str]) -> Violation | None:
 
 def _work(job: Job, layout: Layout) -> str | None:
     methods = layout.methods_beside(job.methods)
-    asked = next((read_options(one) for one in methods if one.name == NAME), None)
-    if asked is None:
+    choice = next((one for one in methods if one.name == NAME), None)
+    if choice is None:
         return None
+    asked = checked_options(BubbleOptions, choice, TABLE_NAME)
     found = _work_problem(asked.work, [one.name for one in methods])
     return None if found is None else str(found)
 

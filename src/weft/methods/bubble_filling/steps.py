@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from weft.errors import InputError, Violation
-from weft.methods.bubble_filling.work import Busy, DeviceStep, Pass
+from weft.methods.bubble_filling.work import Busy, DeviceStep, PassName
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, FORWARD, is_compute
 from weft.program.program import NONE, Program
 from weft.timeline.timeline import Timeline
 
 # The gradients of the outputs of all layers of a stage exist behind the input part of a split backward.
-ENDS: dict[int, Pass] = {FORWARD: "forward", BACKWARD: "backward", BACKWARD_INPUT: "backward"}
+ENDS: dict[int, PassName] = {FORWARD: "forward", BACKWARD: "backward", BACKWARD_INPUT: "backward"}
 
 
 def device_steps(program: Program, timeline: Timeline, period_s: float | None = None) -> list[DeviceStep]:

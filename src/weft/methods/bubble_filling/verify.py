@@ -10,10 +10,10 @@ from weft.errors import Violation
 from weft.methods.bubble_filling.checks import disorder, uncounted
 from weft.methods.bubble_filling.kinds import FillsBubbles
 from weft.methods.bubble_filling.steps import ENDS
-from weft.methods.bubble_filling.work import Busy, DeviceStep, Placed, Window, WorkItem
+from weft.methods.bubble_filling.work import Busy, DeviceStep, Placed, Window
 from weft.methods.bubble_filling.works import WorkRows
 from weft.program.arrays import Ints
-from weft.program.kinds import KINDS, is_any_of
+from weft.program.kinds import is_any_of
 from weft.program.program import Program
 
 
@@ -57,7 +57,7 @@ def _problems(sequence: Ints, steps: int, items: Sequence[WorkRows]) -> Iterator
     """Yield what is wrong with the windows of a stage, in the order of its rows."""
     passes = is_any_of(sequence[:, 0], sorted(ENDS))
     count = int(sequence[passes, 2].max(initial=0)) + 1
-    work = [_item(one, count) for one in items]
+    work = [one.as_item(0, (0.0,) * one.count(count), range(count)) for one in items]
     of = {(one.kind, one.part): item for item, one in enumerate(items)}
     in_first = sequence[passes & (sequence[:, 3] == 0)].tolist()
     busy = tuple(Busy(0.0, 0.0, ENDS[kind], 0, place) for kind, _, place, _ in in_first)
@@ -76,15 +76,3 @@ def _problems(sequence: Ints, steps: int, items: Sequence[WorkRows]) -> Iterator
         window = Window(steps, tuple(placed))
         wrong = list(uncounted(work, window)) or list(disorder(step, work, window))
         yield from (str(one) for one in wrong)
-
-
-def _item(rows: WorkRows, micro_batches: int) -> WorkItem:
-    pieces = micro_batches if rows.by_micro_batch else 1
-    return WorkItem(
-        name=f"{KINDS[rows.kind].words} {rows.part}",
-        stage=0,
-        pieces_s=(0.0,) * pieces,
-        micro_batches=tuple(range(pieces)) if rows.by_micro_batch else (),
-        follows=rows.follows,
-        after=rows.after,
-    )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-Pass = Literal["forward", "backward"]
+PassName = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Busy:
 
     start_s: float
     end_s: float
-    ends: Pass | None = None
+    ends: PassName | None = None
     stage: int = -1
     micro_batch: int = -1
 
@@ -56,7 +56,7 @@ class WorkItem:
     stage: int
     pieces_s: tuple[float, ...]
     micro_batches: tuple[int, ...] = ()
-    follows: Pass | None = None
+    follows: PassName | None = None
     after: tuple[int, ...] = ()
 
 

@@ -9,7 +9,8 @@ from weft.bundles import parts
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Choice, Plan
 from weft.methods.bubble_filling.options import NAME
-from weft.methods.bubble_filling.work import Pass
+from weft.methods.bubble_filling.work import PassName, WorkItem
+from weft.program.kinds import KINDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +29,28 @@ class WorkRows:
     kind: int
     part: int
     by_micro_batch: bool = False
-    follows: Pass | None = None
+    follows: PassName | None = None
     after: tuple[int, ...] = ()
     bytes: int = 0
+
+    def count(self, micro_batches: int) -> int:
+        """Return the rows of a window."""
+        return micro_batches if self.by_micro_batch else 1
+
+    def behind(self, first: int) -> WorkRows:
+        """Return the rows of an item of a list that is appended at this place to another."""
+        return replace(self, after=tuple(first + place for place in self.after))
+
+    def as_item(self, stage: int, pieces_s: Sequence[float], micro_batches: Sequence[int]) -> WorkItem:
+        """Return the item for placers: seconds of its pieces, and the micro-batches of its passes."""
+        return WorkItem(
+            name=f"{KINDS[self.kind].words} {self.part}",
+            stage=stage,
+            pieces_s=tuple(pieces_s),
+            micro_batches=tuple(micro_batches) if self.by_micro_batch else (),
+            follows=self.follows,
+            after=self.after,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +80,7 @@ def items_of(plan: Plan, graph: LayerGraph, stage: int) -> list[WorkRows]:
     found: list[WorkRows] = []
     for work in works_of(plan):
         first = len(found)
-        for one in work.items(plan, graph, stage):
-            found.append(replace(one, after=tuple(first + place for place in one.after)))
+        found += (one.behind(first) for one in work.items(plan, graph, stage))
     return found
 
 

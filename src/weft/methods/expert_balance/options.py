@@ -5,11 +5,10 @@ from __future__ import annotations
 from math import ceil
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from weft.describe.plan import EXPERT_BALANCE, Choice, Plan
-from weft.describe.reading import violations_of
-from weft.describe.run_tables.methods import Options, RunTable
+from weft.describe.run_tables.methods import Options, RunTable, checked_options
 from weft.describe.toml_table import Count, TomlTable
 from weft.errors import InputError, Violation
 
@@ -130,10 +129,7 @@ def read_options(choice: Choice, where: str = TABLE_NAME) -> ExpertsTable:
     Raises:
         InputError: for unknown, missing or wrong options.
     """
-    try:
-        return ExpertsTable.model_validate(dict(choice.options))
-    except ValidationError as error:
-        raise InputError(violations_of(error, where, ExpertsTable)) from None
+    return checked_options(ExpertsTable, choice, where)
 
 
 def options_of(plan: Plan) -> ExpertsTable | None:

@@ -19,7 +19,7 @@ from weft.program.arrays import Ints
 from weft.program.kinds import KINDS, AddedUses, Kind
 from weft.program.places import Places, of_links, stepped_on_rank, table_of
 from weft.program.program import Owed, Program
-from weft.program.values import PER_MICRO_BATCH, PER_STAGE, VALUES, Read, Use, ValueKind
+from weft.program.values import PER_MICRO_BATCH, PER_STAGE, VALUES, At, Read, Use, ValueKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,16 +70,14 @@ def of_layer(program: Program, rows: Ints) -> Places:
     return Places(rows, {"part": program.columns.part[rows] // FACTORS})
 
 
-def input_inverses(program: Program, rows: Ints) -> Places:
-    """Return the places of all inverses of inputs in the rows' stages."""
-    owed = owed_by(program)
-    return Places(rows[:0]) if owed is None else of_links(program, rows, "part", owed.factors(0))
+def _inverses(side: int) -> At:
+    """Return the way to the places of all inverses of one side in the stages of rows."""
 
+    def at(program: Program, rows: Ints) -> Places:
+        owed = owed_by(program)
+        return Places(rows[:0]) if owed is None else of_links(program, rows, "part", owed.factors(side))
 
-def output_inverses(program: Program, rows: Ints) -> Places:
-    """Return the places of all inverses of outputs in the rows' stages."""
-    owed = owed_by(program)
-    return Places(rows[:0]) if owed is None else of_links(program, rows, "part", owed.factors(1))
+    return at
 
 
 def treated(program: Program, rows: Ints) -> Places:
@@ -164,8 +162,8 @@ PRECONDITION = KINDS.register(
         stream="compute",
         reads=(
             Read("reduced_gradient", otherwise=Read("weight_gradient")),
-            Read("input_inverse", at=input_inverses),
-            Read("output_inverse", at=output_inverses),
+            Read("input_inverse", at=_inverses(0)),
+            Read("output_inverse", at=_inverses(1)),
         ),
         writes=("preconditioned",),
     )

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from weft.describe.plan import Choice, Plan
-from weft.describe.reading import violations_of
-from weft.describe.run_tables.methods import RunTable
+from weft.describe.plan import Plan
+from weft.describe.run_tables.methods import RunTable, planned_options
 from weft.describe.toml_table import Count, TomlTable
-from weft.errors import InputError
 from weft.methods.kfac.linears import treated_in, treated_text
 
 NAME = "kfac"
@@ -24,11 +22,9 @@ class KfacTable(TomlTable):
     every: Count = Field(default=10, description="steps from one inversion to the next, without [bubble]")
 
 
-class KfacOptions(TomlTable):
+class KfacOptions(KfacTable):
     """A plan's options; `linears` as `treated_text` writes them."""
 
-    damping: Damping
-    every: Count
     linears: str
 
 
@@ -46,17 +42,4 @@ def options_of(plan: Plan) -> KfacOptions | None:
     Raises:
         InputError: for unknown, missing or wrong options.
     """
-    choice = plan.method(NAME)
-    return None if choice is None else read_options(choice)
-
-
-def read_options(choice: Choice) -> KfacOptions:
-    """Return the options of a choice.
-
-    Raises:
-        InputError: as `options_of` does.
-    """
-    try:
-        return KfacOptions.model_validate(dict(choice.options))
-    except ValidationError as error:
-        raise InputError(violations_of(error, f"plan: methods: {NAME}", KfacOptions)) from None
+    return planned_options(KfacOptions, plan, NAME)

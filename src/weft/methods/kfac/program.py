@@ -15,7 +15,7 @@ import numpy as np
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.errors import Violation
-from weft.methods.bubble_filling.work import Pass as PassName
+from weft.methods.bubble_filling.work import PassName
 from weft.methods.bubble_filling.works import BubbleWork, WorkRows
 from weft.methods.kfac.kinds import (
     CURVATURES,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from weft.describe.block_products import BlockProduct
 from weft.describe.plan import Choice
-from weft.describe.reading import violations_of
-from weft.describe.run_tables.methods import Options, RunTable
+from weft.describe.run_tables.methods import Options, RunTable, checked_options
 from weft.describe.toml_table import TOML_ARRAY, Count, TomlTable, Word
 from weft.errors import InputError, Violation, nearest
 
@@ -113,7 +112,4 @@ def read_options(choice: Choice) -> LowRank:
     Raises:
         InputError: for unknown, missing or wrong options.
     """
-    try:
-        return LowRank.model_validate(dict(choice.options))
-    except ValidationError as error:
-        raise InputError(violations_of(error, NAME, LowRank)) from None
+    return checked_options(LowRank, choice, NAME)

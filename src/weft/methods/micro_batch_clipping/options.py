@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from weft.describe.contract import Contract
 from weft.describe.plan import MICRO_BATCH_CLIPPING, Choice, Plan
-from weft.describe.reading import violations_of
-from weft.describe.run_tables.methods import Options, RunTable
+from weft.describe.run_tables.methods import Options, RunTable, checked_options
 from weft.describe.run_tables.training import TaskTable
 from weft.describe.tasks import sources_of
 from weft.describe.toml_table import TOML_ARRAY, Count, TomlTable
@@ -131,10 +130,7 @@ def read_options(choice: Choice, where: str = TABLE_NAME) -> ClipTable:
     Raises:
         InputError: for unknown, missing or wrong options.
     """
-    try:
-        return ClipTable.model_validate(dict(choice.options))
-    except ValidationError as error:
-        raise InputError(violations_of(error, where, ClipTable)) from None
+    return checked_options(ClipTable, choice, where)
 
 
 def options_of(plan: Plan) -> ClipTable | None:
