@@ -14,6 +14,7 @@ import argparse
 import time
 from collections.abc import Sequence
 
+from bubble_usage import filled_utilisation, least_steps, utilisation
 from figures import Value
 from harness import Report, parser
 from published_blocks import BASE_8, BASE_32, LARGE_32, Block, pipeline, work, works
@@ -23,7 +24,6 @@ from weft.methods.bubble_filling.checks import violations
 from weft.methods.bubble_filling.placement.exact import exact
 from weft.methods.bubble_filling.placement.greedy import greedy
 from weft.methods.bubble_filling.placement.official import official
-from weft.methods.bubble_filling.usage import filled_utilisation, least_steps, utilisation
 from weft.methods.bubble_filling.work import DeviceStep, Placer, WorkItem
 from weft.predict.abstract import simulate_schedule
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from weft.methods.bubble_filling.performance_model import StageSeconds
+from pipefisher_model import StageSeconds
+
 from weft.methods.bubble_filling.steps import device_steps
 from weft.methods.bubble_filling.work import DeviceStep, PassName, WorkItem
 from weft.predict.abstract import simulate_schedule

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from bubble_usage import least_steps
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from methods.bubble_filling.random_work import Case, cases
@@ -14,7 +15,6 @@ from weft.methods.bubble_filling.checks import violations
 from weft.methods.bubble_filling.placement.exact import exact, solved
 from weft.methods.bubble_filling.placement.greedy import greedy
 from weft.methods.bubble_filling.placement.prepared import Work
-from weft.methods.bubble_filling.usage import least_steps
 from weft.methods.bubble_filling.work import Busy, DeviceStep, WorkItem
 
 SMALL = cases(most_micro_batches=2, most_layers=1)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from bubble_usage import filled_utilisation, utilisation
 from published_blocks import BASE_8, BASE_32, LARGE_32, Block, pipeline, works
 
 from weft.methods.bubble_filling.placement.official import official
-from weft.methods.bubble_filling.usage import filled_utilisation, utilisation
 from weft.methods.bubble_filling.work import Busy, DeviceStep, WorkItem
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
+from bubble_usage import (
+    completed_after,
+    filled_utilisation,
+    least_steps,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from methods.bubble_filling.random_work import Case, cases
@@ -13,13 +16,6 @@ from published_blocks import BASE_8, BASE_32, LARGE_32, Block, pipeline, works
 from weft.methods.bubble_filling.checks import violations
 from weft.methods.bubble_filling.placement.greedy import greedy
 from weft.methods.bubble_filling.placement.official import official
-from weft.methods.bubble_filling.placement.serial import serial
-from weft.methods.bubble_filling.usage import (
-    completed_after,
-    filled_utilisation,
-    least_steps,
-    work_s,
-)
 from weft.methods.bubble_filling.work import Busy, DeviceStep, WorkItem
 
 MARGINS = st.sampled_from([0.0, 0.05, 0.3])
@@ -69,15 +65,6 @@ def test_statistics_are_at_most_two_windows_old(case: Case, most_steps: int) -> 
         assert oldest < 2 * window.steps
 
 
-@given(case=cases(), steps=st.integers(1, 9))
-def test_serial_work_ends_the_first_step(case: Case, steps: int) -> None:
-    window = serial(case.step, case.items, steps=steps)
-    assert violations(case.step, case.items, window) == ()
-    assert (window.steps, window.added_s) == (steps, pytest.approx(work_s(case.items)))
-    assert {one.step for one in window.placed} == {0}
-    assert min(one.start_s for one in window.placed) == case.step.end_s
-
-
 @pytest.mark.parametrize(
     ("block", "schedule", "devices", "steps"),
     [
@@ -122,7 +109,7 @@ def test_early_gaps_take_work_of_the_window_before() -> None:
 def test_no_gaps_leave_all_work_to_the_end() -> None:
     step = DeviceStep((Busy(0, 10, "forward", 0, 0), Busy(10, 30, "backward", 0, 0)), 30)
     items = (WorkItem("B", 0, (4,), (0,), "backward"), WorkItem("inverse of B", 0, (12,), after=(0,)))
-    for placer in (official, greedy, partial(serial, steps=1)):
+    for placer in (official, greedy):
         assert placer(step, items).added_s == 16
     assert least_steps(step, items) == float("inf")
 

@@ -8,10 +8,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from bubble_usage import utilisation
 
 from weft.errors import InputError
 from weft.methods.bubble_filling.steps import device_steps
-from weft.methods.bubble_filling.usage import utilisation
 from weft.predict.abstract import ScheduleFigures, simulate_schedule
 
 ORDERS = [

@@ -62,6 +62,8 @@ class Filled:
     def every(self) -> str:
         """The windows of stages, in words."""
         least, most = min(self.steps), max(self.steps)
+        if most == 1:
+            return "in every step"
         return f"every {least} steps" if least == most else f"every {least} to {most} steps"
 
 

@@ -17,9 +17,9 @@ from weft.methods.kfac.options import NAME
 from weft.methods.tensor_norms.kinds import first
 from weft.program.arrays import Ints
 from weft.program.kinds import KINDS, AddedUses, Kind
-from weft.program.places import Places, of_links, stepped_on_rank, table_of
+from weft.program.places import At, Places, of_links, stepped_on_rank, table_of
 from weft.program.program import Owed, Program
-from weft.program.values import PER_MICRO_BATCH, PER_STAGE, VALUES, At, Read, Use, ValueKind
+from weft.program.values import PER_MICRO_BATCH, PER_STAGE, VALUES, Read, Use, ValueKind
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -46,6 +46,12 @@ def first(at: At = own) -> At:
     return lambda program, rows: at(program, rows[program.columns.part[rows] == 0])
 
 
+def of_first(read: Read) -> Read:
+    """Return the read by the first exchange of each step."""
+    otherwise = None if read.otherwise is None else of_first(read.otherwise)
+    return replace(read, at=first(read.at), otherwise=otherwise)
+
+
 def before(program: Program, rows: Ints) -> Places:
     """Return the place of the exchange before each exchange but the first."""
     later = rows[program.columns.part[rows] > 0]
@@ -60,6 +66,15 @@ def last(program: Program, rows: Ints) -> Places:
     return Places(rows, {"part": np.full(len(rows), owed.exchanges - 1, dtype=np.int64)})
 
 
+# A step, and the instruction that runs its first part, read these.
+STEP_READS = (
+    Read("reduced_gradient", otherwise=Read("weight_gradient")),
+    Read("island_sum", at=between_islands),
+    Read("reduced_tied_gradient", at=tied),
+    Read("gradient_norm", at=clipped),
+    Read("loaded_states", at=stepped_from_host),
+)
+
 # The sums of a stage after each exchange.
 VALUES.register(ValueKind(name="whole_sums", scope=(*PER_STAGE, "part"), until="read"))
 
@@ -68,15 +83,7 @@ TENSOR_NORMS = KINDS.register(
         name="tensor_norms",
         symbol="TN",
         stream="collective",
-        reads=(
-            # It reads what the step reads.
-            Read("reduced_gradient", at=first(), otherwise=Read("weight_gradient", at=first())),
-            Read("island_sum", at=first(between_islands)),
-            Read("reduced_tied_gradient", at=first(tied)),
-            Read("gradient_norm", at=first(clipped)),
-            Read("loaded_states", at=first(stepped_from_host)),
-            Read("whole_sums", at=before),
-        ),
+        reads=(*map(of_first, STEP_READS), Read("whole_sums", at=before)),
         writes=("whole_sums",),
         collective=True,
     )

@@ -31,6 +31,8 @@ from weft.program.passes.before_steps import before_steps
 # A sum of squares is an fp64 number. The graph of layers counts no tensors: a block of a transformer has 9
 # (Llama) to 16 (BERT), and the latency of so few bytes decides anyway.
 SUM_BYTES, TENSORS_PER_LAYER = 8, 12
+# Passes that add to what a step follows, or change the order of computations.
+AFTER = ("auxiliary-head", "micro-batch-norms", "offload", "tensor-collectives")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +92,7 @@ PASS = Pass(
     name=NAME,
     options=options,
     apply=exchange,
-    # They add to what a step follows, or change the order of computations.
-    after=("auxiliary-head", "micro-batch-norms", "offload", "tensor-collectives"),
+    after=AFTER,
     last=True,
     groups=groups,
     owes=owes,

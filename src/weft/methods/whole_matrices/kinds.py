@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from weft.methods.gradient_norm.kinds import owed as clipped
-from weft.methods.offload.kinds import stepped_from_host
-from weft.methods.sharding.kinds import between_islands
-from weft.methods.tying.kinds import tied
+from weft.methods.tensor_norms.kinds import STEP_READS
 from weft.program.arrays import Ints
 from weft.program.kinds import KINDS, AddedUses, Kind
 from weft.program.places import Places
@@ -45,14 +42,7 @@ WHOLE_MATRICES = KINDS.register(
         name="whole_matrices",
         symbol="WM",
         stream="collective",
-        reads=(
-            # It reads what the step reads.
-            Read("reduced_gradient", otherwise=Read("weight_gradient")),
-            Read("island_sum", at=between_islands),
-            Read("reduced_tied_gradient", at=tied),
-            Read("gradient_norm", at=clipped),
-            Read("loaded_states", at=stepped_from_host),
-        ),
+        reads=STEP_READS,
         writes=("whole_matrices",),
         collective=True,
     )

@@ -18,6 +18,7 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.methods.offload.kinds import STORE_STATES
 from weft.methods.sharding.groups import group_tables
+from weft.methods.tensor_norms.program import AFTER
 from weft.methods.whole_matrices.kinds import NAME, WHOLE_MATRICES, CompletesMatrices
 from weft.methods.whole_matrices.verify import check_exchanges
 from weft.predict.cost.hidden_matrices import hidden_matrices
@@ -76,8 +77,7 @@ PASS = Pass(
     name=NAME,
     options=options,
     apply=exchange,
-    # They add to what a step follows, or change the order of computations.
-    after=("auxiliary-head", "micro-batch-norms", "offload", "tensor-collectives"),
+    after=AFTER,
     last=True,
     groups=groups,
     owes=owes,

@@ -11,6 +11,7 @@ replicas step only their share. Nor does it hold between some kinds of sharding 
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -54,13 +55,14 @@ class Elimination:
         self._memory, self._links = problem.minimise == "memory", LinkBounds(problem, bounds)
         # Variants of a layout that may fit.
         self._variants: dict[tuple[str, tuple[int, ...] | None], list[_InDoubt]] = defaultdict(list)
+        # Sorted.
         self._reached: list[float] = []
         self._tried = 0
 
     @property
     def worst(self) -> float:
         """The worst of the best fitting layouts so far; infinite before there are enough."""
-        return sorted(self._reached)[self._finalists - 1] if len(self._reached) >= self._finalists else inf
+        return self._reached[self._finalists - 1] if len(self._reached) >= self._finalists else inf
 
     def least(self, candidate: Candidate) -> float:
         """Return the first lower bound of a candidate: of its step, or of its peak where memory counts."""
@@ -111,7 +113,7 @@ class Elimination:
         answered = simulated(self._problem, one.candidate, self._bounds.layer_seconds(one.chain))
         if answered.verdict is Verdict.FITS:
             one.fits = True
-            self._reached.append(float(answered.peak_bytes) if self._memory else answered.step_s)
+            insort(self._reached, float(answered.peak_bytes) if self._memory else answered.step_s)
         return answered
 
     def _above(self, least: float, worst: float) -> str:

@@ -8,7 +8,8 @@ results.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -51,9 +52,11 @@ class WholeMatricesOptimizer(VotedOptimizer, ABC):
     @property
     def matrices(self) -> Sequence[torch.nn.Parameter]:
         """The stepped matrices, or pieces of them."""
-        return [
-            parameter
-            for group in self.param_groups
-            for parameter in group["params"]
-            if group["orthogonalises"] and parameter.grad is not None
-        ]
+        return [matrix for _, matrix in self.in_groups()]
+
+    def in_groups(self) -> Iterator[tuple[Mapping[str, Any], torch.nn.Parameter]]:
+        """Yield the stepped matrices, each with the options of its group."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if group["orthogonalises"] and parameter.grad is not None:
+                    yield group, parameter

@@ -7,7 +7,7 @@ kellerjordan.github.io/posts/muon, 2024. All other parameters step by AdamW. A s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -89,7 +89,7 @@ class Muon(WholeMatricesOptimizer):
 
     @torch.no_grad()
     def begin(self) -> None:
-        for group, matrix in self._matrices():
+        for group, matrix in self.in_groups():
             gradient, state = matrix.grad, self.state[matrix]
             assert gradient is not None, "it is stepped"
             if not state:
@@ -112,7 +112,7 @@ class Muon(WholeMatricesOptimizer):
 
     @torch.no_grad()
     def finish(self) -> None:
-        for group, matrix in self._matrices():
+        for group, matrix in self.in_groups():
             assert matrix.grad is not None, "it is stepped"
             rate = self._unless_left_out(group["lr"], matrix)
             matrix.mul_(1.0 - rate * group["weight_decay"])
@@ -150,13 +150,6 @@ class Muon(WholeMatricesOptimizer):
             eps=group["eps"],
             maximize=False,
         )
-
-    def _matrices(self) -> Iterator[tuple[Mapping[str, Any], torch.nn.Parameter]]:
-        """Yield the stepped matrices, each with the options of its group."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if group["orthogonalises"] and parameter.grad is not None:
-                    yield group, parameter
 
     def _unless_left_out(self, number: float, like: torch.Tensor) -> float | torch.Tensor:
         """Return a number, or 0 for a step that is left out, in the precision of `like`."""

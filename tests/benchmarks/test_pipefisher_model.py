@@ -5,11 +5,11 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
+from bubble_usage import least_steps, refresh_ratio
+from pipefisher_model import ModelledStep, StageBytes, critical_passes
 from published_blocks import BASE_32, LARGE_32, Block, pipeline, work
 
 from weft.errors import InputError
-from weft.methods.bubble_filling.performance_model import ModelledStep, StageBytes, critical_passes
-from weft.methods.bubble_filling.usage import least_steps, refresh_ratio
 from weft.predict.abstract import simulate_schedule
 
 
