@@ -210,6 +210,8 @@ def _call(
     timeout = timedelta(seconds=TIMEOUT_S)
     store = dist.PrefixStore(f"case-{case}", dist.TCPStore("127.0.0.1", port, timeout=timeout))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
+    # A rank that ends at once would leave while slower ones still connect to it.
+    dist.barrier()
     try:
         return function(rank, ranks, *arguments)
     finally:
