@@ -56,6 +56,8 @@ ORDERS = st.sampled_from(
         ("hybrid", 2, 2, 4),
         ("zb-h1", 4, 1, 6),
         ("zb-v", 2, 2, 4),
+        ("chimera", 2, 1, 4),
+        ("chimera", 4, 1, 8),
     ]
 )
 

@@ -222,4 +222,6 @@ ROWS = (
     _row(GPT, "zb-h1", pp=4, bubbles=fills(most_steps=4), steps=9),
     _row(MIXED, "1f1b", pp=4, bubbles=fills(), steps=6),
     _row(LLAMA, "zb-v", pp=2, loops=2, bubbles=fills(), steps=6, recompute="full"),
+    _row(GPT, "chimera", pp=2, dp=2, every=2),
+    _row(LLAMA, "chimera", pp=4, dp=2, micro_batches=8, bubbles=fills(), steps=6),
 )

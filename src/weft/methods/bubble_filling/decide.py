@@ -87,22 +87,26 @@ def place(asked: BubbleOptions, device: DeviceBubbles) -> Window:
 def device_work(
     plan: Plan, predicted: PredictStep, items: Sequence[Sequence[WorkRows]]
 ) -> list[DeviceBubbles]:
-    """Return the gaps and the work of each device of a pipeline; of equal devices of replicas, the busiest.
+    """Return the gaps and the work of each device of a pipeline; of devices with equal stages, the busiest.
 
+    Devices of replicas have equal stages, and so have two of chimera, which run them in the same order.
     The gaps are those of a step without the work. The seconds of work are those of a step with all of it.
     """
     program, bare = predicted(plan)
     steps = device_steps(program, bare.timeline, bare.step_s)
     all_work, full = predicted(with_windows(plan, [StageWindow(1, ())] * len(plan.stages)))
     taken_s = _seconds_of(all_work, full.timeline, plan.stages[0].replicas[0].micro_batches)
-    devices: dict[int, list[int]] = defaultdict(list)
+    held: dict[int, list[int]] = defaultdict(list)
     for stage, one in enumerate(plan.stages):
-        devices[one.replicas[0].ranks[0]].append(stage)
+        for replica in one.replicas:
+            held[replica.ranks[0]].append(stage)
+    devices: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for rank, its_stages in held.items():
+        devices[tuple(its_stages)].append(rank)
     found = []
-    for stages in devices.values():
+    for stages, ranks in devices.items():
         if not any(items[stage] for stage in stages):
             continue
-        ranks = [replica.ranks[0] for replica in plan.stages[stages[0]].replicas]
         rank = max(ranks, key=lambda one: sum(busy.end_s - busy.start_s for busy in steps[one].busy))
         found.append(_work_of(plan, program, steps[rank], rank, stages, items, taken_s))
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -64,8 +65,6 @@ def refuse(
     layout: PipelineLayout, works: tuple[FilledStage, ...], others: Mapping[str, Any]
 ) -> list[Violation]:
     found = []
-    if layout.paths > 1:
-        found.append(Violation(NAME, "the order has two pipelines on the same devices", "schedule 1f1b"))
     if len(set(layout.micro_batches)) > 1:
         problem = "replicas with unlike shares of the batch have unlike bubbles"
         found.append(Violation(NAME, problem, "equal shares"))
@@ -84,8 +83,8 @@ def fill(
     """Add the work of all stages to one pipeline's cycle."""
     rows, anchors, turns, edges = [], [], [], []
     present, turn = len(pipeline.columns), 0
-    for stage, work in enumerate(works):
-        placed = _placed(pipeline.columns, stage, work)
+    for (stage, work), path in product(enumerate(works), range(layout.paths)):
+        placed = _placed(pipeline.columns, stage, path, work)
         if placed is None:
             continue
         added, behind, before = placed
@@ -111,12 +110,15 @@ def computations(columns: Columns, device: int) -> tuple[Ints, Ints]:
     return own[order], np.searchsorted(iteration[order], np.arange(steps + 1))
 
 
-def _placed(columns: Columns, stage: int, work: FilledStage) -> tuple[Columns, Ints, Mask] | None:
-    """Return a stage's rows, the row next to each, and True for those that come before that one."""
-    forwards = np.flatnonzero((columns.kind == FORWARD) & (columns.stage == stage))
+def _placed(
+    columns: Columns, stage: int, path: int, work: FilledStage
+) -> tuple[Columns, Ints, Mask] | None:
+    """Return the rows of a stage on a path, the row next to each, and True for those that come before it."""
+    of_path = (columns.stage == stage) & (columns.replica == path)
+    forwards = np.flatnonzero((columns.kind == FORWARD) & of_path)
     if not work.items or not len(forwards):
         return None
-    device, replica = int(columns.rank[forwards[0]]), int(columns.replica[forwards[0]])
+    device = int(columns.rank[forwards[0]])
     micro_batches = np.unique(columns.micro_batch[forwards])
     places, starts = computations(columns, device)
     runs = work.window.runs
@@ -140,7 +142,7 @@ def _placed(columns: Columns, stage: int, work: FilledStage) -> tuple[Columns, I
         len(item),
         kind=kind,
         stage=stage,
-        replica=replica,
+        replica=path,
         rank=device,
         iteration=iteration,
         part=part,

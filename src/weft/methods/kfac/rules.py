@@ -27,7 +27,6 @@ def _problems(
     *,
     divided: int,
     sharding: str,
-    schedule: str,
     splits: int,
     shares: set[int],
     sync: str,
@@ -40,8 +39,6 @@ def _problems(
         yield Violation("tp", problem, "1")
     if sharding != "zero-0":
         yield Violation("sharding", f"{sharding}: inverses multiply whole gradients", "zero-0")
-    if schedule == "chimera":
-        yield Violation("schedule", "chimera: two pipelines share bubbles", "1f1b")
     if splits > 1:
         yield Violation("splits", "stages that split micro-batches leave tensors of parts", "no splits")
     if len(shares) > 1:
@@ -68,7 +65,6 @@ def _of_layout(job: Job, layout: Layout) -> str | None:
     found = _problems(
         divided=layout.tp * layout.cp * layout.ep,
         sharding=layout.sharding,
-        schedule=layout.schedule,
         splits=max(layout.splits, default=1),
         shares=set(shares_of(job, layout)),
         sync=layout.sync,
@@ -94,7 +90,6 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
     for one in _problems(
         divided=max(len(replica.ranks) for stage in plan.stages for replica in stage.replicas),
         sharding=plan.sharding,
-        schedule=plan.schedule.name,
         splits=max(stage.splits for stage in plan.stages),
         shares={replica.micro_batches for stage in plan.stages for replica in stage.replicas},
         sync=plan.sync.name,
@@ -107,7 +102,7 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
 RULES = (
     Composition(
         method=_METHOD,
-        other="divided layers, sharding, chimera, splits, unlike shares, fp16 and other methods",
+        other="divided layers, sharding, splits, unlike shares, fp16 and other methods",
         reason="a rank needs whole inputs and gradients",
         refuse=_of_layout,
     ),
