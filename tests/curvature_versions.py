@@ -14,6 +14,7 @@ from weft.methods.kfac.kinds import (
     INVERT_OUTPUT,
     OUTPUT_CURVATURE,
     PRECONDITION,
+    PRECONDITION_SHARDS,
     REDUCE_INPUT,
     REDUCE_OUTPUT,
     owed_by,
@@ -84,7 +85,7 @@ def versions_in(program: Program, steps: int) -> tuple[tuple[BlockVersions, ...]
                     part % FACTORS,
                     counts[part // FACTORS],
                 )
-            elif kind == PRECONDITION:
+            elif kind in (PRECONDITION, PRECONDITION_SHARDS):
                 used |= {block: blocks[block].current for block in owed.layers[stage]}
         found.append(tuple(used[block] for block in sorted(blocks)))
     return tuple(found)

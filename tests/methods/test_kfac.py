@@ -24,7 +24,13 @@ from weft.methods.bubble_filling.decide import device_work, place
 from weft.methods.bubble_filling.options import OPEN, options_of, read_windows, windows_text
 from weft.methods.bubble_filling.works import items_of, with_options
 from weft.methods.gradient_norm.kinds import NORM
-from weft.methods.kfac.kinds import CURVATURES, INVERSIONS, PRECONDITION, REDUCTIONS
+from weft.methods.kfac.kinds import (
+    CURVATURES,
+    INVERSIONS,
+    PRECONDITION,
+    PRECONDITION_SHARDS,
+    REDUCTIONS,
+)
 from weft.methods.kfac.linears import LinearLayers, Operand, read_treated, treated_in, treated_text
 from weft.planning.decisions import decided_words
 from weft.planning.planned import plan_run
@@ -62,6 +68,9 @@ ORDERS = st.sampled_from(
 )
 
 
+SHARDINGS = st.sampled_from(["zero-0", "zero-1", "zero-2", "zero-3"])
+
+
 def plan_of(
     order: tuple[str, int, int, int], *, dp: int = 1, model: ModelConfig = GPT, **options: float | int | str
 ) -> Plan:
@@ -76,18 +85,26 @@ def plan_of(
     st.sampled_from([GPT, LLAMA]),
     st.sampled_from(["weft", "official"]),
     st.integers(1, 6),
+    SHARDINGS,
 )
 @settings(max_examples=25)
 def test_windows_of_any_order_are_proved_and_leave_the_step_as_it_is(
-    order: tuple[str, int, int, int], dp: int, model: ModelConfig, placer: str, most_steps: int
+    order: tuple[str, int, int, int],
+    dp: int,
+    model: ModelConfig,
+    placer: str,
+    most_steps: int,
+    sharding: str,
 ) -> None:
     open_plan = plan_of(order, dp=dp, model=model, placer=placer, most_steps=most_steps)
+    open_plan = open_plan.model_copy(update={"sharding": sharding})
     plan = placed(model, open_plan)
     program = make_program(model, plan)
     require_valid(program)
     _, before = predicted_step(model, open_plan.model_copy(update={"precision": "fp32"}))
     _, after = predicted_step(model, plan.model_copy(update={"precision": "fp32"}))
-    if nothing_added(model, open_plan):
+    # Sums of factors take turns with reductions and gathers, for which devices wait at both ends of a step.
+    if sharding == "zero-0" and nothing_added(model, open_plan):
         assert after.step_s <= before.step_s * (1 + 1e-9)
     # Without the work it is the program of the plan that leaves its windows open.
     bare = make_program(model, open_plan)
@@ -103,13 +120,15 @@ def test_windows_of_any_order_are_proved_and_leave_the_step_as_it_is(
 def test_the_verifier_misses_no_row_and_no_edge_of_the_work(
     order: tuple[str, int, int, int], data: st.DataObject
 ) -> None:
-    program = make_program(GPT, placed(GPT, plan_of(order, dp=2)))
-    rows = np.flatnonzero(is_any_of(program.columns.kind, (*WORK, PRECONDITION)))
+    plan = plan_of(order, dp=2).model_copy(update={"sharding": data.draw(SHARDINGS)})
+    program = make_program(GPT, placed(GPT, plan))
+    rows = np.flatnonzero(is_any_of(program.columns.kind, (*WORK, PRECONDITION, PRECONDITION_SHARDS)))
     row = data.draw(st.sampled_from(rows.tolist()))
     assert verify(without_row(program, row))
     edges = program.edges
-    joins = is_any_of(program.columns.kind[edges.source], REDUCTIONS)
-    joins |= is_any_of(program.columns.kind[edges.target], REDUCTIONS)
+    exchanged = (*REDUCTIONS, PRECONDITION_SHARDS)
+    joins = is_any_of(program.columns.kind[edges.source], exchanged)
+    joins |= is_any_of(program.columns.kind[edges.target], exchanged)
     edge = data.draw(st.sampled_from(np.flatnonzero(joins).tolist()))
     assert verify(without_edge(program, edge))
 
@@ -264,5 +283,3 @@ def test_a_plan_that_leaves_windows_open_or_lacks_the_work_is_refused() -> None:
     assert any("a plan states them" in str(one) for one in check_plan(plan, graph, cluster))
     alone = plan.model_copy(update={"methods": plan.methods[1:]})
     assert any("'kfac' is not asked for" in str(one) for one in check_plan(alone, graph, cluster))
-    sharded = placed(GPT, plan).model_copy(update={"sharding": "zero-1"})
-    assert any("inverses multiply whole gradients" in str(one) for one in check_plan(sharded, graph, cluster))

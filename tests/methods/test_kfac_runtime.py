@@ -121,7 +121,7 @@ def test_an_indefinite_factor_is_damped_more_and_one_that_is_not_finite_refused(
 def test_steps_use_new_inverses_when_all_of_a_layer_are_there() -> None:
     weight = torch.ones(3, 4, dtype=torch.float64)
     factor = Factor(3, torch.float64, torch.device("cpu"))
-    linear = TreatedLinear("layer", weight, None, False, factor, None)
+    linear = TreatedLinear("layer", (torch.nn.Parameter(weight),), (weight,), False, factor, None)
     layer = LayerCurvature(
         [TreatedOperand((linear,), Factor(4, torch.float64, torch.device("cpu")))], pieces=2
     )

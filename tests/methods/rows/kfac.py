@@ -222,6 +222,13 @@ ROWS = (
     _row(GPT, "zb-h1", pp=4, bubbles=fills(most_steps=4), steps=9),
     _row(MIXED, "1f1b", pp=4, bubbles=fills(), steps=6),
     _row(LLAMA, "zb-v", pp=2, loops=2, bubbles=fills(), steps=6, recompute="full"),
+    # Ranks that share a gradient; some weights and biases cross a border.
+    _row(GPT, "1f1b", pp=2, dp=2, sharding="zero-1", every=2),
+    _row(GPT, dp=4, sharding="zero-2", methods=(Clips(),)),
+    _row(MIXED, "1f1b", pp=2, dp=2, sharding="zero-3"),
+    _row(GPT, "1f1b", pp=2, dp=4, sharding="zero-2", island=2, bubbles=fills(), steps=6),
+    _row(LLAMA, "breadth-first", pp=2, dp=2, loops=2, sharding="zero-3", bubbles=fills(), steps=6),
+    _row(GPT, dp=2, sharding="zero-1", optimizer="muon"),
     _row(GPT, "chimera", pp=2, dp=2, every=2),
     _row(LLAMA, "chimera", pp=4, dp=2, micro_batches=8, bubbles=fills(), steps=6),
 )

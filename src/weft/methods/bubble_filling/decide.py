@@ -26,7 +26,7 @@ from weft.methods.bubble_filling.options import (
 from weft.methods.bubble_filling.placement.exact import exact
 from weft.methods.bubble_filling.placement.greedy import greedy
 from weft.methods.bubble_filling.placement.official import official
-from weft.methods.bubble_filling.steps import device_steps
+from weft.methods.bubble_filling.steps import common_step, device_steps
 from weft.methods.bubble_filling.work import DeviceStep, Placer, Window, WorkItem
 from weft.methods.bubble_filling.works import WorkRows, items_of, with_options
 from weft.program.passes import PredictStep
@@ -87,7 +87,7 @@ def place(asked: BubbleOptions, device: DeviceBubbles) -> Window:
 def device_work(
     plan: Plan, predicted: PredictStep, items: Sequence[Sequence[WorkRows]]
 ) -> list[DeviceBubbles]:
-    """Return the gaps and the work of each device of a pipeline; of devices with equal stages, the busiest.
+    """Return the gaps and the work of devices with equal stages; each gap is the shortest of all of them.
 
     Devices of replicas have equal stages, and so have two of chimera, which run them in the same order.
     The gaps are those of a step without the work. The seconds of work are those of a step with all of it.
@@ -107,8 +107,8 @@ def device_work(
     for stages, ranks in devices.items():
         if not any(items[stage] for stage in stages):
             continue
-        rank = max(ranks, key=lambda one: sum(busy.end_s - busy.start_s for busy in steps[one].busy))
-        found.append(_work_of(plan, program, steps[rank], rank, stages, items, taken_s))
+        step = common_step([steps[rank] for rank in ranks])
+        found.append(_work_of(plan, step, stages, items, taken_s))
     return found
 
 
@@ -132,9 +132,7 @@ def _seconds_of(program: Program, timeline: Timeline, share: int) -> dict[_Key, 
 
 def _work_of(
     plan: Plan,
-    program: Program,
     step: DeviceStep,
-    rank: int,
     stages: Iterable[int],
     items: Sequence[Sequence[WorkRows]],
     taken_s: Mapping[_Key, float],

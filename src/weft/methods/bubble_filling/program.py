@@ -7,7 +7,7 @@ it behind the last pass of the window's first step. A plan that leaves its windo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -34,10 +34,14 @@ from weft.program.program import NONE, Columns, Edges
 
 @dataclass(frozen=True, slots=True)
 class FilledStage:
-    """The items of a stage, and its window; without runs, all run behind the passes of its first step."""
+    """The items of a stage, its window, and the kinds of rows that read what the items make.
+
+    Without runs in the window, all items run behind the passes of its first step.
+    """
 
     items: tuple[WorkRows, ...]
     window: StageWindow
+    readers: tuple[int, ...] = ()
 
     @property
     def serial(self) -> bool:
@@ -58,7 +62,10 @@ def options(plan: Plan, graph: LayerGraph) -> tuple[FilledStage, ...] | None:
     else:
         every = min(one.every(plan) or 1 for one in works)
         windows = [StageWindow(every, ())] * len(stages)
-    return tuple(FilledStage(tuple(some), window) for some, window in zip(items, windows, strict=True))
+    readers = tuple(kind for one in works for kind in one.read_by)
+    return tuple(
+        FilledStage(tuple(some), window, readers) for some, window in zip(items, windows, strict=True)
+    )
 
 
 def refuse(
@@ -98,7 +105,8 @@ def fill(
     if not rows:
         return pipeline
     joined = Edges.join(edges)
-    return insert(pipeline, Columns.join(rows), np.concatenate(anchors), np.concatenate(turns), joined)
+    filled = insert(pipeline, Columns.join(rows), np.concatenate(anchors), np.concatenate(turns), joined)
+    return filled._replace(edges=Edges.join([filled.edges, *_to_readers(filled.columns, works)]))
 
 
 def computations(columns: Columns, device: int) -> tuple[Ints, Ints]:
@@ -110,9 +118,7 @@ def computations(columns: Columns, device: int) -> tuple[Ints, Ints]:
     return own[order], np.searchsorted(iteration[order], np.arange(steps + 1))
 
 
-def _placed(
-    columns: Columns, stage: int, path: int, work: FilledStage
-) -> tuple[Columns, Ints, Mask] | None:
+def _placed(columns: Columns, stage: int, path: int, work: FilledStage) -> tuple[Columns, Ints, Mask] | None:
     """Return the rows of a stage on a path, the row next to each, and True for those that come before it."""
     of_path = (columns.stage == stage) & (columns.replica == path)
     forwards = np.flatnonzero((columns.kind == FORWARD) & of_path)
@@ -150,12 +156,12 @@ def _placed(
         micro_batch=np.where(by_micro_batch, micro_batches[place], NONE),
     )
     anchors, before = places[found], behind < 0
-    return rows, np.where(before, anchors, _last_issued(columns, anchors)), before
+    return rows, np.where(before, anchors, _last_issued(columns, anchors, work.readers)), before
 
 
-def _last_issued(columns: Columns, rows: Ints) -> Ints:
-    """Return the last row that each computation's host issues before the next one of its device."""
-    computes = np.flatnonzero(is_compute(columns.kind))
+def _last_issued(columns: Columns, rows: Ints, readers: Sequence[int]) -> Ints:
+    """Return the last row that each computation's host issues before the next one, or before a reader."""
+    computes = np.flatnonzero(is_compute(columns.kind) | is_any_of(columns.kind, readers))
     following = np.append(computes, len(columns))[np.searchsorted(computes, rows, side="right")]
     ends = np.searchsorted(columns.rank, columns.rank[rows], side="right")
     last: Ints = np.minimum(following, ends) - 1
@@ -201,6 +207,27 @@ def _edges(items: Sequence[WorkRows], added: Columns, first: int) -> Edges:
     rows = [(first + source, first + target, distance) for source, (distance, target) in firsts.items()]
     table = np.array(rows, dtype=np.int64).reshape(-1, 3)
     return Edges(source=table[:, 0], target=table[:, 1], distance=table[:, 2])
+
+
+def _to_readers(columns: Columns, works: Sequence[FilledStage]) -> Iterator[Edges]:
+    """Yield edges to rows on other streams that read the results of their stage's items.
+
+    A step follows the readers, and next results follow the step, as computations of a device are in order.
+    """
+    for stage, work in enumerate(works):
+        kinds = [kind for kind in work.readers if KINDS[kind].stream != "compute"]
+        rows_of_stage = np.flatnonzero(columns.stage == stage)
+        kind, part = columns.kind[rows_of_stage], columns.part[rows_of_stage]
+        read = rows_of_stage[is_any_of(kind, kinds)]
+        used_up = {before for one in work.items for before in one.after}
+        results = (one for place, one in enumerate(work.items) if place not in used_up) if len(read) else ()
+        for item in results:
+            made = rows_of_stage[(kind == item.kind) & (part == item.part)]
+            for path in np.unique(columns.replica[read]).tolist():
+                own, rows = (one[columns.replica[one] == path] for one in (made, read))
+                # The first reader stands for those behind it. The cycle repeats.
+                following = np.searchsorted(rows, own)
+                yield Edges.of(own, rows[following % len(rows)], following == len(rows))
 
 
 PASS = Pass(

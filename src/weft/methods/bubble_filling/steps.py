@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from weft.errors import InputError, Violation
@@ -40,6 +43,22 @@ def device_steps(program: Program, timeline: Timeline, period_s: float | None = 
         end_s = (end_ns - begin_ns) / 1e9 if period_s is None else period_s
         found.append(DeviceStep(_busy(mine, origin_ns), end_s))
     return found
+
+
+def common_step(steps: Sequence[DeviceStep]) -> DeviceStep:
+    """Return the step of devices with the same computations in one order, of which each gap is the shortest.
+
+    Computations take as long as on the slowest device. Stages and micro-batches are those of the first one.
+    """
+    found, time = list[Busy](), 0.0
+    before = [0.0] * len(steps)
+    for same in zip(*(step.busy for step in steps), strict=True):
+        start = time + min(one.start_s - end for one, end in zip(same, before, strict=True))
+        time = start + max(one.end_s - one.start_s for one in same)
+        found.append(replace(same[0], start_s=start, end_s=time))
+        before = [one.end_s for one in same]
+    end_s = time + min(step.end_s - end for step, end in zip(steps, before, strict=True))
+    return DeviceStep(tuple(found), end_s)
 
 
 def _busy(rows: Timeline, origin_ns: int) -> tuple[Busy, ...]:

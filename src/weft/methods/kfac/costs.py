@@ -137,6 +137,26 @@ def _stage_layers(treated: Treated, layers: Sequence[int], part: int) -> PassWor
     return _preconditioning(treated[layer] for layer in layers if layer in treated)
 
 
+_ON_WHOLE = _computation(_stage_layers, captured=False)
+
+
+def _on_shards(pricing: Pricing, rows: Ints) -> Taken:
+    """Return the times of products, divided among the ranks of a group, and of pieces that move.
+
+    A rank sends one weight at most. It counts as an all-to-all of that many bytes to every rank but itself.
+    """
+    columns, groups = pricing.program.columns, pricing.program.groups
+    products = _ON_WHOLE(pricing, rows)
+
+    def moved_s(group: int, moved_bytes: int) -> tuple[float, float, float]:
+        taken = pricing.model.network.all_to_all(groups[group], 2 * moved_bytes)
+        return taken.seconds, 0.0, taken.link_s
+
+    moved = by_table(moved_s, columns.group[rows], columns.bytes[rows])
+    seconds = products.occupancy / pricing.plan.sharers(0) + moved.occupancy
+    return products._replace(occupancy=seconds, link=moved.link)
+
+
 _ADDED_UP = collective_hook(lambda pricing: Network.all_reduce)
 COSTS = (
     _curvature_cost("input_curvature", 0),
@@ -145,6 +165,7 @@ COSTS = (
     CostOf(kind="reduce_output_curvature", hook=_ADDED_UP),
     _inverse_cost("invert_input_curvature", 0),
     _inverse_cost("invert_output_curvature", 1),
-    CostOf(kind="precondition", hook=_computation(_stage_layers, captured=False)),
+    CostOf(kind="precondition", hook=_ON_WHOLE),
+    CostOf(kind="precondition_shards", hook=_on_shards),
     ResidentBytes(what="curvature", hook=_held),
 )

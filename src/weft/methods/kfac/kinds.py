@@ -14,6 +14,7 @@ import numpy as np
 from weft.methods.bubble_filling.kinds import owed_by as windows_of
 from weft.methods.kfac.linears import FACTORS
 from weft.methods.kfac.options import NAME
+from weft.methods.sharding.kinds import between_islands
 from weft.methods.tensor_norms.kinds import first
 from weft.program.arrays import Ints
 from weft.program.kinds import KINDS, AddedUses, Kind
@@ -155,24 +156,31 @@ CURVATURES, REDUCTIONS, INVERSIONS = (
     (REDUCE_INPUT, REDUCE_OUTPUT),
     (INVERT_INPUT, INVERT_OUTPUT),
 )
+_MULTIPLIED = (
+    Read("reduced_gradient", otherwise=Read("weight_gradient")),
+    Read("island_sum", at=between_islands),
+    Read("input_inverse", at=_inverses(0)),
+    Read("output_inverse", at=_inverses(1)),
+)
 PRECONDITION = KINDS.register(
+    Kind(name="precondition", symbol="PC", stream="compute", reads=_MULTIPLIED, writes=("preconditioned",))
+)
+# Where ranks share a gradient, each multiplies what begins in its range. Parameters across borders move.
+PRECONDITION_SHARDS = KINDS.register(
     Kind(
-        name="precondition",
-        symbol="PC",
-        stream="compute",
-        reads=(
-            Read("reduced_gradient", otherwise=Read("weight_gradient")),
-            Read("input_inverse", at=_inverses(0)),
-            Read("output_inverse", at=_inverses(1)),
-        ),
+        name="precondition_shards",
+        symbol="PZ",
+        stream="collective",
+        reads=_MULTIPLIED,
         writes=("preconditioned",),
+        collective=True,
     )
 )
 
 USES = (
     AddedUses(kinds=("forward",), writes=(Use("linear_inputs", at=captured),)),
     AddedUses(kinds=("backward", "backward_input"), writes=(Use("linear_gradients", at=captured),)),
-    AddedUses(kinds=("step",), reads=(Read("preconditioned", at=treated),)),
+    AddedUses(kinds=("step", "whole_matrices"), reads=(Read("preconditioned", at=treated),)),
     AddedUses(kinds=("norm",), reads=(Read("preconditioned", at=treated_on_rank),)),
     # It runs the first part of a step.
     AddedUses(kinds=("tensor_norms",), reads=(Read("preconditioned", at=first(treated)),)),

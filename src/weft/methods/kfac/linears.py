@@ -41,6 +41,11 @@ class Operand(NamedTuple):
         rows = "" if self.rows is None else f"{self.rows}x"
         return f"{rows}{self.inner}>{','.join(map(str, self.columns))}"
 
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """The parameters of each weight."""
+        return tuple(self.inner * one for one in self.columns)
+
     @classmethod
     def read(cls, text: str) -> Operand:
         """Return the operand of a text."""

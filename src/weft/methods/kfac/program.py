@@ -8,6 +8,7 @@ of both, before any norm of it is taken.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,14 @@ from weft.methods.kfac.kinds import (
     CURVATURES,
     INVERSIONS,
     PRECONDITION,
+    PRECONDITION_SHARDS,
     REDUCTIONS,
     Preconditions,
 )
 from weft.methods.kfac.linears import FACTORS, Treated, read_treated
 from weft.methods.kfac.options import NAME, options_of
+from weft.methods.sharding.groups import group_tables
+from weft.methods.sharding.meeting import outsiders
 from weft.predict.cost.memory import STEPPED_BYTES
 from weft.program.kinds import KINDS, STEP
 from weft.program.layout import PipelineLayout
@@ -34,21 +38,38 @@ from weft.program.passes import GroupTable, Pass, replica_groups
 from weft.program.passes.insert import insert
 from weft.program.program import Columns, Edges
 
-# The linear layers of each stage.
-ByStage = tuple[Treated, ...]
 # The passes whose tensors each side needs.
 PASSES: tuple[PassName, PassName] = ("forward", "backward")
 
 
-def options(plan: Plan, graph: LayerGraph) -> ByStage | None:
-    """Return, by stage, the linear layers that a plan treats."""
+@dataclass(frozen=True, slots=True)
+class TreatedStages:
+    """The linear layers that a plan treats.
+
+    Attributes:
+        layers: by stage.
+        sharers: the replicas that share a stage's gradient; 1: each has the whole.
+        largest: by stage, the bytes of the gradient of its largest weight.
+    """
+
+    layers: tuple[Treated, ...]
+    sharers: int
+    largest: tuple[int, ...]
+
+
+def options(plan: Plan, graph: LayerGraph) -> TreatedStages | None:
     found = options_of(plan)
     if found is None:
         return None
-    treated = read_treated(found.linears)
-    return tuple(
+    treated, element = read_treated(found.linears), STEPPED_BYTES[plan.precision]
+    layers = tuple(
         {layer: treated[layer] for layer in stage.layers if layer in treated} for stage in plan.stages
     )
+    sizes = (
+        [size for layer in some.values() for one in layer.operands for size in one.weights] for some in layers
+    )
+    largest = tuple(element * max(each, default=0) for each in sizes)
+    return TreatedStages(layers, plan.sharers(0), largest)
 
 
 def factor_bytes(sizes: Sequence[int], element: int) -> int:
@@ -60,7 +81,7 @@ def items(plan: Plan, graph: LayerGraph, stage: int) -> list[WorkRows]:
     """Return the work of a stage: curvature of micro-batches, sums over replicas, and inverses."""
     found = options(plan, graph)
     assert found is not None, "a plan with this work has its options"
-    treated, element = found[stage], STEPPED_BYTES[plan.precision]
+    treated, element = found.layers[stage], STEPPED_BYTES[plan.precision]
     together = len(plan.stages[stage].replicas) > 1
     rows: list[WorkRows] = []
     of: dict[tuple[int, int], int] = {}
@@ -91,10 +112,10 @@ def _every(plan: Plan) -> int | None:
     return None if found is None else found.every
 
 
-WORK = BubbleWork(method=NAME, every=_every, items=items)
+WORK = BubbleWork(method=NAME, every=_every, items=items, read_by=(PRECONDITION_SHARDS,))
 
 
-def refuse(layout: PipelineLayout, treated: ByStage, others: Mapping[str, Any]) -> list[Violation]:
+def refuse(layout: PipelineLayout, treated: TreatedStages, others: Mapping[str, Any]) -> list[Violation]:
     found = []
     if len(layout.stages[0].replicas[0]) > 1:
         problem = "tensor, context and expert ranks have parts of a layer's inputs"
@@ -104,10 +125,12 @@ def refuse(layout: PipelineLayout, treated: ByStage, others: Mapping[str, Any]) 
     return found
 
 
-def precondition(pipeline: LoweredPipeline, layout: PipelineLayout, treated: ByStage) -> LoweredPipeline:
+def precondition(
+    pipeline: LoweredPipeline, layout: PipelineLayout, treated: TreatedStages
+) -> LoweredPipeline:
     """Add one row before each stage's step, and before the norm of the gradient."""
     columns, edges = pipeline.columns, pipeline.edges
-    has_layers = np.array([bool(one) for one in treated])
+    has_layers = np.array([bool(one) for one in treated.layers])
     steps = np.flatnonzero((columns.kind == STEP) & has_layers[columns.stage])
     norms = np.flatnonzero(columns.kind == KINDS.code("norm"))
     norm_of = np.full(int(columns.rank.max(initial=0)) + 1, -1, dtype=np.int64)
@@ -121,27 +144,35 @@ def precondition(pipeline: LoweredPipeline, layout: PipelineLayout, treated: ByS
     follows = Edges(
         source=edges.source[into], target=row_of[edges.target[into]], distance=edges.distance[into]
     )
+    shared = treated.sharers > 1
+    # A piece goes to the rank that multiplies it, and comes back.
+    sizes = 2 * np.array(treated.largest, dtype=np.int64)[columns.stage[steps]]
     added = Columns.of(
         len(steps),
-        kind=PRECONDITION,
+        kind=PRECONDITION_SHARDS if shared else PRECONDITION,
+        bytes=sizes if shared else 0,
         **{name: getattr(columns, name)[steps] for name in ("stage", "replica", "rank")},
     )
     new = [follows, Edges.of(rows, steps), Edges.of(rows[normed], anchors[normed])]
     return insert(pipeline, added, anchors, rows - len(columns) - len(steps), Edges.join(new))
 
 
-def groups(layout: PipelineLayout, treated: ByStage) -> tuple[GroupTable, ...]:
-    """Return the groups of all replicas of a stage."""
+def groups(layout: PipelineLayout, treated: TreatedStages) -> tuple[GroupTable, ...]:
+    """Return the groups of all replicas of a stage, and of those that share its gradient."""
     if layout.replicas == 1:
         return ()
     everybody = [list(range(layout.replicas))]
-    kinds = REDUCTIONS
-    return (replica_groups(kinds, layout, [everybody] * len(layout.stages)),)
+    found = (replica_groups(REDUCTIONS, layout, [everybody] * len(layout.stages)),)
+    if treated.sharers == 1:
+        return found
+    shared, _ = group_tables(layout, treated.sharers)
+    return (*found, replace(shared, kinds=(PRECONDITION_SHARDS,)))
 
 
-def owes(layout: PipelineLayout, treated: ByStage) -> Preconditions:
+def owes(layout: PipelineLayout, treated: TreatedStages) -> Preconditions:
     layers = (
-        {layer: (len(one.sizes(0)), len(one.sizes(1))) for layer, one in some.items()} for some in treated
+        {layer: (len(one.sizes(0)), len(one.sizes(1))) for layer, one in some.items()}
+        for some in treated.layers
     )
     return Preconditions(layers=tuple(layers))
 
@@ -154,4 +185,5 @@ PASS = Pass(
     refuse=refuse,
     groups=groups,
     owes=owes,
+    check=lambda program, owed: outsiders(program, PRECONDITION_SHARDS, "K-FAC"),
 )

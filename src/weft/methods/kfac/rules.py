@@ -26,7 +26,6 @@ _METHOD = "K-FAC"
 def _problems(
     *,
     divided: int,
-    sharding: str,
     splits: int,
     shares: set[int],
     sync: str,
@@ -37,8 +36,6 @@ def _problems(
     if divided > 1:
         problem = f"{divided} ranks divide a replica, and have parts of a layer's inputs"
         yield Violation("tp", problem, "1")
-    if sharding != "zero-0":
-        yield Violation("sharding", f"{sharding}: inverses multiply whole gradients", "zero-0")
     if splits > 1:
         yield Violation("splits", "stages that split micro-batches leave tensors of parts", "no splits")
     if len(shares) > 1:
@@ -64,7 +61,6 @@ def _of_layout(job: Job, layout: Layout) -> str | None:
         return None
     found = _problems(
         divided=layout.tp * layout.cp * layout.ep,
-        sharding=layout.sharding,
         splits=max(layout.splits, default=1),
         shares=set(shares_of(job, layout)),
         sync=layout.sync,
@@ -89,7 +85,6 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
         return
     for one in _problems(
         divided=max(len(replica.ranks) for stage in plan.stages for replica in stage.replicas),
-        sharding=plan.sharding,
         splits=max(stage.splits for stage in plan.stages),
         shares={replica.micro_batches for stage in plan.stages for replica in stage.replicas},
         sync=plan.sync.name,
@@ -102,7 +97,7 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
 RULES = (
     Composition(
         method=_METHOD,
-        other="divided layers, sharding, splits, unlike shares, fp16 and other methods",
+        other="divided layers, splits, unlike shares, fp16 and other methods",
         reason="a rank needs whole inputs and gradients",
         refuse=_of_layout,
     ),

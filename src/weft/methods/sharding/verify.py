@@ -68,12 +68,13 @@ def _check_gradient_buffers(program: Program) -> list[Violation]:
     reduces = rows_of(program, REDUCE)
     begin = np.full(len(columns), len(columns), dtype=np.int64)
     np.minimum.at(begin, edges.target[made], edges.source[made])
-    end = program.rank_starts[columns.rank + 1]
+    step = columns.rank * program.steps_per_cycle + columns.iteration
+    end = np.searchsorted(step, step, side="right")
     np.minimum.at(end, edges.source[awaited], edges.target[awaited])
     begin, end = begin[reduces], end[reduces]
     change = np.concatenate([np.ones(len(reduces), np.int64), -np.ones(len(reduces), np.int64)])
     at = np.concatenate([begin, end])
-    # At one place a buffer is freed before it is taken; the end of a rank frees all buffers.
+    # At one place a buffer is freed before it is taken; the end of a rank's step frees all buffers.
     order = np.lexsort((change, at))
     taken: npt.NDArray[np.int64] = np.cumsum(change[order])
     over = order[(taken > SHARDED_BUFFERS) & (change[order] > 0)]

@@ -5,7 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from weft.methods.kfac.options import NAME
-from weft.methods.kfac.runtime.handlers import curvature, inverse, precondition, reduced_curvature
+from weft.methods.kfac.runtime.handlers import (
+    curvature,
+    inverse,
+    precondition,
+    precondition_shards,
+    reduced_curvature,
+)
 from weft.methods.kfac.runtime.state import Kfac
 from weft.run.methods import HandlerOf, StateOf
 
@@ -20,5 +26,6 @@ PARTS = (
         )
     ),
     HandlerOf(kind="precondition", handler=precondition),
+    HandlerOf(kind="precondition_shards", handler=precondition_shards),
     StateOf(method=NAME, make=Kfac),
 )

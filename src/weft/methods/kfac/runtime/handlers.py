@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from weft.errors import RunError
@@ -104,6 +106,18 @@ def inverse(workspace: Workspace, instruction: Instruction, side: int) -> Issue:
 
 def precondition(workspace: Workspace, instruction: Instruction) -> Issue:
     """Multiply the gradient of a stage by the inverses that it has."""
+    return _preconditioned(workspace, instruction, _curvature(workspace, instruction).precondition)
+
+
+def precondition_shards(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Multiply the gradient of which the ranks of a group have ranges."""
+    resources, stage = workspace.resources, instruction.stage
+    found, pieces = _curvature(workspace, instruction), resources.stepped[stage].pieces
+    own, group = resources.shards[stage].own_gradient, resources.groups.collective[instruction.group]
+    return _preconditioned(workspace, instruction, lambda: found.precondition_pieces(pieces, own, group))
+
+
+def _preconditioned(workspace: Workspace, instruction: Instruction, multiply: Callable[[], None]) -> Issue:
     stage, label = instruction.stage, str(instruction)
     layers = tuple(_curvature(workspace, instruction).layers.values())
 
@@ -111,8 +125,7 @@ def precondition(workspace: Workspace, instruction: Instruction) -> Issue:
         step, age = workspace.step, Value[torch.Tensor]()
 
         def work() -> None:
-            for layer in layers:
-                layer.precondition()
+            multiply()
             age.content = torch.stack([layer.age(step) for layer in layers]).sum()
 
         reads = workspace.latest(GRADIENT, stage), workspace.latest(INVERSES, stage)

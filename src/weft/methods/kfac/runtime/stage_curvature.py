@@ -19,6 +19,9 @@ from weft.run.stage.families.own import OwnStage
 from weft.run.stage.stage_module import StageModule
 from weft.run.stage.taps import Passing, Tap
 from weft.run.state.bucket import GradientBucket
+from weft.run.state.stepped import Piece
+from weft.run.state.whole_pieces import complete_pieces
+from weft.sync.base import Group
 
 # The step of an inverse that is not there yet.
 NEVER = -1
@@ -31,28 +34,30 @@ class TreatedLinear:
 
     Attributes:
         name: in the stage.
-        weight: its gradient, (columns, inner), or (inner, columns) where `transposed`.
-        bias: its gradient, (columns,), if it has one.
+        parameters: its weight, (columns, inner), or (inner, columns) where `transposed`; its bias,
+            (columns,), if it has one.
+        gradients: of whole parameters, where ranks have them.
         rows: the vectors of a sample that it multiplies; None: its tokens.
     """
 
     name: str
-    weight: torch.Tensor
-    bias: torch.Tensor | None
+    parameters: tuple[nn.Parameter, ...]
+    gradients: tuple[torch.Tensor, ...]
     transposed: bool
     factor: Factor
     rows: int | None
 
-    def precondition(self, inputs: Factor) -> None:
-        """Multiply the gradients by both inverses."""
+    def precondition(self, gradient: torch.Tensor, inputs: Factor) -> None:
+        """Multiply the gradient of a parameter by the inverses, in place."""
         outer, inner = self.factor.inverse, inputs.inverse
-        gradient = self.weight.to(outer.dtype)
-        if self.transposed:
-            self.weight.copy_(inner @ gradient @ outer)
+        found = gradient.to(outer.dtype)
+        if gradient.ndim == 1:
+            found = outer @ found
+        elif self.transposed:
+            found = inner @ found @ outer
         else:
-            self.weight.copy_(outer @ gradient @ inner)
-        if self.bias is not None:
-            self.bias.copy_(outer @ self.bias.to(outer.dtype))
+            found = outer @ found @ inner
+        gradient.copy_(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,12 +153,16 @@ class LayerCurvature:
         return step - self.used
 
     def precondition(self) -> None:
-        """Multiply the gradients of all linear layers by their inverses, if there are any yet."""
-        if self.used == NEVER:
-            return
+        """Multiply the gradients of all linear layers by their inverses."""
         for one in self.operands:
             for linear in one.linears:
-                linear.precondition(one.factor)
+                for gradient in linear.gradients:
+                    self.precondition_one(linear, gradient)
+
+    def precondition_one(self, linear: TreatedLinear, gradient: torch.Tensor) -> None:
+        """Multiply one gradient of a linear layer by its inverses, if there are any yet."""
+        if self.used != NEVER:
+            linear.precondition(gradient, self.factor_of(0, linear))
 
     def forget(self) -> None:
         """Begin a window anew; steps go on with the inverses that they use."""
@@ -231,6 +240,27 @@ class StageCurvature:
         names = tuple(one.name for layer in self.layers.values() for one in layer.linears)
         return Tap(modules=names, module_input=see(0), module_gradient=see(1))
 
+    def precondition(self) -> None:
+        """Multiply the gradients of a stage, which are whole on this rank."""
+        for layer in self.layers.values():
+            layer.precondition()
+
+    def precondition_pieces(self, pieces: Sequence[Piece], own: torch.Tensor, group: Group) -> None:
+        """Multiply the gradients that begin in this rank's range; see `complete_pieces`."""
+        treated = {
+            id(parameter): (layer, linear)
+            for layer in self.layers.values()
+            for linear in layer.linears
+            for parameter in linear.parameters
+        }
+
+        def multiply(piece: Piece, gradient: torch.Tensor) -> None:
+            layer, linear = treated[id(piece.parameter)]
+            layer.precondition_one(linear, gradient)
+
+        mine = [piece for piece in pieces if id(piece.parameter) in treated]
+        complete_pieces(mine, own, group, multiply)
+
     @property
     def is_fresh(self) -> bool:
         """True before the first pass."""
@@ -300,12 +330,12 @@ def _operands(
             if module is None or shape != ((inner, size) if transposed else (size, inner)):
                 problem = f"layer {position} has no linear layer of {inner} by {size} features in its place"
                 raise InputError(Violation(NAME, problem, "a plan of this model"))
-            weight = gradients[id(module.weight)]
-            bias = None if module.bias is None else gradients[id(module.bias)]
-            factor = Factor(size, _at_least_fp32(weight), weight.device)
-            treated.append(TreatedLinear(names[id(module)], weight, bias, transposed, factor, rows))
-        first = treated[0]
-        yield TreatedOperand(tuple(treated), Factor(inner, first.factor.sum.dtype, first.weight.device))
+            parameters = tuple(module.parameters(recurse=False))
+            own = tuple(gradients[id(one)] for one in parameters)
+            factor = Factor(size, _at_least_fp32(own[0]), own[0].device)
+            treated.append(TreatedLinear(names[id(module)], parameters, own, transposed, factor, rows))
+        first = treated[0].factor.sum
+        yield TreatedOperand(tuple(treated), Factor(inner, first.dtype, first.device))
 
 
 def _at_least_fp32(gradient: torch.Tensor) -> torch.dtype:
