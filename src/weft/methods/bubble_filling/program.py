@@ -119,7 +119,7 @@ def computations(columns: Columns, device: int) -> tuple[Ints, Ints]:
 
 
 def _placed(columns: Columns, stage: int, path: int, work: FilledStage) -> tuple[Columns, Ints, Mask] | None:
-    """Return the rows of a stage on a path, the row next to each, and True for those that come before it."""
+    """Return a stage's rows on a path, the row next to each, and True for those that come before it."""
     of_path = (columns.stage == stage) & (columns.replica == path)
     forwards = np.flatnonzero((columns.kind == FORWARD) & of_path)
     if not work.items or not len(forwards):
