@@ -22,6 +22,7 @@ BENCHMARKS = (
     ("simulator",),
     ("planners",),
     ("bubbles",),
+    ("orders_with_curvature",),
     ("decoder_parameters",),
     ("peer_figures",),
     ("recorder",),
