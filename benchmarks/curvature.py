@@ -18,7 +18,7 @@ import torch
 from figures import Value
 from harness import Report, parser
 
-from weft.methods.kfac.runtime.factors import Factor, damped_inverse
+from weft.methods.kfac.runtime.factors import DampedInverse, damped_inverse
 
 SIZES, ROWS, ROUNDS = (256, 512, 1024, 2048, 4096), 2048, 7
 DAMPING = 1e-2
@@ -69,7 +69,7 @@ def measured(size: int, rows: int, rounds: int, device: str = "cpu") -> Seconds:
     """The operations on factors of a size, in fp32, from so many rows."""
     generator = torch.Generator(device).manual_seed(SEED)
     tensor = torch.randn(rows, size, generator=generator, device=device)
-    factor = Factor(size, torch.float32, torch.device(device))
+    factor = DampedInverse(size, torch.float32, torch.device(device))
     factor.add(tensor, 1.0 / rows)
     matrix, damped = factor.sum.clone(), factor.sum.clone()
     damped.diagonal().add_(DAMPING)

@@ -20,9 +20,10 @@ from weft.program.program import Program
 DAMPING = 1.0
 
 
-def kfac(model: ModelConfig, every: int = 1) -> Choice:
+def kfac(model: ModelConfig, every: int = 1, form: str = "inverse") -> Choice:
     linears = treated_text(treated_in(model))
-    return Choice(name="kfac", options={"damping": DAMPING, "every": every, "linears": linears})
+    options = {"damping": DAMPING, "every": every, "linears": linears, "form": form}
+    return Choice(name="kfac", options=options)
 
 
 def fills(placer: str = "weft", **options: Any) -> Choice:

@@ -18,7 +18,7 @@ from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.plan import Plan
 from weft.methods.bubble_filling.options import options_of, read_windows
-from weft.methods.kfac.runtime.factors import Factor, damped_inverse
+from weft.methods.kfac.runtime.factors import DampedInverse, Eigenvectors, Factor, damped_inverse
 from weft.methods.kfac.runtime.stage_curvature import LayerCurvature, TreatedLinear, TreatedOperand
 
 SIZES = st.integers(1, 6)
@@ -28,8 +28,8 @@ def rows(seed: int, count: int, size: int) -> torch.Tensor:
     return torch.randn(count, size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def factor_of(parts: list[torch.Tensor]) -> Factor:
-    found, count = Factor(parts[0].shape[-1], torch.float64, torch.device("cpu")), sum(map(len, parts))
+def factor_of(parts: list[torch.Tensor], form: type[Factor] = DampedInverse) -> Factor:
+    found, count = form(parts[0].shape[-1], torch.float64, torch.device("cpu")), sum(map(len, parts))
     for one in parts:
         found.add(one, 1.0 / count)
     found.complete()
@@ -62,7 +62,7 @@ def test_inverses_are_those_of_the_kronecker_product_with_damped_factors(
     assert b.invert(damping, a.mean)
     gradient = rows(seed + 2, outer, inner)
     expected = torch.linalg.solve(torch.kron(damped_b, damped_a), gradient.flatten()).view(outer, inner)
-    assert torch.allclose(b.next @ gradient @ a.next, expected, rtol=1e-7, atol=1e-9)
+    assert torch.allclose(b.next[0] @ gradient @ a.next[0], expected, rtol=1e-7, atol=1e-9)
     # The product of the damped factors is the damped product, and two terms across.
     across = root * ratio * torch.kron(damped_b - root / ratio * eye(outer), eye(inner))
     across += root / ratio * torch.kron(eye(outer), damped_a - root * ratio * eye(inner))
@@ -71,17 +71,37 @@ def test_inverses_are_those_of_the_kronecker_product_with_damped_factors(
     assert torch.allclose(torch.kron(damped_b, damped_a), damped, rtol=1e-9, atol=1e-9)
 
 
+@given(st.integers(0, 2**32), SIZES, SIZES, st.floats(1e-3, 10.0))
+def test_eigenvectors_give_the_inverse_of_the_damped_kronecker_product(
+    seed: int, inner: int, outer: int, damping: float
+) -> None:
+    a, b = (
+        factor_of([rows(seed, 9, inner)], Eigenvectors),
+        factor_of([rows(seed + 1, 9, outer)], Eigenvectors),
+    )
+    damped = torch.kron(b.sum, a.sum) + damping * eye(inner * outer)
+    of_bias = b.sum + damping * eye(outer)
+    for one, other in ((a, b), (b, a)):
+        assert one.invert(damping, other.mean)
+    gradient, bias = rows(seed + 2, outer, inner), rows(seed + 3, 1, outer)[0]
+    found = Eigenvectors.multiplied(gradient, b.next, a.next, damping)
+    expected = torch.linalg.solve(damped, gradient.flatten()).view(outer, inner)
+    assert torch.allclose(found, expected, rtol=1e-7, atol=1e-9)
+    found = Eigenvectors.multiplied(bias, b.next, (), damping)
+    assert torch.allclose(found, torch.linalg.solve(of_bias, bias), rtol=1e-7, atol=1e-9)
+
+
 def test_large_damping_gives_the_gradient_over_the_damping() -> None:
     a, b = factor_of([rows(1, 9, 4)]), factor_of([rows(2, 9, 3)])
     a.invert(1e12, b.mean)
     b.invert(1e12, a.mean)
     gradient = rows(3, 3, 4)
-    assert torch.allclose(1e12 * (b.next @ gradient @ a.next), gradient, rtol=1e-5)
+    assert torch.allclose(1e12 * (b.next[0] @ gradient @ a.next[0]), gradient, rtol=1e-5)
 
 
 @given(st.floats(1e-3, 10.0))
 def test_factors_of_one_scale_all_gradients_alike(damping: float) -> None:
-    a, b = (Factor(size, torch.float64, torch.device("cpu")) for size in (4, 3))
+    a, b = (DampedInverse(size, torch.float64, torch.device("cpu")) for size in (4, 3))
     for one in (a, b):
         one.sum.copy_(torch.eye(len(one.sum)))
         one.begun.fill_(1)
@@ -89,19 +109,19 @@ def test_factors_of_one_scale_all_gradients_alike(damping: float) -> None:
     a.invert(damping, b.mean)
     b.invert(damping, a.mean)
     gradient = rows(3, 3, 4)
-    assert torch.allclose(b.next @ gradient @ a.next, gradient / (1.0 + damping**0.5) ** 2)
+    assert torch.allclose(b.next[0] @ gradient @ a.next[0], gradient / (1.0 + damping**0.5) ** 2)
 
 
 def test_a_sum_of_nothing_keeps_the_inverse_and_says_so() -> None:
     one = factor_of([rows(1, 9, 4)])
     assert one.invert(1e-3, one.mean)
-    kept = one.next.clone()
+    kept = one.next[0].clone()
     assert not one.invert(1e-3, one.mean)
-    assert torch.equal(one.next, kept)
+    assert torch.equal(one.next[0], kept)
     # A layer that a step has not used leaves zeros.
     one.add(torch.zeros(5, 4, dtype=torch.float64), 1.0)
     assert one.invert(1e-3, one.mean)
-    assert torch.equal(one.next, kept)
+    assert torch.equal(one.next[0], kept)
 
 
 def test_an_indefinite_factor_is_damped_more_and_one_that_is_not_finite_refused() -> None:
@@ -120,22 +140,24 @@ def test_an_indefinite_factor_is_damped_more_and_one_that_is_not_finite_refused(
 
 def test_steps_use_new_inverses_when_all_of_a_layer_are_there() -> None:
     weight = torch.ones(3, 4, dtype=torch.float64)
-    factor = Factor(3, torch.float64, torch.device("cpu"))
+    factor = DampedInverse(3, torch.float64, torch.device("cpu"))
     linear = TreatedLinear("layer", (torch.nn.Parameter(weight),), (weight,), False, factor, None)
     layer = LayerCurvature(
-        [TreatedOperand((linear,), Factor(4, torch.float64, torch.device("cpu")))], pieces=2
+        [TreatedOperand((linear,), DampedInverse(4, torch.float64, torch.device("cpu")))],
+        pieces=2,
+        damping=1.0,
     )
     for micro_batch in range(2):
         layer.add(0, [rows(micro_batch, 9, 4)], 7, 2)
     layer.add(1, [rows(2, 9, 3)], 7, 2)
-    layer.invert(0, 0, 1.0)
+    layer.invert(0, 0)
     layer.precondition()
     assert torch.equal(weight, torch.ones_like(weight))
     layer.add(1, [rows(3, 9, 3)], 7, 2)
-    layer.invert(1, 0, 1.0)
+    layer.invert(1, 0)
     assert int(layer.used) == 7
     layer.precondition()
-    expected = linear.factor.next @ torch.ones_like(weight) @ layer.inputs[0].next
+    expected = linear.factor.next[0] @ torch.ones_like(weight) @ layer.inputs[0].next[0]
     assert torch.equal(weight, expected)
     assert not torch.allclose(weight, torch.ones_like(weight))
 
@@ -143,20 +165,26 @@ def test_steps_use_new_inverses_when_all_of_a_layer_are_there() -> None:
 GPT, MIXED = tiny(layers=2), resolve_model("own_models:mixed")
 
 
-def filled(model: ModelConfig, micro_batches: int) -> Plan:
+def filled(model: ModelConfig, micro_batches: int, form: str) -> Plan:
     plan = Row(model, "1f1b", pp=2, dp=2, micro_batches=micro_batches, precision="fp32").plan
-    return placed(model, plan.model_copy(update={"methods": (kfac(model), fills())}))
+    return placed(model, plan.model_copy(update={"methods": (kfac(model, form=form), fills())}))
 
 
 @pytest.mark.parametrize(
-    ("model", "micro_batches", "done"),
-    [(GPT, 4, 1), (GPT, 4, 2), (GPT, 4, 3), (MIXED, 8, 1), (MIXED, 8, 3)],
+    ("model", "micro_batches", "form", "done"),
+    [
+        (GPT, 4, "inverse", 1),
+        (GPT, 4, "inverse", 2),
+        (GPT, 4, "inverse", 3),
+        (MIXED, 8, "inverse", 1),
+        (MIXED, 8, "eigen", 3),
+    ],
     ids=lambda one: getattr(one, "name", str(one)),
 )
 def test_a_run_that_stops_inside_a_window_goes_on_to_the_bit(
-    worker_pool: WorkerPool, tmp_path: Path, model: ModelConfig, micro_batches: int, done: int
+    worker_pool: WorkerPool, tmp_path: Path, model: ModelConfig, micro_batches: int, form: str, done: int
 ) -> None:
-    plan = filled(model, micro_batches)
+    plan = filled(model, micro_batches, form)
     steps = [one.steps for one in read_windows(options_of(plan).windows)]
     assert max(steps) > 1, "every step is a window"
     for (losses, whole), (first, _), (second, resumed) in worker_pool.run(

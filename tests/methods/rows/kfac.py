@@ -90,14 +90,16 @@ class Kfac(Method):
     every: int = 1
     windows: str = ""
     versions: tuple[tuple[BlockVersions, ...], ...] = ()
+    form: str = "inverse"
 
     def __repr__(self) -> str:
-        return f"K-FAC in {self.windows}" if self.windows else f"K-FAC every {self.every}"
+        when = f"in {self.windows}" if self.windows else f"every {self.every}"
+        return f"K-FAC {when}" if self.form == "inverse" else f"K-FAC by {self.form} {when}"
 
     @property
     def choices(self) -> tuple[Choice, ...]:
         bubbles = (fills(windows=self.windows),) if self.windows else ()
-        return (kfac(self.model, self.every), *bubbles)
+        return (kfac(self.model, self.every, self.form), *bubbles)
 
     def begin(self, copies: Any) -> None:
         for copy in copies:
@@ -115,7 +117,8 @@ class Kfac(Method):
         layers = products_in(self.model, modules)
         for products, versions in zip(layers, self.versions[step], strict=True):
             if versions is not None:
-                _precondition(modules, _SUMS[copy], products, *versions)
+                multiply = _precondition if self.form == "inverse" else _solve
+                multiply(modules, _SUMS[copy], products, *versions)
 
 
 def _sums_of(copy: Copy) -> Iterator[tuple[str, Sums]]:
@@ -163,6 +166,28 @@ def _precondition(
             module.bias.grad = outer @ module.bias.grad
 
 
+def _solve(
+    modules: dict[str, torch.nn.Module],
+    steps: list[dict[str, Sums]],
+    products: list[Product],
+    inputs: tuple[Version, ...],
+    outputs: tuple[Version, ...],
+) -> None:
+    """Solve for the gradients of a layer with the damped product of both factors, and for biases with one."""
+    for number, (name, operand) in enumerate(products):
+        first = next(one.name for one in products if one.operand == operand)
+        inner, outer = steps[inputs[operand].sum][first].inputs, steps[outputs[number].sum][name].outputs
+        module = modules[name]
+        turned = isinstance(module, Conv1D)
+        gradient = module.weight.grad.mT if turned else module.weight.grad
+        damped = torch.kron(outer, inner) + DAMPING * torch.eye(len(outer) * len(inner)).double()
+        found = torch.linalg.solve(damped, gradient.flatten()).view_as(gradient)
+        module.weight.grad = found.mT if turned else found
+        if module.bias is not None:
+            of_bias = outer + DAMPING * torch.eye(len(outer)).double()
+            module.bias.grad = torch.linalg.solve(of_bias, module.bias.grad)
+
+
 def _keeper(inputs: list[torch.Tensor], gradients: list[torch.Tensor]) -> Callable[..., None]:
     def keep(module: torch.nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         if output.requires_grad:
@@ -181,15 +206,16 @@ def _row(
     *layout: Any,
     every: int = 1,
     bubbles: Choice | None = None,
+    form: str = "inverse",
     methods: tuple[Method, ...] = (),
     steps: int = 3,
     **options: Any,
 ) -> Row:
-    own = Kfac(model, every)
+    own = Kfac(model, every, form=form)
     if bubbles is not None:
         plan = Row(model, *layout, methods=(own,), **options).plan
         asked = plan.model_copy(update={"methods": (*plan.methods, bubbles)})
-        own = Kfac(model, every, options_of(placed(model, asked)).windows)
+        own = replace(own, windows=options_of(placed(model, asked)).windows)
     plan = Row(model, *layout, methods=(own,), **options).plan
     own = replace(own, versions=versions_in(make_program(model, plan), steps))
     return Row(model, *layout, methods=(own, *methods), steps=steps, **options)
@@ -222,6 +248,8 @@ ROWS = (
     _row(GPT, "zb-h1", pp=4, bubbles=fills(most_steps=4), steps=9),
     _row(MIXED, "1f1b", pp=4, bubbles=fills(), steps=6),
     _row(LLAMA, "zb-v", pp=2, loops=2, bubbles=fills(), steps=6, recompute="full"),
+    _row(GPT, "1f1b", pp=2, dp=2, form="eigen", sharding="zero-1", every=2),
+    _row(MIXED, "1f1b", pp=4, form="eigen", bubbles=fills(), steps=6),
     # Ranks that share a gradient; some weights and biases cross a border.
     _row(GPT, "1f1b", pp=2, dp=2, sharding="zero-1", every=2),
     _row(GPT, dp=4, sharding="zero-2", methods=(Clips(),)),

@@ -5,7 +5,7 @@ An inverse of n x n numbers takes n^3 operations: a Cholesky factor, and its inv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from weft.describe.families.transformer import ONE, TOKENS
 from weft.describe.layer import Matmul, PassWork
 from weft.methods.kfac.kinds import owed_by
 from weft.methods.kfac.linears import FACTORS, LinearLayers, Treated, read_treated
-from weft.methods.kfac.options import options_of
+from weft.methods.kfac.options import FormName, options_of
 from weft.predict.cost.hooks import CostHook, CostOf, Taken, by_table, collective_hook
 from weft.predict.cost.memory import STEPPED_BYTES
 from weft.predict.cost.network import Network
@@ -24,14 +24,17 @@ from weft.program.arrays import Ints
 
 # Seconds of an inverse over those of a product with as many operations, for n x n numbers: the first, and the
 # second over n. `benchmarks/curvature.py` found 4.7, 3.3, 2.4, 2.0 and 1.7 on a CPU for n of 256 to 4096.
-_INVERSE_SLOWDOWN, _SMALL_INVERSE_SLOWDOWN = 1.55, 900.0
+# Eigenvectors took 31, 17, 14 and 13 there, for n of 256 to 2048.
+_SLOWDOWNS: Mapping[FormName, tuple[float, float]] = {"inverse": (1.55, 900.0), "eigen": (11.0, 4400.0)}
+# Products with n x n numbers for each side of a gradient.
+_PRODUCTS: Mapping[FormName, int] = {"inverse": 1, "eigen": 2}
 _IN = "fp32"
 
 
-def _treated(pricing: Pricing) -> Treated:
+def _treated(pricing: Pricing) -> tuple[Treated, FormName]:
     found = options_of(pricing.plan)
     assert found is not None, "a program with these rows is of a plan with their options"
-    return read_treated(found.linears)
+    return read_treated(found.linears), found.form
 
 
 def _squares(factors: Sequence[tuple[int, int | None]]) -> PassWork:
@@ -48,8 +51,9 @@ def _rows_of(rows: int | None) -> Amount:
     return TOKENS if rows is None else Amount.of(rows, batch=1)
 
 
-def _inverse(size: int) -> PassWork:
-    operations = (_INVERSE_SLOWDOWN + _SMALL_INVERSE_SLOWDOWN / size) * size**3
+def _inverse(size: int, form: FormName) -> PassWork:
+    slowdown, of_small = _SLOWDOWNS[form]
+    operations = (slowdown + of_small / size) * size**3
     # A product of 2 n m k operations.
     product = Matmul(
         count=ONE,
@@ -60,31 +64,33 @@ def _inverse(size: int) -> PassWork:
     return PassWork(matmuls=(product,), kernels=3)
 
 
-def _preconditioning(layers: Iterable[LinearLayers]) -> PassWork:
-    """Return the two products for the gradient of each weight."""
+def _preconditioning(layers: Iterable[LinearLayers], form: FormName) -> PassWork:
+    """Return the products for the gradient of each weight."""
     products = []
     for one in (operand for layer in layers for operand in layer.operands):
         inner = Amount.of(one.inner)
         for columns in map(Amount.of, one.columns):
             products.append(Matmul(count=ONE, rows=columns, inner=inner, columns=inner))
             products.append(Matmul(count=ONE, rows=columns, inner=columns, columns=inner))
+    products *= _PRODUCTS[form]
     return PassWork(matmuls=tuple(products), kernels=len(products))
 
 
-# From the linear layers of a plan, a stage's layers and a row's part to its work.
-WorkOf = Callable[[Treated, Sequence[int], int], PassWork]
+# From the linear layers of a plan, its form of results, a stage's layers and a row's part to its work.
+WorkOf = Callable[[Treated, FormName, Sequence[int], int], PassWork]
 
 
 def _computation(work_of: WorkOf, *, captured: bool) -> CostHook:
     """Return the cost hook of some work; `captured`: in the plan's precision."""
 
     def hook(pricing: Pricing, rows: Ints) -> Taken:
-        treated, placed, columns = _treated(pricing), pricing.placed, pricing.program.columns
-        compute = pricing.model.compute
+        treated, form = _treated(pricing)
+        placed, columns, compute = pricing.placed, pricing.program.columns, pricing.model.compute
         precision = pricing.plan.precision if captured else _IN
 
         def place_s(stage: int, part: int, devices: int) -> tuple[float, float, float]:
-            work, shape = work_of(treated, pricing.plan.stages[stage].layers, part), placed.shape(stage)
+            work = work_of(treated, form, pricing.plan.stages[stage].layers, part)
+            shape = placed.shape(stage)
             each = zip(placed.device_sets[devices], placed.speed_sets[devices], strict=True)
             seconds = (
                 pricing.in_program_s(compute.work_s(work, shape, precision, device), device, speed)
@@ -108,7 +114,7 @@ def _held(pricing: Pricing) -> Held:
     held, owed, plan = np.zeros(pricing.program.ranks, dtype=np.int64), owed_by(pricing.program), pricing.plan
     if owed is None:
         return Held(held)
-    treated, element = _treated(pricing), STEPPED_BYTES[plan.precision]
+    (treated, _), element = _treated(pricing), STEPPED_BYTES[plan.precision]
     for stage, layers in enumerate(owed.layers):
         shape = pricing.placed.shape(stage)
         factors = [one for layer in layers for side in (0, 1) for one in treated[layer].factors(side)]
@@ -121,20 +127,22 @@ def _held(pricing: Pricing) -> Held:
 
 
 def _curvature_cost(kind: str, side: int) -> CostOf:
-    hook = _computation(lambda treated, layers, part: _squares(treated[part].factors(side)), captured=True)
-    return CostOf(kind=kind, hook=hook)
+    def work(treated: Treated, form: FormName, layers: Sequence[int], part: int) -> PassWork:
+        return _squares(treated[part].factors(side))
+
+    return CostOf(kind=kind, hook=_computation(work, captured=True))
 
 
 def _inverse_cost(kind: str, side: int) -> CostOf:
-    def work(treated: Treated, layers: Sequence[int], part: int) -> PassWork:
+    def work(treated: Treated, form: FormName, layers: Sequence[int], part: int) -> PassWork:
         layer, number = divmod(part, FACTORS)
-        return _inverse(treated[layer].sizes(side)[number])
+        return _inverse(treated[layer].sizes(side)[number], form)
 
     return CostOf(kind=kind, hook=_computation(work, captured=False))
 
 
-def _stage_layers(treated: Treated, layers: Sequence[int], part: int) -> PassWork:
-    return _preconditioning(treated[layer] for layer in layers if layer in treated)
+def _stage_layers(treated: Treated, form: FormName, layers: Sequence[int], part: int) -> PassWork:
+    return _preconditioning((treated[layer] for layer in layers if layer in treated), form)
 
 
 _ON_WHOLE = _computation(_stage_layers, captured=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -13,6 +13,7 @@ from weft.methods.kfac.linears import treated_in, treated_text
 
 NAME = "kfac"
 Damping = Annotated[float, Field(gt=0)]
+FormName = Literal["inverse", "eigen"]
 
 
 class KfacTable(TomlTable):
@@ -20,6 +21,9 @@ class KfacTable(TomlTable):
 
     damping: Damping = Field(default=1e-3, description="added to the curvature before it is inverted")
     every: Count = Field(default=10, description="steps from one inversion to the next, without [bubble]")
+    form: FormName = Field(
+        default="inverse", description="inverse: each factor is damped; eigen: their product is, exactly"
+    )
 
 
 class KfacOptions(KfacTable):

@@ -1,14 +1,20 @@
-"""`Factor`: the curvature of one side of linear layers, and its damped inverse, from step to step.
+"""`Factor`: the curvature of one side of linear layers, and what multiplies gradients, from step to step.
 
 The factors are `A = sum a^T a / T` and `B = sum e^T e / T`, over the T tokens of a step. Rows a are inputs of
 y = W x + b, and rows e gradients of its outputs. A row e is of its token's loss: T times that of the mean.
-With `pi = sqrt((tr A / n_a) / (tr B / n_b))` the inverses are those of `A + sqrt(damping) pi I` and
-`B + sqrt(damping) / pi I` (Martens and Grosse, arXiv 1503.05671, section 6.3).
+Gradients are multiplied in one of two forms.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import ClassVar
+
 import torch
+
+from weft.methods.kfac.options import FormName
 
 # The least that is added to a factor.
 _LEAST = 1e-7
@@ -16,23 +22,47 @@ _LEAST = 1e-7
 _TRIES, _MORE = 5, 10.0
 
 
-class Factor:
-    """The sum of a window, and the inverses of complete ones.
+class Factor(ABC):
+    """The sum of a window, and the results of complete ones.
 
     The tensors live as long as the factor, so that checkpoints keep them.
 
     Attributes:
+        names: of the tensors of a result.
         sum: (n, n), symmetric.
-        next, inverse: (n, n), of the last complete sum, and what steps use until all of a block are there.
+        next, used: the result of the last complete sum, and what steps use until all of a block are there.
         mean: the mean of the diagonal of the last complete sum, (); negative before there is one.
-        begun: 1 if rows have been added since the last inverse, ().
+        begun: 1 if rows have been added since the last result, ().
     """
+
+    names: ClassVar[tuple[str, ...]]
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
         self.sum = torch.zeros(size, size, dtype=dtype, device=device)
-        self.next, self.inverse = (torch.eye(size, dtype=dtype, device=device) for _ in range(2))
+        self.next, self.used = (tuple(self._of_identity()) for _ in range(2))
         self.mean = torch.full((), -1.0, dtype=dtype, device=device)
         self.begun = torch.zeros((), dtype=torch.int64)
+
+    @abstractmethod
+    def _of_identity(self) -> Sequence[torch.Tensor]:
+        """Return the result for the identity."""
+
+    @abstractmethod
+    def _solved(self, damping: float, other: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return the result for the sum; see `invert`."""
+
+    @staticmethod
+    @abstractmethod
+    def multiplied(
+        gradient: torch.Tensor,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        damping: float,
+    ) -> torch.Tensor:
+        """Return the gradient of a weight, (columns, inner), times the results of both sides.
+
+        The gradient of a bias, (columns,), has no result of inputs.
+        """
 
     def add(self, rows: torch.Tensor, scale: float) -> None:
         """Add `scale` times the products of rows, (tokens, n), with each other."""
@@ -46,26 +76,98 @@ class Factor:
         self.mean.copy_(torch.where(mean > 0, mean, self.mean))
 
     def invert(self, damping: float, other: torch.Tensor) -> bool:
-        """Invert the damped sum, and begin the next one; return False if nothing was added to it.
+        """Make the result of the sum, and begin the next one; return False if nothing was added to it.
 
-        A sum of zeros keeps the inverse before it. `other` is the mean of the factors of the other side. A
+        A sum of zeros keeps the result before it. `other` is the mean of the factors of the other side. A
         mean is of the last complete sum, if there is one yet.
+
+        Raises:
+            FloatingPointError: if the sum is not finite, or has no result.
         """
         if not self.begun:
             return False
         if self.sum.any():
-            known = bool(self.mean > 0) and bool(other > 0)
-            ratio = float((self.mean / other).sqrt()) if known else 1.0
-            self.next.copy_(damped_inverse(self.sum, max(damping**0.5 * ratio, _LEAST)))
+            _copy(self.next, self._solved(damping, other))
         self.sum.zero_()
         self.begun.zero_()
         return True
 
+    def take(self) -> None:
+        """Let steps use the next result."""
+        _copy(self.used, self.next)
+
     def forget(self) -> None:
-        """Begin the sum and the next inverse anew."""
+        """Begin the sum and the next result anew."""
         self.sum.zero_()
         self.begun.zero_()
-        self.next.copy_(self.inverse)
+        _copy(self.next, self.used)
+
+
+class DampedInverse(Factor):
+    """The inverses of `A + sqrt(damping) pi I` and `B + sqrt(damping) / pi I`.
+
+    With `pi = sqrt((tr A / n_a) / (tr B / n_b))` (Martens and Grosse, arXiv 1503.05671, section 6.3).
+    """
+
+    names = ("inverse",)
+
+    def _of_identity(self) -> Sequence[torch.Tensor]:
+        return (self.sum.new_zeros(self.sum.shape).fill_diagonal_(1.0),)
+
+    def _solved(self, damping: float, other: torch.Tensor) -> Sequence[torch.Tensor]:
+        known = bool(self.mean > 0) and bool(other > 0)
+        ratio = float((self.mean / other).sqrt()) if known else 1.0
+        return (damped_inverse(self.sum, max(damping**0.5 * ratio, _LEAST)),)
+
+    @staticmethod
+    def multiplied(
+        gradient: torch.Tensor,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        damping: float,
+    ) -> torch.Tensor:
+        left = outputs[0] @ gradient
+        return left @ inputs[0] if inputs else left
+
+
+class Eigenvectors(Factor):
+    """The inverse of `B x A + damping I`, from the eigenvectors of A and of B.
+
+    That of a bias is of `B + damping I` (Martens and Grosse, arXiv 1503.05671, section 4.2 and appendix B).
+    """
+
+    names = ("vectors", "values")
+
+    def _of_identity(self) -> Sequence[torch.Tensor]:
+        return self.sum.new_zeros(self.sum.shape).fill_diagonal_(1.0), self.sum.new_ones(len(self.sum))
+
+    def _solved(self, damping: float, other: torch.Tensor) -> Sequence[torch.Tensor]:
+        if not torch.isfinite(self.sum).all():
+            raise FloatingPointError("a factor of K-FAC is not finite")
+        values, vectors = torch.linalg.eigh(self.sum)
+        return vectors, values.clamp(min=0.0)
+
+    @staticmethod
+    def multiplied(
+        gradient: torch.Tensor,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        damping: float,
+    ) -> torch.Tensor:
+        outer, of_outer = outputs
+        turned = outer.mT @ gradient
+        if not inputs:
+            return outer @ (turned / (of_outer + damping))
+        inner, of_inner = inputs
+        return outer @ ((turned @ inner) / (torch.outer(of_outer, of_inner) + damping)) @ inner.mT
+
+
+FORMS: Mapping[FormName, type[Factor]] = MappingProxyType({"inverse": DampedInverse, "eigen": Eigenvectors})
+
+
+def _copy(kept: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> None:
+    for one, other in zip(kept, new, strict=True):
+        one.copy_(other)
 
 
 def damped_inverse(matrix: torch.Tensor, added: float) -> torch.Tensor:

@@ -86,13 +86,13 @@ def inverse(workspace: Workspace, instruction: Instruction, side: int) -> Issue:
         RunError: when it is not finite, or stays indefinite.
     """
     label, (position, number) = str(instruction), divmod(instruction.part, FACTORS)
-    layer, damping = _curvature(workspace, instruction).layers[position], _state(workspace).damping
+    layer = _curvature(workspace, instruction).layers[position]
     keys = [(name, instruction.stage, position) for name in FACTORS_OF]
 
     def issue(stream: Stream) -> Completion:
         def work() -> None:
             try:
-                layer.invert(side, number, damping)
+                layer.invert(side, number)
             except FloatingPointError as error:
                 raise RunError(f"{label}: {error}") from None
 

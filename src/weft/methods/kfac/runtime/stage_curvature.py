@@ -13,8 +13,8 @@ from transformers.pytorch_utils import Conv1D
 from weft.describe.block_products import block_products
 from weft.errors import InputError, Violation
 from weft.methods.kfac.linears import LinearLayers, Treated, treatable
-from weft.methods.kfac.options import NAME
-from weft.methods.kfac.runtime.factors import Factor
+from weft.methods.kfac.options import NAME, KfacOptions
+from weft.methods.kfac.runtime.factors import FORMS, Factor
 from weft.run.stage.families.own import OwnStage
 from weft.run.stage.stage_module import StageModule
 from weft.run.stage.taps import Passing, Tap
@@ -47,17 +47,12 @@ class TreatedLinear:
     factor: Factor
     rows: int | None
 
-    def precondition(self, gradient: torch.Tensor, inputs: Factor) -> None:
-        """Multiply the gradient of a parameter by the inverses, in place."""
-        outer, inner = self.factor.inverse, inputs.inverse
-        found = gradient.to(outer.dtype)
-        if gradient.ndim == 1:
-            found = outer @ found
-        elif self.transposed:
-            found = inner @ found @ outer
-        else:
-            found = outer @ found @ inner
-        gradient.copy_(found)
+    def precondition(self, gradient: torch.Tensor, inputs: Factor, damping: float) -> None:
+        """Multiply the gradient of a parameter by the results of both sides, in place."""
+        is_weight, turned = gradient.ndim == 2, gradient.ndim == 2 and self.transposed
+        found = (gradient.mT if turned else gradient).to(self.factor.sum.dtype)
+        found = self.factor.multiplied(found, self.factor.used, inputs.used if is_weight else (), damping)
+        gradient.copy_(found.mT if turned else found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,8 +80,8 @@ class LayerCurvature:
         pieces: the micro-batches of a step on this rank.
     """
 
-    def __init__(self, operands: Sequence[TreatedOperand], pieces: int) -> None:
-        self._pieces = pieces
+    def __init__(self, operands: Sequence[TreatedOperand], pieces: int, damping: float) -> None:
+        self._pieces, self._damping = pieces, damping
         self.operands = tuple(operands)
         self.linears = tuple(linear for one in operands for linear in one.linears)
         self.inputs = tuple(one.factor for one in operands)
@@ -130,21 +125,21 @@ class LayerCurvature:
         for factor in self.factors(side):
             factor.complete()
 
-    def invert(self, side: int, number: int, damping: float) -> None:
+    def invert(self, side: int, number: int) -> None:
         """Invert one factor; when all of the layer are inverted, steps use these inverses."""
         if side == 0:
             one = self.operands[number]
-            real = one.factor.invert(damping, one.mean_output)
+            real = one.factor.invert(self._damping, one.mean_output)
         else:
             linear = self.linears[number]
-            real = linear.factor.invert(damping, self.factor_of(0, linear).mean)
+            real = linear.factor.invert(self._damping, self.factor_of(0, linear).mean)
         # The first window has nothing yet for what stands before its passes.
         self._made += real
         if self._made < len(self.inputs) + len(self.outputs):
             return
         self._made.zero_()
         for factor in (*self.inputs, *self.outputs):
-            factor.inverse.copy_(factor.next)
+            factor.take()
         # The sums of one side may be of the next window already.
         self.used.copy_(self.captured.min())
 
@@ -162,7 +157,7 @@ class LayerCurvature:
     def precondition_one(self, linear: TreatedLinear, gradient: torch.Tensor) -> None:
         """Multiply one gradient of a linear layer by its inverses, if there are any yet."""
         if self.used != NEVER:
-            linear.precondition(gradient, self.factor_of(0, linear))
+            linear.precondition(gradient, self.factor_of(0, linear), self._damping)
 
     def forget(self) -> None:
         """Begin a window anew; steps go on with the inverses that they use."""
@@ -174,20 +169,28 @@ class LayerCurvature:
     @property
     def used_tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that steps use, by name; all replicas have the same."""
-        return {"used": self.used} | self._of_factors("inverse", "mean")
+        return {"used": self.used} | self._of_factors(
+            lambda one: {"mean": one.mean, **dict(zip(one.names, one.used, strict=True))}
+        )
 
     @property
     def own_tensors(self) -> dict[str, torch.Tensor]:
         """The tensors of a window under way, by name; each rank has its own."""
         counts = {"captured": self.captured, "added": self._added, "made": self._made}
-        return counts | self._of_factors("sum", "next", "begun")
+        return counts | self._of_factors(
+            lambda one: {
+                "sum": one.sum,
+                "begun": one.begun,
+                **{f"next_{name}": tensor for name, tensor in zip(one.names, one.next, strict=True)},
+            }
+        )
 
-    def _of_factors(self, *names: str) -> dict[str, torch.Tensor]:
+    def _of_factors(self, tensors: Callable[[Factor], Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         return {
-            f"{SIDES[side]}.{number}.{name}": getattr(one, name)
+            f"{SIDES[side]}.{number}.{name}": tensor
             for side in (0, 1)
             for number, one in enumerate(self.factors(side))
-            for name in names
+            for name, tensor in tensors(one).items()
         }
 
 
@@ -198,6 +201,7 @@ class StageCurvature:
         micro_batches: of the global batch, all of one size; `pieces` of them run on this rank.
         every: steps from one that leaves tensors to the next.
         samples, tokens: of a micro-batch.
+        options: the plan's.
 
     Attributes:
         layers: by position in the model.
@@ -213,6 +217,7 @@ class StageCurvature:
         every: int,
         samples: int,
         tokens: int,
+        options: KfacOptions,
     ) -> None:
         self._micro_batches, self._every = micro_batches, every
         self._samples, self._tokens = samples, tokens
@@ -222,7 +227,11 @@ class StageCurvature:
             zip(map(id, bucket.layout.parameters), bucket.layout.views(bucket.flat), strict=True)
         )
         self.layers = {
-            position: LayerCurvature(list(_operands(stage, position, linears, gradients)), pieces)
+            position: LayerCurvature(
+                list(_operands(stage, position, linears, gradients, FORMS[options.form])),
+                pieces,
+                options.damping,
+            )
             for position, linears in treated.items()
         }
 
@@ -312,7 +321,11 @@ def _left_name(side: int, micro_batch: int, layer: str) -> str:
 
 
 def _operands(
-    stage: nn.Module, position: int, linears: LinearLayers, gradients: Mapping[int, torch.Tensor]
+    stage: nn.Module,
+    position: int,
+    linears: LinearLayers,
+    gradients: Mapping[int, torch.Tensor],
+    form: type[Factor],
 ) -> Iterator[TreatedOperand]:
     """Yield the linear layers of a layer by operand, as the plan lists them.
 
@@ -332,10 +345,10 @@ def _operands(
                 raise InputError(Violation(NAME, problem, "a plan of this model"))
             parameters = tuple(module.parameters(recurse=False))
             own = tuple(gradients[id(one)] for one in parameters)
-            factor = Factor(size, _at_least_fp32(own[0]), own[0].device)
+            factor = form(size, _at_least_fp32(own[0]), own[0].device)
             treated.append(TreatedLinear(names[id(module)], parameters, own, transposed, factor, rows))
         first = treated[0].factor.sum
-        yield TreatedOperand(tuple(treated), Factor(inner, first.dtype, first.device))
+        yield TreatedOperand(tuple(treated), form(inner, first.dtype, first.device))
 
 
 def _at_least_fp32(gradient: torch.Tensor) -> torch.dtype:

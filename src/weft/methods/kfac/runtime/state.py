@@ -26,7 +26,6 @@ class Kfac(MethodState):
 
     Attributes:
         stages: the curvature of each stage with treated layers.
-        damping: of the job.
     """
 
     def __init__(self, making: Making) -> None:
@@ -36,7 +35,7 @@ class Kfac(MethodState):
         mine, windows = owed[NAME], owed[BUBBLES]
         assert isinstance(mine, Preconditions)
         assert isinstance(windows, FillsBubbles)
-        self.damping, self._treated = options.damping, read_treated(options.linears)
+        self._options, self._treated = options, read_treated(options.linears)
         self.stages: dict[int, StageCurvature] = {}
         self._owed, self._windows, self._program = mine, windows, making.program
         self._samples, self._tokens = plan.micro_batch_size, plan.micro_batch_size * plan.sequence
@@ -59,6 +58,7 @@ class Kfac(MethodState):
                 steps,
                 self._samples,
                 self._tokens,
+                self._options,
             )
         self._dtype = resources.dtype
 
