@@ -10,6 +10,7 @@ K-FAC has its step alone.
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 from figures import Value
@@ -76,8 +77,12 @@ def measure(report: Report, model: str, device: str) -> None:
         report.add_cell(name, figures)
 
 
+def options() -> argparse.ArgumentParser:
+    return parser(__doc__)
+
+
 def main() -> None:
-    report = Report("orders_with_curvature", parser(__doc__).parse_args())
+    report = Report("orders_with_curvature", options().parse_args())
     report.print_machine()
     for model in MODELS:
         for device in DEVICES:

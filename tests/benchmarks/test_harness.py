@@ -18,7 +18,17 @@ from harness import Report, parser, timed, words_for_workers
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # No benchmarks by themselves: what they share, what reads their figures, and a command for questions.
 SHARED = {"figures", "harness", "tables", "compare", "beside", "sleeping", "namespaces", "lab_plans_worker"}
-SHARED |= {"link", "linked", "peers", "torch_orders", "tracked", "decoder_files", "watched_group"}
+SHARED |= {
+    "link",
+    "linked",
+    "peers",
+    "torch_orders",
+    "tracked",
+    "decoder_files",
+    "watched_group",
+    "bubble_usage",
+    "pipefisher_model",
+}
 SHARED |= {"published_blocks"}
 SCRIPTS = [
     path
