@@ -29,7 +29,7 @@ SHARED |= {
     "bubble_usage",
     "pipefisher_model",
 }
-SHARED |= {"published_blocks"}
+SHARED |= {"published_blocks", "bubble_usage", "pipefisher_model"}
 SCRIPTS = [
     path
     for path in sorted([*BENCHMARKS.glob("*.py"), *BENCHMARKS.glob("gpu/*.py")])
