@@ -180,7 +180,7 @@ def train_beside(all_ranks: Sequence[Ranks], trainings: Sequence[Training]) -> l
     shares = [trainings[start :: len(all_ranks)] for start in range(len(all_ranks))]
     found: list[Curve] = [Curve([], [])] * len(trainings)
     with ThreadPoolExecutor(len(all_ranks)) as pool:
-        for start, curves in enumerate(pool.map(Ranks.train, all_ranks, shares)):
+        for start, curves in enumerate(pool.map(lambda ranks, share: ranks.train(share), all_ranks, shares)):
             found[start :: len(all_ranks)] = curves
     return found
 

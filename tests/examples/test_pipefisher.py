@@ -9,10 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from example_modules import importable_from
 
 FOLDER = Path(__file__).parents[2] / "examples" / "pipefisher"
@@ -99,3 +101,22 @@ def test_a_quick_study_trains_pipelines_with_work_in_their_bubbles(tmp_path: Pat
     assert all(one["finals"][0] < one["losses"][0][0] for one in found.values())
     assert serial["age"] < piped["age"] < 6.0
     assert "K-FAC + nvlamb, 2 ranks, to one process by seed" in done.stdout
+
+
+def test_arms_of_other_packages_begin_with_the_weights_of_own_ones() -> None:
+    """AdamW of torch in the place of a peer: its losses are those of weft's training, step by step."""
+    with importable_from(FOLDER), TemporaryDirectory() as folder:
+        peers, trainings, digits = (importlib.import_module(one) for one in ("peers", "trainings", "digits"))
+        arm = trainings.Arm("adamw", 3e-3)
+
+        def made(model: torch.nn.Module, arm: Any) -> tuple[Any, Any]:
+            optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
+            return optimizer.step, lambda rate: peers.set_rate(optimizer, rate)
+
+        study = digits.study_in(Path(folder))
+        training = trainings.Training(arm, study.plan(arm, 1, 4).plan, 4, seed=7)
+        [own] = peers.Peers({"adamw": made}).train([training])
+        with trainings.Ranks(study.job, 1) as ranks:
+            [of_weft] = ranks.train([training])
+    assert own.losses == pytest.approx(of_weft.losses, rel=1e-5)
+    assert own.losses[-1] < own.losses[0]
