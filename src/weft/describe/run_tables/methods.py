@@ -16,7 +16,7 @@ from weft.describe.plan import Choice, LayerChoice, Plan
 from weft.describe.reading import violations_of
 from weft.describe.run_tables.training import TaskTable
 from weft.describe.toml_table import TomlTable
-from weft.errors import InputError, Violation
+from weft.errors import InputError, Violation, nearest
 
 Options = Mapping[str, int | float | str | bool]
 Table = TypeVar("Table", bound=TomlTable)
@@ -105,6 +105,10 @@ def split_tables(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, T
     tables: dict[str, TomlTable] = {}
     problems: list[Violation] = []
     for name, table in given.items():
+        if name not in known:
+            problem = f"no method has a table of this name; known are {', '.join(sorted(known))}"
+            problems.append(Violation(f"methods.{name}", problem, nearest(name, known)))
+            continue
         try:
             tables[name] = known[name].table.model_validate(dict(table))
         except ValidationError as error:
