@@ -8,6 +8,7 @@ from weft.errors import require_choice
 from weft.planning.planners.amp import AmpPlanner
 from weft.planning.planners.annealing import AnnealingPlanner
 from weft.planning.planners.base import Candidate, Planner, Ranking, Verdict
+from weft.planning.planners.equal_split import EqualSplitPlanner
 from weft.planning.planners.graphpipe import GraphPipePlanner
 from weft.planning.planners.homogeneous import (
     ExhaustivePlanner,
@@ -17,6 +18,8 @@ from weft.planning.planners.homogeneous import (
 )
 from weft.planning.planners.megatron import MegatronPlanner
 from weft.planning.planners.metis_form import MetisFormPlanner
+from weft.planning.planners.pipedream import PipeDreamPlanner
+from weft.planning.planners.piper import PiperPlanner
 from weft.planning.planners.weft import WeftPlanner
 
 _ALL: tuple[Planner, ...] = (
@@ -24,6 +27,9 @@ _ALL: tuple[Planner, ...] = (
     HomogeneousPlanner(),
     AmpPlanner(),
     GraphPipePlanner(),
+    PipeDreamPlanner(),
+    PiperPlanner(),
+    EqualSplitPlanner(),
     MegatronPlanner(),
     UniformPlanner(),
     MetisFormPlanner(),

@@ -12,17 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
-from weft.describe.layout import DENSE, Layout
+from weft.describe.layout import Layout
 from weft.describe.plan import Sharding
 from weft.describe.units import format_seconds
-from weft.errors import InputError, Violation
-from weft.moves.composition import fixed_cut
+from weft.errors import InputError
 from weft.moves.layout import refuse
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.graph_costs import GraphCosts, graph_costs
 from weft.planning.planners.graphpipe.partitioner import Partitioner, StageGraph
 from weft.planning.planners.graphpipe.plans import (
-    SCHEDULE,
     depth_of,
     edges_of,
     in_order,
@@ -30,14 +28,18 @@ from weft.planning.planners.graphpipe.plans import (
     plan_of,
     said_as_layout,
 )
+from weft.planning.planners.graphpipe.questions import (
+    degrees_of,
+    least_layout,
+    require_partition,
+    sizes_of,
+)
 from weft.planning.planners.graphpipe.series_parallel import decompose, earliest_ends
 from weft.planning.planners.graphpipe.trees import Tree, joined
 from weft.planning.planners.homogeneous import rank_key
 from weft.planning.planners.simulated import judged, prepare
 from weft.planning.planners.space import degree_layouts, overlaps
 from weft.planning.problem import Problem
-from weft.program.schedules import get_schedule
-from weft.program.schedules.ring import divisors
 
 
 class _Found(NamedTuple):
@@ -83,8 +85,8 @@ class GraphPipePlanner:
         Raises:
             InputError: for pins, goals and methods that a partition does not know.
         """
-        _require_known(problem)
-        least = _least(problem)
+        require_partition(problem, self.name)
+        least = least_layout(problem)
         if (reason := refuse(problem.job, least)) is not None:
             refused = Candidate(layout=least, verdict=Verdict.REFUSED, reason=reason)
             return Ranking(problem=problem, candidates=(refused,))
@@ -118,7 +120,7 @@ class _Search:
         self._planner, self._problem = planner, problem
         self._costs: dict[tuple[int, Sharding, int], GraphCosts] = {}
         layers = range(len(problem.job.graph.layers))
-        first = self.costs_of(*next(self._degrees()), "zero-0")
+        first = self.costs_of(*next(degrees_of(problem)), "zero-0")
         costs = next(iter(first.passes.values()))
         seconds = dict(enumerate((costs.forward_s + costs.backward_s).tolist()))
         self.tree = decompose(layers, problem.job.graph.edges, seconds).tree
@@ -190,7 +192,7 @@ class _Search:
         """Return the costs of layers on `tp` ranks, with states that `dp` replicas share out."""
         key = (tp, sharding, 1 if sharding == "zero-0" else dp)
         if key not in self._costs:
-            sizes = self._sizes(1 if self._problem.pins.dp is None else self._problem.pins.dp)
+            sizes = sizes_of(self._problem, self._problem.pins.dp or 1)
             self._costs[key] = graph_costs(self._problem, sizes, tp=tp, sharding=sharding, dp=dp)
         return self._costs[key]
 
@@ -204,23 +206,9 @@ class _Search:
 
     def _degrees_and_sizes(self) -> Iterator[tuple[int, int, int]]:
         """Yield (tp, dp, micro-batch size), but for sizes that a profile was not measured at."""
-        for tp, dp in self._degrees():
+        for tp, dp in degrees_of(self._problem):
             known = self.costs_of(tp, dp, "zero-0").sizes
-            yield from ((tp, dp, size) for size in self._sizes(dp) if size in known)
-
-    def _degrees(self) -> Iterator[tuple[int, int]]:
-        """Yield (tp, dp): one tensor rank, unless more are pinned; replicas divide the places of stages."""
-        job, pins = self._problem.job, self._problem.pins
-        tp = pins.tp or 1
-        for dp in [pins.dp] if pins.dp is not None else divisors(job.cluster.ranks // tp):
-            if job.global_batch % dp == 0:
-                yield tp, dp
-
-    def _sizes(self, dp: int) -> list[int]:
-        """Return the pinned size of micro-batches, or the powers of two that divide a replica's samples."""
-        pinned, samples = self._problem.pins.micro_batch_size, self._problem.job.global_batch // dp
-        sizes = [pinned] if pinned is not None else [2**turn for turn in range(samples.bit_length())]
-        return [size for size in sizes if samples % size == 0]
+            yield from ((tp, dp, size) for size in sizes_of(self._problem, dp) if size in known)
 
     def _shardings(self, dp: int) -> tuple[Sharding, ...]:
         pinned, job = self._problem.pins.sharding, self._problem.job
@@ -228,43 +216,6 @@ class _Search:
             return (pinned,)
         shares = dp > 1 and job.optimizer.steps_shards and overlaps(job.cluster)
         return ("zero-0", "zero-1") if shares else ("zero-0",)
-
-
-def _require_known(problem: Problem) -> None:
-    """Refuse pins, goals and methods that a partition does not know."""
-    pins, known = problem.pins, []
-    other = [
-        ("loops", pins.loops not in (None, 1), "each device has one stage", "1"),
-        ("cp", pins.cp not in (None, 1), "no ranks divide tokens", "1"),
-        ("ep", pins.ep not in (None, 1), "no ranks divide experts", "1"),
-        ("splits", pins.splits is not None, "stages do not split micro-batches", ""),
-        ("recompute", not isinstance(pins.recompute, str | None), "stages come with the partition", ""),
-    ]
-    known += [
-        Violation(f"plan.{name}", f"graphpipe cannot keep it: {reason}", nearest)
-        for name, refused, reason, nearest in other
-        if refused
-    ]
-    if problem.minimise != "time":
-        known.append(Violation("goal.minimise", f"graphpipe minimises time, not {problem.minimise}", "time"))
-    if fixed_cut(problem.job) is not None:
-        known.append(Violation("planner", "a method of the job fixes the layers of stages", "weft"))
-    if known:
-        raise InputError(known)
-
-
-def _least(problem: Problem) -> Layout:
-    """Return the layout with the pinned choices and the least of all others."""
-    pins = problem.pins
-    return Layout(
-        pp=pins.pp or 1,
-        dp=pins.dp or 1,
-        tp=pins.tp or 1,
-        loops=1,
-        micro_batch_size=pins.micro_batch_size or 1,
-        schedule=get_schedule(pins.schedule or SCHEDULE).name,
-        sync=problem.sync or DENSE,
-    )
 
 
 def _once(candidates: list[Candidate]) -> list[Candidate]:

@@ -19,17 +19,20 @@ from weft.planning.problem import Problem
 SCHEDULE, CHAIN_SCHEDULE = "graph-1f1b", "1f1b"
 
 
-def plan_of(problem: Problem, found: StageGraph, *, tp: int, sharding: Sharding) -> Plan:
+def plan_of(
+    problem: Problem, found: StageGraph, *, tp: int, sharding: Sharding, in_a_row: bool = False
+) -> Plan:
     """Return the Plan of a partition whose stages have equally many replicas.
 
-    Stages are in a topological order, by their first layers. The replicas of a stage are neighbours.
+    Stages are in a topological order, by their first layers. With `in_a_row` they keep their order, and run
+    as a chain, even if they form a graph. The replicas of a stage are neighbours.
 
     Raises:
         InputError: when methods of the job do not go with the plan.
     """
-    stages, pins = in_order(problem.job.graph, found.stages), problem.pins
+    stages, pins = found.stages if in_a_row else in_order(problem.job.graph, found.stages), problem.pins
     edges = edges_of(problem.job.graph, [stage.layers for stage in stages])
-    branches = longest_path(edges, [1.0] * len(stages)) < len(stages)
+    branches = not in_a_row and longest_path(edges, [1.0] * len(stages)) < len(stages)
     layout = Layout(
         pp=len(stages),
         dp=stages[0].replicas,

@@ -1,0 +1,114 @@
+"""The common half of planners whose stages stand in a row: their questions, and from rows to a ranking."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import groupby
+
+from weft.describe.layout import Layout
+from weft.describe.plan import Sharding
+from weft.errors import InputError
+from weft.moves.layout import refuse
+from weft.planning.planners.base import Candidate, Ranking, Verdict
+from weft.planning.planners.downsets import Question, Row
+from weft.planning.planners.graph_costs import Edge, GraphCosts, graph_costs
+from weft.planning.planners.graphpipe.plans import CHAIN_SCHEDULE, plan_of, said_as_layout
+from weft.planning.planners.graphpipe.questions import (
+    degrees_of,
+    least_layout,
+    require_partition,
+    sizes_of,
+)
+from weft.planning.planners.homogeneous import rank_key
+from weft.planning.planners.simulated import judged, prepare
+from weft.planning.planners.space import degree_layouts
+from weft.planning.problem import Problem
+
+# Rows of one size of micro-batches to simulate until one fits.
+TRIES = 4
+Find = Callable[[GraphCosts, list[Question]], list[Row] | str]
+
+
+def row_layouts(problem: Problem) -> Iterator[Layout]:
+    """Return the degrees and sizes of micro-batches that rows are searched for."""
+    return (layout for layout in degree_layouts(problem) if layout.pp == 1 or problem.pins.pp is not None)
+
+
+def chain_edges(layers: int) -> list[Edge]:
+    """Return the edges of layers that follow each other in their order."""
+    return [(layer, layer + 1) for layer in range(layers - 1)]
+
+
+def ranked_rows(problem: Problem, name: str, find: Find) -> Ranking:
+    """Return the rows of a planner: for each size of micro-batches the first that fits, by its own model.
+
+    Simulated steps rank the sizes. `find` answers questions, or tells why it has no plan.
+
+    Raises:
+        InputError: for pins, goals and methods that a partition does not know.
+    """
+    require_partition(problem, name)
+    least = least_layout(problem, CHAIN_SCHEDULE)
+    reason = refuse(problem.job, least)
+    found: list[Candidate] = []
+    if reason is None:
+        prepare(problem)
+        rows = _rows(problem, find)
+        if isinstance(rows, str):
+            reason = rows
+        else:
+            found = [one for group in rows.values() for one in _first_that_fits(problem, group)]
+            reason = "no row of stages fits into the memory of the devices"
+    if not found:
+        refused = Candidate(layout=least, verdict=Verdict.REFUSED, reason=str(reason))
+        return Ranking(problem=problem, candidates=(refused,))
+    return Ranking(problem=problem, candidates=tuple(sorted(found, key=rank_key(problem))))
+
+
+def _rows(problem: Problem, find: Find) -> dict[int, list[Row]] | str:
+    """Return the rows by size of micro-batches, or the reason why there are none."""
+    pins, found = problem.pins, defaultdict[int, list[Row]](list)
+    sharding = _sharding(problem)
+    # States that replicas share make costs of their own for each number of them.
+    for _, group in groupby(degrees_of(problem), key=lambda one: sharding == "zero-0" or one):
+        degrees = list(group)
+        tp, dp = degrees[0]
+        costs = graph_costs(problem, sizes_of(problem, pins.dp or 1), tp=tp, sharding=sharding, dp=dp)
+        questions = [
+            Question(size, costs.recomputes(size), (dp,), costs.devices if pins.pp is None else pins.pp * dp)
+            for _, dp in degrees
+            for size in sizes_of(problem, dp)
+            if size in costs.sizes
+        ]
+        rows = find(costs, questions)
+        if isinstance(rows, str):
+            return rows
+        for row in rows:
+            found[row.graph.micro_batch_size].append(row)
+    return found
+
+
+def _first_that_fits(problem: Problem, rows: list[Row]) -> list[Candidate]:
+    """Return the simulated rows up to the first that fits, the least seconds per sample first."""
+    tried: list[Candidate] = []
+    for row in sorted(rows, key=lambda one: one.sample_s)[:TRIES]:
+        tried.append(_judged(problem, row))
+        if tried[-1].verdict is Verdict.FITS:
+            break
+    return tried
+
+
+def _judged(problem: Problem, row: Row) -> Candidate:
+    try:
+        sharding = _sharding(problem)
+        plan = plan_of(problem, row.graph, tp=problem.pins.tp or 1, sharding=sharding, in_a_row=True)
+    except InputError as error:
+        return Candidate(verdict=Verdict.REFUSED, reason=str(error.violations[0]))
+    candidate = Candidate(layout=said_as_layout(plan), verdict=Verdict.REFUSED, reason="")
+    return judged(problem, candidate, plan)
+
+
+def _sharding(problem: Problem) -> Sharding:
+    """Return the pinned sharding; the originals know none."""
+    return problem.pins.sharding or "zero-0"
