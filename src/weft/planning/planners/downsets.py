@@ -60,6 +60,11 @@ class Row(NamedTuple):
     graph: StageGraph
 
 
+def chain_edges(layers: int) -> list[Edge]:
+    """Return the edges of layers that follow each other in their order."""
+    return [(layer, layer + 1) for layer in range(layers - 1)]
+
+
 def downsets(layers: int, edges: Collection[Edge], most: int) -> Bools | None:
     """Return all downsets, the empty one first and the whole graph last, shape (downsets, layers).
 
@@ -83,45 +88,77 @@ def downsets(layers: int, edges: Collection[Edge], most: int) -> Bools | None:
     return np.array([[one >> layer & 1 for layer in range(layers)] for one in known], dtype=bool)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class RowSearch:
     """Searches over the same downsets.
 
     Attributes:
         costs: the layers and their devices.
         sets: their `downsets`, or those of the layers as a chain.
-        price: the seconds of a stage.
-        most_pairs: pairs of nested downsets, each of which is a stage to price, that are not too many.
+        price: the seconds of a stage, no less than a share of computing for each replica.
+        budget: how many more stages may be priced; later questions stay without an answer.
     """
 
     costs: GraphCosts
     sets: Bools
     price: Price
-    most_pairs: int = 20_000_000
-    _tables: dict[Question, Floats] = field(default_factory=dict, init=False)
-
-    @cached_property
-    def pairs(self) -> int:
-        return sum(len(self._inside(index)) for index in range(1, len(self.sets)))
+    budget: int = 20_000_000
+    _table: Floats = field(default_factory=lambda: np.empty((0, 0)), init=False)
+    _reached: Bools = field(default_factory=lambda: np.empty(0, dtype=bool), init=False)
 
     def rows(self, questions: Iterable[Question]) -> list[Row]:
         """Return, for each question that has one, the row with the least seconds of the slowest stage.
 
-        A row uses all devices of its question.
+        A row uses all devices of its question. The best row of the layers as a chain bounds the others.
         """
-        asked = [one for one in questions if self._may_fit(one)]
-        self._tables.clear()
-        for one in asked:
-            self._tables[one] = np.full((len(self.sets), one.devices // _unit(one) + 1), np.inf)
-            self._tables[one][0, 0] = 0.0
-        for index in range(1, len(self.sets) if asked else 0):
-            stages = self._stages(index, self._inside(index))
-            for one, table in self._tables.items():
-                for degree in one.degrees:
-                    step = degree // _unit(one)
-                    least = self._choices(one, stages, degree).min(axis=0)
-                    np.minimum(table[index, step:], least, out=table[index, step:])
-        return [self._row(one) for one in asked if np.isfinite(self._tables[one][-1, -1])]
+        found: list[Row] = []
+        chain = self if len(self.sets) == self.costs.layers + 1 else self._chain
+        bounded = [(chain.row(one), one) for one in questions if self._may_fit(one)]
+        if chain is self:
+            return [row for row, _ in bounded if row is not None]
+        # Without a bound a search takes long, and hardly ever finds a row that fits.
+        bounded.sort(key=lambda both: both[0] is None)
+        for bound, one in bounded:
+            best = self.row(one, float("inf") if bound is None else bound.sample_s * one.size)
+            found += [row for row in (best or bound,) if row is not None]
+        return found
+
+    @cached_property
+    def _chain(self) -> RowSearch:
+        sets = downsets(self.costs.layers, chain_edges(self.costs.layers), self.costs.layers + 1)
+        assert sets is not None, "a chain has one downset more than layers"
+        return RowSearch(costs=self.costs, sets=sets, price=self.price)
+
+    def row(self, one: Question, most_s: float = float("inf")) -> Row | None:
+        """Return the best row whose stages take at most `most_s` a micro-batch; None without one."""
+        unit = _unit(one)
+        self._table = table = np.full((len(self.sets), one.devices // unit + 1), np.inf)
+        table[0, 0] = 0.0
+        self._reached = np.arange(len(self.sets)) == 0
+        most_s *= 1 + 1e-9
+        work_s = self._sums[:, self._columns[0][one.size, one.words[0]]]
+        for index in self._possible(one, work_s, most_s):
+            inside = self._inside(index, work_s >= work_s[index] - most_s * max(one.degrees))
+            self.budget -= len(inside)
+            if self.budget < 0:
+                return None
+            stages = self._stages(index, inside)
+            for degree in one.degrees:
+                step = degree // unit
+                least = self._choices(one, stages, degree).min(axis=0, initial=np.inf)
+                np.minimum(table[index, step:], least, out=table[index, step:])
+            table[index, table[index] > most_s] = np.inf
+            self._reached[index] = np.isfinite(table[index]).any()
+        return self._row(one) if np.isfinite(table[-1, -1]) else None
+
+    def _possible(self, one: Question, work_s: Floats, most_s: float) -> list[int]:
+        """Return the downsets before and behind which whole stages can keep a limit."""
+        unit, every = _unit(one), range(1, len(self.sets))
+        if not np.isfinite(most_s) or not most_s:
+            return list(every)
+        each_s = most_s * unit
+        before, behind = (np.ceil(part / each_s - 1e-9) for part in (work_s[-1] - work_s, work_s))
+        return [index for index in every if before[index] + behind[index] <= one.devices // unit]
 
     def _may_fit(self, one: Question) -> bool:
         """Whether all devices together have room for all states and one micro-batch."""
@@ -132,12 +169,12 @@ class RowSearch:
         room = one.devices // min(one.degrees) * costs.memory_bytes
         return float(costs.state_bytes.sum()) + kept <= room
 
-    def _inside(self, index: int) -> npt.NDArray[np.int64]:
-        """Return the proper subsets of a downset."""
-        words = self._packed
-        outside = words[:index] & ~words[index]
-        found: npt.NDArray[np.int64] = np.flatnonzero(~outside.any(axis=1))
-        return found
+    def _inside(self, index: int, near: Bools) -> npt.NDArray[np.int64]:
+        """Return the proper subsets of a downset that are near enough, and that some row divides."""
+        known = np.flatnonzero(near[:index] & self._reached[:index])
+        outside = self._packed[known] & ~self._packed[index]
+        inside: npt.NDArray[np.int64] = known[~outside.any(axis=1)]
+        return inside
 
     @cached_property
     def _packed(self) -> npt.NDArray[np.uint64]:
@@ -149,14 +186,16 @@ class RowSearch:
         """Columns of every choice's computed seconds and kept bytes, then states, buffers, gradients."""
         costs = self.costs
         places = {key: 2 * index for index, key in enumerate(costs.passes)}
-        columns = [
-            column
-            for one in costs.passes.values()
-            for column in (one.forward_s + one.backward_s, one.kept_bytes)
-        ]
+        columns = [column for one in costs.passes.values() for column in (one.computed_s, one.kept_bytes)]
         return places, np.stack(
             [*columns, costs.state_bytes, costs.buffer_bytes, costs.reduced_bytes], axis=1
         )
+
+    @cached_property
+    def _sums(self) -> Floats:
+        """The sums of all columns over each downset."""
+        sums: Floats = self.sets.astype(np.float64) @ self._columns[1]
+        return sums
 
     @cached_property
     def _ends(self) -> npt.NDArray[np.int64]:
@@ -169,7 +208,7 @@ class RowSearch:
         crossing = (members[:, producers] ^ members[:, consumers]).astype(np.float64)
         whole = self.sets[index]
         senders = np.unique(producers[~whole[producers] & whole[consumers]])
-        return _Stages(inside, members, members.astype(np.float64) @ self._columns[1], crossing, senders)
+        return _Stages(inside, members, self._sums[index] - self._sums[inside], crossing, senders)
 
     def _choices(self, one: Question, stages: _Stages, degree: int) -> Floats:
         """Return the seconds of the slowest stage by subset and devices, shape (subsets, devices + 1 - step).
@@ -177,7 +216,7 @@ class RowSearch:
         Devices count in units, and from the stage's own on.
         """
         costs, unit, (places, _) = self.costs, _unit(one), self._columns
-        rest = self._tables[one][stages.inside]
+        rest = self._table[stages.inside]
         rest = rest[:, : rest.shape[1] - degree // unit]
         # By the devices from the stage to the end: one micro-batch in flight for each of as many replicas.
         devices = degree + unit * np.arange(rest.shape[1])
@@ -204,9 +243,10 @@ class RowSearch:
     def _row(self, one: Question) -> Row:
         """Return the best row of a question, from its first stage to its last."""
         index, left, found = len(self.sets) - 1, one.devices, list[GraphStage]()
-        slowest_s = float(self._tables[one][-1, -1])
+        slowest_s = float(self._table[-1, -1])
+        everything = np.ones(len(self.sets), dtype=bool)
         while index:
-            stages = self._stages(index, self._inside(index))
+            stages = self._stages(index, self._inside(index, everything))
             options = []
             for degree in one.degrees:
                 if degree <= left:

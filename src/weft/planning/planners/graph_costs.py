@@ -42,6 +42,10 @@ class PassCosts(NamedTuple):
     taken_bytes: Floats
     sent_bytes: Floats
 
+    @property
+    def computed_s(self) -> Floats:
+        return self.forward_s + self.backward_s
+
 
 @dataclass(frozen=True, kw_only=True)
 class GraphCosts:
@@ -164,7 +168,7 @@ class GraphCosts:
         """Computed seconds, kept, taken and sent bytes, each of shape (choices of `passes`, layers)."""
         every = list(self.passes.values())
         return (
-            np.stack([one.forward_s + one.backward_s for one in every]),
+            np.stack([one.computed_s for one in every]),
             np.stack([one.kept_bytes for one in every]),
             np.stack([one.taken_bytes for one in every]),
             np.stack([one.sent_bytes for one in every]),

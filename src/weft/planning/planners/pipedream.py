@@ -19,9 +19,9 @@ import numpy as np
 
 from weft.describe.layout import Layout
 from weft.planning.planners.base import Ranking
-from weft.planning.planners.downsets import Question, Row, RowSearch, Sums, downsets
+from weft.planning.planners.downsets import Question, Row, RowSearch, Sums, chain_edges, downsets
 from weft.planning.planners.graph_costs import GraphCosts
-from weft.planning.planners.rows import chain_edges, ranked_rows, row_layouts
+from weft.planning.planners.rows import ranked_rows, row_layouts
 from weft.planning.problem import Problem
 from weft.program.arrays import Floats
 

@@ -38,12 +38,12 @@ class PiperPlanner:
 
     Attributes:
         downsets: the most that the graph may have, as in the published program.
-        pairs: the most pairs of nested downsets. It bounds the time, and the answer stays the same.
+        stages: the most stages to price. They bound the time; the same problem has the same answer.
     """
 
     name: ClassVar[str] = "piper"
     downsets: int = 40_000
-    pairs: int = 20_000_000
+    stages: int = 20_000_000
 
     def space(self, problem: Problem) -> Iterator[Layout]:
         """Return the degrees and sizes of micro-batches; partitions add the stages."""
@@ -64,7 +64,5 @@ class PiperPlanner:
         sets = downsets(costs.layers, costs.edges, self.downsets)
         if sets is None:
             return f"no plan: the graph has more than {self.downsets:,} downsets"
-        search = RowSearch(costs=costs, sets=sets, price=PiperPrice(bytes_per_s=costs.link.bytes_per_s))
-        if search.pairs > self.pairs:
-            return f"no plan: {search.pairs:,} pairs of downsets are more than {self.pairs:,}"
-        return search.rows(questions)
+        price = PiperPrice(bytes_per_s=costs.link.bytes_per_s)
+        return RowSearch(costs=costs, sets=sets, price=price, budget=self.stages).rows(questions)

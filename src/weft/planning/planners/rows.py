@@ -12,7 +12,7 @@ from weft.errors import InputError
 from weft.moves.layout import refuse
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.downsets import Question, Row
-from weft.planning.planners.graph_costs import Edge, GraphCosts, graph_costs
+from weft.planning.planners.graph_costs import GraphCosts, graph_costs
 from weft.planning.planners.graphpipe.plans import CHAIN_SCHEDULE, plan_of, said_as_layout
 from weft.planning.planners.graphpipe.questions import (
     degrees_of,
@@ -33,11 +33,6 @@ Find = Callable[[GraphCosts, list[Question]], list[Row] | str]
 def row_layouts(problem: Problem) -> Iterator[Layout]:
     """Return the degrees and sizes of micro-batches that rows are searched for."""
     return (layout for layout in degree_layouts(problem) if layout.pp == 1 or problem.pins.pp is not None)
-
-
-def chain_edges(layers: int) -> list[Edge]:
-    """Return the edges of layers that follow each other in their order."""
-    return [(layer, layer + 1) for layer in range(layers - 1)]
 
 
 def ranked_rows(problem: Problem, name: str, find: Find) -> Ranking:
