@@ -21,6 +21,7 @@ BENCHMARKS = (
     ("programs",),
     ("simulator",),
     ("planners",),
+    ("graph_planners",),
     ("bubbles",),
     ("orders_with_curvature",),
     ("decoder_parameters",),

@@ -86,6 +86,30 @@ TABLES: Mapping[str, Listed | Crossed] = {
     "programs": Listed("programs"),
     "simulator": Listed("simulator", "(?!one cycle of ).*"),
     "simulator, growth": Crossed("simulator", "what", ("one cycle", "each instruction"), "one cycle of .*"),
+    "graph_planners": Crossed(
+        "graph_planners",
+        "job",
+        ("graphpipe", "pipedream", "piper", "equal-split", "weft"),
+        ".*: (graphpipe|pipedream|piper|equal-split|weft)",
+    ),
+    "graph_planners, gains": Crossed(
+        "graph_planners",
+        "job",
+        (
+            "best published / graphpipe",
+            "at its micro-batch size",
+            "with replicas swept",
+            "weft's chain / graphpipe",
+        ),
+        r".* v100-.*: (best published|at its|with replicas|weft's chain).*",
+    ),
+    "graph_planners, searches": Crossed(
+        "graph_planners",
+        "job",
+        tuple(f"{name}, search" for name in ("graphpipe", "pipedream", "piper", "equal-split", "weft")),
+        ".*, search",
+    ),
+    "graph_planners, most": Listed("graph_planners", "largest gain.*"),
     "bubbles": Crossed(
         "bubbles",
         "blocks; order",

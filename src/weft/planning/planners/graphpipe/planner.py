@@ -94,7 +94,7 @@ class GraphPipePlanner:
         search = _Search(self, problem)
         graphs = [] if problem.job.graph.is_chain else search.simulated([search.tree], self.finalists)
         chains = search.simulated(search.chains, self.finalists)
-        candidates = sorted(_once([*graphs, *chains]), key=rank_key(problem))
+        candidates = sorted(_once([*graphs, *chains, *search.replicas()]), key=rank_key(problem))
         varied = [one for best in candidates[: self.finalists] for one in self._varied(problem, best)]
         candidates = sorted(_once([*candidates, *varied]), key=rank_key(problem))
         return Ranking(problem=problem, candidates=tuple(_told(problem, candidates)))
@@ -142,6 +142,18 @@ class _Search:
             found += self._partitioned(search, most_s)
             found.sort(key=lambda one: one.estimate_s)
         return [self._judged(one) for one in found[:finalists]]
+
+    def replicas(self) -> list[Candidate]:
+        """Return the largest two micro-batches that fit on replicas of the whole model, simulated.
+
+        Estimates overlap no reductions with computing. So those of many replicas are too long.
+        """
+        ranks, pins = self._problem.job.cluster.ranks, self._problem.pins
+        found: list[_Found] = []
+        for tp, dp, size in sorted(self._degrees_and_sizes(), reverse=True):
+            if tp * dp == ranks and pins.pp in (None, 1) and len(found) < 2:
+                found += self._partitioned(self._search(self.chains[0], tp, dp, size, "zero-0"), float("inf"))
+        return [self._judged(one) for one in found]
 
     def _search(self, tree: Tree, tp: int, dp: int, size: int, sharding: Sharding) -> _Degrees:
         costs, pp = self.costs_of(tp, dp, sharding), self._problem.pins.pp
