@@ -56,7 +56,7 @@ class PlanTable(PartialLayout):
     planner: Word | None = Field(
         default=None,
         description="which planner searches: homogeneous, uniform, megatron, amp, graphpipe, "
-        "annealing, metis-form, random or exhaustive",
+        "pipedream, piper, equal-split, annealing, metis-form, random or exhaustive",
     )
     then: ThenTable | None = Field(
         default=None,
