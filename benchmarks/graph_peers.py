@@ -38,14 +38,17 @@ PIPER = (
     ("resnet", 8, 64.0),
     ("resnet", 8, 16.0),
     ("resnet", 8, 8.0),
-    ("resnet", 16, 4.0),
+    ("resnet", 16, 6.0),
     ("resnet", 16, 8.0),
 )
 _NODE = re.compile(
     r"(\S+) -- (.*) -- forward_compute_time=([\d.]+), backward_compute_time=([\d.]+), "
     r"activation_size=(\S.*?), parameter_size=([\d.]+)"
 )
-_RUN = "import runpy,sys; sys.path[:0] = sys.argv[1:3]; sys.argv = sys.argv[3:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+_RUN = (
+    "import runpy, sys; sys.path[:0] = sys.argv[1:3]; sys.argv = sys.argv[3:]; "
+    "runpy.run_path(sys.argv[0], run_name='__main__')"
+)
 _DRIVER = """
 #define main experiments
 #include "algo.cpp"
@@ -197,7 +200,7 @@ def piper(report: Report, peer: PeerProgram) -> None:
         options += ["-include", "cmath", "-include", "algorithm", "-include", "unordered_map"]
         subprocess.run(["g++", *options, str(source), "-o", str(binary)], check=True)
         for name, devices, gib in PIPER:
-            cell = f"Piper, {name} on {devices}"
+            cell = f"Piper, {name} on {devices} of {gib:g} GiB"
             if not report.missing(cell):
                 continue
             path = root / "inputs" / f"{name}.json"
