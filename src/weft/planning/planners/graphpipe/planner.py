@@ -21,6 +21,7 @@ from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.graph_costs import GraphCosts, graph_costs
 from weft.planning.planners.graphpipe.partitioner import Partitioner, StageGraph
 from weft.planning.planners.graphpipe.plans import (
+    CHAIN_SCHEDULE,
     depth_of,
     edges_of,
     in_order,
@@ -67,13 +68,14 @@ class GraphPipePlanner:
     Attributes:
         finalists: partitions of the graph, and of the layers as chains, to simulate, least estimates first.
         tolerance: relative distance from the best partition at which a search ends.
-        orders: further orders and shardings to try on the best partitions, where they are not pinned.
+        orders: further orders and shardings to try on the best partitions, where they are not pinned. 1f1b
+            keeps a micro-batch for every stage, not only for those on a path, so messages delay it less.
     """
 
     name: ClassVar[str] = "graphpipe"
     finalists: int = 4
     tolerance: float = 2e-2
-    orders: tuple[tuple[str, Sharding], ...] = ()
+    orders: tuple[tuple[str, Sharding], ...] = ((CHAIN_SCHEDULE, "zero-0"),)
 
     def space(self, problem: Problem) -> Iterator[Layout]:
         """Return the degrees and sizes of micro-batches; partitions add the stages."""
