@@ -26,6 +26,7 @@ BENCHMARKS = (
     ("orders_with_curvature",),
     ("decoder_parameters",),
     ("peer_figures",),
+    ("graph_peers",),
     ("recorder",),
     ("watching",),
     ("sync_codecs",),

@@ -109,6 +109,11 @@ TABLES: Mapping[str, Listed | Crossed] = {
         tuple(f"{name}, search" for name in ("graphpipe", "pipedream", "piper", "equal-split", "weft")),
         ".*, search",
     ),
+    "graph_peers": Crossed(
+        "graph_peers",
+        "program, input and devices",
+        ("slowest stage", "stages", "over the original", "search", "search of the original"),
+    ),
     "graph_planners, most": Listed("graph_planners", "largest gain.*"),
     "bubbles": Crossed(
         "bubbles",

@@ -63,7 +63,8 @@ def test_a_ranking_shows_what_the_planner_itself_estimates(capsys: pytest.Captur
         (
             ["--compare", "amp,megatro"],
             "weft: planner: 'megatro' is not one of amp, annealing, equal-split, exhaustive, "
-            "graphpipe, homogeneous, megatron, metis-form, pipedream, piper, random, uniform, weft (nearest valid: megatron)",
+            "graphpipe, homogeneous, megatron, metis-form, pipedream, piper, random, uniform, weft "
+            "(nearest valid: megatron)",
         ),
         (
             ["--compare", "amp,uniform", "--schedule", "zb-h1"],

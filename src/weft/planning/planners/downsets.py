@@ -23,8 +23,10 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Question(NamedTuple):
-    """One search: samples of a micro-batch, the recomputations that a stage may choose, fastest first, the
-    degrees of replicas that it may have, and the devices in all."""
+    """One search, with samples of a micro-batch and the number of devices.
+
+    A stage may choose any of `words`, fastest first, and any of the `degrees` of replicas.
+    """
 
     size: int
     words: tuple[Recompute, ...]
@@ -161,7 +163,7 @@ class RowSearch:
         return [index for index in every if before[index] + behind[index] <= one.devices // unit]
 
     def _may_fit(self, one: Question) -> bool:
-        """Whether all devices together have room for all states and one micro-batch."""
+        """Return True if all devices together have room for all states and one micro-batch."""
         costs = self.costs
         if min(one.degrees) > one.devices:
             return False
@@ -276,8 +278,11 @@ class RowSearch:
 
 
 class _Stages(NamedTuple):
-    """Stages from a downset to those `inside` it: their `members`, shape (stages, layers), sums of columns,
-    and the edges that leave or enter them. `senders` are the layers before the downset that it reads."""
+    """Stages from a downset to those `inside` it.
+
+    `members` has shape (stages, layers), `sums` those of all columns. `crossing` marks the edges that leave
+    or enter a stage. `senders` are the layers before the downset that it reads.
+    """
 
     inside: npt.NDArray[np.int64]
     members: Bools

@@ -1,12 +1,12 @@
 """The `pipedream` planner: the optimizer of PipeDream (Narayanan et al., SOSP 2019, section 3.1).
 
-It cuts any graph of layers into stages in a row, whose states are the antichains of the graph. Each antichain
-is the end of a set of layers with all that they read, and a stage is the difference of two sets. The paper
-and its published program differ, so both are here. One level of the hierarchy of links is enough: all links
+It cuts any graph of layers into stages in a row. Its states are the antichains of the graph. An antichain
+ends a set of layers with all that these read. A stage is the difference of two sets. The paper and its
+published program differ, so both are here. One level of the hierarchy of links is enough: all links
 are like the slowest one.
 
 Stages run by synchronous 1F1B, as in the comparison of GraphPipe (arXiv 2406.17145, section 7.1). So replicas
-reduce gradients once a step, and a stage keeps one micro-batch for each stage from it to the end.
+reduce gradients once a step. A stage keeps one micro-batch for each stage from it to the end.
 """
 
 from __future__ import annotations
