@@ -24,7 +24,7 @@ from weft.predict.corrections_file import (
 )
 from weft.predict.predict import PredictedStep, predict
 from weft.program.arrays import Floats
-from weft.program.kinds import MESSAGES, is_collective, is_compute, is_send
+from weft.program.kinds import is_collective, is_compute, is_send, message_kinds
 from weft.program.program import Program
 from weft.timeline.figures import prediction_error
 from weft.timeline.medians import from_step, instructions
@@ -170,7 +170,7 @@ def _ratio(predicted_s: Floats, measured_s: Floats) -> float | None:
 
 def _message_ratio(program: Program, bare: PredictedStep, measured: Timeline) -> float | None:
     """Return the ratio of messages that a rank waited for: others are not measured from start to arrival."""
-    receives = [receive for _, receive in MESSAGES]
+    receives = [receive for _, receive in message_kinds()]
     edges, kind = program.edges, program.columns.kind
     joins = is_send(kind[edges.source]) & np.isin(kind[edges.target], receives)
     sender = np.full(len(program), -1, dtype=np.int64)

@@ -39,6 +39,7 @@ class Kind:
         tensor_reduced: the tensor ranks of a replica all-reduce within it, so they run it together.
         spans_stages: members of the collective may run it for different stages.
         joins_replicas: members of the collective have the same weights of a stage, or shards of them.
+        receives: of the receiving end of a message, the name of the kind that sends it.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Kind:
     tensor_reduced: bool = False
     spans_stages: bool = False
     joins_replicas: bool = False
+    receives: str | None = None
 
     @property
     def words(self) -> str:
@@ -112,6 +114,15 @@ class KindRegistry:
             bundles()
         return self._codes[name]
 
+    @property
+    def messages(self) -> tuple[tuple[int, int], ...]:
+        """The codes of pairs of a send and its receive."""
+        return tuple(
+            (self._codes[one.receives], code)
+            for code, one in enumerate(self._kinds)
+            if one.receives is not None
+        )
+
     def __getitem__(self, code: int) -> Kind:
         return self._kinds[code]
 
@@ -133,7 +144,6 @@ def name_hash(name: str) -> int:
 
 KINDS = KindRegistry(VALUES)
 
-_ARRIVED = Read("message", at=places.there, consumes=True)
 _OUTPUT_GRADIENT = Read(
     "output_gradient", at=places.from_next, otherwise=Read("input_gradient", at=places.of_next)
 )
@@ -160,9 +170,29 @@ def computation(
     )
 
 
-def _message(name: str, symbol: str, read: Read, written: str) -> int:
-    """Register one end of a message, with its own stream, and return its code."""
-    return KINDS.register(Kind(name=name, symbol=symbol, stream=name, reads=(read,), writes=(written,)))
+def message(payload: str, symbol: str, sent: Read, received: str, value: str = "message") -> tuple[int, int]:
+    """Register both ends of a message, each with its own stream, and return their codes.
+
+    Args:
+        payload: the kinds are `send_` and `receive_` this; their symbols end with `symbol`.
+        sent: the value that the sender reads.
+        received: the value that the receiver makes.
+        value: the message itself, with the scope of `message`; payloads of one value are never under way
+            between the same stages for the same micro-batch.
+    """
+    send, receive = (f"{word}_{payload}" for word in ("send", "receive"))
+    ends = (
+        Kind(name=send, symbol=f"S{symbol}", stream=send, reads=(sent,), writes=(value,)),
+        Kind(
+            name=receive,
+            symbol=f"R{symbol}",
+            stream=receive,
+            reads=(Read(value, at=places.there, consumes=True),),
+            writes=(received,),
+            receives=send,
+        ),
+    )
+    return KINDS.register(ends[0]), KINDS.register(ends[1])
 
 
 FORWARD = computation(
@@ -173,13 +203,15 @@ BACKWARD_INPUT = computation(
     "backward_input", "I", _BACK, ("input_gradient", "saved_for_weight"), reduced=True
 )
 BACKWARD_WEIGHT = computation("backward_weight", "W", (_SAVED_FOR_WEIGHT,), ("weight_gradient",))
-SEND_ACTIVATION = _message("send_activation", "SF", Read("output", at=places.of_sent), "message")
-RECEIVE_ACTIVATION = _message("receive_activation", "RF", _ARRIVED, "activation")
-SEND_GRADIENT = _message("send_gradient", "SB", Read("input_gradient", at=places.of_sent), "message")
-RECEIVE_GRADIENT = _message("receive_gradient", "RB", _ARRIVED, "output_gradient")
+SEND_ACTIVATION, RECEIVE_ACTIVATION = message(
+    "activation", "F", Read("output", at=places.of_sent), "activation"
+)
+SEND_GRADIENT, RECEIVE_GRADIENT = message(
+    "gradient", "B", Read("input_gradient", at=places.of_sent), "output_gradient"
+)
 STEP = computation("step", "O", (_STEPPED,), ("weights",))
 
-# Pairs of a send and its receive.
+# Pairs of a send and its receive, of the passes that train.
 MESSAGES: tuple[tuple[int, int], ...] = (
     (SEND_ACTIVATION, RECEIVE_ACTIVATION),
     (SEND_GRADIENT, RECEIVE_GRADIENT),
@@ -225,9 +257,14 @@ def is_collective(kind: Ints) -> Mask:
     return np.array([entry.collective for entry in KINDS], dtype=np.bool_)[kind]
 
 
+def message_kinds() -> tuple[tuple[int, int], ...]:
+    """Return the codes of all pairs of a send and its receive, also those of methods."""
+    return KINDS.messages
+
+
 def is_send(kind: Ints) -> Mask:
     """Return True for each kind code that sends a message."""
-    return is_any_of(kind, [send for send, _ in MESSAGES])
+    return is_any_of(kind, [send for send, _ in message_kinds()])
 
 
 def is_any_of(kind: Ints, wanted: Sequence[int]) -> Mask:

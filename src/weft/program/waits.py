@@ -14,7 +14,7 @@ import numpy as np
 
 from weft.program.arrays import Ints, Mask
 from weft.program.checks.messages import collective_codes, matched
-from weft.program.kinds import MESSAGES, is_collective, is_compute, is_send
+from weft.program.kinds import is_collective, is_compute, is_send, message_kinds
 from weft.program.program import Program
 
 
@@ -62,7 +62,7 @@ def standstill(program: Program, ended: Mask, absent: Collection[int] = ()) -> S
 def _sent(program: Program, ended: Mask) -> Mask:
     """Return True for each receive with an ended send."""
     found = np.zeros(len(program), dtype=np.bool_)
-    for send, receive in MESSAGES:
+    for send, receive in message_kinds():
         sends, receives = matched(program, send, receive)
         found[receives[(receives != -1) & ended[sends]]] = True
     return found
@@ -82,7 +82,7 @@ def _first_of_ranks(program: Program, rows: Mask) -> dict[int, int]:
 def events(program: Program) -> Ints:
     """Return the node of each row: the row, a receive's send, or a collective's first member."""
     node = np.arange(len(program), dtype=np.int64)
-    for send, receive in MESSAGES:
+    for send, receive in message_kinds():
         sends, receives = matched(program, send, receive)
         joined = receives != -1
         node[receives[joined]] = sends[joined]

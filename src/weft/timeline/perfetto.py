@@ -15,7 +15,7 @@ import numpy as np
 
 from weft.files import replacing
 from weft.program.arrays import Ints
-from weft.program.kinds import KINDS, MESSAGES, is_send
+from weft.program.kinds import KINDS, is_send, message_kinds
 from weft.program.program import Program
 from weft.timeline.timeline import Timeline, label, stream_names
 
@@ -137,7 +137,7 @@ def _messages(timeline: Timeline, program: Program) -> Ints:
     edges = program.edges
     kinds = program.columns.kind
     sends = is_send(kinds[edges.source])
-    joined = sends & np.isin(kinds[edges.target], [receive for _, receive in MESSAGES])
+    joined = sends & np.isin(kinds[edges.target], [receive for _, receive in message_kinds()])
     receive_of = dict(
         zip(
             program.ids[edges.source[joined]].tolist(),

@@ -45,7 +45,13 @@ from weft.training.directory.run_directory import (
     last_plan_id,
     recorded_loss,
 )
-from weft.training.evaluation.held_out import by_source, held_out, held_out_samples, samples_of_sources
+from weft.training.evaluation.held_out import (
+    BesideSteps,
+    by_source,
+    held_out,
+    held_out_samples,
+    samples_of_sources,
+)
 from weft.training.open_run import OpenRun, load, open_run
 from weft.training.optimizer.optimizers import set_learning_rate
 from weft.training.tasks.base import sources_of_task
@@ -158,7 +164,7 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
         _reader(run, state, ledger, samples) as reader,
         _collecting_by_hand() as collect,
     ):
-        left_out, former, due = 0, None, False
+        left_out, former, due, beside = 0, None, False, BesideSteps(run)
         for step in range(state.step, steps):
             batch = reader.step(step)
             rate = run.settings.rate(step)
@@ -195,13 +201,17 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
             if vote.stop is not None or done % every == 0 or done == steps:
                 _save(run, saver, replace(state, step=done, samples=consumed))
             _report(run, saver.wait() if vote.stop is not None or done == steps else saver.poll())
+            if (evaluated := beside.ended(done)) is not None:
+                weights_of, loss, metrics = evaluated
+                journal.event("evaluated", step=weights_of, held_out_loss=loss, **metrics)
             evaluate_every = run.job.run.train.evaluate_every
             due |= evaluate_every is not None and done % evaluate_every == 0
             # Replicas that agree every few steps are evaluated when they have agreed.
             if due and vote.stop is None and done < steps and done % run.program.steps_per_cycle == 0:
                 due = False
-                loss, metrics = held_out(run, held_out_samples(run))
-                journal.event("evaluated", step=done, held_out_loss=loss, **metrics)
+                if not beside.begin(done, steps - done):
+                    loss, metrics = held_out(run, held_out_samples(run))
+                    journal.event("evaluated", step=done, held_out_loss=loss, **metrics)
             if vote.stop is not None:
                 journal.event("stopped", step=done, signal=vote.stop.name)
                 return vote.stop

@@ -20,6 +20,8 @@ from weft.errors import InputError, Violation, nearest
 BYTES = "bytes"
 MODEL = "model"
 ANY_PRECISION = "any"
+# The most samples for the held-out loss, before they fill whole global batches; always the same samples.
+HELD_OUT_SAMPLES = 256
 Betas = Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], TOML_ARRAY]
 
 

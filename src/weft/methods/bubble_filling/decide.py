@@ -26,6 +26,7 @@ from weft.methods.bubble_filling.options import (
 from weft.methods.bubble_filling.placement.exact import exact
 from weft.methods.bubble_filling.placement.greedy import greedy
 from weft.methods.bubble_filling.placement.official import official
+from weft.methods.bubble_filling.step_places import place_steps
 from weft.methods.bubble_filling.steps import common_step, device_steps
 from weft.methods.bubble_filling.work import DeviceStep, Placer, Window, WorkItem
 from weft.methods.bubble_filling.works import WorkRows, items_of, with_options
@@ -55,9 +56,10 @@ def decide(plan: Plan, graph: LayerGraph, predicted: PredictStep) -> Plan:
     asked = options_of(plan)
     if asked is None or asked.windows != OPEN:
         return plan
+    plan = place_steps(plan, graph, predicted)
     windows = [StageWindow(1, ())] * len(plan.stages)
     items = [items_of(plan, graph, stage) for stage in range(len(plan.stages))]
-    for device in device_work(plan, predicted, items):
+    for device in device_work(plan, predicted, items) if any(items) else ():
         placed = place(asked, device)
         for stage in {stage for stage, _ in device.of}:
             windows[stage] = StageWindow(placed.steps, tuple(_runs(device, placed, stage)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
@@ -34,15 +34,19 @@ class BubbleTable(_Placement):
     """The keys of `[bubble]`."""
 
     work: Annotated[tuple[str, ...], TOML_ARRAY] = Field(
-        min_length=1, description="the methods whose work fills bubbles: kfac"
+        min_length=1, description="the work that fills bubbles: kfac, evaluate, snapshot"
     )
 
 
 class BubbleOptions(_Placement):
-    """A plan's options; `work` has its names separated by commas."""
+    """A plan's options; `work` has its names separated by commas.
+
+    `windows` places work that a window does once, and `steps` that of every step.
+    """
 
     work: str
     windows: str = OPEN
+    steps: str = OPEN
 
 
 # The steps after which work takes effect follow from the plan.
@@ -62,6 +66,36 @@ def options_of(plan: Plan) -> BubbleOptions | None:
         InputError: for unknown, missing or wrong options.
     """
     return planned_options(BubbleOptions, plan, NAME)
+
+
+# By the name of a work and stage: the computation of the device's step behind which each piece runs.
+StepPlaces = Mapping[str, tuple[tuple[int, ...], ...]]
+_STEP_WORK = re.compile(r"([\w-]+)= ?((?:-?\d+ ?|; ?)*)", re.ASCII)
+
+
+def step_places_text(places: StepPlaces) -> str:
+    """Return places as a plan's option: by work its name, and by stage numbers of computations."""
+    return " | ".join(
+        f"{name}= {'; '.join(' '.join(map(str, behind)) for behind in stages)}"
+        for name, stages in sorted(places.items())
+    )
+
+
+def read_step_places(text: str, stages: int) -> StepPlaces:
+    """Return the places of a plan's option; none if it leaves them open.
+
+    Raises:
+        InputError: for a text of another form, or of other stages.
+    """
+    found: dict[str, tuple[tuple[int, ...], ...]] = {}
+    for one in text.split(" | ") if text not in (OPEN, "") else ():
+        match = _STEP_WORK.fullmatch(one)
+        of_stages = () if match is None else tuple(match[2].split(";"))
+        if match is None or len(of_stages) != stages:
+            problem = f"{one[:40]!r} does not place a work in {stages} stages, as work= place ...; ..."
+            raise InputError(Violation(f"plan: methods: {NAME}: steps", problem, OPEN))
+        found[match[1]] = tuple(tuple(map(int, of.split())) for of in of_stages)
+    return found
 
 
 class PieceRun(NamedTuple):

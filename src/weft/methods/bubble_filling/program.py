@@ -71,6 +71,11 @@ def options(plan: Plan, graph: LayerGraph) -> tuple[FilledStage, ...] | None:
 def refuse(
     layout: PipelineLayout, works: tuple[FilledStage, ...], others: Mapping[str, Any]
 ) -> list[Violation]:
+    return layout_problems(layout)
+
+
+def layout_problems(layout: PipelineLayout) -> list[Violation]:
+    """Return why the pipelines of a layout have no common bubbles."""
     found = []
     if len(set(layout.micro_batches)) > 1:
         problem = "replicas with unlike shares of the batch have unlike bubbles"
@@ -156,10 +161,10 @@ def _placed(columns: Columns, stage: int, path: int, work: FilledStage) -> tuple
         micro_batch=np.where(by_micro_batch, micro_batches[place], NONE),
     )
     anchors, before = places[found], behind < 0
-    return rows, np.where(before, anchors, _last_issued(columns, anchors, work.readers)), before
+    return rows, np.where(before, anchors, last_issued(columns, anchors, work.readers)), before
 
 
-def _last_issued(columns: Columns, rows: Ints, readers: Sequence[int]) -> Ints:
+def last_issued(columns: Columns, rows: Ints, readers: Sequence[int] = ()) -> Ints:
     """Return the last row that each computation's host issues before the next one, or before a reader."""
     computes = np.flatnonzero(is_compute(columns.kind) | is_any_of(columns.kind, readers))
     following = np.append(computes, len(columns))[np.searchsorted(computes, rows, side="right")]

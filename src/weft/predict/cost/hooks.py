@@ -167,7 +167,8 @@ def computation(
     return CostOf(kind=kind, hook=hook)
 
 
-def _send(pricing: Pricing, rows: Ints) -> Taken:
+def message_cost(pricing: Pricing, rows: Ints) -> Taken:
+    """Return the costs of messages; their senders bear them."""
     columns = pricing.program.columns
 
     def pair_s(rank: int, peer: int, moved_bytes: int) -> tuple[float, float, float]:
@@ -287,8 +288,8 @@ _COMPUTATIONS_AND_MESSAGES: tuple[CostOf, ...] = (
     computation("backward_segment", lambda times: times.backward_input_s + times.backward_weight_s),
     computation("input_segment", lambda times: times.backward_input_s),
     computation("weight_segment", lambda times: times.backward_weight_s),
-    CostOf(kind="send_activation", hook=_send),
-    CostOf(kind="send_gradient", hook=_send),
+    CostOf(kind="send_activation", hook=message_cost),
+    CostOf(kind="send_gradient", hook=message_cost),
     # The sender bears the time of a message.
     CostOf(kind="receive_activation", hook=takes_nothing),
     CostOf(kind="receive_gradient", hook=takes_nothing),

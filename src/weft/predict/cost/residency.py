@@ -20,7 +20,7 @@ from weft.describe.plan import Choice, Recompute
 from weft.predict.cost.memory import with_slack
 from weft.predict.cost.pricing import Pricing
 from weft.program.arrays import Floats, Ints
-from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, MESSAGES, is_any_of
+from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, is_any_of, message_kinds
 from weft.program.segments import BACKWARD_SEGMENT, INPUT_SEGMENT, segment_borders
 
 # Passes that free a stage's kept activations layer by layer, or make them again.
@@ -194,7 +194,7 @@ def _message_changes(pricing: Pricing) -> Ints:
     columns, edges = pricing.program.columns, pricing.program.edges
     change = np.zeros(len(columns), dtype=np.int64)
     payload = with_slack(columns.bytes)
-    sends, receives = zip(*MESSAGES, strict=True)
+    sends, receives = zip(*message_kinds(), strict=True)
     is_send, is_receive = is_any_of(columns.kind, sends), is_any_of(columns.kind, receives)
     into_send = is_send[edges.target] & (edges.distance == 0)
     from_receive = is_receive[edges.source] & (edges.distance == 0)

@@ -7,7 +7,7 @@ import numpy as np
 from weft.errors import Violation
 from weft.program.arrays import Ints, Mask
 from weft.program.checks.report import name, violations
-from weft.program.kinds import KINDS, MESSAGES, is_collective
+from weft.program.kinds import KINDS, is_collective, message_kinds
 from weft.program.program import COLUMN_NAMES, NONE, Program
 
 
@@ -49,7 +49,7 @@ def check_shape(program: Program) -> list[Violation]:
 def check_coordinates(program: Program) -> list[Violation]:
     """Check peers, groups and payload limits, that rows run on owners of their stage, and that ids differ."""
     columns = program.columns
-    message = np.isin(columns.kind, [kind for pair in MESSAGES for kind in pair])
+    message = np.isin(columns.kind, [kind for pair in message_kinds() for kind in pair])
     collective = is_collective(columns.kind)
     found = violations(
         "peers",

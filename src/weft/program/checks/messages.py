@@ -8,7 +8,7 @@ from weft.errors import Violation
 from weft.program.arrays import Ints
 from weft.program.checks.report import find, name, rows_of, violations
 from weft.program.codes import codes
-from weft.program.kinds import KINDS, MESSAGES, is_collective
+from weft.program.kinds import KINDS, is_collective, message_kinds
 from weft.program.program import NONE, Program
 
 
@@ -32,7 +32,7 @@ def _ends(program: Program, rows: Ints, *, mirrored: bool) -> tuple[Ints, ...]:
 def check_messages(program: Program) -> list[Violation]:
     """Check the bytes and the order of every message with both ends."""
     found = []
-    for send, receive in MESSAGES:
+    for send, receive in message_kinds():
         sends, receives = matched(program, send, receive)
         found += _check_pairs(program, sends[receives != -1], receives[receives != -1])
     return found

@@ -22,7 +22,7 @@ def name(program: Program, row: int) -> str:
     instruction = program.instruction(int(row))
     text = f"rank {instruction.rank} {instruction}"
     if instruction.peer != NONE:
-        text += f" {'to' if 'message' in instruction.kind.writes else 'from'} rank {instruction.peer}"
+        text += f" {'to' if instruction.kind.receives is None else 'from'} rank {instruction.peer}"
     if program.steps_per_cycle > 1:
         text += f" of step {instruction.iteration}"
     return text

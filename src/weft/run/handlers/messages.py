@@ -15,25 +15,29 @@ from weft.run.workspace import Workspace
 
 def send_activation(workspace: Workspace, instruction: Instruction) -> Issue:
     edge = (instruction.stage, instruction.part)
-    return _send(workspace, instruction, OUTPUT, ACTIVATION, edge, _shape(workspace, instruction, after=True))
+    return send(
+        workspace, instruction, OUTPUT, ACTIVATION, edge, shape_of(workspace, instruction, after=True)
+    )
 
 
 def send_gradient(workspace: Workspace, instruction: Instruction) -> Issue:
-    edge, shape = (instruction.part, instruction.stage), _shape(workspace, instruction, after=False)
-    return _send(workspace, instruction, INPUT_GRADIENT, OUTPUT_GRADIENT, edge, shape)
+    edge, shape = (instruction.part, instruction.stage), shape_of(workspace, instruction, after=False)
+    return send(workspace, instruction, INPUT_GRADIENT, OUTPUT_GRADIENT, edge, shape)
 
 
 def receive_activation(workspace: Workspace, instruction: Instruction) -> Issue:
     edge = (instruction.part, instruction.stage)
-    return _receive(workspace, instruction, ACTIVATION, edge, _shape(workspace, instruction, after=False))
+    shape = shape_of(workspace, instruction, after=False)
+    return receive(workspace, instruction, ACTIVATION, ACTIVATION, edge, shape)
 
 
 def receive_gradient(workspace: Workspace, instruction: Instruction) -> Issue:
     edge = (instruction.stage, instruction.part)
-    return _receive(workspace, instruction, OUTPUT_GRADIENT, edge, _shape(workspace, instruction, after=True))
+    shape = shape_of(workspace, instruction, after=True)
+    return receive(workspace, instruction, OUTPUT_GRADIENT, OUTPUT_GRADIENT, edge, shape)
 
 
-def _send(
+def send(
     workspace: Workspace,
     instruction: Instruction,
     name: str,
@@ -41,6 +45,7 @@ def _send(
     edge: tuple[int, int],
     shape: tuple[int, ...],
 ) -> Issue:
+    """Send the value that crosses an edge of stages, and was left under this name."""
     key, label = (name, *edge, instruction.micro_batch), str(instruction)
     resources, crossed = workspace.resources, workspace.crossed
     outbox = resources.messages.outgoing(instruction.peer, payload, prod(shape) * resources.dtype.itemsize)
@@ -51,14 +56,16 @@ def _send(
     return issue
 
 
-def _receive(
+def receive(
     workspace: Workspace,
     instruction: Instruction,
+    name: str,
     payload: str,
     edge: tuple[int, int],
     shape: tuple[int, ...],
 ) -> Issue:
-    key, label = (payload, *edge, instruction.micro_batch), str(instruction)
+    """Receive the value that crosses an edge of stages, and leave it under this name."""
+    key, label = (name, *edge, instruction.micro_batch), str(instruction)
     resources, crossed = workspace.resources, workspace.crossed
     dtype, device = resources.dtype, resources.device
     inbox = resources.messages.incoming(instruction.peer, payload, prod(shape) * dtype.itemsize)
@@ -72,7 +79,7 @@ def _receive(
     return issue
 
 
-def _shape(workspace: Workspace, instruction: Instruction, *, after: bool) -> tuple[int, ...]:
+def shape_of(workspace: Workspace, instruction: Instruction, *, after: bool) -> tuple[int, ...]:
     """Return the shape of a message between the instruction's stage and the stage before or after it."""
     borders = workspace.resources.borders[instruction.stage]
     return (borders.after if after else borders.before)[instruction.part].shape

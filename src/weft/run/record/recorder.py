@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from weft.errors import RunError
 from weft.program.checks.messages import collective_codes
-from weft.program.kinds import MESSAGES, is_collective
+from weft.program.kinds import is_collective, message_kinds
 from weft.program.program import NONE, Program
 from weft.program.rank_program import RankProgram
 from weft.run.record.slots import (
@@ -165,7 +165,7 @@ def _meeting_times(
     start_ns = records["start_ns"].astype(np.int64)
     columns, step = program.columns, records["step"].astype(np.int64)
     edges = program.edges
-    messages = np.isin(columns.kind, [kind for pair in MESSAGES for kind in pair])
+    messages = np.isin(columns.kind, [kind for pair in message_kinds() for kind in pair])
     message = messages[edges.source] & messages[edges.target]
     sender = np.full(len(program), NONE, dtype=np.int64)
     sender[edges.target[message]] = edges.source[message]

@@ -26,8 +26,14 @@ from weft.run.work_queue import labelled
 # The payloads of messages.
 ACTIVATION, OUTPUT_GRADIENT = "activation", "output_gradient"
 PAYLOADS = (ACTIVATION, OUTPUT_GRADIENT)
+_OF_SENDS = {"send_activation": ACTIVATION, "send_gradient": OUTPUT_GRADIENT}
 
 SMALL_BYTES = 64 * 1024
+
+
+def payload_of(send: str) -> str:
+    """Return the payload of the messages that a kind of instruction sends."""
+    return _OF_SENDS.get(send, send.removeprefix("send_"))
 
 
 class Incoming(Protocol):
@@ -71,13 +77,13 @@ class Channels:
         self._connections.clear()
 
 
-def open_channels(peers: Collection[int], timeout_s: float) -> Channels:
-    """Open channels to these ranks; every rank of the job's process group calls this.
+def open_channels(peers: Collection[int], timeout_s: float, payloads: Collection[str] = PAYLOADS) -> Channels:
+    """Open channels of these payloads to these ranks; every rank of the job's process group calls this.
 
     Raises:
         InputError, RunError: as `weft.run.transport.connections.connect`.
     """
-    names = [f"{size} {payload}" for size in ("small", "large") for payload in PAYLOADS]
+    names = [f"{size} {payload}" for size in ("small", "large") for payload in payloads]
     return Channels(connect(peers, names, timeout_s))
 
 

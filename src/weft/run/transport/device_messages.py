@@ -11,10 +11,10 @@ from datetime import timedelta
 
 import torch
 
-from weft.program.kinds import MESSAGES
+from weft.program.kinds import KINDS, message_kinds
 from weft.program.rank_program import RankProgram
 from weft.run.streams import Completion, Stream, Value
-from weft.run.transport.channels import PAYLOADS
+from weft.run.transport.channels import payload_of
 from weft.run.transport.device_group import DeviceGroup
 
 # The sender and the receiver of a group's messages, and their payload.
@@ -82,7 +82,8 @@ def open_device_messages(
 def ways_of(program: RankProgram) -> set[Way]:
     """Return the ways of a rank's messages."""
     rank, ways = program.rank, set[Way]()
-    for payload, (send, receive) in zip(PAYLOADS, MESSAGES, strict=True):
+    for send, receive in message_kinds():
+        payload = payload_of(KINDS[send].name)
         ways |= {(rank, peer, payload) for peer in program.peers(send)}
         ways |= {(peer, rank, payload) for peer in program.peers(receive)}
     return ways

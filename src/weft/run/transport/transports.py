@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from weft.errors import InputError, Violation, require_choice
 from weft.run.streams import Completion, Stream, Value
-from weft.run.transport.channels import Incoming, open_channels
+from weft.run.transport.channels import PAYLOADS, Incoming, open_channels
 from weft.run.transport.device_group import GLOO, NCCL, DeviceGroup
 from weft.run.transport.device_messages import Way, open_device_messages
 from weft.run.transport.host_group import HostGroup
@@ -79,7 +79,9 @@ class HostTransport:
 
     def open_messages(self, ways: Collection[Way], name: str, timeout: timedelta) -> RankMessages:
         peers = {end for way in ways for end in way[:2]} - {dist.get_rank()}
-        return open_channels(peers, timeout.total_seconds())
+        # Both ends of a pair have the payloads of its methods.
+        payloads = dict.fromkeys((*PAYLOADS, *sorted(payload for _, _, payload in ways)))
+        return open_channels(peers, timeout.total_seconds(), list(payloads))
 
 
 class DeviceTransport:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.describe.run_tables.training import HELD_OUT_SAMPLES
 from weft.describe.tasks import is_language
 from weft.errors import InputError, Violation
 from weft.files import write_whole
@@ -23,13 +24,11 @@ from weft.program.arrays import Ints
 from weft.progress import CountedWork, ProgressReport, unwatched
 from weft.run.launch.worker_start import WorkerContext
 from weft.run.workspace import Batch, Samples
+from weft.training.coordination.agreement import gather
 from weft.training.open_run import OpenRun, load, open_run
 from weft.training.tasks.base import Task, batch_of, sources_of_task
 
 EachBatch = Callable[[Iterable[Batch]], Iterable[Batch]]
-
-# The most samples for the held-out loss, before they fill whole global batches; always the same samples.
-HELD_OUT_SAMPLES = 256
 
 
 def held_out_samples(run: OpenRun) -> Ints:
@@ -53,14 +52,50 @@ def held_out(run: OpenRun, samples: Ints, each: EachBatch = iter) -> tuple[float
     Every rank calls it with the same whole global batches of samples. `each` yields the batches, and may
     count them.
     """
+    with run.meter.open():
+        loss = run.runtime.evaluate(run.evaluation, each(_batches(run, samples)))
+    return loss, run.meter.collect()
+
+
+def _batches(run: OpenRun, samples: Ints) -> list[Batch]:
     plan, task = run.job.plan, run.task
-    batches = [
+    return [
         _held_out_batch(task, part, plan.micro_batch_size, samples)
         for part in samples.reshape(-1, plan.global_batch)
     ]
-    with run.meter.open():
-        loss = run.runtime.evaluate(run.evaluation, each(batches))
-    return loss, run.meter.collect()
+
+
+class BesideSteps:
+    """Evaluations that a method runs beside training steps, if the run has such a method.
+
+    Every rank makes one before the first step, and calls it between the same steps.
+    """
+
+    def __init__(self, run: OpenRun) -> None:
+        self._meter = run.meter
+        found = (one.evaluation for one in run.runtime.methods.values())
+        self._evaluation = next((one for one in found if one is not None), None)
+        if self._evaluation is not None:
+            self._evaluation.prepare(_batches(run, held_out_samples(run)), self._meter)
+
+    def begin(self, done: int, left: int) -> bool:
+        """Begin to evaluate the weights after `done` steps, with `left` more to come; False: do it now."""
+        one = self._evaluation
+        if one is None or one.steps > left:
+            return False
+        self._meter.reset()
+        one.start(done)
+        return True
+
+    def ended(self, done: int) -> tuple[int, float, dict[str, float]] | None:
+        """Return the evaluation that the last of `done` steps has ended: its step, loss and metrics."""
+        one = self._evaluation
+        if one is None or one.begun is None or done < one.begun + one.steps:
+            return None
+        step = one.begun
+        # The order of all sums is that of an evaluation between steps.
+        losses = [sum(each) for each in zip(*gather(one.take_shares()), strict=True)]
+        return step, sum(losses) / len(losses), self._meter.collect()
 
 
 def by_source(run: OpenRun, samples: Mapping[str, Ints], each: EachBatch = iter) -> dict[str, dict[str, Any]]:

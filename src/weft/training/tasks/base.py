@@ -176,7 +176,26 @@ class Meter:
     @contextmanager
     def open(self) -> Iterator[None]:
         """Reset the sums and count until the end of the block."""
+        self.reset()
+        with self.counting():
+            yield
+
+    def reset(self) -> None:
+        """Forget all that was counted."""
         self._sums, self._micro_batches = {}, 0
+
+    @property
+    def counted(self) -> tuple[dict[str, float], int]:
+        """The sums of this rank so far, and the number of micro-batches."""
+        return dict(self._sums), self._micro_batches
+
+    def go_on(self, sums: Mapping[str, float], micro_batches: int) -> None:
+        """Take up what was `counted` before."""
+        self._sums, self._micro_batches = dict(sums), micro_batches
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count until the end of the block, on top of what is counted."""
         self._open = True
         try:
             yield
