@@ -44,7 +44,9 @@ ORDERS = st.sampled_from(
 )
 
 
-def plan_of(order: tuple[str, int, int, int], *, dp: int = 1, curvature: bool = False, **options: int) -> Plan:
+def plan_of(
+    order: tuple[str, int, int, int], *, dp: int = 1, curvature: bool = False, **options: int
+) -> Plan:
     schedule, pp, loops, micro_batches = order
     plan = make_plan(GPT, schedule=schedule, pp=pp, loops=loops, dp=dp, micro_batches=micro_batches)
     work = "evaluate,kfac" if curvature else "evaluate"
@@ -180,7 +182,9 @@ def test_a_plan_says_what_it_does_and_its_price() -> None:
         ({"compile": True}, "train.compile: compiled stages are not copied"),
     ],
 )
-def test_runs_that_bubbles_cannot_evaluate_are_refused_in_one_line(train: dict[str, object], words: str) -> None:
+def test_runs_that_bubbles_cannot_evaluate_are_refused_in_one_line(
+    train: dict[str, object], words: str
+) -> None:
     [problem] = refused_by_methods(planned(train=train))
     assert words in str(problem)
 

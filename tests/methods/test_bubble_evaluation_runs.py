@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 from pool import WorkerPool
 from pooled_runs import trained
 from stopped_runs import saved, text_run
@@ -22,45 +23,58 @@ keep = 9
 BUBBLES = "[bubble]\nwork = ['evaluate']\nmost_steps = 4\n"
 
 
-def run_file(folder: Path, more: str = "") -> str:
+def run_file(folder: Path, layout: str, more: str) -> Path:
     text = text_run(folder, PLAN + more, steps=12)
-    return text.replace("steps = 12", "steps = 12\nevaluate_every = 5").replace(
-        "global_batch = 4", "global_batch = 64"
-    )
+    (folder / "text.txt").write_text("The sheep of the hills are counted twice. " * 8000)
+    for old, new in (
+        ("steps = 12", "steps = 12\nevaluate_every = 5"),
+        ("global_batch = 4", "global_batch = 64"),
+        ("micro_batch_size = 1", "micro_batch_size = 8"),
+        ('schedule = "1f1b"\n', ""),
+        ("pp = 2\ndp = 1", layout),
+        ("[train]", '[cluster]\nuse = "4xv100-16gb"\n[train]'),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    path = folder / f"{'bubbles' if more else 'between'}.toml"
+    path.write_text(text)
+    return path
 
 
-def evaluations(directory: Path) -> dict[int, dict[str, Any]]:
-    """What a run tells of each evaluation, by its step."""
+def evaluations(directory: Path) -> dict[int, float]:
+    """The held-out losses that a run tells since its last start, by step."""
     events = RunDirectory(directory).events()
-    told = ("event", "step", "held_out_loss")
-    return {
-        one["step"]: {name: one[name] for name in told}
-        for one in events
-        if one["event"] in ("started", "evaluated", "finished")
-    }
+    last = max(place for place, one in enumerate(events) if one["event"] in ("started", "resumed"))
+    return {one["step"]: one["held_out_loss"] for one in events[last:] if "held_out_loss" in one}
 
 
-@pytest.mark.parametrize("layout", ["pp = 2\ndp = 1", "pp = 2\ndp = 2", "pp = 2\ndp = 1\nloops = 2"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        'pp = 2\ndp = 2\nschedule = "1f1b"\n',
+        'pp = 2\ndp = 1\nloops = 2\nschedule = "breadth-first"\n',
+    ],
+    ids=["1f1b", "breadth-first"],
+)
 def test_held_out_losses_are_those_between_steps_also_after_a_stop(
     worker_pool: WorkerPool, tmp_path: Path, layout: str
 ) -> None:
-    order = "breadth-first" if "loops" in layout else "1f1b"
-    directories = {}
-    for name, more in (("between", ""), ("bubbles", BUBBLES), ("stopped", BUBBLES)):
-        source, directories[name] = tmp_path / f"{name}.toml", tmp_path / name
-        text = run_file(tmp_path, more).replace("pp = 2\ndp = 1", layout)
-        text = text.replace('"1f1b"', f'"{order}"').replace("micro_batch_size = 1", "micro_batch_size = 16")
-        source.write_text(text)
-        steps = 7 if name == "stopped" else None
-        trained(worker_pool, source, directory=directories[name], steps=steps)
-    # It stops while an evaluation of step 5 is under way.
-    assert set(evaluations(directories["stopped"])) == {0, 7}
-    trained(worker_pool, tmp_path / "stopped.toml", resume=directories["stopped"])
-    expected = evaluations(directories["between"])
+    between, bubbles = (
+        trained(worker_pool, run_file(tmp_path, layout, more), directory=tmp_path / f"run-{len(more)}")
+        for more in ("", BUBBLES)
+    )
+    expected = evaluations(between)
     assert set(expected) == {0, 5, 10, 12}
-    assert evaluations(directories["bubbles"]) == expected
-    found = evaluations(directories["stopped"])
-    assert {step: found[step] for step in expected} == expected
-    # The evaluation of step 5 ends with step 9, and its weights and losses are in the checkpoint before.
-    under_way = [len([name for name in saved(directories["bubbles"], at) if "evaluate" in name]) for at in range(4)]
-    assert [bool(count) for count in under_way] == [False, True, False, False]
+    assert evaluations(bubbles) == expected
+    # The evaluation of step 5 ends with step 9. Its weights and losses are in the checkpoint of step 6.
+    under_way = [any("/evaluate/weights/" in name for name in saved(bubbles, place)) for place in range(4)]
+    assert under_way == [False, True, False, False]
+    assert all(
+        torch.equal(one, saved(between, 1)[name])
+        for name, one in saved(bubbles, 1).items()
+        if "/evaluate/" not in name
+    )
+    for step in (9, 12):
+        shutil.rmtree(bubbles / "checkpoints" / f"step-{step:08}")
+    trained(worker_pool, tmp_path / "bubbles.toml", resume=bubbles)
+    assert evaluations(bubbles) == {step: loss for step, loss in expected.items() if step}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from weft.run.handlers.base import Handler
     from weft.run.resources import Resources
     from weft.run.stage.stage_pass import StagePass
-    from weft.run.workspace import Workspace
+    from weft.run.workspace import Batch, Workspace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +90,47 @@ class PartOfSum(NamedTuple):
     def read(self) -> float:
         """Return the share; call it when the values are there."""
         return self.weight * sum((value.content.item() for value in self.values), 0.0)
+
+
+class Counter(Protocol):
+    """Metrics of held-out micro-batches, added up by the loss function in some passes only."""
+
+    @property
+    def counted(self) -> tuple[dict[str, float], int]:
+        """The sums of this rank so far, and the number of micro-batches."""
+        ...
+
+    def go_on(self, sums: Mapping[str, float], micro_batches: int) -> None:
+        """Take up what was `counted` before."""
+        ...
+
+    def counting(self) -> AbstractContextManager[None]:
+        """Count until the end of the block, on top of what is counted."""
+        ...
+
+
+class EvaluationBeside(Protocol):
+    """Evaluations of held-out batches whose passes are instructions of training steps.
+
+    Attributes:
+        steps: of one evaluation.
+        begun: the number of steps before the evaluation that is under way; None: there is none.
+    """
+
+    steps: int
+    begun: int | None
+
+    def prepare(self, batches: Sequence[Batch], counter: Counter) -> None:
+        """Take the batches of all evaluations; called once, before the first step and after a resume."""
+        ...
+
+    def start(self, done: int) -> None:
+        """Evaluate the weights after so many steps in the next `steps` steps; every rank calls it."""
+        ...
+
+    def take_shares(self) -> list[float]:
+        """End the evaluation and return this rank's share of the loss of each batch."""
+        ...
 
 
 class MethodState:
@@ -157,6 +198,11 @@ class MethodState:
         Every rank of a program returns the same names; a share of no values is 0.
         """
         return {}
+
+    @property
+    def evaluation(self) -> EvaluationBeside | None:
+        """The evaluations that the method runs beside training steps; None: it runs none."""
+        return None
 
     def moves_after(self, done: int) -> bool:
         """Return whether `move` may move weights between ranks, now that so many steps are done."""

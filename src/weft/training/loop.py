@@ -198,12 +198,12 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
             done = step + 1
             for told in runtime.move_weights(done, run.job):
                 journal.event(**told)
-            if vote.stop is not None or done % every == 0 or done == steps:
-                _save(run, saver, replace(state, step=done, samples=consumed))
-            _report(run, saver.wait() if vote.stop is not None or done == steps else saver.poll())
             if (evaluated := beside.ended(done)) is not None:
                 weights_of, loss, metrics = evaluated
                 journal.event("evaluated", step=weights_of, held_out_loss=loss, **metrics)
+            if vote.stop is not None or done % every == 0 or done == steps:
+                _save(run, saver, replace(state, step=done, samples=consumed))
+            _report(run, saver.wait() if vote.stop is not None or done == steps else saver.poll())
             evaluate_every = run.job.run.train.evaluate_every
             due |= evaluate_every is not None and done % evaluate_every == 0
             # Replicas that agree every few steps are evaluated when they have agreed.
