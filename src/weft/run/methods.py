@@ -20,7 +20,7 @@ from weft.program.arrays import Ints
 from weft.program.rank_program import RankProgram
 from weft.run.stage.roots import Root
 from weft.run.stage.taps import Tap
-from weft.run.streams import Value
+from weft.run.streams import Completion, Value
 from weft.run.transport.mesh import Groups
 
 if TYPE_CHECKING:
@@ -133,6 +133,20 @@ class EvaluationBeside(Protocol):
         ...
 
 
+class CopyBeside(Protocol):
+    """Copies of weights and optimizer states for a checkpoint, as instructions of the step behind it."""
+
+    def take(
+        self, tensors: Mapping[str, torch.Tensor], room: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
+        """Copy tensors to their `room` in the next step, before they change; return those that it leaves."""
+        ...
+
+    def copied(self) -> list[Completion]:
+        """Return the ends of the copies; called once, after that step was issued."""
+        ...
+
+
 class MethodState:
     """A method's state on one rank, kept from step to step; a method overrides the functions it needs."""
 
@@ -202,6 +216,11 @@ class MethodState:
     @property
     def evaluation(self) -> EvaluationBeside | None:
         """The evaluations that the method runs beside training steps; None: it runs none."""
+        return None
+
+    @property
+    def checkpoint_copies(self) -> CopyBeside | None:
+        """The copies for checkpoints that the method makes beside training steps; None: it makes none."""
         return None
 
     def moves_after(self, done: int) -> bool:

@@ -174,6 +174,7 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
             started_ns = time.monotonic_ns()
             result = runtime.step(step, batch)
             step_s = (time.monotonic_ns() - started_ns) / 1e9
+            saver.go_on()
             vote = stop.read_vote()
             consumed = first + samples.before(step + 1)
             # Whether this step was left out, the host would have to wait for.
@@ -202,7 +203,8 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
                 weights_of, loss, metrics = evaluated
                 journal.event("evaluated", step=weights_of, held_out_loss=loss, **metrics)
             if vote.stop is not None or done % every == 0 or done == steps:
-                _save(run, saver, replace(state, step=done, samples=consumed))
+                goes_on = vote.stop is None and done < steps
+                _save(run, saver, replace(state, step=done, samples=consumed), goes_on=goes_on)
             _report(run, saver.wait() if vote.stop is not None or done == steps else saver.poll())
             evaluate_every = run.job.run.train.evaluate_every
             due |= evaluate_every is not None and done % evaluate_every == 0
@@ -284,14 +286,17 @@ def _reader(run: OpenRun, state: TrainingState, ledger: SampleLedger, samples: S
     )
 
 
-def _save(run: OpenRun, saver: Saver, state: TrainingState) -> None:
+def _save(run: OpenRun, saver: Saver, state: TrainingState, *, goes_on: bool) -> None:
+    """Begin to save a state; if the run goes on, methods may copy tensors beside the next step."""
     with together():  # raises for a loss that is not finite, before the last good checkpoint is lost
         run.journal.flush()
     run.memory.begin_copies()
     runtime = run.runtime
     with meeting_peers():
         runtime.average_statistics()
-    _report(run, saver.save(state, runtime.stages, runtime.optimizers, runtime.stepped, runtime.methods))
+    beside = [one.checkpoint_copies for one in runtime.methods.values() if goes_on]
+    tensors = runtime.stages, runtime.optimizers, runtime.stepped, runtime.methods
+    _report(run, saver.save(state, *tensors, beside=next((one for one in beside if one is not None), None)))
     if run.weight_log is not None:
         run.weight_log.begin(state.step)
 

@@ -14,7 +14,7 @@ the rename and the agreement on both would be left to the training thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from weft.errors import RunError
-from weft.run.methods import MethodState
+from weft.run.methods import CopyBeside, MethodState
 from weft.run.streams import Completion, Value
 from weft.training.checkpoint.checkpoints import (
     NO_METHODS,
@@ -103,6 +103,8 @@ class Saver:
         self._step = 0
         self._stall_s = 0.0
         self._writing: Future[tuple[float, int]] | None = None
+        # A save that waits for the copies of a step.
+        self._begun: tuple[TrainingState, Completion, CopyBeside | None] | None = None
 
     def __enter__(self) -> Saver:
         return self
@@ -120,8 +122,11 @@ class Saver:
         optimizers: Mapping[int, torch.optim.Optimizer],
         shards: Shards = NO_SHARDS,
         methods: Mapping[str, MethodState] = NO_METHODS,
+        beside: CopyBeside | None = None,
     ) -> list[Saved]:
         """Copy the tensors and begin to write them; return the save before, if it was still under way.
+
+        If copies are made `beside` the next step, the write begins with `go_on` after that step.
 
         Raises:
             RunError: on every rank, if the save before failed on one rank.
@@ -130,10 +135,21 @@ class Saver:
         started_s = time.monotonic()
         tensors = collect(stages, optimizers, shards, methods)
         self._room = room_for(tensors, self._room)
-        copied = self._copy(partial(copy_to_host, tensors, self._room), Value.of(tensors))
+        now = tensors if beside is None else beside.take(tensors, self._room)
+        copied = self._copy(partial(copy_to_host, now, self._room), Value.of(now))
         self._step, self._stall_s = state.step, time.monotonic() - started_s
-        self._writing = self._threads.submit(self._write, state, copied)
+        self._begun = state, copied, beside
+        if beside is None:
+            self.go_on()
         return before
+
+    def go_on(self) -> None:
+        """Begin to write a save whose tensors the step before has copied, if there is one."""
+        if self._begun is None:
+            return
+        (state, copied, beside), self._begun = self._begun, None
+        ends = [copied] if beside is None else [copied, *beside.copied()]
+        self._writing = self._threads.submit(self._write, state, ends)
 
     @property
     def failed(self) -> bool:
@@ -174,9 +190,10 @@ class Saver:
         self.fail()
         return self.poll()
 
-    def _write(self, state: TrainingState, copied: Completion) -> tuple[float, int]:
+    def _write(self, state: TrainingState, copied: Sequence[Completion]) -> tuple[float, int]:
         try:
-            copied.wait()
+            for one in copied:
+                one.wait()
             started_s = time.monotonic()
             size = write(
                 self._directory,
