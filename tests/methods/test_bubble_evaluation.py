@@ -161,7 +161,7 @@ RUN = {
 
 
 def planned(**tables: dict[str, object]) -> PlannedJob:
-    return plan_run(parse_run({**RUN, **{key: {**RUN[key], **more} for key, more in tables.items()}}))
+    return plan_run(parse_run({**RUN, **{key: {**RUN.get(key, {}), **more} for key, more in tables.items()}}))
 
 
 def test_a_plan_says_what_it_does_and_its_price() -> None:
