@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from weft.bundles import parts
 from weft.planning.planned import PlannedJob
+from weft.timeline.timeline import Timeline
 
 # A label, and the figure or words.
 Rows = Sequence[tuple[str, str]]
@@ -62,6 +63,7 @@ class ReportSection:
         chart: the chart above its rows.
         by_source: further rows, of a job whose data has several sources.
         events: further rows, of the events of the run.
+        measured: further rows, of the measured steps.
         table: the table beside the report, `NAME.csv`.
     """
 
@@ -73,6 +75,7 @@ class ReportSection:
     )
     by_source: Callable[[PlannedJob, BySource], Rows] = lambda planned, sources: ()
     events: Callable[[Sequence[Mapping[str, Any]]], Rows] = lambda events: ()
+    measured: Callable[[PlannedJob, Timeline], Rows] = lambda planned, timeline: ()
     table: Callable[[PlannedJob, Sequence[Mapping[str, Any]]], Table | None] = lambda planned, metrics: None
 
 
@@ -81,13 +84,19 @@ def sections_of(
     metrics: Sequence[Mapping[str, Any]],
     sources: BySource = MappingProxyType({}),
     events: Sequence[Mapping[str, Any]] = (),
+    measured: Timeline | None = None,
 ) -> list[Section]:
     """Return every section with something to show."""
     found = (
         Section(
             one.name,
             one.title,
-            [*one.rows(planned, metrics), *one.by_source(planned, sources), *one.events(events)],
+            [
+                *one.rows(planned, metrics),
+                *one.by_source(planned, sources),
+                *one.events(events),
+                *(() if measured is None else one.measured(planned, measured)),
+            ],
             one.chart(planned, metrics),
             one.table(planned, metrics),
         )

@@ -1,4 +1,4 @@
-"""Figures of work in the bubbles of a plan: busy shares, windows, and seconds added to a step."""
+"""Figures of work in the bubbles of a plan: busy shares, windows, seconds added to a step, measured ones."""
 
 from __future__ import annotations
 
@@ -11,13 +11,33 @@ import numpy as np
 from weft.describe.units import format_seconds
 from weft.methods.bubble_filling.kinds import FillsBubbles
 from weft.methods.bubble_filling.options import NAME, OPEN, options_of
+from weft.methods.bubble_filling.step_works import step_works_of
 from weft.methods.bubble_filling.works import items_of, with_options
 from weft.planning.compile import compile_plan
 from weft.planning.decisions import DecidedWords
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import ReportSection, Rows
 from weft.predict.predict import predict
-from weft.program.kinds import is_any_of, is_compute
+from weft.program.kinds import KINDS, is_any_of, is_compute
+from weft.timeline.compare import WARM_UP_STEPS
+from weft.timeline.figures import makespan_s
+from weft.timeline.medians import from_step
+from weft.timeline.timeline import Timeline
+
+
+def _kinds(planned: PlannedJob) -> list[int]:
+    """Return the codes of the kinds of work in a plan's bubbles."""
+    plan, graph, asked = planned.plan, planned.problem.job.graph, options_of(planned.plan)
+    found = {one.kind for stage in range(len(plan.stages)) for one in items_of(plan, graph, stage)}
+    if asked is not None:
+        found |= {one.kind for work in step_works_of(plan) for one in work.rows(plan, graph, asked)}
+    return sorted(found)
+
+
+def _busy(timeline: Timeline, kinds: Sequence[int]) -> tuple[float, float]:
+    """Return the nanoseconds in which all ranks compute, and those of them without work of these kinds."""
+    taken = np.where(is_compute(timeline.kind), timeline.end_ns - timeline.start_ns, 0)
+    return float(taken.sum()), float(taken[~is_any_of(timeline.kind, kinds)].sum())
 
 
 @dataclass(frozen=True)
@@ -26,42 +46,48 @@ class Filled:
 
     Attributes:
         busy, busy_before: the mean busy share of devices, with the work and without.
-        steps: of the window of each stage with work.
+        steps: by stage with work, of its window.
+        in_steps: by the name of a work of every step, its pieces of a stage there.
         added_s: seconds by which the work makes a mean step longer.
     """
 
     busy: float
     busy_before: float
-    steps: tuple[int, ...]
+    steps: Mapping[int, int]
+    in_steps: Mapping[str, int]
     added_s: float
 
     @classmethod
     def of(cls, planned: PlannedJob) -> Filled | None:
         """Return the bubbles of a plan that fills some, else None."""
-        owed = planned.program.obligations.methods.get(NAME)
-        if options_of(planned.plan) is None or not isinstance(owed, FillsBubbles):
+        asked, plan = options_of(planned.plan), planned.plan
+        if asked is None:
             return None
+        owed = planned.program.obligations.methods.get(NAME)
         graph, cost_model = planned.problem.job.graph, planned.problem.cost_model
-        stages = range(len(planned.plan.stages))
-        items = [items_of(planned.plan, graph, stage) for stage in stages]
-        bare = with_options(planned.plan, windows=OPEN)
+        stages = range(len(plan.stages)) if isinstance(owed, FillsBubbles) else ()
+        in_steps = {one.method: one.rows(plan, graph, asked) for one in step_works_of(plan)}
+        bare = with_options(plan, windows=OPEN, steps=OPEN)
         bare_s = predict(cost_model, bare, compile_plan(bare, graph)).simulation.step_s
-        simulation, ranks = planned.predicted.simulation, planned.plan.ranks
-        rows = simulation.timeline
-        taken = np.where(is_compute(rows.kind), rows.end_ns - rows.start_ns, 0)
-        work = is_any_of(rows.kind, sorted({item.kind for some in items for item in some}))
-        cycle_ns = simulation.step_s * planned.program.steps_per_cycle * 1e9
+        simulation = planned.predicted.simulation
+        cycle_ns = simulation.step_s * planned.program.steps_per_cycle * 1e9 * plan.ranks
+        busy, busy_before = _busy(simulation.timeline, _kinds(planned))
         return cls(
-            busy=float(taken.sum()) / (cycle_ns * ranks),
-            busy_before=float(taken[~work].sum()) / (cycle_ns * ranks),
-            steps=tuple(owed.steps[stage] for stage in stages if items[stage]),
+            busy=busy / cycle_ns,
+            busy_before=busy_before / cycle_ns,
+            steps={stage: owed.steps[stage] for stage in stages if items_of(plan, graph, stage)}
+            if isinstance(owed, FillsBubbles)
+            else {},
+            in_steps={name: sum(one.pieces for one in rows) for name, rows in in_steps.items()},
             added_s=max(0.0, simulation.step_s - bare_s),
         )
 
     @property
     def every(self) -> str:
         """The windows of stages, in words."""
-        least, most = min(self.steps), max(self.steps)
+        if not self.steps:
+            return "in every step"
+        least, most = min(self.steps.values()), max(self.steps.values())
         if most == 1:
             return "in every step"
         return f"every {least} steps" if least == most else f"every {least} to {most} steps"
@@ -73,24 +99,66 @@ def _words(planned: PlannedJob) -> str | None:
         return None
     added = "nothing" if filled.added_s < 1e-9 else f"{format_seconds(filled.added_s)} a step"
     busy = f"devices busy {filled.busy_before:.1%} -> {filled.busy:.1%}"
-    return f"bubbles: {options.work.replace(',', ', ')} {filled.every}; {busy}; it adds {added}"
+    windowed = ", ".join(name for name in options.work.split(",") if name not in filled.in_steps)
+    work = [f"{windowed} {filled.every}"] if windowed else []
+    work += [f"{', '.join(filled.in_steps)} in every step"] if filled.in_steps else []
+    return f"bubbles: {', '.join(work)}; {busy}; it adds {added}"
 
 
 def _rows(planned: PlannedJob, metrics: Sequence[Mapping[str, Any]]) -> Rows:
     filled, options = Filled.of(planned), options_of(planned.plan)
     if filled is None or options is None:
         return []
-    return [
+    found = [
         ("work", options.work.replace(",", ", ")),
         ("placer", f"{options.placer}, with a margin of {options.margin:.0%}"),
         ("devices busy, predicted without the work", f"{filled.busy_before:.1%}"),
         ("devices busy, predicted with it", f"{filled.busy:.1%}"),
-        ("all of it is done", filled.every),
-        ("it adds to a predicted step", format_seconds(filled.added_s)),
+    ]
+    found += [
+        (f"{name}, pieces of a stage in each step", str(count)) for name, count in filled.in_steps.items()
+    ]
+    if filled.steps:
+        found += [("all other work is done" if filled.in_steps else "all of it is done", filled.every)]
+        by_stage = ", ".join(f"{stage}: {steps}" for stage, steps in filled.steps.items())
+        found += [("steps of a window, by stage", by_stage)]
+    return [*found, ("it adds to a predicted step", format_seconds(filled.added_s))]
+
+
+def _measured(planned: PlannedJob, timeline: Timeline) -> Rows:
+    """Return busy shares of the measured steps after the warm-up, and work that leaves the margin."""
+    options, steps = options_of(planned.plan), np.unique(timeline.step)
+    if options is None or not len(steps):
+        return []
+    settled = from_step(timeline, int(steps[min(WARM_UP_STEPS, len(steps) - 1)]))
+    kinds, span_ns = _kinds(planned), makespan_s(settled) * 1e9 * planned.plan.ranks
+    busy, busy_before = _busy(settled, kinds)
+    return [
+        ("devices busy, measured without the work", f"{busy_before / span_ns:.1%}"),
+        ("devices busy, measured with it", f"{busy / span_ns:.1%}"),
+        *_drift(planned.predicted.simulation.timeline, settled, kinds, options.margin),
     ]
 
 
+def _drift(predicted: Timeline, measured: Timeline, kinds: Sequence[int], margin: float) -> Rows:
+    """Return, by kind of work, measured over predicted seconds, and whether they leave the margin.
+
+    Work that a step leaves out takes no time, and does not count.
+    """
+    found = []
+    for kind in kinds:
+        expected = (predicted.end_ns - predicted.start_ns)[predicted.kind == kind]
+        taken = (measured.end_ns - measured.start_ns)[measured.kind == kind]
+        taken = taken[taken > 0]
+        if len(expected) and len(taken) and expected.mean() > 0:
+            ratio = float(np.median(taken)) / float(np.median(expected))
+            words = f"{ratio:.2f} times the predicted time"
+            beyond = "; plan again with measured times" if ratio > 1 + margin else ""
+            found.append((f"{KINDS[kind].words}, measured", words + beyond))
+    return found
+
+
 REPORT = (
-    ReportSection(name=NAME, title="Work in bubbles", rows=_rows),
+    ReportSection(name=NAME, title="Work in bubbles", rows=_rows, measured=_measured),
     DecidedWords(method=NAME, words=_words),
 )

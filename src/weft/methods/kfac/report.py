@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from weft.methods.kfac.ages import steady_age
 from weft.methods.kfac.options import NAME, options_of
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import ChartLine, ReportSection, Rows, SectionChart
@@ -20,6 +21,8 @@ def _rows(planned: PlannedJob, metrics: Metrics) -> Rows:
     if options is None:
         return []
     rows = [("damping", f"{options.damping:g}")]
+    if (settled := steady_age(planned.program)) is not None:
+        rows += [("age of the curvature, predicted after the first windows", f"{settled:.1f} steps")]
     if ages:
         rows += [("age of the curvature, mean step", f"{sum(ages) / len(ages):.1f} steps")]
         rows += [("oldest", f"{max(ages):.1f} steps"), ("last step", f"{ages[-1]:.1f} steps")]

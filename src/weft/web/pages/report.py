@@ -211,13 +211,14 @@ def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
     sources = summary.pop(BY_SOURCE, {})
     prediction, fullest = planned.prediction, planned.fullest_rank
     *parts, _ = planned.memory_parts(fullest)
+    measured = under_current_id(directory.measured(), planned.plan)
     return ReportData(
         run=directory.name,
         model=planned.plan.model,
         cluster=planned.plan.cluster,
         plan=plan_in_words(planned),
         predicted=under_current_id(directory.predicted(), planned.plan),
-        measured=under_current_id(directory.measured(), planned.plan),
+        measured=measured,
         interval=StepInterval(
             step_s=prediction.step_s, low_s=prediction.step_low_s, high_s=prediction.step_high_s
         ),
@@ -229,7 +230,7 @@ def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
         memory_rows=memory_rows({one.name: round(one.value) for one in parts}, summary, fullest),
         summary=summary,
         by_source=sources,
-        sections=sections_of(planned, metrics, sources, directory.events()),
+        sections=sections_of(planned, metrics, sources, directory.events(), measured),
     )
 
 
