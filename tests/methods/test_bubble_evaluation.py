@@ -195,6 +195,7 @@ def test_runs_that_bubbles_cannot_evaluate_are_refused_in_one_line(
         ({"plan": {"pp": 2, "tp": 2}}, "evaluate: tp: 2 ranks divide a replica"),
         ({"plan": {"pp": 2, "dp": 2, "sharding": "zero-1"}}, "evaluate: sharding: zero-1"),
         ({"plan": {"pp": 1, "dp": 4, "schedule": None}}, "one device of a pipeline waits for no other"),
+        ({"plan": {"schedule": "chimera"}}, "two pipelines share the bubbles of 'evaluate'"),
         ({"bubble": {"work": ["evaluated"]}}, "nearest valid: evaluate"),
     ],
 )

@@ -265,7 +265,7 @@ def test_a_run_file_asks_for_work_in_bubbles_and_the_plan_states_its_windows() -
         ("[kfac]\ndamping = 0", "damping: 0: must be greater than 0"),
         ("[kfac]\nevery = 0", "every: 0"),
         ('[bubble]\nwork = ["kfac"]', "'kfac' is not asked for"),
-        ('[kfac]\n[bubble]\nwork = ["kfca"]', "'kfca' is not one of kfac"),
+        ('[kfac]\n[bubble]\nwork = ["kfca"]', "'kfca' is not one of evaluate, kfac"),
         ("[kfac]\n[bubble]\nwork = []", "work"),
         ('[kfac]\n[sync]\nmethod = "local-averaging"\nevery = 4', "replicas"),
     ],

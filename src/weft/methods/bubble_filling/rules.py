@@ -17,7 +17,6 @@ from weft.methods.bubble_filling.options import NAME, OPEN, TABLE_NAME, BubbleOp
 from weft.methods.bubble_filling.step_works import StepWork
 from weft.methods.bubble_filling.works import BubbleWork
 from weft.moves.composition import Composition
-from weft.moves.layout import shares_of
 from weft.planning.job_rules import JobRule
 from weft.planning.planned import PlannedJob
 
@@ -58,17 +57,16 @@ def _no_bubbles(job: Job, layout: Layout) -> str | None:
     return f"{TABLE_NAME}: one device of a pipeline waits for no other, and has no bubbles; nearest pp: 2"
 
 
-def _no_common_bubbles(job: Job, layout: Layout) -> str | None:
-    if not any(one.name == NAME for one in layout.methods_beside(job.methods)):
+def _two_pipelines(job: Job, layout: Layout) -> str | None:
+    choice = next((one for one in layout.methods_beside(job.methods) if one.name == NAME), None)
+    if choice is None or layout.schedule != "chimera":
         return None
-    if layout.schedule == "chimera":
-        return f"{TABLE_NAME}: schedule: chimera: two pipelines share bubbles; nearest schedule: 1f1b"
-    if max(layout.splits, default=1) > 1:
-        return f"{TABLE_NAME}: splits: a stage splits micro-batches; nearest splits: no splits"
-    if len(set(shares_of(job, layout))) > 1:
-        problem = "replicas with unlike shares of the batch have unlike bubbles"
-        return f"{TABLE_NAME}: micro_batches_per_replica: {problem}; nearest: leave it out"
-    return None
+    asked = str(choice.options.get("work", "")).split(",")
+    found = sorted(one.method for one in parts(StepWork) if one.method in asked)
+    if not found:
+        return None
+    problem = f"chimera: two pipelines share the bubbles of {listed(found)}"
+    return f"{TABLE_NAME}: schedule: {problem}; nearest schedule: 1f1b"
 
 
 def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
@@ -102,9 +100,9 @@ RULES = (
     Composition(method=_METHOD, other="one device", reason="it has no bubbles", refuse=_no_bubbles),
     Composition(
         method=_METHOD,
-        other="chimera, splits and unlike shares",
-        reason="all replicas have the same bubbles",
-        refuse=_no_common_bubbles,
+        other="chimera, for work of every step",
+        reason="two pipelines share its bubbles",
+        refuse=_two_pipelines,
     ),
     PlanRule(refuse=_problems_of),
     JobRule(refuse=_too_long),

@@ -16,7 +16,7 @@ from weft.describe.plan import Plan
 from weft.methods.bubble_filling.gaps import gaps_of
 from weft.methods.bubble_filling.options import options_of, read_step_places, step_places_text
 from weft.methods.bubble_filling.step_works import StepRows, StepWork, step_works_of
-from weft.methods.bubble_filling.steps import device_steps
+from weft.methods.bubble_filling.steps import common_step, device_steps
 from weft.methods.bubble_filling.work import DeviceStep
 from weft.methods.bubble_filling.works import with_options
 from weft.program.kinds import SEND_ACTIVATION, STEP, is_compute
@@ -97,14 +97,12 @@ class _Pipeline:
 
     @classmethod
     def of(cls, plan: Plan, program: Program, timeline: Timeline, period_s: float) -> _Pipeline:
-        """Return the pipeline of the first replica, with the slowest device of each stage's replicas."""
+        """Return the pipeline of all replicas; each gap is the shortest of theirs."""
         of_rank = device_steps(program, timeline)
         ranks = [[copy.ranks[0] for copy in stage.replicas] for stage in plan.stages]
-        busy_s = [sum(one.end_s - one.start_s for one in step.busy) for step in of_rank]
-        chosen = [max(some, key=lambda rank: busy_s[rank]) for some in ranks]
         columns = program.columns
         stepped = []
-        for stage, rank in enumerate(chosen):
+        for stage, (rank, *_) in enumerate(ranks):
             own = np.flatnonzero((columns.rank == rank) & is_compute(columns.kind))
             ends = np.flatnonzero((columns.kind[own] == STEP) & (columns.stage[own] == stage))
             stepped.append(int(ends[0]) if len(ends) else len(own))
@@ -119,7 +117,7 @@ class _Pipeline:
         ):
             message_s[stage, consumer] = max(message_s.get((stage, consumer), 0.0), taken_ns / 1e9)
         return cls(
-            [of_rank[rank] for rank in chosen],
+            [common_step([of_rank[rank] for rank in some]) for some in ranks],
             [some[0] for some in ranks],
             stepped,
             program.obligations.stage_edges,

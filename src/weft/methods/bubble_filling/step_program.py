@@ -64,10 +64,18 @@ def step_pass(work: StepWork) -> Pass[PlacedRows]:
         options=options,
         apply=insert_rows,
         last=True,
-        refuse=lambda layout, placed, others: [] if NAME in others else layout_problems(layout),
+        refuse=lambda layout, placed, others: _problems(layout, told=NAME in others),
         owes=lambda layout, placed: WorksInSteps(rows=placed.rows),
         check=check_steps,
     )
+
+
+def _problems(layout: PipelineLayout, *, told: bool) -> list[Violation]:
+    """Return why the pipelines of a layout cannot do the work; `told`: other work tells what both need."""
+    found = [] if told else layout_problems(layout)
+    if layout.paths > 1:
+        found.append(Violation(NAME, "the order has two pipelines on the same devices", "schedule 1f1b"))
+    return found
 
 
 def insert_rows(pipeline: LoweredPipeline, layout: PipelineLayout, placed: PlacedRows) -> LoweredPipeline:
