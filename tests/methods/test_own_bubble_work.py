@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from installing import register
+from installing import ROOT, register
+from pool import WorkerPool
+from pooled_runs import trained
+from stopped_runs import saved, text_run
 
 from weft.describe.run_file import parse_run
 from weft.errors import InputError
@@ -90,3 +95,34 @@ def test_without_bubbles_the_work_is_done_behind_the_passes() -> None:
 def test_work_that_bubbles_leave_out_is_named() -> None:
     with pytest.raises(InputError, match="lacks 'looks', which the job has"):
         plan_run(parse_run({**RUN, "kfac": {}, "bubble": {"work": ["kfac"]}}))
+
+
+@pytest.fixture
+def weft_peak(packages: Path) -> Path:
+    """The package that the page about work in bubbles prints."""
+    text = (ROOT / "docs" / "bubble-work.md").read_text(encoding="utf-8")
+    pure, runtime = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    folder = packages / "weft_peak"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(pure)
+    (folder / "runtime.py").write_text(runtime)
+    register(packages, "weft-peak", {"weft.methods": {"weight-peak": "weft_peak:BUNDLE"}})
+    return packages
+
+
+def test_the_work_of_every_step_that_the_page_prints_is_trained(
+    tmp_path: Path, weft_peak: Path, worker_pool: WorkerPool
+) -> None:
+    more = "[goal]\ncontract = 'empirical'\n[bubble]\nwork = ['weight-peak', 'evaluate']\n"
+    source = tmp_path / "run.toml"
+    source.write_text(
+        text_run(tmp_path, more, steps=3).replace("steps = 3", "steps = 3\nevaluate_every = 99")
+    )
+    run = trained(worker_pool, source, directory=tmp_path / "run", packages=weft_peak)
+    peaks = [
+        json.loads(line)["mean_weight_peak"] for line in (run / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert len(peaks) == 3
+    # Of the weights before each step: the last step has no part in it.
+    assert 0.0 < peaks[0] < peaks[2] < max(float(one.abs().max()) for one in saved(run).values())
+    assert "weight-peak" in (run / "report.html").read_text()
