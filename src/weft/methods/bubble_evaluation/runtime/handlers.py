@@ -54,8 +54,7 @@ def _in_evaluations(
         if batch is None:
             return _nothing_done()
         inner.begin(workspace.step, batch)
-        with state.counting():
-            ended = act(stream)
+        ended = act(stream)
         state.keep(inner.losses)
         return ended
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,13 +17,27 @@ from weft.methods.bubble_evaluation.kinds import HELD_OUT_FORWARD, SEND_HELD_OUT
 from weft.methods.bubble_evaluation.sizes import NAME, most_micro_batches
 from weft.methods.bubble_filling.step_works import WorksInSteps
 from weft.run.methods import Counter, Making, MethodState, PartOfSum
-from weft.run.resources import Resources
+from weft.run.resources import LossFunction, Resources
 from weft.run.streams import Value
 from weft.run.workspace import Batch, Route, Samples, Workspace
 
 # The room in checkpoints for the sums of metrics, as JSON.
 METRICS_BYTES = 4096
 _NONE = -1
+
+
+class _Counted:
+    """A loss function that adds to the metrics of an evaluation; all else is that of the function."""
+
+    def __init__(self, state: BubbleEvaluation, loss_function: LossFunction) -> None:
+        self._state, self._loss_function = state, loss_function
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loss_function, name)
+
+    def __call__(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        with self._state.counting():
+            return self._loss_function(outputs, targets)
 
 
 class BubbleEvaluation(MethodState):
@@ -73,7 +88,11 @@ class BubbleEvaluation(MethodState):
             sent = columns.kind == SEND_HELD_OUT
             ends = (one[sent].tolist() for one in (columns.stage, columns.part, columns.micro_batch))
             self._inner = Workspace(
-                resources=replace(workspace.resources, stages=self.copies),
+                resources=replace(
+                    workspace.resources,
+                    stages=self.copies,
+                    loss_function=_Counted(self, workspace.resources.loss_function),
+                ),
                 route=Route(frozenset(zip(*ends, strict=True)), frozenset()),
                 training=False,
                 micro_batch_weight=workspace.micro_batch_weight,
@@ -136,6 +155,8 @@ class BubbleEvaluation(MethodState):
 
     def take_shares(self) -> list[float]:
         values, each = self._losses, self._each
+        for one in values:
+            one.completion.wait()
         shares = [
             PartOfSum(tuple(values[first * each : (first + 1) * each])).read()
             for first in range(len(self._batches))
@@ -156,7 +177,9 @@ class BubbleEvaluation(MethodState):
             return self._rooms | dict(self._weights())
         if self.begun is None:
             return {}
-        found = [value.content.item() for value in self._losses]
+        for one in self._losses:
+            one.completion.wait()
+        found = [one.content.item() for one in self._losses]
         metrics = json.dumps(self._counter.counted).encode().ljust(METRICS_BYTES, b"\0")
         return {
             "begun": torch.tensor(self.begun),
