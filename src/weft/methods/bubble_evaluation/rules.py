@@ -24,6 +24,11 @@ def _no_evaluations(planned: PlannedJob) -> Iterator[Violation]:
     elif every < steps:
         problem = f"{every}; an evaluation in bubbles takes {steps} steps"
         yield Violation("train.evaluate_every", problem, str(steps))
+    elif every + steps > planned.last_step:
+        problem = (
+            f"{every}; an evaluation of {steps} steps behind it ends after the last of {planned.last_step}"
+        )
+        yield Violation("train.evaluate_every", problem, str(max(steps, planned.last_step - steps)))
     if train.compile:
         problem = f"compiled stages are not copied, as {NAME} in bubbles needs"
         yield Violation("train.compile", problem, "false")

@@ -20,8 +20,7 @@ from weft.planning.report_sections import ReportSection, Rows
 from weft.predict.predict import predict
 from weft.program.kinds import KINDS, is_any_of, is_compute
 from weft.timeline.compare import WARM_UP_STEPS
-from weft.timeline.figures import makespan_s
-from weft.timeline.medians import from_step
+from weft.timeline.medians import from_step, step_times_s
 from weft.timeline.timeline import Timeline
 
 
@@ -131,7 +130,7 @@ def _measured(planned: PlannedJob, timeline: Timeline) -> Rows:
     if options is None or not len(steps):
         return []
     settled = from_step(timeline, int(steps[min(WARM_UP_STEPS, len(steps) - 1)]))
-    kinds, span_ns = _kinds(planned), makespan_s(settled) * 1e9 * planned.plan.ranks
+    kinds, span_ns = _kinds(planned), float(step_times_s(settled).sum()) * 1e9 * planned.plan.ranks
     busy, busy_before = _busy(settled, kinds)
     return [
         ("devices busy, measured without the work", f"{busy_before / span_ns:.1%}"),
