@@ -49,7 +49,7 @@ def test_steps_as_predicted_have_the_predicted_shares_and_no_drift() -> None:
     half = (timeline.end_ns - timeline.start_ns) // 2
     slow = replace(timeline, end_ns=np.where(late, timeline.end_ns + half, timeline.end_ns))
     [told] = [text for name, text in SECTION.measured(job, slow) if name == "held out forward, measured"]
-    assert told == "1.50 times the predicted time; plan again with measured times"
+    assert told == "1.50 times the predicted time; `weft corrections` learns it for the next plan"
 
 
 @pytest.mark.parametrize(("every", "expected"), [(1, 0.0), (4, 1.5), (5, 2.0)])

@@ -152,7 +152,7 @@ def _drift(predicted: Timeline, measured: Timeline, kinds: Sequence[int], margin
         if len(expected) and len(taken) and expected.mean() > 0:
             ratio = float(np.median(taken)) / float(np.median(expected))
             words = f"{ratio:.2f} times the predicted time"
-            beyond = "; plan again with measured times" if ratio > 1 + margin else ""
+            beyond = "; `weft corrections` learns it for the next plan" if ratio > 1 + margin else ""
             found.append((f"{KINDS[kind].words}, measured", words + beyond))
     return found
 
