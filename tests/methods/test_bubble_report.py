@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from filled_plans import fills, kfac, placed
-from methods.test_bubble_evaluation import GPT, planned
+from methods.test_evaluate import GPT, planned
 from small_plans import make_plan, make_program
 
 from weft.methods.bubble_filling.options import options_of, read_windows

@@ -31,7 +31,7 @@ class PlacedRows(NamedTuple):
     behind: tuple[tuple[int, ...], ...]
 
 
-class _Row(NamedTuple):
+class _PlacedRow(NamedTuple):
     """A row to insert: its columns, the computation behind which it runs, and its turn there."""
 
     columns: dict[str, int]
@@ -88,7 +88,7 @@ def insert_rows(pipeline: LoweredPipeline, layout: PipelineLayout, placed: Place
     forwards = np.flatnonzero(columns.kind == FORWARD)
     device = np.zeros(stages, dtype=np.int64)
     device[columns.stage[forwards]] = columns.rank[forwards]
-    found: list[_Row] = []
+    found: list[_PlacedRow] = []
     edges: list[tuple[int, int]] = []
     first = 0
     for one in placed.rows:
@@ -99,7 +99,7 @@ def insert_rows(pipeline: LoweredPipeline, layout: PipelineLayout, placed: Place
                 at = {"micro_batch": piece} if one.messages else {"part": piece}
                 cells = {"kind": one.kind, "stage": stage, "replica": 0, "rank": int(device[stage]), **at}
                 turn = 2 * len(found) + _PIECE
-                found.append(_Row(cells, placed.behind[stage][first + piece], turn))
+                found.append(_PlacedRow(cells, placed.behind[stage][first + piece], turn))
         if one.messages is not None:
             _add_messages(found, edges, one, row_of, layout, device)
         first += one.pieces
@@ -107,7 +107,7 @@ def insert_rows(pipeline: LoweredPipeline, layout: PipelineLayout, placed: Place
 
 
 def _add_messages(
-    found: list[_Row],
+    found: list[_PlacedRow],
     edges: list[tuple[int, int]],
     rows: StepRows,
     row_of: dict[tuple[int, int], int],
@@ -137,12 +137,14 @@ def _add_messages(
             sent = {"kind": rows.messages.send, "stage": producer, "part": consumer, "rank": here}
             taken = {"kind": rows.messages.receive, "stage": consumer, "part": producer, "rank": there}
             send, receive = len(found), len(found) + 1
-            found.append(_Row({**sent, "peer": there, **shared}, made.behind, made.turn + _SEND))
-            found.append(_Row({**taken, "peer": here, **shared}, behind, _RECEIVES + receive))
+            found.append(_PlacedRow({**sent, "peer": there, **shared}, made.behind, made.turn + _SEND))
+            found.append(_PlacedRow({**taken, "peer": here, **shared}, behind, _RECEIVES + receive))
             edges += [(source, send), (send, receive), (receive, target)]
 
 
-def _inserted(pipeline: LoweredPipeline, found: list[_Row], edges: list[tuple[int, int]]) -> LoweredPipeline:
+def _inserted(
+    pipeline: LoweredPipeline, found: list[_PlacedRow], edges: list[tuple[int, int]]
+) -> LoweredPipeline:
     columns, present = pipeline.columns, len(pipeline.columns)
     names = sorted({name for one in found for name in one.columns})
     default = {"part": 0, "bytes": 0, "most_bytes": 0}

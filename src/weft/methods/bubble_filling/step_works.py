@@ -13,7 +13,7 @@ from weft.methods.bubble_filling.options import BubbleOptions, options_of
 from weft.program.program import Owed
 
 
-class Messages(NamedTuple):
+class ThroughStages(NamedTuple):
     """The codes of the kinds that send and receive what a stage's piece leaves for later stages."""
 
     send: int
@@ -35,7 +35,7 @@ class StepRows:
     kind: int
     pieces: int
     before_step: bool = False
-    messages: Messages | None = None
+    messages: ThroughStages | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

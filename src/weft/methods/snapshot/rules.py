@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from weft.errors import Violation
 from weft.methods.bubble_filling.options import options_of
 from weft.methods.bubble_filling.whole_weights import whole_weights
-from weft.methods.bubble_snapshot.program import NAME
+from weft.methods.snapshot.program import NAME
 from weft.planning.job_rules import JobRule
 from weft.planning.planned import PlannedJob
 

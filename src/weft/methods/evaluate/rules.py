@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft.errors import Violation
-from weft.methods.bubble_evaluation.sizes import NAME, most_steps_of
 from weft.methods.bubble_filling.options import options_of
 from weft.methods.bubble_filling.whole_weights import whole_weights
+from weft.methods.evaluate.sizes import NAME, most_steps_of
 from weft.planning.job_rules import JobRule
 from weft.planning.planned import PlannedJob
 

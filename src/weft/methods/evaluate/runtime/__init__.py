@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from weft.methods.bubble_evaluation.runtime.handlers import (
+from weft.methods.evaluate.runtime.handlers import (
     copy_weights,
     held_out_forward,
     receive_held_out,
     send_held_out,
 )
-from weft.methods.bubble_evaluation.runtime.state import BubbleEvaluation
-from weft.methods.bubble_evaluation.sizes import NAME
+from weft.methods.evaluate.runtime.state import BubbleEvaluation
+from weft.methods.evaluate.sizes import NAME
 from weft.run.methods import HandlerOf, StateOf
 
 PARTS = (

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
-from weft.methods.bubble_evaluation.kinds import (
+from weft.methods.bubble_filling.options import BubbleOptions
+from weft.methods.bubble_filling.step_program import step_pass
+from weft.methods.bubble_filling.step_works import StepRows, StepWork, ThroughStages
+from weft.methods.evaluate.kinds import (
     COPY_WEIGHTS,
     HELD_OUT_FORWARD,
     RECEIVE_HELD_OUT,
     SEND_HELD_OUT,
 )
-from weft.methods.bubble_evaluation.sizes import NAME, pieces_of
-from weft.methods.bubble_filling.options import BubbleOptions
-from weft.methods.bubble_filling.step_program import step_pass
-from weft.methods.bubble_filling.step_works import Messages, StepRows, StepWork
+from weft.methods.evaluate.sizes import NAME, pieces_of
 
 
 def rows(plan: Plan, graph: LayerGraph, asked: BubbleOptions) -> tuple[StepRows, ...]:
     """Return the rows of each stage in a step."""
-    through = Messages(SEND_HELD_OUT, RECEIVE_HELD_OUT)
+    through = ThroughStages(SEND_HELD_OUT, RECEIVE_HELD_OUT)
     return (
         StepRows(kind=COPY_WEIGHTS, pieces=1, before_step=True),
         StepRows(kind=HELD_OUT_FORWARD, pieces=pieces_of(plan, asked), messages=through),

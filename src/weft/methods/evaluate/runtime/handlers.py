@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from weft.methods.bubble_evaluation.runtime.state import BubbleEvaluation
-from weft.methods.bubble_evaluation.sizes import NAME
+from weft.methods.evaluate.runtime.state import BubbleEvaluation
+from weft.methods.evaluate.sizes import NAME
 from weft.program.program import Instruction
 from weft.run.handlers.base import OUTPUT, WEIGHTS, Issue
 from weft.run.handlers.messages import receive, send, shape_of

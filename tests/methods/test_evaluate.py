@@ -14,15 +14,15 @@ from weft.describe.plan import Plan
 from weft.describe.plan_file import check_plan
 from weft.describe.run_file import parse_run
 from weft.errors import InputError
-from weft.methods.bubble_evaluation.kinds import (
+from weft.methods.bubble_filling.options import options_of, read_step_places, step_places_text
+from weft.methods.bubble_filling.works import with_options
+from weft.methods.evaluate.kinds import (
     COPY_WEIGHTS,
     HELD_OUT_FORWARD,
     RECEIVE_HELD_OUT,
     SEND_HELD_OUT,
 )
-from weft.methods.bubble_evaluation.sizes import most_micro_batches, most_steps_of, pieces_of
-from weft.methods.bubble_filling.options import options_of, read_step_places, step_places_text
-from weft.methods.bubble_filling.works import with_options
+from weft.methods.evaluate.sizes import most_micro_batches, most_steps_of, pieces_of
 from weft.planning.job_rules import refused_by_methods
 from weft.planning.planned import PlannedJob, plan_run
 from weft.program.kinds import STEP, is_any_of

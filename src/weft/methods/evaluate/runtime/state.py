@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from weft.errors import InputError, Violation
-from weft.methods.bubble_evaluation.kinds import HELD_OUT_FORWARD, SEND_HELD_OUT
-from weft.methods.bubble_evaluation.sizes import NAME, most_micro_batches
 from weft.methods.bubble_filling.step_works import WorksInSteps
+from weft.methods.evaluate.kinds import HELD_OUT_FORWARD, SEND_HELD_OUT
+from weft.methods.evaluate.sizes import NAME, most_micro_batches
 from weft.run.methods import Counter, Making, MethodState, PartOfSum
 from weft.run.resources import LossFunction, Resources
 from weft.run.streams import Value

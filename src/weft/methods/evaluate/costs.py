@@ -6,8 +6,8 @@ import numpy as np
 
 from weft.describe.amount import Amount
 from weft.describe.layer import PassWork
-from weft.methods.bubble_evaluation.sizes import NAME
 from weft.methods.bubble_filling.step_works import WorksInSteps
+from weft.methods.evaluate.sizes import NAME
 from weft.predict.cost.hooks import CostOf, Taken, by_table, computation, message_cost, takes_nothing
 from weft.predict.cost.memory import stage_parameters
 from weft.predict.cost.pricing import Pricing

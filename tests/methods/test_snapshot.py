@@ -10,15 +10,15 @@ import torch
 from filled_plans import fills, kfac, placed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from methods.test_bubble_evaluation import GPT, ORDERS, planned
-from methods.test_bubble_evaluation_runs import PLAN
+from methods.test_evaluate import GPT, ORDERS, planned
+from methods.test_evaluate_runs import PLAN
 from pool import WorkerPool
 from pooled_runs import trained
 from program.mutations import moved, without_row
 from small_plans import make_plan, make_program
 from stopped_runs import saved, text_run
 
-from weft.methods.bubble_snapshot.program import PIECES, SNAPSHOT
+from weft.methods.snapshot.program import PIECES, SNAPSHOT
 from weft.planning.job_rules import refused_by_methods
 from weft.predict.cost.host_link import host_copy_s
 from weft.program.kinds import STEP

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.methods.bubble_snapshot.program import PIECES
+from weft.methods.snapshot.program import PIECES
 from weft.predict.cost.hooks import CostOf, Taken, by_table
 from weft.predict.cost.host_link import SOURCE, SPREAD, host_copy_s
 from weft.predict.cost.memory import STEPPED_BYTES, stage_parameters

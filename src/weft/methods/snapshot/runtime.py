@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from weft.methods.bubble_filling.step_works import WorksInSteps
-from weft.methods.bubble_snapshot.program import NAME
+from weft.methods.snapshot.program import NAME
 from weft.program.program import Instruction
 from weft.run.handlers.base import WEIGHTS, Issue
 from weft.run.methods import HandlerOf, Making, MethodState, StateOf
