@@ -16,8 +16,8 @@ PLAN = """
 [goal]
 contract = "empirical"
 [checkpoint]
-every = 3
-keep = 9
+every = 1
+keep = 20
 """
 BUBBLES = "[bubble]\nwork = ['evaluate']\nmost_steps = 4\n"
 
@@ -58,15 +58,17 @@ def test_held_out_losses_are_those_between_steps_also_after_a_stop(
     expected = evaluations(between)
     assert set(expected) == {0, 5, 10, 12}
     assert evaluations(bubbles) == expected
-    # The evaluation of step 5 ends with step 9. Its weights and losses are in the checkpoint of step 6.
-    under_way = [any("/evaluate/weights/" in name for name in saved(bubbles, place)) for place in range(4)]
-    assert under_way == [False, True, False, False]
-    assert all(
-        torch.equal(one, saved(between, 1)[name])
-        for name, one in saved(bubbles, 1).items()
-        if "/evaluate/" not in name
-    )
-    for step in (9, 12):
-        shutil.rmtree(bubbles / "checkpoints" / f"step-{step:08}")
-    trained(worker_pool, tmp_path / "bubbles.toml", resume=bubbles)
-    assert evaluations(bubbles) == {step: loss for step, loss in expected.items() if step}
+    # The evaluation of step 5 ends with step 9. Its weights and losses are in the checkpoints before.
+    under_way = [
+        step
+        for step in range(1, 13)
+        if any("/evaluate/weights/" in name for name in saved(bubbles, step - 1))
+    ]
+    assert under_way == [5, 6, 7, 8]
+    plain, found = saved(between, 6), saved(bubbles, 6)
+    assert all(torch.equal(one, plain[name]) for name, one in found.items() if "/evaluate/" not in name)
+    for stop in (5, 7):
+        for step in range(stop + 1, 13):
+            shutil.rmtree(bubbles / "checkpoints" / f"step-{step:08}")
+        trained(worker_pool, tmp_path / "bubbles.toml", resume=bubbles)
+        assert evaluations(bubbles) == {step: loss for step, loss in expected.items() if step}

@@ -202,18 +202,20 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
             if (evaluated := beside.ended(done)) is not None:
                 weights_of, loss, metrics = evaluated
                 journal.event("evaluated", step=weights_of, held_out_loss=loss, **metrics)
-            if vote.stop is not None or done % every == 0 or done == steps:
-                goes_on = vote.stop is None and done < steps
-                _save(run, saver, replace(state, step=done, samples=consumed), goes_on=goes_on)
-            _report(run, saver.wait() if vote.stop is not None or done == steps else saver.poll())
             evaluate_every = run.job.run.train.evaluate_every
             due |= evaluate_every is not None and done % evaluate_every == 0
-            # Replicas that agree every few steps are evaluated when they have agreed.
-            if due and vote.stop is None and done < steps and done % run.program.steps_per_cycle == 0:
+            goes_on = vote.stop is None and done < steps
+            # Before the save, so that a resumed run evaluates these weights, too.
+            if due and goes_on and beside.begin(done, steps - done):
                 due = False
-                if not beside.begin(done, steps - done):
-                    loss, metrics = held_out(run, held_out_samples(run))
-                    journal.event("evaluated", step=done, held_out_loss=loss, **metrics)
+            if vote.stop is not None or done % every == 0 or done == steps:
+                _save(run, saver, replace(state, step=done, samples=consumed), goes_on=goes_on)
+            _report(run, saver.wait() if vote.stop is not None or done == steps else saver.poll())
+            # Replicas that agree every few steps are evaluated when they have agreed.
+            if due and goes_on and done % run.program.steps_per_cycle == 0:
+                due = False
+                loss, metrics = held_out(run, held_out_samples(run))
+                journal.event("evaluated", step=done, held_out_loss=loss, **metrics)
             if vote.stop is not None:
                 journal.event("stopped", step=done, signal=vote.stop.name)
                 return vote.stop
