@@ -10,8 +10,11 @@ from filled_plans import fills, kfac, placed
 from methods.test_evaluate import GPT, planned
 from small_plans import make_plan, make_program
 
-from weft.methods.bubble_filling.options import options_of, read_windows
+from weft.describe.families import layer_graph
+from weft.methods.bubble_filling.decide import with_windows
+from weft.methods.bubble_filling.options import PieceRun, StageWindow, options_of, read_windows
 from weft.methods.bubble_filling.report import REPORT, Filled
+from weft.methods.bubble_filling.works import items_of
 from weft.methods.kfac.ages import steady_age
 from weft.planning.decisions import decided_words
 from weft.program.kinds import KINDS
@@ -57,6 +60,25 @@ def test_curvature_that_is_inverted_at_once_is_as_old_as_its_window(every: int, 
     plan = make_plan(GPT, schedule="1f1b", pp=2, dp=2, micro_batches=4)
     program = make_program(GPT, plan.model_copy(update={"methods": (kfac(GPT, every=every),)}))
     assert steady_age(program) == expected
+
+
+def test_curvature_that_is_inverted_a_step_late_is_a_step_older() -> None:
+    plan = make_plan(GPT, schedule="1f1b", pp=2, micro_batches=4)
+    open_plan = plan.model_copy(update={"methods": (kfac(GPT), fills())})
+    # In the second step of three, behind the last pass: four forwards and four backwards.
+    windows = [
+        StageWindow(
+            3,
+            tuple(
+                PieceRun(1, 7, place, 0, item.count(4))
+                for place, item in enumerate(items_of(open_plan, layer_graph(GPT), stage))
+            ),
+        )
+        for stage in range(2)
+    ]
+    program = make_program(GPT, with_windows(open_plan, windows))
+    # Steps use curvature of three, one and two steps before.
+    assert steady_age(program) == 2.0
 
 
 def test_curvature_in_bubbles_is_at_most_two_windows_old() -> None:
