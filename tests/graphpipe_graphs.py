@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from weft.describe.cluster import Link
 from weft.planning.planners.graph_costs import Edge, GraphCosts, PassCosts
-from weft.planning.planners.graphpipe.partitioner import Partitioner, StageGraph
+from weft.planning.planners.graphpipe.part_plans import StageGraph
+from weft.planning.planners.graphpipe.partitioner import Partitioner
 from weft.planning.planners.graphpipe.series_parallel import decompose, earliest_ends
 from weft.planning.planners.graphpipe.trees import joined
 

@@ -18,7 +18,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from weft.planning.planners.graph_costs import Edge, GraphCosts
-from weft.planning.planners.graphpipe.partitioner import StageGraph
+from weft.planning.planners.graphpipe.part_plans import StageGraph
 from weft.program.schedules.graph_1f1b import samples_in_flight
 
 SECONDS = st.lists(st.sampled_from([0.0, 1.0, 2.0, 3.0, 5.0]), min_size=10, max_size=10)

@@ -8,86 +8,27 @@ numbers of devices. Branches with the same structure and costs are planned once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
-from weft.describe.plan import Recompute
 from weft.planning.planners.graph_costs import GraphCosts
 from weft.planning.planners.graphpipe.alike import Signature, Signatures
+from weft.planning.planners.graphpipe.part_plans import (
+    Front,
+    GraphStage,
+    PartPlan,
+    Run,
+    StageGraph,
+    Stages,
+    Way,
+    beside,
+    best_of,
+    chained,
+    higher,
+    listed,
+)
 from weft.planning.planners.graphpipe.trees import Parallel, Series, Tree, layers_of
-
-# By degree, the samples in flight of a stage with so many replicas before a part.
-Front = tuple[int, ...]
-
-
-class GraphStage(NamedTuple):
-    """One stage: its layers, rising, its replicas, its recomputation, and its samples in flight."""
-
-    layers: tuple[int, ...]
-    replicas: int
-    recompute: Recompute
-    in_flight: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageGraph:
-    """A partition into stages, in a topological order of the tree.
-
-    Attributes:
-        micro_batch_size: samples of a replica's micro-batch.
-        sample_s: seconds per sample of the slowest stage, all its replicas together.
-        in_flight: the most samples in flight of a first stage.
-    """
-
-    stages: tuple[GraphStage, ...]
-    micro_batch_size: int
-    sample_s: float
-    in_flight: int
-
-    @property
-    def devices(self) -> int:
-        return sum(stage.replicas for stage in self.stages)
-
-
-class _Way(NamedTuple):
-    """One way to run a run of parts as one stage, apart from its samples in flight."""
-
-    degree: int  # index into the degrees
-    recompute: Recompute
-    sample_s: float
-    resident_bytes: float
-    kept_bytes: float
-
-
-class _Run(NamedTuple):
-    """Parts as one stage, which takes `fastest_s` seconds per sample at the least.
-
-    Computing alone takes `least_s`, and longer with more parts.
-    """
-
-    layers: tuple[int, ...]
-    ways: tuple[_Way, ...]
-    least_s: float
-    fastest_s: float
-
-
-class _Plan(NamedTuple):
-    """A plan of a part: the devices, the front before it, and its stages, one by one behind each other."""
-
-    devices: int
-    front: Front
-    stages: _Stages | None
-
-
-class _Stages(NamedTuple):
-    """A stage with its samples in flight, or other stages, perhaps with other layers; then more stages."""
-
-    stage: tuple[_Run, _Way, int] | None
-    inner: _Stages | None
-    renamed: Mapping[int, int] | None
-    more: _Stages | None
 
 
 @dataclass(kw_only=True)
@@ -107,13 +48,13 @@ class Partitioner:
     size: int
     degrees: tuple[int, ...]
     turn: int = 1
-    _known_runs: dict[tuple[int, ...], _Run] = field(default_factory=dict, init=False)
-    _runs: dict[tuple[int, int, int], _Run] = field(default_factory=dict, init=False)
-    _suffixes: dict[tuple[int, int, Front], list[_Plan]] = field(default_factory=dict, init=False)
-    _branches: dict[tuple[Signature, Front], tuple[Tree, list[_Plan]]] = field(
+    _known_runs: dict[tuple[int, ...], Run] = field(default_factory=dict, init=False)
+    _runs: dict[tuple[int, int, int], Run] = field(default_factory=dict, init=False)
+    _suffixes: dict[tuple[int, int, Front], list[PartPlan]] = field(default_factory=dict, init=False)
+    _branches: dict[tuple[Signature, Front], tuple[Tree, list[PartPlan]]] = field(
         default_factory=dict, init=False
     )
-    _parallels: dict[tuple[int, Front, int | None, int | None], list[_Plan]] = field(
+    _parallels: dict[tuple[int, Front, int | None, int | None], list[PartPlan]] = field(
         default_factory=dict, init=False
     )
     _lines: dict[tuple[Tree, ...], tuple[Tree, ...]] = field(default_factory=dict, init=False)
@@ -157,7 +98,7 @@ class Partitioner:
         if not plans:
             return None
         best = min(plans, key=lambda plan: (plan.front, plan.devices))
-        stages = tuple(_listed(best.stages, self.degrees))
+        stages = tuple(listed(best.stages, self.degrees))
         return StageGraph(
             stages=stages,
             micro_batch_size=self.size,
@@ -197,16 +138,16 @@ class Partitioner:
             return (in_flight + turn,)
         return tuple(self._rounds(in_flight + max(other, turn), other) for other in self._turns)
 
-    def _suffix(self, parts: tuple[Tree, ...], first: int, after: Front) -> list[_Plan]:
+    def _suffix(self, parts: tuple[Tree, ...], first: int, after: Front) -> list[PartPlan]:
         """Return the best plans of the parts of a series from `first` on."""
         if first == len(parts):
-            return [_Plan(0, after, None)]
+            return [PartPlan(0, after, None)]
         key = (id(parts), first, after)
         if key not in self._suffixes:
-            self._suffixes[key] = _best(self._suffix_plans(parts, first, after), self.costs.devices)
+            self._suffixes[key] = best_of(self._suffix_plans(parts, first, after), self.costs.devices)
         return self._suffixes[key]
 
-    def _suffix_plans(self, parts: tuple[Tree, ...], first: int, after: Front) -> Iterator[_Plan]:
+    def _suffix_plans(self, parts: tuple[Tree, ...], first: int, after: Front) -> Iterator[PartPlan]:
         yield from self._in_one_stage(parts, first, range(first + 1, len(parts) + 1), after)
         part, *others = parts[first : first + 3]
         fork = None
@@ -220,8 +161,8 @@ class Partitioner:
             end = first + 1 + (fork is not None) + (join is not None)
             for rest in self._suffix(parts, end, after):
                 for plan in self._parallel(part, rest.front, fork, join):
-                    stages = _chained(plan.stages, rest.stages)
-                    yield _Plan(plan.devices + rest.devices, plan.front, stages)
+                    stages = chained(plan.stages, rest.stages)
+                    yield PartPlan(plan.devices + rest.devices, plan.front, stages)
 
     def _in_one_stage(
         self,
@@ -230,7 +171,7 @@ class Partitioner:
         ends: Iterable[int],
         after: Front,
         floor: Front | None = None,
-    ) -> Iterator[_Plan]:
+    ) -> Iterator[PartPlan]:
         """Yield plans whose first stage has the parts from `first` to one of the ends.
 
         `floor` is the front of other stages behind the first one.
@@ -241,19 +182,19 @@ class Partitioner:
                 return
             if run.fastest_s <= self._limit_s:
                 for rest in self._suffix(parts, end, after):
-                    front = rest.front if floor is None else _higher(rest.front, floor)
+                    front = rest.front if floor is None else higher(rest.front, floor)
                     yield from self._stages(run, front, rest)
 
-    def _run(self, parts: tuple[Tree, ...], first: int, end: int) -> _Run:
+    def _run(self, parts: tuple[Tree, ...], first: int, end: int) -> Run:
         """Return the parts of a series from `first` to before `end` as one stage."""
         key = (id(parts), first, end)
         if key not in self._runs:
             self._runs[key] = self._run_of(parts[first:end])
         return self._runs[key]
 
-    def _stages(self, run: _Run, after: Front, rest: _Plan) -> list[_Plan]:
+    def _stages(self, run: Run, after: Front, rest: PartPlan) -> list[PartPlan]:
         """Return a plan with this run as a stage for each degree at which it fits."""
-        plans: list[_Plan] = []
+        plans: list[PartPlan] = []
         met = -1
         for way in run.ways:
             if way.degree == met or way.sample_s > self._limit_s:
@@ -264,16 +205,16 @@ class Partitioner:
             kept = -(-in_flight // (self.size * self.degrees[way.degree]))
             if way.resident_bytes + kept * way.kept_bytes <= self.costs.memory_bytes:
                 met = way.degree  # the fastest recomputation that fits
-                stages = _Stages((run, way, in_flight), None, None, rest.stages)
+                stages = Stages((run, way, in_flight), None, None, rest.stages)
                 devices = self.degrees[met] + rest.devices
-                plans.append(_Plan(devices, self._before(asked, met), stages))
+                plans.append(PartPlan(devices, self._before(asked, met), stages))
         return plans
 
-    def _run_of(self, parts: Sequence[Tree]) -> _Run:
+    def _run_of(self, parts: Sequence[Tree]) -> Run:
         """Return parts as one stage, with the ways to run it: by degree, the fastest recomputation first."""
         layers = tuple(sorted(layer for part in parts for layer in layers_of(part)))
         if layers not in self._known_runs:
-            ways: list[_Way] = []
+            ways: list[Way] = []
             least_s = fastest_s = float("inf")
             for index, degree in enumerate(self.degrees):
                 for word in self.costs.recomputes(self.size):
@@ -282,27 +223,29 @@ class Partitioner:
                     least_s = min(least_s, stage.computed_s / (self.size * degree))
                     fastest_s = min(fastest_s, sample_s)
                     resident_bytes = stage.resident_bytes + stage.taken_bytes
-                    ways.append(_Way(index, word, sample_s, resident_bytes, stage.kept_bytes))
-            self._known_runs[layers] = _Run(layers, tuple(ways), least_s, fastest_s)
+                    ways.append(Way(index, word, sample_s, resident_bytes, stage.kept_bytes))
+            self._known_runs[layers] = Run(layers, tuple(ways), least_s, fastest_s)
         return self._known_runs[layers]
 
-    def _parallel(self, parallel: Parallel, after: Front, fork: int | None, join: int | None) -> list[_Plan]:
+    def _parallel(
+        self, parallel: Parallel, after: Front, fork: int | None, join: int | None
+    ) -> list[PartPlan]:
         """Return the best plans of branches side by side; stages of branches hold the fork and the join."""
         key = (id(parallel), after, fork, join)
         if key not in self._parallels:
-            self._parallels[key] = _best(
+            self._parallels[key] = best_of(
                 self._parallel_plans(parallel, after, fork, join), self.costs.devices
             )
         return self._parallels[key]
 
     def _parallel_plans(
         self, parallel: Parallel, after: Front, fork: int | None, join: int | None
-    ) -> list[_Plan]:
+    ) -> list[PartPlan]:
         branches = self._signatures.sorted(parallel.parts)
         if fork is None and join is None:
             return self._side_by_side(branches, after, whole=False)
         before_join = after if join is None else self._before_any(after)
-        plans: list[_Plan] = []
+        plans: list[PartPlan] = []
         owners: Sequence[int] = self._signatures.different(branches)
         for first in owners if fork is not None else (None,):
             for last in owners if join is not None else (None,):
@@ -310,7 +253,7 @@ class Partitioner:
                 found = self._side_by_side(others, before_join, whole=True)
                 if join is not None and last is not None and last != first:
                     ending = self._suffix(self._line(*_parts_of(branches[last]), join), 0, after)
-                    found = [_side(one, other) for one in found for other in ending]
+                    found = [beside(one, other) for one in found for other in ending]
                 if fork is not None and first is not None:
                     parts = (fork, *_parts_of(branches[first]))
                     both = join is not None and first == last
@@ -320,15 +263,15 @@ class Partitioner:
         return plans
 
     def _forked(
-        self, line: tuple[Tree, ...], others: Iterable[_Plan], after: Front, *, both: bool
-    ) -> list[_Plan]:
+        self, line: tuple[Tree, ...], others: Iterable[PartPlan], after: Front, *, both: bool
+    ) -> list[PartPlan]:
         """Return plans of a branch with the fork in its first stage, beside plans of the other branches.
 
         With `both` the branch has the join, too, and two stages at least: the others lie between them.
         """
         ends = range(2, len(line) + (not both))
         return [
-            _Plan(plan.devices + other.devices, plan.front, _chained(plan.stages, other.stages))
+            PartPlan(plan.devices + other.devices, plan.front, chained(plan.stages, other.stages))
             for other in others
             for plan in self._in_one_stage(line, 0, ends, after, other.front)
         ]
@@ -338,21 +281,21 @@ class Partitioner:
         fronts = [self._before(in_flight, degree) for degree, in_flight in enumerate(after)]
         return tuple(map(max, zip(*fronts, strict=True)))
 
-    def _side_by_side(self, branches: Sequence[Tree], after: Front, *, whole: bool) -> list[_Plan]:
+    def _side_by_side(self, branches: Sequence[Tree], after: Front, *, whole: bool) -> list[PartPlan]:
         """Return the best plans of branches; several neighbours may share a stage, with `whole` even all."""
         count = len(branches)
-        best = {count: [_Plan(0, (0,) * len(self.degrees), None)]}
+        best = {count: [PartPlan(0, (0,) * len(self.degrees), None)]}
         for begin in reversed(range(count)):
             plans = [
-                _side(one, rest) for one in self._branch(branches[begin], after) for rest in best[begin + 1]
+                beside(one, rest) for one in self._branch(branches[begin], after) for rest in best[begin + 1]
             ]
             for end in range(begin + 2, count + 1 if whole or begin else count):
-                shared = self._stages(self._run_of(branches[begin:end]), after, _Plan(0, after, None))
-                plans += [_side(one, rest) for one in shared for rest in best[end]]
-            best[begin] = _best(plans, self.costs.devices)
+                shared = self._stages(self._run_of(branches[begin:end]), after, PartPlan(0, after, None))
+                plans += [beside(one, rest) for one in shared for rest in best[end]]
+            best[begin] = best_of(plans, self.costs.devices)
         return best[0]
 
-    def _branch(self, branch: Tree, after: Front) -> list[_Plan]:
+    def _branch(self, branch: Tree, after: Front) -> list[PartPlan]:
         """Return the best plans of a branch: those of an alike one, with its own layers."""
         key = (self._signatures.of(branch), after)
         if key not in self._branches:
@@ -361,7 +304,7 @@ class Partitioner:
         if known is branch:
             return plans
         renamed = dict(zip(layers_of(known), layers_of(branch), strict=True))
-        return [plan._replace(stages=_Stages(None, plan.stages, renamed, None)) for plan in plans]
+        return [plan._replace(stages=Stages(None, plan.stages, renamed, None)) for plan in plans]
 
     def _line(self, *parts: Tree) -> tuple[Tree, ...]:
         """Return parts in series as one object for all uses, which keys of tables name."""
@@ -370,47 +313,3 @@ class Partitioner:
 
 def _parts_of(tree: Tree) -> tuple[Tree, ...]:
     return tree.parts if isinstance(tree, Series) else (tree,)
-
-
-def _higher(one: Front, other: Front) -> Front:
-    return tuple(map(max, one, other))
-
-
-def _side(one: _Plan, other: _Plan) -> _Plan:
-    """Return the plan of two parts side by side."""
-    stages = _chained(one.stages, other.stages)
-    return _Plan(one.devices + other.devices, _higher(one.front, other.front), stages)
-
-
-def _chained(one: _Stages | None, other: _Stages | None) -> _Stages | None:
-    return other if one is None else _Stages(None, one, None, other)
-
-
-def _best(plans: Iterable[_Plan], devices: int) -> list[_Plan]:
-    """Return the plans that no other one equals or beats in devices and in its front; equal ones once."""
-    kept: list[_Plan] = []
-    for plan in sorted((one for one in plans if one.devices <= devices), key=lambda one: one[:2]):
-        if not any(all(map(int.__le__, one.front, plan.front)) for one in kept):
-            kept.append(plan)
-    return kept
-
-
-def _listed(stages: _Stages | None, degrees: Sequence[int]) -> list[GraphStage]:
-    """Return the stages of a plan, with the layers of their own branches."""
-    found: list[GraphStage] = []
-    waiting: list[tuple[_Stages | None, tuple[Mapping[int, int], ...]]] = [(stages, ())]
-    while waiting:
-        one, renames = waiting.pop()
-        if one is None:
-            continue
-        waiting.append((one.more, renames))
-        if one.stage is not None:
-            run, way, in_flight = one.stage
-            layers = run.layers
-            for renamed in renames:
-                layers = tuple(renamed[layer] for layer in layers)
-            own = tuple(sorted(layers))
-            found.append(GraphStage(own, degrees[way.degree], way.recompute, in_flight))
-        else:
-            waiting.append((one.inner, renames if one.renamed is None else (one.renamed, *renames)))
-    return found

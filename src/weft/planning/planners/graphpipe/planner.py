@@ -19,7 +19,8 @@ from weft.errors import InputError
 from weft.moves.layout import refuse
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.graph_costs import GraphCosts, graph_costs
-from weft.planning.planners.graphpipe.partitioner import Partitioner, StageGraph
+from weft.planning.planners.graphpipe.part_plans import StageGraph
+from weft.planning.planners.graphpipe.partitioner import Partitioner
 from weft.planning.planners.graphpipe.plans import (
     CHAIN_SCHEDULE,
     depth_of,
@@ -104,7 +105,8 @@ class GraphPipePlanner:
     def _varied(self, problem: Problem, best: Candidate) -> Iterator[Candidate]:
         """Yield a simulated partition in other orders and shardings."""
         pins, job = problem.pins, problem.job
-        if best.plan is None or best.verdict is not Verdict.FITS:
+        # As in other searches, processors keep to the plainest orders.
+        if best.plan is None or best.verdict is not Verdict.FITS or not overlaps(job.cluster):
             return
         for name, sharding in self.orders:
             kept = pins.schedule is None and pins.sharding in (None, sharding)

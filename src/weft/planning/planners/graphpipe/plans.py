@@ -12,7 +12,7 @@ from weft.describe.plan import Plan, Sharding
 from weft.errors import InputError
 from weft.moves.layout import build_plan
 from weft.moves.layout_of_plan import layout_of
-from weft.planning.planners.graphpipe.partitioner import GraphStage, StageGraph
+from weft.planning.planners.graphpipe.part_plans import GraphStage, StageGraph
 from weft.planning.problem import Problem
 
 # Without branches both orders are the same.
