@@ -154,6 +154,13 @@ def test_two_branches_need_fewer_samples_in_flight() -> None:
     assert (graph.in_flight, chain.in_flight) == (6 * 4, 8 * 4)
 
 
+def test_a_stage_before_branches_keeps_samples_for_the_longest() -> None:
+    edges, works = towers([1, 3], [1.0, 1.0])
+    found = found_by(partitioner(plain_costs(edges, [1.0, *works[1:-1], 1.0], devices=6)))
+    assert [stage.layers for stage in found.stages if 0 in stage.layers] == [(0,)]
+    assert found.in_flight == 5 * 4
+
+
 def test_memory_makes_a_graph_where_a_chain_does_not_fit() -> None:
     edges, works = towers([4, 4], [1.0, 1.0])
     costs = plain_costs(edges, works, devices=8, memory_bytes=56.0)
