@@ -121,3 +121,9 @@ def test_what_cannot_be_is_refused_and_says_why(pins: dict[str, object], reason:
     ranking = get_planner("graphpipe").search(towers(**pins))  # type: ignore[arg-type]
     assert ranking.fitting == []
     assert reason in ranking.candidates[0].reason
+
+
+@pytest.mark.parametrize("pp", [2, 3])
+def test_plans_have_as_many_stages_as_pinned(pp: int) -> None:
+    found = get_planner("graphpipe").search(towers(pp=pp, recompute="none", sharding="zero-0")).fitting
+    assert {len(one.plan.stages) for one in found if one.plan is not None} == {pp}

@@ -112,9 +112,9 @@ def _head(config: ModelConfig) -> Layer:
 def _block(config: ModelConfig, *, causal: bool, reads_memory: bool) -> Layer:
     """Build norms, attention to the own side and perhaps to the encoder, and a feed-forward."""
     norm = NORMS[sizes_of(config).norm].of_stream(config.hidden)
-    part = norm + _attention(config, causal=causal, of_memory=False)
+    part = norm + _attention(config, causal=causal)
     if reads_memory:
-        part = part + norm + _attention(config, causal=False, of_memory=True)
+        part = part + norm + _attention(config, causal=False)
     part = part + norm + _feed_forward(config)
     return Layer(
         name="block",
@@ -134,7 +134,7 @@ def _block(config: ModelConfig, *, causal: bool, reads_memory: bool) -> Layer:
     )
 
 
-def _attention(config: ModelConfig, *, causal: bool, of_memory: bool) -> BlockPart:
+def _attention(config: ModelConfig, *, causal: bool) -> BlockPart:
     """Return products, scores and residual; queries read the stream, keys and values it or the memory."""
     sizes, width = sizes_of(config), config.hidden
     inner = config.heads * sizes.head_size

@@ -177,17 +177,16 @@ class _Search:
                     most_s / self._problem.job.global_batch, self._planner.tolerance
                 )
             ]
-            # Partitions without branches are those of chains.
-            own = [
-                one for one in every if partitioner.tree is not self.tree or one.depth < len(one.graph.stages)
-            ]
+            own = [one for one in every if self._is_asked(partitioner.tree, one)]
             if every or search.partitioner.within(float("inf")) is not None:
                 return sorted(own, key=lambda one: one.estimate_s)[:1]
         return []
 
     def _is_asked(self, tree: Tree, found: _Found) -> bool:
-        """Return True if the stages are as many as pinned. Those of the graph's tree have branches, too:
-        others are those of a chain."""
+        """Return True if the stages are as many as pinned, and those of the graph's tree have branches.
+
+        Partitions without branches are those of chains.
+        """
         stages, pinned = len(found.graph.stages), self._problem.pins.pp
         return pinned in (None, stages) and (tree is not self.tree or found.depth < stages)
 

@@ -39,11 +39,6 @@ def decompose(layers: Collection[int], edges: Iterable[Edge], seconds: Mapping[i
     return Decomposition(tree=tree, converted=tuple(converted))
 
 
-def is_series_parallel(layers: Collection[int], edges: Iterable[Edge]) -> bool:
-    """Return True if the order of a graph needs no conversion."""
-    return not decompose(layers, edges, dict.fromkeys(layers, 1.0)).converted
-
-
 def _decompose(
     layers: Sequence[int],
     edges: Iterable[Edge],
