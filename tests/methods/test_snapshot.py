@@ -74,7 +74,7 @@ def test_checkpoints_have_the_bits_of_saves_between_steps(
     directories = []
     for name, more in (("between", ""), ("bubbles", "[bubble]\nwork = ['snapshot']\n")):
         text = text_run(tmp_path, PLAN + more, steps=5)
-        text = text.replace("every = 3", "every = 2").replace(
+        text = text.replace("every = 1", "every = 2").replace(
             "steps = 5", f'steps = 5\nprecision = "{precision}"'
         )
         (tmp_path / f"{name}.toml").write_text(text)
