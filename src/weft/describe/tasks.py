@@ -98,6 +98,5 @@ def task_problems(kind: str, model: ModelConfig) -> list[Violation]:
     task = KNOWN_TASKS.get(kind)
     if task is None or model.family in (*task.families, FAMILY) or default_task(model) == kind:
         return []
-    families = " and ".join(task.families)
-    problem = f"{kind!r} trains models of {families}; {model.name} is of {model.family}"
+    problem = f"{kind!r} trains no models of the family {model.family}, as {model.name} is"
     return [Violation("task.kind", problem, default_task(model))]
