@@ -1,4 +1,4 @@
-"""The options of bubble filling: the table `[bubble]`, and the windows that a plan states."""
+"""The options of bubble filling, and the windows that a plan states."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from weft.describe.contract import Contract
 from weft.describe.plan import Plan
-from weft.describe.run_tables.methods import RunTable, planned_options
-from weft.describe.toml_table import TOML_ARRAY, Count, TomlTable
+from weft.describe.run_tables.methods import planned_options
+from weft.describe.toml_table import Count, TomlTable
 from weft.errors import InputError, Violation
 
 NAME, TABLE_NAME = "bubble-filling", "bubble"
@@ -20,7 +19,9 @@ OPEN = "auto"
 PlacerName = Literal["official", "weft", "exact"]
 
 
-class _Placement(TomlTable):
+class Placement(TomlTable):
+    """The keys that a table and a plan share."""
+
     placer: PlacerName = Field(default="weft", description="what places work: weft, official or exact")
     margin: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.05, description="share of its seconds that work leaves free in a bubble"
@@ -30,15 +31,7 @@ class _Placement(TomlTable):
     )
 
 
-class BubbleTable(_Placement):
-    """The keys of `[bubble]`."""
-
-    work: Annotated[tuple[str, ...], TOML_ARRAY] = Field(
-        min_length=1, description="the work that fills bubbles: kfac, evaluate, snapshot"
-    )
-
-
-class BubbleOptions(_Placement):
+class BubbleOptions(Placement):
     """A plan's options; `work` has its names separated by commas.
 
     `windows` places work that a window does once, and `steps` that of every step.
@@ -47,16 +40,6 @@ class BubbleOptions(_Placement):
     work: str
     windows: str = OPEN
     steps: str = OPEN
-
-
-# The steps after which work takes effect follow from the plan.
-TABLE = RunTable(
-    method=NAME,
-    key=TABLE_NAME,
-    table=BubbleTable,
-    contract=lambda table: Contract.EMPIRICAL,
-    options=lambda table: {**table.model_dump(), "work": ",".join(sorted(set(table.work)))},
-)
 
 
 def options_of(plan: Plan) -> BubbleOptions | None:

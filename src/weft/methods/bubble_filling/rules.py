@@ -11,10 +11,11 @@ from weft.describe.layout import Layout
 from weft.describe.plan import Plan
 from weft.describe.plan_file import PlanRule, listed
 from weft.describe.run_tables.methods import checked_options
-from weft.errors import InputError, Violation, nearest
+from weft.errors import InputError, Violation
 from weft.methods.bubble_filling.kinds import owed_by
 from weft.methods.bubble_filling.options import NAME, OPEN, TABLE_NAME, BubbleOptions, options_of
 from weft.methods.bubble_filling.step_works import StepWork
+from weft.methods.bubble_filling.table import unknown_work
 from weft.methods.bubble_filling.works import BubbleWork
 from weft.moves.composition import Composition
 from weft.planning.job_rules import JobRule
@@ -26,12 +27,10 @@ _METHOD = "work in bubbles"
 def _work_problem(work: str, methods: Collection[str]) -> Violation | None:
     """Return why a list of works does not go with the methods of a job or a plan."""
     with_tables = sorted(one.method for one in parts(BubbleWork))
-    known = sorted([*with_tables, *(one.method for one in parts(StepWork))])
     asked = work.split(",")
     for name in asked:
-        if name not in known:
-            problem = f"{name!r} is not one of {', '.join(known)}"
-            return Violation(f"{TABLE_NAME}.work", problem, nearest(name, known))
+        if (unknown := unknown_work(name)) is not None:
+            return unknown
         if name in with_tables and name not in methods:
             return Violation(f"{TABLE_NAME}.work", f"{name!r} is not asked for", f"a table [{name}]")
     left = [name for name in with_tables if name in methods and name not in asked]
