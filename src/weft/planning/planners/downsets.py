@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from weft.describe.plan import Recompute
 from weft.planning.planners.graph_costs import Edge, GraphCosts
-from weft.planning.planners.graphpipe.partitioner import GraphStage, StageGraph
+from weft.planning.planners.graphpipe.part_plans import GraphStage, StageGraph
 from weft.program.arrays import Floats
 
 Bools = npt.NDArray[np.bool_]

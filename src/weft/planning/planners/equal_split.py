@@ -16,7 +16,7 @@ from weft.moves.partition import uniform_partition
 from weft.planning.planners.base import Ranking
 from weft.planning.planners.downsets import Question, Row
 from weft.planning.planners.graph_costs import GraphCosts
-from weft.planning.planners.graphpipe.partitioner import GraphStage, StageGraph
+from weft.planning.planners.graphpipe.part_plans import GraphStage, StageGraph
 from weft.planning.planners.rows import ranked_rows, row_layouts
 from weft.planning.problem import Problem
 
