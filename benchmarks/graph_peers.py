@@ -10,6 +10,7 @@ slowest stage.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
@@ -230,8 +231,12 @@ def compared(ours: float, theirs: float, ours_s: float, theirs_s: float) -> dict
     }
 
 
+def options() -> argparse.ArgumentParser:
+    return parser(__doc__)
+
+
 def main() -> None:
-    report = Report("graph_peers", parser(__doc__).parse_args())
+    report = Report("graph_peers", options().parse_args())
     report.print_machine()
     for name, run in (("pipedream", pipedream), ("piper", piper)):
         if peer := program(report, name, f"https://github.com/msr-fiddle/{name}"):

@@ -19,7 +19,7 @@ OPEN = "auto"
 PlacerName = Literal["official", "weft", "exact"]
 
 
-class Placement(TomlTable):
+class PlacementKeys(TomlTable):
     """The keys that a table and a plan share."""
 
     placer: PlacerName = Field(default="weft", description="what places work: weft, official or exact")
@@ -31,7 +31,7 @@ class Placement(TomlTable):
     )
 
 
-class BubbleOptions(Placement):
+class BubbleOptions(PlacementKeys):
     """A plan's options; `work` has its names separated by commas.
 
     `windows` places work that a window does once, and `steps` that of every step.

@@ -13,12 +13,12 @@ from weft.describe.run_tables.methods import RunTable
 from weft.describe.run_tables.training import TaskTable
 from weft.describe.toml_table import TOML_ARRAY
 from weft.errors import Violation, nearest
-from weft.methods.bubble_filling.options import NAME, TABLE_NAME, Placement
+from weft.methods.bubble_filling.options import NAME, TABLE_NAME, PlacementKeys
 from weft.methods.bubble_filling.step_works import StepWork
 from weft.methods.bubble_filling.works import BubbleWork
 
 
-class BubbleTable(Placement):
+class BubbleTable(PlacementKeys):
     """The keys of `[bubble]`."""
 
     work: Annotated[tuple[str, ...], TOML_ARRAY] = Field(

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from weft.describe.plan import Recompute
 from weft.planning.planners.graph_costs import Edge, GraphCosts
-from weft.planning.planners.graphpipe.part_plans import GraphStage, StageGraph
+from weft.planning.planners.graphpipe.part_plans import StageGraph, StageOfLayers
 from weft.program.arrays import Floats
 
 Bools = npt.NDArray[np.bool_]
@@ -244,7 +244,7 @@ class RowSearch:
 
     def _row(self, one: Question) -> Row:
         """Return the best row of a question, from its first stage to its last."""
-        index, left, found = len(self.sets) - 1, one.devices, list[GraphStage]()
+        index, left, found = len(self.sets) - 1, one.devices, list[StageOfLayers]()
         slowest_s = float(self._table[-1, -1])
         everything = np.ones(len(self.sets), dtype=bool)
         while index:
@@ -258,7 +258,7 @@ class RowSearch:
             layers = tuple(np.flatnonzero(stages.members[place]).tolist())
             depth = -(-left // degree)
             word = self._word(one, layers, degree, depth)
-            found.append(GraphStage(layers, degree, word, depth * degree * one.size))
+            found.append(StageOfLayers(layers, degree, word, depth * degree * one.size))
             index, left = int(stages.inside[place]), left - degree
         sample_s = slowest_s / one.size
         in_flight = max(stage.in_flight for stage in found)

@@ -16,7 +16,7 @@ from weft.moves.partition import uniform_partition
 from weft.planning.planners.base import Ranking
 from weft.planning.planners.downsets import Question, Row
 from weft.planning.planners.graph_costs import GraphCosts
-from weft.planning.planners.graphpipe.part_plans import GraphStage, StageGraph
+from weft.planning.planners.graphpipe.part_plans import StageGraph, StageOfLayers
 from weft.planning.planners.rows import ranked_rows, row_layouts
 from weft.planning.problem import Problem
 
@@ -52,7 +52,7 @@ def _row(costs: GraphCosts, one: Question, word: Recompute) -> Row | None:
     counts = uniform_partition(costs.layers, depth)
     if counts is None:
         return None
-    stages: list[GraphStage] = []
+    stages: list[StageOfLayers] = []
     samples: list[float] = []
     begin = 0
     for index, count in enumerate(counts):
@@ -62,7 +62,7 @@ def _row(costs: GraphCosts, one: Question, word: Recompute) -> Row | None:
         in_flight = min(depth - index, costs.global_batch // (one.size * degree))
         if own.peak_bytes(in_flight) > costs.memory_bytes:
             return None
-        stages.append(GraphStage(layers, degree, word, in_flight * one.size * degree))
+        stages.append(StageOfLayers(layers, degree, word, in_flight * one.size * degree))
         samples.append(costs.sample_s(own, one.size, degree))
     slowest_s = max(samples)
     graph = StageGraph(

@@ -137,7 +137,7 @@ class GraphCosts:
             taken_bytes=taken_bytes,
         )
 
-    def _sums_of(self, layers: tuple[int, ...]) -> _Sums:
+    def _sums_of(self, layers: tuple[int, ...]) -> _LayerSums:
         """Return the sums over a stage's layers; planners ask for the same layers at many sizes."""
         if layers not in self._known_sums:
             inside, held = set(layers), list(layers)
@@ -152,11 +152,13 @@ class GraphCosts:
             )
             others = (self.state_bytes, self.buffer_bytes, self.reduced_bytes)
             resident = (float(column[held].sum()) for column in others)
-            self._known_sums[layers] = _Sums(np.stack(columns, axis=1).tolist(), len(crossing), *resident)
+            self._known_sums[layers] = _LayerSums(
+                np.stack(columns, axis=1).tolist(), len(crossing), *resident
+            )
         return self._known_sums[layers]
 
     @cached_property
-    def _known_sums(self) -> dict[tuple[int, ...], _Sums]:
+    def _known_sums(self) -> dict[tuple[int, ...], _LayerSums]:
         return {}
 
     @cached_property
@@ -185,7 +187,7 @@ class GraphCosts:
         return turns * (link.latency_s + reduced_bytes / replicas / link.bytes_per_s)
 
 
-class _Sums(NamedTuple):
+class _LayerSums(NamedTuple):
     """Sums over a stage's layers. `passes` has, by choice of size and recomputation, computed seconds, kept
     and sent bytes, and the largest taken bytes."""
 

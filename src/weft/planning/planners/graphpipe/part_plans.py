@@ -12,7 +12,7 @@ from weft.describe.plan import Recompute
 Front = tuple[int, ...]
 
 
-class GraphStage(NamedTuple):
+class StageOfLayers(NamedTuple):
     """One stage: its layers, rising, its replicas, its recomputation, and its samples in flight."""
 
     layers: tuple[int, ...]
@@ -31,7 +31,7 @@ class StageGraph:
         in_flight: the most samples in flight of a first stage.
     """
 
-    stages: tuple[GraphStage, ...]
+    stages: tuple[StageOfLayers, ...]
     micro_batch_size: int
     sample_s: float
     in_flight: int
@@ -41,7 +41,7 @@ class StageGraph:
         return sum(stage.replicas for stage in self.stages)
 
 
-class Way(NamedTuple):
+class StageWay(NamedTuple):
     """One way to run a run of parts as one stage, apart from its samples in flight."""
 
     degree: int  # index into the degrees
@@ -51,14 +51,14 @@ class Way(NamedTuple):
     kept_bytes: float
 
 
-class Run(NamedTuple):
+class RunOfParts(NamedTuple):
     """Parts as one stage, which takes `fastest_s` seconds per sample at the least.
 
     Computing alone takes `least_s`, and longer with more parts.
     """
 
     layers: tuple[int, ...]
-    ways: tuple[Way, ...]
+    ways: tuple[StageWay, ...]
     least_s: float
     fastest_s: float
 
@@ -74,7 +74,7 @@ class PartPlan(NamedTuple):
 class Stages(NamedTuple):
     """A stage with its samples in flight, or other stages, perhaps with other layers; then more stages."""
 
-    stage: tuple[Run, Way, int] | None
+    stage: tuple[RunOfParts, StageWay, int] | None
     inner: Stages | None
     renamed: Mapping[int, int] | None
     more: Stages | None
@@ -103,9 +103,9 @@ def best_of(plans: Iterable[PartPlan], devices: int) -> list[PartPlan]:
     return kept
 
 
-def listed(stages: Stages | None, degrees: Sequence[int]) -> list[GraphStage]:
+def listed(stages: Stages | None, degrees: Sequence[int]) -> list[StageOfLayers]:
     """Return the stages of a plan, with the layers of their own branches."""
-    found: list[GraphStage] = []
+    found: list[StageOfLayers] = []
     waiting: list[tuple[Stages | None, tuple[Mapping[int, int], ...]]] = [(stages, ())]
     while waiting:
         one, renames = waiting.pop()
@@ -118,7 +118,7 @@ def listed(stages: Stages | None, degrees: Sequence[int]) -> list[GraphStage]:
             for renamed in renames:
                 layers = tuple(renamed[layer] for layer in layers)
             own = tuple(sorted(layers))
-            found.append(GraphStage(own, degrees[way.degree], way.recompute, in_flight))
+            found.append(StageOfLayers(own, degrees[way.degree], way.recompute, in_flight))
         else:
             waiting.append((one.inner, renames if one.renamed is None else (one.renamed, *renames)))
     return found

@@ -16,12 +16,12 @@ from weft.planning.planners.graph_costs import GraphCosts
 from weft.planning.planners.graphpipe.alike import Signature, Signatures
 from weft.planning.planners.graphpipe.part_plans import (
     Front,
-    GraphStage,
     PartPlan,
-    Run,
+    RunOfParts,
     StageGraph,
+    StageOfLayers,
     Stages,
-    Way,
+    StageWay,
     beside,
     best_of,
     chained,
@@ -48,8 +48,8 @@ class Partitioner:
     size: int
     degrees: tuple[int, ...]
     turn: int = 1
-    _known_runs: dict[tuple[int, ...], Run] = field(default_factory=dict, init=False)
-    _runs: dict[tuple[int, int, int], Run] = field(default_factory=dict, init=False)
+    _known_runs: dict[tuple[int, ...], RunOfParts] = field(default_factory=dict, init=False)
+    _runs: dict[tuple[int, int, int], RunOfParts] = field(default_factory=dict, init=False)
     _suffixes: dict[tuple[int, int, Front], list[PartPlan]] = field(default_factory=dict, init=False)
     _branches: dict[tuple[Signature, Front], tuple[Tree, list[PartPlan]]] = field(
         default_factory=dict, init=False
@@ -122,7 +122,7 @@ class Partitioner:
         work_s = float(costs.forward_s.sum() + costs.backward_s.sum())
         return work_s / (self.size * self.costs.devices)
 
-    def _sample_s(self, stage: GraphStage) -> float:
+    def _sample_s(self, stage: StageOfLayers) -> float:
         asked = self.size, stage.replicas
         return self.costs.sample_s(self.costs.stage(stage.layers, *asked, stage.recompute), *asked)
 
@@ -185,14 +185,14 @@ class Partitioner:
                     front = rest.front if floor is None else higher(rest.front, floor)
                     yield from self._stages(run, front, rest)
 
-    def _run(self, parts: tuple[Tree, ...], first: int, end: int) -> Run:
+    def _run(self, parts: tuple[Tree, ...], first: int, end: int) -> RunOfParts:
         """Return the parts of a series from `first` to before `end` as one stage."""
         key = (id(parts), first, end)
         if key not in self._runs:
             self._runs[key] = self._run_of(parts[first:end])
         return self._runs[key]
 
-    def _stages(self, run: Run, after: Front, rest: PartPlan) -> list[PartPlan]:
+    def _stages(self, run: RunOfParts, after: Front, rest: PartPlan) -> list[PartPlan]:
         """Return a plan with this run as a stage for each degree at which it fits."""
         plans: list[PartPlan] = []
         met = -1
@@ -210,11 +210,11 @@ class Partitioner:
                 plans.append(PartPlan(devices, self._before(asked, met), stages))
         return plans
 
-    def _run_of(self, parts: Sequence[Tree]) -> Run:
+    def _run_of(self, parts: Sequence[Tree]) -> RunOfParts:
         """Return parts as one stage, with the ways to run it: by degree, the fastest recomputation first."""
         layers = tuple(sorted(layer for part in parts for layer in layers_of(part)))
         if layers not in self._known_runs:
-            ways: list[Way] = []
+            ways: list[StageWay] = []
             least_s = fastest_s = float("inf")
             for index, degree in enumerate(self.degrees):
                 for word in self.costs.recomputes(self.size):
@@ -223,8 +223,8 @@ class Partitioner:
                     least_s = min(least_s, stage.computed_s / (self.size * degree))
                     fastest_s = min(fastest_s, sample_s)
                     resident_bytes = stage.resident_bytes + stage.taken_bytes
-                    ways.append(Way(index, word, sample_s, resident_bytes, stage.kept_bytes))
-            self._known_runs[layers] = Run(layers, tuple(ways), least_s, fastest_s)
+                    ways.append(StageWay(index, word, sample_s, resident_bytes, stage.kept_bytes))
+            self._known_runs[layers] = RunOfParts(layers, tuple(ways), least_s, fastest_s)
         return self._known_runs[layers]
 
     def _parallel(

@@ -94,7 +94,7 @@ class GraphPipePlanner:
             refused = Candidate(layout=least, verdict=Verdict.REFUSED, reason=reason)
             return Ranking(problem=problem, candidates=(refused,))
         prepare(problem)
-        search = _Search(self, problem)
+        search = _PartitionSearch(self, problem)
         graphs = [] if problem.job.graph.is_chain else search.simulated([search.tree], self.finalists)
         chains = search.simulated(search.chains, self.finalists)
         candidates = sorted(_once([*graphs, *chains, *search.replicas()]), key=rank_key(problem))
@@ -117,7 +117,7 @@ class GraphPipePlanner:
                 yield judged(problem, candidate, plan)
 
 
-class _Search:
+class _PartitionSearch:
     """The partitions of one problem."""
 
     def __init__(self, planner: GraphPipePlanner, problem: Problem) -> None:

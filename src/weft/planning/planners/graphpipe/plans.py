@@ -12,7 +12,7 @@ from weft.describe.plan import Plan, Sharding
 from weft.errors import InputError
 from weft.moves.layout import build_plan
 from weft.moves.layout_of_plan import layout_of
-from weft.planning.planners.graphpipe.part_plans import GraphStage, StageGraph
+from weft.planning.planners.graphpipe.part_plans import StageGraph, StageOfLayers
 from weft.planning.problem import Problem
 
 # Without branches both orders are the same.
@@ -65,13 +65,13 @@ def said_as_layout(plan: Plan) -> Layout | None:
     return layout if layout.stages > 1 else replace(layout, layers_per_stage=None)
 
 
-def in_order(graph: LayerGraph, stages: Sequence[GraphStage]) -> list[GraphStage]:
+def in_order(graph: LayerGraph, stages: Sequence[StageOfLayers]) -> list[StageOfLayers]:
     """Return stages after all that they read; among those that may come next, by the first layer."""
     edges = edges_of(graph, [stage.layers for stage in stages])
     missing = [sum(consumer == index for _, consumer in edges) for index in range(len(stages))]
     ready = [(stage.layers, index) for index, stage in enumerate(stages) if not missing[index]]
     heapify(ready)
-    ordered: list[GraphStage] = []
+    ordered: list[StageOfLayers] = []
     while ready:
         _, index = heappop(ready)
         ordered.append(stages[index])

@@ -29,7 +29,7 @@ _Rope = Tree | _Merged | None
 _START, _END = -1, -2
 
 
-class Factor(NamedTuple):
+class Irreducible(NamedTuple):
     """A part of a network between two junctions, with the junctions and the layers inside."""
 
     first: int
@@ -39,7 +39,7 @@ class Factor(NamedTuple):
 
 
 @dataclass
-class Network:
+class Reduction:
     """Junctions, joined by edges that hold parts of the tree.
 
     Attributes:
@@ -110,7 +110,7 @@ class Network:
                 first, last, one if other is None else other if one is None else _Merged("series", one, other)
             )
 
-    def smallest_factor(self) -> Factor:
+    def smallest_factor(self) -> Irreducible:
         """Return the part between two junctions that is not reduced and has the fewest layers."""
         junctions = sorted({one for one, ways in self.after.items() if ways} | {_END})
         graph = rustworkx.PyDiGraph()
@@ -130,7 +130,7 @@ class Network:
         )
         return min(factors, key=lambda factor: (len(factor.layers), factor.layers))
 
-    def _factors(self, first: int, last: int) -> Iterator[Factor]:
+    def _factors(self, first: int, last: int) -> Iterator[Irreducible]:
         """Yield the connected parts between two junctions, without single edges."""
         inside = self._reached(first, self.after, last) & self._reached(last, self.before, first)
         while inside:
@@ -142,7 +142,7 @@ class Network:
                 waiting += more
             inside -= part
             layers = (layer for one, other in self._ways(part) for layer in _held(self.after[one][other]))
-            yield Factor(first, last, frozenset(part), tuple(sorted(layers)))
+            yield Irreducible(first, last, frozenset(part), tuple(sorted(layers)))
 
     def _ways(self, junctions: Collection[int]) -> list[Edge]:
         """Return the edges that touch any of the junctions."""
@@ -159,7 +159,7 @@ class Network:
                     waiting.append(one)
         return found
 
-    def replace(self, factor: Factor, tree: Tree) -> None:
+    def replace(self, factor: Irreducible, tree: Tree) -> None:
         """Put one edge with a tree in the place of a factor."""
         for one, other in self._ways(factor.junctions):
             self._take(one, other)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import rustworkx
 
-from weft.planning.planners.graphpipe.reduction import Network
+from weft.planning.planners.graphpipe.reduction import Reduction
 from weft.planning.planners.graphpipe.trees import Edge, Tree, joined
 
 
@@ -45,7 +45,7 @@ def _decompose(
     seconds: Mapping[int, float],
     converted: list[tuple[int, ...]],
 ) -> Tree:
-    network = Network(layers, _reduced(layers, edges))
+    network = Reduction(layers, _reduced(layers, edges))
     while (tree := network.tree) is None:
         factor = network.smallest_factor()
         converted.append(factor.layers)
