@@ -28,6 +28,7 @@ from harness import Report, launch, parser_of_ranks
 from sleeping import Case, Deadline, Sleepers, Sleeping, StageSeconds
 from torch import nn
 
+from weft.describe.families.own import CalledLinear
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Choice, Plan
 from weft.methods.bubble_filling.decide import decide
@@ -39,6 +40,7 @@ from weft.predict.simulator import Simulation, simulate
 from weft.program.kinds import KINDS, is_compute
 from weft.program.program import Program
 from weft.run.launch.worker_start import start_worker
+from weft.run.stage.families.own import OwnStage
 
 # Of one micro-batch on all stages of a device, of one curvature, and of one inverse.
 FORWARD_S, BACKWARD_S, CURVATURE_S, INVERSE_S = 0.080, 0.160, 0.012, 0.090
@@ -51,15 +53,17 @@ CASES = (
     Case("1f1b", 1, 8),
     Case("breadth-first", 2, 8),
     Case("depth-first", 2, 8),
+    Case("chimera", 1, 8),
     Case("zb-h1", 1, 8),
 )
 
 
-class WorkingStage(nn.Module):
+class WorkingStage(OwnStage):
     """A linear layer, and a sleep; what its inverses need is small beside the sleep."""
 
     def __init__(self, index: int, deadline: Deadline, seconds: StageSeconds) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
+        self.linears = {index: [CalledLinear("", 0, WIDTH, WIDTH, 1)]}
         self.layers = nn.ModuleDict({str(index): nn.Linear(WIDTH, WIDTH)})
         self.scale = nn.Parameter(torch.ones(1))
         self._deadline, self._seconds = deadline, seconds
@@ -69,7 +73,10 @@ class WorkingStage(nn.Module):
 
     output_shape = input_shape
 
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
+    def layer_functions(self, inputs: torch.Tensor) -> list[Callable[..., torch.Tensor]]:
+        return [self._slept]
+
+    def _slept(self, values: torch.Tensor) -> torch.Tensor:
         seconds, layer = self._seconds, next(iter(self.layers.values()))
         scale = Sleeping.apply(self.scale, self._deadline, 0.0, seconds.backward_weight)
         scaled = layer(values) * scale
