@@ -142,3 +142,19 @@ def test_measured_links_count_no_more_when_described_ones_change(tmp_path: Path,
     assert on_cluster(problem, faster, tmp_path).measurements.machine == machine
     changed = on_cluster(problem, slower, tmp_path).measurements.machine
     assert changed == replace(machine, message=(), all_reduce=())
+
+
+def test_a_plan_that_no_layout_expresses_is_forecast(tmp_path: Path) -> None:
+    run = run_of_keywords(
+        model="candle-uno",
+        on="8xv100-16gb",
+        global_batch=64,
+        sequence=None,
+        precision="fp32",
+        pins={"planner": "graphpipe"},
+    )
+    as_it_is, slower = what_if(plan_run(run), "graphpipe", ["intra 25 GB/s"], home=tmp_path)
+    assert as_it_is.best is not None
+    assert as_it_is.best.layout is None
+    assert as_it_is.tokens_per_s
+    assert slower.unchanged.verdict is Verdict.REFUSED
