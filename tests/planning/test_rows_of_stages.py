@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.describe.cluster import Link
-from weft.planning.planners.downsets import Price, Question, Row, RowSearch, chain_edges, downsets
+from weft.describe.layer_graph import chain_edges
+from weft.planning.planners.downsets import Price, Question, Row, RowSearch, downsets
 from weft.planning.planners.equal_split import EqualSplitPlanner
 from weft.planning.planners.graph_costs import GraphCosts, PassCosts
 from weft.planning.planners.pipedream import PipeDreamPlanner, PipeDreamPrice
@@ -25,7 +26,7 @@ def chain(count: int, columns: list[list[float]], devices: int) -> GraphCosts:
     seconds, sent, reduced = (np.array(column[:count]) for column in columns)
     none = 0 * seconds
     return GraphCosts(
-        edges=tuple(chain_edges(count)),
+        edges=chain_edges(count),
         passes={(1, "none"): PassCosts(1 + seconds, none, none, none, sent)},
         state_bytes=none,
         buffer_bytes=none,

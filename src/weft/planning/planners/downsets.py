@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from weft.describe.layer_graph import chain_edges
 from weft.describe.plan import Recompute
 from weft.planning.planners.graph_costs import Edge, GraphCosts
 from weft.planning.planners.graphpipe.part_plans import StageGraph, StageOfLayers
@@ -60,11 +61,6 @@ class Row(NamedTuple):
 
     sample_s: float
     graph: StageGraph
-
-
-def chain_edges(layers: int) -> list[Edge]:
-    """Return the edges of layers that follow each other in their order."""
-    return [(layer, layer + 1) for layer in range(layers - 1)]
 
 
 def downsets(layers: int, edges: Collection[Edge], most: int) -> Bools | None:

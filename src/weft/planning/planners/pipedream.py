@@ -17,9 +17,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from weft.describe.layer_graph import chain_edges
 from weft.describe.layout import Layout
 from weft.planning.planners.base import Ranking
-from weft.planning.planners.downsets import Question, Row, RowSearch, Sums, chain_edges, downsets
+from weft.planning.planners.downsets import Question, Row, RowSearch, Sums, downsets
 from weft.planning.planners.graph_costs import GraphCosts
 from weft.planning.planners.rows import ranked_rows, row_layouts
 from weft.planning.problem import Problem
