@@ -9,6 +9,7 @@ event while the host goes on.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -62,6 +63,12 @@ class Ended:
         ended = cls()
         ended.times = times
         return ended
+
+    @classmethod
+    def now(cls) -> Ended:
+        """Return the completion of work that had nothing to do."""
+        now = time.monotonic_ns()
+        return cls.at((now, now))
 
     def wait(self) -> None:
         """Return at once: the work has ended."""

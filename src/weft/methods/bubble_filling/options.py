@@ -41,6 +41,11 @@ class BubbleOptions(PlacementKeys):
     windows: str = OPEN
     steps: str = OPEN
 
+    @property
+    def works(self) -> tuple[str, ...]:
+        """The names of the work."""
+        return tuple(self.work.split(","))
+
 
 def options_of(plan: Plan) -> BubbleOptions | None:
     """Return the options of a plan that fills bubbles, or None.

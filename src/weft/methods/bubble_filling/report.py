@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from weft.describe.units import format_seconds
-from weft.methods.bubble_filling.kinds import FillsBubbles
+from weft.methods.bubble_filling.kinds import owed_by
 from weft.methods.bubble_filling.options import NAME, OPEN, options_of
 from weft.methods.bubble_filling.step_works import step_works_of
 from weft.methods.bubble_filling.works import items_of, with_options
@@ -62,9 +62,9 @@ class Filled:
         asked, plan = options_of(planned.plan), planned.plan
         if asked is None:
             return None
-        owed = planned.program.obligations.methods.get(NAME)
+        owed = owed_by(planned.program)
         graph, cost_model = planned.problem.job.graph, planned.problem.cost_model
-        stages = range(len(plan.stages)) if isinstance(owed, FillsBubbles) else ()
+        windows = () if owed is None else owed.steps
         in_steps = {one.method: one.rows(plan, graph, asked) for one in step_works_of(plan)}
         bare = with_options(plan, windows=OPEN, steps=OPEN)
         bare_s = predict(cost_model, bare, compile_plan(bare, graph)).simulation.step_s
@@ -74,9 +74,7 @@ class Filled:
         return cls(
             busy=busy / cycle_ns,
             busy_before=busy_before / cycle_ns,
-            steps={stage: owed.steps[stage] for stage in stages if items_of(plan, graph, stage)}
-            if isinstance(owed, FillsBubbles)
-            else {},
+            steps={stage: steps for stage, steps in enumerate(windows) if items_of(plan, graph, stage)},
             in_steps={name: sum(one.pieces for one in rows) for name, rows in in_steps.items()},
             added_s=max(0.0, simulation.step_s - bare_s),
         )
@@ -84,9 +82,7 @@ class Filled:
     @property
     def every(self) -> str:
         """The windows of stages, in words."""
-        if not self.steps:
-            return "in every step"
-        least, most = min(self.steps.values()), max(self.steps.values())
+        least, most = min(self.steps.values(), default=1), max(self.steps.values(), default=1)
         if most == 1:
             return "in every step"
         return f"every {least} steps" if least == most else f"every {least} to {most} steps"
@@ -98,7 +94,7 @@ def _words(planned: PlannedJob) -> str | None:
         return None
     added = "nothing" if filled.added_s < 1e-9 else f"{format_seconds(filled.added_s)} a step"
     busy = f"devices busy {filled.busy_before:.1%} -> {filled.busy:.1%}"
-    windowed = ", ".join(name for name in options.work.split(",") if name not in filled.in_steps)
+    windowed = ", ".join(name for name in options.works if name not in filled.in_steps)
     work = [f"{windowed} {filled.every}"] if windowed else []
     work += [f"{', '.join(filled.in_steps)} in every step"] if filled.in_steps else []
     return f"bubbles: {', '.join(work)}; {busy}; it adds {added}"

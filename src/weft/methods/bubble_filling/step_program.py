@@ -48,7 +48,7 @@ def step_pass(work: StepWork) -> Pass[PlacedRows]:
 
     def options(plan: Plan, graph: LayerGraph) -> PlacedRows | None:
         asked = options_of(plan)
-        if asked is None or work.method not in asked.work.split(","):
+        if asked is None or work.method not in asked.works:
             return None
         behind = read_step_places(asked.steps, len(plan.stages)).get(work.method)
         if behind is None:

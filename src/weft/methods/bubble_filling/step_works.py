@@ -67,6 +67,6 @@ class WorksInSteps(Owed):
 def step_works_of(plan: Plan) -> tuple[StepWork, ...]:
     """Return the works of every step that a plan asks for, by name."""
     asked = options_of(plan)
-    names = () if asked is None else asked.work.split(",")
+    names = () if asked is None else asked.works
     found = (one for one in parts(StepWork) if one.method in names)
     return tuple(sorted(found, key=lambda one: one.method))

@@ -42,7 +42,7 @@ def whole_weights(work: str) -> tuple[Composition, PlanRule]:
             asked = options_of(plan)
         except InputError:
             return  # The rule of bubbles tells it.
-        if asked is None or work not in asked.work.split(","):
+        if asked is None or work not in asked.works:
             return
         for one in _problems(
             divided=max(len(replica.ranks) for stage in plan.stages for replica in stage.replicas),

@@ -15,7 +15,7 @@ from weft.planning.planned import PlannedJob
 def _no_evaluations(planned: PlannedJob) -> Iterator[Violation]:
     """Yield a violation for a run that asks for no held-out losses, for too many, or compiles its stages."""
     asked, train = options_of(planned.plan), planned.run.train
-    if asked is None or NAME not in asked.work.split(","):
+    if asked is None or NAME not in asked.works:
         return
     steps, every = most_steps_of(planned.plan, asked), train.evaluate_every
     if every is None:

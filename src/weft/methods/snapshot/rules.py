@@ -15,7 +15,7 @@ from weft.planning.planned import PlannedJob
 def _no_checkpoints(planned: PlannedJob) -> Iterator[Violation]:
     """Yield a violation for a run whose only checkpoint is the last one."""
     asked, every = options_of(planned.plan), planned.run.checkpoint.every
-    if asked is None or NAME not in asked.work.split(",") or every < planned.last_step:
+    if asked is None or NAME not in asked.works or every < planned.last_step:
         return
     problem = f"{every}; no step follows the only checkpoint, so {NAME} in bubbles has nothing to copy"
     yield Violation("checkpoint.every", problem, str(max(1, planned.last_step - 1)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -42,8 +42,8 @@ class Snapshots(MethodState):
             for name, parameter in module.named_parameters()
             if parameter.requires_grad
         ]
-        found = [name for name, _ in names]
-        self._stage_of = {name: stage for name, stage in names if found.count(name) == 1}
+        found = Counter(name for name, _ in names)
+        self._stage_of = {name: stage for name, stage in names if found[name] == 1}
 
     @property
     def checkpoint_copies(self) -> Snapshots:
@@ -85,8 +85,7 @@ class Snapshots(MethodState):
         """Issue the copies of one piece."""
         copies = self._copies.get((instruction.stage, instruction.part))
         if not copies:
-            now = time.monotonic_ns()
-            return Ended.at((now, now))
+            return Ended.now()
 
         def work() -> None:
             for one in copies:

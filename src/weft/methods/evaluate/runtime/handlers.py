@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from weft.methods.evaluate.runtime.state import BubbleEvaluation
@@ -24,18 +23,13 @@ def _state(workspace: Workspace) -> BubbleEvaluation:
     return state
 
 
-def _nothing_done() -> Completion:
-    now = time.monotonic_ns()
-    return Ended.at((now, now))
-
-
 def copy_weights(workspace: Workspace, instruction: Instruction) -> Issue:
     """Copy the weights of a stage when an evaluation begins."""
     state, stage, label = _state(workspace), instruction.stage, str(instruction)
 
     def issue(stream: Stream) -> Completion:
         if not state.copies_weights(workspace.step):
-            return _nothing_done()
+            return Ended.now()
         return stream.run(label, lambda: state.copy(stage), workspace.latest(WEIGHTS, stage))
 
     return issue
@@ -52,7 +46,7 @@ def _in_evaluations(
     def issue(stream: Stream) -> Completion:
         batch = state.batch_of(workspace.step, instruction.micro_batch)
         if batch is None:
-            return _nothing_done()
+            return Ended.now()
         inner.begin(workspace.step, batch)
         ended = act(stream)
         state.keep(inner.losses)
