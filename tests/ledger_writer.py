@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from weft.predict.ledger import Ledger
@@ -19,7 +21,10 @@ def record(ledger: Ledger, predicted: float = 2.0, quantity: str = "step_s") -> 
     )
 
 
-def write_many(path: Path, entries: int) -> None:
-    for _ in range(entries):
-        with Ledger(path) as ledger:
-            ledger.score(record(ledger), 2.0)
+def write_at_once(paths: Sequence[Path], entries: int, start: Barrier) -> None:
+    """Open and write each ledger `entries` times; all writers begin a ledger together."""
+    for path in paths:
+        start.wait(timeout=60)
+        for _ in range(entries):
+            with Ledger(path) as ledger:
+                ledger.score(record(ledger), 2.0)

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ledger_writer import record, write_many
+from ledger_writer import record, write_at_once
 
 from weft.errors import InputError
 from weft.predict.ledger import Ledger
 
-ENTRIES = 20
+WRITERS, ENTRIES = 4, 2
 
 
 def test_honesty_counts_what_was_scored(tmp_path: Path) -> None:
@@ -46,17 +46,19 @@ def test_the_ledger_lies_in_the_users_folder(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "home" / "ledger.sqlite").is_file()
 
 
-def test_processes_write_at_once_and_lose_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.sqlite"
+def test_processes_open_and_write_at_once_and_lose_nothing(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.sqlite" for number in range(30)]
     context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=write_many, args=(path, ENTRIES)) for _ in range(3)]
+    start = context.Barrier(WRITERS)
+    writers = [context.Process(target=write_at_once, args=(paths, ENTRIES, start)) for _ in range(WRITERS)]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join()
-    assert [writer.exitcode for writer in writers] == [0, 0, 0]
-    with Ledger(path) as ledger:
-        assert ledger.honesty()["step_s"].scored == 3 * ENTRIES
+    assert [writer.exitcode for writer in writers] == [0] * WRITERS
+    for path in paths:
+        with Ledger(path) as ledger:
+            assert ledger.honesty()["step_s"].scored == WRITERS * ENTRIES
 
 
 @pytest.mark.parametrize("change", [{"low": 0.0}, {"low": 3.0}, {"high": 1.0}, {"predicted": float("nan")}])

@@ -1,7 +1,8 @@
 """The ledger: every prediction of weft, and its measured value.
 
-It is one SQLite file in the user's data folder. Write-ahead logging lets several runs write at once. Entries
-are never rewritten, and an entry is scored once.
+It is one SQLite file in the user's data folder. Entries are never rewritten, and an entry is scored once.
+Several runs may open and write it at once. It keeps SQLite's own journal: a change of a new file to
+write-ahead logging fails at once where two processes open it, whatever the time they would wait.
 """
 
 from __future__ import annotations
@@ -80,7 +81,6 @@ class Ledger:
             self._connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         try:
             with self._readable():
-                self._connection.execute("PRAGMA journal_mode=WAL")
                 self._connection.execute(_SCHEMA)
         except InputError:
             self._connection.close()
