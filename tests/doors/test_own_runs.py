@@ -12,12 +12,13 @@ import yaml
 from doors.jobs import planned, run_of
 
 from weft.describe.plan_file import load_plan
+from weft.describe.plan_subject import subject_of
 from weft.describe.run_file import load_run
 from weft.doors.emit import emit
 from weft.doors.emit.base import Decided
 from weft.doors.emit.own_run import files, nodes_of, run_name
 from weft.errors import InputError
-from weft.planning.planned import PlannedJob, given_plan
+from weft.planning.planned import PlannedJob, planned_for
 from weft.training.session import reopen
 
 # Stand-ins that write down how they are called.
@@ -72,7 +73,7 @@ def test_a_slurm_script_prepares_once_and_starts_every_node(tmp_path: Path) -> N
         f"torchrun --nnodes 2 --nproc-per-node 8 --node-rank 1 {worker} {folder}",
         f"weft compare {folder}",
     ]
-    reopened = given_plan(load_run(folder / "run.toml"), load_plan(folder / "plan.json"))
+    reopened = planned_for(subject_of(load_run(folder / "run.toml")), load_plan(folder / "plan.json"))
     assert reopened.plan.plan_id == job.plan.plan_id
 
 

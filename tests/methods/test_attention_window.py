@@ -15,12 +15,13 @@ from weft.describe.layer_choices import with_choices
 from weft.describe.layout import Layout
 from weft.describe.plan import LayerChoice, Plan
 from weft.describe.plan_file import PlanFile, check_plan, load_plan
+from weft.describe.plan_subject import subject_of
 from weft.describe.run_file import parse_run
 from weft.errors import InputError
 from weft.methods.attention_window.options import NAME, AttentionWindowTable, choices_of
 from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.planning.compile import compile_plan
-from weft.planning.planned import given_plan, plan_run
+from weft.planning.planned import plan_run, planned_for
 from weft.planning.problem import Problem, problem_of
 from weft.predict.measurements import Measurements
 from weft.predict.predict import predict
@@ -180,10 +181,10 @@ def test_a_run_file_says_it_of_all_blocks_or_of_some() -> None:
     run = run_with(tokens=16)
     job = plan_run(run)
     assert job.plan.layer_choices == windows(16)
-    assert given_plan(run, job.plan).plan == job.plan
+    assert planned_for(subject_of(run), job.plan).plan == job.plan
     # A plan file says it by itself.
     plain = run.model_copy(update={"methods": {}})
-    assert given_plan(plain, job.plan).problem.job.graph.layers == job.problem.job.graph.layers
+    assert planned_for(subject_of(plain), job.plan).problem.job.graph.layers == job.problem.job.graph.layers
 
 
 @pytest.mark.parametrize(

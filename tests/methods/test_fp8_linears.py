@@ -18,13 +18,14 @@ from weft.describe.layer_choices import with_choices
 from weft.describe.layout import Layout
 from weft.describe.plan import LayerChoice, Plan
 from weft.describe.plan_file import check_plan
+from weft.describe.plan_subject import subject_of
 from weft.describe.run_file import parse_run
 from weft.errors import InputError
 from weft.methods.fp8_linears.options import NAME, RECIPES, Fp8LinearsTable, choices_of
 from weft.methods.fp8_linears.products import converted
 from weft.moves.layout import build_plan, flops_per_layer, refuse
 from weft.planning.compile import compile_plan
-from weft.planning.planned import given_plan, plan_run
+from weft.planning.planned import plan_run, planned_for
 from weft.planning.problem import Problem, problem_of
 from weft.predict.cost.layer_times import DataSheetSpeeds, MeasuredSpeeds, roofline
 from weft.predict.predict import predict
@@ -179,7 +180,7 @@ def test_a_run_file_asks_for_all_blocks_and_plans_keep_it() -> None:
     job = plan_run(run)
     blocks = tuple(range(1, len(job.problem.job.graph.layers) - 1))
     assert job.plan.layer_choices == (LayerChoice(name=NAME, layers=blocks, value="rowwise"),)
-    assert given_plan(run, job.plan).plan == job.plan
+    assert planned_for(subject_of(run), job.plan).plan == job.plan
     assert plan_run(run_with()).plan.layer_choices[0].value == "tensorwise"
 
 

@@ -19,6 +19,7 @@ from weft.describe.layout import Layout, PartialLayout
 from weft.describe.loss_choice import BY_SIZE, CHUNKED, FUSED, loss_choices, loss_of, other_choices
 from weft.describe.plan import LayerChoice, Plan
 from weft.describe.plan_file import PlanFile, check_plan, load_plan
+from weft.describe.plan_subject import subject_of
 from weft.describe.run_file import parse_run
 from weft.errors import InputError
 from weft.methods.loss_kernels.chunks import ENOUGH, FEWEST, chunk_tokens
@@ -27,7 +28,7 @@ from weft.moves.layout_of_plan import layout_of
 from weft.moves.move import Context, Purpose
 from weft.moves.registry import all_moves, moves_for
 from weft.planning.compile import compile_plan
-from weft.planning.planned import given_plan, plan_run
+from weft.planning.planned import plan_run, planned_for
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.weft import WeftPlanner
 from weft.planning.problem import Problem, problem_of
@@ -218,7 +219,7 @@ def test_a_given_plan_of_a_fused_loss_is_refused_on_tensor_ranks_and_on_cpus() -
     last = max(plan.stages[-1].layers)
     fused = LayerChoice(name=FUSED, layers=(last,), value=BY_SIZE)
     with pytest.raises(InputError, match="cannot run the fused kernel"):
-        given_plan(run, plan.model_copy(update={"layer_choices": (fused,)}))
+        planned_for(subject_of(run), plan.model_copy(update={"layer_choices": (fused,)}))
 
 
 def test_a_machine_without_the_fused_kernel_is_told_how_to_install_it(
@@ -241,7 +242,7 @@ def test_keys_reach_the_plan_and_its_file(tmp_path: Path) -> None:
     assert (choice.name, choice.value) == (CHUNKED, 64)
     path = tmp_path / "plan.json"
     path.write_text(PlanFile(job.plan).to_json())
-    assert given_plan(job.run, load_plan(path)).predicted.prediction == job.predicted.prediction
+    assert planned_for(subject_of(job.run), load_plan(path)).predicted.prediction == job.predicted.prediction
 
 
 @pytest.mark.parametrize("loss", [None, "whole", "fused"])

@@ -26,7 +26,8 @@ from weft.describe.families import layer_graph
 from weft.describe.optimizers import PLAIN_SGD
 from weft.describe.plan import Blocking, Choice, Plan, Sharding
 from weft.describe.plan_file import check_plan
-from weft.describe.request import request_of_run
+from weft.describe.plan_subject import subject_of
+from weft.describe.request import request_of_subject
 from weft.describe.run_file import parse_run
 from weft.errors import InputError
 from weft.methods.offload.kinds import (
@@ -369,7 +370,7 @@ def test_a_run_file_names_stages_or_all() -> None:
     states = true
     activations = [1, 0]
     """
-    job = request_of_run(parse_run(tomllib.loads(text))).job
+    job = request_of_subject(subject_of(parse_run(tomllib.loads(text)))).job
     [choice] = [one for one in job.methods if one.name == "offload"]
     assert choice.options == {"states": True, "activations": "0,1"}
 

@@ -11,10 +11,11 @@ import pytest
 
 from weft.cli.main import run as weft
 from weft.describe.optimizers import MOMENTUM_SGD, PLAIN_SGD
-from weft.describe.plan import GRADIENT_NORM
+from weft.describe.plan import GRADIENT_NORM, Plan
+from weft.describe.plan_subject import subject_of
 from weft.describe.run_file import RunFile, parse_run
-from weft.errors import InputError
-from weft.planning.planned import PlannedJob, given_plan, plan_run
+from weft.errors import InputError, Violation
+from weft.planning.planned import PlannedJob, plan_run, planned_for
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import problem_of_run
 from weft.predict.cost.memory import ALLOCATOR_SLACK
@@ -36,6 +37,11 @@ def run_with(optimizer: dict[str, Any], *, model: str = MODEL, on: str = DEVICE,
             "plan": plan,
         }
     )
+
+
+def uncounted(optimizer: dict[str, Any], plan: Plan) -> list[Violation]:
+    """Return the numbers of a run's optimizer that a plan does not count."""
+    return planned_for(subject_of(run_with(optimizer, **SMALL)), plan).uncounted
 
 
 def planned(optimizer: dict[str, Any], **asked: Any) -> PlannedJob:
@@ -113,9 +119,9 @@ def test_what_is_assumed_of_silence_is_said_with_the_plan(
 
 def test_a_plan_that_counts_less_than_the_run_keeps_is_told() -> None:
     plan = planned({"name": "sgd"}, **SMALL).plan
-    assert given_plan(run_with({"name": "sgd"}, **SMALL), plan).uncounted == []
-    assert given_plan(run_with({"name": "sgd", "momentum": 0.0}, **SMALL), plan).uncounted == []
-    (violation,) = given_plan(run_with({}, **SMALL), plan).uncounted
+    assert uncounted({"name": "sgd"}, plan) == []
+    assert uncounted({"name": "sgd", "momentum": 0.0}, plan) == []
+    (violation,) = uncounted({}, plan)
     assert str(violation) == (
         "plan: optimizer: counts 4 bytes of states per parameter; adamw keeps 8; plan the run again"
     )
@@ -125,7 +131,7 @@ def test_norms_of_whole_tensors_are_shared_out_and_told(capsys: pytest.CaptureFi
     planned({"name": "lamb"}, **SMALL, sharding="zero-1")
     nvlamb = planned({"name": "nvlamb"}, **SMALL)
     assert nvlamb.plan.method(GRADIENT_NORM) is not None
-    (violation,) = given_plan(run_with({"name": "lamb"}, **SMALL), planned({}, **SMALL).plan).uncounted
+    (violation,) = uncounted({"name": "lamb"}, planned({}, **SMALL).plan)
     assert str(violation) == (
         "plan: optimizer: counts other sums over whole tensors than lamb takes; plan the run again"
     )
@@ -133,7 +139,7 @@ def test_norms_of_whole_tensors_are_shared_out_and_told(capsys: pytest.CaptureFi
 
 def test_whole_matrices_are_shared_out_and_told() -> None:
     planned({"name": "muon"}, **SMALL, sharding="zero-1")
-    (violation,) = given_plan(run_with({"name": "muon"}, **SMALL), planned({}, **SMALL).plan).uncounted
+    (violation,) = uncounted({"name": "muon"}, planned({}, **SMALL).plan)
     assert str(violation) == (
         "plan: optimizer: counts other orthogonalisations of matrices than muon makes; plan the run again"
     )

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from weft.describe.plan_subject import subject_of
 from weft.describe.reading import parse_toml
 from weft.describe.request import request_of_names
 from weft.describe.run_file import RunFile, parse_run
 from weft.errors import InputError
 from weft.planning.goals import goal_value
-from weft.planning.planned import given_plan, plan_run
+from weft.planning.planned import plan_run, planned_for
 from weft.planning.precisions import in_precision, precisions_of
 from weft.planning.problem import problem_of_run
 
@@ -70,7 +71,7 @@ def test_what_a_device_does_not_compute_is_not_searched() -> None:
 
 def test_a_given_plan_has_the_precision_it_says() -> None:
     plan = plan_run(run_file("2xa100-80gb", precision="fp32")).plan
-    assert given_plan(run_file("2xa100-80gb"), plan).problem.job.precision == "fp32"
+    assert planned_for(subject_of(run_file("2xa100-80gb")), plan).problem.job.precision == "fp32"
 
 
 def test_nothing_that_fits_is_said_once() -> None:

@@ -17,13 +17,14 @@ from weft.describe.contract import Contract
 from weft.describe.device import RESERVE_BYTES
 from weft.describe.layout import OPEN, Layout, PartialLayout
 from weft.describe.plan import Choice
+from weft.describe.plan_subject import subject_of
 from weft.describe.run_file import RunFile, parse_run
 from weft.describe.synchronisation import AUTO, keeps_gradients_local
 from weft.errors import InputError
 from weft.moves.layout import build_plan
 from weft.moves.registry import sync_contracts
 from weft.planning.long_steps import predict_long
-from weft.planning.planned import given_plan, plan_run, searched_densely
+from weft.planning.planned import plan_run, planned_for, searched_densely
 from weft.planning.planners import Candidate, Ranking, Verdict
 from weft.planning.planners.homogeneous import UniformPlanner
 from weft.planning.problem import Problem, problem_of
@@ -203,12 +204,12 @@ def test_the_chosen_method_is_in_plan_and_run_as_if_it_had_been_asked_for(tmp_pa
     assert auto.ranking is not None
     best = auto.ranking.fitting[0]
     assert best.plan == auto.plan
-    again = given_plan(auto.run, auto.plan)
+    again = planned_for(subject_of(auto.run), auto.plan)
     assert again.problem.job.sync_options == auto.problem.job.sync_options == best.chain.sync_options
     assert (
         build_plan(again.problem.job, replace(best.chain, sync_options={}), [1.0] * 6).sync == auto.plan.sync
     )
-    assert given_plan(run, auto.plan).run.sync == auto.run.sync
+    assert planned_for(subject_of(run), auto.plan).run.sync == auto.run.sync
     told = auto.problem.assumed["sync"]
     assert "the best of auto" in told
     assert "dense: " in told

@@ -14,12 +14,13 @@ import pytest
 
 from weft.describe.plan import Plan
 from weft.describe.plan_file import PlanFile, check_plan, load_plan_file
+from weft.describe.plan_subject import subject_of
 from weft.describe.plan_versions import former_ids
 from weft.describe.prediction import Prediction
 from weft.describe.run_file import parse_run
 from weft.moves.layout import build_plan, flops_per_layer
 from weft.moves.layout_of_plan import layout_of
-from weft.planning.planned import PlannedJob, given_plan, plan_run
+from weft.planning.planned import PlannedJob, plan_run, planned_for
 from weft.planning.problem import problem_of_run
 
 FILES = Path(__file__).parent / "version_1"
@@ -100,7 +101,7 @@ def test_a_file_of_version_1_is_the_plan_of_today(name: str) -> None:
     assert (found.plan, prediction, found.subject) == (*job.file[:2], None)
     assert found.plan.plan_id == job.plan.plan_id != written(name)["plan_id"]
     assert former_ids(job.plan) == {written(name)["plan_id"]}
-    given = given_plan(job.run, found.plan, prediction)
+    given = planned_for(subject_of(job.run), found.plan, prediction)
     assert (given.plan, given.prediction) == (job.plan, job.prediction)
 
 

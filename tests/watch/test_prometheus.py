@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain_text
 
 from weft.training.directory.overview import RunOverview, RunState
-from weft.watch.prometheus import GAUGES, exposition, prometheus_text
+from weft.watch.prometheus import GAUGES, exposition
 
 OPEN_METRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 RUN = RunOverview(
@@ -85,11 +85,11 @@ RUNS = st.builds(
 @given(st.lists(RUNS, max_size=4, unique_by=lambda run: run.path))
 @example([replace(RUN, path=Path("runs", 'a "b" \\n \\\\ \n c'), model='\\"\n', loss=math.inf)])
 def test_figures_and_labels_read_back(runs: list[RunOverview]) -> None:
-    assert read(prometheus_text(runs)) == expected(runs)
+    assert read(exposition(runs).body.decode()) == expected(runs)
 
 
 def test_the_text_is_that_of_prometheus() -> None:
-    lines = prometheus_text([RUN]).splitlines()
+    lines = exposition([RUN]).body.decode().splitlines()
     assert lines[:3] == [
         "# HELP weft_run_step Finished steps.",
         "# TYPE weft_run_step gauge",
@@ -109,20 +109,22 @@ def test_a_scraper_that_asks_for_open_metrics_gets_it() -> None:
 
 
 def test_a_loss_that_is_no_number_stays_one() -> None:
-    (value,) = read(prometheus_text([replace(RUN, loss=math.nan)]))["weft_run_loss"].values()
+    (value,) = read(exposition([replace(RUN, loss=math.nan)]).body.decode())["weft_run_loss"].values()
     assert math.isnan(value)
 
 
 def test_runs_of_one_name_are_told_apart_by_their_paths() -> None:
     runs = [replace(RUN, path=Path(path)) for path in ("one/demo", "other/demo", "runs/alone")]
-    names = {dict(labels)["run"] for labels in read(prometheus_text(runs))["weft_run_step"]}
+    names = {dict(labels)["run"] for labels in read(exposition(runs).body.decode())["weft_run_step"]}
     assert names == {"one/demo", "other/demo", "alone"}
 
 
 def test_a_name_that_is_no_text_is_shown_as_far_as_it_is() -> None:
-    ((labels, _),) = read(prometheus_text([replace(RUN, path=Path("runs/a\udcff"))]))["weft_run_step"].items()
+    ((labels, _),) = read(exposition([replace(RUN, path=Path("runs/a\udcff"))]).body.decode())[
+        "weft_run_step"
+    ].items()
     assert dict(labels)["run"] == "a\ufffd"
 
 
 def test_no_runs_are_no_samples() -> None:
-    assert read(prometheus_text([])) == {}
+    assert read(exposition([]).body.decode()) == {}

@@ -17,8 +17,7 @@ from weft.describe.models import USUAL_SEQUENCE, resolve_model
 from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork, counted_work
 from weft.describe.plan import GRADIENT_NORM, SCALED, Choice
-from weft.describe.plan_subject import PlanSubject, subject_of
-from weft.describe.run_file import RunFile
+from weft.describe.plan_subject import PlanSubject
 from weft.describe.run_tables.methods import requested_methods, run_tables
 from weft.describe.run_tables.planning import MEMORY_RISK
 from weft.describe.run_tables.training import ANY_PRECISION
@@ -132,11 +131,6 @@ def request_of_names(*, model: str, on: str, **options: Unpack[RequestOptions]) 
     """
     config = resolve_model(model, sequence=options.get("sequence"))
     return request_of(config, parse_cluster(on), **options)
-
-
-def request_of_run(run: RunFile) -> Request:
-    """Resolve the names of a run file and return its request; see `request_of_subject`."""
-    return request_of_subject(subject_of(run))
 
 
 def request_of_subject(subject: PlanSubject) -> Request:

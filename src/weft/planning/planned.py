@@ -17,7 +17,7 @@ from weft.describe.loss_choice import other_choices
 from weft.describe.one_line import one_line
 from weft.describe.plan import Choice, Plan
 from weft.describe.plan_file import PlanFile, check_plan
-from weft.describe.plan_subject import PlanSubject, cluster_of_run, subject_of
+from weft.describe.plan_subject import PlanSubject, cluster_of_run
 from weft.describe.prediction import Prediction
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.planning import PlanTable
@@ -391,19 +391,14 @@ def _in_the_best_precision(run: RunFile, planner: Planner | None) -> PlannedJob:
     return replace(chosen, problem=replace(chosen.problem, assumed=assumed))
 
 
-def given_plan(run: RunFile, plan: Plan, prediction: Prediction | None = None) -> PlannedJob:
-    """Take a plan as it is, after checking it against the run file's model and cluster.
+def planned_for(subject: PlanSubject, plan: Plan, prediction: Prediction | None = None) -> PlannedJob:
+    """Take a plan as it is, after checking it against its subject.
 
     Without a given prediction the plan is predicted at first use.
 
     Raises:
         InputError: with every fault of the plan.
     """
-    return planned_for(subject_of(run), plan, prediction)
-
-
-def planned_for(subject: PlanSubject, plan: Plan, prediction: Prediction | None = None) -> PlannedJob:
-    """Take a plan as it is, after checking it against its subject; see `given_plan`."""
     run = subject.run
     if run.train.precision == ANY_PRECISION:
         run = in_precision(run, plan.precision)

@@ -63,11 +63,6 @@ GAUGES = (
 )
 
 
-def prometheus_text(runs: Sequence[RunOverview]) -> str:
-    """Return the figures of runs in Prometheus' text format."""
-    return exposition(runs).body.decode()
-
-
 def exposition(runs: Sequence[RunOverview], accept: str = "") -> Exposition:
     """Return the figures of runs in the format that a scrape asks for.
 

@@ -9,9 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.planning.planners.graphpipe.series_parallel import decompose
-from weft.planning.planners.graphpipe.trees import Edge, Parallel, Series, Tree, layers_of, order_of
+from weft.planning.planners.graphpipe.trees import Edge, Parallel, Series, Tree, layers_of
 
 N = [(0, 2), (0, 3), (1, 3)]
+
+
+def order_of(tree: Tree) -> frozenset[Edge]:
+    """Return all pairs (earlier, later) of layers in the order of a tree."""
+    if isinstance(tree, int):
+        return frozenset()
+    pairs = {pair for part in tree.parts for pair in order_of(part)}
+    if isinstance(tree, Series):
+        before: list[int] = []
+        for part in tree.parts:
+            pairs |= {(one, other) for one in before for other in layers_of(part)}
+            before += layers_of(part)
+    return frozenset(pairs)
 
 
 def closure(count: int, edges: list[Edge]) -> frozenset[Edge]:

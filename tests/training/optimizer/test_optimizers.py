@@ -10,9 +10,10 @@ from own_optimizers import SignMomentum
 from torch import nn
 
 from weft.describe.optimizers import OptimizerWork
+from weft.describe.plan_subject import subject_of
 from weft.describe.run_file import parse_run
 from weft.errors import InputError
-from weft.planning.planned import given_plan, plan_run
+from weft.planning.planned import plan_run, planned_for
 from weft.run.state.stepped import require_elementwise
 from weft.training.optimizer.optimizers import (
     OptimizerSettings,
@@ -204,9 +205,9 @@ def test_a_plan_that_counts_less_than_its_run_keeps_is_not_trained(tmp_path: Pat
     record = {"model": {"preset": "gpt-1m"}, "cluster": {"use": "1xt4"}, "optimizer": {"name": "sgd"}}
     frugal = plan_run(parse_run(record))
     costly = plan_run(parse_run({**record, "optimizer": {}}))
-    with prepare(given_plan(frugal.run, costly.plan), tmp_path / "counts-more") as directory:
+    with prepare(planned_for(subject_of(frugal.run), costly.plan), tmp_path / "counts-more") as directory:
         directory.require()
-    refused = prepare(given_plan(costly.run, frugal.plan), tmp_path / "counts-less")
+    refused = prepare(planned_for(subject_of(costly.run), frugal.plan), tmp_path / "counts-less")
     with pytest.raises(InputError, match="counts 4 bytes of states per parameter; adamw keeps 8"):
         refused.__enter__()
     assert not (tmp_path / "counts-less").exists()

@@ -17,7 +17,8 @@ from weft.planning.planners.base import Ranking
 from weft.planning.planners.downsets import Question, Row
 from weft.planning.planners.graph_costs import GraphCosts
 from weft.planning.planners.graphpipe.part_plans import StageGraph, StageOfLayers
-from weft.planning.planners.rows import ranked_rows, row_layouts
+from weft.planning.planners.graphpipe.questions import partition_layouts
+from weft.planning.planners.rows import ranked_rows
 from weft.planning.problem import Problem
 
 
@@ -29,7 +30,7 @@ class EqualSplitPlanner:
 
     def space(self, problem: Problem) -> Iterator[Layout]:
         """Return the degrees and sizes of micro-batches; partitions add the stages."""
-        return row_layouts(problem)
+        return partition_layouts(problem)
 
     def search(self, problem: Problem) -> Ranking:
         """Divide the layers for each depth and size of micro-batches, and simulate the rows.

@@ -15,7 +15,8 @@ from weft.describe.layout import Layout
 from weft.planning.planners.base import Ranking
 from weft.planning.planners.downsets import Question, Row, RowSearch, Sums, downsets
 from weft.planning.planners.graph_costs import GraphCosts
-from weft.planning.planners.rows import ranked_rows, row_layouts
+from weft.planning.planners.graphpipe.questions import partition_layouts
+from weft.planning.planners.rows import ranked_rows
 from weft.planning.problem import Problem
 from weft.program.arrays import Floats
 
@@ -47,7 +48,7 @@ class PiperPlanner:
 
     def space(self, problem: Problem) -> Iterator[Layout]:
         """Return the degrees and sizes of micro-batches; partitions add the stages."""
-        return row_layouts(problem)
+        return partition_layouts(problem)
 
     def search(self, problem: Problem) -> Ranking:
         """Partition the layers for each size of micro-batches, and simulate the partitions.

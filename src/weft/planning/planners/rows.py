@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import groupby
 
-from weft.describe.layout import Layout
 from weft.describe.plan import Sharding
 from weft.errors import InputError
 from weft.moves.layout import refuse
@@ -22,17 +21,11 @@ from weft.planning.planners.graphpipe.questions import (
 )
 from weft.planning.planners.homogeneous import rank_key
 from weft.planning.planners.simulated import judged, prepare
-from weft.planning.planners.space import degree_layouts
 from weft.planning.problem import Problem
 
 # Rows of one size of micro-batches to simulate until one fits.
 TRIES = 4
 Find = Callable[[GraphCosts, list[Question]], list[Row] | str]
-
-
-def row_layouts(problem: Problem) -> Iterator[Layout]:
-    """Return the degrees and sizes of micro-batches that rows are searched for."""
-    return (layout for layout in degree_layouts(problem) if layout.pp == 1 or problem.pins.pp is not None)
 
 
 def ranked_rows(problem: Problem, name: str, find: Find) -> Ranking:

@@ -28,8 +28,6 @@ from weft.training.checkpoint.tensor_folders import SafetensorsFolder, Shape
 from weft.training.checkpoint.training_state import read_state
 from weft.training.checkpoint.weight_log import LOG, LoggedPayload, RankLog, read_log
 
-RankPayloads = Mapping[tuple[int, int], LoggedPayload]
-
 
 class ReplayedFolder:
     """The tensors of a checkpoint, a `TensorFolder`, with replayed weights in place of stepped ones."""

@@ -149,10 +149,9 @@ class LayerCurvature:
 
     def precondition(self) -> None:
         """Multiply the gradients of all linear layers by their inverses."""
-        for one in self.operands:
-            for linear in one.linears:
-                for gradient in linear.gradients:
-                    self.precondition_one(linear, gradient)
+        for linear in self.linears:
+            for gradient in linear.gradients:
+                self.precondition_one(linear, gradient)
 
     def precondition_one(self, linear: TreatedLinear, gradient: torch.Tensor) -> None:
         """Multiply one gradient of a linear layer by its inverses, if there are any yet."""
@@ -235,6 +234,14 @@ class StageCurvature:
             for position, linears in treated.items()
         }
 
+        # By the id of a parameter: the layers that multiply its gradient.
+        self._owners = {
+            id(parameter): (layer, linear)
+            for layer in self.layers.values()
+            for linear in layer.linears
+            for parameter in linear.parameters
+        }
+
     @property
     def tap(self) -> Tap:
         shown = {(side, one.name) for layer in self.layers.values() for side, one in layer.shown}
@@ -256,18 +263,12 @@ class StageCurvature:
 
     def precondition_pieces(self, pieces: Sequence[Piece], own: torch.Tensor, group: Group) -> None:
         """Multiply the gradients that begin in this rank's range; see `complete_pieces`."""
-        treated = {
-            id(parameter): (layer, linear)
-            for layer in self.layers.values()
-            for linear in layer.linears
-            for parameter in linear.parameters
-        }
 
         def multiply(piece: Piece, gradient: torch.Tensor) -> None:
-            layer, linear = treated[id(piece.parameter)]
+            layer, linear = self._owners[id(piece.parameter)]
             layer.precondition_one(linear, gradient)
 
-        mine = [piece for piece in pieces if id(piece.parameter) in treated]
+        mine = [piece for piece in pieces if id(piece.parameter) in self._owners]
         complete_pieces(mine, own, group, multiply)
 
     @property

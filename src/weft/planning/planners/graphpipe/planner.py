@@ -33,6 +33,7 @@ from weft.planning.planners.graphpipe.plans import (
 from weft.planning.planners.graphpipe.questions import (
     degrees_of,
     least_layout,
+    partition_layouts,
     require_partition,
     sizes_of,
 )
@@ -40,7 +41,7 @@ from weft.planning.planners.graphpipe.series_parallel import decompose, earliest
 from weft.planning.planners.graphpipe.trees import Tree, joined
 from weft.planning.planners.homogeneous import rank_key
 from weft.planning.planners.simulated import judged, prepare
-from weft.planning.planners.space import degree_layouts, overlaps
+from weft.planning.planners.space import overlaps
 from weft.planning.problem import Problem
 
 
@@ -80,7 +81,7 @@ class GraphPipePlanner:
 
     def space(self, problem: Problem) -> Iterator[Layout]:
         """Return the degrees and sizes of micro-batches; partitions add the stages."""
-        return (layout for layout in degree_layouts(problem) if layout.pp == 1 or problem.pins.pp is not None)
+        return partition_layouts(problem)
 
     def search(self, problem: Problem) -> Ranking:
         """Partition the layers as a graph and as a chain, and simulate the best partitions.

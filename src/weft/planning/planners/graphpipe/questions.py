@@ -8,9 +8,15 @@ from weft.describe.layout import DENSE, Layout
 from weft.errors import InputError, Violation
 from weft.moves.composition import fixed_cut
 from weft.planning.planners.graphpipe.plans import SCHEDULE
+from weft.planning.planners.space import degree_layouts
 from weft.planning.problem import Problem
 from weft.program.schedules import get_schedule
 from weft.program.schedules.ring import divisors
+
+
+def partition_layouts(problem: Problem) -> Iterator[Layout]:
+    """Return the degrees and sizes of micro-batches; partitions add the stages."""
+    return (layout for layout in degree_layouts(problem) if layout.pp == 1 or problem.pins.pp is not None)
 
 
 def require_partition(problem: Problem, name: str) -> None:

@@ -41,19 +41,6 @@ def layers_of(tree: Tree) -> tuple[int, ...]:
     return (tree,) if isinstance(tree, int) else tree.layers
 
 
-def order_of(tree: Tree) -> frozenset[Edge]:
-    """Return all pairs (earlier, later) of layers in the order of a tree."""
-    if isinstance(tree, int):
-        return frozenset()
-    pairs = {pair for part in tree.parts for pair in order_of(part)}
-    if isinstance(tree, Series):
-        before: list[int] = []
-        for part in tree.parts:
-            pairs |= {(one, other) for one in before for other in layers_of(part)}
-            before += layers_of(part)
-    return frozenset(pairs)
-
-
 def joined(kind: Literal["series", "parallel"], parts: Sequence[Tree]) -> Tree:
     """Return the tree of these parts; parts of the same kind give their own parts."""
     of = Series if kind == "series" else Parallel
