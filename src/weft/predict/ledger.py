@@ -1,8 +1,8 @@
 """The ledger: every prediction of weft, and its measured value.
 
 It is one SQLite file in the user's data folder. Entries are never rewritten, and an entry is scored once.
-Several runs may open and write it at once. It keeps SQLite's own journal: a change of a new file to
-write-ahead logging fails at once where two processes open it, whatever the time they would wait.
+Several runs may open and write it at once. It keeps SQLite's own journal, not write-ahead logging. Two
+processes cannot turn that on in a new file at the same time: one fails at once, whatever its timeout.
 """
 
 from __future__ import annotations
