@@ -1,8 +1,8 @@
 """The ledger: every prediction of weft, and its measured value.
 
 It is one SQLite file in the user's data folder. Entries are never rewritten, and an entry is scored once.
-Several runs may open and write it at once. It keeps SQLite's own journal, not write-ahead logging. Two
-processes cannot turn that on in a new file at the same time: one fails at once, whatever its timeout.
+Several runs may open and write it at once. So it keeps SQLite's own journal. Of two processes that turn on
+write-ahead logging in a new file, one fails at once, whatever its timeout.
 """
 
 from __future__ import annotations
