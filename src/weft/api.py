@@ -11,7 +11,7 @@ from weft.describe.layout import Pins
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.prediction import Prediction
-from weft.describe.run_file import changed, load_run, naming, run_of_keywords
+from weft.describe.run_file import changed, load_run, run_of_keywords
 from weft.describe.units import format_seconds
 from weft.destinations import require_folder
 from weft.errors import InputError, Violation
@@ -25,7 +25,7 @@ from weft.timeline.compare import Comparison
 from weft.timeline.timeline import Timeline
 from weft.training.directory.resuming import as_in, require_job_of, require_not_started
 from weft.training.directory.run_directory import RunDirectory, fresh_directory
-from weft.training.session import PlanBy, execute, finish, job_in, plan_file_job, prepare, reopen
+from weft.training.session import PlanBy, execute, finish, job_in, prepare, reopen
 from weft.training.session import evaluate as evaluate_run
 from weft.web.pages.plan import plan_html
 from weft.web.pages.report import write_run_report
@@ -295,10 +295,7 @@ def _job(source: Planned | str | Path, model: str | None, on: str | None, plan_b
     """Return the job of a source that is no run directory."""
     if isinstance(source, Planned):
         return source.job
-    path = Path(source)
-    if path.suffix == ".json":
-        return plan_file_job(path, model=model, on=on)
-    return plan_by(naming(load_run(path), model=model, on=on))
+    return job_in(Path(source), model=model, on=on, plan_by=plan_by)
 
 
 def _with(planned: PlannedJob, data: str | None, steps: int | None) -> PlannedJob:
