@@ -3,7 +3,8 @@
 The chosen rows have, all together,
 
 - every value of every field of a row, of its model and of each option of its methods;
-- every two that meet in any row of: an order, a sharding, an axis that ranks divide, a method;
+- every two that meet in any row of: an order, a sharding, an axis that ranks divide, a method, a precision of
+  reductions;
 - every row that a stated mutation names.
 
 A row with anything new is therefore trained by `make test`.
@@ -52,10 +53,11 @@ def size(row: Row) -> int:
 
 @cache
 def marks(row: Row) -> frozenset[tuple[str, str]]:
-    """Order, sharding, methods, and axes that ranks divide."""
+    """Order, sharding, methods, axes that ranks divide, and the precision of reductions."""
+    reduced = {("reduced in", one) for one in [row.reduce_precision] if one is not None}
     axes = {("axis", axis) for axis in AXES if getattr(row, axis) > 1}
     methods = {("method", type(one).__name__) for one in row.methods}
-    return frozenset({("order", row.schedule), ("sharding", row.sharding), *axes, *methods})
+    return frozenset({("order", row.schedule), ("sharding", row.sharding), *axes, *methods, *reduced})
 
 
 @cache
