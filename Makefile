@@ -15,7 +15,7 @@ export NO_MKDOCS_2_WARNING := 1
 # Tests and examples start hundreds of processes. Without bytecode, each one compiles all of weft anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-pure quick compiled examples mutants late check bench docs pictures clean
+.PHONY: install demo test test-pure quick tables compiled examples mutants late check bench docs pictures clean
 
 install: $(VENV)/.installed
 
@@ -31,7 +31,7 @@ demo: install
 # The pure half is tested where there is no torch, the rest where there is. Four runners for two cores: some
 # tests wait for processes, and the others fill their time.
 test: test-pure install
-	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not pure and not examples and not compiler"
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not pure and not examples and not compiler and not tables"
 
 test-pure: $(PURE)/.installed
 	$(PURE)/bin/python -m pytest -n 2 --dist loadgroup -p no:cacheprovider
@@ -46,6 +46,10 @@ $(PURE)/.installed: pyproject.toml constraints.txt
 quick: $(PURE)/.installed
 	WEFT_EXAMPLES=10 $(PURE)/bin/python -m pytest -n 2 --dist loadgroup -p no:cacheprovider
 
+# The rows of the equality table that tests/equality_cover.py leaves out of `make test`, and the like.
+tables: install
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m tables tests/run
+
 compiled: install
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m compiler
 
@@ -57,7 +61,7 @@ mutants: install
 
 # All rows of the equality table on late accelerators, with three seeds of their times each.
 late: install
-	WEFT_LATE_SEEDS=3 $(BIN)/python -m pytest -n 2 --dist loadgroup tests/run/test_equality_table.py -k late
+	WEFT_LATE_SEEDS=3 $(BIN)/python -m pytest -n 2 --dist loadgroup -m processes tests/run/test_equality_table.py -k late
 
 check: install
 	$(BIN)/ruff format --check .

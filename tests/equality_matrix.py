@@ -1,11 +1,11 @@
 """Rows of mesh x order x sharding x recomputation x clipping x heads, each choice with each other.
 
-`cases` are all of them that can be, `covering` a few in which every two choices that go together meet once.
+`cases` are all of them that can be; the table has a few in which every two choices that go together meet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import combinations
@@ -80,19 +80,9 @@ def choices_of(row: Row) -> Choices:
     return tuple(zip(CHOICES, found, strict=True))
 
 
-def covering(of: Sequence[Row]) -> list[Row]:
-    """Rows in which every two choices meet that meet in any of them, found greedily in their order."""
-    left = {pair for row in of for pair in _pairs(row)}
-    chosen = []
-    while left:
-        best = max(of, key=lambda row: len(left & _pairs(row)))
-        left -= _pairs(best)
-        chosen.append(best)
-    return chosen
-
-
 @cache
-def _pairs(row: Row) -> frozenset[Choices]:
+def pairs(row: Row) -> frozenset[Choices]:
+    """Every two choices of a row that must meet once."""
     return frozenset(
         pair
         for pair in combinations(choices_of(row), 2)

@@ -56,6 +56,7 @@ def run_file(tmp_path: Path, steps: int) -> Path:
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("warm_starts")
 def test_a_run_from_the_command_line_and_its_resumption(tmp_path, capfd, monkeypatch):
     path = run_file(tmp_path, steps=7)
     directory = tmp_path / "run"

@@ -61,7 +61,7 @@ except KeyboardInterrupt:
     ],
 )
 def test_an_interrupt_ends_a_command_in_one_line(stage: str) -> None:
-    words = interruptible("-c", AT_STAGE, stage, "plan", "gpt-1m", "--on", "4xa100-80gb")
+    words = interruptible("-c", AT_STAGE, stage, "plan", "gpt-1m", "--on", "1xa100-80gb")
     ended = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (130, "weft: interrupted\n")
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import PackageNotFoundError
+from unittest.mock import patch
 
 import convolutional_jobs as convolutional
 import pytest
@@ -13,7 +14,7 @@ import torch
 from pydantic import TypeAdapter
 from small_plans import tiny
 
-from weft.capture import doctor, layers
+from weft.capture import doctor, interference, layers
 from weft.capture.interference import measure_interference
 from weft.capture.layers import profile_layers
 from weft.capture.machine import measure_machine
@@ -32,6 +33,9 @@ from weft.predict.cost.calibration import (
 )
 from weft.predict.cost.memory import stage_kept_bytes
 from weft.progress import WorkDone
+
+# Tokens of a sample of the small training in which work and messages overlap.
+SHORT = 32
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +143,8 @@ def test_a_tied_model_can_be_profiled(worker_pool):
 
 def machine(rank: int, ranks: int):
     told: list[WorkDone] = []
-    measured = measure_machine(this_machine(), torch.device("cpu"), budget_s=0.005, report=told.append)
+    with patch.object(interference, "SEQUENCE", SHORT):
+        measured = measure_machine(this_machine(), torch.device("cpu"), budget_s=0.005, report=told.append)
     return measured, told
 
 
@@ -189,7 +194,8 @@ def test_every_rank_returns_the_same_complete_measurement(machines):
 
 
 def alone(rank: int, ranks: int):
-    return measure_interference(this_machine(), torch.device("cpu"))
+    with patch.object(interference, "SEQUENCE", SHORT):
+        return measure_interference(this_machine(), torch.device("cpu"))
 
 
 def test_a_single_rank_is_slowed_by_nobody(worker_pool):

@@ -55,6 +55,7 @@ def without_numbers(text: str) -> str:
     return " ".join(NUMBER.sub("#", text).split())
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_run_and_print_what_the_page_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

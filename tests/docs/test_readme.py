@@ -96,6 +96,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, worker_pool: WorkerPool) ->
     return folder
 
 
+@pytest.mark.examples
 @pytest.mark.processes
 @pytest.mark.usefixtures("warm_starts")
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command not in ELSEWHERE])

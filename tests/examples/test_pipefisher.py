@@ -103,6 +103,7 @@ def test_a_quick_study_trains_pipelines_with_work_in_their_bubbles(tmp_path: Pat
     assert "K-FAC + nvlamb, 2 ranks, to one process by seed" in done.stdout
 
 
+@pytest.mark.examples
 def test_arms_of_other_packages_begin_with_the_weights_of_own_ones() -> None:
     """AdamW of torch in the place of a peer: its losses are those of weft's training, step by step."""
     with importable_from(FOLDER), TemporaryDirectory() as folder:

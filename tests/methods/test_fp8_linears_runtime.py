@@ -196,7 +196,7 @@ def test_a_stage_that_tensor_ranks_divide_is_refused() -> None:
         convert(stage, 1, "tensorwise")
 
 
-STEPS = 40
+STEPS = 24
 EMPIRICAL = """
 [goal]
 contract = "empirical"

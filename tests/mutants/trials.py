@@ -19,6 +19,8 @@ from mutants.mutations import Mutation
 
 # Of the tree, what tests need.
 COPIED = ("src", "tests", "benchmarks", "examples", "pyproject.toml")
+# Those of `make tables`, too.
+MARKED = "not examples and not compiler"
 # Tests that wait forever for what a mutation has taken away have noticed it.
 LIMIT_S = 600.0
 
@@ -72,7 +74,8 @@ class Trials:
 
     def _exit_code(self, tests: Sequence[str], *, limit_s: float | None) -> int:
         """pytest's; 1, as of a failure, where it had to be killed."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
+        words = ["-m", "pytest", "-m", MARKED, "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
+        command = [sys.executable, *words, *tests]
         environment = os.environ | {
             # Hypothesis tries the same examples every time.
             "CI": "true",

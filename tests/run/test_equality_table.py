@@ -1,29 +1,33 @@
 """Law: every row of the equality table trains like one process.
 
 Rows of methods stand in `tests/methods/rows/`; those in which every two choices of a plan meet come from
-`tests/equality_matrix.py`.
+`tests/equality_matrix.py`. `tests/equality_cover.py` chooses the rows that `make test` trains.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import fields, replace
 from functools import cache, partial
 from importlib import import_module
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import convolutional_jobs
 import equality_table
 import pytest
 import torch
 from decoder_models import tiny_decoder
-from equality_matrix import CHOICES, cases, choices_of, covering
+from equality_cover import AXES, covering, marks, size, traits
+from equality_matrix import CHOICES, cases, choices_of, pairs
 from equality_table import Row, differences, together, tolerance_of, train, train_late
 from methods.rows.diloco import StepsOutside
 from methods.rows.gradient_norm import Clips
 from methods.rows.sharding import ACROSS, PARTS, SAME_BITS, by_layout
 from methods.rows.tensor_collectives import Collectives
+from mutants.mutations import mutations, rooms
 from one_process import Outcome, Training, alone
 from pool import WorkerPool
 from small_plans import divisible, make_program, tiny
@@ -334,7 +338,7 @@ DEVICE = tuple(
 )
 
 MOST_RANKS = 4
-COVERING = covering(list(cases(MOST_RANKS)))
+COVERING = covering(list(cases(MOST_RANKS)), pairs)
 OF_METHODS = [
     row
     for path in sorted((Path(equality_table.__file__).parent / "methods" / "rows").glob("*.py"))
@@ -357,6 +361,23 @@ GROUPS = (
 )
 TABLE = list(dict.fromkeys(row for group in (*GROUPS, OF_METHODS) for row in group))
 
+TRAINED = frozenset(covering(TABLE, traits, size))
+# On late devices: all rows, each with as many seeds as asked for, or every sixteenth and a few. The few of
+# `make test` have every order, sharding, axis and method.
+LATE_SEEDS = int(os.environ.get("WEFT_LATE_SEEDS", "0"))
+TRAINED_LATE = frozenset(map(TABLE.index, covering(TABLE, marks, size)))
+LATE = [number for number in range(len(TABLE)) if LATE_SEEDS or number % 16 == 0 or number in TRAINED_LATE]
+
+
+def beyond(cases: Sequence[Any], trained: Collection[Any]) -> list[Any]:
+    """Cases as parameters; those that `make test` does not train have the mark of `make tables`."""
+    return [pytest.param(one, marks=() if one in trained else pytest.mark.tables) for one in cases]
+
+
+# Fields of a row whose values are words and numbers.
+SEQUENCES = ("shares", "layers", "splits", "devices", "recompute")
+PLAIN = [one for one in fields(Row) if one.name not in ("model", "methods", *SEQUENCES)]
+
 
 @pytest.fixture(scope="module")
 def reference(worker_pool: WorkerPool) -> Callable[[Training], Outcome]:
@@ -371,7 +392,7 @@ def reference(worker_pool: WorkerPool) -> Callable[[Training], Outcome]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("row", TABLE, ids=str)
+@pytest.mark.parametrize("row", beyond(TABLE, TRAINED), ids=str)
 def test_a_row_trains_like_one_process(
     worker_pool: WorkerPool, reference: Callable[[Training], Outcome], row: Row
 ) -> None:
@@ -382,19 +403,14 @@ def test_a_row_trains_like_one_process(
     assert {name: size for name, size in sizes.items() if not size <= tolerance_of(row, name)} == {}
 
 
-# All rows, each with as many seeds as asked for, or some of them with one.
-LATE_SEEDS = int(os.environ.get("WEFT_LATE_SEEDS", "0"))
-LATE = list(enumerate(TABLE))[:: 1 if LATE_SEEDS else 16]
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("seed", range(max(1, LATE_SEEDS)))
-@pytest.mark.parametrize(("number", "row"), LATE, ids=str)
+@pytest.mark.parametrize("number", beyond(LATE, TRAINED_LATE), ids=lambda number: f"{number}-{TABLE[number]}")
 def test_a_row_trains_to_the_same_bits_on_late_devices(
-    worker_pool: WorkerPool, number: int, row: Row, seed: int
+    worker_pool: WorkerPool, number: int, seed: int
 ) -> None:
     """All work runs when the device gets to it, so a wait that is missing between two streams shows."""
-    row = replace(row, transport="device")
+    row = replace(TABLE[number], transport="device")
     plan = row.plan
     steps, tensors = together(worker_pool.run(train, row, plan, ranks=plan.ranks))
     late = worker_pool.run(train_late, row, plan, 1000 * number + 10 * seed, ranks=plan.ranks)
@@ -410,6 +426,33 @@ def test_the_subset_of_the_matrix_has_every_choice() -> None:
     for name in CHOICES:
         found, expected = ({dict(choices_of(row))[name] for row in rows} for rows in (COVERING, everything))
         assert found == expected
+
+
+def test_the_rows_that_are_always_trained_have_every_value_and_all_that_meet() -> None:
+    ways: dict[str, Callable[[Row], set[Any]]] = {
+        "family": lambda row: {(row.model.family, row.model.tied_embeddings)},
+        "axes": lambda row: set(combinations([axis for axis in AXES if getattr(row, axis) > 1], 2)),
+        "methods": lambda row: {type(one) for one in row.methods},
+        "methods and orders": lambda row: {(type(one), row.schedule) for one in row.methods},
+        "methods and shardings": lambda row: {(type(one), row.sharding) for one in row.methods},
+        **{field.name: lambda row, field=field: {getattr(row, field.name)} for field in PLAIN},
+    }
+    assert len(TRAINED) < len(TABLE) / 2.5
+    for name, values in ways.items():
+        found, expected = (set().union(*map(values, rows)) for rows in (TRAINED, TABLE))
+        assert found == expected, name
+    late = [TABLE[number] for number in TRAINED_LATE]
+    assert {mark for row in late for mark in marks(row)} == {mark for row in TABLE for mark in marks(row)}
+
+
+def test_a_row_with_anything_new_or_that_a_mutation_names_is_always_trained() -> None:
+    new = Row(GPT, dp=2, methods=(Clips(0.123),))
+    assert new not in TABLE
+    assert new in covering([*TABLE, new], traits, size)
+    names = {str(row) for row in TRAINED}
+    stated = [test for one in mutations(rooms()) for test in one.tests if "like_one_process[" in test]
+    assert len(stated) > 20
+    assert [test for test in stated if test.partition("[")[2].removesuffix("]") not in names] == []
 
 
 def test_rows_reduce_across_islands_in_parts_and_at_once() -> None:

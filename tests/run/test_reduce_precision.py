@@ -45,7 +45,8 @@ def lost(pool: WorkerPool, plan: Plan, row: Row, usual: Outcome, found: Outcome)
     )
 
 
-@pytest.mark.parametrize("transport", ["host", "device"])
+# On the host, rows of the equality table say more: those of `make test` round alike to the bit.
+@pytest.mark.parametrize("transport", [pytest.param("host", marks=pytest.mark.tables), "device"])
 @pytest.mark.parametrize("row", REDUCED, ids=str)
 def test_it_trains_almost_as_without_and_again_to_the_bit(
     worker_pool: WorkerPool, row: Row, transport: str

@@ -212,6 +212,7 @@ def test_plan_tells_the_plan_that_takes_over(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("warm_starts")
 def test_a_whole_run_turns_and_is_compared_with_its_last_plan(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("warp weft loom " * 2000)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from warm_starts import Template
 
 import weft
 from weft.cli.main import run
@@ -132,13 +133,12 @@ def ending(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory, template: Template) -> Path:
     """The directory of a run that `torchrun` has trained on two ranks."""
     tmp_path = tmp_path_factory.mktemp("trained")
     run_dir = run_directory(tmp_path, ranks=2, steps=8)
-    with worker(
-        run_dir, tmp_path, "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
-    ) as process:
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    with template.warming(), worker(run_dir, tmp_path, *torchrun) as process:
         code, errors = ending(process)
     assert code == 0, errors
     return run_dir

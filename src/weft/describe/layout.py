@@ -89,6 +89,8 @@ class Layout:
 
     def methods_beside(self, asked: Sequence[Choice]) -> tuple[Choice, ...]:
         """Return the methods that a job asks for and those of this layout."""
+        if not self.methods:
+            return (*asked,)
         own = {choice.name for choice in self.methods}
         return (*(choice for choice in asked if choice.name not in own), *self.methods)
 

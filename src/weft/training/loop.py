@@ -74,6 +74,8 @@ def train(job: PlannedJob, run_dir: Path, context: WorkerContext) -> int:
         InputError: if the task, the optimizer or the plan is refused, or the checkpoint is another run's.
         RunError: if a rank failed, or there are checkpoints and none is whole.
     """
+    # Libraries stay, so no collection of garbage need look through their objects.
+    gc.freeze()
     memory: ProcessMemory | None = None
     for generation, one in enumerate(job.all):
         if generation:
@@ -345,7 +347,7 @@ def _collecting_by_hand() -> Iterator[Callable[[int], None]]:
 
     The collector starts after a number of allocations, at different times on different ranks. A pause of
     one rank is a pause of the whole pipeline. So the collector is off, and every rank collects after the same
-    steps. Objects from before training are frozen, which keeps a collection short.
+    steps.
     """
 
     def collect(step: int) -> None:
@@ -353,10 +355,8 @@ def _collecting_by_hand() -> Iterator[Callable[[int], None]]:
             gc.collect()
 
     gc.collect()
-    gc.freeze()
     gc.disable()
     try:
         yield collect
     finally:
         gc.enable()
-        gc.unfreeze()

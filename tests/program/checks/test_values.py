@@ -54,7 +54,7 @@ def programs(draw: st.DrawFn, max_devices: int = 3) -> Program:
     return build_training_program(layout, get_schedule(name), {}, methods=methods, only_replica=only_replica)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(programs(max_devices=4))
 def test_every_program_keeps_its_values_whole(program: Program) -> None:
     # Looped orders that exchange in turn wait for themselves.
@@ -68,7 +68,7 @@ def test_the_oracle_finds_no_fault_with_any_program(program: Program) -> None:
     assert hazards(program) == set()
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(programs(max_devices=2), st.data())
 def test_what_may_go_wrong_is_refused(program: Program, data: st.DataObject) -> None:
     """An instruction or edge removed, doubled or moved: whatever the oracle fears, the verifier names."""
