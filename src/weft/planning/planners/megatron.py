@@ -79,7 +79,7 @@ def _judged(
 ) -> Candidate:
     """Estimate a candidate if its degrees are tried and it fits.
 
-    `smaller` is too big with smaller micro-batches, so that this one is; `found`: smaller degrees fit already.
+    `smaller`: the candidate with smaller micro-batches that is too big; `found`: smaller degrees fit already.
     """
     candidate = Candidate(layout=layout, verdict=Verdict.REFUSED, reason="")
     reason = refuse(problem.job, layout)
