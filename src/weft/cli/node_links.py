@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from weft.cli.output import console, print_json, progressing
-from weft.describe.cluster import Link
+from weft.describe.cluster import Cluster, Link
 from weft.describe.cluster_file import load_cluster
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
