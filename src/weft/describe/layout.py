@@ -89,6 +89,8 @@ class Layout:
 
     def methods_beside(self, asked: Sequence[Choice]) -> tuple[Choice, ...]:
         """Return the methods that a job asks for and those of this layout."""
+        if not self.methods:  # as in most of the layouts that rules are asked about
+            return tuple(asked)
         own = {choice.name for choice in self.methods}
         return (*(choice for choice in asked if choice.name not in own), *self.methods)
 
