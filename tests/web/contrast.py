@@ -5,7 +5,7 @@ from __future__ import annotations
 from web.browser import Browser
 
 # [text, contrast] of each text with too little at its left, its middle or its right. Colours lie over each
-# other from the page upwards. A line around letters counts as their ground, a pattern or a gradient as nothing.
+# other from the page upwards. A line around letters is their ground; a pattern or a gradient is nothing.
 FAINT = """(() => {
   document.head.insertAdjacentHTML("beforeend", "<style>* { pointer-events: auto !important }</style>");
   const pen = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});

@@ -33,8 +33,9 @@ class Line:
         places = [(across(x), up(y)) for x, y in self.points]
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
         dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" fill="{self.colour}"/>' for x, y in places)
+        words = 'class="weft-soft weft-end weft-halo"'
         marks = "".join(
-            f'<text class="weft-soft weft-end weft-halo" x="{x - 3:.1f}" y="{y + 14:.1f}">{escape(text)}</text>'
+            f'<text {words} x="{x - 3:.1f}" y="{y + 14:.1f}">{escape(text)}</text>'
             for (x, y), text in ((places[at], text) for at, text in self.marks)
         )
         return self._path(path) + dots + marks
