@@ -28,6 +28,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "llama-7b on 64 A100": {"model": "llama-7b", "on": "64xa100-80gb"},
     "llama-3-70b on 256 H100": {"model": "llama-3-70b", "on": "256xh100-80gb"},
     "mixtral-8x7b on 64 H100": {"model": "mixtral-8x7b", "on": "64xh100-80gb"},
+    "llama-3-405b on 512 H100": {"model": "llama-3-405b", "on": "512xh100-80gb"},
+    "llama-3-405b on 1024 H100": {"model": "llama-3-405b", "on": "1024xh100-80gb"},
     "gpt2 on 8 A100 and 8 T4": {"model": "gpt2", "on": "8xa100-80gb+8xt4"},
 }
 

@@ -154,3 +154,28 @@ def test_bad_input_is_refused_with_one_line(
     err = capsys.readouterr().err
     assert line in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "slurm", "torchrun"),
+    [
+        ("2xt4", "--nodes 1 --ntasks-per-node 2 ", "--nnodes 1 --node-rank I --nproc-per-node 2 "),
+        ("32xa100-80gb", "--nodes 4 --ntasks-per-node 8 ", "--nnodes 4 --node-rank I --nproc-per-node 8 "),
+        ("2xt4+4xa100-80gb", "--nodes 2 --ntasks 6 ", "--nnodes 2 --node-rank I --nproc-per-node DEVICES "),
+    ],
+)
+def test_a_launcher_is_suggested_with_the_devices_of_the_clusters_nodes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    nodes: str,
+    slurm: str,
+    torchrun: str,
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    file = tmp_path / "c.toml"
+    file.write_text(to_toml(cluster_from_expression(nodes)))
+    assert run(["measure", "--nodes", str(file)]) == 2
+    err = capsys.readouterr().err
+    assert f"srun {slurm}weft measure --nodes {file}" in err
+    assert f"torchrun {torchrun}" in err

@@ -7,7 +7,7 @@ from described_decoders import described
 
 from weft.describe.families.own import FAMILY
 from weft.describe.models import PRESETS
-from weft.describe.run_file import parse_run, run_of_keywords
+from weft.describe.run_file import load_run, parse_run, run_of_keywords
 from weft.describe.tasks import KNOWN_TASKS, default_task, packing_problems, task_problems
 from weft.errors import InputError
 from weft.planning.problem import problem_of_run
@@ -16,6 +16,21 @@ from weft.planning.problem import problem_of_run
 def test_every_preset_has_a_task_that_trains_it():
     for config in PRESETS.values():
         assert not task_problems(default_task(config), config)
+
+
+@pytest.mark.parametrize("model", PRESETS)
+def test_a_run_file_without_a_task_has_that_of_its_preset(model):
+    kind = default_task(PRESETS[model])
+    for task in ({}, {"task": {"sequence": 16}}):
+        run = parse_run({"model": {"preset": model}, **task})
+        assert (run.task.kind, run.task.data) == (kind, KNOWN_TASKS[kind].data)
+
+
+def test_a_run_file_without_a_task_has_that_of_the_model_in_its_folder(tmp_path):
+    described(tmp_path, "t5", d_model=32, d_ff=48, d_kv=8, num_layers=2, num_heads=4)
+    (tmp_path / "run.toml").write_text('[model]\nhf = "config.json"')
+    task = load_run(tmp_path / "run.toml").task
+    assert (task.kind, task.data) == ("sequence-to-sequence", "synthetic")
 
 
 @pytest.mark.parametrize("kind", KNOWN_TASKS)

@@ -1,12 +1,16 @@
-"""Commands of the README's table run literally, or a named test runs what they do."""
+"""Commands of the README's table run literally; another test covers the one that needs a peer's program."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import signal
+import subprocess
+import sys
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
 from hugging_face_jobs import model_folder, small, whole_model
@@ -17,6 +21,8 @@ from safetensors.torch import save_file
 
 from docs.walkthrough import FENCED, answer
 from weft.describe.run_file import parse_run
+from weft.errors import InputError
+from weft.lab.lab import require_system
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TABLE = README.partition("| question | command |\n")[2].partition("\n\n")[0]
@@ -26,34 +32,16 @@ COMMANDS = [word for word in WORDS if word.split()[0] in ("weft", "python", "sud
 KEYS = [word for word in WORDS if word not in COMMANDS and " = " in word]
 
 
-class Elsewhere(NamedTuple):
-    """The reason why a command is not run here, and the test of what it does."""
-
-    reason: str
-    test: str
-
-
-ELSEWHERE: Mapping[str, Elsewhere] = {
-    "weft measure gpt-1m": Elsewhere(
-        "measures for a minute of a core",
-        "tests/capture/test_capture.py::test_a_profile_covers_every_kind_and_its_memory_is_the_predicted_one",
-    ),
-    "weft measure --nodes cluster.toml": Elsewhere(
-        "needs a launcher that starts it on every node",
-        "tests/capture/test_nodes.py::test_the_command_keeps_the_links_in_a_file_for_plans",
-    ),
-    "python benchmarks/peers.py gpt2 --on 16xa100-80gb --compare weft,uniform --calculon calculon": Elsewhere(
-        "needs a clone of Calculon",
-        "tests/benchmarks/test_peers.py::test_one_script_takes_a_question_and_one_leaves_out_what_is_not_named",
-    ),
-    "weft watch": Elsewhere(
-        "serves a page on a port of its own until it is stopped",
-        "tests/watch/test_server.py::test_the_command_prints_its_address_and_ends_on_a_signal",
-    ),
-    'sudo env "PATH=$PATH" weft lab cluster.toml -- weft train run.toml --on cluster.toml': Elsewhere(
-        "needs root", "tests/lab/test_lab.py::test_ranks_meet_on_their_nodes"
-    ),
-}
+PEERS = "python benchmarks/peers.py gpt2 --on 16xa100-80gb --compare weft,uniform --calculon calculon"
+PEERS_TEST = (
+    "tests/benchmarks/test_peers.py::test_one_script_takes_a_question_and_one_leaves_out_what_is_not_named"
+)
+MEASURE, LINKS, WATCH = "weft measure gpt-1m", "weft measure --nodes cluster.toml", "weft watch"
+LAB = 'sudo env "PATH=$PATH" weft lab cluster.toml -- weft train run.toml --on cluster.toml'
+# `make examples` runs these: they measure for a minute, or need a launcher, a signal or root.
+SLOW = (MEASURE, LINKS, WATCH, LAB)
+# The reports of `weft measure --nodes`, which every node runs, come from a launcher's ranks.
+LAUNCHER = "torchrun --standalone --nproc-per-node 2 --no-python"
 BEFORE = ("weft plan run.toml --out plan.json", "weft plan run.toml --pp 2 --dp 1 --out other.json")
 # A small job, so that its runs take few steps.
 RUN = """
@@ -99,7 +87,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, worker_pool: WorkerPool) ->
 @pytest.mark.examples
 @pytest.mark.processes
 @pytest.mark.usefixtures("warm_starts")
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in ELSEWHERE])
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in (PEERS, *SLOW)])
 def test_a_command_runs_literally(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("WEFT_HOME", str(folder / "home"))
@@ -108,11 +96,39 @@ def test_a_command_runs_literally(command: str, folder: Path, monkeypatch: pytes
     assert printed
 
 
-@pytest.mark.parametrize("command", ELSEWHERE)
-def test_other_commands_are_in_the_table_and_their_tests_exist(command: str) -> None:
-    assert command in COMMANDS
-    file, _, name = ELSEWHERE[command].test.partition("::")
+def test_the_command_with_programs_of_peers_has_a_test_of_its_own() -> None:
+    """It needs a clone of Calculon."""
+    assert {PEERS, *SLOW} < set(COMMANDS)
+    file, _, name = PEERS_TEST.partition("::")
     assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8")
+
+
+@pytest.mark.examples
+@pytest.mark.parametrize("command", SLOW)
+def test_a_slow_command_runs_literally(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("WEFT_HOME", str(folder / "home"))
+    monkeypatch.setenv("PATH", os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]))
+    if not Path("cluster.toml").exists():
+        assert answer("weft init cluster.toml --cluster")[0] == 0
+    if command == LAB:
+        try:
+            require_system()
+        except InputError as error:
+            pytest.skip(str(error.violations[0]))
+        # Root needs no sudo, and may have none.
+        command = command if shutil.which("sudo") else command.removeprefix("sudo ")
+    if command == LINKS:
+        command = f"{LAUNCHER} {command}"
+    with subprocess.Popen(["bash", "-c", f"exec {command}"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        if command == WATCH:
+            address = process.stdout.readline().removeprefix("watch: ").strip()
+            with build_opener(HTTPCookieProcessor()).open(address) as page:
+                assert b"Runs in runs" in page.read()
+            process.send_signal(signal.SIGINT)
+        process.communicate(timeout=300.0)
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize("words", KEYS)

@@ -16,6 +16,7 @@ from weft.describe.layout import Layout, PartialLayout, rank_order_of
 from weft.planning.compile import compile_plan
 from weft.planning.planners import Verdict, get_planner
 from weft.planning.planners.bounds import Bounds, LayerBytes
+from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.planners.weft import WeftPlanner
 from weft.planning.planners.weft.estimates import ideal_step_s
 from weft.planning.planners.weft.placement import beginnings_of, devices_of, placements_of
@@ -88,6 +89,58 @@ def test_a_budget_ends_the_search_with_the_best_so_far():
     assert [text.startswith("best so far: ") for text in told] == [True, True]
     assert told[0].endswith(f", {rules.words}")
     assert len(ranking.candidates) > 20
+
+
+class ToldError(Exception):
+    """A planner has told its first answer."""
+
+
+@pytest.mark.parametrize(
+    ("model", "on", "sequence", "pins", "lighter"),
+    [
+        (
+            "llama-3-405b",
+            "256xh100-80gb",
+            8192,
+            {},
+            "dp 2 x tp 8, 1f1b, micro-batch size 1, zero-1, recompute full",
+        ),
+        ("llama-3-405b", "128xh100-80gb", 8192, {}, "dp 1 x tp 8, 1f1b, micro-batch size 1, recompute full"),
+        ("llama-7b", "8xa100-40gb", 2048, {"tp": 1, "pp": 2}, "depth-first, 8 loops"),
+        (
+            "llama-7b",
+            "8xa100-40gb",
+            2048,
+            {"tp": 1, "pp": 1},
+            "depth-first, 8 loops, micro-batch size 1, zero-3",
+        ),
+    ],
+)
+def test_a_first_answer_waits_for_no_search_where_the_rules_alone_do_not_fit(
+    model, on, sequence, pins, lighter, monkeypatch
+):
+    problem = problem_of(model=model, on=on, global_batch=256, sequence=sequence, pins=PartialLayout(**pins))
+    assert not get_planner("megatron").search(problem).fitting
+    told = []
+
+    def tell(text):
+        told.append(text)
+        raise ToldError
+
+    monkeypatch.setattr(HomogeneousPlanner, "search", lambda planner, problem: pytest.fail("searched"))
+    with pytest.raises(ToldError):
+        WeftPlanner(tell=tell).search(problem)
+    assert lighter in told[0]
+
+
+@pytest.mark.parametrize("on", ["4xt4", "4xa100-40gb"])
+def test_the_rules_find_larger_micro_batches_too_big_from_smaller_ones(on):
+    problem = posed(on, model="llama-7b", batch=32)
+    bounds = Bounds(problem)
+    judged = get_planner("megatron").search(problem).candidates
+    too_big = [one for one in judged if one.verdict is Verdict.TOO_BIG and one.plan is None]
+    assert {one.layout.micro_batch_size for one in too_big} > {1, 2}
+    assert not any(bounds.may_fit(one.layout) for one in too_big)
 
 
 def test_more_memory_or_speed_never_make_the_best_step_longer():

@@ -67,7 +67,7 @@ def test_a_forecast_is_the_plan_of_that_cluster(tmp_path: Path) -> None:
     assert there is not None
     assert found.step_s == there.step_s
     assert found.unchanged.verdict is Verdict.REFUSED
-    assert found.unchanged.reason.endswith("= 16 ranks, the cluster has 8")
+    assert found.unchanged.reason.endswith("16 ranks, the cluster has 8")
 
 
 def test_the_plan_of_now_runs_on_a_larger_cluster_as_it_does_now(tmp_path: Path) -> None:
@@ -153,8 +153,12 @@ def test_a_plan_that_no_layout_expresses_is_forecast(tmp_path: Path) -> None:
         precision="fp32",
         pins={"planner": "graphpipe"},
     )
-    as_it_is, slower = what_if(plan_run(run), "graphpipe", ["intra 25 GB/s"], home=tmp_path)
+    changes = ["intra 25 GB/s", "memory 2 GB"]
+    as_it_is, slower, small, _ = what_if(plan_run(run), "graphpipe", changes, home=tmp_path)
     assert as_it_is.best is not None
     assert as_it_is.best.layout is None
     assert as_it_is.tokens_per_s
-    assert slower.unchanged.verdict is Verdict.REFUSED
+    assert slower.unchanged.step_s > as_it_is.best.step_s
+    assert small.unchanged.verdict is Verdict.TOO_BIG
+    assert slower.best is not None
+    assert slower.best.step_s <= slower.unchanged.step_s

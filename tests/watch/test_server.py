@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -17,7 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from weft.errors import InputError
 from weft.training.directory.run_directory import RunDirectory
 from weft.watch import server as server_module
-from weft.watch.server import TOKEN_VARIABLE, listen, the_token
+from weft.watch.server import TOKEN_VARIABLE, NewsOfRun, listen, the_token
+from weft.watch.watched_run import News, Seen, WatchedRun
 
 MOST_BYTES = 300_000
 
@@ -121,6 +124,31 @@ def test_news_come_as_they_happen_and_from_where_a_viewer_left(
     assert not rest["anew"]
     assert [step for step, _ in rest["curves"]["loss"]] == [4, 5]
     assert rest["notes"] == []
+
+
+def test_viewers_who_look_together_share_one_reading_and_one_text(
+    runs: list[GrowingRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "POLL_S", 1e9)
+    asked: list[Seen] = []
+
+    class Counted(WatchedRun):
+        def news(self, seen: Seen) -> News:
+            asked.append(seen)
+            return super().news(seen)
+
+    runs[0].train(2)
+    news = NewsOfRun(Counted(runs[0].path))
+
+    async def looks() -> None:
+        first, *others = await asyncio.gather(*(news.since(Seen()) for _ in range(8)))
+        assert all(one.event is first.event for one in others)
+        assert asked == [Seen()]
+        later = await asyncio.gather(*(news.since(first.seen) for _ in range(8)))
+        assert asked == [Seen(), first.seen]
+        assert all(json.loads(one.event.partition("data: ")[2])["curves"] == {} for one in later)
+
+    asyncio.run(looks())
 
 
 def test_a_server_that_was_started_again_goes_on_where_a_viewer_left(runs: list[GrowingRun]) -> None:

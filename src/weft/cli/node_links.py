@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from weft.cli.output import console, print_json, progressing
-from weft.describe.cluster import Link
+from weft.describe.cluster import Cluster, Link
 from weft.describe.cluster_file import load_cluster
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
@@ -20,8 +20,6 @@ from weft.run.launch.workers import require_torch
 
 if TYPE_CHECKING:
     from weft.capture.nodes import MeasuredNodes
-
-_TORCHRUN = "torchrun --nnodes N --node-rank I --nproc-per-node 8 --master-addr HOST --no-python"
 
 
 def measure_links(file: Path, *, as_json: bool) -> None:
@@ -36,9 +34,7 @@ def measure_links(file: Path, *, as_json: bool) -> None:
     os.environ.update(torchrun_variables(os.environ))
     if "RANK" not in os.environ:
         problem = "every node runs this command, one rank for each device; no launcher has started it so"
-        command = f"weft measure --nodes {file}"
-        near = f"srun --ntasks-per-node 8 {command}; or on every node: {_TORCHRUN} {command}"
-        raise InputError(Violation("--nodes", problem, near))
+        raise InputError(Violation("--nodes", problem, _launchers(cluster, f"weft measure --nodes {file}")))
     from weft.capture.nodes import measure_nodes
     from weft.run.launch.worker_start import start_worker
 
@@ -59,6 +55,16 @@ def measure_links(file: Path, *, as_json: bool) -> None:
     out.print(_table(measured))
     for line in [*slow, f"wrote {path}; next: weft plan gpt2 --on {path}"]:
         out.print(line, soft_wrap=True)
+
+
+def _launchers(cluster: Cluster, command: str) -> str:
+    """Return the commands of launchers that start a command once for each device of a cluster."""
+    nodes = [group.devices for group in cluster.groups for _ in range(group.count)]
+    devices = str(nodes[0]) if len(set(nodes)) == 1 else "DEVICES"
+    each = f"--ntasks-per-node {devices}" if devices.isdigit() else f"--ntasks {sum(nodes)}"
+    ranks = f"--nnodes {len(nodes)} --node-rank I --nproc-per-node {devices}"
+    started = f"torchrun {ranks} --master-addr HOST --no-python {command}"
+    return f"srun --nodes {len(nodes)} {each} {command}; or on every node: {started}"
 
 
 def _table(measured: MeasuredNodes) -> Table:

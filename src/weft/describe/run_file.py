@@ -63,6 +63,18 @@ class RunFile(TomlTable):
         own, methods = split_tables(record)
         return {**own, "methods": methods} if methods else own
 
+    @model_validator(mode="before")
+    @classmethod
+    def _task_of_the_preset(cls, record: Any) -> Any:
+        """Fill in the task of a preset if the key is missing."""
+        if not isinstance(record, Mapping):
+            return record
+        model, task = record.get("model"), record.get("task", {})
+        preset = PRESETS.get(str(model.get("preset"))) if isinstance(model, Mapping) else None
+        if preset is None or not isinstance(task, Mapping):
+            return record
+        return {**record, "task": {"kind": default_task(preset), **task}}
+
     @model_validator(mode="after")
     def _tokenizer_of_a_folder(self) -> RunFile:
         if self.task.tokenizer == MODEL and self.model.hf is None:
@@ -144,7 +156,20 @@ def load_run(path: Path | str) -> RunFile:
         "cluster": {"use": _beside(folder, run.cluster.use)},
     }
     tables = {name: _changed_table(getattr(run, name), keys) for name, keys in absolute.items()}
-    return run.model_copy(update={name: table for name, table in tables.items() if table is not None})
+    return _of_the_folder(
+        run.model_copy(update={name: table for name, table in tables.items() if table is not None})
+    )
+
+
+def _of_the_folder(run: RunFile) -> RunFile:
+    """Fill in the task of the model in a folder if the key is missing."""
+    if run.model.hf is None or run.chose("task", "kind"):
+        return run
+    try:
+        model = resolve_model(run.model.hf)
+    except InputError:
+        return run  # whoever needs the model says so
+    return changed(run, {"task": {"kind": default_task(model)}})
 
 
 def _changed_table(table: TomlTable, keys: Mapping[str, Any]) -> TomlTable | None:
@@ -241,7 +266,7 @@ def run_of_keywords(
     Raises:
         InputError: with all mistakes in the keywords.
     """
-    known = model if model is not None and (model in PRESETS or Path(model).exists()) else None
+    known = model if model is not None and Path(model).exists() else None
     tables: dict[str, dict[str, Any]] = {
         "model": {_model_key(model): model},
         "task": {"kind": None if known is None else default_task(resolve_model(known)), "sequence": sequence},

@@ -12,6 +12,7 @@ import numpy as np
 
 from weft.bundles import parts
 from weft.describe.cluster import Cluster
+from weft.describe.job import Job
 from weft.describe.layer_choices import job_problems
 from weft.describe.loss_choice import other_choices
 from weft.describe.one_line import one_line
@@ -413,9 +414,13 @@ def moved(subject: PlanSubject, plan: Plan) -> PlannedJob:
     Raises:
         InputError: with every fault of the plan there.
     """
-    job = problem_of_subject(subject).job
+    return planned_for(subject, renamed(plan, problem_of_subject(subject).job))
+
+
+def renamed(plan: Plan, job: Job) -> Plan:
+    """Return a plan with the same decisions, and the names and places of another job's model and cluster."""
     places = derived_options(plan.sync, plan.stages, job.cluster)
-    named = plan.model_copy(
+    return plan.model_copy(
         update={
             "model": job.graph.name,
             "model_fingerprint": job.graph.fingerprint,
@@ -424,7 +429,6 @@ def moved(subject: PlanSubject, plan: Plan) -> PlannedJob:
             "sync": plan.sync.model_copy(update={"options": {**plan.sync.options, **places}}),
         }
     )
-    return planned_for(subject, named)
 
 
 def taking_over(job: PlannedJob, at_step: int, plan: Plan, prediction: Prediction | None) -> PlannedJob:
@@ -439,11 +443,14 @@ def taking_over(job: PlannedJob, at_step: int, plan: Plan, prediction: Predictio
 def _checked(run: RunFile, problem: Problem, plan: Plan, prediction: Prediction | None) -> PlannedJob:
     if plan.model_fingerprint == problem.job.graph.fingerprint:
         problem = problem.choosing(other_choices(plan.layer_choices))
-    violations = check_plan(plan, problem.job.graph, problem.job.cluster)
-    violations += job_problems(plan.layer_choices, problem.job)
-    if violations:
+    if violations := plan_problems(plan, problem.job):
         raise InputError(violations)
     return PlannedJob(run=run, problem=problem, plan=plan, chosen_for=prediction)
+
+
+def plan_problems(plan: Plan, job: Job) -> list[Violation]:
+    """Return all reasons why a plan cannot run a job; empty if it can."""
+    return check_plan(plan, job.graph, job.cluster) + job_problems(plan.layer_choices, job)
 
 
 def _require_deadline(job: PlannedJob) -> None:

@@ -14,12 +14,11 @@ from pathlib import Path
 from weft.describe.cluster import Cluster
 from weft.errors import InputError, Violation
 from weft.files import weft_home
-from weft.moves.layout import refuse
 from weft.planning.cluster_changes import changed_cluster
 from weft.planning.goals import cost_per_million
-from weft.planning.planned import PlannedJob
+from weft.planning.planned import PlannedJob, plan_problems, renamed
 from weft.planning.planners import Candidate, Planner, Verdict, get_planner
-from weft.planning.planners.simulated import simulated
+from weft.planning.planners.simulated import judged
 from weft.planning.problem import Problem
 from weft.planning.throughput import throughput
 from weft.planning.ties import break_ties
@@ -146,19 +145,14 @@ def _searched(planner: Planner, problem: Problem) -> tuple[Candidate | None, str
 def _unchanged(problem: Problem, base: Candidate) -> Candidate:
     """Return the unchanged plan on another cluster, with its own stages."""
     assert base.plan is not None, "a fitting candidate was simulated"
-    if base.layout is None:
-        return Candidate(verdict=Verdict.REFUSED, reason="no layout says it, so that it stays where it is")
-    cut = tuple(len(stage.layers) for stage in base.plan.stages)
-    layout = replace(base.layout, layers_per_stage=cut)
-    reason = refuse(problem.job, layout)
-    if reason is None:
-        try:
-            return simulated(
-                problem, Candidate(layout=layout, verdict=Verdict.PRUNED, reason=""), layer_seconds=()
-            )
-        except InputError as error:
-            reason = str(error.violations[0])
-    return Candidate(layout=layout, verdict=Verdict.REFUSED, reason=reason)
+    plan, job = renamed(base.plan, problem.job), problem.job
+    if plan.ranks > job.cluster.ranks:
+        reason = f"it has {plan.ranks} ranks, the cluster has {job.cluster.ranks}"
+    elif violations := plan_problems(plan, job):
+        reason = str(violations[0])
+    else:
+        return judged(problem, base, plan)
+    return replace(base, verdict=Verdict.REFUSED, reason=reason, plan=None, prediction=None)
 
 
 def _forecast(

@@ -10,10 +10,11 @@ import json
 import os
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import uvicorn
@@ -30,7 +31,7 @@ from weft.training.directory.overview import RunOverview, runs_in
 from weft.watch.access import TokenRequired
 from weft.watch.news_record import news_record
 from weft.watch.prometheus import exposition
-from weft.watch.watched_run import News, Seen, WatchedRun
+from weft.watch.watched_run import Seen, WatchedRun
 from weft.web.pages.watch import list_record, watch_page
 
 LOOPBACK = "127.0.0.1"
@@ -51,6 +52,7 @@ class Runs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._watched: dict[Path, WatchedRun] = {}
+        self._news: dict[Path, NewsOfRun] = {}
 
     def path_of(self, name: str) -> Path:
         """Return the directory of a run, found by its name.
@@ -66,6 +68,10 @@ class Runs:
     def watched(self, path: Path) -> WatchedRun:
         """Return the follower of a run directory."""
         return self._watched.setdefault(path, WatchedRun(path))
+
+    def news(self, path: Path) -> NewsOfRun:
+        """Return the news of a run directory for all its viewers."""
+        return self._news.setdefault(path, NewsOfRun(self.watched(path)))
 
     def overviews(self) -> list[RunOverview]:
         """Return the runs that can be read, the newest first."""
@@ -107,7 +113,7 @@ def watch_app(folder: Path, token: str, port: int, ends: Callable[[], bool]) -> 
     async def news(request: Request) -> Response:
         path = await run_sync(runs.path_of, request.path_params["name"])
         seen = Seen.parse(request.headers.get("last-event-id", ""))
-        return _stream(_news_of(runs.watched(path), seen), ends, POLL_S)
+        return _stream(runs.news(path).events(seen), ends, POLL_S)
 
     def metrics(request: Request) -> Response:
         found = exposition(runs.overviews(), request.headers.get("accept", ""))
@@ -148,23 +154,57 @@ def _stream(looks: AsyncIterator[str], ends: Callable[[], bool], poll_s: float) 
                 yield text or ": still here\n\n"
             if ends():
                 return
-            await asyncio.sleep(poll_s)
+            # All viewers look at the same time, so that they share a look.
+            await asyncio.sleep(poll_s - time.monotonic() % poll_s)
 
     return StreamingResponse(texts(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
-async def _news_of(run: WatchedRun, seen: Seen) -> AsyncIterator[str]:
-    """Yield the run's state at the first look, and its news whenever something has changed."""
-    told: object = None
-    while True:
-        text = ""
-        with suppress(InputError):  # a file that is being replaced; the next look reads it
-            news: News = await run_sync(run.news, seen)
-            now = (news.figures, news.overview.state, news.seen, news.problem)
-            if now != told:
-                text = _event("run", await run_sync(news_record, news), str(news.seen))
-                told, seen = now, news.seen
-        yield text
+class _Look(NamedTuple):
+    """The news since a viewer's state, as an event; they are the same as others with an equal `now`."""
+
+    now: object
+    seen: Seen
+    event: str
+
+
+class NewsOfRun:
+    """The news of a run for all its viewers: at each look those who have seen the same get the same text."""
+
+    def __init__(self, run: WatchedRun) -> None:
+        self._run = run
+        self._turn = -1
+        self._looks: dict[Seen, asyncio.Future[_Look]] = {}
+
+    async def since(self, seen: Seen) -> _Look:
+        """Return the news since a state, read and rendered once in each interval of `POLL_S`.
+
+        Raises:
+            InputError: see `WatchedRun.news`.
+        """
+        turn = int(time.monotonic() / POLL_S)
+        if turn != self._turn:
+            self._turn, self._looks = turn, {}
+        if seen not in self._looks:
+            self._looks[seen] = asyncio.ensure_future(run_sync(self._look, seen))
+        # A viewer that goes does not take the look of the others along.
+        return await asyncio.shield(self._looks[seen])
+
+    def _look(self, seen: Seen) -> _Look:
+        news = self._run.news(seen)
+        now = (tuple(news.figures), news.overview.state, news.seen, news.problem)
+        return _Look(now, news.seen, _event("run", news_record(news), str(news.seen)))
+
+    async def events(self, seen: Seen) -> AsyncIterator[str]:
+        """Yield the run's state at the first look, and its news whenever something has changed."""
+        told: object = None
+        while True:
+            text = ""
+            with suppress(InputError):  # a file that is being replaced; the next look reads it
+                look = await self.since(seen)
+                if look.now != told:
+                    text, told, seen = look.event, look.now, look.seen
+            yield text
 
 
 async def _changes(record: Callable[[], Any]) -> AsyncIterator[str]:

@@ -11,6 +11,7 @@ from growing_runs import GrowingRun, growing
 from live_server import LiveServer
 from web.axe import serious_violations
 from web.browser import Browser
+from web.contrast import faint_texts
 
 from weft.watch import newest_steps
 from weft.watch import server as server_module
@@ -76,6 +77,7 @@ def test_a_run_is_shown_whole(
         "Loss", "Step time", "Tokens per second", "Memory", "Events",
     ]  # fmt: skip
     assert serious_violations(browser) == []
+    assert faint_texts(browser) == []
     buttons = "[...document.querySelectorAll('button.save')].map((one) => one.closest('section').ariaLabel)"
     assert sorted(browser.run(buttons)) == sorted([sections[0], *sections[3:7]])
     # Nothing is wider than the page; wide tables scroll inside their cards.

@@ -16,14 +16,13 @@ from typing import ClassVar
 import numpy as np
 
 from weft.describe.layout import Layout
-from weft.describe.units import format_bytes
 from weft.errors import InputError, Violation
 from weft.moves.layout import refuse
 from weft.planning.goals import cost_of
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.elimination import Elimination
-from weft.planning.planners.simulated import prepare, simulated
+from weft.planning.planners.simulated import prepare, simulated, states_too_big
 from weft.planning.planners.space import by_count, degree_layouts, layouts, require_closed_form
 from weft.planning.problem import Problem
 from weft.progress import CountedWork, ProgressReport, WorkDone, unwatched
@@ -84,9 +83,8 @@ def _first_look(problem: Problem, layout: Layout, bounds: Bounds) -> Candidate:
     except InputError as error:
         # A profile without this micro-batch size refuses to guess.
         return Candidate(layout=layout, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
-    over = bounds.resident_bytes(layout) - bounds.largest_memory_bytes
-    if over > 0:
-        reason = f"states and buffers alone need {format_bytes(over)} more than any device has"
+    reason = states_too_big(layout, bounds)
+    if reason is not None:
         return Candidate(layout=layout, verdict=Verdict.TOO_BIG, reason=reason, bound_s=bound_s)
     return Candidate(layout=layout, verdict=Verdict.PRUNED, reason="", bound_s=bound_s)
 

@@ -7,7 +7,7 @@ other devices are replicas. Each stage gets an equal number of layers. The micro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import ClassVar
@@ -51,7 +51,7 @@ class MegatronPlanner:
         chosen: tuple[Candidate, ...] = ()
         others: list[Candidate] = []
         for _, sizes in groupby(self.space(problem), key=lambda layout: (layout.pp, layout.tp)):
-            judged = [_judged(problem, bounds, layout, found=bool(chosen)) for layout in sizes]
+            judged = _each_judged(problem, bounds, sizes, found=bool(chosen))
             ranking = rank_by_estimate(problem, judged, bounds, len(judged))
             if ranking.fitting:
                 chosen = ranking.candidates
@@ -61,14 +61,37 @@ class MegatronPlanner:
         return Ranking(problem=problem, candidates=(*chosen, *others))
 
 
-def _judged(problem: Problem, bounds: Bounds, layout: Layout, *, found: bool) -> Candidate:
-    """Estimate a candidate if its degrees are tried and it fits; `found`: smaller degrees fit already."""
+def _each_judged(
+    problem: Problem, bounds: Bounds, sizes: Iterable[Layout], *, found: bool
+) -> list[Candidate]:
+    """Judge layouts with rising micro-batch sizes; see `_judged`."""
+    judged: list[Candidate] = []
+    smaller: Candidate | None = None
+    for layout in sizes:
+        one = _judged(problem, bounds, layout, smaller, found=found)
+        judged.append(one)
+        smaller = smaller or (one if one.verdict is Verdict.TOO_BIG else None)
+    return judged
+
+
+def _judged(
+    problem: Problem, bounds: Bounds, layout: Layout, smaller: Candidate | None, *, found: bool
+) -> Candidate:
+    """Estimate a candidate if its degrees are tried and it fits.
+
+    `smaller`: the candidate with smaller micro-batches that is too big; `found`: smaller degrees fit already.
+    """
     candidate = Candidate(layout=layout, verdict=Verdict.REFUSED, reason="")
     reason = refuse(problem.job, layout)
     if reason is not None:
         return replace(candidate, reason=reason)
     if found:
         return replace(candidate, verdict=Verdict.PRUNED, reason="less model parallelism fits")
+    if smaller is not None:
+        size = smaller.chain.micro_batch_size
+        return replace(
+            smaller, layout=layout, reason=f"too big with micro-batch size {size}: {smaller.reason}"
+        )
     try:
         over = too_big(candidate, bounds)
     except InputError as error:

@@ -106,8 +106,20 @@ def empty_stage(layout: Layout) -> Candidate:
     return Candidate(layout=layout, verdict=Verdict.REFUSED, reason=reason)
 
 
+def states_too_big(layout: Layout, bounds: Bounds) -> str | None:
+    """Return the reason why no device has memory for the states and buffers of a layout; None if one may."""
+    over = bounds.resident_bytes(layout) - bounds.largest_memory_bytes
+    return (
+        f"states and buffers alone need {format_bytes(over)} more than any device has" if over > 0 else None
+    )
+
+
 def too_big(candidate: Candidate, bounds: Bounds) -> Candidate | None:
     """Return the candidate as too big by its states and kept activations; None if it fits."""
+    # The order of a long pipeline, which the activations need, takes a hundred times as long.
+    if (reason := states_too_big(candidate.chain, bounds)) is not None:
+        least_bytes = bounds.resident_bytes(candidate.chain)
+        return replace(candidate, verdict=Verdict.TOO_BIG, reason=reason, peak_bytes=least_bytes)
     if bounds.may_fit(candidate.chain):
         return None
     holding = bounds.holding(candidate.chain)

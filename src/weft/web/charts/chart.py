@@ -33,10 +33,10 @@ class Line:
         places = [(across(x), up(y)) for x, y in self.points]
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
         dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" fill="{self.colour}"/>' for x, y in places)
+        words = 'class="weft-soft weft-end weft-halo"'
         marks = "".join(
-            f'<text class="weft-soft weft-end" x="{places[at][0] - 3:.1f}" y="{places[at][1] + 14:.1f}">'
-            f"{escape(text)}</text>"
-            for at, text in self.marks
+            f'<text {words} x="{x - 3:.1f}" y="{y + 14:.1f}">{escape(text)}</text>'
+            for (x, y), text in ((places[at], text) for at, text in self.marks)
         )
         return self._path(path) + dots + marks
 
@@ -100,7 +100,7 @@ def _mark(text: str, x: float, y: float) -> str:
     if not text:
         return ""
     ring = f"M{x - 8:.1f} {y:.1f}a8 8 0 1 0 16 0a8 8 0 1 0 -16 0"
-    word = f'<text class="weft-ink weft-middle" x="{x:.1f}" y="{y + 22:.1f}">{escape(text)}</text>'
+    word = f'<text class="weft-ink weft-middle weft-halo" x="{x:.1f}" y="{y + 22:.1f}">{escape(text)}</text>'
     return f'<path class="weft-mark" d="{ring}"/>{word}'
 
 

@@ -13,7 +13,7 @@ from weft.web.rows.plan import equal_ranks, inside_text, link_rows, nodes_text, 
 
 # The most nodes drawn of one group: the first ones.
 MAXIMUM_NODES = 16
-_STAGE_COLOUR = "#2b6cd4"
+_STAGE_COLOUR, _UNUSED_COLOUR = "#2b6cd4", "#6c7179"
 _DEVICE, _STEP, _PADDING, _GAP = 30, 34, 6, 8
 # What has room in the box of a device.
 _LETTERS = 4
@@ -81,7 +81,7 @@ def _node(node: _Node, group: NodeGroup, held: Mapping[int, tuple[int, ...]], st
         x, y = node.x + _PADDING + place * _STEP, node.y + _PADDING
         on_it = held.get(rank, ())
         words = f"stage{'s' * (len(on_it) > 1)} {spans(on_it)}" if on_it else "left out"
-        colour = shaded(_STAGE_COLOUR, on_it[0] / max(1, stages - 1)) if on_it else "#8a8f98"
+        colour = shaded(_STAGE_COLOUR, on_it[0] / max(1, stages - 1)) if on_it else _UNUSED_COLOUR
         shown = _fitting(on_it) if on_it else "-"
         parts.append(
             f'<g><title>rank {rank}: {words}</title><rect x="{x}" y="{y}" width="{_DEVICE}" '

@@ -22,6 +22,7 @@ STYLE = (
     ".weft-title{font-size:14px;font-weight:600}"
     ".weft-block,.weft-blocks text{fill:#fff;font-size:11px;text-anchor:middle}.weft-end{text-anchor:end}"
     ".weft-mark{fill:none;stroke:var(--weft-ink);stroke-width:1.6}"
+    ".weft-halo{stroke:var(--weft-page);stroke-width:4;stroke-linejoin:round;paint-order:stroke}"
     ".weft-middle{text-anchor:middle}.weft-grid{stroke:var(--weft-soft);stroke-opacity:.18}"
 )
 

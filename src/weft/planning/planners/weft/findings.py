@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from math import inf
 
 from weft.describe.layout import Layout
 from weft.describe.loss_choice import WHOLE
@@ -34,6 +35,8 @@ class Findings:
         # By name, moves with a result that no layout can express; by their words, plans of stage graphs.
         self.unsaid: dict[str, Candidate] = {}
         self.best: Candidate | None = None
+        # Of the best; a search asks about tens of thousands of layouts.
+        self._least = inf
 
     def __len__(self) -> int:
         return len(self._judged)
@@ -62,7 +65,7 @@ class Findings:
         else:
             self._judged.setdefault(_key(judged.layout), judged)
         if judged.verdict is Verdict.FITS and (self.best is None or self.better(judged, self.best)):
-            self.best = judged
+            self.best, self._least = judged, self._minimised(judged)
             self._tell(f"best so far: {format_seconds(judged.step_s)}, {judged.words}")
         return judged
 
@@ -72,9 +75,7 @@ class Findings:
 
     def may_win(self, step_s: float, layout: Layout) -> bool:
         """Return True if a layout with this step would be better than the best."""
-        if self.best is None:
-            return True
-        return goal_of_step(self._problem, step_s, layout.ranks) < self._minimised(self.best)
+        return goal_of_step(self._problem, step_s, layout.ranks) < self._least
 
     def leaders(self) -> list[Candidate]:
         """Return the fastest of each kind near the best, among all that fit."""
@@ -89,7 +90,7 @@ class Findings:
                 fastest[kind] = one
         if self.best is None:
             return []
-        most = NEAR * self._minimised(self.best)
+        most = NEAR * self._least
         return sorted((one for one in fastest.values() if self._minimised(one) <= most), key=self._minimised)
 
     def too_big(self) -> list[Candidate]:

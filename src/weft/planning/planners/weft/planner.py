@@ -30,8 +30,8 @@ from weft.planning.planners.graphpipe import GraphPipePlanner
 from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.planners.megatron import MegatronPlanner
 from weft.planning.planners.metis_form import MetisFormPlanner
-from weft.planning.planners.simulated import estimated, prepare, simulated
-from weft.planning.planners.space import in_chunks, layouts
+from weft.planning.planners.simulated import estimated, prepare, simulated, states_too_big
+from weft.planning.planners.space import MAX_LOOPS, by_count, in_chunks, layouts
 from weft.planning.planners.weft.findings import Findings
 from weft.planning.planners.weft.mixed import MixedSpace, choices
 from weft.planning.planners.weft.placement import problems_of, unlike_devices
@@ -98,6 +98,15 @@ class WeftPlanner:
         return search.found.ranking()
 
 
+# Sharding for the rules of thumb where they alone do not fit, the fewest exchanges first, and the order for
+# several stages per device: a device then recomputes, or gathers weights for, fewer layers at once.
+_LIGHTER: tuple[tuple[Sharding, str | None], ...] = (
+    ("zero-1", None),
+    ("zero-1", "depth-first"),
+    ("zero-3", "depth-first"),
+)
+# Most layouts to simulate for a first answer.
+_FIRST_TRIALS = 4
 # Plans of the first devices that are alike, to simulate again on the problem.
 _ALIKE_TAKEN = 3
 # Rounds of more recomputation for a layout that the simulator finds too big.
@@ -127,13 +136,33 @@ class _Search:
     def begin(self) -> Sequence[Candidate]:
         """Take the plan of the rules of thumb, a first answer within a second.
 
+        Where none of them fits, they are tried with less memory.
         Returns all candidates of the rules.
         """
-        candidates = self._simulated_by(MegatronPlanner())
+        rules = MegatronPlanner()
+        candidates = self._simulated_by(rules)
         best = next((one for one in candidates if one.verdict is Verdict.FITS), None)
         if best is not None:
             self.found.take(best)
+        else:
+            self._begin_lighter(rules)
         return candidates
+
+    def _begin_lighter(self, rules: MegatronPlanner) -> None:
+        """Try degrees in the order of the rules until one fits that shares states and recomputes layers."""
+        tried = 0
+        for sharding, looped in _LIGHTER:
+            degrees: set[tuple[int, int]] = set()
+            for layout in rules.space(self._problem):
+                lighter = _lighter(self._problem, layout, sharding, looped)
+                # The least micro-batch comes first, and needs the least memory.
+                if (layout.pp, layout.tp) in degrees or not self._problem.admits(lighter):
+                    continue
+                degrees.add((layout.pp, layout.tp))
+                if self._worth_trying(lighter):
+                    tried += 1
+                    if self._try(lighter).verdict is Verdict.FITS or tried == _FIRST_TRIALS:
+                        return
 
     def _simulated_by(self, baseline: Planner) -> list[Candidate]:
         """Return the candidates that a baseline has simulated; none for pins that it cannot honour."""
@@ -294,6 +323,8 @@ class _Search:
         if refuse(self._problem.job, layout) is not None:
             return False
         try:
+            if states_too_big(layout, self._bounds) is not None:
+                return False
             return self._may_win(layout) and self._space.may_fit(layout)
         except InputError:
             return True  # a profile was not measured there; the simulator says so
@@ -322,3 +353,11 @@ class _Search:
         except InputError as error:
             judged = replace(candidate, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
         return self.found.take(judged)
+
+
+def _lighter(problem: Problem, layout: Layout, sharding: Sharding, looped: str | None) -> Layout:
+    """Return a layout with sharding and recomputation, in an order of several stages per device if asked."""
+    if looped is not None:
+        loops = max(1, min(MAX_LOOPS, len(problem.job.graph.layers) // layout.pp))
+        layout = by_count(problem, replace(layout, schedule=looped, loops=loops, layers_per_stage=None))
+    return replace(layout, sharding=sharding if layout.dp > 1 else "zero-0").recomputing("full")
