@@ -384,7 +384,9 @@ def test_a_row_trains_like_one_process(
 
 # All rows, each with as many seeds as asked for, or some of them with one.
 LATE_SEEDS = int(os.environ.get("WEFT_LATE_SEEDS", "0"))
-LATE = list(enumerate(TABLE))[:: 1 if LATE_SEEDS else 16]
+# One process scales no losses, so this row stands beside the table.
+SCALED = Row(tiny(), "1f1b", pp=2, precision="fp16", optimizer="adamw", methods=(Clips(0.2),), steps=3)
+LATE = [*list(enumerate(TABLE))[:: 1 if LATE_SEEDS else 16], (len(TABLE), SCALED)]
 
 
 @pytest.mark.processes

@@ -188,12 +188,12 @@ def _going_back(
         def work() -> None:
             require_weights()
             inputs, outputs = saved.content
-            gradients: list[Any] = [None]
+            gradients: list[Any]
             if not last:
                 summed = received(borders.after.values(), [one.content for one in given])
                 gradients = [summed[place] for place in range(borders.outputs)]
-            elif (weight := workspace.gradient_weight * workspace.loss_factor()) != 1.0:
-                gradients = [torch.full_like(outputs[0], weight)]
+            else:
+                gradients = [workspace.loss_gradient(outputs[0])]
             kept.content = shown(inputs, outputs, (*gradients, *coefficients), step=step)
             fill(left, made, [one.grad for one in inputs])
 
