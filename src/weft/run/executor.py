@@ -65,6 +65,7 @@ class Executor:
         self._workspace = workspace
         self._record: Record = recorder.record if recorder is not None else _forget
         self._begin: Callable[[int], None] = recorder.begin if recorder is not None else _forget_step
+        self._note: Callable[[int, int], None] = recorder.issue if recorder is not None else _forget_issue
         self._posted: list[Completion] = []
         self._in_flight: list[Completion] = []
         # The actions of each step of the cycle.
@@ -138,10 +139,13 @@ class Executor:
     def _bind(self, instruction: Instruction, issue: Issue) -> Callable[[], None]:
         # No action refers to the executor: a process group ends when its last holder is freed.
         clock, record, workspace, posted = time.monotonic_ns, self._record, self._workspace, self._posted
+        note = self._note
         position, stream = instruction.position, workspace.resources.streams.of(instruction)
 
         def run() -> None:
             posted_ns = clock()
+            # Before the issue: the host itself may hang in it.
+            note(position, posted_ns)
             completion = issue(stream)
             times = completion.times
             if times is not None:
@@ -177,6 +181,10 @@ def require_supported(program: RankProgram, handlers: Mapping[str, Handler] | No
 
 def _forget(step: int, position: int, posted_ns: int, start_ns: int, end_ns: int) -> None:
     """Drop the times: nothing records them."""
+
+
+def _forget_issue(position: int, issued_ns: int) -> None:
+    """Drop the time of an issue."""
 
 
 def _forget_step(step: int) -> None:
