@@ -38,6 +38,11 @@ class Groups:
     collective: dict[int, DeviceGroup]
     replica: dict[tuple[int, ...], DeviceGroup]
 
+    @property
+    def all(self) -> list[DeviceGroup]:
+        """All groups of the rank, that of the losses too."""
+        return [DeviceGroup(self.losses), *self.collective.values(), *self.replica.values()]
+
     def close(self) -> None:
         """Release the groups. All members are done with them when the last one closes."""
         dist.destroy_process_group(self.losses)
