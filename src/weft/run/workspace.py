@@ -154,7 +154,8 @@ class Workspace:
         read, asked, *documents = self.batch(whole)
         lengths = part_of(documents[0], splits, part) if packed else None
         tensors = inputs_of(read)
-        own = tuple(_part(tensors[number], splits, part) for number in inputs)
+        # Lists, here and below: a generator costs more than an instruction's other values.
+        own = tuple([_part(tensors[place], splits, part) for place in inputs])
         given = own, _part(asked, splits, part) if targets else None, lengths
         stream = self.resources.streams.loading
         if stream is None:
@@ -171,7 +172,7 @@ class Workspace:
         self, inputs: tuple[torch.Tensor, ...], targets: torch.Tensor | None, lengths: Lengths | None
     ) -> MicroBatch:
         device, dtype = self.resources.device, self.resources.dtype
-        inputs = tuple(_as_computed(to_device(one, device), dtype) for one in inputs)
+        inputs = tuple([_as_computed(to_device(one, device), dtype) for one in inputs])
         documents = None if lengths is None else Documents.of(lengths, device)
         return MicroBatch(inputs, None if targets is None else to_device(targets, device), documents)
 
