@@ -1,5 +1,7 @@
 """An accelerator that is late: every stream is a thread, which takes a seeded time before each kernel.
 
+It overwrites memory that is given away, so a kernel that reads it too late or too early finds no number.
+
 Tests launch kernels with `launch`: plain functions, which run later, as those of a device do.
 """
 
@@ -17,12 +19,14 @@ from unittest.mock import patch
 
 import torch
 
-from weft.run.device_streams import KernelStream
+from weft.run.device_streams import DeviceWork, KernelStream
+from weft.run.state.shards import GatheredWeights
 from weft.run.streams import Completion, Value
 from weft.run.transport.transports import DeviceTransport
 
 MOST_LATE_S = 1e-3
 LIMIT_S = 60.0
+FREE = GatheredWeights.free
 
 
 class LateStream:
@@ -117,10 +121,46 @@ class LateAccelerator:
 
 
 class LateKernelStream(KernelStream):
-    """A stream whose work runs as a kernel: when the device gets to it, not when the host launches it."""
+    """A stream whose work runs as a kernel: when the device gets to it, not when the host launches it.
+
+    Here a kernel is a Python function, which holds what it reads. On a device nothing but the stream's record
+    of the work does. A value of another stream that the record has dropped is overwritten before the kernel
+    reads it, as if the allocator had given its memory away.
+    """
 
     def run(self, label: str, work: Callable[[], None], *reads: Value[Any]) -> Completion:
-        return super().run(label, lambda: self._accelerator.launch(work), *reads)
+        others = [value for value in reads if not self._made(value.completion)]
+        returned, launched = threading.Event(), list[Completion]()
+
+        def kernel() -> None:
+            # The host holds the values until then.
+            assert returned.wait(LIMIT_S)
+            kept = {id(value) for one in launched if isinstance(one, DeviceWork) for value in one._kept}
+            for value in others:
+                if id(value) not in kept:
+                    poison(value.content)
+            work()
+
+        try:
+            launched.append(super().run(label, lambda: self._accelerator.launch(kernel), *reads))
+        finally:
+            returned.set()
+        return launched[0]
+
+
+def poison(content: object) -> None:
+    """Overwrite the floating tensors of a value, or of a tuple or list."""
+    if isinstance(content, torch.Tensor) and content.is_floating_point():
+        content.data.fill_(torch.nan)
+    elif isinstance(content, tuple | list):
+        for one in content:
+            poison(one)
+
+
+def free_poisoned(weights: GatheredWeights) -> None:
+    """Free the room of a stage's weights, which nothing may read before the next gather."""
+    FREE(weights)
+    poison(weights._room)
 
 
 @contextmanager
@@ -140,6 +180,7 @@ def late_device(seed: int, *, kernels: bool, exchanges: bool | None = None) -> I
         patched.enter_context(patch("weft.run.rank_streams.accelerator_of", lambda device: accelerator))
         if kernels:
             patched.enter_context(patch("weft.run.rank_streams.KernelStream", LateKernelStream))
+            patched.enter_context(patch.object(GatheredWeights, "free", free_poisoned))
         if kernels if exchanges is None else exchanges:
             patched.enter_context(patch("weft.run.resources.transport_of", in_kernels))
         yield accelerator

@@ -27,10 +27,11 @@ from weft.describe.model import ModelConfig
 from weft.describe.optimizers import ADAMW, KNOWN_OPTIMIZERS
 from weft.describe.plan import Plan
 from weft.errors import InputError, RunError
+from weft.methods.gradient_norm.program import NAME
 from weft.methods.gradient_norm.runtime import GradientNorm
 from weft.run.methods import OwnGradient
 from weft.run.state.loss_scale import INITIAL, LEAST, LossScale
-from weft.run.streams import Value
+from weft.run.workspace import Workspace
 
 pytestmark = pytest.mark.processes
 
@@ -65,15 +66,16 @@ def train_scaled(
     rank: int, ranks: int, row: Row, plan: Plan, scaled: tuple[str, ...]
 ) -> tuple[Outcome, list[float]]:
     """What a rank tells and ends with, and the factors of its losses."""
-    factors, full_like = [], torch.full_like
+    factors, begun = [], Workspace.loss_gradient
 
-    def noted(like: torch.Tensor, weight: float) -> torch.Tensor:
-        factors.append(weight)
-        return full_like(like, weight)
+    def noted(workspace: Workspace, loss: torch.Tensor) -> torch.Tensor | None:
+        gradient = begun(workspace, loss)
+        factors.append(1.0 if gradient is None else gradient.item())
+        return gradient
 
     with (
         patch("weft.methods.gradient_norm.runtime.SCALED", scaled),
-        patch("torch.full_like", noted),
+        patch.object(Workspace, "loss_gradient", noted),
     ):
         return train(rank, ranks, row, plan), factors
 
@@ -85,11 +87,11 @@ def test_a_factor_of_the_losses_changes_no_bit(worker_pool: WorkerPool, row: Row
         worker_pool.run(train_scaled, row, plan, precisions, ranks=plan.ranks)
         for precisions in ((), ("fp64",))
     )
-    assert not any(factors for _, factors in plain)
-    assert {factor for _, factors in scaled for factor in factors} == {INITIAL}
-    for ((told, tensors), _), ((expected, others), _) in zip(scaled, plain, strict=True):
+    for outcomes, expected in ((plain, 1.0), (scaled, INITIAL)):
+        assert {factor for _, factors in outcomes for factor in factors} == {expected}
+    for ((told, tensors), _), ((usual, others), _) in zip(scaled, plain, strict=True):
         assert [one.pop("loss_scale") for one in told] == [[INITIAL]] * len(told)
-        assert told == expected
+        assert told == usual
         assert all(torch.equal(tensors[name], others[name]) for name in others)
 
 
@@ -201,23 +203,36 @@ def test_each_stage_is_scaled_once() -> None:
     assert gradients[1][0].item() == 1.0
 
 
+def scaled_steps(scale: LossScale, own: OwnGradient, stages: int = 2, **options: Any) -> GradientNorm:
+    """The norm of a rank whose stages have such gradients."""
+    return GradientNorm(gradients=dict.fromkeys(range(stages), own), scale=scale, **options)
+
+
+def votes(norm: GradientNorm, scale: LossScale, number: float, stages: int = 2) -> list[float]:
+    """What the stages of a rank say to one step with a gradient of this norm."""
+    taken = torch.tensor([number], dtype=torch.float64)
+    factor, following = scale.factor.clone(), scale.after(taken)
+    return [norm.vote(stage, taken, factor, following).item() for stage in range(stages)]
+
+
 @pytest.mark.parametrize("skips", [False, True])
 def test_an_overflow_is_left_out_until_the_factor_cannot_fall(skips: bool) -> None:
     scale, gradient = LossScale(), torch.ones(4)
-    own = {0: OwnGradient((gradient,), (gradient,))}
-    norm = GradientNorm(clip_norm=None, skip_non_finite=skips, gradients=own, scale=scale)
-    while scale.factor > LEAST:
-        norm.require({"gradient_norm": math.inf, "loss_scale": scale.factor})
-        assert norm.vote(0, Value.of(torch.tensor([math.inf]))).item() == 1.0
+    own = OwnGradient((gradient,), (gradient,))
+    norm = scaled_steps(scale, own, clip_norm=None, skip_non_finite=skips)
+    while (factor := scale.factor.item()) > LEAST:
+        norm.require({"gradient_norm": math.inf, "loss_scale": factor})
+        assert votes(norm, scale, math.inf) == [1.0, 1.0]
+        # Once for each step, and not for each of a rank's stages.
+        assert scale.factor == factor / 2.0
     with nullcontext() if skips else pytest.raises(RunError, match="the norm of the gradient is inf"):
-        norm.require({"gradient_norm": math.inf, "loss_scale": scale.factor})
+        norm.require({"gradient_norm": math.inf, "loss_scale": scale.factor.item()})
 
 
 def test_a_gradient_is_divided_by_the_factor_of_its_losses() -> None:
     scale, gradient = LossScale(), torch.full((4,), INITIAL)
-    own = {0: OwnGradient((gradient,), (gradient,))}
-    norm = GradientNorm(clip_norm=None, skip_non_finite=False, gradients=own, scale=scale)
-    assert norm.vote(0, Value.of(torch.tensor([2.0]))).item() == 0.0
+    norm = scaled_steps(scale, OwnGradient((gradient,), (gradient,)), clip_norm=None, skip_non_finite=False)
+    assert votes(norm, scale, 2.0, stages=1) == [0.0]
     assert torch.equal(gradient, torch.ones(4))
 
 
@@ -243,16 +258,21 @@ def step_without_reads(
         rank, config, plan, program, loss_fn=overflowing, optimizer_factory=factory, skip_non_finite=True
     )
     told: list[str | bool] = []
+    outcomes, read = [], runtime._share
     for step in range(2):
         scale.fill_(math.inf if step else 1.0)
-        read = runtime._share
         with patch.object(runtime, "_share", lambda step, outcome: outcome), NoReads():
             try:
-                outcome = runtime.step(step, batch_of(config, plan, step))
+                outcomes.append(runtime.step(step, batch_of(config, plan, step)))
             except RunError as error:
                 told.append(str(error))
-                continue
-        told.append(read(step, outcome).left_out)
+    for step, outcome in enumerate(outcomes):
+        result = read(step, outcome)
+        told += [
+            result.left_out,
+            *(f"loss_scale {one}" for name, one in result.figures.items() if name == "loss_scale"),
+        ]
+    told += [f"{name} {tensor.tolist()}" for name, tensor in runtime.methods[NAME].tensors().items()]
     runtime.close()
     return told
 
@@ -265,6 +285,11 @@ def test_the_host_reads_no_number_in_a_step(worker_pool: WorkerPool, sharding: s
         own = stepped_by(plan, optimizer)
         for told in worker_pool.run(step_without_reads, config, own, optimizer, ranks=4):
             assert told == [False, True], optimizer
+    scaled = plan.model_copy(update={"precision": "fp16"})
+    for told in worker_pool.run(step_without_reads, config, scaled, "adamw", ranks=4):
+        # The second step was scaled as the first one; its overflow halves the factor of the third.
+        factor = f"loss_scale {INITIAL}"
+        assert told == [False, factor, True, factor, f"loss_scale {[INITIAL / 2, 0.0]}"]
     # An optimizer that cannot leave a step out by itself needs the host.
     for told in worker_pool.run(step_without_reads, config, plan, "unfused", ranks=4):
         assert all("the host reads a number" in str(one) for one in told)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from late_accelerator import LateAccelerator, LateEvent, late_device
+from late_accelerator import LateAccelerator, LateEvent, LateKernelStream, late_device
 from pool import WorkerPool
 from small_jobs import batch_of, make_runtime, parameters_of
 from small_plans import make_plan, make_program, tiny
@@ -23,7 +23,7 @@ from small_plans import make_plan, make_program, tiny
 from weft.describe.plan import Plan
 from weft.errors import RunError
 from weft.program.rank_program import part_of
-from weft.run.device_streams import CopyQueue, DeviceClock, KernelStream
+from weft.run.device_streams import CopyQueue, DeviceClock, DeviceWork, KernelStream
 from weft.run.rank_streams import RankStreams
 from weft.run.record.recorder import Recorder
 from weft.run.record.slots import read_slots
@@ -32,6 +32,14 @@ from weft.run.work_queue import WorkQueue
 
 SEEDS = range(5)
 LATE_WAIT = LateEvent.wait
+
+
+class Forgetful(DeviceWork):
+    """Work on a device that keeps nothing of what its kernels read."""
+
+    def __init__(self, *made: Any) -> None:
+        *others, _kept, reached = made
+        super().__init__(*others, (), reached)
 
 
 class Content:
@@ -157,6 +165,16 @@ def test_values_of_other_streams_are_kept_while_kernels_may_read_them() -> None:
     release.set()
     reading.wait()
     assert gone["other"].wait(10)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_late_device_overwrites_what_nothing_keeps(keeps: bool) -> None:
+    accelerator, seen = LateAccelerator(), []
+    compute = LateKernelStream("computation", accelerator, DeviceClock(accelerator))
+    arrived = Value.of([torch.ones(2)], beside(compute).run("R0", lambda: None))
+    with patch("weft.run.device_streams.DeviceWork", DeviceWork if keeps else Forgetful):
+        compute.run("F0", lambda: seen.append(arrived.content[0].sum()), arrived).wait()
+    assert bool(seen[0].isfinite()) == keeps
 
 
 def test_what_is_kept_is_given_back_without_anybody_who_waits() -> None:

@@ -15,6 +15,8 @@ FP8 = "fp8"
 # Reserve on a device that is not its own host: about 0.5 GiB for the driver's context and the workspaces of
 # libraries, and 0.5 GiB for the buffers of each of two communicators.
 RESERVE_BYTES = 3 * 2**29
+# The part of this reserve for communicators. A plan with larger ones has less memory for tensors.
+COMMUNICATOR_ROOM_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,6 @@ class Device:
 
     @property
     def usable_bytes(self) -> int:
-        """Bytes that a program can allocate."""
+        """Bytes that a program can allocate, if its communicators fit into the reserve."""
         usual_bytes = 0 if self.synchronous else RESERVE_BYTES
         return self.memory_bytes - (usual_bytes if self.reserve_bytes is None else self.reserve_bytes)

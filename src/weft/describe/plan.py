@@ -205,6 +205,16 @@ class Plan(_Record):
         replicas = ((index, copy.ranks) for index, stage in enumerate(self.stages) for copy in stage.replicas)
         return {index: ranks for index, ranks in replicas if rank in ranks}
 
+    def divided_groups(self, rank: int) -> list[tuple[int, ...]]:
+        """Return the sorted groups of ranks, two or more, with which a rank divides layers or tokens."""
+        groups = {
+            group
+            for stage, ranks in self.stages_of(rank).items()
+            for along in self.grid(stage).groups(ranks)
+            for group in along
+        }
+        return sorted(group for group in groups if len(group) > 1 and rank in group)
+
     def size_of(self, stage: int) -> int:
         """Return the samples of one of a stage's split micro-batches."""
         return self.micro_batch_size // self.stages[stage].splits

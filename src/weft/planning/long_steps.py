@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from weft.describe.plan import Plan
 from weft.describe.prediction import Prediction
 from weft.planning.compile import compile_folded
+from weft.predict.cost.communicators import communicators
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.predict.cost.price import Priced, price_placed
 from weft.predict.predict import predict_priced
@@ -33,12 +34,13 @@ SHORT = 16
 class LongStep:
     """The prediction of a plan's step.
 
-    `resident_bytes` are the bytes that each simulated rank holds all the time. `waiting` is the share of the
-    step in which devices wait.
+    `resident_bytes` are the bytes that each simulated rank holds all the time. `communicator_bytes` are those
+    of each rank's communicators beyond its reserve. `waiting` is the share of the step in which devices wait.
     """
 
     prediction: Prediction
     resident_bytes: tuple[int, ...]
+    communicator_bytes: tuple[int, ...]
     waiting: float
 
 
@@ -57,7 +59,8 @@ def predict_long(model: CostModel, plan: Plan, price: PriceOf = price_placed) ->
         for one, length in shorter or ((plan, None),)
     ]
     placed = PlacedPlan(program=programs[0], plan=plan, model=model.of(plan))
-    steps = [_predicted(program, price(placed, program)) for program in programs]
+    apart = tuple(communicators(placed, programs[0]).beyond_reserve.tolist())
+    steps = [_predicted(program, price(placed, program), apart) for program in programs]
     if shorter is None:
         return steps[0]
     near, far = steps
@@ -83,7 +86,12 @@ def predict_long(model: CostModel, plan: Plan, price: PriceOf = price_placed) ->
         shared=after.shared,
     )
     waited_s = onward(near.waiting * before.step_s, far.waiting * after.step_s)
-    return LongStep(prediction=prediction, resident_bytes=far.resident_bytes, waiting=waited_s / step_s)
+    return LongStep(
+        prediction=prediction,
+        resident_bytes=far.resident_bytes,
+        communicator_bytes=apart,
+        waiting=waited_s / step_s,
+    )
 
 
 def _shorter(plan: Plan) -> tuple[tuple[Plan, int], tuple[Plan, int]] | None:
@@ -127,10 +135,11 @@ def _in_rounds(plan: Plan, depth: int, breadth: int) -> tuple[Plan, int]:
     return plan.model_copy(update={"schedule": schedule}), depth * breadth
 
 
-def _predicted(program: Program, priced: Priced) -> LongStep:
+def _predicted(program: Program, priced: Priced, communicator_bytes: tuple[int, ...]) -> LongStep:
     step = predict_priced(program, priced)
     return LongStep(
         prediction=step.prediction,
         resident_bytes=tuple(step.priced.costs.base_bytes.tolist()),
+        communicator_bytes=communicator_bytes,
         waiting=bubble_fraction(step.simulation.timeline),
     )

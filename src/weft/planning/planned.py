@@ -12,6 +12,7 @@ import numpy as np
 
 from weft.bundles import parts
 from weft.describe.cluster import Cluster
+from weft.describe.device import COMMUNICATOR_ROOM_BYTES
 from weft.describe.job import Job
 from weft.describe.layer_choices import job_problems
 from weft.describe.loss_choice import other_choices
@@ -44,6 +45,7 @@ from weft.planning.problem import Problem, problem_of_run, problem_of_subject
 from weft.planning.synchronisations import decided_sync, in_sync, merged, synchronised_in_each
 from weft.planning.throughput import Throughput, throughput
 from weft.planning.ties import break_ties
+from weft.predict.cost.communicators import SOURCE, SPREAD, Communicators, communicators
 from weft.predict.cost.memory import STEPPED_BYTES
 from weft.predict.cost.placed_plan import PlacedPlan
 from weft.predict.cost.price import price
@@ -176,9 +178,15 @@ class PlannedJob:
 
     @property
     def usable_bytes(self) -> list[int]:
-        """The memory that a plan may use on the device of each of its ranks."""
-        usable: list[int] = self.problem.cost_model.network.places.usable_bytes[: self.plan.ranks].tolist()
-        return usable
+        """The memory on each rank's device that the reserve leaves, and communicators beyond it."""
+        usable = self.problem.cost_model.network.places.usable_bytes[: self.plan.ranks]
+        left: list[int] = (usable - self.communicators.beyond_reserve).tolist()
+        return left
+
+    @cached_property
+    def communicators(self) -> Communicators:
+        """The communicators of every rank, and their bytes."""
+        return communicators(self._placed, self.program)
 
     @property
     def fullest_rank(self) -> int:
@@ -187,9 +195,23 @@ class PlannedJob:
         return int(np.argmin(left))
 
     def memory_parts(self, rank: int) -> list[MemoryPart]:
-        """Return the parts of a rank's memory at its predicted peak, with the reserve of its device."""
+        """Return the parts of a rank's memory at its predicted peak, and those beside it.
+
+        These are the rank's communicators and the reserve of its device.
+        """
+        return [*self.peak_parts(rank), *self._parts_beside(rank)]
+
+    def peak_parts(self, rank: int) -> list[MemoryPart]:
+        """Return the parts of a rank's memory that its program allocates, at its predicted peak."""
+        return memory_parts(self._placed, self.program, self.predicted, rank)
+
+    def _parts_beside(self, rank: int) -> list[MemoryPart]:
+        number, held_bytes = (int(each[rank]) for each in self.communicators)
+        buffers = MemoryPart(f"communicators ({number})", held_bytes, SPREAD, SOURCE)
         reserve = reserve_part(self.problem.job.cluster.device_of(rank))
-        return [*memory_parts(self._placed, self.program, self.predicted, rank), reserve]
+        # The reserve has room for the first ones.
+        rest = reserve._replace(value=reserve.value - min(held_bytes, COMMUNICATOR_ROOM_BYTES))
+        return [buffers, rest] if held_bytes else [reserve]
 
     @property
     def prediction(self) -> Prediction:

@@ -26,8 +26,6 @@ from weft.run.record.recorder import Recorder
 from weft.run.streams import Completion, Value
 from weft.run.workspace import Batch, Workspace
 
-Record = Callable[[int, int, int, int, int], None]
-
 
 class Outcome(NamedTuple):
     """The results of a step on this rank: its shares of the loss and of methods' sums, figures, and series.
@@ -63,8 +61,7 @@ class Executor:
         handlers = all_handlers() if handlers is None else handlers
         require_supported(program, handlers)
         self._workspace = workspace
-        self._record: Record = recorder.record if recorder is not None else _forget
-        self._begin: Callable[[int], None] = recorder.begin if recorder is not None else _forget_step
+        self._recorder = recorder
         self._posted: list[Completion] = []
         self._in_flight: list[Completion] = []
         # The actions of each step of the cycle.
@@ -86,7 +83,8 @@ class Executor:
         """
         workspace = self._workspace
         workspace.begin(step, batch)
-        self._begin(step)
+        if self._recorder is not None:
+            self._recorder.begin(step)
         reached: Instruction | None = None
         try:
             for reached, action in self._actions[step % len(self._actions)]:  # noqa: B007
@@ -137,11 +135,22 @@ class Executor:
 
     def _bind(self, instruction: Instruction, issue: Issue) -> Callable[[], None]:
         # No action refers to the executor: a process group ends when its last holder is freed.
-        clock, record, workspace, posted = time.monotonic_ns, self._record, self._workspace, self._posted
+        clock, workspace, posted = time.monotonic_ns, self._workspace, self._posted
         position, stream = instruction.position, workspace.resources.streams.of(instruction)
+        if self._recorder is None:
 
-        def run() -> None:
+            def run() -> None:
+                completion = issue(stream)
+                if completion.times is None:
+                    posted.append(completion)
+
+            return run
+        note, record = self._recorder.issue, self._recorder.record
+
+        def run_recorded() -> None:
             posted_ns = clock()
+            # Before the issue: the host itself may hang in it.
+            note(position, posted_ns)
             completion = issue(stream)
             times = completion.times
             if times is not None:
@@ -150,7 +159,7 @@ class Executor:
                 completion.report_to(partial(record, workspace.step, position, posted_ns))
                 posted.append(completion)
 
-        return run
+        return run_recorded
 
 
 def all_handlers() -> dict[str, Handler]:
@@ -173,11 +182,3 @@ def require_supported(program: RankProgram, handlers: Mapping[str, Handler] | No
         raise InputError(
             [Violation("program", f"{text} not supported by this runtime yet") for text in problems]
         )
-
-
-def _forget(step: int, position: int, posted_ns: int, start_ns: int, end_ns: int) -> None:
-    """Drop the times: nothing records them."""
-
-
-def _forget_step(step: int) -> None:
-    """Ignore the beginning of a step: nothing follows it."""

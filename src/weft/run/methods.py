@@ -172,10 +172,11 @@ class MethodState:
         """Return the condition on the steps of a stage; None if the method has none."""
         return None
 
-    def loss_factor(self) -> float:
+    def loss_factor(self) -> float | torch.Tensor:
         """Return the factor of all losses in the gradients of the next backward passes.
 
-        The method divides the gradient by it before the optimizer steps. Called when the passes run.
+        If the device decides it, it is a tensor of shape (). The method divides the gradient by it before
+        the optimizer steps. Called when the passes run.
         """
         return 1.0
 

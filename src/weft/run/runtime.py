@@ -31,6 +31,8 @@ from weft.run.state.shards import StageShard, gather_weights
 from weft.run.state.stepped import SteppedWeights
 from weft.run.streams import THERE, Completion, Value
 from weft.run.supported import unsupported
+from weft.run.transport.device_group import DeviceGroup, abort
+from weft.run.transport.gone import Gone
 from weft.run.workspace import Batch, Route, Workspace
 
 TIMEOUT_S = 1800.0
@@ -82,6 +84,7 @@ class StepResult:
     Args:
         numbers: complete when `read` has ended.
         shared: the names of the shares after that of the loss.
+        gone: the ranks that are gone, which errors name.
         independent: replicas step by themselves, so that one can be lost without the others.
     """
 
@@ -92,6 +95,7 @@ class StepResult:
         read: Completion = THERE.completion,
         series: Mapping[str, Value[torch.Tensor]] | None = None,
         shared: Sequence[str] = (),
+        gone: Gone | None = None,
         independent: bool = False,
     ) -> None:
         self.step = step
@@ -99,6 +103,7 @@ class StepResult:
         self._read = read
         self._series = dict(series or {})
         self._shared = tuple(shared)
+        self._gone = gone or Gone()
         self._independent = independent
 
     @property
@@ -150,12 +155,13 @@ class StepResult:
     def _wait_for_shares(self) -> Numbers:
         numbers = self._waited()
         if numbers.exchange is not None:
-            numbers.exchange.wait()
+            with _named(self.step), self._gone.named():
+                numbers.exchange.wait()
             numbers.exchange = None
         return numbers
 
     def _waited(self) -> Numbers:
-        with _named(self.step):
+        with _named(self.step), self._gone.named():
             self._read.wait()
         return self._numbers
 
@@ -234,6 +240,7 @@ class RankRuntime:
         self._training: Executor | None = Executor(
             program, self._workspace(program, training=True), recorder=recorder
         )
+        self._gone = Gone()
 
     @property
     def stages(self) -> Mapping[int, nn.Module]:
@@ -346,7 +353,22 @@ class RankRuntime:
         """
         if self._training is None:
             raise RunError("this runtime is closed")
-        return self._share(step, self._training.run_step(step, batch))
+        with self._gone.named():
+            outcome = self._training.run_step(step, batch)
+        return self._share(step, outcome)
+
+    def abort(self, gone: Sequence[int]) -> None:
+        """End all communication of this rank because these ranks are gone; any thread may call it.
+
+        Whatever waits for another rank fails with a `PeerLostError`, and so does the step under way. A kernel
+        of NCCL that waits for a rank that is gone ends in no other way.
+        """
+        self._gone.add(gone)
+        held = self._held
+        if held is not None:
+            held.messages.hang_up()
+            world = [] if dist.group.WORLD is None else [DeviceGroup(dist.group.WORLD)]
+            abort([*held.groups.all, *held.messages.groups, *world])
 
     def evaluate(self, program: RankProgram, batches: Iterable[Batch]) -> float:
         """Return the mean loss over batches, computed by this rank's part of a forward-only program.
@@ -431,6 +453,7 @@ class RankRuntime:
             read,
             outcome.series,
             tuple(outcome.shares),
+            gone=self._gone,
             independent=keeps_gradients_local(self.plan.sync),
         )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from functools import reduce
+from operator import mul
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -124,9 +125,18 @@ class Workspace:
         """The share of the global batch that runs in this step."""
         return self.step_shares[self.step % len(self.step_shares)]
 
-    def loss_factor(self) -> float:
-        """Return the factor of all losses in the gradients of the pass that runs now."""
-        return prod(one.loss_factor() for one in self.resources.methods.values())
+    def loss_factor(self) -> float | torch.Tensor:
+        """Return the factor of losses in the gradients of the pass that runs now; a tensor has shape ()."""
+        factors = (one.loss_factor() for one in self.resources.methods.values())
+        # `math.prod` would read tensors.
+        return reduce(mul, factors, 1.0)
+
+    def loss_gradient(self, loss: torch.Tensor) -> torch.Tensor | None:
+        """Return the gradient that the backward pass of a weighted loss begins with; None for 1."""
+        weight = self.gradient_weight * self.loss_factor()
+        if isinstance(weight, torch.Tensor):
+            return weight.to(loss).expand_as(loss)
+        return None if weight == 1.0 else torch.full_like(loss, weight)
 
     def micro_batch(
         self, number: int, splits: int = 1, *, inputs: Sequence[int], targets: bool, begins: bool = True
@@ -144,7 +154,8 @@ class Workspace:
         read, asked, *documents = self.batch(whole)
         lengths = part_of(documents[0], splits, part) if packed else None
         tensors = inputs_of(read)
-        own = tuple(_part(tensors[number], splits, part) for number in inputs)
+        # Lists, here and below: a generator costs more than an instruction's other values.
+        own = tuple([_part(tensors[place], splits, part) for place in inputs])
         given = own, _part(asked, splits, part) if targets else None, lengths
         stream = self.resources.streams.loading
         if stream is None:
@@ -161,7 +172,7 @@ class Workspace:
         self, inputs: tuple[torch.Tensor, ...], targets: torch.Tensor | None, lengths: Lengths | None
     ) -> MicroBatch:
         device, dtype = self.resources.device, self.resources.dtype
-        inputs = tuple(_as_computed(to_device(one, device), dtype) for one in inputs)
+        inputs = tuple([_as_computed(to_device(one, device), dtype) for one in inputs])
         documents = None if lengths is None else Documents.of(lengths, device)
         return MicroBatch(inputs, None if targets is None else to_device(targets, device), documents)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -18,10 +20,22 @@ from weft.errors import RunError
 from weft.methods.sharding.kinds import REDUCE
 from weft.methods.tying.kinds import REDUCE_TIED
 from weft.program.kinds import BACKWARD, FORWARD, STEP
-from weft.program.program import Program
+from weft.program.program import Instruction, Program
 from weft.program.rank_program import part_of
+from weft.run.executor import Executor
+from weft.run.handlers.base import Issue
 from weft.run.record.recorder import Recorder, collect_timeline
-from weft.run.record.slots import HEADER_BYTES, Pulse, read_ended, read_pulse, read_slots, slots_path
+from weft.run.record.slots import (
+    HEADER_BYTES,
+    Pulse,
+    read_ended,
+    read_last_ended,
+    read_pulse,
+    read_slots,
+    slots_path,
+)
+from weft.run.streams import Completion, Ended, Stream
+from weft.run.workspace import Workspace
 
 PLAN_ID = "0123456789abcdef"
 RECORD_BYTES = 40
@@ -138,24 +152,50 @@ def test_a_pulse_and_what_has_ended_are_read_while_the_rank_runs(tmp_path: Path,
         recorder.beat()
         recorder.begin(step)
         for position in range(first, end):
+            recorder.issue(position, step)
             recorder.record(step, position, 1, 2, 3)
+    assert read_pulse(path) == Pulse(beats=3, steps_begun=3, step=9, issued=end - 1, issued_ns=9)
     recorder.begin(10)
-    recorder.record(10, first + 2, 1, 2, 3)
-    assert read_pulse(path) == Pulse(beats=3, steps_begun=4, step=10)
+    recorder.issue(first + 2, 10)
+    assert read_last_ended(path, 10) is None
+    for position, end_ns in ((first, 3), (first + 2, 5), (first + 1, 4)):
+        recorder.record(10, position, 1, 2, end_ns)
+    found = Pulse(beats=3, steps_begun=4, step=10, issued=first + 2, issued_ns=10)
+    assert read_pulse(path) == found
+    assert read_last_ended(path, 10) == first + 2
     assert read_ended(path, 9).all()
     assert len(read_ended(path, 9)) == end - first
-    assert np.flatnonzero(read_ended(path, 10)).tolist() == [2]
+    assert np.flatnonzero(read_ended(path, 10)).tolist() == [0, 1, 2]
     # The ring holds two steps: 7 has been overwritten, so that it has ended.
     assert read_ended(path, 7).all()
     assert not read_ended(path, 11).any()
     recorder.rest()
-    assert read_pulse(path) == Pulse(beats=None, steps_begun=4, step=10)
+    assert read_pulse(path) == replace(found, beats=None)
     assert len(read_slots(path).records) == 2 * (end - first)
     recorder.close()
     path.write_bytes(b"")
     assert read_pulse(path) is None
     with pytest.raises(RunError, match="not a slot file"):
         read_ended(path, 0)
+
+
+def test_the_host_notes_an_instruction_before_it_issues_it(tmp_path: Path, program: Program) -> None:
+    part, noted = part_of(program, 1), []
+    recorder = Recorder(tmp_path, program=part, plan_id=PLAN_ID, steps=1)
+
+    def handler(workspace: Workspace, instruction: Instruction) -> Issue:
+        def issue(stream: Stream) -> Completion:
+            pulse = read_pulse(recorder.path)
+            noted.append(pulse is not None and pulse.issued == instruction.position)
+            return Ended.now()
+
+        return issue
+
+    handlers = dict.fromkeys((one.kind.name for one in part.instructions()), handler)
+    executor = Executor(part, MagicMock(step=0, step_share=1.0), recorder=recorder, handlers=handlers)
+    executor.run_step(0, MagicMock())
+    recorder.close()
+    assert noted == [True] * len(part)
 
 
 def test_records_survive_sigkill(tmp_path: Path, program: Program) -> None:

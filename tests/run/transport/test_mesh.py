@@ -14,7 +14,7 @@ from weft.describe.families import layer_graph
 from weft.describe.plan import Plan
 from weft.planning.compile import compile_part, compile_plan
 from weft.run.transport.host_group import HostGroup
-from weft.run.transport.mesh import open_groups, replica_groups
+from weft.run.transport.mesh import open_groups
 from weft.run.transport.transports import HostTransport
 
 pytestmark = pytest.mark.processes
@@ -89,7 +89,7 @@ def test_groups_inside_a_replica_are_those_of_the_rank() -> None:
         for stage, held in zip(plan.stages, ranks, strict=True)
     )
     plan = plan.model_copy(update={"stages": stages, "mesh": {"pp": 2, "cp": 2, "tp": 2}})
-    found = [replica_groups(plan, rank) for rank in range(8)]
+    found = [plan.divided_groups(rank) for rank in range(8)]
     assert found[0] == [(0, 1), (0, 2)]
     assert found[7] == [(5, 7), (6, 7)]
     assert all(rank in group for rank, groups in enumerate(found) for group in groups)

@@ -6,9 +6,14 @@ import pytest
 import torch
 from small_plans import make_plan, make_program, tiny
 
+from weft.describe.cluster_file import parse_cluster
+from weft.describe.families import layer_graph
 from weft.errors import InputError
+from weft.predict.cost.communicators import communicators
+from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.program.rank_program import part_of
 from weft.run.rank_streams import require_queues
+from weft.run.transport.device_messages import ways_of
 from weft.run.transport.transports import DeviceTransport, HostTransport, transport_of
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -42,6 +47,20 @@ def test_another_name_is_refused() -> None:
 def test_a_device_that_weft_does_not_know_is_refused() -> None:
     with pytest.raises(InputError, match="'device' needs a backend for meta"):
         transport_of("device", torch.device("meta"))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "chimera", "breadth-first"])
+def test_as_many_communicators_are_opened_as_the_prediction_counts(schedule: str) -> None:
+    config, cluster = tiny(), parse_cluster("4xa100-80gb")
+    loops = 2 if schedule == "breadth-first" else 1
+    plan = make_plan(config, pp=4, loops=loops, schedule=schedule)
+    program = make_program(config, plan)
+    placed = PlacedPlan(
+        program=program, plan=plan, model=CostModel(graph=layer_graph(config), cluster=cluster)
+    )
+    parts = [part_of(program, rank) for rank in range(4)]
+    opened = [len(part.groups) + len(plan.divided_groups(part.rank)) + len(ways_of(part)) for part in parts]
+    assert communicators(placed, program).number.tolist() == opened
 
 
 def test_a_program_of_more_streams_than_a_device_has_queues_is_refused(

@@ -111,6 +111,28 @@ def test_the_rank_that_others_wait_for_is_named_once_and_its_going_on_too(ranks:
     assert ranks.told == [line, "goes on after 119 s"]
 
 
+def test_the_line_names_what_was_issued_last_and_what_ended_last(ranks: Ranks) -> None:
+    program = ranks.program
+    ranks.open()
+    ranks.step(0)
+    ranks.begin(1)
+    never = forward(program, 2, 5)
+    left = stuck(program, never)
+    ranks.end(1, left)
+    own = np.flatnonzero(program.columns.rank == 2)
+    # The device stands still in a forward pass, and its host has issued the whole step.
+    done = [row for row in own.tolist() if row not in left]
+    ranks.recorders[2].record(1, done[-1], 1, 2, 4)
+    ranks.recorders[2].issue(int(own[-1]), 5)
+    ranks.pass_time(2 * AFTER_S)
+    (line,) = ranks.told
+    ended = program.instruction(done[-1])
+    assert line.endswith(
+        "which has not ended forward of stage 2, micro-batch 5; rank 2 issued last step of stage 2, "
+        f"and ended last {ended.kind.words} of stage 2, micro-batch {ended.micro_batch}"
+    )
+
+
 def test_a_hang_ends_the_run_where_the_run_file_says_so(tmp_path: Path, program: Program) -> None:
     ranks = Ranks(tmp_path, program, hang="stop")
     ranks.open()

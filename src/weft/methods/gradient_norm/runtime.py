@@ -10,7 +10,7 @@ recurrent neural networks, arXiv 1211.5063).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -33,8 +33,8 @@ from weft.sync.base import Group
 
 # The norm of all stages, shape (1,).
 NORM = "gradient_norm"
-# The factor of the losses in the step, shape (); in fp16 only.
-LOSS_SCALE = "loss_scale"
+# In fp16 only: the factor of the losses in the step, shape (), and the state of the factor behind the step.
+LOSS_SCALE, NEXT_SCALE = "loss_scale", "next_loss_scale"
 # torch's own clipping adds it to the norm, too, so both scale alike.
 EPSILON = 1e-6
 
@@ -74,17 +74,24 @@ class GradientNorm(MethodState):
         return cls(
             clip_norm=settings.get("clip_norm"),
             skip_non_finite=settings.get("skip_non_finite", False),
-            scale=LossScale() if making.plan.precision in SCALED else None,
+            scale=LossScale(making.device) if making.plan.precision in SCALED else None,
             replica_weight=_replica_weight(making.program)
             if keeps_gradients_local(making.plan.sync)
             else None,
         )
 
     @property
-    def numbers(self) -> Mapping[str, Callable[[Group], torch.Tensor]]:
-        """The numbers of a step by name, each with the function that takes it; every rank must call it."""
-        norm = {NORM: self.take}
-        return norm if self._scale is None else {**norm, LOSS_SCALE: self._factor}
+    def names(self) -> tuple[str, ...]:
+        """The names of a step's numbers."""
+        return (NORM,) if self._scale is None else (NORM, LOSS_SCALE, NEXT_SCALE)
+
+    def numbers(self, group: Group) -> tuple[torch.Tensor, ...]:
+        """Return the numbers of a step, in the order of `names`; every rank of the group must call it."""
+        norm = self.take(group)
+        if self._scale is None:
+            return (norm,)
+        # A copy, which the host reads when the next step may have begun.
+        return norm, self._scale.factor.clone(), self._scale.after(norm)
 
     def begin(self, resources: Resources) -> None:
         self._gradients = resources.own_gradients
@@ -95,24 +102,24 @@ class GradientNorm(MethodState):
     def gate(self, workspace: Workspace, stage: int) -> StepGate:
         return _Clipping(self, workspace, stage)
 
-    def loss_factor(self) -> float:
+    def loss_factor(self) -> float | torch.Tensor:
         return 1.0 if self._scale is None else self._scale.factor
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         return {} if self._scale is None else {LOSS_SCALE: self._scale.state}
 
     def figures(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
-        return self._known(workspace) if self._replica_weight is None else {}
+        return self._known(workspace, NORM, LOSS_SCALE) if self._replica_weight is None else {}
 
     def shares(self, workspace: Workspace) -> Mapping[str, PartOfSum]:
         """Return the share of a rank in the mean norm of replicas that step by themselves."""
         if self._replica_weight is None or not workspace.training:
             return {}
         weight = self._replica_weight / workspace.step_share
-        return {NORM: PartOfSum(tuple(self._known(workspace).values()), weight)}
+        return {NORM: PartOfSum(tuple(self._known(workspace, NORM).values()), weight)}
 
-    def _known(self, workspace: Workspace) -> Mapping[str, Value[torch.Tensor]]:
-        known = {name: workspace.values.get((name, NONE, NONE)) for name in self.numbers}
+    def _known(self, workspace: Workspace, *names: str) -> Mapping[str, Value[torch.Tensor]]:
+        known = {name: workspace.values.get((name, NONE, NONE)) for name in names}
         return {name: value for name, value in known.items() if value is not None}
 
     def require(self, figures: Mapping[str, float]) -> None:
@@ -137,36 +144,43 @@ class GradientNorm(MethodState):
             group.all_reduce(squares)
         return squares.sqrt_().div_(self.loss_factor())
 
-    def _factor(self, group: Group) -> torch.Tensor:
-        return torch.tensor(self.loss_factor())
-
-    def vote(self, stage: int, norm: Value[torch.Tensor]) -> torch.Tensor:
+    def vote(
+        self,
+        stage: int,
+        norm: torch.Tensor,
+        factor: torch.Tensor | None = None,
+        next_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Return 1 if the norm is not finite, else 0, shape (); clip this rank's gradient of a stage.
 
-        In fp16, divide the gradient by the factor of the losses, too. The host reads the norm for it.
+        In fp16, divide the gradient by the factor of the losses, too, and set that of the next step. Every
+        stage of a rank sets the same one. The host reads no number.
         """
-        number = norm.content.squeeze()
-        finite = number.isfinite()
-        self.clip(stage, number, self._scale.settle(norm, finite=bool(finite)) if self._scale else 1.0)
-        return finite.logical_not().float()
+        number = norm.squeeze()
+        self.clip(stage, number, factor)
+        if self._scale is not None and next_scale is not None:
+            self._scale.state.copy_(next_scale)
+        return number.isfinite().logical_not().float()
 
-    def clip(self, stage: int, norm: torch.Tensor, factor: float = 1.0) -> None:
+    def clip(self, stage: int, norm: torch.Tensor, factor: torch.Tensor | None = None) -> None:
         """Scale this rank's gradient of a stage down to the limit, if the norm is larger; or to norm 1.
 
         Args:
             norm: the norm of the whole gradient, shape (), in fp64.
-            factor: that of the losses; the gradient is divided by it.
+            factor: that of the losses, shape (); the gradient is divided by it. None for 1.
         """
         if stage in self._unit:
             # A gradient of zeros stays one.
-            scale = torch.where(norm > 0, 1.0 / norm, 1.0) / factor
-        elif self._clip_norm is None and factor == 1.0:
+            scale = torch.where(norm > 0, 1.0 / norm, 1.0)
+        elif self._clip_norm is None and factor is None:
             return
         else:
             limit = math.inf if self._clip_norm is None else self._clip_norm
-            scale = (limit / (norm + EPSILON)).clamp(max=1.0) / factor
+            scale = (limit / (norm + EPSILON)).clamp(max=1.0)
+        if factor is not None:
+            scale = scale / factor
         # Whoever reads the number of an accelerator waits for it. A CPU saves a pass over the gradient.
-        if scale.device.type == "cpu" and scale.item() == 1.0:
+        elif scale.device.type == "cpu" and scale.item() == 1.0:
             return
         for flat in self._gradients[stage].stepped:
             flat.mul_(scale)
@@ -186,11 +200,10 @@ class _Clipping:
         self._norm, self._workspace, self._stage = norm, workspace, stage
 
     def reads(self) -> tuple[Value[torch.Tensor], ...]:
-        return (self._workspace.latest(NORM, NONE),)
+        return tuple(self._workspace.latest(name, NONE) for name in self._norm.names)
 
     def votes(self, *values: Value[Any]) -> torch.Tensor:
-        (norm,) = values
-        return self._norm.vote(self._stage, norm)
+        return self._norm.vote(self._stage, *(value.content for value in values))
 
     def stepped(self) -> None:
         """Do nothing: the step clears the gradient."""
@@ -203,11 +216,11 @@ def norm(workspace: Workspace, instruction: Instruction) -> Issue:
     assert isinstance(state, GradientNorm)
 
     def issue(stream: Stream) -> Completion:
-        made: dict[str, Value[torch.Tensor]] = {name: Value() for name in state.numbers}
+        made: dict[str, Value[torch.Tensor]] = {name: Value() for name in state.names}
 
         def work() -> None:
-            for name, number in state.numbers.items():
-                made[name].content = number(group)
+            for value, number in zip(made.values(), state.numbers(group), strict=True):
+                value.content = number
 
         gradients = (workspace.latest(GRADIENT, stage) for stage in resources.stages)
         ended = stream.run(label, work, *gradients)

@@ -62,6 +62,7 @@ def _misfit(problem: Problem, step: LongStep) -> str | None:
     prediction = step.prediction
     peak_bytes = np.array(prediction.peak_bytes)
     usable_bytes = problem.cost_model.network.places.usable_bytes[: len(peak_bytes)]
+    usable_bytes = usable_bytes - np.array(step.communicator_bytes)
     over = np.array(prediction.peaks_at(problem.memory_risk)) - usable_bytes
     rank = int(np.argmax(over))
     if over[rank] <= 0:

@@ -54,7 +54,8 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
 
         def work() -> None:
             require_weights()
-            arrived = received(borders.before.values(), [one.content for one in given])
+            # A stage of a few microseconds pays for each call that does nothing.
+            arrived = received(borders.before.values(), [one.content for one in given]) if given else {}
             if training:
                 # New leaves, as several stages may read the same value.
                 arrived = {place: one.detach().requires_grad_() for place, one in arrived.items()}
@@ -71,7 +72,8 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
             if rooted:
                 for place, value in rooted.items():
                     value.content = outputs[borders.outputs + place].detach()
-            fill(left, made, [output.detach() for output in outputs])
+            if left:
+                fill(left, made, [output.detach() for output in outputs])
 
         ended = stream.run(label, work, loaded, *given, values.get(weights, THERE))
         saved.completion = loss.completion = ended
@@ -81,7 +83,8 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
             roots.leave(values, number, rooted, ended)
         if counts:
             workspace.losses.append(loss)
-        leave(workspace, left, made, ended)
+        if left:
+            leave(workspace, left, made, ended)
         return ended
 
     return issue
@@ -188,18 +191,20 @@ def _going_back(
         def work() -> None:
             require_weights()
             inputs, outputs = saved.content
-            gradients: list[Any] = [None]
+            gradients: list[Any]
             if not last:
                 summed = received(borders.after.values(), [one.content for one in given])
                 gradients = [summed[place] for place in range(borders.outputs)]
-            elif (weight := workspace.gradient_weight * workspace.loss_factor()) != 1.0:
-                gradients = [torch.full_like(outputs[0], weight)]
+            else:
+                gradients = [workspace.loss_gradient(outputs[0])]
             kept.content = shown(inputs, outputs, (*gradients, *coefficients), step=step)
-            fill(left, made, [one.grad for one in inputs])
+            if left:
+                fill(left, made, [one.grad for one in inputs])
 
         there = values.get(weights, THERE), buffer.emptied
         ended = stream.run(label, work, saved, *given, *there, *coefficients)
-        leave(workspace, left, made, ended)
+        if left:
+            leave(workspace, left, made, ended)
         if leaves is not None:
             kept.completion = ended
             values[leaves, stage, number] = kept

@@ -165,13 +165,14 @@ def _backward(workspace: Workspace, instruction: Instruction, segment: int) -> I
 
         def work() -> None:
             require_weights()
-            contents, gradient = [one.content for one in given], None
+            contents = [one.content for one in given]
+            gradient: torch.Tensor | None
             if not begins:
                 [gradient] = contents
             elif not differentiates:
                 gradient = received(borders.after.values(), contents)[0]
-            elif (weight := workspace.gradient_weight * workspace.loss_factor()) != 1.0:
-                gradient = torch.full_like(tape.output, weight)
+            else:
+                gradient = workspace.loss_gradient(tape.output)
             made.content, left.content = run(tape, gradient, step=step)
             fill(messages_left, messages, [made.content])
 

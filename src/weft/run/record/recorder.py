@@ -27,6 +27,7 @@ from weft.program.rank_program import RankProgram
 from weft.run.record.slots import (
     HEADER,
     HEADER_BYTES,
+    ISSUED_OFFSET,
     MAGIC,
     NO_MORE_BEATS,
     PULSE_OFFSET,
@@ -69,12 +70,20 @@ class Recorder:
             time.time_ns(),
         )
         self._map = _mapped_file(self.path, header, HEADER_BYTES + self._capacity * step_bytes)
+        self._issued = memoryview(self._map)[ISSUED_OFFSET : ISSUED_OFFSET + 16].cast("q")
         self._beats = self._steps_begun = self._clock_error_ns = 0
 
     def begin(self, step: int) -> None:
         """Note that the step has begun."""
         self._steps_begun += 1
         struct.pack_into("<qq", self._map, PULSE_OFFSET + 8, self._steps_begun, step)
+
+    def issue(self, position: int, issued_ns: int) -> None:
+        """Note that the host issues an instruction now; the times of its work come when it has ended."""
+        # An instruction takes a few microseconds, and to pack numbers would be one of them.
+        issued = self._issued
+        issued[0] = position + 1
+        issued[1] = issued_ns
 
     def beat(self, clock_error_ns: int = 0) -> None:
         """Note that the process runs, and the bound of the error of a device's times."""
@@ -98,6 +107,7 @@ class Recorder:
         )
 
     def close(self) -> None:
+        self._issued.release()
         self._map.close()
 
 

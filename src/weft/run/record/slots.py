@@ -26,8 +26,10 @@ MAGIC = b"weftslot"
 VERSION = 1
 HEADER = struct.Struct("<8sIIQQQ16sqq")
 # Beats, the number of steps the rank has begun, the last of them, and the largest error of a device's times.
-PULSE = struct.Struct("<qqqq")
+# Then one more than the position of the instruction that the host issued last (0 for none), and when.
+PULSE = struct.Struct("<qqqqqq")
 PULSE_OFFSET = 1024
+ISSUED_OFFSET = PULSE_OFFSET + 32
 NO_MORE_BEATS = -1
 # `complete` comes last and holds step + 1. If a writer dies half way, over an older record or over zeros,
 # `complete` does not match the record's step.
@@ -74,11 +76,15 @@ class Pulse:
     Attributes:
         beats: rises while the process runs; None after the last beat.
         steps_begun: since the rank was started. step: the last begun step; undefined before the first.
+        issued: the position in the Program of the instruction that the host issued last; None before the
+            first. issued_ns: when, in nanoseconds of `time.monotonic_ns`.
     """
 
     beats: int | None
     steps_begun: int
     step: int
+    issued: int | None = None
+    issued_ns: int = 0
 
 
 def slots_path(run_dir: Path, rank: int) -> Path:
@@ -135,8 +141,14 @@ def read_pulse(path: Path) -> Pulse | None:
         return None
     if len(header) < HEADER_BYTES:
         return None
-    beats, steps_begun, step, _ = PULSE.unpack_from(header, PULSE_OFFSET)
-    return Pulse(beats=None if beats == NO_MORE_BEATS else beats, steps_begun=steps_begun, step=step)
+    beats, steps_begun, step, _, issued, issued_ns = PULSE.unpack_from(header, PULSE_OFFSET)
+    return Pulse(
+        beats=None if beats == NO_MORE_BEATS else beats,
+        steps_begun=steps_begun,
+        step=step,
+        issued=issued - 1 if issued else None,
+        issued_ns=issued_ns,
+    )
 
 
 def read_ended(path: Path, step: int) -> npt.NDArray[np.bool_]:
@@ -145,14 +157,29 @@ def read_ended(path: Path, step: int) -> npt.NDArray[np.bool_]:
     Raises:
         RunError: when the file is missing or not a slot file.
     """
+    # Records of a later step have overwritten this one: it has ended, too.
+    return _records_of(path, step)["complete"] > step
+
+
+def read_last_ended(path: Path, step: int) -> int | None:
+    """Return the position of the instruction of this step that ended last; None if none has.
+
+    Raises:
+        RunError: as `read_ended`.
+    """
+    records = _records_of(path, step)
+    ended = records[records["complete"] == step + 1]
+    return int(ended["position"][ended["end_ns"].argmax()]) if len(ended) else None
+
+
+def _records_of(path: Path, step: int) -> npt.NDArray[np.void]:
+    """Return the records (rows,) at the place of a step in the ring."""
     try:
         with open(path, "rb") as file:
             _, _, rows, capacity, *_ = _read_header(path, file.read(HEADER_BYTES))
-            records = np.frombuffer(_read_turn(file, step % capacity, rows), RECORD_TYPE)
+            return np.frombuffer(_read_turn(file, step % capacity, rows), RECORD_TYPE)
     except OSError as error:
         raise RunError(f"{path}: {error.strerror or error}") from None
-    # Records of a later step have overwritten this one: it has ended, too.
-    return records["complete"] > step
 
 
 def _read_turn(file: BinaryIO, turn: int, rows: int) -> bytes:

@@ -91,7 +91,7 @@ class StageRoots:
         return tuple(one.coefficient(workspace, now) for one in self._roots)
 
     def starting(
-        self, differentiate: Callable[..., Any], loss_factor: Callable[[], float]
+        self, differentiate: Callable[..., Any], loss_factor: Callable[[], float | torch.Tensor]
     ) -> Callable[..., Any]:
         """Wrap `differentiate` to take coefficients as values in place of the roots' gradients.
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import torch
 
-from weft.run.streams import Value
-
 INITIAL = 2.0**16
 LEAST = 1.0
 # Steps with finite gradients until the factor grows.
@@ -18,30 +16,26 @@ GROWS_AFTER = 2000
 
 
 class LossScale:
-    """The factor on one rank; all ranks see the same norms, so they keep the same factor.
+    """The factor on one rank, which the device computes; all ranks see the same norms and keep the same one.
 
     Attributes:
         state: the factor and the steps since it changed, shape (2,), in fp64, for checkpoints.
     """
 
-    def __init__(self) -> None:
-        self.state = torch.tensor([INITIAL, 0.0], dtype=torch.float64)
-        self._settled: tuple[Value[torch.Tensor] | None, float] = (None, INITIAL)
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.state = torch.tensor([INITIAL, 0.0], dtype=torch.float64, device=device)
 
     @property
-    def factor(self) -> float:
-        """The factor of the next backward passes."""
-        return self.state[0].item()
+    def factor(self) -> torch.Tensor:
+        """The factor of the next backward passes, shape (): a view of `state`."""
+        return self.state[0]
 
-    def settle(self, norm: Value[torch.Tensor], *, finite: bool) -> float:
-        """Return the factor of the step with this norm; the step's first call sets that of the next step."""
-        if self._settled[0] is not norm:
-            factor, steps = self.state.tolist()
-            self._settled = (norm, factor)
-            if not finite:
-                self.state[:] = torch.tensor([max(LEAST, factor / 2.0), 0.0])
-            elif steps + 1 >= GROWS_AFTER:
-                self.state[:] = torch.tensor([factor * 2.0, 0.0])
-            else:
-                self.state[1] += 1.0
-        return self._settled[1]
+    def after(self, norm: torch.Tensor) -> torch.Tensor:
+        """Return the state behind a step whose gradient has this norm, of one element; change nothing."""
+        factor, steps = self.state
+        finite, steps = norm.squeeze().isfinite(), steps + 1.0
+        grows = steps >= GROWS_AFTER
+        factor = torch.where(
+            finite, torch.where(grows, factor * 2.0, factor), (factor / 2.0).clamp(min=LEAST)
+        )
+        return torch.stack((factor, torch.where(finite & grows.logical_not(), steps, 0.0)))

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Protocol
 
 import torch
@@ -20,6 +21,7 @@ import torch
 from weft.errors import RunError
 from weft.run.streams import Completion, Ended, Reports, Stream, Value
 from weft.run.transport.connections import Connections, connect, receive_into, send_all, send_now
+from weft.run.transport.device_group import DeviceGroup
 from weft.run.transport.host_group import bring_back, host_room
 from weft.run.work_queue import labelled
 
@@ -67,6 +69,17 @@ class Channels:
             kind = SmallInbox if size_bytes <= SMALL_BYTES else Inbox
             self._inboxes[key] = kind(self._connections[key], f"receive of {payload} from rank {peer}")
         return self._inboxes[key]
+
+    @property
+    def groups(self) -> Collection[DeviceGroup]:
+        return ()
+
+    def hang_up(self) -> None:
+        """Let all messages under way fail; any thread may call it."""
+        for connection in list(self._connections.values()):
+            # The other end may have closed it.
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connections; the streams of the messages must be closed before."""

@@ -5,14 +5,17 @@ On an accelerator the calls launch kernels in the current stream, and the host g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import timedelta
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 
 GLOO, NCCL = "gloo", "nccl"
+# A tag of gloo's messages that none has.
+_NEVER_SENT = 99
 
 
 class DeviceGroup:
@@ -21,7 +24,10 @@ class DeviceGroup:
     `ranks` are its members, by their place in it; None takes them from torch.
     """
 
-    def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, ranks: Sequence[int] | None = None, backend: str = GLOO
+    ) -> None:
+        self.backend = backend
         self._group = group
         self._ranks = tuple(dist.get_process_group_ranks(group) if ranks is None else ranks)
         self.size, self.place = group.size(), group.rank()
@@ -37,7 +43,7 @@ class DeviceGroup:
         place = members.index(dist.get_rank())
         opened = _OPENERS[backend](store, place, len(members), timeout)
         # It has all the group calls used here; torch's types omit them.
-        return cls(opened, members)  # type: ignore[arg-type]
+        return cls(opened, members, backend)  # type: ignore[arg-type]
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         self._group.allreduce([tensor]).wait()
@@ -88,6 +94,38 @@ class DeviceGroup:
     def close(self) -> None:
         """Shut the group down; its threads end with the last reference to it."""
         self._group.shutdown()
+
+    def cut(self) -> None:
+        """Close all connections of a gloo group, so that calls under way fail; any thread may call it.
+
+        Its `abort` does nothing in torch 2.13. But a call that times out closes the group's connections. This
+        one waits for a message that nobody sends.
+        """
+        if self.size > 1:
+            with suppress(RuntimeError):
+                call = self._group.recv([torch.empty(1)], (self.place + 1) % self.size, _NEVER_SENT)
+                call.wait(timedelta(milliseconds=1))
+
+
+def abort(groups: Iterable[DeviceGroup]) -> None:
+    """End all calls under way in these groups; later ones fail. Any thread may call it.
+
+    A kernel of NCCL whose partner is gone ends with its communicator only.
+    """
+    nccl, others = list[Any](), list[DeviceGroup]()
+    for group in groups:
+        if group.backend == NCCL:
+            nccl.append(group._group)
+        else:
+            others.append(group)
+    # All communicators at once: to end one may wait for a kernel of another.
+    if nccl:
+        nccl[0]._group_start()
+        for one in nccl:
+            one.abort()
+        nccl[0]._group_end()
+    for group in others:
+        group.cut()
 
 
 def _open_nccl(store: dist.Store, place: int, size: int, timeout: timedelta) -> dist.Backend:

@@ -39,6 +39,13 @@ class DeviceMessages:
     def incoming(self, peer: int, payload: str, size_bytes: int) -> DeviceInbox:
         return DeviceInbox(self._groups[peer, self._rank, payload])
 
+    @property
+    def groups(self) -> Collection[DeviceGroup]:
+        return self._groups.values()
+
+    def hang_up(self) -> None:
+        """Do nothing: groups carry all messages."""
+
     def close(self) -> None:
         for group in self._groups.values():
             group.close()

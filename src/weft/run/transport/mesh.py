@@ -38,6 +38,11 @@ class Groups:
     collective: dict[int, DeviceGroup]
     replica: dict[tuple[int, ...], DeviceGroup]
 
+    @property
+    def all(self) -> list[DeviceGroup]:
+        """All groups of the rank, that of the losses too."""
+        return [DeviceGroup(self.losses), *self.collective.values(), *self.replica.values()]
+
     def close(self) -> None:
         """Release the groups. All members are done with them when the last one closes."""
         dist.destroy_process_group(self.losses)
@@ -79,17 +84,6 @@ def open_groups(
         },
         replica={
             ranks: transport.open_group(f"{name} replica ranks {ranks}", ranks, timeout)
-            for ranks in replica_groups(plan, program.rank)
+            for ranks in plan.divided_groups(program.rank)
         },
     )
-
-
-def replica_groups(plan: Plan, rank: int) -> list[tuple[int, ...]]:
-    """Return the sorted groups of ranks, at least two each, with which a rank divides layers or tokens."""
-    groups = {
-        group
-        for stage, ranks in plan.stages_of(rank).items()
-        for along in plan.grid(stage).groups(ranks)
-        for group in along
-    }
-    return sorted(group for group in groups if len(group) > 1 and rank in group)

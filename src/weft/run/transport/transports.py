@@ -38,12 +38,21 @@ class Outgoing(Protocol):
 class RankMessages(Protocol):
     """All messages of one rank."""
 
+    @property
+    def groups(self) -> Collection[DeviceGroup]:
+        """The groups that carry messages."""
+        ...
+
     def outgoing(self, peer: int, payload: str, size_bytes: int) -> Outgoing:
         """Return the sending end of messages of that size to the peer."""
         ...
 
     def incoming(self, peer: int, payload: str, size_bytes: int) -> Incoming:
         """Return the receiving end of messages of that size from the peer."""
+        ...
+
+    def hang_up(self) -> None:
+        """Let all messages under way on connections besides groups fail; any thread may call it."""
         ...
 
     def close(self) -> None:

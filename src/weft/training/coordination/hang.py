@@ -22,13 +22,15 @@ from weft.errors import RunError
 from weft.program.program import NONE, Program
 from weft.program.waits import Standstill, standstill
 from weft.run.launch.failures import log_path
-from weft.run.record.slots import Pulse, read_ended, read_pulse, slots_path
+from weft.run.record.slots import Pulse, read_ended, read_last_ended, read_pulse, slots_path
 from weft.training.directory.run_directory import RunDirectory
 
 LOOK_INTERVAL_S = 1.0
 # A hang lasts at least the time of this many steps, whatever the run file says.
 STEPS = 10
 _NAMED = 8
+# Ranks whose last instructions a line tells.
+_TOLD = 2
 
 
 @dataclass(slots=True)
@@ -196,6 +198,7 @@ class HangWatch:
                 waits = f"{_named(waiting)} {_verb(waiting, 'wait')} for " if waiting else ""
                 causes = self._causes(found, ranks, silent, absent)
                 problem = f"step {step}: no instruction ended for {self._still_s:.0f} s: {waits}{causes}"
+                problem += "".join(self._last(rank, step) for rank in ranks[:_TOLD])
                 return _Hang(problem=problem, step=step, ranks=ranks, silence=False)
         if silent:
             return self._silence(silent, progress)
@@ -225,6 +228,19 @@ class HangWatch:
             sign = f" and {_verb(members, 'give')} no sign of life" if no_sign else ""
             texts.append(f"{_named(members)}, which {_verb(members, 'have')} not {undone}{sign}")
         return "; and ".join(texts)
+
+    def _last(self, rank: int, step: int) -> str:
+        """Return the text of the instructions that a rank issued last and ended last; empty if unknown.
+
+        The host of an accelerator issues much that the device has not begun.
+        """
+        pulse, ended = self._ranks[rank].pulse, read_last_ended(self._paths[rank], step)
+        if pulse is None or pulse.issued is None:
+            return ""
+        issued = _name(self._program, pulse.issued)
+        where = f" in step {pulse.step}" if pulse.step != step else ""
+        done = "nothing in this step" if ended is None else _name(self._program, ended)
+        return f"; rank {rank} issued last {issued}{where}, and ended last {done}"
 
     def _tell(self, hang: _Hang) -> None:
         self._directory.tell("hang", step=hang.step, problem=hang.problem, ranks=list(hang.ranks))

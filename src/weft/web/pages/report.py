@@ -210,7 +210,7 @@ def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
     summary = directory.summary()
     sources = summary.pop(BY_SOURCE, {})
     prediction, fullest = planned.prediction, planned.fullest_rank
-    *parts, _ = planned.memory_parts(fullest)
+    parts = planned.peak_parts(fullest)
     measured = under_current_id(directory.measured(), planned.plan)
     return ReportData(
         run=directory.name,

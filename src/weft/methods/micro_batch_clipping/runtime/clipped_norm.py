@@ -50,7 +50,12 @@ class ClippedNorm:
         self._sum = ClippedSum(self._table, len(self._norms), gradients)
 
     def add(
-        self, sources: Ints, part: int, taken: Sequence[TakenGradient], group: Group, loss_factor: float
+        self,
+        sources: Ints,
+        part: int,
+        taken: Sequence[TakenGradient],
+        group: Group,
+        loss_factor: float | torch.Tensor,
     ) -> None:
         """Add the clipped gradients of a micro-batch, one for each of `stages`, to the sum.
 

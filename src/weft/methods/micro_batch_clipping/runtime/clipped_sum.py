@@ -36,7 +36,7 @@ class ClippedSum:
         self,
         gradients: Sequence[torch.Tensor],
         squares: torch.Tensor,
-        loss_factor: float = 1.0,
+        loss_factor: float | torch.Tensor = 1.0,
         source: int = 0,
     ) -> torch.Tensor:
         """Add the gradients of one micro-batch, and return the norm of its mean gradient, ().

@@ -1,0 +1,125 @@
+"""Memory of communicators: buffers that NCCL holds on a rank beside the tensors of a program.
+
+The transport `device` (`weft.run.transport`) opens a communicator for each of the program's groups. Each
+group that divides layers or tokens has one, too, and each direction and payload between two ranks.
+
+A communicator has channels: two for each NVLink of 25 GB/s in one direction. For messages it is the next
+power of two. A channel has a buffer for every neighbour that it receives from. A collective has one such
+neighbour on its ring, and one or two in its trees. A message has one. There, either end of a channel has 2
+MiB more.
+
+A buffer has 4 MiB by default (`NCCL_BUFFSIZE` in NCCL's user guide). Two protocols of low latency take 5.2
+MiB (`src/include/device.h`). Logs show 10 MiB for the sum, and the 2 MiB
+(github.com/NVIDIA/nccl/issues/1685).
+
+Four A100 held 544 MiB for a communicator of two ranks. They held 688 MiB for one of more ranks
+(github.com/NVIDIA/nccl/issues/964). The formula gives 480 and 720 MiB. NCCL chooses the channels by the whole
+topology, so an interval of 50 % is assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.describe.cluster import Cluster
+from weft.describe.device import COMMUNICATOR_ROOM_BYTES
+from weft.predict.cost.placed_plan import PlacedPlan
+from weft.program.arrays import Ints, Mask
+from weft.program.kinds import message_kinds
+from weft.program.program import NONE, Program
+
+BUFFER_BYTES = 10 * 2**20
+END_BYTES = 2 * 2**20
+NVLINK_BYTES_PER_S = 25e9
+FEWEST_CHANNELS, MOST_CHANNELS = 2, 32
+SPREAD = 0.5
+SOURCE = "channels of NCCL"
+
+
+class Communicators(NamedTuple):
+    """The communicators of every rank of a program, and their bytes; both of shape (ranks,)."""
+
+    number: Ints
+    held_bytes: Ints
+
+    @property
+    def beyond_reserve(self) -> Ints:
+        """The bytes for which a device's usual reserve has no room, and which tensors do not get."""
+        return np.maximum(0, self.held_bytes - COMMUNICATOR_ROOM_BYTES)
+
+
+def communicators(placed: PlacedPlan, program: Program) -> Communicators:
+    """Return the communicators of a plan's program on a cluster.
+
+    Ranks of a synchronous device have gloo, which takes none of the device's memory: their bytes are 0. So
+    are those of a device whose reserve is given, because it has room for communicators. A folded program
+    gives the numbers of all ranks.
+    """
+    cluster, number = placed.model.cluster, np.zeros(program.ranks, dtype=np.int64)
+    held = np.zeros(program.ranks, dtype=np.int64)
+    buffers = _Buffers(cluster)
+    columns = program.columns
+    for rank, group in _pairs(columns.rank, columns.group, columns.group != NONE):
+        number[rank] += 1
+        held[rank] += buffers.of_group(program.groups[group])
+    for rank in placed.twins:
+        for ranks in placed.plan.divided_groups(rank):
+            number[rank] += 1
+            held[rank] += buffers.of_group(ranks)
+    for kinds in message_kinds():
+        for kind in kinds:
+            for rank, peer in _pairs(columns.rank, columns.peer, columns.kind == kind):
+                number[rank] += 1
+                held[rank] += buffers.of_messages(rank, peer, received=kind == kinds[1])
+    for rank, alike in placed.twins.items():
+        number[alike], held[alike] = number[rank], held[rank]
+    for rank in range(program.ranks):
+        device = cluster.device_of(rank)
+        if device.synchronous or device.reserve_bytes is not None:
+            held[rank] = 0
+    return Communicators(number, held)
+
+
+def channels(bytes_per_s: float) -> int:
+    """Return the channels of a communicator over links of this bandwidth in one direction."""
+    return min(MOST_CHANNELS, max(FEWEST_CHANNELS, round(2.0 * bytes_per_s / NVLINK_BYTES_PER_S)))
+
+
+class _Buffers:
+    """Bytes of single communicators on a cluster, each asked once."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._of_groups: dict[tuple[int, ...], int] = {}
+
+    def of_group(self, ranks: Sequence[int]) -> int:
+        """Return the bytes of a communicator for collectives on one of its ranks."""
+        key = tuple(sorted(ranks))
+        if key not in self._of_groups:
+            if len(key) == 1:
+                self._of_groups[key] = 0
+            else:
+                # In the order of ranks, those of a node are neighbours.
+                narrowest = min(self._bandwidth(key[0], other) for other in (key[1], key[-1]))
+                neighbours = 2 if len(key) == 2 else 3
+                self._of_groups[key] = channels(narrowest) * neighbours * BUFFER_BYTES
+        return self._of_groups[key]
+
+    def of_messages(self, rank: int, peer: int, *, received: bool) -> int:
+        """Return the bytes of a communicator for messages at one of its ends."""
+        count = 1 << (channels(self._bandwidth(rank, peer)) - 1).bit_length()
+        return count * (BUFFER_BYTES + END_BYTES if received else END_BYTES)
+
+    def _bandwidth(self, rank: int, other: int) -> float:
+        return self._cluster.link_between(rank, other).bytes_per_s
+
+
+def _pairs(ranks: Ints, others: Ints, rows: Mask) -> Iterator[tuple[int, int]]:
+    """Yield the different pairs (rank, other) of some rows, rising; no number is negative."""
+    if rows.any():
+        size = int(others[rows].max()) + 1
+        for code in np.unique(ranks[rows] * size + others[rows]).tolist():
+            yield divmod(code, size)
