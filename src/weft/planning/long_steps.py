@@ -33,8 +33,8 @@ SHORT = 16
 class LongStep:
     """The prediction of a plan's step.
 
-    `resident_bytes` are the bytes that each simulated rank holds all the time. `waiting` is the share of the
-    step in which devices wait.
+    `resident_bytes` are the bytes that each simulated rank holds all the time, corrected as its peak.
+    `waiting` is the share of the step in which devices wait.
     """
 
     prediction: Prediction
@@ -131,6 +131,6 @@ def _predicted(program: Program, priced: Priced) -> LongStep:
     step = predict_priced(program, priced)
     return LongStep(
         prediction=step.prediction,
-        resident_bytes=tuple(step.priced.costs.base_bytes.tolist()),
+        resident_bytes=tuple(step.priced.corrected_peaks(step.priced.costs.base_bytes)[0].tolist()),
         waiting=bubble_fraction(step.simulation.timeline),
     )

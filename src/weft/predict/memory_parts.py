@@ -35,7 +35,8 @@ class MemoryPart(NamedTuple):
 def memory_parts(placed: PlacedPlan, program: Program, step: PredictedStep, rank: int) -> list[MemoryPart]:
     """Return the parts of a rank's predicted peak, largest first.
 
-    Their sum is the peak, up to rounding. The allocator's share is a part of its own.
+    Their sum is the peak, up to rounding. The allocator's share is a part of its own, and the correction by
+    measured peaks another.
     """
     pricing = Pricing(program=program, placed=placed)
     found: list[MemoryPart] = []
@@ -54,6 +55,11 @@ def memory_parts(placed: PlacedPlan, program: Program, step: PredictedStep, rank
     ]
     counted = sum(one.value for one in found)
     found.append(MemoryPart("allocator", ALLOCATOR_SLACK * counted, 0.0, ASSUMED))
+    memory = step.priced.memory
+    if memory.count:
+        more = (memory.factor - 1.0) * sum(one.value for one in found)
+        found = [one._replace(spread=memory.factor * memory.widening * one.spread) for one in found]
+        found.append(MemoryPart("correction", more, 0.0, memory.in_words()))
     return sorted((one for one in found if round(one.value)), key=lambda one: -one.value)
 
 
