@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from weft.describe.model import ModelConfig
+from weft.describe.optimizers import ADAMW, FOREACH_ADAMW
 from weft.doors.configuration import Configuration, flat
 from weft.doors.explain import read_configuration
 from weft.doors.explain.megatron import options_of, stages_of
@@ -178,6 +179,25 @@ def test_in_which_precision_deepspeed_reduces(precision: str, said: str | None, 
     assert found.reduce_precision == expected
     unknown = [f"communication_data_type {said}: predicted with reductions in fp32"]
     assert list(found.unpredicted) == (unknown if said is not None and expected is None else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "lists"),
+    [
+        ("a.toml", '[training]\n[parallelism]\n[optimizer]\nname = "AdamW"\n', False),
+        ("a.toml", '[training]\n[parallelism]\n[optimizer]\nimplementation = "foreach"\n', True),
+        ("ds.json", '{"train_batch_size": 8, "optimizer": {"type": "AdamW"}}', False),
+        (
+            "ds.json",
+            '{"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"torch_adam": true}}}',
+            True,
+        ),
+        ("config.yml", "base_model: gpt2\nmicro_batch_size: 1\noptimizer: adamw_torch\n", True),
+        ("config.yml", "base_model: gpt2\nmicro_batch_size: 1\noptimizer: adamw_torch_fused\n", False),
+    ],
+)
+def test_which_optimizers_step_lists_of_tensors(name: str, text: str, lists: bool) -> None:
+    assert read_configuration(text, name).optimizer == (FOREACH_ADAMW if lists else ADAMW)
 
 
 def test_in_which_precision_torchtitan_reduces() -> None:

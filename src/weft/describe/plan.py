@@ -238,8 +238,9 @@ class Plan(_Record):
 
     def record(self) -> dict[str, Any]:
         """Return the fields for JSON, without unset islands, methods, layer choices, stacks, optimizers,
-        splits and precisions of reductions. An optimizer without sums over whole tensors states none, and
-        one without orthogonal updates no iterations. So plans without these keep the ids of earlier versions.
+        splits and precisions of reductions. An optimizer without sums over whole tensors states none, one
+        without orthogonal updates no iterations, and one without states of a step none of these. So plans
+        without these keep the ids of earlier versions.
         """
         record: dict[str, Any] = self.model_dump(mode="json")
         for stage in record["stages"]:
@@ -248,7 +249,7 @@ class Plan(_Record):
         for name in ("island", "reduce_precision", "methods", "layer_choices", "stack", "optimizer"):
             if getattr(self, name) == Plan.model_fields[name].default:
                 del record[name]
-        for name in ("whole_sums", "unit_gradient", "orthogonalisations", "other_states"):
+        for name in ("whole_sums", "unit_gradient", "orthogonalisations", "other_states", "step_states"):
             if "optimizer" in record and not record["optimizer"][name]:
                 del record["optimizer"][name]
         return record

@@ -17,7 +17,7 @@ from weft.doors.configuration import (
     whole,
 )
 from weft.doors.keys import DEEPSPEED, Name
-from weft.doors.optimizers import known_or_adamw, other_optimizer
+from weft.doors.optimizers import in_torch, other_optimizer
 from weft.doors.replicas import groups_of_deepspeed
 from weft.errors import InputError, Violation
 
@@ -55,7 +55,10 @@ def read(text: str, name: str) -> Configuration:
     configuration = Configuration(
         stack=NAME,
         given=given,
-        optimizer=known_or_adamw(given.get("optimizer.type")),
+        # DeepSpeed's own kernel is fused.
+        optimizer=in_torch(
+            given.get("optimizer.type"), foreach=truth(given.get("optimizer.params.torch_adam"))
+        ),
         keys=keys | {"sharding": "zero_optimization.stage"},
         precision=_precision(given),
         reduce_precision=_reduce_precision(given),
