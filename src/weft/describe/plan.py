@@ -238,9 +238,9 @@ class Plan(_Record):
 
     def record(self) -> dict[str, Any]:
         """Return the fields for JSON, without unset islands, methods, layer choices, stacks, optimizers,
-        splits and precisions of reductions. An optimizer without sums over whole tensors states none, one
-        without orthogonal updates no iterations, and one without states of a step none of these. So plans
-        without these keep the ids of earlier versions.
+        splits and precisions of reductions. An optimizer leaves out what it does not do: sums over whole
+        tensors, orthogonal updates, states of a step. So plans without
+        these keep the ids of earlier versions.
         """
         record: dict[str, Any] = self.model_dump(mode="json")
         for stage in record["stages"]:
