@@ -141,7 +141,7 @@ def test_sharding_more_adds_buffers_only(model, loss: Loss, dp: int, pp: int) ->
         program, cost_model = compile_plan(plan, graph), CostModel(graph=graph, cluster=WIDE)
         placed = PlacedPlan(program=program, plan=plan, model=cost_model.of(plan))
         held = held_bytes(Pricing(program=program, placed=placed))
-        buffers = with_slack(held["states and buffers"].parts["sharding_buffers"])
+        buffers = with_slack(held["buffers"].parts["sharding_buffers"])
         sizes.append(tuple((np.array(step_of(plan, WIDE, graph).prediction.peak_bytes) - buffers).tolist()))
         assert (buffers > 0).all() == (sharding in ("zero-2", "zero-3"))
     assert rises(sizes[::-1])

@@ -19,6 +19,7 @@ from weft.doors.configuration import (
 from weft.doors.keys import DEEPSPEED, Name
 from weft.doors.optimizers import in_torch, other_optimizer
 from weft.doors.replicas import groups_of_deepspeed
+from weft.doors.stack_memory import memory_of_deepspeed
 from weft.errors import InputError, Violation
 
 NAME = "DeepSpeed"
@@ -45,12 +46,13 @@ def read(text: str, name: str) -> Configuration:
     if "global_batch" not in values:
         # By default the engine accumulates nothing.
         values.setdefault("micro_batches", 1)
+    sharding, pipeline = sharding_of(given), values.get("pp", 1)
     said = {
-        "sharding": sharding_of(given),
+        "sharding": sharding,
         "recompute": _recompute(given),
         "schedule": "1f1b",
         "loops": 1,
-        "blocking": _blocking(given, stage, values.get("pp", 1)),
+        "blocking": _blocking(given, stage, pipeline),
     }
     configuration = Configuration(
         stack=NAME,
@@ -66,6 +68,7 @@ def read(text: str, name: str) -> Configuration:
         unpredicted=unpredicted(given),
         incomparable=incomparable(given),
         supposed=supposed(given),
+        memory=memory_of_deepspeed(given, sharding, pipeline),
     )
     return configuration.saying(said | values | groups_of_deepspeed(given, stage))
 

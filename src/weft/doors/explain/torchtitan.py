@@ -15,6 +15,7 @@ from weft.doors.configuration import Configuration, counts, flat, toml_mapping, 
 from weft.doors.keys import TORCHTITAN
 from weft.doors.optimizers import in_torch, other_optimizer
 from weft.doors.replicas import replicas_of
+from weft.doors.stack_memory import memory_of_fsdp2
 from weft.errors import InputError, Violation
 
 NAME = "torchtitan"
@@ -78,6 +79,7 @@ def read(text: str, name: str) -> Configuration:
         model=_model(given),
         unpredicted=tuple(_unpredicted(given)),
         incomparable=tuple(_incomparable(given)),
+        memory=memory_of_fsdp2(sharding),
     )
     return configuration.saying(said | values | batch | replicas)
 

@@ -18,6 +18,7 @@ from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import (
     LIVE_SPREAD,
+    Held,
     base_bytes,
     base_half_widths,
     held_bytes,
@@ -42,11 +43,13 @@ class Priced:
     `twins` are the ranks that each rank with instructions stands for, itself included. `low_scale` and
     `high_scale` times a predicted time are the ends of its 90 % interval. `source` names the origins of the
     times. `shared` is the part of the errors' variance that all plans share. `base_half_widths` are those of
-    the intervals of `costs.base_bytes`, shape (ranks,). `memory` corrects peaks; no other bytes have it.
+    the intervals of `costs.base_bytes`, shape (ranks,), and `held` their parts by name. `memory` corrects
+    peaks; no other bytes have it.
     """
 
     costs: Costs
     base_half_widths: Floats
+    held: Mapping[str, Held]
     twins: Mapping[int, Ints]
     low_scale: float
     high_scale: float
@@ -92,8 +95,8 @@ def price_placed(placed: PlacedPlan, program: Program) -> Priced:
             Violation("plan", f"uses {program.ranks} ranks, but {cluster.name} has {cluster.ranks}")
         )
     pricing = Pricing(program=program, placed=placed)
-    held = held_bytes(pricing).values()
-    costs, half_width, sources = _costs_of(pricing, base_bytes(held, program.ranks))
+    held = held_bytes(pricing)
+    costs, half_width, sources = _costs_of(pricing, base_bytes(held.values(), program.ranks))
     low_scale, high_scale = max(LEAST_SCALE, 1.0 - half_width), 1.0 + half_width
     source, shared, memory = ", ".join(sorted(sources)), SHARED, UNMEASURED_MEMORY
     if (correction := placed.model.correction) is not None:
@@ -102,7 +105,8 @@ def price_placed(placed: PlacedPlan, program: Program) -> Priced:
         memory = correction.memory
     return Priced(
         costs=costs,
-        base_half_widths=base_half_widths(held, program.ranks),
+        base_half_widths=base_half_widths(held.values(), program.ranks),
+        held=held,
         twins=placed.twins,
         low_scale=low_scale,
         high_scale=high_scale,
