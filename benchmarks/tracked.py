@@ -7,6 +7,7 @@ One rank of the runtime trains its stage without computing anything: torch's fak
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -18,7 +19,7 @@ from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.describe.loss_choice import WHOLE, Loss, loss_choices
 from weft.describe.model import ModelConfig
-from weft.describe.optimizers import counted_work
+from weft.describe.optimizers import FOREACH_ADAMW, WORK, counted_work
 from weft.describe.plan import Recompute
 from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
@@ -33,11 +34,21 @@ from weft.run.stage.stage_module import StageModule
 from weft.run.state.bucket import FlatLayout
 from weft.run.state.precision import PRECISIONS, STEPPED, lower_precision
 from weft.run.state.states import make_states
-from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
+from weft.training.optimizer.optimizers import BETAS, OptimizerSettings, optimizer_factory
 from weft.training.tasks.base import cross_entropy
 from weft.training.tasks.text import CausalLanguageModelling
 
 CLUSTER = "{ranks}xh100-80gb"
+
+
+def foreach_adamw(groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
+    """Build torch's AdamW over a list of all tensors, as other programs use it on a GPU by default."""
+    parameters = [one for group in groups for one in group["params"]]
+    return torch.optim.AdamW(parameters, lr=lr, betas=BETAS, foreach=True)
+
+
+setattr(foreach_adamw, WORK, FOREACH_ADAMW)
+FOREACH = f"{__name__}:{foreach_adamw.__name__}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ python benchmarks/tracked_memory.py gpt bert   # these models
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -18,9 +19,11 @@ from typing import NamedTuple
 
 from figures import Value
 from harness import Report, parser
-from tracked import TrackedStep, predicted, tracked
+from tracked import FOREACH, TrackedStep, predicted, tracked
 
 from weft.describe.convolutional_models import convolutional_config
+from weft.describe.decoder_config import read_decoder
+from weft.describe.decoder_row import ROWS
 from weft.describe.loss_choice import Loss
 from weft.describe.model import ModelConfig
 from weft.describe.plan import RECOMPUTES
@@ -45,10 +48,29 @@ BASE = ModelConfig(
     vocabulary=8192,
     sequence=256,
 )
+# Of eight experts, each token goes to two.
+MIXTRAL = read_decoder(
+    {
+        "model_type": "mixtral",
+        "hidden_size": BASE.hidden,
+        "intermediate_size": 1408,
+        "num_hidden_layers": 2,
+        "num_attention_heads": BASE.heads,
+        "num_key_value_heads": 2,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "vocab_size": BASE.vocabulary,
+        "max_position_embeddings": BASE.sequence,
+    },
+    ROWS["mixtral"],
+    "tracked",
+    "mixtral",
+)
 MODELS = {
     "gpt": BASE,
     "llama": replace(BASE, family="llama", feed_forward=1408),
     "llama, grouped keys": replace(BASE, family="llama", feed_forward=1408, key_value_heads=2, heads=8),
+    "mixtral": MIXTRAL,
     "bert": replace(BASE, family="bert"),
     "vit": replace(
         BASE, family="vit", vocabulary=1000, sequence=197, image_size=224, patch_size=16, channels=3
@@ -66,6 +88,9 @@ MODELS = {
 }
 
 
+RECORDED = {"vocabulary": "vocab_size", "sequence": "max_position_embeddings", "hidden": "hidden_size"}
+
+
 class StepBytes(NamedTuple):
     """Bytes of a step: the tracked peak, the predicted one, and those predicted between steps."""
 
@@ -79,7 +104,15 @@ def models_of(name: str) -> Iterator[tuple[str, ModelConfig]]:
     model = MODELS[name]
     yield name, model
     if not model.image_size:
-        yield from ((f"{name}, {shape}", replace(model, **sizes)) for shape, sizes in SHAPES.items())
+        yield from ((f"{name}, {shape}", resized(model, **sizes)) for shape, sizes in SHAPES.items())
+
+
+def resized(model: ModelConfig, **sizes: int) -> ModelConfig:
+    """The model in other sizes, which its own file says, too."""
+    if not model.record:
+        return replace(model, **sizes)
+    record = json.loads(model.record) | {RECORDED[name]: size for name, size in sizes.items()}
+    return read_decoder(record, ROWS[model.family], model.name, model.family)
 
 
 def steps_of(model: ModelConfig) -> Iterator[tuple[str, TrackedStep]]:
@@ -87,13 +120,19 @@ def steps_of(model: ModelConfig) -> Iterator[tuple[str, TrackedStep]]:
     convolves, losses = model.convolutions is not None, ("whole",) if model.image_size else LOSSES
     fewest = min(model.heads, model.key_value_heads)
     for tensor_parallel in (1,) if model.image_size else [one for one in DEGREES if fewest % one == 0]:
-        for precision in ("fp32", "bf16"):
+        # Fake tensors know grouped products in bf16 only.
+        for precision in ("bf16",) if has_experts(model) else ("fp32", "bf16"):
             for recompute in RECOMPUTES:
                 if recompute == "selective" and convolves:
                     continue
-                optimizers = ("adamw", "sgd") if recompute == "none" else ("adamw",)
+                optimizers = ("adamw", FOREACH, "sgd") if recompute == "none" else ("adamw",)
                 for optimizer, loss in product(optimizers, losses):
-                    words = [f"tp {tensor_parallel}", precision, f"recompute {recompute}", optimizer]
+                    words = [
+                        f"tp {tensor_parallel}",
+                        precision,
+                        f"recompute {recompute}",
+                        optimizer.rpartition(":")[2],
+                    ]
                     step = TrackedStep(
                         model=model,
                         precision=precision,
@@ -103,6 +142,10 @@ def steps_of(model: ModelConfig) -> Iterator[tuple[str, TrackedStep]]:
                         loss=loss,
                     )
                     yield ", ".join([*words, *([] if loss == "whole" else [f"loss {loss}"])]), step
+
+
+def has_experts(model: ModelConfig) -> bool:
+    return model.decoder is not None and model.decoder.experts is not None
 
 
 def options() -> argparse.ArgumentParser:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tracked import TrackedStep, predicted, tracked
-from tracked_memory import MODELS, SHAPES, TARGET
+from tracked import FOREACH, TrackedStep, predicted, tracked
+from tracked_memory import MODELS, SHAPES, TARGET, resized
 
 SMALL = {"hidden": 128, "heads": 4, "key_value_heads": 4, "layers": 2, "feed_forward": 384}
 TINY = {name: replace(MODELS[name], **SMALL) for name in ("gpt", "llama", "bert", "vit")}
+MIXTRAL = resized(MODELS["mixtral"], vocabulary=256, hidden=128)
 LONG, MANY = ({**sizes} for sizes in SHAPES.values())
 ROWS = [
     TrackedStep(model=TINY["gpt"], optimizer="sgd"),
@@ -17,6 +18,11 @@ ROWS = [
     TrackedStep(model=replace(TINY["gpt"], **LONG), precision="bf16", tensor_parallel=4),
     TrackedStep(model=replace(TINY["llama"], **LONG), recompute="selective"),
     TrackedStep(model=TINY["llama"], precision="bf16", recompute="full", tensor_parallel=2),
+    # The optimizer's step decides.
+    TrackedStep(model=replace(TINY["gpt"], sequence=16), micro_batch_size=1, optimizer=FOREACH),
+    TrackedStep(model=resized(MIXTRAL, **LONG), precision="bf16"),
+    TrackedStep(model=resized(MIXTRAL, **LONG), precision="bf16", tensor_parallel=2, recompute="full"),
+    TrackedStep(model=MIXTRAL, precision="bf16", recompute="selective", optimizer="sgd"),
     TrackedStep(model=TINY["bert"], recompute="full"),
     TrackedStep(model=replace(TINY["gpt"], **MANY), precision="bf16", loss="chunked"),
     TrackedStep(

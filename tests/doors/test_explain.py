@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
+from weft.describe.amount import Shape
+from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
-from weft.doors.configuration import Configuration, flat
+from weft.describe.models import resolve_model
+from weft.describe.optimizers import ADAMW, FOREACH_ADAMW
+from weft.describe.plan import Buffers
+from weft.doors.configuration import LIKE_WEFT, Configuration, StackMemory, flat
 from weft.doors.explain import read_configuration
 from weft.doors.explain.megatron import options_of, stages_of
-from weft.doors.implied import preset_of
+from weft.doors.explained import explain_text
+from weft.doors.implied import Answers, preset_of
 from weft.errors import InputError
 
 # A script that keeps its options in variables and arrays, as most do.
@@ -178,6 +184,25 @@ def test_in_which_precision_deepspeed_reduces(precision: str, said: str | None, 
     assert found.reduce_precision == expected
     unknown = [f"communication_data_type {said}: predicted with reductions in fp32"]
     assert list(found.unpredicted) == (unknown if said is not None and expected is None else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "lists"),
+    [
+        ("a.toml", '[training]\n[parallelism]\n[optimizer]\nname = "AdamW"\n', False),
+        ("a.toml", '[training]\n[parallelism]\n[optimizer]\nimplementation = "foreach"\n', True),
+        ("ds.json", '{"train_batch_size": 8, "optimizer": {"type": "AdamW"}}', False),
+        (
+            "ds.json",
+            '{"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"torch_adam": true}}}',
+            True,
+        ),
+        ("config.yml", "base_model: gpt2\nmicro_batch_size: 1\noptimizer: adamw_torch\n", True),
+        ("config.yml", "base_model: gpt2\nmicro_batch_size: 1\noptimizer: adamw_torch_fused\n", False),
+    ],
+)
+def test_which_optimizers_step_lists_of_tensors(name: str, text: str, lists: bool) -> None:
+    assert read_configuration(text, name).optimizer == (FOREACH_ADAMW if lists else ADAMW)
 
 
 def test_in_which_precision_torchtitan_reduces() -> None:
@@ -647,3 +672,86 @@ def test_nested_tables_have_dotted_keys() -> None:
 )
 def test_presets_of_models_elsewhere(name: str, preset: str) -> None:
     assert preset_of(name) == preset
+
+
+ZERO_OF = (
+    '{{"train_micro_batch_size_per_gpu": 1, "bf16": {{"enabled": true}}, '
+    '"zero_optimization": {{"stage": {stage}{more}}}}}'
+)
+
+
+def of_deepspeed(reduced: int, gathered: int = 10**9) -> StackMemory:
+    return StackMemory(stack="deepspeed", buffers=Buffers(reduced=reduced, gathered=gathered))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("ds.json", ZERO_OF.format(stage=0, more=""), LIKE_WEFT),
+        ("ds.json", ZERO_OF.format(stage=2, more=""), of_deepspeed(500_000_000)),
+        # A bucket fills while another one is reduced.
+        (
+            "ds.json",
+            ZERO_OF.format(stage=2, more=', "overlap_comm": true, "reduce_bucket_size": 2e8'),
+            of_deepspeed(400_000_000),
+        ),
+        (
+            "ds.json",
+            ZERO_OF.format(stage=3, more=', "reduce_bucket_size": "auto", "stage3_max_live_parameters": 3e8'),
+            of_deepspeed(500_000_000, 300_000_000),
+        ),
+        ("a.toml", "[training]\n[parallelism]\n", StackMemory(stack="fsdp2")),
+        ("a.toml", "[training]\n[parallelism]\ndata_parallel_shard_degree = 1\n", LIKE_WEFT),
+        ("a.yaml", "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}", StackMemory(stack="fsdp2")),
+        ("a.yaml", "distributed_type: MULTI_GPU", LIKE_WEFT),
+        ("a.yaml", "distributed_type: MEGATRON_LM", StackMemory(stack="megatron-lm")),
+        ("x.sh", "x --bf16 --use-distributed-optimizer", StackMemory(stack="megatron-lm")),
+        ("x.sh", "x --bf16 --num-attention-heads 8 --use-torch-fsdp2", StackMemory(stack="fsdp2")),
+    ],
+)
+def test_whose_states_and_buffers_a_file_has(name: str, text: str, expected: StackMemory) -> None:
+    assert read_configuration(text, name).memory == expected
+
+
+def test_buffers_of_an_explained_file_have_sizes_and_sources() -> None:
+    """Buckets are allocated whole; a rank never gathers more weights than it has."""
+    answers = Answers(model="llama-7b", on="8xa100-80gb", recompute="none")
+    weights, peaks = layer_graph(resolve_model("llama-7b")).parameters(), {}
+    for bucket in (200_000_000, 500_000_000):
+        more = f', "reduce_bucket_size": {bucket}, "stage3_max_live_parameters": 400000000'
+        text = ZERO_OF.format(stage=3, more=more)
+        found = explain_text(text, "ds.json", answers, search=False)
+        assert found.plan is not None
+        parts = {part.name: part for part in found.plan.held}
+        assert parts["arriving gradients"][1:] == (2.0 * bucket, 0.2, "bucket sizes of the file")
+        assert parts["sharding buffers"].value == 2.0 * 400_000_000
+        # Two moments and a master in fp32, weights and gradients in 16 bits; each rank has an eighth.
+        states = sum(parts[name].value for name in ("weights", "gradients", "optimizer states"))
+        assert states == pytest.approx(16 * weights / 8, rel=0.01)
+        peaks[bucket] = max(found.plan.prediction.peak_bytes)
+    assert peaks[500_000_000] - peaks[200_000_000] == pytest.approx(1.03 * 2 * 3e8, rel=1e-3)
+
+
+def test_fsdp2_keeps_shards_of_masters_and_gathers_two_layers() -> None:
+    text = "[training]\n[parallelism]\n[activation_checkpoint]\nmode = 'none'\n"
+    answers = Answers(model="llama-7b", on="8xa100-80gb")
+    found = explain_text(text, "a.toml", answers, search=False)
+    assert found.plan is not None
+    parts = {part.name: part for part in found.plan.held}
+    graph = layer_graph(resolve_model("llama-7b"))
+    assert "weights" not in parts
+    assert parts["optimizer states"].value == pytest.approx(12 * graph.parameters() / 8, rel=0.01)
+    assert parts["sharding buffers"].source == "FSDP2 gathers two layers at a time"
+    sizes = [layer.parameters(Shape(1, 1024)) for layer in graph.layers]
+    assert len(found.plan.plan.stages) == len(sizes)
+    assert parts["sharding buffers"].value == pytest.approx(
+        4 * (max(sizes[::2]) + max(sizes[1::2])), rel=0.01
+    )
+
+
+def test_other_stacks_share_tied_tables_out_like_the_rest() -> None:
+    found = explain_text(
+        ZERO_OF.format(stage=3, more=""), "ds.json", Answers(model="gpt2", on="8xa100-80gb"), search=False
+    )
+    assert found.plan is not None
+    assert "whole copies of tied weights" not in {part.name for part in found.plan.held}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from predict.cost.machines import CPU, GPU, MODEL, cluster, profile_of
 
+from weft.cli.corrections import lesson_text
 from weft.describe.cluster import Cluster
 from weft.describe.layout import PartialLayout
 from weft.describe.prediction import SHARED
@@ -16,10 +17,11 @@ from weft.describe.request import request_of
 from weft.describe.run_file import run_of_keywords
 from weft.planning.planned import PlannedJob
 from weft.planning.planners import Verdict, get_planner
+from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import Problem, measured_problem
-from weft.planning.residuals import learn, lessons_in, observe
+from weft.planning.residuals import learn, lessons_in, measured_peaks, observe
 from weft.planning.what_if import on_cluster
-from weft.predict.corrections import Correction, Observation
+from weft.predict.corrections import Correction, MemoryCorrection, Observation
 from weft.predict.corrections_file import residual_files
 from weft.predict.cost.calibration import save_profile
 from weft.predict.cost.placed_plan import CostModel
@@ -172,6 +174,54 @@ def test_what_was_learned_is_used_by_the_next_plan_of_the_same_problem(tmp_path:
     assert ends[0] < ends[1]
     # A ranking is made of the same predictions.
     assert after.prediction == prediction
+
+
+def test_measured_peaks_correct_those_of_the_next_plan(tmp_path: Path) -> None:
+    """Its peaks, their interval, its chance to fit and the parts, whatever corrected the measured plan."""
+    one = job(tmp_path, pp=2)
+    predicted = one.predicted.prediction
+    assert measured_peaks({"max_device_bytes": [3], "tensor_bytes": [4]}) == [3]
+    held = measured_peaks({"tensor_bytes": [round(1.5 * peak) for peak in predicted.peak_bytes]})
+    line, took_s = measured(one, SLOW)
+    again = one
+    for time in range(6):
+        seen = observe(again, line, step_s=took_s, warm_up=1, time_s=float(time), peak_bytes=held)
+        lesson = learn(one, [seen], tmp_path)
+        again = job(tmp_path, pp=2)
+    assert "peaks of memory 1.50 of predicted, measured in 6 runs" in lesson_text(lesson)
+    assert seen.peaks is not None
+    assert seen.peaks.predicted_bytes == predicted.peak_bytes
+    corrected, memory = again.predicted.prediction, again.problem.measurements.memory
+    assert memory.count == 6
+    assert corrected.peak_bytes == pytest.approx([1.5 * peak for peak in predicted.peak_bytes], rel=0.01)
+    width, declared = (one.peak_high_bytes[0] / one.peak_bytes[0] - 1.0 for one in (corrected, predicted))
+    assert width == pytest.approx(memory.widening * declared, rel=1e-3)
+    rooms = [round(1.2 * peak) for peak in predicted.peak_bytes]
+    assert predicted.chance_to_fit(rooms) > 0.99 > 0.01 > corrected.chance_to_fit(rooms)
+    parts = {part.name: part for part in again.memory_parts(0)}
+    assert parts["correction"].source == "measured in 6 runs"
+    assert sum(part.value for name, part in parts.items() if name != "reserve") == pytest.approx(
+        corrected.peak_bytes[0], rel=1e-6
+    )
+    assert observe(one, line, step_s=took_s, warm_up=1, time_s=1.0, peak_bytes=[0, 5]).peaks is None
+
+
+@pytest.mark.parametrize("factor", [0.6, 1.7])
+@pytest.mark.parametrize("sharding", ["zero-0", "zero-1"])
+def test_bounds_stay_below_corrected_peaks(tmp_path: Path, factor: float, sharding: str) -> None:
+    memory = MemoryCorrection(count=3, factor=factor, widening=1.3)
+    posed = problem(tmp_path, sharding=sharding).corrected(Correction(memory=memory))
+    bounds = Bounds(posed)
+    candidates = get_planner("weft").search(posed).candidates
+    simulated = [one for one in candidates if one.verdict is Verdict.FITS]
+    assert simulated
+    for one in simulated:
+        assert one.layout is not None
+        assert one.prediction is not None
+        peaks, at_risk = one.prediction.peak_bytes, one.prediction.peaks_at(posed.memory_risk)
+        assert bounds.holding(one.layout).total <= max(peaks) + 2
+        assert bounds.held_at_risk(one.layout).max() <= max(at_risk) + 2
+        assert bounds.held_at_risk(one.layout).max() >= 0.8 * max(at_risk)
 
 
 def test_measurements_of_the_layers_make_it_another_prediction(tmp_path: Path) -> None:

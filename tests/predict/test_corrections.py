@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -14,7 +15,9 @@ from predict.observed import observed, several
 from weft.describe.prediction import END_OF_INTERVAL, SHARED
 from weft.predict.corrections import (
     MOST,
+    UNMEASURED_MEMORY,
     Correction,
+    Peaks,
     fit,
     left_out,
     newest,
@@ -167,3 +170,33 @@ def test_the_newest_measurements_are_kept_each_once(pairs: list[tuple[int, int]]
     assert len(kept) == min(MOST, len(set(pairs)))
     assert [one.time_s for one in kept] == sorted(one.time_s for one in kept)
     assert newest(random.sample(some, len(some)) + list(kept)) == kept
+
+
+@given(ratios, st.integers(1, 4), st.integers(5, 12))
+def test_measured_peaks_are_corrected_by_their_median_and_apart_from_steps(
+    ratio: float, outliers: int, others: int
+) -> None:
+    """Each run by the median of its ranks; runs without measured peaks say nothing of memory."""
+    plans = several([1.0] * others, peak=ratio)
+    found = fit(plans)
+    assert found is not None
+    assert found.memory.count == others
+    assert math.log(found.memory.factor) == pytest.approx(math.log(ratio), abs=0.02)
+    assert found.memory.widening < 1.0
+    unmeasured = fit(several([1.0] * others))
+    assert unmeasured is not None
+    assert unmeasured == replace(found, memory=UNMEASURED_MEMORY)
+    disturbed = fit([*plans, *several([1.0] * outliers, peak=7.0 * ratio)])
+    assert disturbed is not None
+    assert math.log(disturbed.memory.factor) == pytest.approx(math.log(ratio), abs=0.1)
+
+
+def test_runs_that_disagree_widen_the_interval_of_memory() -> None:
+    apart = fit([observed(1.0, peak=peak, time_s=peak) for peak in (0.8, 1.0, 1.2, 0.9, 1.1)])
+    alike = fit([observed(1.0, peak=1.0, time_s=float(time)) for time in range(5)])
+    assert apart is not None
+    assert alike is not None
+    assert apart.memory.widening > 2.0 > 1.0 > alike.memory.widening
+    assert apart.memory.in_words() == "measured in 5 runs"
+    with pytest.raises(ValueError, match="measured_bytes: 1 peaks for 2 ranks"):
+        Peaks(predicted_bytes=(1, 2), measured_bytes=(1,), half_width=0.1)

@@ -132,6 +132,9 @@ def test_what_a_row_says_changes_the_prediction(tmp_path, slower, faster):
         ({"recompute": "selective"}, {"recompute": "full"}),
         ({"tp": "2", "sequence_parallel": "0"}, {"tp": "2", "sequence_parallel": "1"}),
         ({"tp": "2", "loss_parallel": "0"}, {"tp": "2", "loss_parallel": "1"}),
+        ({"micro_batch_size": "8"}, {"loss": "chunked", "micro_batch_size": "8"}),
+        ({"loss": "chunked", "loss_chunk_tokens": "512"}, {"loss": "chunked", "loss_chunk_tokens": "64"}),
+        ({"loss": "chunked"} | LARGE, {"loss": "fused"} | LARGE),
         ({"sharding": "zero-0"}, {"sharding": "zero-1"}),
         ({"sharding": "zero-1"} | LARGE, {"sharding": "zero-3"} | LARGE),
         ({"micro_batch_size": "2"}, {"micro_batch_size": "1"}),
@@ -142,6 +145,14 @@ def test_what_a_row_says_changes_the_memory(tmp_path, more, less):
     base = ROW | {"attention": "fused"}
     rows = score(written(tmp_path / "m.csv", base | more, base | less)).rows
     assert rows[1].peak_bytes > rows[2].peak_bytes
+
+
+def test_a_row_ran_with_one_loss_kernel(tmp_path):
+    rows = ROW | {"loss": "auto"}, ROW | {"loss": "chunked", "tp": "2", "loss_parallel": "0"}, ROW
+    scores = score(written(tmp_path / "m.csv", *rows))
+    assert list(scores.rows) == [3]
+    assert scores.problems[1].startswith("loss: 'auto'")
+    assert scores.problems[2].startswith("loss_parallel: 0 with loss chunked")
 
 
 def test_a_plan_file_and_a_layer_graph_take_the_place_of_columns(tmp_path):

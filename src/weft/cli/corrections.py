@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,7 +17,7 @@ from weft.web.pages.calibration import lessons_page
 
 
 def lesson_text(lesson: Lesson) -> str:
-    """Return a lesson as four lines for a terminal."""
+    """Return a lesson as four lines for a terminal, or five with measured peaks of memory."""
     low, high = _interval(lesson)
     count, inside = len(lesson.observations), sum(one.inside for one in lesson.left_out)
     return "\n".join(
@@ -26,6 +27,7 @@ def lesson_text(lesson: Lesson) -> str:
             f"  corrected now: 90 % interval {low - 1.0:+.1%} to {high - 1.0:+.1%}; predicted by the others, "
             f"{inside} of {count} inside",
             f"  {_factors(lesson)}",
+            *_memory(lesson),
             f"  {lesson.path}",
         ]
     )
@@ -46,6 +48,7 @@ def lesson_record(lesson: Lesson) -> dict[str, Any]:
         "step_factor": correction.step,
         "interval": list(_interval(lesson)),
         "shared": correction.shared,
+        "memory": asdict(correction.memory),
         "left_out": [
             {
                 "plan_id": one.observation.plan_id,
@@ -69,6 +72,12 @@ def _interval(lesson: Lesson) -> tuple[float, float]:
 def _factors(lesson: Lesson) -> str:
     found = [f"{' '.join(key).strip()} {factor:.2f}" for key, factor in lesson.correction.factors.items()]
     return f"times longer: {', '.join([*found, f'all of them {lesson.correction.step:.2f}'])}"
+
+
+def _memory(lesson: Lesson) -> list[str]:
+    memory = lesson.correction.memory
+    words = f"  peaks of memory {memory.factor:.2f} of predicted, {memory.in_words()}"
+    return [words] if memory.count else []
 
 
 def corrections(*runs: Path, report: WrittenFile | None = None, json: Json = False) -> None:

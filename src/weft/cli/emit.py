@@ -90,6 +90,6 @@ def as_written(planned: PlannedJob, name: str, emitted: Emitted) -> PredictedPla
     problem = replace(problem, job=job)
     layout = carried_out(configuration, problem, replicas, decided.layout.micro_batch_size)
     try:
-        return planned_layout(problem, layout)
+        return planned_layout(problem, layout, configuration.memory)
     except InputError:
         return None

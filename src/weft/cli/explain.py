@@ -16,6 +16,7 @@ from weft.doors.implied import Answers
 from weft.doors.trace.analysis import Analysis, analyse, says
 from weft.doors.trace.events import is_trace, read_bytes, read_trace
 from weft.errors import InputError, Violation
+from weft.predict.cost.memory import BUFFERS
 
 
 def explain(
@@ -133,12 +134,23 @@ def _print_predictions(explanation: Explanation, *, searched: bool) -> None:
         out.print(table)
     if explanation.configuration.incomparable:
         return
+    if buffers := _buffers(explanation):
+        out.print(buffers, markup=False, soft_wrap=True)
     if searched:
         out.print(_verdict(explanation), markup=False, soft_wrap=True)
     elif explanation.overfull_bytes > 0:
         out.print(_overfull(explanation), markup=False, soft_wrap=True)
     if risky := _risky(explanation):
         out.print(risky, markup=False, soft_wrap=True)
+
+
+def _buffers(explanation: Explanation) -> str:
+    """Return one line on the buffers of the file's stack; empty where they are as weft's."""
+    if explanation.plan is None or explanation.plan.plan.stack == "weft":
+        return ""
+    parts = [part for part in explanation.plan.held if part.name.replace(" ", "_") in BUFFERS]
+    sizes = ", ".join(f"{part.name} {format_bytes(round(part.value))} +- {part.spread:.0%}" for part in parts)
+    return f"in buffers: {sizes} ({parts[0].source})" if parts else ""
 
 
 def _verdict(explanation: Explanation) -> str:

@@ -42,6 +42,7 @@ class OptimizerWork(BaseModel):
         orthogonalisations: iterations that make the update of every hidden matrix nearly orthogonal; 0: none.
             So replicas that share a stage bring its matrices together before they step.
         other_states: additional tensors of parameters that are no hidden matrices.
+        step_states: tensors as large as the parameters that exist during a step only.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -54,6 +55,7 @@ class OptimizerWork(BaseModel):
     unit_gradient: bool = False
     orthogonalisations: _Few = 0
     other_states: _Few = 0
+    step_states: _Few = 0
 
     @property
     def steps_shards(self) -> bool:
@@ -76,6 +78,9 @@ class OptimizerWork(BaseModel):
 
 # Two moments (Kingma and Ba, arXiv 1412.6980), for every kind of weight decay.
 ADAMW = OptimizerWork(states=2, elementwise=True)
+# Kernels over lists of tensors take one after the other, so that all roots of second moments exist at once
+# (`foreach` of torch's optimizers).
+FOREACH_ADAMW = ADAMW.model_copy(update={"step_states": 1})
 # The sum of gradients that decays with the momentum; nothing is kept without momentum.
 MOMENTUM_SGD = OptimizerWork(states=1, elementwise=True)
 PLAIN_SGD = OptimizerWork(elementwise=True)

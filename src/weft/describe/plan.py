@@ -33,7 +33,7 @@ ReducePrecision = Literal["fp32", "bf16", "fp16"]
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 Sharding = Literal["zero-0", "zero-1", "zero-2", "zero-3"]
 Blocking = Literal["messages", "reductions"]
-Stack = Literal["weft", "megatron-lm", "deepspeed"]
+Stack = Literal["weft", "megatron-lm", "deepspeed", "fsdp2"]
 # The method that clipping and skipping non-finite gradients request: steps wait for the norm of the whole
 # gradient.
 GRADIENT_NORM = "gradient-norm"
@@ -116,6 +116,16 @@ class Stage(_Record):
         return one_line(self, f"of {len(self.layers)} layers: {copies}, recompute {self.recompute}")
 
 
+class Buffers(_Record):
+    """The sizes that another stack's file states for its buffers, in elements.
+
+    `reduced`: gradients on their way, in all buffers; `gathered`: the most gathered weights at once.
+    """
+
+    reduced: Count
+    gathered: Count
+
+
 class Plan(_Record):
     """A complete layout of one training job.
 
@@ -131,7 +141,8 @@ class Plan(_Record):
     `blocking` names communication without overlap, as in other frameworks: messages that a device waits for,
     reductions at the step's end. `reduce_precision` is the precision in which replicas send each other
     gradients; None: that of the gradients.
-    `stack` is the framework that runs the plan, which decides its other memory. `methods` are the job's
+    `stack` is the framework that runs the plan, which decides its other memory, and `buffers` their sizes;
+    None: the stack's own. `methods` are the job's
     requests by name, `layer_choices` its requests for single layers. `optimizer` is the job's optimizer work.
     """
 
@@ -152,6 +163,7 @@ class Plan(_Record):
     island: Count | None = None
     blocking: tuple[Blocking, ...] = ()
     stack: Stack = "weft"
+    buffers: Buffers | None = None
     methods: tuple[Choice, ...] = ()
     layer_choices: tuple[LayerChoice, ...] = ()
     optimizer: OptimizerWork = ADAMW
@@ -247,21 +259,33 @@ class Plan(_Record):
         return id_of(self.record())
 
     def record(self) -> dict[str, Any]:
-        """Return the fields for JSON, without unset islands, methods, layer choices, stacks, optimizers,
-        splits and precisions of reductions. An optimizer without sums over whole tensors states none, and
-        one without orthogonal updates no iterations. So plans without these keep the ids of earlier versions.
+        """Return the fields for JSON, without unset islands, methods, layer choices, stacks, buffers,
+        optimizers, splits and precisions of reductions. An optimizer leaves out what it does not do:
+        sums over whole tensors, orthogonal updates, states of a step. So plans without these keep the ids of
+        earlier versions.
         """
         record: dict[str, Any] = self.model_dump(mode="json")
         for stage in record["stages"]:
             if stage["splits"] == 1:
                 del stage["splits"]
-        for name in ("island", "reduce_precision", "methods", "layer_choices", "stack", "optimizer"):
+        for name in _LEFT_OUT_UNSET:
             if getattr(self, name) == Plan.model_fields[name].default:
                 del record[name]
-        for name in ("whole_sums", "unit_gradient", "orthogonalisations", "other_states"):
+        for name in ("whole_sums", "unit_gradient", "orthogonalisations", "other_states", "step_states"):
             if "optimizer" in record and not record["optimizer"][name]:
                 del record["optimizer"][name]
         return record
+
+
+_LEFT_OUT_UNSET = (
+    "island",
+    "reduce_precision",
+    "methods",
+    "layer_choices",
+    "stack",
+    "buffers",
+    "optimizer",
+)
 
 
 def id_of(record: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ import yaml
 from weft.describe.layout import OPEN, PartialLayout
 from weft.describe.model import ModelConfig
 from weft.describe.optimizers import ADAMW, OptimizerWork
+from weft.describe.plan import Buffers, Stack
 from weft.describe.units import shown
 from weft.doors.keys import Names
 from weft.errors import InputError, Violation
@@ -24,6 +25,17 @@ _MOST_ENTRIES = 20_000
 _LARGEST_COUNT = 10**9
 # A value that Hugging Face's integration replaces with the program's own arguments.
 AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackMemory:
+    """The stack whose states and buffers a run has, and the sizes of its buffers; None: the stack's own."""
+
+    stack: Stack = "weft"
+    buffers: Buffers | None = None
+
+
+LIKE_WEFT = StackMemory()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +55,7 @@ class Configuration:
         tables: those of a run file that ask for the same methods.
         unpredicted: requests of the file that weft does not predict, one line each.
         incomparable: those that change time or memory so much that weft's figures are of another job.
+        memory: the stack whose states and buffers the run has.
         supposed: values that other programs put in place of `auto`, by their name here.
     """
 
@@ -63,6 +76,7 @@ class Configuration:
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unpredicted: tuple[str, ...] = ()
     incomparable: tuple[str, ...] = ()
+    memory: StackMemory = LIKE_WEFT
     supposed: Mapping[str, int] = field(default_factory=dict)
 
     def saying(self, values: Mapping[str, Any]) -> Configuration:

@@ -87,6 +87,7 @@ class Explanation:
             "missing": [str(violation) for violation in self.missing],
             "assumed": list(needed.assumed) if needed else [],
             "predicted": _record(str(needed.layout), self.plan.prediction) if needed and self.plan else None,
+            "held": [part._asdict() for part in self.plan.held] if self.plan else [],
             "chance_to_fit": self.chance_to_fit,
             "fits": self.overfull_bytes <= 0 if self.plan else None,
             "weft": _record(best.words, best.prediction) if best and best.prediction else None,
@@ -108,7 +109,7 @@ def explain_text(text: str, name: str, answers: Answers, *, search: bool = True)
         return Explanation(configuration=configuration, findings=tuple(found), missing=error.violations)
     plan: PredictedPlan | None = None
     try:
-        plan = planned_layout(needed.problem, needed.layout)
+        plan = planned_layout(needed.problem, needed.layout, needed.memory)
     except InputError as error:
         refused = (wrong(configuration.stack, one.problem, one.nearest) for one in error.violations)
         found += [one for one in refused if not any(one.violation.problem in str(other) for other in found)]
@@ -151,7 +152,7 @@ def _memory_to_spare(needed: Implied, plan: PredictedPlan) -> Iterator[Finding]:
     problem, layout = needed.problem, needed.layout
     for one in neighbours(problem, layout, Purpose.LARGER, Bounds(problem).layer_seconds):
         try:
-            other = planned_layout(problem, one.layout)
+            other = planned_layout(problem, one.layout, needed.memory)
         except InputError:
             continue
         over = other.overfull_bytes(problem.job.cluster, problem.memory_risk)

@@ -17,7 +17,7 @@ from weft.describe.prediction import Prediction
 from weft.describe.request import request_of
 from weft.describe.run_tables.methods import requested_methods, split_tables
 from weft.describe.units import shown
-from weft.doors.configuration import Configuration
+from weft.doors.configuration import LIKE_WEFT, Configuration, StackMemory
 from weft.doors.replicas import on_devices
 from weft.errors import InputError, Violation
 from weft.moves.layout import build_plan
@@ -26,6 +26,7 @@ from weft.planning.long_steps import predict_long
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import Problem, measured_problem
 from weft.predict.cost.places import ClusterPlaces
+from weft.predict.memory_parts import MemoryPart, held_parts
 from weft.program.schedules import get_schedule
 
 # A simulation layer by layer has at most this many passes; with more, a stage has several layers.
@@ -66,19 +67,25 @@ class Answers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Implied:
-    """The problem that a configuration poses, its layout, and the assumptions (a line each)."""
+    """The problem that a configuration poses, its layout, its stack's memory, and the assumptions (a line
+    each)."""
 
     problem: Problem
     layout: Layout
+    memory: StackMemory = LIKE_WEFT
     assumed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedPlan:
-    """The plan of a layout with its prediction, for fitting and too big layouts."""
+    """The plan of a layout with its prediction, for fitting and too big layouts.
+
+    `held` are the parts of memory that the fullest rank holds all the time.
+    """
 
     plan: Plan
     prediction: Prediction
+    held: tuple[MemoryPart, ...] = ()
 
     def overfull_bytes(self, cluster: Cluster, risk: float = 0.5) -> int:
         """Return the excess in bytes over a device's memory that the fullest one exceeds with this risk.
@@ -143,7 +150,10 @@ def implied(configuration: Configuration, answers: Answers) -> Implied:
     assumed += _assumed(configuration, batch)
     assumed += [f"{key.replace('_', ' ')}: {text}" for key, text in problem.assumed.items()]
     return Implied(
-        problem=problem, layout=carried_out(configuration, problem, replicas, size), assumed=tuple(assumed)
+        problem=problem,
+        layout=carried_out(configuration, problem, replicas, size),
+        memory=configuration.memory,
+        assumed=tuple(assumed),
     )
 
 
@@ -214,8 +224,8 @@ def carried_out(
     return replace(layout, schedule="hybrid", loops=loops, options={"depth": rounds})
 
 
-def planned_layout(problem: Problem, layout: Layout) -> PredictedPlan:
-    """Plan a layout and predict its step.
+def planned_layout(problem: Problem, layout: Layout, memory: StackMemory) -> PredictedPlan:
+    """Plan a layout and predict its step, with the states and buffers of a stack.
 
     Raises:
         InputError: when the layout cannot run the job.
@@ -228,7 +238,11 @@ def planned_layout(problem: Problem, layout: Layout) -> PredictedPlan:
     # Refuse a layout before anything is priced: prices may be impossible for it.
     plan = build_plan(job, layout, [1.0] * len(job.graph.layers))
     plan = build_plan(job, layout, Bounds(problem).layer_seconds(layout))
-    return PredictedPlan(plan, predict_long(problem.cost_model, plan).prediction)
+    plan = plan.model_copy(update={"stack": memory.stack, "buffers": memory.buffers})
+    step = predict_long(problem.cost_model, plan)
+    peaks = step.prediction.peak_bytes
+    held = held_parts(step.held, peaks.index(max(peaks)))
+    return PredictedPlan(plan, step.prediction, tuple(held))
 
 
 def _cluster(configuration: Configuration, answers: Answers) -> Cluster:

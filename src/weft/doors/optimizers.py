@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from weft.describe.optimizers import ADAMW, MOMENTUM_SGD, OptimizerWork
+from weft.describe.optimizers import ADAMW, FOREACH_ADAMW, MOMENTUM_SGD, OptimizerWork
 
 # Words are those of torch, transformers, DeepSpeed and Megatron-LM: two states in fp32, in any implementation
 # of Adam; two of one byte or of half a byte (Dettmers et al., arXiv 2110.02861) with few scales; and one.
 _WORKS: Mapping[re.Pattern[str], OptimizerWork] = {
+    # By default torch's own class runs over lists of tensors on a GPU.
+    re.compile(r"adamw?_torch"): FOREACH_ADAMW,
     re.compile(r"(paged_)?(fused_?)?adam_?w?(_torch|_hf|_apex|_32bit)?(_fused|_xla)?"): ADAMW,
     re.compile(r"(paged_)?adamw?(_bnb|_torch)?_8bit"): OptimizerWork(state_bytes=2, elementwise=True),
     re.compile(r"adamw?_torch_4bit"): OptimizerWork(state_bytes=1, elementwise=True),
@@ -21,6 +23,12 @@ _WORKS: Mapping[re.Pattern[str], OptimizerWork] = {
 def known_or_adamw(name: object) -> OptimizerWork:
     """Return the work of an optimizer; AdamW's for unknown ones and where no name is given."""
     return _work(name) or ADAMW
+
+
+def in_torch(name: object, *, foreach: bool) -> OptimizerWork:
+    """Return the work of an optimizer; torch's own class may run it over lists of tensors."""
+    work = known_or_adamw(name)
+    return FOREACH_ADAMW if foreach and work == ADAMW else work
 
 
 def other_optimizer(key: str, name: object) -> list[str]:

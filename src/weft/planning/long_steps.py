@@ -8,8 +8,8 @@ whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from weft.describe.plan import Plan
 from weft.describe.prediction import Prediction
@@ -17,6 +17,7 @@ from weft.planning.compile import compile_folded
 from weft.predict.cost.communicators import communicators
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.predict.cost.price import Priced, price_placed
+from weft.predict.cost.residency import Held
 from weft.predict.predict import predict_priced
 from weft.program.program import Program
 from weft.program.schedules import SCHEDULES
@@ -34,11 +35,13 @@ SHORT = 16
 class LongStep:
     """The prediction of a plan's step.
 
-    `resident_bytes` are the bytes that each simulated rank holds all the time. `communicator_bytes` are those
-    of each rank's communicators beyond its reserve. `waiting` is the share of the step in which devices wait.
+    `held` are the bytes that each simulated rank holds all the time, by name. `resident_bytes` are their
+    sums, corrected as peaks. `communicator_bytes` are those of each rank's communicators beyond its reserve.
+    `waiting` is the share of the step in which devices wait.
     """
 
     prediction: Prediction
+    held: Mapping[str, Held] = field(compare=False)
     resident_bytes: tuple[int, ...]
     communicator_bytes: tuple[int, ...]
     waiting: float
@@ -86,12 +89,7 @@ def predict_long(model: CostModel, plan: Plan, price: PriceOf = price_placed) ->
         shared=after.shared,
     )
     waited_s = onward(near.waiting * before.step_s, far.waiting * after.step_s)
-    return LongStep(
-        prediction=prediction,
-        resident_bytes=far.resident_bytes,
-        communicator_bytes=apart,
-        waiting=waited_s / step_s,
-    )
+    return replace(far, prediction=prediction, waiting=waited_s / step_s)
 
 
 def _shorter(plan: Plan) -> tuple[tuple[Plan, int], tuple[Plan, int]] | None:
@@ -139,7 +137,8 @@ def _predicted(program: Program, priced: Priced, communicator_bytes: tuple[int, 
     step = predict_priced(program, priced)
     return LongStep(
         prediction=step.prediction,
-        resident_bytes=tuple(step.priced.costs.base_bytes.tolist()),
+        held=step.priced.held,
+        resident_bytes=tuple(step.priced.corrected_peaks(step.priced.costs.base_bytes)[0].tolist()),
         communicator_bytes=communicator_bytes,
         waiting=bubble_fraction(step.simulation.timeline),
     )

@@ -5,16 +5,18 @@ Files of measured steps become lessons again: one on predictions from each combi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
+from weft.describe.prediction import Prediction
 from weft.planning.planned import PlannedJob
-from weft.predict.corrections import Correction, Key, LeftOut, Observation, Part, fit, left_out
+from weft.predict.corrections import Correction, Key, LeftOut, Observation, Part, Peaks, fit, left_out
 from weft.predict.corrections_file import (
     Residuals,
     load_residuals,
@@ -68,8 +70,22 @@ class Lesson:
         return left_out(self.observations)
 
 
+def measured_peaks(result: Mapping[str, Any]) -> Sequence[int]:
+    """Return the peak of memory of every rank in the result of a run; empty if it has none.
+
+    It is the memory that torch has allocated on an accelerator, or the process without its libraries.
+    """
+    return result.get("max_device_bytes") or result.get("tensor_bytes") or ()
+
+
 def observe(
-    job: PlannedJob, measured: Timeline, *, step_s: float, warm_up: int, time_s: float
+    job: PlannedJob,
+    measured: Timeline,
+    *,
+    step_s: float,
+    warm_up: int,
+    time_s: float,
+    peak_bytes: Sequence[int] = (),
 ) -> Observation:
     """Compare a job's measured steps with its prediction without any correction.
 
@@ -77,6 +93,7 @@ def observe(
         measured: instructions of the run; its first `warm_up` steps do not count.
         step_s: seconds of a step.
         time_s: the time of measurement, in seconds since 1970.
+        peak_bytes: the peak of memory of every rank, if it was measured.
 
     Raises:
         InputError: see `predict`.
@@ -96,6 +113,7 @@ def observe(
         parts=tuple(
             Part(kind=key[0], device=key[1], share=shares[key], ratio=ratio) for key, ratio in ratios.items()
         ),
+        peaks=_peaks(bare.prediction, peak_bytes),
     )
 
 
@@ -128,6 +146,17 @@ def _lesson(path: Path, residuals: Residuals, observations: tuple[Observation, .
 
 def _predicted(job: PlannedJob, correction: Correction | None) -> PredictedStep:
     return predict(job.problem.corrected(correction).cost_model, job.plan, job.program)
+
+
+def _peaks(bare: Prediction, measured_bytes: Sequence[int]) -> Peaks | None:
+    if len(measured_bytes) != len(bare.peak_bytes) or min(measured_bytes) <= 0:
+        return None
+    fullest, high = max(zip(bare.peak_bytes, bare.peak_high_bytes, strict=True))
+    return Peaks(
+        predicted_bytes=bare.peak_bytes,
+        measured_bytes=tuple(measured_bytes),
+        half_width=high / fullest - 1.0,
+    )
 
 
 def _shares(job: PlannedJob, bare: PredictedStep, keys: Sequence[Key]) -> dict[Key, float]:

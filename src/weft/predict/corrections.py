@@ -10,6 +10,9 @@ interval. It never falls, because one shared part says little about it. A plan m
 machine does something else. So median and median absolute deviation replace mean and variance. Factors from
 Croux and Rousseeuw (COMPSTAT 1992) make the deviation unbiased for few values.
 
+Peaks of memory are corrected alike, by one factor for all parts. Their residual is the median over a plan's
+ranks, and their declared interval is that of the prediction.
+
 Instructions are measured one by one. So computations, messages and collectives have corrections of their own
 from `LEAST` measurements on. The correction of the remaining error of the whole step applies to all of them.
 """
@@ -24,9 +27,10 @@ from functools import cached_property
 from statistics import median
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from weft.describe.prediction import END_OF_INTERVAL, SHARED
+from weft.errors import InputError, Violation
 
 # The declared own spread counts as this many residuals; with fewer its mean would be undefined.
 PRIOR = 3
@@ -43,6 +47,7 @@ Key = tuple[PartKind, str]
 """A kind of part, and the device of computations, else an empty name."""
 
 _Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+_PositiveCount = Annotated[int, Field(gt=0)]
 
 
 class _CorrectionRecord(BaseModel):
@@ -66,6 +71,35 @@ class Part(_CorrectionRecord):
         return self.kind, self.device
 
 
+class Peaks(_CorrectionRecord):
+    """The peaks of memory of a plan's ranks, predicted without any correction, and measured.
+
+    `half_width` is the relative half-width of the declared 90 % interval of the fullest rank.
+    """
+
+    predicted_bytes: tuple[_PositiveCount, ...] = Field(min_length=1)
+    measured_bytes: tuple[_PositiveCount, ...] = Field(min_length=1)
+    half_width: float = Field(gt=0.0, lt=1.0)
+
+    @property
+    def residual(self) -> float:
+        """The median over ranks of log(measured / predicted)."""
+        pairs = zip(self.measured_bytes, self.predicted_bytes, strict=True)
+        return median(math.log(measured / predicted) for measured, predicted in pairs)
+
+    @property
+    def declared_spread(self) -> float:
+        """Standard deviation of the residual, as the declared interval implies it."""
+        return spread_of(1.0 - self.half_width, 1.0 + self.half_width)
+
+    @model_validator(mode="after")
+    def _of_the_same_ranks(self) -> Peaks:
+        if len(self.predicted_bytes) != len(self.measured_bytes):
+            counts = f"{len(self.measured_bytes)} peaks for {len(self.predicted_bytes)} ranks"
+            raise InputError(Violation("measured_bytes", counts))
+        return self
+
+
 class Observation(_CorrectionRecord):
     """A plan's step, predicted without any correction, and measured.
 
@@ -80,6 +114,7 @@ class Observation(_CorrectionRecord):
     predicted_step_s: _Positive
     measured_step_s: _Positive
     parts: tuple[Part, ...] = ()
+    peaks: Peaks | None = None
 
     @property
     def declared_spread(self) -> float:
@@ -101,6 +136,28 @@ class Posterior:
     own_variance: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCorrection:
+    """The factor of predicted peaks of memory, and the remaining uncertainty.
+
+    Attributes:
+        count: the number of runs behind it; 0 without any.
+        factor: of all bytes.
+        widening: of the relative half-width of the declared 90 % interval.
+    """
+
+    count: int = 0
+    factor: float = 1.0
+    widening: float = 1.0
+
+    def in_words(self) -> str:
+        """Return the words for the source of a peak."""
+        return f"measured in {self.count} run{'s' if self.count != 1 else ''}"
+
+
+UNMEASURED_MEMORY = MemoryCorrection()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Correction:
     """Factors for predictions of one model on one machine, and the remaining uncertainty.
@@ -111,6 +168,7 @@ class Correction:
         factors: of each part's time. step: of all times, in addition.
         shared_variance, own_variance: of the remaining residuals; all plans share the first.
         declared_spread: standard deviation of the residuals before any measurement.
+        memory: of peaks of memory.
     """
 
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -120,6 +178,7 @@ class Correction:
     shared_variance: float = 0.0
     own_variance: float = 0.0
     declared_spread: float = 0.0
+    memory: MemoryCorrection = UNMEASURED_MEMORY
 
     def computations(self, device: str) -> float:
         """Return the factor of the time of a device's computations."""
@@ -229,6 +288,19 @@ def fit(observations: Sequence[Observation]) -> Correction | None:
         shared_variance=left.shared_variance,
         own_variance=left.own_variance,
         declared_spread=spread,
+        memory=_fit_memory([one.peaks for one in observations if one.peaks is not None]),
+    )
+
+
+def _fit_memory(peaks: Sequence[Peaks]) -> MemoryCorrection:
+    if not peaks:
+        return UNMEASURED_MEMORY
+    declared_spread = median(one.declared_spread for one in peaks)
+    found = posterior([one.residual for one in peaks], declared_spread)
+    return MemoryCorrection(
+        count=len(peaks),
+        factor=math.exp(found.log_ratio),
+        widening=math.sqrt(found.shared_variance + found.own_variance) / declared_spread,
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from weft.describe.cluster import Cluster
 from weft.describe.job import Job
-from weft.predict.corrections import Correction, fit
+from weft.predict.corrections import UNMEASURED_MEMORY, Correction, MemoryCorrection, fit
 from weft.predict.corrections_file import load_residuals
 from weft.predict.cost.calibration import load_machine, load_profiles
 from weft.predict.cost.compute import ComputeModel
@@ -21,6 +21,11 @@ class Measurements:
     machine: MachineMeasurement | None = None
     profile: LayerProfile | None = None
     correction: Correction | None = None
+
+    @property
+    def memory(self) -> MemoryCorrection:
+        """The correction of peaks of memory."""
+        return UNMEASURED_MEMORY if self.correction is None else self.correction.memory
 
     def sources(self, cluster: Cluster, precision: str) -> dict[str, str]:
         """Return the source of compute times for each kind of device of the cluster."""

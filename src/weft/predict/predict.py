@@ -47,8 +47,7 @@ def predict_priced(
         InputError: as `simulate` does.
     """
     simulation = simulate(program, priced.costs, run=run_name, plan_id=plan_id)
-    peak_bytes = simulation.peak_bytes.copy()
-    high_bytes = peak_bytes + np.rint(priced.peak_half_widths(peak_bytes)).astype(np.int64)
+    peak_bytes, high_bytes = priced.corrected_peaks(simulation.peak_bytes)
     for rank, alike in priced.twins.items():
         peak_bytes[alike], high_bytes[alike] = peak_bytes[rank], high_bytes[rank]
     prediction = Prediction(
@@ -70,14 +69,16 @@ def live_curve(program: Program, predicted: PredictedStep, rank: int) -> list[tu
     An instruction's working bytes count from its start, on top of those just before its end.
     """
     costs, timeline = predicted.priced.costs, predicted.simulation.timeline
+    factor = predicted.priced.memory.factor
     live_bytes, working_bytes = (each[timeline.position] for each in (costs.live_bytes, costs.working))
     mine = np.flatnonzero((timeline.rank == rank) & ((live_bytes != 0) | (working_bytes != 0)))
     order = mine[np.lexsort((live_bytes[mine] < 0, timeline.end_ns[mine]))]
-    after = int(costs.base_bytes[rank]) + np.cumsum(live_bytes[order])
+    held = int(costs.base_bytes[rank])
+    after = held + np.cumsum(live_bytes[order])
     works = working_bytes[order] > 0
     at_work = (after - live_bytes[order] + working_bytes[order])[works]
     times = np.concatenate([timeline.start_ns[order][works], timeline.end_ns[order]]) / 1e9
-    levels = np.concatenate([at_work, after])
+    levels = np.rint(factor * np.concatenate([at_work, after])).astype(np.int64)
     by_time = np.argsort(times, kind="stable")
-    start = (0.0, int(costs.base_bytes[rank]))
+    start = (0.0, round(factor * held))
     return [start, *zip(times[by_time].tolist(), levels[by_time].tolist(), strict=True)]

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Validat
 
 from weft.describe.kernels import Accumulation, Attention, Norm
 from weft.describe.layout import PartialLayout
+from weft.describe.loss_choice import WHOLE, Loss
 from weft.describe.optimizers import KNOWN_OPTIMIZERS
 from weft.describe.plan import Stack
 from weft.describe.reading import read_text, violations_of
@@ -70,6 +71,8 @@ class Measurement(PartialLayout):
     sequence_parallel: bool | None = None
     attention: Attention = "flash2"
     norm: Norm = "fused"
+    # A program has run with one kernel; only planners choose.
+    loss: Loss | None = None
     loss_parallel: bool = True
     accumulation: Accumulation = "separate"
     precision: Precision = "bf16"
@@ -154,4 +157,7 @@ def _row(given: Mapping[str, str], *, too_many: bool) -> Measurement:
     if row.status == "ok" and row.measured_step_s is None:
         problem = "missing; a row that is ok has a measured step"
         raise InputError(Violation("measured_step_s", problem))
+    if row.loss not in (None, WHOLE) and (row.tp or 1) > 1 and not row.loss_parallel:
+        problem = f"0 with loss {row.loss}, whose chunks of logits tensor ranks divide"
+        raise InputError(Violation("loss_parallel", problem, "1"))
     return row

@@ -21,7 +21,7 @@ from weft.describe.this_machine import THIS_MACHINE
 from weft.errors import InputError, RunError, Violation
 from weft.planning.planned import PlannedJob, decided_file
 from weft.planning.planners import Candidate
-from weft.planning.residuals import observe
+from weft.planning.residuals import measured_peaks, observe
 from weft.predict.corrections import Observation
 from weft.predict.ledger import Ledger
 from weft.run.launch.workers import launch_workers
@@ -172,7 +172,14 @@ def _measured(job: PlannedJob, candidate: Candidate, directory: RunDirectory) ->
         cycle=job.program.steps_per_cycle,
     )
     assert made.step_s is not None, "there are seconds"
-    observation = observe(job, measured, step_s=made.step_s, warm_up=1, time_s=time.time())
+    observation = observe(
+        job,
+        measured,
+        step_s=made.step_s,
+        warm_up=1,
+        time_s=time.time(),
+        peak_bytes=measured_peaks(directory.result()),
+    )
     return replace(made, observation=observation)
 
 

@@ -13,7 +13,7 @@ from predict.cost.steps import GRAPH, SLOW, machine, plans, step_of
 from predict.plans import plan_of
 
 from weft.describe.amount import Shape
-from weft.describe.optimizers import ADAMW, MOMENTUM_SGD, PLAIN_SGD, OptimizerWork
+from weft.describe.optimizers import ADAMW, FOREACH_ADAMW, MOMENTUM_SGD, PLAIN_SGD, OptimizerWork
 from weft.describe.plan import Plan
 from weft.describe.plan_file import PlanFile, parse_plan_file
 from weft.describe.plan_versions import former_ids
@@ -110,6 +110,29 @@ def test_peaks_differ_by_the_states_that_ranks_keep(plan: Plan, precision: str) 
             held[list(replica.ranks)] += 4 * (share_of(parameters, plan.sharers(index)) + whole)
     assert one - none == pytest.approx(held * (1 + ALLOCATOR_SLACK), abs=1)
     assert two - one == pytest.approx(one - none, abs=1)
+
+
+@settings(max_examples=10)
+@given(plans(), st.sampled_from(["fp32", "bf16"]))
+def test_tensors_of_a_step_exist_during_steps_only(plan: Plan, precision: str) -> None:
+    """One for each stepped parameter of a stage: a rank's share of the stage; peaks never fall."""
+    plan = plan.model_copy(update={"precision": precision})
+    lists = with_optimizer(plan, FOREACH_ADAMW)
+    program, model = compile_plan(lists, GRAPH), CostModel(graph=GRAPH, cluster=SLOW)
+    columns, costs = program.columns, price(model, program, lists).costs
+    steps = columns.kind == STEP
+    shares = [
+        share_of(stage_parameters(GRAPH, stage.layers, plan.shape(index)), plan.sharers(index))
+        for index, stage in enumerate(plan.stages)
+    ]
+    held = 4 * np.array(shares)[columns.stage[steps]] * (1 + ALLOCATOR_SLACK)
+    assert costs.working[steps] == pytest.approx(held, abs=1)
+    fused = price(model, program, plan).costs
+    assert not fused.working[steps].any()
+    assert np.array_equal(costs.working[~steps], fused.working[~steps])
+    with_lists, without = (step_of(one, SLOW).prediction.peak_bytes for one in (lists, plan))
+    assert all(more >= less for more, less in zip(with_lists, without, strict=True))
+    assert "step_states" not in plan.model_copy(update={"optimizer": MOMENTUM_SGD}).record()["optimizer"]
 
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16", "fp16"])

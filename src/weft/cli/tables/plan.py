@@ -97,7 +97,9 @@ def chance_text(planned: PlannedJob) -> str:
     kept = f"; {reserves} stay in reserve" if reserves else ""
     chance = planned.prediction.chance_to_fit(planned.usable_bytes)
     words = f"over {_SURE:.1%}" if chance > _SURE else f"{chance:.1%}"
-    return f"fits with a chance of {words} (accepted risk {problem.memory_risk:.0%}){kept}"
+    memory = problem.measurements.memory
+    measured = f"; memory as {memory.in_words()}" if memory.count else ""
+    return f"fits with a chance of {words} (accepted risk {problem.memory_risk:.0%}){kept}{measured}"
 
 
 def job_text(problem: Problem) -> Text:

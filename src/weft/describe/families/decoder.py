@@ -13,7 +13,7 @@ from weft.describe.amount import ZERO, Amount
 from weft.describe.decoder import Decoder
 from weft.describe.families.block_parts import NORMS, BlockPart
 from weft.describe.families.decoder_attention import attention_part, key_elements
-from weft.describe.families.decoder_feed_forward import feed_forward_part
+from weft.describe.families.decoder_feed_forward import feed_forward_part, mixture_temporaries
 from weft.describe.families.transformer import (
     RESIDUAL,
     chain,
@@ -61,7 +61,6 @@ def _block(config: ModelConfig, decoder: Decoder, *, experts: bool, window: int)
     parts += feed_forward_part(config, decoder, experts=experts)
     mixture = decoder.experts if experts else None
     inner = config.feed_forward if mixture is None else mixture.active * mixture.width
-    last_width = inner if mixture is None else mixture.count * mixture.width
     block = Layer(
         name="block",
         kind="block",
@@ -72,10 +71,12 @@ def _block(config: ModelConfig, decoder: Decoder, *, experts: bool, window: int)
         product_bytes=parts.product_bytes,
         freed_products=parts.freed_products,
         temporaries=(
-            *last_product_temporaries(width, last_width),
+            *last_product_temporaries(width, inner),
             # The activation before the last product of the feed-forward.
             *((_gate_temporaries(width, inner),) if decoder.gated else ()),
-        ),
+        )
+        if mixture is None
+        else mixture_temporaries(width, mixture),
         sent=per_stream_token(width),
         tensor_reduced=per_token(2.0 * width),
         dispatched=ZERO if mixture is None else per_token(mixture.active * width),

@@ -7,7 +7,14 @@ from dataclasses import replace
 from weft.describe.amount import Amount
 from weft.describe.decoder import Decoder, Experts
 from weft.describe.families.block_parts import BlockPart, product_with_bias
-from weft.describe.families.transformer import ACTIVATION, TOKENS, per_token, token_product
+from weft.describe.families.transformer import (
+    ACTIVATION,
+    TOKENS,
+    per_stream_token,
+    per_token,
+    token_product,
+)
+from weft.describe.layer import Temporaries
 from weft.describe.model import ModelConfig
 
 # Elements moved per column: the gated activation reads and writes the gate, then reads both factors and
@@ -71,4 +78,23 @@ def _mixture(width: int, experts: Experts, *, bias: bool) -> BlockPart:
         routed_share=experts.active / (experts.active + shared),
         routed_kept=per_token(2.0 * experts.active * width)
         + per_token(4.0 * experts.active * experts.width, divided=True),
+    )
+
+
+def mixture_temporaries(width: int, experts: Experts) -> tuple[Temporaries, ...]:
+    """Return the moments of the backward pass of a mixture.
+
+    First the weights of the results get gradients, in fp32. Then follow the products of the experts, the last
+    first. Each has a gradient of the matrices of all experts.
+    """
+    routed, stream = per_token(experts.active * width), per_stream_token(width)
+    inside = per_token(experts.active * experts.width, divided=True)
+    matrix = Amount.of(width * experts.count * experts.width, tensor=1, expert=1)
+    return (
+        Temporaries(elements=stream + routed * 3.0, rounded=routed * 5.0, divided=False),
+        Temporaries(elements=stream + per_token(width) + routed * 3.0, rounded=routed * 5.0, divided=True),
+        Temporaries(elements=stream + inside, weights=matrix),
+        # The results of experts are gone, then their activations, too.
+        Temporaries(elements=stream + inside * 2.0 + routed * -1.0),
+        Temporaries(elements=stream + inside * -2.0, weights=matrix * 2.0),
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.describe.plan import Recompute, Sharding
-from weft.doors.configuration import Configuration, counts, flat, truth, whole, yaml_mapping
+from weft.doors.configuration import Configuration, StackMemory, counts, flat, truth, whole, yaml_mapping
 from weft.doors.explain.deepspeed import (
     SHARDINGS,
     absent,
@@ -19,6 +19,7 @@ from weft.doors.explain.deepspeed import (
 from weft.doors.keys import ACCELERATE, ACCELERATE_ULYSSES, DEEPSPEED, IN_MEGATRON, ULYSSES
 from weft.doors.optimizers import known_or_adamw
 from weft.doors.replicas import groups_of_accelerate
+from weft.doors.stack_memory import LIKE_MEGATRON, memory_of_deepspeed, memory_of_fsdp2
 
 NAME = "Accelerate"
 _MARKS = ("compute_environment", "distributed_type")
@@ -77,6 +78,7 @@ def read(text: str, name: str) -> Configuration:
         unpredicted=(*_unpredicted(given), *unpredicted(deepspeed or {})),
         incomparable=(*_incomparable(given, kind, deepspeed), *incomparable(deepspeed or {})),
         supposed=supposed(deepspeed or {}),
+        memory=_memory(kind, deepspeed or {}, sharding, values.get("pp", 1)),
     )
     return configuration.saying(said | values | groups_of_accelerate(given, sharding, name))
 
@@ -101,6 +103,14 @@ def _sharding(given: Mapping[str, Any], kind: str, deepspeed: Mapping[str, Any] 
     if strategy in _STRATEGIES:
         return _STRATEGIES[strategy]
     return "zero-2" if resharded is not None and not truth(resharded) else "zero-3"
+
+
+def _memory(kind: str, deepspeed: Mapping[str, Any], sharding: Sharding | None, pipeline: int) -> StackMemory:
+    if kind == "DEEPSPEED":
+        return memory_of_deepspeed(deepspeed, sharding, pipeline)
+    if kind == "MEGATRON_LM":
+        return LIKE_MEGATRON
+    return memory_of_fsdp2(sharding)
 
 
 def _recompute(given: Mapping[str, Any], kind: str) -> Recompute | None:

@@ -17,6 +17,7 @@ from weft.doors.explain.deepspeed import absent, incomparable, named, sharding_o
 from weft.doors.keys import AXOLOTL
 from weft.doors.optimizers import known_or_adamw, other_optimizer, paged_optimizer
 from weft.doors.replicas import replicas_of
+from weft.doors.stack_memory import memory_of_deepspeed, memory_of_fsdp2
 
 NAME = "Axolotl"
 _DEEPSPEED = "deepspeed"
@@ -73,6 +74,9 @@ def read(text: str, name: str) -> Configuration:
             *unpredicted(deepspeed or {}),
             *(() if adapters else unpredicted_adapters(given)),
         ),
+        memory=memory_of_fsdp2(sharding)
+        if deepspeed is None
+        else memory_of_deepspeed(deepspeed, sharding, pipeline=1),
         incomparable=(*adapters, *_incomparable(given, deepspeed), *incomparable(deepspeed or {})),
     )
     return configuration.saying(said | values | replicas_of(sizes))

@@ -17,8 +17,9 @@ from weft.doors.configuration import (
     whole,
 )
 from weft.doors.keys import DEEPSPEED, Name
-from weft.doors.optimizers import known_or_adamw, other_optimizer
+from weft.doors.optimizers import in_torch, other_optimizer
 from weft.doors.replicas import groups_of_deepspeed
+from weft.doors.stack_memory import memory_of_deepspeed
 from weft.errors import InputError, Violation
 
 NAME = "DeepSpeed"
@@ -45,17 +46,21 @@ def read(text: str, name: str) -> Configuration:
     if "global_batch" not in values:
         # By default the engine accumulates nothing.
         values.setdefault("micro_batches", 1)
+    sharding, pipeline = sharding_of(given), values.get("pp", 1)
     said = {
-        "sharding": sharding_of(given),
+        "sharding": sharding,
         "recompute": _recompute(given),
         "schedule": "1f1b",
         "loops": 1,
-        "blocking": _blocking(given, stage, values.get("pp", 1)),
+        "blocking": _blocking(given, stage, pipeline),
     }
     configuration = Configuration(
         stack=NAME,
         given=given,
-        optimizer=known_or_adamw(given.get("optimizer.type")),
+        # DeepSpeed's own kernel is fused.
+        optimizer=in_torch(
+            given.get("optimizer.type"), foreach=truth(given.get("optimizer.params.torch_adam"))
+        ),
         keys=keys | {"sharding": "zero_optimization.stage"},
         precision=_precision(given),
         reduce_precision=_reduce_precision(given),
@@ -63,6 +68,7 @@ def read(text: str, name: str) -> Configuration:
         unpredicted=unpredicted(given),
         incomparable=incomparable(given),
         supposed=supposed(given),
+        memory=memory_of_deepspeed(given, sharding, pipeline),
     )
     return configuration.saying(said | values | groups_of_deepspeed(given, stage))
 

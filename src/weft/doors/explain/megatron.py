@@ -18,6 +18,7 @@ from weft.doors.configuration import Configuration, counts, whole
 from weft.doors.keys import MEGATRON_LM
 from weft.doors.optimizers import known_or_adamw, other_optimizer
 from weft.doors.replicas import groups_of_megatron_lm
+from weft.doors.stack_memory import LIKE_MEGATRON, memory_of_fsdp2
 
 NAME = "Megatron-LM"
 _MARKS = (
@@ -77,6 +78,7 @@ def read(text: str, name: str) -> Configuration:
         options={"group_size": group} if looped and isinstance(group, int) and group > 0 else {},
         unpredicted=tuple(_unpredicted(given)),
         incomparable=tuple(_incomparable(given)),
+        memory=LIKE_MEGATRON if sharding in ("zero-0", "zero-1") else memory_of_fsdp2(sharding),
     )
     return configuration.saying(said | values | groups_of_megatron_lm(given, values, sharding, devices))
 

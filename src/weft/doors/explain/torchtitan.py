@@ -13,8 +13,9 @@ from typing import Any
 from weft.describe.plan import Recompute, Sharding
 from weft.doors.configuration import Configuration, counts, flat, toml_mapping, truth, whole
 from weft.doors.keys import TORCHTITAN
-from weft.doors.optimizers import known_or_adamw, other_optimizer
+from weft.doors.optimizers import in_torch, other_optimizer
 from weft.doors.replicas import replicas_of
+from weft.doors.stack_memory import memory_of_fsdp2
 from weft.errors import InputError, Violation
 
 NAME = "torchtitan"
@@ -66,7 +67,10 @@ def read(text: str, name: str) -> Configuration:
     configuration = Configuration(
         stack=NAME,
         given=given,
-        optimizer=known_or_adamw(given.get("optimizer.name")),
+        # By default the kernel is fused.
+        optimizer=in_torch(
+            given.get("optimizer.name"), foreach=given.get("optimizer.implementation") == "foreach"
+        ),
         keys=keys | batch_keys,
         precision=_PRECISIONS.get(str(given.get("training.mixed_precision_param", "bfloat16"))),
         reduce_precision=_PRECISIONS.get(str(given.get("training.mixed_precision_reduce"))),
@@ -75,6 +79,7 @@ def read(text: str, name: str) -> Configuration:
         model=_model(given),
         unpredicted=tuple(_unpredicted(given)),
         incomparable=tuple(_incomparable(given)),
+        memory=memory_of_fsdp2(sharding),
     )
     return configuration.saying(said | values | batch | replicas)
 

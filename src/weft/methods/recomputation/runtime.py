@@ -32,6 +32,7 @@ PRODUCTS = frozenset(
     {
         _aten.mm.default,
         _aten.addmm.default,
+        _aten._grouped_mm.default,
         _aten.convolution.default,
         _aten._scaled_dot_product_flash_attention_for_cpu.default,
         _aten._scaled_dot_product_flash_attention.default,

@@ -19,7 +19,15 @@ from weft.predict.cost.hooks import (
     synchronising_hook,
     takes_nothing,
 )
-from weft.predict.cost.memory import STACKS, plan_states, resident_states, stage_parameters
+from weft.predict.cost.memory import (
+    BUFFERS,
+    STACKS,
+    STATED_BUFFERS,
+    ResidentStates,
+    plan_states,
+    resident_states,
+    stage_parameters,
+)
 from weft.predict.cost.network import Network
 from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import Held, ResidentBytes
@@ -78,7 +86,7 @@ def reduction_lead(pricing: Pricing, rows: Ints, occupancy: Floats, link_s: Floa
     return Lead(lead, np.where(lead > 0.0, in_step / layers, 0.0))
 
 
-def _states(pricing: Pricing) -> Held:
+def _resident(pricing: Pricing) -> ResidentStates:
     """Return the bytes of the states and buffers of a rank's stages, or of its shard of them."""
     plan, ranks = pricing.plan, pricing.program.ranks
     stages = (
@@ -89,9 +97,21 @@ def _states(pricing: Pricing) -> Held:
         )
         for index, stage in enumerate(plan.stages)
     )
-    states, bucket_bytes = plan_states(plan), STACKS[plan.stack].bucket_bytes
-    held = resident_states(stages, ranks, states, plan.sharding, bucket_bytes=bucket_bytes)
-    return Held(held.total, parts=held._asdict())
+    stack, stated = STACKS[plan.stack], plan.buffers
+    return resident_states(stages, ranks, plan_states(plan), plan.sharding, stack=stack, stated=stated)
+
+
+def _states(pricing: Pricing) -> Held:
+    held = {name: each for name, each in _resident(pricing)._asdict().items() if name not in BUFFERS}
+    return Held(sum(held.values(), np.zeros_like(held["weights"])), parts=held)
+
+
+def _buffers(pricing: Pricing) -> Held:
+    held, plan = _resident(pricing), pricing.plan
+    stack = STACKS[plan.stack]
+    each = {name: getattr(held, name) for name in BUFFERS}
+    source = stack.source if plan.buffers is None else STATED_BUFFERS
+    return Held(held.arriving_gradients + held.sharding_buffers, stack.spread, source, each)
 
 
 _REDUCE = synchronising_hook(_reduction, share_of=sent_share_of)
@@ -106,5 +126,6 @@ COSTS = (
     TrafficOf(kind="reduce", ways=lambda plan: 2 if plan.sharding == "zero-0" else 1, share=sent_share_of),
     TrafficOf(kind="reduce_across", ways=lambda plan: 2),
     TrafficOf(kind="gather", ways=lambda plan: 1, wire=gather_wire_of),
-    ResidentBytes(what="states and buffers", hook=_states),
+    ResidentBytes(what="states", hook=_states),
+    ResidentBytes(what="buffers", hook=_buffers),
 )

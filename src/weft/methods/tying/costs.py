@@ -14,9 +14,14 @@ from weft.predict.cost.traffic import TrafficOf
 
 
 def _whole_copies(pricing: Pricing) -> Held:
-    """Return the bytes of copies of tied weights beyond a shard of them: their holders shard nothing."""
+    """Return the bytes of copies of tied weights beyond a shard of them: their holders shard nothing.
+
+    Other stacks shard them like all weights.
+    """
     more = np.zeros(pricing.program.ranks, dtype=np.int64)
     plan = pricing.plan
+    if plan.stack != "weft":
+        return Held(more)
     states = plan_states(plan)
     for index, stage in enumerate(plan.stages):
         for one in shared_parameters(pricing.model.graph, stage.layers):

@@ -81,7 +81,10 @@ class Bounds:
         job = problem.job
         self._state_bytes = state_bytes(job.precision, job.optimizer, reduce_precision=job.reduce_precision)
         self._optimizer_bytes = job.optimizer.kept_bytes(STEPPED_BYTES[job.precision])
-        self._margin = margin_at(problem.memory_risk)
+        memory = problem.measurements.memory
+        self._memory_factor = memory.factor
+        # Half-widths of the declared intervals of bytes that are left free.
+        self._margin = memory.widening * margin_at(problem.memory_risk)
         self._costs = LeastCosts(problem)
         self._partitions: dict[_CutKey, Ints] = {}
         self._resident_states: dict[tuple[_CutKey, str, int, str, int, tuple[int, ...]], Ints] = {}
@@ -186,7 +189,7 @@ class Bounds:
         left = with_slack(self._as_recomputed(layout, layers.left).astype(np.int64))
         taken = with_slack(self._taken(layout).astype(np.int64))
         left[list(self._away(layout)[1])] = 0
-        return self._resident(layout), self._kept_of(layout).most(left, whole, taken)
+        return self._resident(layout), self._corrected(self._kept_of(layout).most(left, whole, taken))
 
     def most_in_flight(self, layout: Layout) -> Ints:
         """Return the most micro-batches that each device of a pipeline keeps at once, shape (devices,)."""
@@ -196,13 +199,14 @@ class Bounds:
     def layer_bytes(self, layout: Layout) -> LayerBytes:
         """Return the bytes that each layer holds on a rank of the layout.
 
-        They include the allocator's slack and the margin of the problem's `memory_risk`.
+        They include the allocator's slack, the margin of the problem's `memory_risk`, and the correction by
+        measured peaks.
         """
         layers, states = self._costs.of(layout), self._state_bytes
         sharers, level = sharers_of(layout), SHARDINGS.index(layout.sharding)
         each = sum(size / (sharers if turn < level else 1) for turn, size in enumerate(states.in_turn))
         resident, live = (
-            (1.0 + ALLOCATOR_SLACK) * (1.0 + self._margin * spread)
+            self._memory_factor * (1.0 + ALLOCATOR_SLACK) * (1.0 + self._margin * spread)
             for spread in (RESIDENT_SPREAD, LIVE_SPREAD)
         )
         arriving = states.arriving if sharers > 1 else 0
@@ -268,7 +272,11 @@ class Bounds:
     def _resident(self, layout: Layout) -> Ints:
         """Return bytes per device of a pipeline in states and buffers."""
         # The slack of states that are away is rounded by itself.
-        return with_slack(self._states(layout)) - bool(self._away(layout)[0])
+        return self._corrected(with_slack(self._states(layout)) - bool(self._away(layout)[0]))
+
+    def _corrected(self, held: Ints) -> Ints:
+        """Return predicted bytes as measured peaks correct them, rounded down."""
+        return held if self._memory_factor == 1.0 else (self._memory_factor * held).astype(np.int64)
 
     def _states(self, layout: Layout) -> Ints:
         """Return bytes of states and buffers per device of a pipeline, without slack."""

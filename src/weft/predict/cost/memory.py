@@ -13,7 +13,7 @@ from weft.describe.device import PRECISION_BYTES
 from weft.describe.layer import Layer
 from weft.describe.layer_graph import LayerGraph, TiedParameters
 from weft.describe.optimizers import ADAMW, OptimizerWork
-from weft.describe.plan import Plan, Sharding, Stack
+from weft.describe.plan import Buffers, Plan, Sharding, Stack
 from weft.errors import InputError, Violation
 from weft.program.arrays import Ints
 from weft.program.buffers import SHARDED_BUFFERS
@@ -71,19 +71,34 @@ class StackMemory:
     Attributes:
         half_gradients: 16-bit training accumulates and reduces gradients in 16 bits, not in fp32.
         bucket_bytes: largest buffer of arriving gradients or weights; None: as large as a stage needs.
+        shards_masters: gathered weights are cast masters, of which ranks keep shards and nothing else.
+        spread: relative half-width of the 90 % interval of the buffers.
+        source: the origin of the buffers' sizes, in words.
     """
 
     half_gradients: bool = False
     bucket_bytes: int | None = None
+    shards_masters: bool = False
+    spread: float = 0.01
+    source: str = "counted by parameters"
 
 
 # weft reduces a stage at once, out of place. Megatron-LM reduces in place, in fp32 (Korthikanti et al.).
-# DeepSpeed keeps gradients as its paper (ZeRO) does, and reduces them in buckets of 5e8 elements.
+# DeepSpeed keeps gradients as its paper (ZeRO) does, and reduces them in buckets of 5e8 elements. FSDP2
+# (`torch.distributed.fsdp.fully_shard`) gathers the next layer while one computes. How much of its limits a
+# program uses is assumed.
+_ASSUMED_SPREAD = 0.2
 STACKS: Mapping[Stack, StackMemory] = {
     "weft": StackMemory(),
-    "megatron-lm": StackMemory(bucket_bytes=0),
-    "deepspeed": StackMemory(half_gradients=True, bucket_bytes=10**9),
+    "megatron-lm": StackMemory(bucket_bytes=0, source="Megatron-LM reduces in place"),
+    "deepspeed": StackMemory(
+        half_gradients=True, bucket_bytes=10**9, spread=_ASSUMED_SPREAD, source="DeepSpeed's usual buckets"
+    ),
+    "fsdp2": StackMemory(
+        shards_masters=True, spread=_ASSUMED_SPREAD, source="FSDP2 gathers two layers at a time"
+    ),
 }
+STATED_BUFFERS = "bucket sizes of the file"
 
 
 def state_bytes(
@@ -136,13 +151,18 @@ class ResidentStates(NamedTuple):
         return total
 
 
+# The kinds of `ResidentStates` whose sizes depend on the stack.
+BUFFERS = ("arriving_gradients", "sharding_buffers")
+
+
 def resident_states(
     stages: Iterable[tuple[Ints, int | Ints, int]],
     ranks: int,
     states: StateBytes,
     sharding: Sharding,
     *,
-    bucket_bytes: int | None = None,
+    stack: StackMemory = STACKS["weft"],
+    stated: Buffers | None = None,
 ) -> ResidentStates:
     """Return bytes that every rank holds all the time in states and buffers.
 
@@ -156,10 +176,11 @@ def resident_states(
 
     and buffers: for gradients from zero-2 on, and for weights with zero-3. Each is as large as the largest
     stage that uses it. Where replicas reduce gradients, a further buffer holds arriving gradients. It is as
-    large as the largest of them, or as a bucket (see `StackMemory`).
+    large as the largest of them, or as a bucket of the `stack`. `stated` buffers take the place of all these.
+    A stack allocates its buckets whole, and gathers no more weights than a rank has.
     """
-    level = SHARDINGS.index(sharding)
-    buffer_bytes = buffered_bytes(states, sharding)
+    level, bucket_bytes = SHARDINGS.index(sharding), stack.bucket_bytes
+    buffer_bytes = buffered_bytes(states, sharding, stack)
     whole, shares, arriving, local = (np.zeros(ranks, dtype=np.int64) for _ in range(4))
     buffers = np.zeros((ranks, SHARDED_BUFFERS), dtype=np.int64)
     for holders, parameters, replicas in stages:
@@ -178,12 +199,23 @@ def resident_states(
     optimizer, gradients, weights = (
         size * (shares if turn < level else whole) for turn, size in enumerate(states.in_turn)
     )
-    return ResidentStates(optimizer, gradients, weights, arriving, buffers.sum(axis=1))
+    if stack.shards_masters and sharding == "zero-3":
+        weights = np.zeros_like(whole)
+    in_use: Ints = buffers.sum(axis=1)
+    if stated is not None:
+        arriving = np.where(arriving > 0, stated.reduced * states.arriving, 0)
+        gathered: Ints = np.minimum(whole, stated.gathered) * states.weights
+        in_use = gathered if sharding == "zero-3" else np.zeros_like(whole)
+    return ResidentStates(optimizer, gradients, weights, arriving, in_use)
 
 
-def buffered_bytes(states: StateBytes, sharding: Sharding) -> int:
-    """Return bytes of each parameter in a buffer; optimizer states take none."""
-    return sum(states.in_turn[1 : SHARDINGS.index(sharding)])
+def buffered_bytes(states: StateBytes, sharding: Sharding, stack: StackMemory = STACKS["weft"]) -> int:
+    """Return bytes of each parameter in a buffer; optimizer states take none.
+
+    Where masters are sharded, the gradient of a layer has the precision of its gathered weights.
+    """
+    level = SHARDINGS.index(sharding)
+    return states.weights * max(0, level - 1) if stack.shards_masters else sum(states.in_turn[1:level])
 
 
 def with_slack(held: Ints) -> Ints:

@@ -12,11 +12,13 @@ from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.prediction import SHARED
 from weft.errors import InputError, Violation
+from weft.predict.corrections import UNMEASURED_MEMORY, MemoryCorrection
 from weft.predict.cost.hooks import LeadOf, hook_of
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.residency import (
     LIVE_SPREAD,
+    Held,
     base_bytes,
     base_half_widths,
     held_bytes,
@@ -41,16 +43,19 @@ class Priced:
     `twins` are the ranks that each rank with instructions stands for, itself included. `low_scale` and
     `high_scale` times a predicted time are the ends of its 90 % interval. `source` names the origins of the
     times. `shared` is the part of the errors' variance that all plans share. `base_half_widths` are those of
-    the intervals of `costs.base_bytes`, shape (ranks,).
+    the intervals of `costs.base_bytes`, shape (ranks,), and `held` their parts by name. `memory` corrects
+    peaks; no other bytes have it.
     """
 
     costs: Costs
     base_half_widths: Floats
+    held: Mapping[str, Held]
     twins: Mapping[int, Ints]
     low_scale: float
     high_scale: float
     source: str
     shared: float = SHARED
+    memory: MemoryCorrection = UNMEASURED_MEMORY
 
     __repr__ = one_line
 
@@ -60,6 +65,12 @@ class Priced:
         Errors of parts count as fully correlated: they come from one model of the same layers.
         """
         return self.base_half_widths + LIVE_SPREAD * (peak_bytes - self.costs.base_bytes)
+
+    def corrected_peaks(self, peak_bytes: Ints) -> tuple[Ints, Ints]:
+        """Return peaks as measured ones correct them, and the upper ends of their 90 % intervals."""
+        half_widths = self.memory.widening * self.peak_half_widths(peak_bytes)
+        peaks: Ints = np.rint(self.memory.factor * peak_bytes).astype(np.int64)
+        return peaks, peaks + np.rint(self.memory.factor * half_widths).astype(np.int64)
 
 
 def price(model: CostModel, program: Program, plan: Plan) -> Priced:
@@ -84,21 +95,24 @@ def price_placed(placed: PlacedPlan, program: Program) -> Priced:
             Violation("plan", f"uses {program.ranks} ranks, but {cluster.name} has {cluster.ranks}")
         )
     pricing = Pricing(program=program, placed=placed)
-    held = held_bytes(pricing).values()
-    costs, half_width, sources = _costs_of(pricing, base_bytes(held, program.ranks))
+    held = held_bytes(pricing)
+    costs, half_width, sources = _costs_of(pricing, base_bytes(held.values(), program.ranks))
     low_scale, high_scale = max(LEAST_SCALE, 1.0 - half_width), 1.0 + half_width
-    source, shared = ", ".join(sorted(sources)), SHARED
+    source, shared, memory = ", ".join(sorted(sources)), SHARED, UNMEASURED_MEMORY
     if (correction := placed.model.correction) is not None:
         low_scale, high_scale = correction.interval(low_scale, high_scale)
         source, shared = f"{source}, {correction.in_words()}", correction.shared
+        memory = correction.memory
     return Priced(
         costs=costs,
-        base_half_widths=base_half_widths(held, program.ranks),
+        base_half_widths=base_half_widths(held.values(), program.ranks),
+        held=held,
         twins=placed.twins,
         low_scale=low_scale,
         high_scale=high_scale,
         source=source,
         shared=shared,
+        memory=memory,
     )
 
 

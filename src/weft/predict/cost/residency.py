@@ -17,10 +17,18 @@ from weft.describe.amount import Shape
 from weft.describe.device import Device
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Choice, Recompute
-from weft.predict.cost.memory import with_slack
+from weft.predict.cost.memory import STEPPED_BYTES, stage_parameters, with_slack
 from weft.predict.cost.pricing import Pricing
 from weft.program.arrays import Floats, Ints
-from weft.program.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, is_any_of, message_kinds
+from weft.program.kinds import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    STEP,
+    is_any_of,
+    message_kinds,
+)
 from weft.program.segments import BACKWARD_SEGMENT, INPUT_SEGMENT, segment_borders
 
 # Passes that free a stage's kept activations layer by layer, or make them again.
@@ -140,7 +148,10 @@ def _kept_changes(pricing: Pricing) -> Ints:
 
 
 def working_bytes(pricing: Pricing) -> Ints:
-    """Return the bytes that instructions take while they run, beside the live ones; shape (instructions,)."""
+    """Return the bytes that instructions take while they run, beside the live ones; shape (instructions,).
+
+    These are the temporaries of backward passes and of optimizer steps.
+    """
     columns = pricing.program.columns
     working = np.zeros(len(columns), dtype=np.int64)
     if pricing.program.obligations.purpose == "train":
@@ -148,7 +159,21 @@ def working_bytes(pricing: Pricing) -> Ints:
         rows = np.flatnonzero(is_any_of(columns.kind, _BACKWARDS))
         sets = pricing.placed.device_set_of_rank[columns.rank[rows]]
         working[rows] = taken[columns.stage[rows], sets]
+        if pricing.plan.optimizer.step_states:
+            rows = np.flatnonzero(columns.kind == STEP)
+            working[rows] = with_slack(_step_bytes(pricing))[columns.stage[rows]]
     return working
+
+
+def _step_bytes(pricing: Pricing) -> Ints:
+    """Return the bytes that a rank's step of a stage takes in temporary tensors; shape (stages,)."""
+    plan, graph = pricing.plan, pricing.model.graph
+    each = plan.optimizer.step_states * STEPPED_BYTES[plan.precision]
+    stepped = [
+        -(-stage_parameters(graph, stage.layers, pricing.placed.shape(index)) // plan.sharers(index))
+        for index, stage in enumerate(plan.stages)
+    ]
+    return each * np.array(stepped, dtype=np.int64)
 
 
 def _border_changes(pricing: Pricing) -> Ints:

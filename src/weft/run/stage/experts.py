@@ -74,7 +74,9 @@ def sort_rows(chosen: torch.Tensor, experts: int, keeps: torch.Tensor | None = N
         keeps: which pairs keep their expert, as `chosen`; by default all.
     """
     flat = (chosen if keeps is None else chosen.masked_fill(~keeps, experts)).flatten()
-    order, counts = torch.argsort(flat, stable=True), torch.bincount(flat, minlength=experts)
+    order = torch.argsort(flat, stable=True)
+    # A count of bins would wait for the largest number.
+    counts = flat.new_zeros(experts + 1).scatter_add_(0, flat, torch.ones_like(flat))
     kept = len(order) if keeps is None else int(counts[:experts].sum())
     return Sorted(order[:kept], inverse(order), counts[:experts])
 

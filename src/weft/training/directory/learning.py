@@ -7,7 +7,7 @@ from pathlib import Path
 
 from weft.files import weft_home
 from weft.planning.planned import PlannedJob
-from weft.planning.residuals import Lesson, learn, observe
+from weft.planning.residuals import Lesson, learn, measured_peaks, observe
 from weft.timeline.compare import WARM_UP_STEPS
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.session import reopen
@@ -36,13 +36,14 @@ def learn_from_run(path: Path, home: Path) -> Lesson:
     """
     directory = RunDirectory(path)
     job = reopen(path)
-    step_s, measured = float(directory.summary()["measured_step_s"]), directory.measured()
+    summary, measured = directory.summary(), directory.measured()
     steps = int(measured.step.max()) - int(measured.step.min()) + 1
     observation = observe(
         job,
         measured,
-        step_s=step_s,
+        step_s=float(summary["measured_step_s"]),
         warm_up=min(WARM_UP_STEPS, steps - 1),
         time_s=(path / "summary.json").stat().st_mtime,
+        peak_bytes=measured_peaks(summary),
     )
     return learn(job, [observation], home)

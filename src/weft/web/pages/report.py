@@ -21,6 +21,7 @@ from weft.describe.units import format_count, format_seconds
 from weft.files import write_whole
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import BY_SOURCE, Table, sections_of
+from weft.planning.residuals import measured_peaks
 from weft.predict.predict import live_curve
 from weft.program.kinds import kind_words
 from weft.timeline.figures import error_text, prediction_error
@@ -225,7 +226,7 @@ def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
         step_times=[(row["step"], row["step_s"]) for row in metrics],
         losses=[(row["step"], row["loss"]) for row in metrics],
         held_out=[(row["step"], row["held_out_loss"]) for row in directory.held_out()],
-        memory=_memory(planned, summary.get("max_device_bytes") or summary.get("tensor_bytes", ())),
+        memory=_memory(planned, measured_peaks(summary)),
         memory_of=fullest,
         memory_rows=memory_rows({one.name: round(one.value) for one in parts}, summary, fullest),
         summary=summary,
