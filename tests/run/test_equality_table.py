@@ -408,7 +408,7 @@ def test_a_row_trains_like_one_process(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("seed", range(max(1, LATE_SEEDS)))
-@pytest.mark.parametrize("number", beyond(LATE, TRAINED_LATE), ids=lambda number: f"{number}-{LATE_TABLE[number]}")
+@pytest.mark.parametrize("number", beyond(LATE, TRAINED_LATE), ids=lambda n: f"{n}-{LATE_TABLE[n]}")
 def test_a_row_trains_to_the_same_bits_on_late_devices(
     worker_pool: WorkerPool, number: int, seed: int
 ) -> None:
