@@ -169,7 +169,7 @@ class _Look(NamedTuple):
 
 
 class NewsOfRun:
-    """The news of a run for all its viewers: at each look those who have seen the same get the same text."""
+    """The news of a run for all its viewers. Those who have seen the same get the same text at a look."""
 
     def __init__(self, run: WatchedRun) -> None:
         self._run = run

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.browser
 LIMIT_S = 60.0
 # The first figure is the step.
 STEPS = "document.querySelector('.tiles .value')?.textContent"
+# What scrolls the tables of ranks and of instructions, where they are wider than their cards.
+TABLES = "[...document.querySelectorAll('table.late')].map((one) => one.parentElement)"
 CONNECTION = "document.getElementById('connection').textContent"
 
 
@@ -82,6 +84,8 @@ def test_a_run_is_shown_whole(
     assert sorted(browser.run(buttons)) == sorted([sections[0], *sections[3:7]])
     # Nothing is wider than the page; wide tables scroll inside their cards.
     assert browser.run("document.documentElement.scrollWidth") <= width
+    whole = browser.run(f"{TABLES}.map((one) => one.scrollWidth <= one.clientWidth)")
+    assert whole == ([True, True] if width == 1280 else [False, True])
     # Equal ranks share their lanes in the prediction.
     blocks = "document.querySelectorAll('#lanes-%s .instruction').length > 8"
     assert browser.run(blocks % "predicted")

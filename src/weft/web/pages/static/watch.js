@@ -238,10 +238,13 @@ function lateness({ steps, kinds, ranks, left_out, worst }) {
     ...times.map((time) => element("td", {}, seconds(time))),
   ));
   const worstHead = element("tr", {}, ...["instruction", "predicted", "measured"].map(column));
-  const worstTable = element("table", { class: "late" }, element("thead", {}, worstHead), element("tbody", {}, ...worstRows));
+  const worstTable = element("table", { class: "late words" }, element("thead", {}, worstHead), element("tbody", {}, ...worstRows));
   const unit = steps === 1 ? "seconds of a step above the prediction" : `seconds of a step above the prediction, medians of ${steps} steps`;
+  const ofRanks = card("Lateness of ranks", unit, scrolling("Lateness of ranks", table), ...more);
+  // Half the page has room for four kinds.
+  ofRanks.classList.toggle("wide", kinds.length > 4);
   return [
-    card("Lateness of ranks", unit, scrolling("Lateness of ranks", table), ...more),
+    ofRanks,
     card("Latest instructions", "", scrolling("Latest instructions", worstTable)),
   ];
 }
