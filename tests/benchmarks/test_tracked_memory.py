@@ -31,6 +31,8 @@ ROWS = [
         tensor_parallel=2,
         recompute="full",
     ),
+    # Without logits, the norm in fp32 decides.
+    TrackedStep(model=replace(TINY["llama"], **LONG), precision="bf16", loss="chunked"),
     TrackedStep(model=TINY["bert"], loss="chunked", recompute="selective"),
     TrackedStep(model=TINY["vit"], precision="bf16"),
     TrackedStep(model=MODELS["resnet"]),

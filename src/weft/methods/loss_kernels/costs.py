@@ -66,25 +66,38 @@ def refuse_fused_job(job: Job) -> str | None:
 
 def chunked(layer: Layer, value: Value, sequence: int) -> Layer:
     """Return the head with its loss in chunks of `value` tokens, or by size."""
-    product, _, matrix = _sizes(layer)
+    product, logits, matrix = _sizes(layer)
     tokens = chunk_tokens(value, _size(product.inner))
     matrix = matrix * float(trains_matrix(layer))
     kept = replace(layer, kept_bytes=layer.kept_bytes + matrix * SUMMED_BYTES)
     temporaries = (
         Temporaries(weights=product.columns * float(tokens), rounded=matrix),
         Temporaries(elements=product.rows * product.inner, bytes=matrix * SUMMED_BYTES),
+        Temporaries(bytes=_norm_bytes(layer, logits) + matrix * -SUMMED_BYTES),
     )
     return _without_logits(kept, _CHUNKED, TOKENS * (1.0 / tokens), -(-sequence // tokens), temporaries)
 
 
 def fused(layer: Layer, value: Value, sequence: int) -> Layer:
     """Return the head with the fused loss; the logits of its chunks are at most twice as many as vectors."""
-    product, _, matrix = _sizes(layer)
+    product, logits, matrix = _sizes(layer)
     chunks = -(-_size(product.columns) // _size(product.inner))
     hidden, matrix = product.rows * product.inner, matrix * float(trains_matrix(layer))
     kept = replace(layer, kept=layer.kept + matrix)
-    temporaries = (Temporaries(elements=hidden * 2.0, bytes=matrix * SUMMED_BYTES),)
+    temporaries = (
+        Temporaries(elements=hidden * 2.0, bytes=matrix * SUMMED_BYTES),
+        Temporaries(elements=matrix * -1.0, bytes=_norm_bytes(layer, logits)),
+    )
     return _without_logits(kept, _FUSED, Amount.of(chunks), chunks, temporaries)
+
+
+def _norm_bytes(layer: Layer, logits: Amount) -> Amount:
+    """Return the bytes that the backward pass of the norm before the product takes.
+
+    A norm that computes in fp32 keeps its input so, and takes four such tensors. Others take less than the
+    loss.
+    """
+    return (layer.kept_bytes + logits * -LOSS_BYTES_PER_LOGIT) * 4.0
 
 
 def trains_matrix(layer: Layer) -> bool:
