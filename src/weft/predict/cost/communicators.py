@@ -27,6 +27,7 @@ import numpy as np
 
 from weft.describe.cluster import Cluster
 from weft.describe.device import COMMUNICATOR_ROOM_BYTES
+from weft.describe.one_line import one_line
 from weft.predict.cost.placed_plan import PlacedPlan
 from weft.program.arrays import Ints, Mask
 from weft.program.kinds import message_kinds
@@ -45,6 +46,10 @@ class Communicators(NamedTuple):
 
     number: Ints
     held_bytes: Ints
+
+    def __repr__(self) -> str:
+        most = max(self.number.tolist(), default=0)
+        return one_line(self, f"of {len(self.number)} ranks: at most {most} on a rank")
 
     @property
     def beyond_reserve(self) -> Ints:
