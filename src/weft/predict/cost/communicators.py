@@ -20,12 +20,14 @@ topology, so an interval of 50 % is assumed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
 from weft.describe.cluster import Cluster
 from weft.describe.device import COMMUNICATOR_ROOM_BYTES
+from weft.describe.one_line import one_line
 from weft.predict.cost.placed_plan import PlacedPlan
 from weft.program.arrays import Ints, Mask
 from weft.program.kinds import message_kinds
@@ -45,6 +47,10 @@ class Communicators(NamedTuple):
     number: Ints
     held_bytes: Ints
 
+    def __repr__(self) -> str:
+        most = max(self.number.tolist(), default=0)
+        return one_line(self, f"of {len(self.number)} ranks: at most {most} on a rank")
+
     @property
     def beyond_reserve(self) -> Ints:
         """The bytes for which a device's usual reserve has no room, and which tensors do not get."""
@@ -60,20 +66,25 @@ def communicators(placed: PlacedPlan, program: Program) -> Communicators:
     """
     cluster, number = placed.model.cluster, np.zeros(program.ranks, dtype=np.int64)
     held = np.zeros(program.ranks, dtype=np.int64)
-    buffers = _Buffers(cluster)
     columns = program.columns
+
+    @cache
+    def of_group(ranks: tuple[int, ...]) -> int:
+        return collective_bytes(len(ranks), _narrowest(cluster, ranks))
+
     for rank, group in _pairs(columns.rank, columns.group, columns.group != NONE):
         number[rank] += 1
-        held[rank] += buffers.of_group(program.groups[group])
+        held[rank] += of_group(tuple(program.groups[group]))
     for rank in placed.twins:
         for ranks in placed.plan.divided_groups(rank):
             number[rank] += 1
-            held[rank] += buffers.of_group(ranks)
+            held[rank] += of_group(ranks)
     for kinds in message_kinds():
         for kind in kinds:
             for rank, peer in _pairs(columns.rank, columns.peer, columns.kind == kind):
                 number[rank] += 1
-                held[rank] += buffers.of_messages(rank, peer, received=kind == kinds[1])
+                link = cluster.link_between(rank, peer)
+                held[rank] += message_bytes(link.bytes_per_s, received=kind == kinds[1])
     for rank, alike in placed.twins.items():
         number[alike], held[alike] = number[rank], held[rank]
     for rank in range(program.ranks):
@@ -88,33 +99,24 @@ def channels(bytes_per_s: float) -> int:
     return min(MOST_CHANNELS, max(FEWEST_CHANNELS, round(2.0 * bytes_per_s / NVLINK_BYTES_PER_S)))
 
 
-class _Buffers:
-    """Bytes of single communicators on a cluster, each asked once."""
+def collective_bytes(ranks: int, bytes_per_s: float) -> int:
+    """Return the bytes that each of some ranks holds for their collectives, over links of one kind."""
+    neighbours = {1: 0, 2: 2}.get(ranks, 3)
+    return channels(bytes_per_s) * neighbours * BUFFER_BYTES
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._of_groups: dict[tuple[int, ...], int] = {}
 
-    def of_group(self, ranks: Sequence[int]) -> int:
-        """Return the bytes of a communicator for collectives on one of its ranks."""
-        key = tuple(sorted(ranks))
-        if key not in self._of_groups:
-            if len(key) == 1:
-                self._of_groups[key] = 0
-            else:
-                # In the order of ranks, those of a node are neighbours.
-                narrowest = min(self._bandwidth(key[0], other) for other in (key[1], key[-1]))
-                neighbours = 2 if len(key) == 2 else 3
-                self._of_groups[key] = channels(narrowest) * neighbours * BUFFER_BYTES
-        return self._of_groups[key]
+def message_bytes(bytes_per_s: float, *, received: bool) -> int:
+    """Return the bytes at one end of a communicator for messages in one direction."""
+    count = 1 << (channels(bytes_per_s) - 1).bit_length()
+    return count * (BUFFER_BYTES + END_BYTES if received else END_BYTES)
 
-    def of_messages(self, rank: int, peer: int, *, received: bool) -> int:
-        """Return the bytes of a communicator for messages at one of its ends."""
-        count = 1 << (channels(self._bandwidth(rank, peer)) - 1).bit_length()
-        return count * (BUFFER_BYTES + END_BYTES if received else END_BYTES)
 
-    def _bandwidth(self, rank: int, other: int) -> float:
-        return self._cluster.link_between(rank, other).bytes_per_s
+def _narrowest(cluster: Cluster, ranks: Sequence[int]) -> float:
+    """Return the bandwidth of a group's narrowest link."""
+    # In the order of ranks, those of a node are neighbours.
+    first, *others = sorted(ranks)
+    ends = {others[0], others[-1]} if others else ()
+    return min((cluster.link_between(first, other).bytes_per_s for other in ends), default=0.0)
 
 
 def _pairs(ranks: Ints, others: Ints, rows: Mask) -> Iterator[tuple[int, int]]:
