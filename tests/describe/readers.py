@@ -11,6 +11,7 @@ import ast
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,11 @@ def sources(*, under: Iterable[str] = (), without: Iterable[str] = ()) -> dict[s
         for name, path in paths.items()
         if (not rooms or name.startswith(rooms)) and not (others and name.startswith(others))
     }
+
+
+@cache
+def _tree(text: str) -> ast.Module:
+    return ast.parse(text)
 
 
 def keys_of(tables: Iterable[type]) -> set[Key]:
@@ -68,7 +74,7 @@ class Reads:
         """What is read in modules, given by their texts."""
         for text in modules.values():
             if text not in self._known:
-                self._known[text] = {key for scope in _scopes(ast.parse(text)) for key in self._in(scope)}
+                self._known[text] = {key for scope in _scopes(_tree(text)) for key in self._in(scope)}
         return set().union(*(self._known[text] for text in modules.values()))
 
     def _in(self, scope: ast.AST) -> Iterator[Key]:

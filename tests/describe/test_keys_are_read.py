@@ -22,6 +22,9 @@ from weft.describe.run_file import RunFile
 from weft.describe.run_tables.planning import GoalTable, PlanTable
 from weft.describe.run_tables.training import ReportTable
 
+# One runner reads the package.
+pytestmark = pytest.mark.xdist_group("keys")
+
 ACTING = (
     *("describe/plan_subject.py", "describe/request.py", "planning/", "training/", "run/"),
     *("capture/", "moves/", "predict/", "lab/"),
