@@ -79,6 +79,7 @@ def weft(folder: Path, *arguments: str) -> Any:
     return json.loads(asked.stdout)
 
 
+@pytest.mark.examples
 @pytest.mark.usefixtures("weft_example", "warm_starts")
 def test_the_schedule_of_the_guide_is_planned_and_simulated(tmp_path: Path) -> None:
     job = ("gpt-1m", "--on", "4xa100-80gb", "--global-batch", "8", "--pp", "4", "--top", "1000")
@@ -102,6 +103,7 @@ def losses(directory: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.examples
 @pytest.mark.usefixtures("own_home")
 def test_the_schedule_of_the_guide_is_trained(
     tmp_path: Path, weft_example: Path, worker_pool: WorkerPool
@@ -118,6 +120,7 @@ def test_the_schedule_of_the_guide_is_trained(
     assert losses(newest_first) == pytest.approx(losses(plain), rel=1e-9)
 
 
+@pytest.mark.examples
 @pytest.mark.processes
 @pytest.mark.usefixtures("weft_example", "warm_starts")
 def test_replicas_of_a_whole_run_agree_as_a_package_says(tmp_path: Path) -> None:
@@ -143,6 +146,7 @@ def tensors(directory: Path) -> dict[str, Any]:
     return {name: value for file in newest.glob("*.safetensors") for name, value in load_file(file).items()}
 
 
+@pytest.mark.examples
 @pytest.mark.usefixtures("own_home")
 def test_the_method_of_the_guide_is_trained_kept_and_drawn(
     tmp_path: Path, weft_example: Path, worker_pool: WorkerPool
@@ -171,6 +175,7 @@ def test_the_method_of_the_guide_is_trained_kept_and_drawn(
     assert {kind["kind"] for kind in weft(tmp_path, "compare", "whole")["kinds"]} >= {"average", "step"}
 
 
+@pytest.mark.examples
 @pytest.mark.usefixtures("weft_example")
 def test_the_method_of_the_guide_is_planned_and_priced(tmp_path: Path) -> None:
     job = "[model]\npreset = 'gpt-1m'\n[train]\nglobal_batch = 8\n[cluster]\nuse = '4xa100-80gb'\n"
@@ -187,6 +192,7 @@ def test_the_method_of_the_guide_is_planned_and_priced(tmp_path: Path) -> None:
     assert sum(more) == pytest.approx(2 * 4 * parameters * 1.03, rel=0.02)
 
 
+@pytest.mark.examples
 @pytest.mark.usefixtures("weft_example")
 def test_what_the_method_of_the_guide_does_not_go_with_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(
