@@ -14,7 +14,7 @@ from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.optimizers import ADAMW, FOREACH_ADAMW
 from weft.describe.plan import Buffers
-from weft.doors.configuration import LIKE_WEFT, Configuration, StackMemory, flat
+from weft.doors.configuration import LIKE_WEFT, Configuration, StatedMemory, flat
 from weft.doors.explain import read_configuration
 from weft.doors.explain.megatron import options_of, stages_of
 from weft.doors.explained import explain_text
@@ -680,8 +680,8 @@ ZERO_OF = (
 )
 
 
-def of_deepspeed(reduced: int, gathered: int = 10**9) -> StackMemory:
-    return StackMemory(stack="deepspeed", buffers=Buffers(reduced=reduced, gathered=gathered))
+def of_deepspeed(reduced: int, gathered: int = 10**9) -> StatedMemory:
+    return StatedMemory(stack="deepspeed", buffers=Buffers(reduced=reduced, gathered=gathered))
 
 
 @pytest.mark.parametrize(
@@ -700,16 +700,16 @@ def of_deepspeed(reduced: int, gathered: int = 10**9) -> StackMemory:
             ZERO_OF.format(stage=3, more=', "reduce_bucket_size": "auto", "stage3_max_live_parameters": 3e8'),
             of_deepspeed(500_000_000, 300_000_000),
         ),
-        ("a.toml", "[training]\n[parallelism]\n", StackMemory(stack="fsdp2")),
+        ("a.toml", "[training]\n[parallelism]\n", StatedMemory(stack="fsdp2")),
         ("a.toml", "[training]\n[parallelism]\ndata_parallel_shard_degree = 1\n", LIKE_WEFT),
-        ("a.yaml", "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}", StackMemory(stack="fsdp2")),
+        ("a.yaml", "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}", StatedMemory(stack="fsdp2")),
         ("a.yaml", "distributed_type: MULTI_GPU", LIKE_WEFT),
-        ("a.yaml", "distributed_type: MEGATRON_LM", StackMemory(stack="megatron-lm")),
-        ("x.sh", "x --bf16 --use-distributed-optimizer", StackMemory(stack="megatron-lm")),
-        ("x.sh", "x --bf16 --num-attention-heads 8 --use-torch-fsdp2", StackMemory(stack="fsdp2")),
+        ("a.yaml", "distributed_type: MEGATRON_LM", StatedMemory(stack="megatron-lm")),
+        ("x.sh", "x --bf16 --use-distributed-optimizer", StatedMemory(stack="megatron-lm")),
+        ("x.sh", "x --bf16 --num-attention-heads 8 --use-torch-fsdp2", StatedMemory(stack="fsdp2")),
     ],
 )
-def test_whose_states_and_buffers_a_file_has(name: str, text: str, expected: StackMemory) -> None:
+def test_whose_states_and_buffers_a_file_has(name: str, text: str, expected: StatedMemory) -> None:
     assert read_configuration(text, name).memory == expected
 
 

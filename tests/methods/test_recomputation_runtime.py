@@ -60,7 +60,7 @@ class Census(TorchDispatchMode):
 
 
 def stage_of(family: str, first: int, end: int, dropout: float = 0.0, *, tied: bool = False) -> StageModule:
-    model = tiny(family, layers=LAYERS, tied=tied) if family in FAMILIES else tiny_decoder(family)
+    model = tiny(family, layers=LAYERS, tied=tied) if family in (*FAMILIES, "bert") else tiny_decoder(family)
     stage = build_stage(model, range(first, end), 3, torch.float32)
     for part in stage.modules():
         if isinstance(part, nn.Dropout):

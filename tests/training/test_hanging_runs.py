@@ -49,12 +49,12 @@ def test_a_stopped_worker_is_told_and_the_run_goes_on_with_it(directory: RunDire
         wait_for(lambda: [0] in [ranks for ranks, _ in hangs(directory)], launcher)
         _, problem = hangs(directory)[-1]
         assert ": rank 1 waits for rank 0, which has not ended forward of stage 0, micro-batch " in problem
-        assert not problem.endswith("no sign of life")
+        assert "no sign of life" not in problem
         stopped = worker(launcher, 1)
         stopped.suspend()
         (directory.path.parent / "go-on").touch()
         wait_for(lambda: [1] in [ranks for ranks, _ in hangs(directory)], launcher)
-        assert hangs(directory)[-1][1].endswith(" and gives no sign of life")
+        assert " and gives no sign of life" in hangs(directory)[-1][1]
         stopped.resume()
         _, errors = launcher.communicate(timeout=120)
         assert launcher.returncode == 0, errors

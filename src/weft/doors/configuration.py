@@ -28,14 +28,14 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StackMemory:
+class StatedMemory:
     """The stack whose states and buffers a run has, and the sizes of its buffers; None: the stack's own."""
 
     stack: Stack = "weft"
     buffers: Buffers | None = None
 
 
-LIKE_WEFT = StackMemory()
+LIKE_WEFT = StatedMemory()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class Configuration:
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unpredicted: tuple[str, ...] = ()
     incomparable: tuple[str, ...] = ()
-    memory: StackMemory = LIKE_WEFT
+    memory: StatedMemory = LIKE_WEFT
     supposed: Mapping[str, int] = field(default_factory=dict)
 
     def saying(self, values: Mapping[str, Any]) -> Configuration:

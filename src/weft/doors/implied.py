@@ -17,7 +17,7 @@ from weft.describe.prediction import Prediction
 from weft.describe.request import request_of
 from weft.describe.run_tables.methods import requested_methods, split_tables
 from weft.describe.units import shown
-from weft.doors.configuration import LIKE_WEFT, Configuration, StackMemory
+from weft.doors.configuration import LIKE_WEFT, Configuration, StatedMemory
 from weft.doors.replicas import on_devices
 from weft.errors import InputError, Violation
 from weft.moves.layout import build_plan
@@ -72,7 +72,7 @@ class Implied:
 
     problem: Problem
     layout: Layout
-    memory: StackMemory = LIKE_WEFT
+    memory: StatedMemory = LIKE_WEFT
     assumed: tuple[str, ...] = ()
 
 
@@ -224,7 +224,7 @@ def carried_out(
     return replace(layout, schedule="hybrid", loops=loops, options={"depth": rounds})
 
 
-def planned_layout(problem: Problem, layout: Layout, memory: StackMemory) -> PredictedPlan:
+def planned_layout(problem: Problem, layout: Layout, memory: StatedMemory) -> PredictedPlan:
     """Plan a layout and predict its step, with the states and buffers of a stack.
 
     Raises:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.describe.plan import Recompute, Sharding
-from weft.doors.configuration import Configuration, StackMemory, counts, flat, truth, whole, yaml_mapping
+from weft.doors.configuration import Configuration, StatedMemory, counts, flat, truth, whole, yaml_mapping
 from weft.doors.explain.deepspeed import (
     SHARDINGS,
     absent,
@@ -105,7 +105,9 @@ def _sharding(given: Mapping[str, Any], kind: str, deepspeed: Mapping[str, Any] 
     return "zero-2" if resharded is not None and not truth(resharded) else "zero-3"
 
 
-def _memory(kind: str, deepspeed: Mapping[str, Any], sharding: Sharding | None, pipeline: int) -> StackMemory:
+def _memory(
+    kind: str, deepspeed: Mapping[str, Any], sharding: Sharding | None, pipeline: int
+) -> StatedMemory:
     if kind == "DEEPSPEED":
         return memory_of_deepspeed(deepspeed, sharding, pipeline)
     if kind == "MEGATRON_LM":
