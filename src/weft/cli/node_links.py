@@ -59,12 +59,12 @@ def measure_links(file: Path, *, as_json: bool) -> None:
 
 def _launchers(cluster: Cluster, command: str) -> str:
     """Return the commands of launchers that start a command once for each device of a cluster."""
-    nodes = [group.devices for group in cluster.groups for _ in range(group.count)]
-    devices = str(nodes[0]) if len(set(nodes)) == 1 else "DEVICES"
-    each = f"--ntasks-per-node {devices}" if devices.isdigit() else f"--ntasks {sum(nodes)}"
-    ranks = f"--nnodes {len(nodes)} --node-rank I --nproc-per-node {devices}"
+    nodes, sizes = sum(group.count for group in cluster.groups), {group.devices for group in cluster.groups}
+    devices = sizes.pop() if len(sizes) == 1 else None
+    each = f"--ntasks {cluster.ranks}" if devices is None else f"--ntasks-per-node {devices}"
+    ranks = f"--nnodes {nodes} --node-rank I --nproc-per-node {devices or 'DEVICES'}"
     started = f"torchrun {ranks} --master-addr HOST --no-python {command}"
-    return f"srun --nodes {len(nodes)} {each} {command}; or on every node: {started}"
+    return f"srun --nodes {nodes} {each} {command}; or on every node: {started}"
 
 
 def _table(measured: MeasuredNodes) -> Table:
