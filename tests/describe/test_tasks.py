@@ -7,7 +7,7 @@ from described_decoders import described
 
 from weft.describe.families.own import FAMILY
 from weft.describe.models import PRESETS
-from weft.describe.run_file import load_run, parse_run, run_of_keywords
+from weft.describe.run_file import load_run, naming, parse_run, run_of_keywords
 from weft.describe.tasks import KNOWN_TASKS, default_task, packing_problems, task_problems
 from weft.errors import InputError
 from weft.planning.problem import problem_of_run
@@ -71,6 +71,16 @@ def test_a_few_words_mean_the_models_own_task():
         model="vit-base", on="this-machine", global_batch=8, sequence=None, precision=None, pins={}
     )
     assert (run.task.kind, run.task.data) == ("image-classification", "digits")
+
+
+@pytest.mark.parametrize("model", ["vit-digits", "gpt-1m", "dlrm-tiny"])
+@pytest.mark.parametrize("other", ["vit-digits", "gpt-1m", "mmt-tiny"])
+def test_a_task_that_nobody_chose_follows_the_model(model, other):
+    run = naming(parse_run({"model": {"preset": model}}), model=other)
+    own = default_task(PRESETS[other])
+    assert (run.task.kind, run.task.data) == (own, KNOWN_TASKS[own].data)
+    chosen = parse_run({"model": {"preset": model}, "task": {"kind": "causal-lm", "data": "mine"}})
+    assert naming(chosen, model=other).task == chosen.task
 
 
 def test_attention_stays_inside_documents_in_all_models_but_ones_own(tmp_path):

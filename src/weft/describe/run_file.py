@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, SerializeAsAny, ValidationError, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from weft.describe.models import PRESETS, resolve_model
@@ -63,17 +63,19 @@ class RunFile(TomlTable):
         own, methods = split_tables(record)
         return {**own, "methods": methods} if methods else own
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _task_of_the_preset(cls, record: Any) -> Any:
-        """Fill in the task of a preset if the key is missing."""
+    def _task_of_the_preset(cls, record: Any, read: ModelWrapValidatorHandler[RunFile]) -> RunFile:
+        """Fill in the task of a preset if the key is missing; it and its data stay unchosen."""
         if not isinstance(record, Mapping):
-            return record
+            return read(record)
         model, task = record.get("model"), record.get("task", {})
         preset = PRESETS.get(str(model.get("preset"))) if isinstance(model, Mapping) else None
-        if preset is None or not isinstance(task, Mapping):
-            return record
-        return {**record, "task": {"kind": default_task(preset), **task}}
+        if preset is None or not isinstance(task, Mapping) or "kind" in task:
+            return read(record)
+        run = read({**record, "task": {"kind": default_task(preset), **task}})
+        run.task.model_fields_set.difference_update({"kind", "data"} - task.keys())
+        return run
 
     @model_validator(mode="after")
     def _tokenizer_of_a_folder(self) -> RunFile:
