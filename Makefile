@@ -46,9 +46,9 @@ $(PURE)/.installed: pyproject.toml constraints.txt
 quick: $(PURE)/.installed
 	WEFT_EXAMPLES=10 $(PURE)/bin/python -m pytest -n 2 --dist loadgroup -p no:cacheprovider
 
-# The rows of the equality table that tests/equality_cover.py leaves out of `make test`, and the like.
+# The rows of the equality table that tests/equality_cover.py leaves out of `make test`, and other long tables.
 tables: install
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m tables tests/run
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m tables tests/run tests/training tests/methods
 
 compiled: install
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m compiler

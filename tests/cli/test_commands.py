@@ -53,7 +53,7 @@ def refusal(capsys, *arguments):
 
 
 def test_plan_of_a_preset_ranks_layouts_with_reasons(capsys):
-    record = json.loads(answer(capsys, "plan", "llama-13b", "--on", "16xa100-80gb", "--json"))
+    record = json.loads(answer(capsys, "plan", "llama-1b", "--on", "8xa100-80gb", "--json"))
     best = record["candidates"][0]
     assert best["verdict"] == "fits"
     assert best["step_low_s"] < best["step_s"] < best["step_high_s"]

@@ -160,6 +160,7 @@ def _bindings(scope: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
                 yield node.target, value
 
 
+@cache
 def _types_of_fields(table: type) -> dict[str, Any]:
     if issubclass(table, BaseModel):
         return {name: one.annotation for name, one in table.model_fields.items()}

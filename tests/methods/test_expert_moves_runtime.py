@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,18 +20,21 @@ from weft.methods.expert_balance.report import RANK_LOAD
 MOVING = Balances(ranks=2, moves=MOVES)
 BASE = Row(MIXTRAL, "gpipe", ep=2, optimizer="adamw", steps=3, methods=(MOVING,))
 
+# Further ways to divide a run, which `make tables` tests.
+LATER = partial(pytest.param, marks=pytest.mark.tables)
+
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "changes",
     [
         {},
-        {"dp": 2, "sharding": "zero-1"},
-        {"dp": 2, "sharding": "zero-2", "precision": "bf16"},
+        LATER({"dp": 2, "sharding": "zero-1"}),
+        LATER({"dp": 2, "sharding": "zero-2", "precision": "bf16"}),
         {"schedule": "breadth-first", "loops": 2, "dp": 2, "sharding": "zero-3", "precision": "bf16"},
-        {"pp": 2, "precision": "fp32", "recompute": "full"},
+        LATER({"pp": 2, "precision": "fp32", "recompute": "full"}),
         {"tp": 2, "dp": 2, "sharding": "zero-2"},
-        {"cp": 2},
+        LATER({"cp": 2}),
     ],
     ids=str,
 )

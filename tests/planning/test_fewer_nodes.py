@@ -41,14 +41,17 @@ def test_a_group_that_keeps_others_from_their_precision_is_named() -> None:
 
 
 def test_groups_that_pay_are_kept_and_one_group_is_never_left_out() -> None:
-    alone = planned("4xa100-80gb")
+    pins = {"schedule": "1f1b", "recompute": "none"}
+    alone = planned("4xa100-80gb", plan=pins)
     assert better_without(alone.run, alone) is None
-    large = planned("4xt4+4xa100-80gb")
+    large = planned("4xt4+4xa100-80gb", plan=pins)
     assert better_without(large.run, large) is not None
     with patch("weft.planning.fewer_nodes.MOST_DEVICES_SEARCHED", 7):
         assert better_without(large.run, large) is None
     # Two groups of equal nodes: without either of them the other one computes twice as much.
-    both = planned("2xa100-80gb+2xa100-80gb", model={"preset": "gpt2"}, train={"global_batch": 512})
+    both = planned(
+        "2xa100-80gb+2xa100-80gb", model={"preset": "gpt2"}, train={"global_batch": 512}, plan=pins
+    )
     assert both.plan.ranks == 4
     assert better_without(both.run, both) is None
 
@@ -58,6 +61,7 @@ def test_what_the_run_left_open_is_decided_again_and_what_it_leaves_out_stays_ou
         "model": {"preset": "gpt2"},
         "train": {"precision": "any", "global_batch": 64},
         "cluster": {"use": "2xt4+2xv100-16gb+4xa100-80gb", "without": ["v100-16gb"]},
+        "plan": {"schedule": "1f1b", "recompute": "none"},
     }
     run = parse_run(asked)
     slow = plan_run(run)

@@ -123,7 +123,7 @@ def test_tensor_ranks_or_recomputation_let_a_large_model_fit_small_devices():
 
 
 def test_minimising_memory_finds_the_least_that_any_layout_holds():
-    problem = replace(small_problem(4, 8, pp=2, tp=1), minimise="memory")
+    problem = replace(small_problem(4, 8, pp=2, tp=1, loops=1), minimise="memory")
     fitting = SEARCH(problem).fitting
     peaks = [candidate.peak_bytes for candidate in fitting]
     everything = HomogeneousPlanner(finalists=10**6).search(problem).fitting

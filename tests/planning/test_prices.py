@@ -9,6 +9,7 @@ import pytest
 from weft.cli.main import run
 from weft.describe.cluster import Cluster
 from weft.describe.cluster_file import parse_cluster
+from weft.describe.layout import PartialLayout
 from weft.planning.goals import cost_of, price_per_hour
 from weft.planning.planners import Candidate, get_planner
 from weft.planning.problem import problem_of
@@ -26,7 +27,13 @@ def priced(text: str, *prices: float) -> Cluster:
 def best(text: str, prices: tuple[float, ...], minimise: str) -> tuple[Cluster, Candidate]:
     cluster = priced(text, *prices)
     problem = problem_of(
-        model="gpt2", on=text, global_batch=64, sequence=256, precision="fp16", minimise=minimise
+        model="gpt2",
+        on=text,
+        global_batch=64,
+        sequence=256,
+        precision="fp16",
+        minimise=minimise,
+        pins=PartialLayout(recompute="none", loops=1),
     )
     problem = replace(problem, job=replace(problem.job, cluster=cluster))
     return cluster, get_planner("weft").search(problem).fitting[0]

@@ -89,6 +89,11 @@ def in_each(ranking: Ranking, asked: Choice | None = None) -> tuple[Synchronised
     return synchronised_in_each(ranking, 200, asked)
 
 
+@cache
+def with_any_method(bytes_per_s: float, pins: PartialLayout = OPEN) -> tuple[Synchronised, ...]:
+    return in_each(within(dense_ranking(bytes_per_s, pins), Contract.EMPIRICAL))
+
+
 def within(ranking: Ranking, contract: Contract) -> Ranking:
     return replace(ranking, problem=replace(ranking.problem, contract=contract))
 
@@ -119,7 +124,7 @@ def test_auto_keeps_the_contract_and_is_never_slower_than_dense(
 
 def test_dense_candidates_keep_their_order_among_methods() -> None:
     ranking = within(dense_ranking(1e8), Contract.EMPIRICAL)
-    found = in_each(ranking)
+    found = with_any_method(1e8)
     mixed = merged(ranking, found)
     assert [one for one in mixed.candidates if one.chain.sync == "dense"] == list(ranking.candidates)
     others = [one for one in mixed.fitting if one.chain.sync != "dense"]
@@ -170,12 +175,12 @@ def test_rules_among_tied_dense_plans_give_no_other_method_the_first_place() -> 
 
 
 def test_a_method_gets_the_sharding_that_it_needs_or_the_reason_why_it_cannot() -> None:
-    found = in_each(within(dense_ranking(1e7), Contract.EMPIRICAL))
+    found = with_any_method(1e7)
     for one in found:
         assert one.candidate is not None
         assert one.sync.name != "sdp4bit" or one.candidate.chain.sharding != "zero-0"
         assert one.sync.name != "local-averaging" or one.candidate.chain.sharding == "zero-0"
-    pinned = in_each(within(dense_ranking(1e7, PartialLayout(sharding="zero-3")), Contract.EMPIRICAL))
+    pinned = with_any_method(1e7, PartialLayout(sharding="zero-3"))
     by_words = {str(one.sync.options.get("weights")): one for one in pinned if one.sync.name == "sdp4bit"}
     assert by_words["whole"].fits
     assert "no whole weights" in by_words["None"].reason
@@ -185,7 +190,7 @@ def test_a_method_gets_the_sharding_that_it_needs_or_the_reason_why_it_cannot() 
 
 
 def test_one_replica_is_a_reason() -> None:
-    found = in_each(within(dense_ranking(1e7, PartialLayout(dp=1)), Contract.EMPIRICAL))
+    found = with_any_method(1e7, PartialLayout(dp=1))
     assert found[0].sync.name == "dense"
     assert {one.reason for one in found[1:]} == {"no layout of the search has several replicas"}
 
@@ -237,9 +242,7 @@ def test_scaled_losses_refuse_replicas_that_step_apart(tmp_path: Path) -> None:
 
 
 def test_a_step_that_is_hardly_shorter_is_no_reason_to_leave_dense() -> None:
-    fast, slow = (
-        in_each(within(dense_ranking(bytes_per_s), Contract.EMPIRICAL)) for bytes_per_s in (1e12, 1e7)
-    )
+    fast, slow = (with_any_method(bytes_per_s) for bytes_per_s in (1e12, 1e7))
     assert fast[0].sync.name == "dense"
     candidates = [one.candidate for one in fast if one.fits and one.candidate is not None]
     assert min(one.step_s for one in candidates) < candidates[0].step_s
@@ -247,8 +250,9 @@ def test_a_step_that_is_hardly_shorter_is_no_reason_to_leave_dense() -> None:
 
 
 def test_what_is_too_big_recomputes_more() -> None:
-    ranking = within(dense_ranking(1e7, PartialLayout(dp=4, micro_batch_size=4)), Contract.EMPIRICAL)
-    each = {one.sync.name: one.candidate for one in in_each(ranking) if one.candidate is not None}
+    pins = PartialLayout(dp=4, micro_batch_size=4)
+    ranking = within(dense_ranking(1e7, pins), Contract.EMPIRICAL)
+    each = {one.sync.name: one.candidate for one in with_any_method(1e7, pins) if one.candidate is not None}
     apart = each["local-averaging"]
     (group,) = ranking.problem.job.cluster.groups
     device = replace(group.device, memory_bytes=apart.peak_bytes + RESERVE_BYTES - 1)
@@ -277,15 +281,16 @@ def test_a_mistake_is_a_clear_line(tmp_path: Path, sync: dict[str, Any], expecte
 
 def test_the_decided_problem_tells_each_method_once() -> None:
     ranking = within(dense_ranking(1e7), Contract.EMPIRICAL)
-    found = in_each(ranking)
+    found = with_any_method(1e7)
     told = decided_sync(ranking.problem, found).assumed["sync"].partition("(")[2]
     assert [name for name in sync_contracts() if f"{name}: " not in told and f"{name}, " not in told] == []
     assert told.count("dense: ") == 1
 
 
 def test_where_nothing_fits_a_method_is_shown_on_a_pruned_layout() -> None:
-    ranking = within(dense_ranking(1e7, PartialLayout(dp=4, micro_batch_size=4)), Contract.EMPIRICAL)
-    each = {one.sync.name: one.candidate for one in in_each(ranking) if one.candidate is not None}
+    pins = PartialLayout(dp=4, micro_batch_size=4)
+    ranking = within(dense_ranking(1e7, pins), Contract.EMPIRICAL)
+    each = {one.sync.name: one.candidate for one in with_any_method(1e7, pins) if one.candidate is not None}
     (group,) = ranking.problem.job.cluster.groups
     device = replace(group.device, memory_bytes=each["local-averaging"].peak_bytes + RESERVE_BYTES - 1)
     cluster = replace(ranking.problem.job.cluster, groups=(replace(group, device=device),))

@@ -221,7 +221,10 @@ def test_a_rank_that_stops_while_a_checkpoint_is_loaded_ends_the_launcher_with_o
 @pytest.mark.parametrize(
     ("table", "family", "loaded"),
     [
-        ({"preset": "gpt-1m"}, "gpt", [*OF_ALL_RUNS, "weft.run.stage.families.gpt"]),
+        pytest.param(
+            *({"preset": "gpt-1m"}, "gpt", [*OF_ALL_RUNS, "weft.run.stage.families.gpt"]),
+            marks=pytest.mark.tables,
+        ),
         ({"build": "own_model:build"}, FAMILY, OF_ALL_RUNS),
     ],
 )
