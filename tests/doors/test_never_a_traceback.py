@@ -162,13 +162,14 @@ def test_configurations_in_python(data: st.DataObject) -> None:
 @given(
     st.lists(
         st.fixed_dictionaries(
-            {},
+            {
+                "ph": st.sampled_from(["X", "X", "X", "M", 3]),
+                "name": st.one_of(*[st.sampled_from(["ProfilerStep#1", "gemm", "thread_name"])] * 6, SCALARS),
+                "ts": LIKELY,
+                "dur": LIKELY,
+            },
             optional={
-                "ph": st.sampled_from(["X", "M", 3]),
                 "cat": st.sampled_from(["kernel", "cpu_op", "gpu_memcpy", "forward", None, 3]),
-                "name": st.one_of(st.sampled_from(["ProfilerStep#1", "gemm", "thread_name"]), SCALARS),
-                "ts": SCALARS,
-                "dur": SCALARS,
                 "pid": SCALARS,
                 "tid": SCALARS,
                 "args": VALUES,

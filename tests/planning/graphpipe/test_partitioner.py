@@ -54,7 +54,7 @@ def _rank(stage: int, pairs: set[Edge]) -> int:
     return max((1 + _rank(one, pairs) for one, other in pairs if other == stage != one), default=0)
 
 
-@given(trees(), SECONDS, st.integers(1, 5), st.sampled_from([6.0, 20.0, 100.0]))
+@given(trees(), SECONDS, st.integers(1, 5), st.sampled_from([2.0, 6.0, 20.0, 100.0]))
 def test_partitions_are_legal(graph: Graph, seconds: list[float], devices: int, memory: float) -> None:
     """Every layer once, stages that wait for no stage behind them, and their samples in flight fit."""
     costs = costs_of(graph, seconds, devices, memory_bytes=memory)
@@ -109,7 +109,7 @@ def test_towers_are_near_the_best_partition(lengths: list[int], seconds: list[fl
     assert best <= best_of_all(costs) * 4 / 3 * (1 + 1e-9)
 
 
-@given(graphs(8), SECONDS, st.integers(1, 4), st.sampled_from([8.0, 30.0]))
+@given(graphs(8), SECONDS, st.integers(1, 4), st.sampled_from([3.0, 8.0, 30.0]))
 def test_more_devices_and_memory_and_time_never_hurt(
     graph: Graph, seconds: list[float], devices: int, memory: float
 ) -> None:
