@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, nullcontext
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import settings
 from installing import found, install_example
 from pool import WorkerPool
+from touched import UNTIL
 from warm_starts import Template
 
 # Other processes share the cores: how long an example takes says nothing about the code. Continuous
@@ -126,7 +128,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """Compute on one thread: runners share the cores, and threads that wait for one use it up."""
+    """Compute on one thread: runners share the cores, and threads that wait for one use it up.
+
+    Behind the time that `make quick` states, no test begins.
+    """
+    if time.time() > float(os.environ.get(UNTIL, "inf")):
+        pytest.skip("the time of make quick is over")
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
 
