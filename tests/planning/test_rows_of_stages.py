@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 from graphpipe_graphs import Graph, found_by, graphs, is_acyclic, partitioner, plain_costs, trees
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from weft.describe.cluster import Link
@@ -137,6 +137,8 @@ def test_rows_are_legal_and_fit(graph: Graph, devices: int, share: float) -> Non
                 assert 2 * len(stage.layers) * (len(stages) - place) <= memory
 
 
+# Two towers: their best stages cross the order of the layers, and fill both devices.
+@example((5, [(0, 2), (2, 3), (1, 4)]), 2)
 @given(graphs(7), st.integers(1, 4))
 def test_a_bound_by_chains_loses_no_row(graph: Graph, devices: int) -> None:
     works = [1.0 + layer % 3 for layer in range(graph[0])]

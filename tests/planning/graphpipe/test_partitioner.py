@@ -14,7 +14,7 @@ from graphpipe_graphs import (
     towers,
     trees,
 )
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from weft.planning.planners.graph_costs import Edge, GraphCosts
@@ -54,6 +54,8 @@ def _rank(stage: int, pairs: set[Edge]) -> int:
     return max((1 + _rank(one, pairs) for one, other in pairs if other == stage != one), default=0)
 
 
+# Two branches that are alike.
+@example((4, [(0, 1), (0, 2), (1, 3), (2, 3)]), [1.0] * 4, 4, 100.0)
 @given(trees(), SECONDS, st.integers(1, 5), st.sampled_from([2.0, 6.0, 20.0, 100.0]))
 def test_partitions_are_legal(graph: Graph, seconds: list[float], devices: int, memory: float) -> None:
     """Every layer once, stages that wait for no stage behind them, and their samples in flight fit."""
