@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
@@ -23,7 +24,7 @@ class NothingFitsError(InputError):
 def nothing_fits(ranking: Ranking) -> NothingFitsError:
     """Return the error of a ranking without a fitting layout.
 
-    It names the closest ones, and the one notch that makes each of them fit.
+    It names the closest one for each reason, and the one notch that makes it fit.
     """
     if not ranking.candidates:
         asked = ranking.problem
@@ -34,9 +35,12 @@ def nothing_fits(ranking: Ranking) -> NothingFitsError:
         problem = f"no layout of {devices} has {words}; degrees must divide the devices"
         return NothingFitsError(ranking, [Violation("plan", problem)])
     changes = SmallestChanges(ranking.problem, ranking.candidates)
+    by_reason: dict[str, Candidate] = {}
+    for one in ranking.closest:
+        by_reason.setdefault(one.reason, one)
     closest = [
-        Violation(f"no layout fits; closest: {one.words}", one.reason + _remedy(one, changes))
-        for one in ranking.closest[:REASONS_SHOWN]
+        Violation(f"no layout fits; closest: {one.words}", reason + _remedy(one, changes))
+        for reason, one in islice(by_reason.items(), REASONS_SHOWN)
     ]
     return NothingFitsError(ranking, closest)
 

@@ -1,0 +1,32 @@
+"""The line of a job that no layout fits: each reason once, of the layout that comes closest."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.describe.run_file import parse_run
+from weft.planning.nothing_fits import NothingFitsError
+from weft.planning.planned import plan_run
+
+
+def refused(**tables: object) -> NothingFitsError:
+    record = {"model": {"preset": "gpt-1m"}, "cluster": {"use": "2xa100-80gb"}, "train": {"global_batch": 16}}
+    with pytest.raises(NothingFitsError) as caught:
+        plan_run(parse_run({**record, **tables}))
+    return caught.value
+
+
+def test_a_reason_of_many_layouts_is_told_once() -> None:
+    pins = {"pp": 2, "dp": 1, "tp": 1, "schedule": "1f1b"}
+    error = refused(bubble={"work": ["kfac"]}, goal={"contract": "empirical"}, plan=pins)
+    reasons = [one.reason for one in error.ranking.closest]
+    assert len(reasons) > len(set(reasons))
+    told = [one.problem for one in error.violations]
+    assert len(told) == len(set(told)) <= 3
+    assert "'kfac' is not asked for" in told[0]
+
+
+def test_layouts_that_lack_other_amounts_are_told_one_by_one() -> None:
+    error = refused(model={"preset": "llama-7b"}, cluster={"use": "1xt4"})
+    assert len(error.violations) == 3
+    assert all("more than its device has" in one.problem for one in error.violations)
