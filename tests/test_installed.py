@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from installing import register
 
+from weft.describe.families.own import own_model
 from weft.errors import InputError
-from weft.installed import installed
+from weft.installed import imported, installed
 
 
 def test_nothing_is_found_where_nothing_is_installed(packages: Path) -> None:
@@ -27,3 +29,35 @@ def test_what_cannot_be_imported_is_refused_in_one_line(packages: Path, named: s
     register(packages, "weft-other", {"weft.things": {"three": named}})
     with pytest.raises(InputError, match=f"^entry point weft.things: three = '{named}': .+$"):
         installed("weft.things")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("made = 1\nmade / 0", "ZeroDivisionError: division by zero (broken_code.py, line 2)"),
+        ("import absent", "ModuleNotFoundError: No module named 'absent' (broken_code.py, line 1)"),
+        ("def made(:", "invalid syntax (broken_code.py, line 1)"),
+        ("", "module 'broken_code' has no attribute 'made'"),
+    ],
+)
+def test_a_mistake_in_the_code_of_a_user_is_told_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: str
+) -> None:
+    (tmp_path / "broken_code.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "broken_code", raising=False)
+    with pytest.raises(InputError) as refused:
+        imported("model.build", "broken_code:made")
+    (violation,) = refused.value.violations
+    assert violation.where == "model.build"
+    assert violation.problem == f"'broken_code:made' cannot be imported: {expected}"
+
+
+def test_a_function_that_fails_is_told_with_the_line_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing_code.py").write_text("def build():\n    return missing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError) as refused:
+        own_model("failing_code:build")
+    assert "fails: NameError: name 'missing' is not defined (failing_code.py, line 2)" in str(refused.value)

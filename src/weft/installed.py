@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.errors import InputError, Violation
+
+# Code of weft, of Python and of installed packages, where no user looks for a mistake.
+_LIBRARIES = (
+    str(Path(__file__).parent),
+    *(sysconfig.get_path(one) for one in ("stdlib", "purelib", "platlib")),
+)
 
 
 class Installed(NamedTuple):
@@ -27,10 +36,36 @@ def installed(group: str) -> tuple[Installed, ...]:
     for entry in entry_points(group=group):
         try:
             found.append(Installed(entry.name, entry.load()))
-        except (ImportError, AttributeError) as error:
-            where, problem = f"entry point {group}", f"{entry.name} = {entry.value!r}: {error}"
+        except Exception as error:
+            where, problem = f"entry point {group}", f"{entry.name} = {entry.value!r}: {failure(error)}"
             raise InputError(Violation(where, problem)) from error
     return tuple(found)
+
+
+def imported(where: str, name: str) -> Any:
+    """Return the object of `package.module:name`, of a user or of another package.
+
+    Args:
+        where: the key that names it.
+
+    Raises:
+        InputError: when the import fails, with the place in the code.
+    """
+    try:
+        return EntryPoint(name=name, value=name, group="").load()
+    except Exception as error:
+        raise InputError(Violation(where, f"{name!r} cannot be imported: {failure(error)}")) from None
+
+
+def failure(error: Exception) -> str:
+    """Return kind, first line and place of an error that other code than weft's raised."""
+    (line, *_) = str(error).splitlines() or ["no reason given"]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]
+    if not own and isinstance(error, ImportError | AttributeError | SyntaxError):
+        return line
+    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {line}{place}"
 
 
 def remedy(extra: str) -> str:

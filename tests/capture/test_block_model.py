@@ -161,7 +161,7 @@ class Counting(Shifted):
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (Broken, "layer 1 cannot be run: ValueError: no such thing$"),
+        (Broken, r"layer 1 cannot be run: ValueError: no such thing \(test_block_model.py, line \d+\)$"),
         (lambda: nn.Linear(5, 5), "layer 1 cannot be run: RuntimeError"),
         (lambda: nn.Flatten(0), "layer 1 cannot be run: TypeError: its output is no tensor of 1 sample"),
         (Counting, "layer 1 changes its state while it runs: shift$"),

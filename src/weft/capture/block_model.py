@@ -27,6 +27,7 @@ from weft.describe.layer import Layer, Matmul
 from weft.describe.layer_graph import LayerGraph, chain_edges
 from weft.describe.one_line import one_line
 from weft.errors import InputError, Violation
+from weft.installed import failure
 
 _ONE = Amount.of(1.0)
 _ELEMENT_BYTES = 4
@@ -177,8 +178,9 @@ def _costed(
     except InputError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
-        raise InputError(Violation("model.build", f"layer {index} cannot be run: {reason}")) from error
+        raise InputError(
+            Violation("model.build", f"layer {index} cannot be run: {failure(error)}")
+        ) from error
     parameters = Amount.of(sum(parameter.numel() for parameter in module.parameters()))
     layer = Layer(
         name=f"layer.{index}",

@@ -18,6 +18,7 @@ from weft.describe.reading import violations_of
 from weft.describe.toml_table import is_importable
 from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
+from weft.installed import imported
 
 GROUP = "weft.optimizers"
 WORK = "weft_work"
@@ -156,11 +157,8 @@ def own_optimizer(name: str) -> Any:
     Raises:
         InputError: when it cannot be imported or called.
     """
-    entry = _registered().get(name) or EntryPoint(name=name, value=name, group=GROUP)
-    try:
-        made = entry.load()
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(Violation(_WHERE, f"{name!r} cannot be imported: {error}")) from None
+    entry = _registered().get(name)
+    made = imported(_WHERE, name if entry is None else entry.value)
     if not callable(made):
         raise InputError(Violation(_WHERE, f"{name!r} is {type(made).__name__}, which makes no optimizer"))
     return made

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.errors import InputError, Violation
+from weft.installed import failure, imported
 
 FAMILY = "own"
 
@@ -72,16 +72,17 @@ def own_model(name: str) -> OwnModel:
     """Build the model of `package.module:function`.
 
     Raises:
-        InputError: when the function cannot be imported or does not return a model.
+        InputError: when the function cannot be imported, fails, or does not return a model.
     """
-    module_name, _, function_name = name.partition(":")
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(Violation("model.build", f"{name!r} cannot be imported: {error}")) from None
+    function = imported("model.build", name)
     if not callable(function):
         raise InputError(Violation("model.build", f"{name!r} is no function"))
-    model = function()
+    try:
+        model = function()
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(Violation("model.build", f"{name!r} fails: {failure(error)}")) from None
     if not isinstance(model, OwnModel):
         problem = f"{name!r} returned {type(model).__name__}, which is no model: it needs sample_shapes, "
         raise InputError(Violation("model.build", problem + "layer_graph() and layer(index)"))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from weft.describe.tasks import CLICKS, DOSES, MATCHING, MODALITIES, SEQUENCES
 from weft.errors import InputError, Violation, require_choice
+from weft.installed import imported
 from weft.training.tasks.base import Task, TaskSettings
 from weft.training.tasks.chat import Chat
 from weft.training.tasks.drawn import (
@@ -48,11 +48,7 @@ def make_task(kind: str, settings: TaskSettings) -> Task:
 
 
 def _imported(kind: str) -> type[Task]:
-    module_name, _, name = kind.partition(":")
-    try:
-        task: type[Task] = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(Violation("task.kind", f"{kind!r} cannot be imported: {error}")) from None
+    task: type[Task] = imported("task.kind", kind)
     missing = [method for method in ("batch", "loss") if not callable(getattr(task, method, None))]
     if missing:
         raise InputError(Violation("task.kind", f"{kind!r} is no task: it has no {' and no '.join(missing)}"))
