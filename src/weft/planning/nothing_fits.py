@@ -35,8 +35,11 @@ def nothing_fits(ranking: Ranking) -> NothingFitsError:
         problem = f"no layout of {devices} has {words}; degrees must divide the devices"
         return NothingFitsError(ranking, [Violation("plan", problem)])
     changes = SmallestChanges(ranking.problem, ranking.candidates)
+    ranks = ranking.problem.job.cluster.ranks
+    # Layouts of more ranks are close to nothing, unless there are no others.
+    near = [one for one in ranking.closest if one.layout is None or one.layout.ranks <= ranks]
     by_reason: dict[str, Candidate] = {}
-    for one in ranking.closest:
+    for one in near or ranking.closest:
         by_reason.setdefault(one.reason, one)
     closest = [
         Violation(f"no layout fits; closest: {one.words}", reason + _remedy(one, changes))
