@@ -1,8 +1,10 @@
 """Errors are one line per violation, with the nearest valid choice."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from weft.errors import InputError, Violation, nearest, require_choice
+from weft.errors import InputError, Violation, nearest, nearest_divisor, require_choice
 
 
 def test_one_line_per_violation():
@@ -27,3 +29,11 @@ def test_require_choice_names_the_options():
         InputError, match=r"schedule: 'gpip' is not one of 1f1b, gpipe \(nearest valid: gpipe\)"
     ):
         require_choice("schedule", "gpip", ["gpipe", "1f1b"])
+
+
+@given(st.integers(1, 200), st.lists(st.integers(1, 200), min_size=1, max_size=3))
+def test_the_nearest_divisor_divides_all_and_no_other_is_nearer(count: int, wholes: list[int]) -> None:
+    near = nearest_divisor(count, *wholes)
+    common = [one for one in range(1, 201) if all(whole % one == 0 for whole in wholes)]
+    assert near in common
+    assert abs(near - count) == min(abs(one - count) for one in common)

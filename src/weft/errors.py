@@ -9,6 +9,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import gcd
 from textwrap import shorten
 
 
@@ -67,6 +68,15 @@ def nearest(word: str, options: Iterable[str]) -> str:
     fuller = [option for option in options if parts <= _parts(option)]
     matches = difflib.get_close_matches(word, fuller or options, n=1, cutoff=0.5)
     return matches[0] if matches else ""
+
+
+def nearest_divisor(count: int, *wholes: int) -> int:
+    """Return the common divisor of the wholes that is closest to a count; of two such, the smaller one."""
+    common = gcd(*wholes)
+    if count >= common:
+        return common
+    near = (one for away in range(count) for one in (count - away, count + away) if common % one == 0)
+    return next(near)
 
 
 def _parts(word: str) -> set[str]:

@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import gcd
 from typing import Any
 
 from weft.describe.amount import ZERO, Amount, Shape
@@ -19,7 +18,7 @@ from weft.describe.layer import PLAIN_PRODUCT, Layer, Matmul, PassWork, Temporar
 from weft.describe.one_line import one_line
 from weft.describe.replica_grid import ReplicaGrid
 from weft.describe.units import format_count
-from weft.errors import InputError, Violation
+from weft.errors import InputError, Violation, nearest_divisor
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,13 +224,10 @@ class LayerGraph:
             return None
         if not self.divided:
             return f"tp {tensor_parallel}: no layer of the model can be divided over tensor ranks"
-        common = gcd(*(size for _, size in self.divided))
-        if common % tensor_parallel == 0:
-            return None
-        highest = min(2 * tensor_parallel - 1, common)
-        possible = (degree for degree in range(1, highest + 1) if common % degree == 0)
-        near = min(possible, key=lambda degree: abs(degree - tensor_parallel))
         odd = ", ".join(f"{size} {name}" for name, size in self.divided if size % tensor_parallel)
+        if not odd:
+            return None
+        near = nearest_divisor(tensor_parallel, *(size for _, size in self.divided))
         return f"tp {tensor_parallel} does not divide {odd}; nearest tp: {near}"
 
     def refuse_context(self, context_parallel: int, sequence: int) -> str | None:
@@ -260,7 +256,7 @@ class LayerGraph:
         if not self.experts:
             return f"ep {expert_parallel}: the model has no experts; nearest ep: 1"
         if self.experts % expert_parallel:
-            near = gcd(self.experts, expert_parallel)
+            near = nearest_divisor(expert_parallel, self.experts)
             return f"ep {expert_parallel} does not divide {self.experts} experts; nearest ep: {near}"
         return None
 

@@ -30,7 +30,7 @@ from weft.describe.prediction import Prediction
 from weft.describe.reading import read_json, violations_of
 from weft.describe.synchronisation import derived_options, reduction_problem
 from weft.describe.units import shown
-from weft.errors import InputError, Violation, nearest
+from weft.errors import InputError, Violation, nearest, nearest_divisor
 
 # Messages truncate longer lists of ranks and layers.
 _SHOWN = 6
@@ -211,7 +211,7 @@ def _tensor(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:
     if odd:
         axis, kind = ("cp", "context") if plan.ep == 1 else ("ep", "context and expert")
         problem = f"{shown(inner)} {kind} ranks, but replicas with {listed(odd)} ranks"
-        yield Violation(f"plan: mesh.{axis}", problem, shown(math.gcd(inner, *widths)))
+        yield Violation(f"plan: mesh.{axis}", problem, shown(nearest_divisor(inner, *widths)))
         return
     for degree in (width // inner for width in widths):
         if (reason := graph.refuse_tensor(degree)) is not None:
@@ -240,7 +240,9 @@ def _splits(plan: Plan) -> Iterable[Violation]:
     for index, stage in enumerate(plan.stages):
         if size % stage.splits:
             problem = f"{shown(stage.splits)} does not divide micro_batch_size = {shown(size)}"
-            yield Violation(f"plan: stages[{index}].splits", problem, shown(math.gcd(size, stage.splits)))
+            yield Violation(
+                f"plan: stages[{index}].splits", problem, shown(nearest_divisor(stage.splits, size))
+            )
 
 
 def _blocking(plan: Plan) -> Iterable[Violation]:

@@ -6,7 +6,6 @@ pinned. Unknown keys are refused with the nearest valid key.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from glob import iglob
@@ -35,7 +34,7 @@ from weft.describe.run_tables.training import (
 )
 from weft.describe.tasks import Data, default_task, sources_of
 from weft.describe.toml_table import TomlTable, is_importable, table_text
-from weft.errors import InputError, Violation
+from weft.errors import InputError, Violation, nearest_divisor
 
 
 class RunFile(TomlTable):
@@ -107,7 +106,7 @@ class RunFile(TomlTable):
             raise InputError(Violation("train.global_batch", problem, str(block)))
         if batch is not None and batch % block:
             problem = f"{block} samples; a batch of {batch} has no whole number of such blocks"
-            raise InputError(Violation("task.source_block", problem, str(math.gcd(batch, block))))
+            raise InputError(Violation("task.source_block", problem, str(nearest_divisor(block, batch))))
         return self
 
     @model_validator(mode="after")

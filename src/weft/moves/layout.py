@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from math import gcd, prod
+from math import prod
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from weft.describe.layout_text import order_text
 from weft.describe.loss_choice import loss_choices
 from weft.describe.plan import Choice, Plan, Recompute, Replica, Stage
 from weft.describe.synchronisation import derived_options
-from weft.errors import InputError, Violation
+from weft.errors import InputError, Violation, nearest_divisor
 from weft.moves.composition import refuse_composition
 from weft.moves.partition import balanced_partition
 from weft.program.arrays import Ints
@@ -228,7 +228,7 @@ def refuse_splits(splits: Sequence[int], stages: int, micro_batch_size: int) -> 
     odd = next((count for count in splits if micro_batch_size % count), None)
     if odd is None:
         return None
-    near = gcd(odd, micro_batch_size)
+    near = nearest_divisor(odd, micro_batch_size)
     return f"micro-batches of {micro_batch_size} samples cannot be split in {odd}; nearest splits: {near}"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import gcd
 
 from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
@@ -12,7 +11,7 @@ from weft.describe.loss_choice import other_choices
 from weft.describe.plan import EXPERT_BALANCE, GRADIENT_NORM, MICRO_BATCH_CLIPPING, Plan
 from weft.describe.plan_file import PlanRule, listed
 from weft.describe.units import shown
-from weft.errors import Violation
+from weft.errors import Violation, nearest_divisor
 from weft.moves.composition import Composition
 
 _METHOD = "expert parallelism"
@@ -26,7 +25,7 @@ def _samples(job: Job, layout: Layout) -> str | None:
     odd = sorted(size for size in sizes if size % layout.ep)
     if not odd:
         return None
-    nearest = gcd(layout.ep, *sizes)
+    nearest = nearest_divisor(layout.ep, *sizes)
     return f"ep {layout.ep} does not divide {listed(odd)} samples of a micro-batch; nearest ep: {nearest}"
 
 
@@ -63,7 +62,7 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
     for stage in range(len(plan.stages)):
         if (size := plan.size_of(stage)) % plan.ep:
             problem = f"{plan.ep} expert ranks do not divide {shown(size)} samples of a micro-batch"
-            yield Violation(f"plan: stages[{stage}]", problem, shown(gcd(size, plan.ep)))
+            yield Violation(f"plan: stages[{stage}]", problem, shown(nearest_divisor(plan.ep, size)))
     others = [one.name for one in plan.methods if one.name not in _ALLOWED]
     others += [one.name for one in other_choices(plan.layer_choices)]
     if others or plan.sync.name != DENSE:
