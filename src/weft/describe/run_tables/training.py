@@ -37,7 +37,8 @@ def _parse_data(value: object) -> Data:
     if isinstance(value, str) and value:
         return value
     if not isinstance(value, dict) or not value:
-        raise InputError(Violation("", f"{shown(value)}: must be a source, or sources with their weights"))
+        problem = f"{shown(value)}: must be a source, or sources with their weights"
+        raise InputError(Violation("", problem, '{ "python-stdlib" = 2, "notes.txt" = 1 }'))
     wrong = [
         Violation(source, f"{shown(weight)}: its weight must be a number above 0")
         for source, weight in value.items()
