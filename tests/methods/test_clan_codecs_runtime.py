@@ -188,5 +188,6 @@ def test_payloads_have_the_bytes_of_the_formula(table: ClanOptions, blocks: int)
         "linear-dithering": blocks * (size * table.bits // 8 + 4),
         "natural-dithering": blocks * (size * table.bits // 8 + 4),
         "fp16": blocks * size * 2,
+        "fp32": blocks * size * 4,
     }
     assert table.payload_bytes(blocks) == 4 * -(-bytes_[table.codec] // 4)

@@ -7,15 +7,27 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from weft.describe.toml_table import Count, TomlTable
+from weft.describe.units import shown
+from weft.errors import InputError, Violation, nearest
 
 NAME = "clan"
-Codec = Literal["scaled-sign", "top-k", "random-k", "linear-dithering", "natural-dithering", "fp16"]
+Codec = Literal["scaled-sign", "top-k", "random-k", "linear-dithering", "natural-dithering", "fp16", "fp32"]
 FP32_BYTES, SCALE_BYTES, INDEX_BYTES = 4, 4, 2
 # Indices have 16 bits.
 LARGEST_BLOCK = 1 << 16
+
+
+class Piece(NamedTuple):
+    """The number of a stage, and of a piece of its gradient."""
+
+    stage: int
+    part: int
+
+    def __str__(self) -> str:
+        return f"stage {self.stage}, piece {self.part}"
 
 
 class ClanOptions(TomlTable):
@@ -47,10 +59,47 @@ class ClanOptions(TomlTable):
         "it is biased",
     )
 
+    piece_codecs: str = Field(
+        default="",
+        description='pieces with another codec than the rest, by stage and number: "0.2 fp32, 1.0 fp16"',
+    )
+
+    @field_validator("piece_codecs")
+    @classmethod
+    def _of_pieces(cls, given: str) -> str:
+        _parsed(given)
+        return given
+
+    @property
+    def codec_of_piece(self) -> Mapping[Piece, Codec]:
+        """The codecs of the pieces that have one of their own."""
+        return _parsed(self.piece_codecs)
+
+    @property
+    def codecs(self) -> frozenset[Codec]:
+        """All codecs in use."""
+        return frozenset((self.codec, *self.codec_of_piece.values()))
+
     @property
     def keeps_errors(self) -> bool:
-        """True if ranks keep errors for the next step."""
-        return self.errors == "kept" or (self.errors == "by codec" and CODECS[self.codec].biased)
+        """True if ranks keep errors for the next step: those of all pieces, or none."""
+        biased = any(CODECS[one].biased for one in self.codecs)
+        return self.errors == "kept" or (self.errors == "by codec" and biased)
+
+    def of_piece(self, stage: int, part: int) -> ClanOptions:
+        """Return the options of one piece, as if all pieces had its codec."""
+        return self.all_with(self.codec_of_piece.get(Piece(stage, part), self.codec))
+
+    def all_with(self, codec: Codec) -> ClanOptions:
+        """Return the options with this codec for all pieces, and errors kept as before."""
+        errors = "kept" if self.keeps_errors else "dropped"
+        return self.model_copy(update={"codec": codec, "piece_codecs": "", "errors": errors})
+
+    def with_piece(self, piece: Piece, codec: Codec) -> dict[str, str]:
+        """Return the keys that give one piece another codec, and keep errors if they are kept now."""
+        each = {**self.codec_of_piece, piece: codec}
+        words = [f"{one.stage}.{one.part} {each[one]}" for one in sorted(each) if each[one] != self.codec]
+        return {"piece_codecs": ", ".join(words)} | ({"errors": "kept"} if self.keeps_errors else {})
 
     @property
     def times(self) -> PieceTimes:
@@ -101,6 +150,29 @@ class CodecTraits:
     times: PieceTimes
 
 
+def _parsed(given: str) -> dict[Piece, Codec]:
+    """Return the codecs of single pieces.
+
+    Raises:
+        InputError: for words of another form, and for a piece that comes twice.
+    """
+    found: dict[Piece, Codec] = {}
+    for words in filter(None, map(str.strip, given.split(","))):
+        place, _, codec = words.partition(" ")
+        numbers = place.split(".")
+        if len(numbers) != 2 or not all(one.isascii() and one.isdecimal() for one in numbers):
+            raise InputError(Violation("", f"{shown(words)} is no STAGE.PIECE CODEC", "0.2 fp32"))
+        named: Codec | None = next((one for one in CODECS if one == codec), None)
+        if named is None:
+            near = nearest(codec, CODECS) or "fp32"
+            raise InputError(Violation("", f"{shown(words)} names no codec", f"{place} {near}"))
+        piece = Piece(*map(int, numbers))
+        if piece in found:
+            raise InputError(Violation("", f"{piece} has two codecs", f"{place} {found[piece]}"))
+        found[piece] = named
+    return found
+
+
 # Codes of other bits than 4 and 8 take longer to pack.
 PACKED = 3.0
 
@@ -134,6 +206,11 @@ CODECS: Mapping[Codec, CodecTraits] = MappingProxyType(
         ),
         "fp16": CodecTraits(
             block_bytes=lambda options: 2 * options.block, biased=True, times=PieceTimes(1.5, 4.0, 8.6)
+        ),
+        "fp32": CodecTraits(
+            block_bytes=lambda options: FP32_BYTES * options.block,
+            biased=False,
+            times=PieceTimes(0.9, 2.4, 2.9),
         ),
     }
 )

@@ -19,7 +19,7 @@ def _refuse(options: ClanOptions, of: Replication) -> SyncRefusal | None:
         return SyncRefusal(SHARDED.format(of.sharding), "sharding", "zero-0")
     if options.keeps_errors and of.precision in SCALED:
         return SyncRefusal(SCALE.format(of.precision), "precision", "bf16")
-    if options.codec in ("top-k", "random-k") and options.ratio > options.block:
+    if options.codecs & {"top-k", "random-k"} and options.ratio > options.block:
         problem = NONE_LEFT.format(options.block, options.ratio)
         return SyncRefusal(problem, "sync.ratio", str(float(options.block)))
     return None
