@@ -233,6 +233,10 @@ def test_another_codec_for_a_piece_keeps_the_others_and_all_errors(errors: str) 
     assert changed.keeps_errors == options.keeps_errors
     back = ClanOptions.model_validate(changed.model_dump() | changed.with_piece(Piece(0, 1), "top-k"))
     assert back.codec_of_piece == options.codec_of_piece
+    # Its last biased codec goes, and its errors stay.
+    last = ClanOptions.model_validate({"piece_codecs": "0.1 top-k", "errors": errors})
+    fine = ClanOptions.model_validate(last.model_dump() | last.with_piece(Piece(0, 1), "fp32"))
+    assert fine.keeps_errors == last.keeps_errors
     # A piece with a biased codec has errors, so all pieces keep them.
     plain = ClanOptions.model_validate({"piece_codecs": "0.1 scaled-sign"})
     assert plain.keeps_errors

@@ -100,10 +100,19 @@ def execute(
         entry = enter_prediction(planned.all[-1], ledger)
         poll = _watching(planned, directory, on_poll)
         launch_workers(directory.path, planned.plan.ranks, WORKER_MODULE, poll)
-        last = planned.all[-1]
+        last = last_job(planned, directory)
+        if last is not planned.all[-1]:
+            # Its steps were predicted before they ran, too.
+            entry = enter_prediction(last, ledger)
         summary = directory.finish(last.file, last.program)
         ledger.score(entry, summary["measured_step_s"])
     return summary
+
+
+def last_job(planned: PlannedJob, directory: RunDirectory) -> PlannedJob:
+    """Return the job whose plan has ended a run: a run may change its plan by itself."""
+    last = planned.all[-1]
+    return last if directory.plan().plan_id == last.plan.plan_id else reopen(directory.path)
 
 
 def _watching(

@@ -18,6 +18,8 @@ Codec = Literal["scaled-sign", "top-k", "random-k", "linear-dithering", "natural
 FP32_BYTES, SCALE_BYTES, INDEX_BYTES = 4, 4, 2
 # Indices have 16 bits.
 LARGEST_BLOCK = 1 << 16
+# The first and the last step between two changes do not count.
+LEAST_STEPS = 4
 
 
 class Piece(NamedTuple):
@@ -64,6 +66,19 @@ class ClanOptions(TomlTable):
         description='pieces with another codec than the rest, by stage and number: "0.2 fp32, 1.0 fp16"',
     )
 
+    change_codec_every: Annotated[int, Field(ge=0)] = Field(
+        default=0,
+        description="steps after which the piece whose codec delays steps most may get another; 0: never",
+    )
+
+    @field_validator("change_codec_every")
+    @classmethod
+    def _measured_steps(cls, given: int) -> int:
+        if 0 < given < LEAST_STEPS:
+            problem = f"{given} steps are too few to measure codecs in"
+            raise InputError(Violation("", problem, str(LEAST_STEPS)))
+        return given
+
     @field_validator("piece_codecs")
     @classmethod
     def _of_pieces(cls, given: str) -> str:
@@ -99,7 +114,9 @@ class ClanOptions(TomlTable):
         """Return the keys that give one piece another codec, and keep errors if they are kept now."""
         each = {**self.codec_of_piece, piece: codec}
         words = [f"{one.stage}.{one.part} {each[one]}" for one in sorted(each) if each[one] != self.codec]
-        return {"piece_codecs": ", ".join(words)} | ({"errors": "kept"} if self.keeps_errors else {})
+        keys = {"piece_codecs": ", ".join(words)}
+        forgets = self.keeps_errors and not self.model_copy(update=keys).keeps_errors
+        return keys | ({"errors": "kept"} if forgets else {})
 
     @property
     def times(self) -> PieceTimes:

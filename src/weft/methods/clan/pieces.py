@@ -16,7 +16,7 @@ from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Choice, Plan
 from weft.describe.synchronisation import SyncMethod, Wire, options_in
-from weft.methods.clan.options import FP32_BYTES, NAME, ClanOptions, Piece
+from weft.methods.clan.options import CODECS, FP32_BYTES, NAME, ClanOptions, Piece
 from weft.methods.power_sgd.traffic import matrices_of
 from weft.predict.cost.memory import own_parameters, plan_states
 from weft.program.arrays import Ints
@@ -116,4 +116,25 @@ def _proposals(job: Job) -> list[Mapping[str, Any]]:
     return [{}, {"bits": 4}, {"codec": "scaled-sign"}, {"codec": "top-k"}]
 
 
-SYNC = SyncMethod(name=NAME, table=ClanOptions, sent_share=_whole_share, proposals=_proposals)
+def _other_codecs(options: ClanOptions, stage: int, part: int) -> list[Mapping[str, Any]]:
+    """Return the keys of each codec that sends no fewer bits, and with which ranks keep errors as before.
+
+    Fewer bits might change how well training goes.
+    """
+    piece, now = Piece(stage, part), options.of_piece(stage, part)
+    each = [
+        options.with_piece(piece, one)
+        for one in CODECS
+        if one != now.codec and options.all_with(one).block_bytes >= now.block_bytes
+    ]
+    return [keys for keys in each if options.model_copy(update=keys).keeps_errors == options.keeps_errors]
+
+
+SYNC = SyncMethod(
+    name=NAME,
+    table=ClanOptions,
+    sent_share=_whole_share,
+    proposals=_proposals,
+    codecs=_other_codecs,
+    changes_every=lambda options: options.change_codec_every,
+)

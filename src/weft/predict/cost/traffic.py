@@ -115,6 +115,15 @@ def price_without_codecs(placed: PlacedPlan, program: Program) -> Priced:
     return replace(priced, costs=replace(costs, occupancy=occupancy, demand=demand))
 
 
+def codec_shares(pricing: Pricing, occupancy_s: Floats) -> Floats:
+    """Return the share of each row's seconds in which its rank encodes or decodes, shape (rows,)."""
+    found = np.zeros(len(pricing.program))
+    for _, wire, rows in _synchronising(pricing.plan, pricing.program):
+        found[rows] = codecs_s(pricing, rows, wire)
+    shares = np.divide(found, occupancy_s, out=np.zeros_like(found), where=occupancy_s > 0.0)
+    return np.minimum(shares, 1.0)
+
+
 def _synchronising(plan: Plan, program: Program) -> list[tuple[TrafficOf, Wire, Ints]]:
     """Return the rows of each kind of instruction by which replicas agree, where there are some."""
     kinds = ((one, np.flatnonzero(program.columns.kind == KINDS.code(one.kind))) for one in parts(TrafficOf))
