@@ -26,7 +26,7 @@ from weft.describe.run_file import parse_run
 from weft.describe.synchronisation import sent_share_of
 from weft.errors import InputError
 from weft.methods.clan.kinds import AGGREGATE, COMPRESS, DECOMPRESS, EXCHANGE, PULL, PUSH
-from weft.methods.clan.options import CODECS, NAME, ClanOptions, Piece
+from weft.methods.clan.options import CODECS, NAME, ClanOptions, PiecePlace
 from weft.methods.clan.pieces import PiecedStages, compressed_elements
 from weft.methods.clan.report import REPORT
 from weft.methods.sharding.kinds import REDUCE
@@ -227,15 +227,15 @@ def test_a_codec_for_a_piece_that_no_stage_has_is_refused() -> None:
 @pytest.mark.parametrize("errors", ["by codec", "kept", "dropped"])
 def test_another_codec_for_a_piece_keeps_the_others_and_all_errors(errors: str) -> None:
     options = ClanOptions.model_validate({"codec": "top-k", "piece_codecs": "1.2 fp16", "errors": errors})
-    keys = options.with_piece(Piece(0, 1), "fp32")
+    keys = options.with_piece(PiecePlace(0, 1), "fp32")
     changed = ClanOptions.model_validate(options.model_dump() | keys)
-    assert changed.codec_of_piece == {Piece(0, 1): "fp32", Piece(1, 2): "fp16"}
+    assert changed.codec_of_piece == {PiecePlace(0, 1): "fp32", PiecePlace(1, 2): "fp16"}
     assert changed.keeps_errors == options.keeps_errors
-    back = ClanOptions.model_validate(changed.model_dump() | changed.with_piece(Piece(0, 1), "top-k"))
+    back = ClanOptions.model_validate(changed.model_dump() | changed.with_piece(PiecePlace(0, 1), "top-k"))
     assert back.codec_of_piece == options.codec_of_piece
     # Its last biased codec goes, and its errors stay.
     last = ClanOptions.model_validate({"piece_codecs": "0.1 top-k", "errors": errors})
-    fine = ClanOptions.model_validate(last.model_dump() | last.with_piece(Piece(0, 1), "fp32"))
+    fine = ClanOptions.model_validate(last.model_dump() | last.with_piece(PiecePlace(0, 1), "fp32"))
     assert fine.keeps_errors == last.keeps_errors
     # A piece with a biased codec has errors, so all pieces keep them.
     plain = ClanOptions.model_validate({"piece_codecs": "0.1 scaled-sign"})

@@ -23,7 +23,7 @@ from weft.timeline.timeline import Timeline
 MOST_CYCLES = 32
 
 
-class Part(NamedTuple):
+class PathPart(NamedTuple):
     """A part of the path: a row of the program in a cycle, and when the path is there."""
 
     row: int
@@ -42,7 +42,7 @@ def critical_path(
         period_ns: from a cycle to the next, which is its like; None: the timeline has all cycles.
         delay_ns: by row, the time from its end to the earliest start of the rows that follow by an edge.
     """
-    walk = _Walk(program, timeline, period_ns, delay_ns)
+    walk = _WayBack(program, timeline, period_ns, delay_ns)
     spent, cycles = np.zeros(len(program)), 0
     if period_ns is None:
         cycles, (begin, end) = walk.whole_cycles
@@ -55,9 +55,9 @@ def critical_path(
     return spent / (1e9 * max(1, cycles) * program.steps_per_cycle)
 
 
-def _circle(path: Iterator[Part]) -> tuple[list[Part], int]:
+def _circle(path: Iterator[PathPart]) -> tuple[list[PathPart], int]:
     """Return the parts from a row to the same row in an earlier cycle, and the number of cycles between."""
-    found: list[Part] = []
+    found: list[PathPart] = []
     place: dict[int, int] = {}
     for part in path:
         first = place.setdefault(part.row, len(found))
@@ -67,7 +67,7 @@ def _circle(path: Iterator[Part]) -> tuple[list[Part], int]:
     return found, 1
 
 
-class _Walk:
+class _WayBack:
     """The way back through a timeline."""
 
     def __init__(
@@ -96,7 +96,7 @@ class _Walk:
             return self._cycles, (float(begins[0]), float(np.nanmax(self._times[1])))
         return self._cycles - 2, (float(begins[1]), float(begins[-1]))
 
-    def back(self) -> Iterator[Part]:
+    def back(self) -> Iterator[PathPart]:
         """Yield the parts of the path, the last one first."""
         last = self._cycles - 1
         if not len(self._program) or np.isnan(self._times[1, last]).all():
@@ -105,7 +105,7 @@ class _Walk:
         now = self._end(row, cycle)
         while True:
             begin = min(now, self._start(row, cycle))
-            yield Part(row, cycle, begin, now)
+            yield PathPart(row, cycle, begin, now)
             found = self._latest(row, cycle)
             if found is None:
                 return

@@ -22,7 +22,7 @@ LARGEST_BLOCK = 1 << 16
 LEAST_STEPS = 4
 
 
-class Piece(NamedTuple):
+class PiecePlace(NamedTuple):
     """The number of a stage, and of a piece of its gradient."""
 
     stage: int
@@ -86,7 +86,7 @@ class ClanOptions(TomlTable):
         return given
 
     @property
-    def codec_of_piece(self) -> Mapping[Piece, Codec]:
+    def codec_of_piece(self) -> Mapping[PiecePlace, Codec]:
         """The codecs of the pieces that have one of their own."""
         return _parsed(self.piece_codecs)
 
@@ -103,14 +103,14 @@ class ClanOptions(TomlTable):
 
     def of_piece(self, stage: int, part: int) -> ClanOptions:
         """Return the options of one piece, as if all pieces had its codec."""
-        return self.all_with(self.codec_of_piece.get(Piece(stage, part), self.codec))
+        return self.all_with(self.codec_of_piece.get(PiecePlace(stage, part), self.codec))
 
     def all_with(self, codec: Codec) -> ClanOptions:
         """Return the options with this codec for all pieces, and errors kept as before."""
         errors = "kept" if self.keeps_errors else "dropped"
         return self.model_copy(update={"codec": codec, "piece_codecs": "", "errors": errors})
 
-    def with_piece(self, piece: Piece, codec: Codec) -> dict[str, str]:
+    def with_piece(self, piece: PiecePlace, codec: Codec) -> dict[str, str]:
         """Return the keys that give one piece another codec, and keep errors if they are kept now."""
         each = {**self.codec_of_piece, piece: codec}
         words = [f"{one.stage}.{one.part} {each[one]}" for one in sorted(each) if each[one] != self.codec]
@@ -167,13 +167,13 @@ class CodecTraits:
     times: PieceTimes
 
 
-def _parsed(given: str) -> dict[Piece, Codec]:
+def _parsed(given: str) -> dict[PiecePlace, Codec]:
     """Return the codecs of single pieces.
 
     Raises:
         InputError: for words of another form, and for a piece that comes twice.
     """
-    found: dict[Piece, Codec] = {}
+    found: dict[PiecePlace, Codec] = {}
     for words in filter(None, map(str.strip, given.split(","))):
         place, _, codec = words.partition(" ")
         numbers = place.split(".")
@@ -183,7 +183,7 @@ def _parsed(given: str) -> dict[Piece, Codec]:
         if named is None:
             near = nearest(codec, CODECS) or "fp32"
             raise InputError(Violation("", f"{shown(words)} names no codec", f"{place} {near}"))
-        piece = Piece(*map(int, numbers))
+        piece = PiecePlace(*map(int, numbers))
         if piece in found:
             raise InputError(Violation("", f"{piece} has two codecs", f"{place} {found[piece]}"))
         found[piece] = named

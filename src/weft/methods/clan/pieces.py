@@ -16,7 +16,7 @@ from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Choice, Plan
 from weft.describe.synchronisation import SyncMethod, Wire, options_in
-from weft.methods.clan.options import CODECS, FP32_BYTES, NAME, ClanOptions, Piece
+from weft.methods.clan.options import CODECS, FP32_BYTES, NAME, ClanOptions, PiecePlace
 from weft.methods.power_sgd.traffic import matrices_of
 from weft.predict.cost.memory import own_parameters, plan_states
 from weft.program.arrays import Ints
@@ -39,7 +39,7 @@ class PiecedStages:
     piece_bytes: tuple[int, ...]
 
     @property
-    def missing(self) -> list[Piece]:
+    def missing(self) -> list[PiecePlace]:
         """The pieces with a codec of their own that no stage has."""
         counts = dict(enumerate(self.pieces))
         return [one for one in self.options.codec_of_piece if one.part >= counts.get(one.stage, 0)]
@@ -121,7 +121,7 @@ def _other_codecs(options: ClanOptions, stage: int, part: int) -> list[Mapping[s
 
     Fewer bits might change how well training goes.
     """
-    piece, now = Piece(stage, part), options.of_piece(stage, part)
+    piece, now = PiecePlace(stage, part), options.of_piece(stage, part)
     each = [
         options.with_piece(piece, one)
         for one in CODECS
