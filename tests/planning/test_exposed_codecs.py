@@ -47,7 +47,8 @@ def test_the_change_is_of_the_most_exposed_piece_alone_and_shortens_the_step(pla
     assert change.prediction.step_s < change.former_step_s
     options, changed = (ClanOptions.model_validate(dict(one.sync.options)) for one in (job.plan, change.plan))
     pieces = {(one.stage, one.piece) for one in found} | {(9, 9)}
-    first = (found[0].stage, found[0].piece)
+    first = (change.exposed.stage, change.exposed.piece)
+    assert change.exposed in found
     for piece in pieces:
         before, after = options.of_piece(*piece), changed.of_piece(*piece)
         assert (before.codec != after.codec) == (piece == first)
@@ -55,8 +56,20 @@ def test_the_change_is_of_the_most_exposed_piece_alone_and_shortens_the_step(pla
         assert after.keeps_errors == before.keeps_errors
     assert change.plan.model_copy(update={"sync": job.plan.sync}) == job.plan
     words = dict(codec_rows(job))
-    assert f"stage {first[0]}, piece {first[1]}" in words["exposed codecs, predicted"]
+    assert f"most in {found[0]}" in words["exposed codecs, predicted"]
     assert words["a shorter step"].startswith(f'[sync] piece_codecs = "{changed.piece_codecs}": predicted')
+
+
+def test_changes_go_on_until_no_piece_has_a_better_codec() -> None:
+    job, steps, changed = job_of(*CELLS[0]), [], []
+    while (change := codec_change(job, exposed_codecs(job))) is not None:
+        assert change.former_step_s == pytest.approx(job.predicted.prediction.step_s)
+        steps.append(change.prediction.step_s)
+        changed.append(change.exposed)
+        job = replace(job, plan=change.plan, chosen_for=None)
+    assert len(steps) >= 2
+    assert steps == sorted(steps, reverse=True)
+    assert len({(one.stage, one.piece) for one in changed}) == len(changed)
 
 
 def test_no_codec_is_better_than_numbers_as_they_are_and_dense_has_none() -> None:

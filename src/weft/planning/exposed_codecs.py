@@ -1,7 +1,7 @@
 """Codecs that delay the step: the piece of a gradient in which they do, and a better codec for it.
 
-A codec is exposed while it is on the critical path of the timeline. Only the codec of the most exposed piece
-changes, and only to one that sends no fewer bits. The shortest predicted step decides.
+A codec is exposed while it is on the critical path of the timeline. Only the codec of one piece changes, and
+only to one that sends no fewer bits. It is the most exposed piece that has a better codec.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from weft.timeline.timeline import Timeline
 
 # A smaller share of the step is not worth a change.
 LEAST_GAIN = 1e-3
+# The most exposed pieces for which other codecs are tried.
+MOST_TRIED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,17 +90,24 @@ def exposed_codecs(job: PlannedJob, measured: Timeline | None = None) -> tuple[E
 
 
 def codec_change(job: PlannedJob, exposed: Sequence[ExposedCodec]) -> CodecChange | None:
-    """Return the best other codec for the most exposed piece; None if none shortens the predicted step."""
+    """Return the best other codec for the most exposed piece that has a better one.
+
+    A codec is better if it shortens the predicted step. None: no piece has one, of the most exposed ones.
+    """
     if not exposed:
         return None
-    first, model = exposed[0], job.problem.cost_model
-    former_s = predict_long(model, job.plan).prediction.step_s
+    former_s = predict_long(job.problem.cost_model, job.plan).prediction.step_s
+    changes = (_change_of(job, one, former_s) for one in exposed[:MOST_TRIED])
+    return next((one for one in changes if one is not None), None)
+
+
+def _change_of(job: PlannedJob, exposed: ExposedCodec, former_s: float) -> CodecChange | None:
     best: CodecChange | None = None
-    for sync in other_codecs(job.plan.sync, first.stage, first.piece):
+    for sync in other_codecs(job.plan.sync, exposed.stage, exposed.piece):
         plan = job.plan.model_copy(update={"sync": sync})
         try:
             refused = plan_problems(plan, job.problem.job)
-            prediction = predict_long(model, plan).prediction
+            prediction = predict_long(job.problem.cost_model, plan).prediction
         except InputError:
             continue
         fits = all(peak <= left for peak, left in zip(prediction.peak_bytes, job.usable_bytes, strict=True))
@@ -106,7 +115,7 @@ def codec_change(job: PlannedJob, exposed: Sequence[ExposedCodec]) -> CodecChang
         if not refused and fits and prediction.step_s < least_s:
             keys = {key: one for key, one in sync.options.items() if job.plan.sync.options.get(key) != one}
             best = CodecChange(
-                exposed=first, plan=plan, keys=keys, prediction=prediction, former_step_s=former_s
+                exposed=exposed, plan=plan, keys=keys, prediction=prediction, former_step_s=former_s
             )
     return best
 

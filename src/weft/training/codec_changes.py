@@ -74,8 +74,9 @@ class CodecChanges:
         found = exposed_codecs(job, measured)
         if not found:
             return None
-        words = {"exposed": str(found[0]), **asdict(found[0])}
         change = codec_change(job, found)
+        one = found[0] if change is None else change.exposed
+        words: dict[str, Any] = {"exposed": str(one), **asdict(one)}
         if change is None:
             return {"event": "codec exposed", "words": words, "keys": None}
         words |= {"former": plan_id, "now": change.plan.plan_id, "change": str(change)}
