@@ -201,7 +201,7 @@ def test_a_piece_with_a_codec_of_its_own_takes_the_time_of_that_codec() -> None:
         return {(int(columns.kind[row]), int(columns.part[row])): int(costs.occupancy[row]) for row in rows}
 
     found, of_codec = each(mixed), {0: "scaled-sign", 2: "fp32"}
-    alone = {codec: each(compressed(codec=codec)) for codec in CODECS}
+    alone = {codec: each(compressed(codec=codec, ratio=8.0)) for codec in CODECS}
     assert len(found) > 3 * len(EXCHANGE)
     for (kind, part), took in found.items():
         assert took == alone[of_codec.get(part, "linear-dithering")][kind, part]
@@ -315,12 +315,6 @@ LAYOUT = Layout(pp=1, dp=8, loops=1, micro_batch_size=1, schedule="1f1b", sync=N
             {"codec": "scaled-sign"},
             "errors have the scale of earlier losses, and fp16 changes it; nearest precision: bf16",
         ),
-        (
-            {},
-            "fp32",
-            {"codec": "random-k", "block": 512, "ratio": 1000.0},
-            "of a block of 512 gradients, a ratio of 1000 sends less than one; nearest sync.ratio: 512.0",
-        ),
     ],
 )
 def test_layouts_and_plans_that_cannot_compress_both_ways_are_refused(
@@ -348,6 +342,8 @@ def test_layouts_and_plans_that_cannot_compress_both_ways_are_refused(
         ("codec", '"sign"'),
         ("value_bits", 8),
         ("piece_bytes", 0),
+        ("ratio", '4097.0\ncodec = "random-k"'),
+        ("ratio", '4097.0\npiece_codecs = "0.1 top-k"'),
         ("piece_codecs", '"0.1 fp8"'),
         ("piece_codecs", '"1 fp16"'),
         ("piece_codecs", '"0.1 fp16, 0.1 fp32"'),
@@ -363,6 +359,14 @@ RUN = (
     '[model]\npreset = "gpt2"\n[train]\nglobal_batch = 32\n[cluster]\nuse = "16xa100-80gb"\n'
     '[goal]\ncontract = "empirical"\n[plan]\ndp = 16\nloops = 1\n[sync]\nmethod = "clan"\n'
 )
+
+
+def test_a_search_names_the_piece_that_no_layout_has_and_no_reason_twice() -> None:
+    with pytest.raises(InputError, match=r"sync.piece_codecs: stage 0, piece 9999 is none of") as refused:
+        plan_run(parse_run(parse_toml(RUN + 'piece_codecs = "0.9999 fp32"\n', "run.toml")))
+    reasons = [one.problem for one in refused.value.violations]
+    assert "piece 9999" in reasons[0]
+    assert len(set(reasons)) == len(reasons)
 
 
 def test_a_run_file_chooses_codec_and_pieces() -> None:

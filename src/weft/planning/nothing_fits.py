@@ -34,9 +34,11 @@ def nothing_fits(ranking: Ranking) -> NothingFitsError:
         problem = f"no layout of {devices} has {words}; degrees must divide the devices"
         return NothingFitsError(ranking, [Violation("plan", problem)])
     changes = SmallestChanges(ranking.problem, ranking.candidates)
+    # The first of each reason: the same again says nothing new.
+    each = {one.reason: one for one in reversed(ranking.closest)}
     closest = [
         Violation(f"no layout fits; closest: {one.words}", one.reason + _remedy(one, changes))
-        for one in ranking.closest[:REASONS_SHOWN]
+        for one in list(reversed(each.values()))[:REASONS_SHOWN]
     ]
     return NothingFitsError(ranking, closest)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from weft.describe.toml_table import Count, TomlTable
 from weft.describe.units import shown
@@ -84,6 +84,13 @@ class ClanOptions(TomlTable):
     def _of_pieces(cls, given: str) -> str:
         _parsed(given)
         return given
+
+    @model_validator(mode="after")
+    def _sends_something(self) -> ClanOptions:
+        if self.codecs & {"top-k", "random-k"} and self.ratio > self.block:
+            problem = f"of a block of {self.block} gradients, a ratio of {self.ratio:g} sends less than one"
+            raise InputError(Violation("ratio", problem, str(float(self.block))))
+        return self
 
     @property
     def codec_of_piece(self) -> Mapping[PiecePlace, Codec]:
