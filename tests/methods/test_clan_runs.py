@@ -15,7 +15,12 @@ from stopped_runs import saved
 
 from weft.api import prepared
 from weft.errors import InputError
+from weft.planning.exposed_codecs import codec_change, exposed_codecs
+from weft.planning.planned import changed_to
+from weft.program.program import Program
+from weft.training import session
 from weft.training.directory.event_words import event_words
+from weft.training.directory.run_directory import RunDirectory
 from weft.training.session import reopen
 
 pytestmark = pytest.mark.usefixtures("own_home")
@@ -112,6 +117,35 @@ def test_a_run_changes_the_exposed_codec_at_a_border_and_loses_nothing(
     assert expected.keys() == found.keys()
     assert all(torch.equal(value, found[name]) for name, value in expected.items())
     assert not told(killed, "events.jsonl", "began anew", "resume differs")
+
+
+def test_the_launcher_watches_by_the_plan_that_the_run_has_changed_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched: list[float] = []
+
+    class Watch:
+        def __init__(self, directory: RunDirectory, program: Program, *, step_s: float, report: Any) -> None:
+            watched.append(step_s)
+
+        def look(self) -> None:
+            pass
+
+    source = run_file(tmp_path, "changing", sync="change_codec_every = 4")
+    planned, directory = prepared(source, directory=tmp_path / "run")
+    monkeypatch.setattr(session, "HangWatch", Watch)
+    poll = session._watching(planned, directory, None)
+    poll()
+    change = codec_change(planned, exposed_codecs(planned))
+    assert change is not None
+    later = changed_to(planned, change.plan, None)
+    directory.prepare_turn(later)
+    poll()
+    directory.turn()
+    poll()
+    poll()
+    assert watched == [planned.prediction.step_s, later.prediction.step_s]
+    assert session.last_job(planned, directory).plan == later.plan
 
 
 @pytest.mark.parametrize(

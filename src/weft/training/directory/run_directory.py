@@ -83,6 +83,11 @@ class RunDirectory:
         """True if another plan is to take over and has not done so yet."""
         return (self.then / PLAN_FILES[0]).exists()
 
+    @property
+    def plan_written_ns(self) -> int:
+        """The time at which the plan's file was written, which another plan's file changes."""
+        return (self.path / PLAN_FILES[0]).stat().st_mtime_ns
+
     def turn(self) -> None:
         """Replace the plan's files by the files of the plan that takes over.
 
