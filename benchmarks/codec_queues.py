@@ -50,6 +50,7 @@ CELLS: Mapping[str, Mapping[str, object]] = {
     "linear-dithering, 7 bits": {"codec": "linear-dithering", "bits": 7},
     "natural-dithering, 8 bits": {"codec": "natural-dithering"},
     "fp16": {"codec": "fp16"},
+    "fp32": {"codec": "fp32"},
 }
 
 

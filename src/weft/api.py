@@ -25,7 +25,7 @@ from weft.timeline.compare import Comparison
 from weft.timeline.timeline import Timeline
 from weft.training.directory.resuming import as_in, require_job_of, require_not_started
 from weft.training.directory.run_directory import RunDirectory, fresh_directory
-from weft.training.session import PlanBy, execute, finish, job_in, prepare, reopen
+from weft.training.session import PlanBy, execute, finish, job_in, last_job, prepare, reopen
 from weft.training.session import evaluate as evaluate_run
 from weft.web.pages.plan import plan_html
 from weft.web.pages.report import write_run_report
@@ -190,7 +190,7 @@ def train(
         return Run(path, RunDirectory(path).summary())
     with prepare(planned, path) as run_directory:
         summary = execute(planned, run_directory, (lambda: on_poll(run_directory)) if on_poll else None)
-        write_run_report(run_directory, planned.all[-1])
+        write_run_report(run_directory, last_job(planned, run_directory))
     return Run(run_directory.path, summary)
 
 

@@ -26,7 +26,7 @@ from weft.describe.run_file import parse_run
 from weft.describe.synchronisation import sent_share_of
 from weft.errors import InputError
 from weft.methods.clan.kinds import AGGREGATE, COMPRESS, DECOMPRESS, EXCHANGE, PULL, PUSH
-from weft.methods.clan.options import CODECS, NAME, ClanOptions
+from weft.methods.clan.options import CODECS, NAME, ClanOptions, PiecePlace
 from weft.methods.clan.pieces import PiecedStages, compressed_elements
 from weft.methods.clan.report import REPORT
 from weft.methods.sharding.kinds import REDUCE
@@ -191,6 +191,57 @@ def parameters() -> int:
     return own_parameters(GRAPH, plan.stages[0].layers, plan.shape(0))
 
 
+def test_a_piece_with_a_codec_of_its_own_takes_the_time_of_that_codec() -> None:
+    where, mixed = joined_by(1e3, 0.0), compressed(piece_codecs="0.2 fp32, 0.0 scaled-sign")
+
+    def each(plan: Plan) -> dict[tuple[int, int], int]:
+        program = make_program(CONFIG, plan)
+        costs, columns = price(CostModel(graph=GRAPH, cluster=where), program, plan).costs, program.columns
+        rows = np.flatnonzero(np.isin(columns.kind, EXCHANGE) & (columns.rank == 1)).tolist()
+        return {(int(columns.kind[row]), int(columns.part[row])): int(costs.occupancy[row]) for row in rows}
+
+    found, of_codec = each(mixed), {0: "scaled-sign", 2: "fp32"}
+    alone = {codec: each(compressed(codec=codec, ratio=8.0)) for codec in CODECS}
+    assert len(found) > 3 * len(EXCHANGE)
+    for (kind, part), took in found.items():
+        assert took == alone[of_codec.get(part, "linear-dithering")][kind, part]
+    model = CostModel(graph=GRAPH, cluster=where)
+    sent = {one: sync_figures(model, plan).traffic.between_bytes for one, plan in PLANS.items()}
+    assert sent["coarse"] < sent["mixed"] < sent["fine"]
+
+
+PLANS = {
+    "coarse": compressed(codec="scaled-sign"),
+    "mixed": compressed(codec="scaled-sign", piece_codecs="0.2 fp32"),
+    "fine": compressed(codec="fp32"),
+}
+
+
+def test_a_codec_for_a_piece_that_no_stage_has_is_refused() -> None:
+    program = compressed(piece_codecs="0.1 fp32, 0.99 fp32, 7.0 fp16")
+    with pytest.raises(InputError, match=r"sync.piece_codecs: stage 0, piece 99 is none of") as refused:
+        make_program(CONFIG, program)
+    assert len(refused.value.violations) == 2
+
+
+@pytest.mark.parametrize("errors", ["by codec", "kept", "dropped"])
+def test_another_codec_for_a_piece_keeps_the_others_and_all_errors(errors: str) -> None:
+    options = ClanOptions.model_validate({"codec": "top-k", "piece_codecs": "1.2 fp16", "errors": errors})
+    keys = options.with_piece(PiecePlace(0, 1), "fp32")
+    changed = ClanOptions.model_validate(options.model_dump() | keys)
+    assert changed.codec_of_piece == {PiecePlace(0, 1): "fp32", PiecePlace(1, 2): "fp16"}
+    assert changed.keeps_errors == options.keeps_errors
+    back = ClanOptions.model_validate(changed.model_dump() | changed.with_piece(PiecePlace(0, 1), "top-k"))
+    assert back.codec_of_piece == options.codec_of_piece
+    # Its last biased codec goes, and its errors stay.
+    last = ClanOptions.model_validate({"piece_codecs": "0.1 top-k", "errors": errors})
+    fine = ClanOptions.model_validate(last.model_dump() | last.with_piece(PiecePlace(0, 1), "fp32"))
+    assert fine.keeps_errors == last.keeps_errors
+    # A piece with a biased codec has errors, so all pieces keep them.
+    plain = ClanOptions.model_validate({"piece_codecs": "0.1 scaled-sign"})
+    assert plain.keeps_errors
+
+
 def test_smaller_parameters_than_the_least_are_sent_whole() -> None:
     plan = compressed(minimum_bytes=10**6)
     assert sent_share_of(plan, GRAPH, 0) == 1.0
@@ -264,12 +315,6 @@ LAYOUT = Layout(pp=1, dp=8, loops=1, micro_batch_size=1, schedule="1f1b", sync=N
             {"codec": "scaled-sign"},
             "errors have the scale of earlier losses, and fp16 changes it; nearest precision: bf16",
         ),
-        (
-            {},
-            "fp32",
-            {"codec": "random-k", "block": 512, "ratio": 1000.0},
-            "of a block of 512 gradients, a ratio of 1000 sends less than one; nearest sync.ratio: 512.0",
-        ),
     ],
 )
 def test_layouts_and_plans_that_cannot_compress_both_ways_are_refused(
@@ -290,7 +335,19 @@ def test_layouts_and_plans_that_cannot_compress_both_ways_are_refused(
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("ratio", 0.5), ("bits", 9), ("block", 48), ("codec", '"sign"'), ("value_bits", 8), ("piece_bytes", 0)],
+    [
+        ("ratio", 0.5),
+        ("bits", 9),
+        ("block", 48),
+        ("codec", '"sign"'),
+        ("value_bits", 8),
+        ("piece_bytes", 0),
+        ("ratio", '4097.0\ncodec = "random-k"'),
+        ("ratio", '4097.0\npiece_codecs = "0.1 top-k"'),
+        ("piece_codecs", '"0.1 fp8"'),
+        ("piece_codecs", '"1 fp16"'),
+        ("piece_codecs", '"0.1 fp16, 0.1 fp32"'),
+    ],
 )
 def test_a_run_file_with_a_wrong_key_is_refused_in_one_line(key: str, value: object) -> None:
     with pytest.raises(InputError, match=rf"sync: {key}: ") as refused:
@@ -302,6 +359,14 @@ RUN = (
     '[model]\npreset = "gpt2"\n[train]\nglobal_batch = 32\n[cluster]\nuse = "16xa100-80gb"\n'
     '[goal]\ncontract = "empirical"\n[plan]\ndp = 16\nloops = 1\n[sync]\nmethod = "clan"\n'
 )
+
+
+def test_a_search_names_the_piece_that_no_layout_has_and_no_reason_twice() -> None:
+    with pytest.raises(InputError, match=r"sync.piece_codecs: stage 0, piece 9999 is none of") as refused:
+        plan_run(parse_run(parse_toml(RUN + 'piece_codecs = "0.9999 fp32"\n', "run.toml")))
+    reasons = [one.problem for one in refused.value.violations]
+    assert "piece 9999" in reasons[0]
+    assert len(set(reasons)) == len(reasons)
 
 
 def test_a_run_file_chooses_codec_and_pieces() -> None:

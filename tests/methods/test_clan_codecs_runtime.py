@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import Any
 
 import pytest
@@ -148,6 +149,19 @@ def test_random_numbers_are_those_of_the_same_indices_for_all_senders(
     torch.testing.assert_close(total, sum(numbers) * ones)
 
 
+def test_random_places_leave_out_their_part_of_the_square_in_the_mean() -> None:
+    table, numbers, blocks, seeds = options("random-k", errors="kept"), blocks_of(32, 32, 5), 2000, 2
+    kept, count = table.kept / table.block, blocks * seeds
+    # Each block of a piece has a shift of its own.
+    each = torch.cat([coded(table, numbers.repeat(blocks, 1), seed=seed) for seed in range(seeds)])
+    # Each place is sent with the probability k / b, as it is.
+    assert torch.equal(each, torch.where(each != 0.0, numbers, 0.0))
+    spread = 5.0 * sqrt(kept * (1.0 - kept) / count)
+    assert ((each != 0.0).double().mean(0) - kept).abs().max() < spread
+    left = (numbers - each).double().square().sum(1) / square(numbers)
+    assert abs(left.mean().item() - (1.0 - kept)) < 5.0 * left.std().item() / sqrt(count)
+
+
 @pytest.mark.parametrize(
     "table",
     [
@@ -188,5 +202,6 @@ def test_payloads_have_the_bytes_of_the_formula(table: ClanOptions, blocks: int)
         "linear-dithering": blocks * (size * table.bits // 8 + 4),
         "natural-dithering": blocks * (size * table.bits // 8 + 4),
         "fp16": blocks * size * 2,
+        "fp32": blocks * size * 4,
     }
     assert table.payload_bytes(blocks) == 4 * -(-bytes_[table.codec] // 4)

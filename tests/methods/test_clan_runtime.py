@@ -95,6 +95,7 @@ def all_codecs() -> st.SearchStrategy[ClanOptions]:
         bits=st.integers(2, 8),
         value_bits=st.sampled_from([16, 32]),
         block=st.sampled_from([32, 64]),
+        piece_codecs=st.sampled_from(["", "0.0 fp32", "0.1 top-k, 0.0 natural-dithering"]),
     )
 
 
@@ -122,15 +123,18 @@ def test_replicas_agree_nothing_gets_lost_and_bytes_are_those_of_the_formula(
             assert all(torch.equal(found[one], exact[one]) for found, exact in zip(sums, given_, strict=True))
     elements = sum(prod(SHAPES[number]) for number in LARGE)
     lengths = [elements * (n + 1) // pieces - elements * n // pieces for n in range(pieces)]
-    sent = sum(options.payload_bytes(-(-length // (replicas * options.block))) for length in lengths)
+    sent = sum(
+        options.of_piece(0, part).payload_bytes(-(-length // (replicas * options.block)))
+        for part, length in enumerate(lengths)
+    )
     for _, _, counted in results:
         assert counted["all_to_all"] == 2 * (replicas - 1) * sent
         assert counted["all_gather"] == 2 * (replicas - 1) * sent
 
 
-@given(st.integers(1, 4), st.integers(1, 5))
-def test_a_codec_that_leaves_nothing_out_is_a_plain_sum(replicas: int, pieces: int) -> None:
-    options = table("top-k", ratio=1.0)
+@given(st.sampled_from(["top-k", "fp32"]), st.integers(1, 4), st.integers(1, 5))
+def test_a_codec_that_leaves_nothing_out_is_a_plain_sum(codec: str, replicas: int, pieces: int) -> None:
+    options = table(codec, ratio=1.0)
 
     def single(rank: int, step: int) -> torch.Tensor:
         return gradient_of(rank, step, torch.float32)

@@ -19,7 +19,6 @@ from small_plans import divisible, make_plan, make_program, tiny
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice, Plan
-from weft.errors import RunError
 from weft.methods.cser.options import DISAGREEMENT, STALEST
 from weft.methods.cser.runtime.replicas import CserReplicas
 from weft.methods.cser.traffic import part_sizes
@@ -138,19 +137,3 @@ def test_parts_have_the_numbers_that_the_program_counts(worker_pool: WorkerPool,
             # Tensor ranks fill shares that do not divide with zeros.
             assert sizes == (counted if tp == 1 else pytest.approx(counted, rel=0.01))
             assert len(sizes) == 3 - tp
-
-
-def skip(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> str:
-    """What a rank says that goes on behind the step of a reset."""
-    try:
-        train(rank, ranks, config, plan, range(0, 3, 2))
-    except RunError as error:
-        return str(error)
-    return ""
-
-
-def test_a_missed_reset_is_named(worker_pool: WorkerPool) -> None:
-    config = tiny(layers=2)
-    plan = with_sync(Row(config, dp=2).plan, "cser", reset_ratio=2.0, every=2)
-    for said in worker_pool.run(skip, config, plan, ranks=2):
-        assert "stage 0: the reset after step 1 was missed; now it is step 2" in said

@@ -239,7 +239,7 @@ def test_own_ranges_take_room_on_every_rank() -> None:
         ({"sharding": "zero-3"}, "sdp4bit: replicas keep no whole weights"),
         ({"island": 2}, "sdp4bit: it has two levels of its own, and islands would add a third"),
         ({"sync": few(weight_bits=9)}, "sync.options: weight_bits: 9"),
-        ({"sync": few(gradient_group=48)}, "sync.gradient_group: sdp4bit: smoothing transforms 32 gradients"),
+        ({"sync": few(gradient_group=48)}, "sync.options: gradient_group: 48; smoothing transforms 32"),
         ({"sync": few(replicas_per_node=3)}, "replicas_per_node is 3; the"),
         ({"sync": Choice(name=NAME)}, "replicas_per_node is None; the replicas' places in"),
     ],

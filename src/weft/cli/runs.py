@@ -13,6 +13,7 @@ from typing import Any
 
 from weft.api import Run, evaluate, finished, prepared
 from weft.api import train as train_run
+from weft.cli.codecs import codec_record, print_codecs
 from weft.cli.output import Flag, Json, console, print_json, progressing, refuse_options
 from weft.cli.rankings import planned_visibly
 from weft.cli.tables.plans_side_by_side import side_by_side_record, side_by_side_table
@@ -27,7 +28,7 @@ from weft.training.directory.event_words import warnings
 from weft.training.directory.live_run import LiveRun
 from weft.training.directory.overview import NEWEST_STEPS
 from weft.training.directory.run_directory import RunDirectory
-from weft.training.session import WORKER_MODULE, job_in
+from weft.training.session import WORKER_MODULE, job_in, reopen
 
 SECONDS_BETWEEN_LINES = 2.0
 
@@ -209,6 +210,7 @@ def _print_figures(run: Run) -> None:
         f"(error {error_text(prediction_error(summary['predicted_step_s'], summary['measured_step_s']))}), "
         f"{interval_text(summary)}"
     )
+    print_codecs(reopen(run.directory), RunDirectory(run.directory).measured())
     console().print(f"report: {run.directory / 'report.html'}", soft_wrap=True)
 
 
@@ -307,12 +309,14 @@ def compare(
         return
     refuse_options(moves, "only with plans; a run has its model and cluster")
     comparison = _comparison_with_a_run(first, second)
+    alone = None if second is not None else (reopen(first), RunDirectory(first).measured())
     if json:
-        print_json(comparison.record())
+        print_json({**comparison.record(), **({} if alone is None else codec_record(*alone))})
     else:
         console().print(comparison.text())
-        if second is None:
+        if alone is not None:
             print(f"measured step: {interval_text(finished(first).summary)}")
+            print_codecs(*alone)
 
 
 def _is_plan(path: Path) -> bool:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from weft.cli.codecs import codec_record, print_codecs
 from weft.cli.output import (
     Flag,
     Json,
@@ -113,6 +114,7 @@ def show(
     low, high = format_seconds(prediction.step_low_s), format_seconds(prediction.step_high_s)
     step = f"{format_seconds(prediction.step_s)} ({low} to {high}, {prediction.source})"
     out.print(f"a step of {step}: {_breakdown(planned)}")
+    print_codecs(planned)
     out.print(throughput_text(planned))
     print_timeline(planned.predicted.simulation.timeline, svg, f"{plan.model}, predicted step")
     write_asked([(report, lambda: show_page(planned))])
@@ -163,7 +165,8 @@ def simulate(
     record = simulation_record(planned, planned.predicted)
     if json:
         parts = planned.memory_parts(planned.fullest_rank)
-        print_json({**record, "memory": {part.name: round(part.value) for part in parts}})
+        memory = {part.name: round(part.value) for part in parts}
+        print_json({**record, **codec_record(planned), "memory": memory})
         return
     out = console()
     out.print(f"[bold]{planned.plan.model}[/bold] on {planned.plan.cluster}: {planned.plan.ranks} ranks")
@@ -174,6 +177,7 @@ def simulate(
     )
     _print_host_memory(planned)
     out.print(_breakdown(planned))
+    print_codecs(planned)
     print_timeline(planned.predicted.simulation.timeline, svg, f"{planned.plan.model}, predicted step")
 
 

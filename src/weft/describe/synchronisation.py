@@ -117,6 +117,10 @@ class SyncMethod:
         kept: returns the numbers that each rank keeps for every weight, from the options and the number of
             replicas.
         proposals: returns the options that a planner tries for a job, each as a mapping of keys to values.
+        codecs: returns the keys that change the codec of one piece of a stage's gradient alone, from the
+            checked options, the stage and the piece; once for each codec that sends no fewer bits, and with
+            which ranks keep the same tensors.
+        changes_every: returns the steps after which a run may change such a codec by itself; 0: never.
     """
 
     name: str
@@ -129,6 +133,8 @@ class SyncMethod:
     derived: Mapping[str, Callable[[Sequence[Stage], Cluster], int]] = field(default_factory=dict)
     kept: Callable[[Any, int], float] = lambda options, replicas: 0.0
     proposals: Callable[[Job], Sequence[Mapping[str, Any]]] = lambda job: ({},)
+    codecs: Callable[[Any, int, int], Sequence[Mapping[str, Any]]] = lambda options, stage, piece: ()
+    changes_every: Callable[[Any], int] = lambda options: 0
 
 
 def proposed_steps(job: Job) -> Sequence[Mapping[str, Any]]:
@@ -216,6 +222,39 @@ def proposals_of(name: str, job: Job) -> tuple[Choice, ...]:
     method = sync_methods().get(name)
     proposed = ({},) if method is None else method.proposals(job)
     return tuple(Choice(name=name, options=dict(options)) for options in proposed)
+
+
+def with_keys(sync: Choice, keys: Mapping[str, Any]) -> Choice:
+    """Return a synchronisation with other values of some keys; defaults are left out.
+
+    Raises:
+        InputError: as `sync_options` does.
+    """
+    table = sync_options(sync.name, {**sync.options, **keys})
+    return Choice(name=sync.name, options=table.model_dump(exclude_defaults=True))
+
+
+def other_codecs(sync: Choice, stage: int, piece: int) -> Sequence[Choice]:
+    """Return a synchronisation with each other codec of one piece that sends no fewer bits.
+
+    Raises:
+        InputError: as `sync_options` does.
+    """
+    method = sync_methods().get(sync.name)
+    if method is None:
+        return []
+    options = sync_options(sync.name, sync.options)
+    return [with_keys(sync, keys) for keys in method.codecs(options, stage, piece)]
+
+
+def changes_codecs_every(sync: Choice) -> int:
+    """Return the steps after which a run may change the codec of one piece by itself; 0: never.
+
+    Raises:
+        InputError: as `sync_options` does.
+    """
+    method = sync_methods().get(sync.name)
+    return 0 if method is None else method.changes_every(sync_options(sync.name, sync.options))
 
 
 def steps_apart(sync: Choice) -> int | None:

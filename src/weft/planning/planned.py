@@ -24,7 +24,7 @@ from weft.describe.prediction import Prediction
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.planning import PlanTable
 from weft.describe.run_tables.training import ANY_PRECISION
-from weft.describe.synchronisation import AUTO, DENSE, derived_options, is_logged
+from weft.describe.synchronisation import AUTO, DENSE, changes_codecs_every, derived_options, is_logged
 from weft.describe.this_machine import THIS_MACHINE
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
@@ -273,6 +273,9 @@ class PlannedJob:
         if ranks != then_ranks:
             problem = f"its plan uses {then_ranks} ranks, and a run keeps the {ranks} that it begins with"
             found.append(Violation("plan.then", problem, f"degrees for {ranks} ranks"))
+        if every := changes_codecs_every(self.plan.sync):
+            problem = f"the run may change its plan by itself after every {every} steps"
+            found.append(Violation("plan.then", problem, "sync.change_codec_every = 0"))
         return found
 
     @property
@@ -460,6 +463,15 @@ def taking_over(job: PlannedJob, at_step: int, plan: Plan, prediction: Predictio
         InputError: with every fault of that plan.
     """
     return replace(job, later=Later(at_step, _checked(job.run, job.problem, plan, prediction)))
+
+
+def changed_to(job: PlannedJob, plan: Plan, prediction: Prediction | None) -> PlannedJob:
+    """Return the job with another plan, after checking it.
+
+    Raises:
+        InputError: with every fault of the plan.
+    """
+    return _checked(job.run, job.problem, plan, prediction)
 
 
 def _checked(run: RunFile, problem: Problem, plan: Plan, prediction: Prediction | None) -> PlannedJob:

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch.distributed as dist
@@ -30,6 +32,7 @@ from weft.training.checkpoint.checkpoints import has_rank_tensors
 from weft.training.checkpoint.manifest import generations
 from weft.training.checkpoint.saver import Saved, Saver
 from weft.training.checkpoint.training_state import TrainingState
+from weft.training.codec_changes import CodecChanges
 from weft.training.coordination.agreement import StopRequest, gather, meeting_peers, together
 from weft.training.data.reader import (
     BatchReader,
@@ -79,30 +82,40 @@ def train(job: PlannedJob, run_dir: Path, context: WorkerContext) -> int:
     # Libraries stay, so no collection of garbage need look through their objects.
     gc.freeze()
     memory: ProcessMemory | None = None
-    for generation, one in enumerate(job.all):
+    for generation in count():
         if generation:
-            _turn(one, run_dir)
+            _turn(job, run_dir)
         # The run ends with the call, so no tensor of a plan stays under the next one.
-        stopped_by, memory = _train_plan(one, run_dir, context, generation, memory)
-        if stopped_by is not None:
-            return 128 + stopped_by
+        end, memory = _train_plan(job, run_dir, context, generation, memory)
+        if end.stopped_by is not None:
+            return 128 + end.stopped_by
+        if end.later is None:
+            break
+        job = end.later
     return 0
+
+
+class PlanEnd(NamedTuple):
+    """The end of a plan's steps: the signal that stopped them, and the job that takes over; None for none."""
+
+    stopped_by: signal.Signals | None = None
+    later: PlannedJob | None = None
 
 
 def _train_plan(
     job: PlannedJob, run_dir: Path, context: WorkerContext, generation: int, former: ProcessMemory | None
-) -> tuple[signal.Signals | None, ProcessMemory]:
-    """Train the steps of one plan; return the signal that stopped them, or None, and its memory."""
+) -> tuple[PlanEnd, ProcessMemory]:
+    """Train the steps of one plan; return how they ended, and their memory."""
     run = open_run(job, run_dir, context, generation=generation, former=former)
     runtime = run.runtime
     with beating(run.recorder, runtime.notice, partial(gone_ranks, run_dir), runtime.abort), run.journal:
         state = _resume(run, run.newest) if run.newest else _start(run)
         _tell_data(run, state)
-        stopped_by = _train_steps(run, state)
-        if stopped_by is None and job.later is None:
+        end = _train_steps(run, state)
+        if end == PlanEnd():
             _finish(run, state)
         run.close()
-    return stopped_by, run.memory
+    return end, run.memory
 
 
 def _turn(job: PlannedJob, run_dir: Path) -> None:
@@ -150,8 +163,8 @@ def _verify_resume(run: OpenRun, result: StepResult) -> None:
         print(f"warning: {warnings(run.directory.events(), 0.0)[-1]}", file=sys.stderr)
 
 
-def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
-    """Train the remaining steps with their checkpoints; return the signal that stopped them, or None."""
+def _train_steps(run: OpenRun, state: TrainingState) -> PlanEnd:
+    """Train the remaining steps of a plan with their checkpoints."""
     plan, runtime, journal = run.job.plan, run.runtime, run.journal
     steps, every = run.job.last_step, run.job.run.checkpoint.every
     ledger = SampleLedger(run.task.samples, state.seed, run.job.run.task.source_block)
@@ -170,6 +183,7 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
         _collecting_by_hand() as collect,
     ):
         left_out, former, due, beside = 0, None, False, BesideSteps(run)
+        changes = CodecChanges(run, state.step)
         for step in range(state.step, steps):
             batch = reader.step(step)
             rate = run.settings.rate(step)
@@ -210,12 +224,14 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
             evaluate_every = run.job.run.train.evaluate_every
             due |= evaluate_every is not None and done % evaluate_every == 0
             goes_on = vote.stop is None and done < steps
+            later = changes.after(done) if goes_on else None
+            ends = not goes_on or later is not None
             # Before the save, so that a resumed run evaluates these weights, too.
-            if due and goes_on and beside.begin(done, steps - done):
+            if due and not ends and beside.begin(done, steps - done):
                 due = False
-            if vote.stop is not None or done % every == 0 or done == steps:
-                _save(run, saver, replace(state, step=done, samples=consumed), goes_on=goes_on)
-            _report(run, saver.wait() if vote.stop is not None or done == steps else saver.poll())
+            if ends or done % every == 0:
+                _save(run, saver, replace(state, step=done, samples=consumed), goes_on=not ends)
+            _report(run, saver.wait() if ends else saver.poll())
             # Replicas that agree every few steps are evaluated when they have agreed.
             if due and goes_on and done % run.program.steps_per_cycle == 0:
                 due = False
@@ -223,9 +239,11 @@ def _train_steps(run: OpenRun, state: TrainingState) -> signal.Signals | None:
                 journal.event("evaluated", step=done, held_out_loss=loss, **metrics)
             if vote.stop is not None:
                 journal.event("stopped", step=done, signal=vote.stop.name)
-                return vote.stop
+                return PlanEnd(stopped_by=vote.stop)
+            if later is not None:
+                return PlanEnd(later=later)
             collect(step)
-    return None
+    return PlanEnd(later=None if run.job.later is None else run.job.later.job)
 
 
 def require_progress(step: int, left_out: int) -> None:

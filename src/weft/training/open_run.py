@@ -41,12 +41,12 @@ from weft.training.checkpoint.training_state import (
 )
 from weft.training.checkpoint.weight_log import LOG, LogHeader, WeightLog
 from weft.training.checkpoint.weight_replay import unlogged_tensors
-from weft.training.coordination.agreement import together
+from weft.training.coordination.agreement import from_first_rank, together
 from weft.training.coordination.attendance import Attendance
 from weft.training.data.tokenizers import tokenizer_name
 from weft.training.directory.journal import Journal
 from weft.training.directory.process_memory import ProcessMemory
-from weft.training.directory.run_directory import RunDirectory
+from weft.training.directory.run_directory import RunDirectory, plans_with_the_same_tensors
 from weft.training.directory.verified import verified_digests
 from weft.training.loggers import open_feeds, require_loggers
 from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory, settings_of
@@ -232,14 +232,15 @@ def load(run: OpenRun, newest: Path) -> TrainingState:
     Raises:
         RunError: on every rank, if a tensor is missing or has another shape, or a rank is late or gone.
     """
-    runtime = run.runtime
+    runtime, plan_id = run.runtime, run.job.plan.plan_id
+    alike = from_first_rank(sorted(plans_with_the_same_tensors(run.directory, plan_id)))
     return checkpoints.load(
         newest,
         runtime.stages,
         runtime.optimizers,
         runtime.stepped,
         runtime.methods,
-        plan_ids={run.job.plan.plan_id, *former_ids(run.job.plan)},
+        plan_ids={plan_id, *former_ids(run.job.plan), *alike},
         ranks=run.checkpoint_ranks,
         timeout_s=run.job.run.checkpoint.load_timeout_s,
     )

@@ -12,6 +12,7 @@ from weft.describe.plan import Plan
 from weft.describe.plan_file import PlanFile, load_plan_file
 from weft.describe.plan_subject import PlanSubject, subject_of
 from weft.describe.run_file import RunFile, load_run, naming, run_of_keywords
+from weft.describe.synchronisation import changes_codecs_every
 from weft.errors import InputError, Violation
 from weft.lab.inside import require_lab_devices
 from weft.planning.planned import PlannedJob, moved, plan_run, planned_for, taking_over
@@ -100,10 +101,19 @@ def execute(
         entry = enter_prediction(planned.all[-1], ledger)
         poll = _watching(planned, directory, on_poll)
         launch_workers(directory.path, planned.plan.ranks, WORKER_MODULE, poll)
-        last = planned.all[-1]
+        last = last_job(planned, directory)
+        if last is not planned.all[-1]:
+            # Its steps were predicted before they ran, too.
+            entry = enter_prediction(last, ledger)
         summary = directory.finish(last.file, last.program)
         ledger.score(entry, summary["measured_step_s"])
     return summary
+
+
+def last_job(planned: PlannedJob, directory: RunDirectory) -> PlannedJob:
+    """Return the job whose plan has ended a run: a run may change its plan by itself."""
+    last = planned.all[-1]
+    return last if directory.plan().plan_id == last.plan.plan_id else reopen(directory.path)
 
 
 def _watching(
@@ -114,13 +124,18 @@ def _watching(
         return HangWatch(directory, job.program, step_s=step_s, report=planned.run.report)
 
     watch, later = watch_of(planned), planned.later
+    by_itself = changes_codecs_every(planned.plan.sync) > 0
+    written = directory.plan_written_ns if by_itself else 0
 
     def poll() -> None:
-        nonlocal watch, later
+        nonlocal watch, later, written
         if on_poll is not None:
             on_poll()
         if later is not None and not directory.turns:
             watch, later = watch_of(later.job), later.job.later
+        elif by_itself and written != directory.plan_written_ns:
+            written = directory.plan_written_ns
+            watch = watch_of(reopen(directory.path))
         watch.look()
 
     return poll

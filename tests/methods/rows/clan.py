@@ -86,7 +86,8 @@ class BothWays(Method):
         squares: list[list[float]],
     ) -> torch.Tensor:
         """The decoded sum of a piece of all replicas' gradients."""
-        table, replicas, elements = self.table, len(gradients), len(gradients[0])
+        table = self.table.of_piece(stage, part)
+        replicas, elements = len(gradients), len(gradients[0])
         blocks = -(-elements // (replicas * table.block))
         share = blocks * table.block
         common = Key.of(SEED, NAME, "indices", stage, step, part)
@@ -172,6 +173,7 @@ ROWS = (
     BITS(dp=3, methods=(BothWays((5,), "top-k", options=(("ratio", 8.0), ("value_bits", 16))),)),
     BITS(dp=2, precision="bf16", methods=(BothWays((5,), "random-k", options=(("ratio", 4.0),)),)),
     BITS(dp=2, pp=2, schedule="1f1b", methods=(BothWays((3, 3), "linear-dithering", layers=(2, 2)),)),
+    BITS(dp=2, methods=(BothWays((5,), options=(("piece_codecs", "0.1 natural-dithering, 0.3 fp32"),)),)),
     BITS(dp=2, optimizer="lans", methods=(BothWays((5,), "natural-dithering", options=(("bits", 4),)),)),
     # Losses and norms are added up in other orders than in one process.
     SENT(dp=3, shares=(3, 1, 2), precision="fp64", methods=(BothWays((5,)), Clips(0.05))),

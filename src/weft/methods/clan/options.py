@@ -7,15 +7,29 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from weft.describe.toml_table import Count, TomlTable
+from weft.describe.units import shown
+from weft.errors import InputError, Violation, nearest
 
 NAME = "clan"
-Codec = Literal["scaled-sign", "top-k", "random-k", "linear-dithering", "natural-dithering", "fp16"]
+Codec = Literal["scaled-sign", "top-k", "random-k", "linear-dithering", "natural-dithering", "fp16", "fp32"]
 FP32_BYTES, SCALE_BYTES, INDEX_BYTES = 4, 4, 2
 # Indices have 16 bits.
 LARGEST_BLOCK = 1 << 16
+# The first and the last step between two changes do not count.
+LEAST_STEPS = 4
+
+
+class PiecePlace(NamedTuple):
+    """The number of a stage, and of a piece of its gradient."""
+
+    stage: int
+    part: int
+
+    def __str__(self) -> str:
+        return f"stage {self.stage}, piece {self.part}"
 
 
 class ClanOptions(TomlTable):
@@ -47,10 +61,69 @@ class ClanOptions(TomlTable):
         "it is biased",
     )
 
+    piece_codecs: str = Field(
+        default="",
+        description='pieces with another codec than the rest, by stage and number: "0.2 fp32, 1.0 fp16"',
+    )
+
+    change_codec_every: Annotated[int, Field(ge=0)] = Field(
+        default=0,
+        description="steps after which the piece whose codec delays steps most may get another; 0: never",
+    )
+
+    @field_validator("change_codec_every")
+    @classmethod
+    def _measured_steps(cls, given: int) -> int:
+        if 0 < given < LEAST_STEPS:
+            problem = f"{given} steps are too few to measure codecs in"
+            raise InputError(Violation("", problem, str(LEAST_STEPS)))
+        return given
+
+    @field_validator("piece_codecs")
+    @classmethod
+    def _of_pieces(cls, given: str) -> str:
+        _parsed(given)
+        return given
+
+    @model_validator(mode="after")
+    def _sends_something(self) -> ClanOptions:
+        if self.codecs & {"top-k", "random-k"} and self.ratio > self.block:
+            problem = f"of a block of {self.block} gradients, a ratio of {self.ratio:g} sends less than one"
+            raise InputError(Violation("ratio", problem, str(float(self.block))))
+        return self
+
+    @property
+    def codec_of_piece(self) -> Mapping[PiecePlace, Codec]:
+        """The codecs of the pieces that have one of their own."""
+        return _parsed(self.piece_codecs)
+
+    @property
+    def codecs(self) -> frozenset[Codec]:
+        """All codecs in use."""
+        return frozenset((self.codec, *self.codec_of_piece.values()))
+
     @property
     def keeps_errors(self) -> bool:
-        """True if ranks keep errors for the next step."""
-        return self.errors == "kept" or (self.errors == "by codec" and CODECS[self.codec].biased)
+        """True if ranks keep errors for the next step: those of all pieces, or none."""
+        biased = any(CODECS[one].biased for one in self.codecs)
+        return self.errors == "kept" or (self.errors == "by codec" and biased)
+
+    def of_piece(self, stage: int, part: int) -> ClanOptions:
+        """Return the options of one piece, as if all pieces had its codec."""
+        return self.all_with(self.codec_of_piece.get(PiecePlace(stage, part), self.codec))
+
+    def all_with(self, codec: Codec) -> ClanOptions:
+        """Return the options with this codec for all pieces, and errors kept as before."""
+        errors = "kept" if self.keeps_errors else "dropped"
+        return self.model_copy(update={"codec": codec, "piece_codecs": "", "errors": errors})
+
+    def with_piece(self, piece: PiecePlace, codec: Codec) -> dict[str, str]:
+        """Return the keys that give one piece another codec, and keep errors if they are kept now."""
+        each = {**self.codec_of_piece, piece: codec}
+        words = [f"{one.stage}.{one.part} {each[one]}" for one in sorted(each) if each[one] != self.codec]
+        keys = {"piece_codecs": ", ".join(words)}
+        forgets = self.keeps_errors and not self.model_copy(update=keys).keeps_errors
+        return keys | ({"errors": "kept"} if forgets else {})
 
     @property
     def times(self) -> PieceTimes:
@@ -101,6 +174,29 @@ class CodecTraits:
     times: PieceTimes
 
 
+def _parsed(given: str) -> dict[PiecePlace, Codec]:
+    """Return the codecs of single pieces.
+
+    Raises:
+        InputError: for words of another form, and for a piece that comes twice.
+    """
+    found: dict[PiecePlace, Codec] = {}
+    for words in filter(None, map(str.strip, given.split(","))):
+        place, _, codec = words.partition(" ")
+        numbers = place.split(".")
+        if len(numbers) != 2 or not all(one.isascii() and one.isdecimal() for one in numbers):
+            raise InputError(Violation("", f"{shown(words)} is no STAGE.PIECE CODEC", "0.2 fp32"))
+        named: Codec | None = next((one for one in CODECS if one == codec), None)
+        if named is None:
+            near = nearest(codec, CODECS) or "fp32"
+            raise InputError(Violation("", f"{shown(words)} names no codec", f"{place} {near}"))
+        piece = PiecePlace(*map(int, numbers))
+        if piece in found:
+            raise InputError(Violation("", f"{piece} has two codecs", f"{place} {found[piece]}"))
+        found[piece] = named
+    return found
+
+
 # Codes of other bits than 4 and 8 take longer to pack.
 PACKED = 3.0
 
@@ -134,6 +230,12 @@ CODECS: Mapping[Codec, CodecTraits] = MappingProxyType(
         ),
         "fp16": CodecTraits(
             block_bytes=lambda options: 2 * options.block, biased=True, times=PieceTimes(1.5, 4.0, 8.6)
+        ),
+        "fp32": CodecTraits(
+            block_bytes=lambda options: FP32_BYTES * options.block,
+            biased=False,
+            # From its ratios to the times of fp16 and linear-dithering in one short run.
+            times=PieceTimes(0.9, 2.4, 2.9),
         ),
     }
 )

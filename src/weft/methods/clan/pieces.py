@@ -6,17 +6,21 @@ such as queries, keys and values. A model may hold these as several matrices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import Plan
+from weft.describe.plan import Choice, Plan
 from weft.describe.synchronisation import SyncMethod, Wire, options_in
-from weft.methods.clan.options import FP32_BYTES, NAME, ClanOptions
+from weft.methods.clan.options import CODECS, FP32_BYTES, NAME, ClanOptions, PiecePlace
 from weft.methods.power_sgd.traffic import matrices_of
 from weft.predict.cost.memory import own_parameters, plan_states
+from weft.program.arrays import Ints
+from weft.program.program import Program
 
 
 def compressed_elements(options: ClanOptions, plan: Plan, graph: LayerGraph, stage: int) -> int:
@@ -34,6 +38,12 @@ class PiecedStages:
     pieces: tuple[int, ...]
     piece_bytes: tuple[int, ...]
 
+    @property
+    def missing(self) -> list[PiecePlace]:
+        """The pieces with a codec of their own that no stage has."""
+        counts = dict(enumerate(self.pieces))
+        return [one for one in self.options.codec_of_piece if one.part >= counts.get(one.stage, 0)]
+
     @classmethod
     def of(cls, plan: Plan, graph: LayerGraph) -> PiecedStages | None:
         """Return those of a plan; None if it has another `sync`."""
@@ -43,6 +53,24 @@ class PiecedStages:
         sizes = [compressed_elements(options, plan, graph, stage) for stage in range(len(plan.stages))]
         pieces = tuple(max(1, -(-FP32_BYTES * size // options.piece_bytes)) for size in sizes)
         return cls(options, pieces, tuple(_element_bytes(plan) * size for size in sizes))
+
+
+def plans_of_codecs(plan: Plan, program: Program, rows: Ints) -> Iterator[tuple[Plan, Ints]]:
+    """Yield, for each codec, the plan as if all pieces had it, and the rows of its pieces."""
+    options, columns = _options_of(plan), program.columns
+    codec_of, left = options.codec_of_piece, np.ones(len(rows), dtype=np.bool_)
+    for codec in sorted(set(codec_of.values()) - {options.codec}):
+        mine = np.zeros(len(rows), dtype=np.bool_)
+        for piece in (one for one, its in codec_of.items() if its == codec):
+            mine |= (columns.stage[rows] == piece.stage) & (columns.part[rows] == piece.part)
+        left &= ~mine
+        yield _with_options(plan, options.all_with(codec)), rows[mine]
+    yield _with_options(plan, options.all_with(options.codec)), rows[left]
+
+
+def _with_options(plan: Plan, options: ClanOptions) -> Plan:
+    keys = options.model_dump(exclude_defaults=True)
+    return plan.model_copy(update={"sync": Choice(name=NAME, options=keys)})
 
 
 def exchange_wire(plan: Plan) -> Wire:
@@ -88,4 +116,25 @@ def _proposals(job: Job) -> list[Mapping[str, Any]]:
     return [{}, {"bits": 4}, {"codec": "scaled-sign"}, {"codec": "top-k"}]
 
 
-SYNC = SyncMethod(name=NAME, table=ClanOptions, sent_share=_whole_share, proposals=_proposals)
+def _other_codecs(options: ClanOptions, stage: int, part: int) -> list[Mapping[str, Any]]:
+    """Return the keys of each codec that sends no fewer bits, and with which ranks keep errors as before.
+
+    Fewer bits might change how well training goes.
+    """
+    piece, now = PiecePlace(stage, part), options.of_piece(stage, part)
+    each = [
+        options.with_piece(piece, one)
+        for one in CODECS
+        if one != now.codec and options.all_with(one).block_bytes >= now.block_bytes
+    ]
+    return [keys for keys in each if options.model_copy(update=keys).keeps_errors == options.keeps_errors]
+
+
+SYNC = SyncMethod(
+    name=NAME,
+    table=ClanOptions,
+    sent_share=_whole_share,
+    proposals=_proposals,
+    codecs=_other_codecs,
+    changes_every=lambda options: options.change_codec_every,
+)

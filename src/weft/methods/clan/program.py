@@ -34,7 +34,11 @@ _TURNS_LATER = np.array([0, 0, 1, 1, 2], dtype=np.int64)
 
 
 def refuse(layout: PipelineLayout, stages: PiecedStages, others: Mapping[str, Any]) -> list[Violation]:
-    return [Violation("sync", NOBODY, "dense")] if layout.replicas == 1 else []
+    """Refuse a single replica, and a codec for a piece that no stage has."""
+    found = [Violation("sync", NOBODY, "dense")] if layout.replicas == 1 else []
+    words = ", ".join(map(str, stages.pieces))
+    problem = f"{{}} is none of the {words} pieces by stage"
+    return found + [Violation("sync.piece_codecs", problem.format(one)) for one in stages.missing]
 
 
 def in_pieces(pipeline: LoweredPipeline, layout: PipelineLayout, stages: PiecedStages) -> LoweredPipeline:

@@ -9,8 +9,10 @@ import numpy as np
 
 from weft.describe.synchronisation import options_in
 from weft.methods.clan.options import NAME, ClanOptions
+from weft.planning.exposed_codecs import codec_rows, exposed_codecs, exposed_words
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import ChartLine, ReportSection, Rows, SectionChart
+from weft.timeline.timeline import Timeline
 
 # Of a stage: the relative square of what its codec leaves out, and its errors beside its gradient.
 CONTRACTION, ERRORS = "contraction", "kept_errors"
@@ -40,7 +42,10 @@ def _rows(planned: PlannedJob, metrics: Metrics) -> Rows:
     rows = [
         ("codec", options.codec),
         ("bits of a gradient", f"{8 * options.block_bytes / options.block:.3g}"),
+        *((f"codec of {piece}", codec) for piece, codec in options.codec_of_piece.items()),
     ]
+    if found := exposed_codecs(planned):
+        rows.append(("exposed codecs, predicted", exposed_words(found)))
     for stage, points in _points(planned, metrics, CONTRACTION).items():
         values = [value for _, value in points]
         rows.append((f"left out of stage {stage}, of the square", f"{np.median(values):.3g}, middle step"))
@@ -62,4 +67,12 @@ def _chart(planned: PlannedJob, metrics: Metrics) -> SectionChart | None:
     return SectionChart(curves, "step") if curves else None
 
 
-REPORT = (ReportSection(name=NAME, title="Compressed gradients", rows=_rows, chart=_chart),)
+def _measured(planned: PlannedJob, timeline: Timeline) -> Rows:
+    if options_in(planned.plan, NAME, ClanOptions) is None:
+        return []
+    return codec_rows(planned, timeline)
+
+
+REPORT = (
+    ReportSection(name=NAME, title="Compressed gradients", rows=_rows, chart=_chart, measured=_measured),
+)

@@ -9,7 +9,6 @@ from weft.moves.synchronisation import NOBODY, Replication, SyncChoice, SyncRefu
 
 SHARDED = "all replicas pull all gradients, and {} wants shares of them only"
 SCALE = "errors have the scale of earlier losses, and {} changes it"
-NONE_LEFT = "of a block of {} gradients, a ratio of {:g} sends less than one"
 
 
 def _refuse(options: ClanOptions, of: Replication) -> SyncRefusal | None:
@@ -19,16 +18,13 @@ def _refuse(options: ClanOptions, of: Replication) -> SyncRefusal | None:
         return SyncRefusal(SHARDED.format(of.sharding), "sharding", "zero-0")
     if options.keeps_errors and of.precision in SCALED:
         return SyncRefusal(SCALE.format(of.precision), "precision", "bf16")
-    if options.codec in ("top-k", "random-k") and options.ratio > options.block:
-        problem = NONE_LEFT.format(options.block, options.ratio)
-        return SyncRefusal(problem, "sync.ratio", str(float(options.block)))
     return None
 
 
 _CHOICE = SyncChoice(method=NAME, table=ClanOptions, refuse=_refuse)
 
 RULES = _CHOICE.rules(
-    other="one replica, sharded states, fp16 with errors, ratios above a block",
+    other="one replica, sharded states, fp16 with errors",
     reason=f"{NOBODY}; {SHARDED.format('zero-1')}; {SCALE.format('fp16')}",
 )
 MOVES = (

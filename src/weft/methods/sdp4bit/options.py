@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from weft.describe.job import Job
 from weft.describe.plan import Plan
 from weft.describe.synchronisation import SyncMethod, Wire, options_in
 from weft.describe.toml_table import Count, TomlTable
+from weft.errors import InputError, Violation
 from weft.methods.sharding.neighbours import replicas_per_node
 from weft.predict.cost.memory import plan_states
 
 NAME = "sdp4bit"
 Bits = Annotated[int, Field(ge=2, le=8)]
 SCALE_BITS = 32
+# Gradients in one Hadamard transform.
+SMOOTHED = 32
 
 
 class Sdp4BitOptions(TomlTable):
@@ -45,6 +48,14 @@ class Sdp4BitOptions(TomlTable):
     replicas_per_node: Count = Field(
         default=1, description="replicas that add up gradients inside their node first; of the cluster"
     )
+
+    @model_validator(mode="after")
+    def _whole_blocks(self) -> Sdp4BitOptions:
+        if self.smooth and self.gradient_group % SMOOTHED:
+            problem = f"{self.gradient_group}; smoothing transforms {SMOOTHED} gradients at a time"
+            near = SMOOTHED * max(1, round(self.gradient_group / SMOOTHED))
+            raise InputError(Violation("gradient_group", problem, str(near)))
+        return self
 
     def has_two_levels(self, replicas: int) -> bool:
         """Return True if so many replicas add up gradients inside nodes before they send them to others."""

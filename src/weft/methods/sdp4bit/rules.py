@@ -20,8 +20,6 @@ def _refuse(options: Sdp4BitOptions, of: Replication) -> SyncRefusal | None:
         return SyncRefusal(ISLANDS, "island", "none")
     if of.sharding == "zero-3" and options.weights != "whole":
         return SyncRefusal(NOTHING_KEPT, "sync.weights", "whole")
-    if options.smooth and options.gradient_group % 32:
-        return SyncRefusal("smoothing transforms 32 gradients at a time", "sync.gradient_group", "128")
     return None
 
 

@@ -90,9 +90,12 @@ class Ranking:
 
     @property
     def closest(self) -> Sequence[Candidate]:
-        """The candidates that do not fit: the lowest peak first, and those with unknown peaks last."""
+        """The candidates that do not fit: the lowest peak first, and those with unknown peaks last.
+
+        Of these, the ones come first that only their program refuses: rules for layouts admit them.
+        """
         others = (one for one in self.candidates if one.verdict is not Verdict.FITS)
-        return sorted(others, key=lambda one: (one.peak_bytes == 0, one.peak_bytes))
+        return sorted(others, key=lambda one: (one.peak_bytes == 0, one.peak_bytes, not one.bound_s))
 
 
 class Planner(Protocol):

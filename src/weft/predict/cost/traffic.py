@@ -12,7 +12,7 @@ byte.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -42,12 +42,16 @@ class TrafficOf:
             all-reduce.
         wire, share: the traffic of each byte, and the bytes sent for each byte of a stage's gradient, as the
             cost of the kind has them.
+        plans: returns rows apart where they have other wires: for each part, the plan with its wire.
     """
 
     kind: str
     ways: Callable[[Plan], int]
     wire: Callable[[Plan], Wire] = wire_of
     share: ShareOf = lambda plan, graph, stage: 1.0
+    plans: Callable[[Plan, Program, Ints], Iterable[tuple[Plan, Ints]]] = lambda plan, program, rows: (
+        (plan, rows),
+    )
 
 
 class Traffic(NamedTuple):
@@ -68,8 +72,8 @@ def traffic(pricing: Pricing) -> Traffic:
     program, plan, places = pricing.program, pricing.plan, pricing.model.network.places
     columns, cycle = program.columns, program.steps_per_cycle
     sent, busy_s = np.zeros((2, int(places.node.max()) + 1)), np.zeros(program.ranks)
-    for one, rows in _synchronising(program):
-        wire, ways = one.wire(plan), one.ways(plan)
+    for one, wire, rows in _synchronising(plan, program):
+        ways = one.ways(plan)
         np.add.at(busy_s, columns.rank[rows], codecs_s(pricing, rows, wire))
         # Codecs with instructions of their own meet nobody.
         rows = rows[columns.group[rows] != NONE]
@@ -101,8 +105,8 @@ def price_without_codecs(placed: PlacedPlan, program: Program) -> Priced:
     """Return the costs as `price_placed` does, with codecs that take no time."""
     priced, pricing = price_placed(placed, program), Pricing(program=program, placed=placed)
     costs, saved = priced.costs, np.zeros(len(program), dtype=np.int64)
-    for one, rows in _synchronising(program):
-        saved[rows] = np.rint(codecs_s(pricing, rows, one.wire(placed.plan)) / TICK_S)
+    for _, wire, rows in _synchronising(placed.plan, program):
+        saved[rows] = np.rint(codecs_s(pricing, rows, wire) / TICK_S)
     occupancy = np.maximum(costs.occupancy - saved, 0)
     assert costs.demand is not None, "prices have the demand of every row"
     # The bytes of a shorter collective keep its link busy for a larger part of it.
@@ -111,7 +115,22 @@ def price_without_codecs(placed: PlacedPlan, program: Program) -> Priced:
     return replace(priced, costs=replace(costs, occupancy=occupancy, demand=demand))
 
 
-def _synchronising(program: Program) -> list[tuple[TrafficOf, Ints]]:
+def codec_shares(pricing: Pricing, occupancy_s: Floats) -> Floats:
+    """Return the share of each row's seconds in which its rank encodes or decodes, shape (rows,)."""
+    found = np.zeros(len(pricing.program))
+    for _, wire, rows in _synchronising(pricing.plan, pricing.program):
+        found[rows] = codecs_s(pricing, rows, wire)
+    shares = np.divide(found, occupancy_s, out=np.zeros_like(found), where=occupancy_s > 0.0)
+    return np.minimum(shares, 1.0)
+
+
+def _synchronising(plan: Plan, program: Program) -> list[tuple[TrafficOf, Wire, Ints]]:
     """Return the rows of each kind of instruction by which replicas agree, where there are some."""
     kinds = ((one, np.flatnonzero(program.columns.kind == KINDS.code(one.kind))) for one in parts(TrafficOf))
-    return [(one, rows) for one, rows in kinds if len(rows)]
+    return [
+        (one, one.wire(other), mine)
+        for one, rows in kinds
+        if len(rows)
+        for other, mine in one.plans(plan, program, rows)
+        if len(mine)
+    ]

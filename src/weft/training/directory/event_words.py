@@ -8,6 +8,7 @@ from typing import Any
 _WARNINGS = {
     "checkpoint skipped": "skipped a checkpoint: {reason}",
     "data warning": "{warning}",
+    "codec not measured": "step {step}: no codec changes: {reason}",
     "hang": "{problem}",
     "hang over": "goes on after {after_s:.0f} s",
     "began anew": "step {step}: what each rank kept to itself under plan {former} is left behind; all "
@@ -27,6 +28,8 @@ _NEWS = {
     "resumed": "resumed from {checkpoint}",
     "evaluated": "held-out loss {held_out_loss:.4f} after {step} steps",
     "checkpoint": "checkpoint after {step} steps",
+    "codec exposed": "codecs delay steps most in {exposed}; no other codec shortens the predicted step",
+    "codec changed": "codecs delay steps in {exposed}; {change}",
     "plan changed": "plan {now} takes over from plan {former}",
     "stopped": "stopped after {step} steps by {signal}",
     "finished": "finished after {step} steps, held-out loss {held_out_loss:.4f}",

@@ -66,8 +66,12 @@ class RunDirectory:
         if planned.later is None:
             shutil.rmtree(self.then, ignore_errors=True)
         else:
-            self.then.mkdir(exist_ok=True)
-            _write_plan(self.then, planned.later.job)
+            self.prepare_turn(planned.later.job)
+
+    def prepare_turn(self, planned: PlannedJob) -> None:
+        """Write the files of a plan that takes over later."""
+        self.then.mkdir(exist_ok=True)
+        _write_plan(self.then, planned)
 
     @property
     def then(self) -> Path:
@@ -78,6 +82,11 @@ class RunDirectory:
     def turns(self) -> bool:
         """True if another plan is to take over and has not done so yet."""
         return (self.then / PLAN_FILES[0]).exists()
+
+    @property
+    def plan_written_ns(self) -> int:
+        """The time at which the plan's file was written, which another plan's file changes."""
+        return (self.path / PLAN_FILES[0]).stat().st_mtime_ns
 
     def turn(self) -> None:
         """Replace the plan's files by the files of the plan that takes over.
@@ -278,6 +287,20 @@ def plan_since(directory: RunDirectory) -> int:
     """Return the first step under the plan of the run's last start."""
     changes = [event["step"] for event in directory.events() if event["event"] == "plan changed"]
     return int(changes[-1]) if changes else 0
+
+
+def plans_with_the_same_tensors(directory: RunDirectory, plan_id: str) -> set[str]:
+    """Return the ids of the run's plans from which this one differs by codecs alone.
+
+    Under any of them, a rank has the same tensors.
+    """
+    former = {
+        event["now"]: event["former"] for event in directory.events() if event["event"] == "codec changed"
+    }
+    found: set[str] = set()
+    while (plan_id := former.get(plan_id, "")) and plan_id not in found:
+        found.add(plan_id)
+    return found
 
 
 def recorded_loss(directory: RunDirectory, step: int, plan_ids: Collection[str]) -> float | None:

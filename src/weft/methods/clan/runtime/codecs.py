@@ -226,6 +226,21 @@ class HalfPrecision(BlockCodec):
         numbers.view(-1).copy_(payload.view(torch.float16))
 
 
+class Plain(BlockCodec):
+    """Numbers as they are, in fp32."""
+
+    def encode(self, numbers: torch.Tensor, elements: int, payload: torch.Tensor, draw: Draw) -> None:
+        payload.view(torch.float32).copy_(numbers.view(-1))
+
+    def decode(self, payload: torch.Tensor, numbers: torch.Tensor, draw: Draw) -> None:
+        numbers.view(-1).copy_(payload.view(torch.float32))
+
+    def decode_sum(self, payloads: torch.Tensor, total: torch.Tensor, draw: Draw) -> None:
+        total.zero_()
+        for payload in payloads:
+            total.view(-1).add_(payload.view(torch.float32))
+
+
 def _codes_and_scales(payload: torch.Tensor, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the bytes of codes and the fp32 scales of a payload, both views of it."""
     border = len(payload) - SCALE_BYTES * blocks
@@ -275,6 +290,7 @@ _CODECS: Mapping[Codec, Callable[[ClanOptions], BlockCodec]] = {
     "linear-dithering": LinearDithering,
     "natural-dithering": NaturalDithering,
     "fp16": HalfPrecision,
+    "fp32": Plain,
 }
 
 

@@ -18,7 +18,7 @@ import torch
 
 from weft.methods.clan.options import FP32_BYTES, NAME, ClanOptions
 from weft.methods.clan.ranges import GradientPiece, joined, pieces_of
-from weft.methods.clan.runtime.codecs import Draw, codec_of
+from weft.methods.clan.runtime.codecs import BlockCodec, Draw, codec_of
 from weft.sync.base import Group, Meeting, ParameterPlace
 from weft.sync.codecs.counter import Key
 from weft.sync.dense import Dense
@@ -60,7 +60,7 @@ class TwoWaySums(Dense):
 
     def __init__(self, options: ClanOptions) -> None:
         self._options = options
-        self._codec = codec_of(options)
+        self._codecs: dict[tuple[int, int], BlockCodec] = {}
         self._places: dict[int, Sequence[ParameterPlace]] = {}
         self._stages: dict[int, PiecedStage] = {}
         self._under_way: dict[tuple[int, int], UnderWay] = {}
@@ -128,7 +128,7 @@ class TwoWaySums(Dense):
         the rest that decoding leaves out, over that of the encoded numbers. The second is the norm of the
         rest, over that of the gradient. Where errors are dropped, both are of this rank's own share.
         """
-        stage, piece = self._piece(meeting)
+        (stage, piece), codec = self._piece(meeting), self._codec(meeting.stage, meeting.part)
         shares = gradient.new_zeros(stage.group.size, piece.blocks, self._options.block)
         flat = shares.view(-1)
         for one in piece.ranges:
@@ -140,13 +140,14 @@ class TwoWaySums(Dense):
         payloads = self._room("given", len(shares), meeting, gradient)
         for place, (share, payload) in enumerate(zip(shares.to(torch.float32), payloads, strict=True)):
             elements = piece.elements_of(place, self._options.block)
-            self._codec.encode(share, elements, payload, self._draw(meeting, "push", place))
+            codec.encode(share, elements, payload, self._draw(meeting, "push", place))
         self._under_way[meeting.stage, meeting.part] = UnderWay(payloads)
         own = range(stage.group.place, stage.group.place + 1)
         seen = own if stage.error is None else range(len(shares))
         encoded = _square(shares[seen.start : seen.stop])
         for place in seen:
-            self._leave(shares[place], payloads[place], place, piece, self._draw(meeting, "push", place))
+            draw = self._draw(meeting, "push", place)
+            _leave(codec, shares[place], payloads[place], piece.elements_of(place, self._options.block), draw)
         left = _square(shares[seen.start : seen.stop])
         for one in piece.ranges if stage.error is not None else ():
             gradient[one.flat] = flat[one.own]
@@ -154,14 +155,6 @@ class TwoWaySums(Dense):
         stage.squares = squares + (stage.squares if meeting.part else 0.0)
         whole, left, of_gradient = stage.squares
         return _ratio(left, whole), _ratio(left, of_gradient).sqrt()
-
-    def _leave(
-        self, share: torch.Tensor, payload: torch.Tensor, place: int, piece: GradientPiece, draw: Draw
-    ) -> None:
-        """Subtract from a share, shape (blocks, block), what its payload is decoded to."""
-        decoded = torch.empty_like(share, dtype=torch.float32)
-        self._codec.decode(payload, decoded, draw)
-        share.sub_(decoded).view(-1)[piece.elements_of(place, self._options.block) :] = 0.0
 
     def push(self, gradient: torch.Tensor, meeting: Meeting) -> None:
         """Give every owner its shares."""
@@ -176,17 +169,17 @@ class TwoWaySums(Dense):
         """Decode and add up the shares that this rank owns, and encode the sum."""
         stage, piece = self._piece(meeting)
         under_way, place = self._under_way[meeting.stage, meeting.part], stage.group.place
-        draw = self._draw(meeting, "pull", place)
+        draw, codec = self._draw(meeting, "pull", place), self._codec(meeting.stage, meeting.part)
         total = gradient.new_empty(piece.blocks, self._options.block)
-        self._codec.decode_sum(under_way.payloads, total, draw)
+        codec.decode_sum(under_way.payloads, total, draw)
         elements = piece.elements_of(place, self._options.block)
         total.view(-1)[elements:] = 0.0
         if stage.owned:
             total += stage.owned[meeting.part]
         under_way.payloads = self._room("own", 1, meeting, gradient)
-        self._codec.encode(total.to(torch.float32), elements, under_way.payloads[0], draw)
+        codec.encode(total.to(torch.float32), elements, under_way.payloads[0], draw)
         if stage.owned:
-            self._leave(total, under_way.payloads[0], place, piece, draw)
+            _leave(codec, total, under_way.payloads[0], elements, draw)
             under_way.error = total
 
     def pull(self, gradient: torch.Tensor, meeting: Meeting) -> None:
@@ -205,8 +198,9 @@ class TwoWaySums(Dense):
         if not piece.blocks:
             return
         shares = gradient.new_empty(stage.group.size, piece.blocks, self._options.block, dtype=torch.float32)
+        codec = self._codec(meeting.stage, meeting.part)
         for place, payload in enumerate(under_way.payloads):
-            self._codec.decode(payload, shares[place], self._draw(meeting, "pull", place))
+            codec.decode(payload, shares[place], self._draw(meeting, "pull", place))
         decoded = shares.view(-1)
         if stage.error is not None and under_way.error is not None:
             finite = torch.stack(decoded[: piece.elements].aminmax()).isfinite().all()
@@ -240,12 +234,21 @@ class TwoWaySums(Dense):
         stage = self._stages[meeting.stage]
         return stage, stage.pieces[meeting.part]
 
+    def _codec(self, stage: int, part: int) -> BlockCodec:
+        if (stage, part) not in self._codecs:
+            self._codecs[stage, part] = codec_of(self._options.of_piece(stage, part))
+        return self._codecs[stage, part]
+
     def _room(self, what: str, shares: int, meeting: Meeting, like: torch.Tensor) -> torch.Tensor:
         """Return payloads of a piece to fill, shape (shares, bytes)."""
         stage, piece = self._piece(meeting)
-        size, place = self._options.payload_bytes(piece.blocks), (meeting.stage, meeting.part % IN_FLIGHT)
+        size = self._codec(meeting.stage, meeting.part).options.payload_bytes(piece.blocks)
+        place = meeting.stage, meeting.part % IN_FLIGHT
         if (what, *place) not in self._rooms:
-            most = self._options.payload_bytes(max(one.blocks for one in stage.pieces))
+            most = max(
+                self._codec(meeting.stage, part).options.payload_bytes(one.blocks)
+                for part, one in enumerate(stage.pieces)
+            )
             self._rooms[(what, *place)] = like.new_empty(shares * most, dtype=torch.uint8)
         return self._rooms[(what, *place)][: shares * size].view(shares, size)
 
@@ -255,6 +258,13 @@ class TwoWaySums(Dense):
         own = Key.of(meeting.seed, NAME, direction, *where, meeting.replica)
         first = place * self._stages[meeting.stage].pieces[meeting.part].blocks
         return Draw(own, Key.of(meeting.seed, NAME, "indices", *where), first)
+
+
+def _leave(codec: BlockCodec, share: torch.Tensor, payload: torch.Tensor, elements: int, draw: Draw) -> None:
+    """Subtract from a share, shape (blocks, block), what its payload is decoded to."""
+    decoded = torch.empty_like(share, dtype=torch.float32)
+    codec.decode(payload, decoded, draw)
+    share.sub_(decoded).view(-1)[elements:] = 0.0
 
 
 def _square(numbers: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from weft.describe.synchronisation import local_steps, micro_batches_of_steps
+from weft.errors import RunError
 from weft.methods.local_averaging.options import LEFT_OUT, NAME
 from weft.methods.local_averaging.runtime.averaged_part import averaged_parts
 from weft.methods.local_averaging.runtime.outer_step import Averaging
@@ -29,6 +30,8 @@ class LocalAveraging(ReplicaMeans):
         super().__init__()
         self._program, self._every = making.program, steps.every
         self._rests = len(micro_batches_of_steps(making.plan)) > 1
+        # By stage, the step after which its replicas average next.
+        self._due: dict[int, int] = {}
 
     def begin(self, resources: Resources) -> None:
         assert isinstance(resources.synchroniser, Averaging), "methods with local steps bring such a one"
@@ -41,6 +44,7 @@ class LocalAveraging(ReplicaMeans):
         self.rebase()
 
     def rebase(self) -> None:
+        self._due.clear()
         for one in self.parts:
             one.rates.zero_()
             self._synchroniser.begin(one.name, one.flat(one.weights), one.group, one.lengths)
@@ -61,8 +65,15 @@ class LocalAveraging(ReplicaMeans):
         """Return True if replicas average their weights after this step."""
         return (step + 1) % self._every == 0
 
-    def begin_step(self, stage: int) -> None:
-        """Note the learning rate of a stage's step."""
+    def begin_step(self, stage: int, step: int) -> None:
+        """Note the learning rate of a stage's step.
+
+        Raises:
+            RunError: if the averaging of an earlier step was left out.
+        """
+        due = self._due.setdefault(stage, step + self._every - 1 - step % self._every)
+        if step > due:
+            raise RunError(f"stage {stage}: the average after step {due} was missed; now it is step {step}")
         for one in self.stages[stage]:
             if self._rests:
                 # Replicas agree on the rate of the last step, which all of them take.
@@ -76,6 +87,7 @@ class LocalAveraging(ReplicaMeans):
 
     def average(self, stage: int, step: int) -> torch.Tensor:
         """Average a stage over its replicas; return 1 if any of this one are left out, else 0; shape ()."""
+        self._due.pop(stage, None)
         for one in self.stages[stage]:
             flat, done = one.flat(one.weights), one.end_round(step // self._every, self._seed)
             self._synchroniser.average(flat, done, one.group)
@@ -98,7 +110,7 @@ class _LocalStep:
     def votes(self, *values: Value[Any]) -> None:
         """Admit every step, and note its number."""
         self._step = values[0].content
-        self._state.begin_step(self._stage)
+        self._state.begin_step(self._stage, self._step)
 
     def stepped(self) -> None:
         self._state.end_step(self._stage, self._step)
