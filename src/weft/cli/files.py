@@ -121,7 +121,7 @@ def init(
     ports: Path | None = None,
     device: str | None = None,
 ) -> None:
-    """Write a commented RUN.toml, or a CLUSTER.toml of this machine or of a list of nodes.
+    """Write a commented RUN.toml, or with --cluster a CLUSTER.toml.
 
     - `weft init run.toml`
     - `scontrol show nodes | weft init cluster.toml --cluster --nodes -`

@@ -123,7 +123,7 @@ def train(
     watch: Flag = False,
     json: Json = False,
 ) -> None:
-    """Train a run file or a plan file on this machine, or resume a run directory.
+    """Train a run file or a plan file here, or resume a run directory.
 
     Every stop prints the command that resumes the run.
 
@@ -238,7 +238,9 @@ def interval_text(summary: Mapping[str, Any]) -> str:
 
 
 def eval_(directory: Path, /, *, json: Json = False) -> None:
-    """Evaluate a run's newest checkpoint on held-out data, on the ranks of its plan.
+    """Evaluate a run's newest checkpoint on held-out data.
+
+    The ranks are those of its plan.
 
     Language models get a perplexity, image models an accuracy. Data of several sources is also evaluated
     source by source.
@@ -277,7 +279,7 @@ def compare(
     on: str | None = None,
     json: Json = False,
 ) -> None:
-    """Compare a run's prediction with its measurement, a plan with a run, or two runs or plans.
+    """Compare prediction with measurement, two runs, or two plans.
 
     - `weft compare runs/demo`
     - `weft compare runs/demo runs/demo-2`
