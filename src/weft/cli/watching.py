@@ -53,11 +53,10 @@ def watch(
             watch_in_terminal(run)
         return
     # Terminals and JSON need no server.
-    from weft.watch.server import DEFAULT_PORT, address, listen, serve, the_token
+    from weft.watch.server import DEFAULT_PORT, listen, serve, the_token
 
-    token, listener = the_token(), listen(DEFAULT_PORT if port is None else port)
-    print(f"watch: {address(listener, token)}", flush=True)
-    serve(path, listener, token)
+    token = the_token()
+    serve(path, listen(DEFAULT_PORT if port is None else port), token)
 
 
 def _only(path: Path, runs: tuple[Path, ...]) -> Path:
