@@ -57,3 +57,15 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert "with what?" in refusal(capsys, "compare", plan)
     assert "only with plans" in refusal(capsys, "compare", tmp_path, "--on", "1xt4")
     assert "not a run directory" in refusal(capsys, "compare", plan, tmp_path)
+
+
+def test_plans_and_run_files_need_no_usual_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = saved(tmp_path / "a.json", pp=1).rename(tmp_path / "kept")
+    assert answer(capsys, "simulate", plan)["step_s"] > 0
+    assert answer(capsys, "compare", plan, plan)
+    (tmp_path / "mine").write_text('[model]\npreset = "gpt-1m"\n[cluster]\nuse = "2xa100-80gb"\n')
+    assert answer(capsys, "plan", tmp_path / "mine")
+    assert answer(capsys, "simulate", tmp_path / "mine")["step_s"] > 0
+    (tmp_path / "notes").write_text("dear diary")
+    for command in ("plan", "simulate", "show", "train"):
+        assert "neither TOML, as run files, nor a JSON object" in refusal(capsys, command, tmp_path / "notes")

@@ -15,7 +15,7 @@ from weft.cli.output import Flag, Json, WrittenFile, progressing, refuse_options
 from weft.cli.rankings import budgeted, planned_visibly, show_comparison
 from weft.cli.synchronisations import show_synchronisations
 from weft.describe.layout import PartialLayout
-from weft.describe.run_file import RunFile, changed, load_run, run_of_keywords
+from weft.describe.run_file import RunFile, changed, is_run_file, load_run, run_of_keywords
 from weft.errors import InputError, Violation
 from weft.planning.fewer_nodes import better_without
 from weft.planning.nothing_fits import NothingFitsError
@@ -232,7 +232,7 @@ def asked_run(
     pins: dict[str, Any],
 ) -> RunFile:
     """Make the run file of a preset or a folder, or read a RUN.toml; options replace its keys."""
-    if not source.endswith(".toml"):
+    if not is_run_file(source):
         return run_of_keywords(
             model=source,
             on=on or "this-machine",

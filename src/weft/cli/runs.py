@@ -16,6 +16,7 @@ from weft.api import train as train_run
 from weft.cli.output import Flag, Json, console, print_json, progressing, refuse_options
 from weft.cli.rankings import planned_visibly
 from weft.cli.tables.plans_side_by_side import side_by_side_record, side_by_side_table
+from weft.describe.reading import holds_json
 from weft.describe.run_file import load_run
 from weft.describe.units import format_count, format_seconds
 from weft.errors import InputError, RunError, Violation
@@ -318,7 +319,7 @@ def compare(
 
 
 def _is_plan(path: Path) -> bool:
-    return path.suffix == ".json"
+    return path.suffix == ".json" or (path.is_file() and holds_json(path))
 
 
 def _comparison_with_a_run(first: Path, second: Path | None) -> Comparison:

@@ -19,7 +19,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from weft.describe.models import PRESETS, resolve_model
 from weft.describe.one_line import one_line
-from weft.describe.reading import read_toml, violations_of
+from weft.describe.reading import holds_json, read_toml, violations_of
 from weft.describe.run_tables.methods import run_tables, split_tables
 from weft.describe.run_tables.planning import ClusterTable, GoalTable, PlanTable, SyncTable
 from weft.describe.run_tables.training import (
@@ -161,6 +161,15 @@ def load_run(path: Path | str) -> RunFile:
     return _of_the_folder(
         run.model_copy(update={name: table for name, table in tables.items() if table is not None})
     )
+
+
+def is_run_file(source: str) -> bool:
+    """Return True for the path of a RUN.toml, False for a model: a preset, a folder or a `config.json`.
+
+    Raises:
+        InputError: for a file of another kind.
+    """
+    return source.endswith(".toml") or (Path(source).is_file() and not holds_json(source))
 
 
 def _of_the_folder(run: RunFile) -> RunFile:
