@@ -22,7 +22,7 @@ from weft.moves.layout import shares_of
 from weft.planning.alternatives import Alternative
 from weft.planning.decisions import decided_words
 from weft.planning.fewer_nodes import FewerNodes
-from weft.planning.goals import cost_words
+from weft.planning.goals import cost_words, unpriced
 from weft.planning.planned import PlannedJob
 from weft.planning.throughput import doubt
 from weft.planning.ties import standing
@@ -114,6 +114,8 @@ def _best(planned: PlannedJob, fewer: FewerNodes | None) -> Iterator[tuple[str, 
     )
     if price is not None:
         yield "cost", Text(price if price == of_all else f"{price}, of the nodes in use alone")
+    elif missing := unpriced(problem.job.cluster):
+        yield "cost", Text(f"unknown: [device.{missing}] has no price_per_hour, others have", style="yellow")
 
 
 def alternatives_table(others: Sequence[Alternative]) -> Table:
