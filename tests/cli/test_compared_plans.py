@@ -69,3 +69,32 @@ def test_plans_and_run_files_need_no_usual_names(tmp_path: Path, capsys: pytest.
     (tmp_path / "notes").write_text("dear diary")
     for command in ("plan", "simulate", "show", "train"):
         assert "neither TOML, as run files, nor a JSON object" in refusal(capsys, command, tmp_path / "notes")
+
+
+def test_the_fullest_rank_uses_the_largest_share_of_its_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = saved(tmp_path / "a.json", on="2xa100-80gb+2xt4", pp=2)
+    found = answer(capsys, "compare", plan, plan)["plans"][0]
+    job = weft.plan(model="gpt-1m", on="2xa100-80gb+2xt4", global_batch=16, pp=2).job
+    shares = [peak / memory for peak, memory in zip(job.prediction.peak_bytes, job.memory_bytes, strict=True)]
+    assert found["peak_bytes"] == job.prediction.peak_bytes[shares.index(max(shares))]
+    assert found["usable_bytes"] == job.usable_bytes[shares.index(max(shares))]
+
+
+def test_another_json_file_is_no_plan_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "llama", "hidden_size": 8}')
+    assert refusal(capsys, "simulate", path) == (
+        f"weft: {path}: no plan file: it has neither plan_id, stages nor mesh"
+    )
+
+
+def test_a_stack_without_the_model_is_refused_before_the_search(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.cli.plans.planned_visibly", None)
+    asked = ("plan", "bert-1m", "--on", "4xa100-80gb", "--emit")
+    assert "Megatron-LM trains models of gpt, llama" in refusal(capsys, *asked, "megatron")
+    assert "torchtitan trains models of llama" in refusal(capsys, *asked, "torchtitan-toml")
+    assert "(nearest valid: megatron)" in refusal(capsys, *asked, "megatro")

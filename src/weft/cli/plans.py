@@ -16,6 +16,7 @@ from weft.cli.rankings import budgeted, planned_visibly, show_comparison
 from weft.cli.synchronisations import show_synchronisations
 from weft.describe.layout import PartialLayout
 from weft.describe.run_file import RunFile, changed, is_run_file, load_run, run_of_keywords
+from weft.doors.emit import require_stack
 from weft.errors import InputError, Violation
 from weft.planning.fewer_nodes import better_without
 from weft.planning.nothing_fits import NothingFitsError
@@ -199,6 +200,8 @@ def plan(
         return
     if measure is not None:
         require_this_machine(run, measure)
+    if emit is not None:
+        require_stack(emit, problem_of_run(run).model)
     try:
         planned = planned_visibly(run, budget)
     except NothingFitsError as error:
