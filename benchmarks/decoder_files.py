@@ -50,9 +50,17 @@ _SWITCHES = (
 )
 # Values without which the defaults of a type make no model, or none whose heads divide its width.
 _COMPLETED = {
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "deepseek_v2": {"num_experts_per_tok": 6},
     "glm4_moe": {"head_dim": 128},
+    "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8},
+}
+# Values without which a tiny model cannot be made, as above.
+_TINY = {
+    "dots1": {"n_routed_experts": 6, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    # Its heads have the width of the model together.
+    "helium": {"head_dim": 16},
 }
 
 
@@ -73,6 +81,7 @@ def tiny_config(model_type: str, *, switched: bool = False, **more: Any) -> PreT
         keys["num_key_value_heads"] = keys["num_attention_heads"]
     if given.get("sliding_window") or (switched and "sliding_window" in given):
         keys |= _WINDOW
+    keys |= _TINY.get(model_type, {})
     if switched:
         keys |= {key: not keys[key] for key in _SWITCHES if key in keys}
         keys |= {"q_lora_rank": None} if latent else {}

@@ -57,3 +57,45 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert "with what?" in refusal(capsys, "compare", plan)
     assert "only with plans" in refusal(capsys, "compare", tmp_path, "--on", "1xt4")
     assert "not a run directory" in refusal(capsys, "compare", plan, tmp_path)
+
+
+def test_plans_and_run_files_need_no_usual_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = saved(tmp_path / "a.json", pp=1).rename(tmp_path / "kept")
+    assert answer(capsys, "simulate", plan)["step_s"] > 0
+    assert answer(capsys, "compare", plan, plan)
+    (tmp_path / "mine").write_text('[model]\npreset = "gpt-1m"\n[cluster]\nuse = "2xa100-80gb"\n')
+    assert answer(capsys, "plan", tmp_path / "mine")
+    assert answer(capsys, "simulate", tmp_path / "mine")["step_s"] > 0
+    (tmp_path / "notes").write_text("dear diary")
+    for command in ("plan", "simulate", "show", "train"):
+        assert "neither TOML, as run files, nor a JSON object" in refusal(capsys, command, tmp_path / "notes")
+
+
+def test_the_fullest_rank_uses_the_largest_share_of_its_memory() -> None:
+    most = []
+    for cluster in ("2xa100-80gb+2xt4", "2xt4+2xa100-80gb"):
+        job = weft.plan(model="gpt-1m", on=cluster, global_batch=16, planner="uniform", pp=2, dp=2).job
+        peaks = job.predicted.prediction.peak_bytes
+        shares = [peak / memory for peak, memory in zip(peaks, job.memory_bytes, strict=True)]
+        assert shares[job.fullest_rank] == max(shares)
+        most.append(peaks[job.fullest_rank] == max(peaks))
+    # The other stage has more bytes on the larger device.
+    assert not all(most)
+
+
+def test_another_json_file_is_no_plan_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "llama", "hidden_size": 8}')
+    assert refusal(capsys, "simulate", path) == (
+        f"weft: {path}: no plan file: it has neither plan_id, stages nor mesh"
+    )
+
+
+def test_a_stack_without_the_model_is_refused_before_the_search(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.cli.plans.planned_visibly", None)
+    asked = ("plan", "bert-1m", "--on", "4xa100-80gb", "--emit")
+    assert "Megatron-LM trains models of gpt, llama" in refusal(capsys, *asked, "megatron")
+    assert "torchtitan trains models of llama" in refusal(capsys, *asked, "torchtitan-toml")
+    assert "(nearest valid: megatron)" in refusal(capsys, *asked, "megatro")

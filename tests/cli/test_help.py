@@ -8,7 +8,7 @@ import pytest
 
 from weft.cli.main import app, run
 
-LINES = 45
+LINES = 30
 COLUMNS = 80
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 
@@ -24,8 +24,8 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def explained(text: str) -> set[str]:
-    """The options with a line of their own."""
-    return set(re.findall(r"^│ +(--[a-z][a-z-]+)", text, re.MULTILINE))
+    """The options with a line of their own, in a frame where all are explained."""
+    return set(re.findall(r"^(?:│ +)?(--[a-z][a-z-]+)", text, re.MULTILINE))
 
 
 @pytest.mark.parametrize("name", ["", *(name for name in app if not name.startswith("-"))])
@@ -47,7 +47,15 @@ def test_few_options_of_plan_are_explained_where_nobody_asks_for_all(
     short, full = shown(capsys, "plan", "--help"), shown(capsys, "plan", "--help-all")
     assert {"--on", "--what-if", "--out"} <= explained(short)
     assert "--pp" in explained(full) - explained(short)
-    assert "Pins of the layout (--help-all explains them): --schedule, " in short
+    assert "Pins of the layout (--help-all): --schedule, " in short
+
+
+def test_short_help_has_first_sentences_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    short = shown(capsys, "schedule", "--help")
+    assert re.search(r"^--loops INT +Stages per device *$", short, re.MULTILINE)
+    assert re.search(r"^--ranks INT +Pipeline devices \[4\] *$", short, re.MULTILINE)
+    adapter = shown(capsys, "export", "--help")
+    assert "low-rank products of [lora] alone" in " ".join(adapter.split())
 
 
 def test_a_command_that_the_lab_runs_keeps_its_own_words(capsys: pytest.CaptureFixture[str]) -> None:

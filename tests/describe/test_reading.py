@@ -1,8 +1,11 @@
 """Mistakes in TOML files, in the words of the file."""
 
+from pathlib import Path
+
 import pytest
 
 from weft.describe.cluster_file import parse_cluster
+from weft.describe.reading import holds_json
 from weft.describe.run_file import parse_run
 from weft.errors import InputError
 
@@ -32,3 +35,24 @@ def test_a_price_is_sent_to_its_device(tmp_path) -> None:
     file.write_text('[[node]]\nname = "a"\ncount = 1\ndevice = "t4"\ndevices = 2\nprice_per_hour = 2\n')
     with pytest.raises(InputError, match=r"node\[0\].price_per_hour: .*; it is a key of \[device\]"):
         parse_cluster(str(file))
+
+
+@pytest.mark.parametrize("name", ["run.toml", "run.txt", "run", "plan.json.bak"])
+@pytest.mark.parametrize(
+    ("text", "is_json"), [("[model]\n", False), ("", False), ('\n {"plan_id": "1"}', True)]
+)
+def test_the_content_tells_a_run_file_from_a_plan_file(
+    name: str, text: str, is_json: bool, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert holds_json(tmp_path / name) == is_json
+
+
+def test_a_file_that_is_neither_is_refused_unless_its_name_tells_which_reader_it_is_for(
+    tmp_path: Path,
+) -> None:
+    for name in ("notes.txt", "notes.toml", "notes.json"):
+        (tmp_path / name).write_text("dear diary")
+    with pytest.raises(InputError, match=r"notes.txt: neither TOML, as run files, nor a JSON object"):
+        holds_json(tmp_path / "notes.txt")
+    assert (holds_json(tmp_path / "notes.toml"), holds_json(tmp_path / "notes.json")) == (False, True)

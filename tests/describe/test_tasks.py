@@ -7,7 +7,7 @@ from described_decoders import described
 
 from weft.describe.families.own import FAMILY
 from weft.describe.models import PRESETS
-from weft.describe.run_file import load_run, naming, parse_run, run_of_keywords
+from weft.describe.run_file import changed, load_run, naming, parse_run, run_of_keywords
 from weft.describe.tasks import KNOWN_TASKS, default_task, packing_problems, task_problems
 from weft.errors import InputError
 from weft.planning.problem import problem_of_run
@@ -81,6 +81,23 @@ def test_a_task_that_nobody_chose_follows_the_model(model, other):
     assert (run.task.kind, run.task.data) == (own, KNOWN_TASKS[own].data)
     chosen = parse_run({"model": {"preset": model}, "task": {"kind": "causal-lm", "data": "mine"}})
     assert naming(chosen, model=other).task == chosen.task
+
+
+def test_the_task_of_a_folder_follows_its_model_and_stays_unchosen(tmp_path, monkeypatch):
+    for name, sizes in (("llama", {}), ("t5", {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 2})):
+        (tmp_path / name).mkdir()
+        described(tmp_path / name, name, **sizes, num_heads=4)
+    (tmp_path / "run.toml").write_text('[model]\nhf = "llama"\n[train]\nglobal_batch = 4\n')
+    run = load_run(tmp_path / "run.toml")
+    assert (run.task.kind, run.chose("task", "kind")) == ("causal-lm", False)
+    monkeypatch.chdir(tmp_path)
+    moved = naming(run, model="t5")
+    assert (moved.task.kind, moved.task.data) == ("sequence-to-sequence", "synthetic")
+    assert changed(moved, {"train": {"steps": 3}}).task == moved.task
+    assert naming(parse_run({"model": {"preset": "gpt-1m"}}), model="t5").task == moved.task
+    assert naming(moved, model="gpt-1m").task.kind == "causal-lm"
+    chosen = parse_run({"model": {"preset": "gpt-1m"}, "task": {"kind": "causal-lm", "data": "mine"}})
+    assert naming(chosen, model="t5").task == chosen.task
 
 
 def test_attention_stays_inside_documents_in_all_models_but_ones_own(tmp_path):

@@ -57,6 +57,18 @@ def test_what_a_file_states_is_not_assumed(tmp_path: Path, text: str, assumed: l
     assert keys(load_cluster(path)) == assumed
 
 
+def test_where_some_links_are_stated_the_others_are_named_with_their_own_devices(tmp_path: Path) -> None:
+    text = FILE + INSIDE_KEYS + '[[node]]\nname = "one"\ncount = 1\ndevice = "v100-32gb"\ndevices = 8\n'
+    between = LINK.replace('["mine", "mine"]', '["mine", "one"]')
+    path = tmp_path / "cluster.toml"
+    path.write_text(text + between)
+    network, inside = assumed_links(load_cluster(path), UNMEASURED)
+    assert network.words.startswith("mine ")
+    assert network.words.endswith(", usual for t4")
+    assert inside.words.startswith("one ")
+    assert inside.words.endswith(", usual for v100-32gb")
+
+
 @pytest.mark.parametrize(
     ("expression", "assumed"),
     [("64xa100-80gb", [BETWEEN, INSIDE]), ("8xa100-80gb", [INSIDE]), ("1xa100-80gb", [])],

@@ -223,6 +223,7 @@ MIXTURES = (
     ROUNDED(SHORT("qwen3_moe"), "1f1b", pp=2, tp=2, ep=2),
     ROUNDED(MIXTRAL, "breadth-first", dp=2, tp=2, ep=2, loops=2, sharding="zero-3", methods=(Clips(0.2),)),
     ROUNDED(SHORT("deepseek_v2"), dp=2, tp=2, ep=2, sharding="zero-2"),
+    ROUNDED(SHORT("exaone_moe"), tp=2, ep=2),
 )
 DECODERS = (
     Row(SHORT("mistral", sliding_window=3), "1f1b", pp=2),
@@ -244,6 +245,7 @@ DECODERS = (
     ),
     Row(SHORT("granite", residual_multiplier=0.5), tp=2, dp=2),
     Row(SHORT("starcoder2"), tp=2, methods=(Collectives("interleaved"),)),
+    ROUNDED(SHORT("helium"), "1f1b", pp=2, tp=2),
     Row(SHORT("qwen3"), cp=2, tp=2),
     # The factors of all angles are those of the last position, which one of the ranks has.
     Row(SHORT("phi3", original_max_position_embeddings=6, rope_parameters=LONG_ROPE), "1f1b", pp=2, cp=2),

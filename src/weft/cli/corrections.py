@@ -81,7 +81,7 @@ def _memory(lesson: Lesson) -> list[str]:
 
 
 def corrections(*runs: Path, report: WrittenFile | None = None, json: Json = False) -> None:
-    """Show how measured steps correct later predictions of their model on this machine.
+    """Show how measured steps correct later predictions.
 
     `weft plan --measure` and every finished run named here add measured steps.
 

@@ -32,7 +32,7 @@ def explain(
     search: bool = True,
     json: Json = False,
 ) -> None:
-    """Explain a file of another stack: its layout and mistakes, weft's prediction and plan.
+    """Explain a file of another stack: layout, mistakes, prediction.
 
     The content determines the stack. Formats: DeepSpeed (JSON), Accelerate and Axolotl (YAML). Also
     torchtitan (TOML, or configuration in Python), and Megatron-LM (a command line or the script around it).

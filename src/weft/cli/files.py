@@ -17,6 +17,7 @@ from weft.cli.rankings import planned_visibly
 from weft.describe.cluster_file import load_cluster
 from weft.describe.cluster_tables import ClusterFile
 from weft.describe.plan_file import PlanKeys
+from weft.describe.reading import holds_json
 from weft.describe.run_file import RunFile, commented_run_file
 from weft.describe.run_tables.methods import run_tables
 from weft.destinations import require_new
@@ -121,7 +122,7 @@ def init(
     ports: Path | None = None,
     device: str | None = None,
 ) -> None:
-    """Write a commented RUN.toml, or a CLUSTER.toml of this machine or of a list of nodes.
+    """Write a commented RUN.toml, or with --cluster a CLUSTER.toml.
 
     - `weft init run.toml`
     - `scontrol show nodes | weft init cluster.toml --cluster --nodes -`
@@ -203,7 +204,7 @@ def check(*files: Path, model: str | None = None, on: str | None = None, json: J
 
 
 def _problems_of(path: Path, model: str | None, on: str | None) -> Iterator[Violation]:
-    if not path.is_dir() and path.suffix != ".json" and _is_cluster(path):
+    if not path.is_dir() and not holds_json(path) and _is_cluster(path):
         load_cluster(path)
         return
     planned = job_in(path, model=model, on=on, plan_by=planned_visibly)

@@ -24,7 +24,9 @@ def lab(
     *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
     per_node: Flag = False,
 ) -> int:
-    """Emulate a cluster of unequal devices and links on this Linux machine during a command; needs root.
+    """Run a command on an emulated cluster of unequal devices and links.
+
+    This needs Linux and root.
 
     The ranks of `weft train` and `weft measure` inside it run on the cluster's nodes.
 

@@ -26,7 +26,7 @@ from weft.predict.profile import LayerProfile
 
 
 def doctor(*, json: Json = False) -> int:
-    """List this machine's parts and abilities, with a remedy for every missing part.
+    """List this machine's parts and abilities; a remedy for each missing one.
 
     - `weft doctor`
     """
@@ -60,7 +60,7 @@ def measure(
     nodes: Path | None = None,
     json: Json = False,
 ) -> None:
-    """Measure this machine's devices and links, and a model's layers on it, for later commands.
+    """Measure this machine's devices and links, and a model's layers.
 
     Inside `weft lab`, measure the links between the lab's nodes, and the layers on each kind of its devices.
 

@@ -15,7 +15,8 @@ from weft.cli.output import Flag, Json, WrittenFile, progressing, refuse_options
 from weft.cli.rankings import budgeted, planned_visibly, show_comparison
 from weft.cli.synchronisations import show_synchronisations
 from weft.describe.layout import PartialLayout
-from weft.describe.run_file import RunFile, changed, load_run, run_of_keywords
+from weft.describe.run_file import RunFile, changed, is_run_file, load_run, run_of_keywords
+from weft.doors.emit import require_stack
 from weft.errors import InputError, Violation
 from weft.planning.fewer_nodes import better_without
 from weft.planning.nothing_fits import NothingFitsError
@@ -103,14 +104,14 @@ def plan(
     - `weft plan llama-13b --on 64xa100-80gb`
     - `weft plan gpt2 --on 8xa100-80gb+8xt4 --compare amp,megatron,metis-form`
     - `weft plan llama-13b --on 64xa100-80gb --emit megatron --out train.sh`
-    - `weft plan llama-13b --on 64xa100-80gb --what-if "inter 25 Gbit/s" --what-if "+1 node a100-80gb"`
+    - `weft plan llama-13b --on 64xa100-80gb --what-if "inter 25 Gbit/s"`
 
     Parameters
     ----------
     source
         A RUN.toml, a preset, or a folder with a config.json.
     on
-        this-machine, an expression such as 64xa100-80gb, or a CLUSTER.toml; replaces the run file's cluster.
+        this-machine, a CLUSTER.toml, or words such as 64xa100-80gb; replaces the run file's cluster.
     without
         Nodes to leave out: a group or a device, or some of them, such as "2 t4". May be given several times.
     global_batch
@@ -127,22 +128,23 @@ def plan(
     budget_seconds
         Seconds after which the best plan so far is the answer (planner weft).
     compare
-        Planners, separated by commas: show the best plan of each, predicted by one simulator.
+        Show the best plan of each planner: amp,megatron,metis-form. One simulator predicts all.
     compare_sync
         Show each method of [sync] within the goal's contract, on its best layout, with its bytes and codecs.
     top
         List so many of the best candidates, with the reason for each place.
     all_
-        List the best candidates (12, or --top), and the memory of every rank; with --curve, every layout.
+        List the best candidates, and the memory of every rank. These are 12 candidates, or --top. With
+        --curve, every layout.
     what_if
-        Forecast the job on a changed cluster: "inter 25 Gbit/s", "intra 100 GB/s",
+        Forecast the job on a changed cluster. Changes: "inter 25 Gbit/s", "intra 100 GB/s",
         "memory 40 GB", "device h100-80gb", "+1 node a100-80gb", "-1 node fast". May be given several times.
     out
         Write the best plan to this file.
     emit
-        Write the best plan as a file of another stack, to --out or here. Stacks: megatron, torchtitan,
-        torchtitan-toml (up to 0.2), deepspeed, accelerate. Also slurm, skypilot or k8s, which start weft's
-        own runtime.
+        Write the best plan for another stack, such as slurm. The file goes to --out or here.
+        Stacks: megatron, torchtitan, torchtitan-toml (up to 0.2), deepspeed, accelerate. Also slurm,
+        skypilot or k8s, which start weft's own runtime.
     report
         Write a page that shows every layout, step against memory; with --curve, both charts.
     measure
@@ -198,6 +200,8 @@ def plan(
         return
     if measure is not None:
         require_this_machine(run, measure)
+    if emit is not None:
+        require_stack(emit, problem_of_run(run).model)
     try:
         planned = planned_visibly(run, budget)
     except NothingFitsError as error:
@@ -231,7 +235,7 @@ def asked_run(
     pins: dict[str, Any],
 ) -> RunFile:
     """Make the run file of a preset or a folder, or read a RUN.toml; options replace its keys."""
-    if not source.endswith(".toml"):
+    if not is_run_file(source):
         return run_of_keywords(
             model=source,
             on=on or "this-machine",

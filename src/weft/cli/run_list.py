@@ -19,7 +19,7 @@ HEAD = ("run", "model", "state", *LIST_HEAD)
 
 
 def runs(folder: Path = Path("runs"), /, *, json: Json = False) -> None:
-    """List the runs in a folder with their state and newest figures, the newest run first.
+    """List the runs of a folder, the newest first, with newest figures.
 
     - `weft runs`
 

@@ -17,6 +17,7 @@ from weft.cli.codecs import codec_record, print_codecs
 from weft.cli.output import Flag, Json, console, print_json, progressing, refuse_options
 from weft.cli.rankings import planned_visibly
 from weft.cli.tables.plans_side_by_side import side_by_side_record, side_by_side_table
+from weft.describe.reading import holds_json
 from weft.describe.run_file import load_run
 from weft.describe.units import format_count, format_seconds
 from weft.errors import InputError, RunError, Violation
@@ -124,7 +125,7 @@ def train(
     watch: Flag = False,
     json: Json = False,
 ) -> None:
-    """Train a run file or a plan file on this machine, or resume a run directory.
+    """Train a run file or a plan file here, or resume a run directory.
 
     Every stop prints the command that resumes the run.
 
@@ -240,7 +241,9 @@ def interval_text(summary: Mapping[str, Any]) -> str:
 
 
 def eval_(directory: Path, /, *, json: Json = False) -> None:
-    """Evaluate a run's newest checkpoint on held-out data, on the ranks of its plan.
+    """Evaluate a run's newest checkpoint on held-out data.
+
+    The ranks are those of its plan.
 
     Language models get a perplexity, image models an accuracy. Data of several sources is also evaluated
     source by source.
@@ -279,7 +282,7 @@ def compare(
     on: str | None = None,
     json: Json = False,
 ) -> None:
-    """Compare a run's prediction with its measurement, a plan with a run, or two runs or plans.
+    """Compare prediction with measurement, two runs, or two plans.
 
     - `weft compare runs/demo`
     - `weft compare runs/demo runs/demo-2`
@@ -320,7 +323,7 @@ def compare(
 
 
 def _is_plan(path: Path) -> bool:
-    return path.suffix == ".json"
+    return path.suffix == ".json" or (path.is_file() and holds_json(path))
 
 
 def _comparison_with_a_run(first: Path, second: Path | None) -> Comparison:

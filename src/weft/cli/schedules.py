@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Group, Parameter
 
 from weft.cli.output import Flag, Json, WrittenFile, console, print_json, print_timeline
 from weft.errors import InputError, Violation
 from weft.predict.abstract import read_stage_times, simulate_schedule
 from weft.program.table import format_program
 
+# Options that few need: short help has their names alone.
+TIMES = Group("Times", sort_key=1)
+SINGLE = Group("Options of single schedules", sort_key=2)
 # Some seconds of simulation.
 MOST_PASSES = 2**16
 
@@ -20,16 +26,16 @@ def schedule(
     ranks: int = 4,
     loops: int | None = None,
     micro_batches: int = 8,
-    forward: float | None = None,
-    backward: float | None = None,
-    hop: float = 0.0,
-    weight_share: float = 0.5,
-    group_size: int | None = None,
-    depth: int | None = None,
-    k: int | None = None,
+    forward: Annotated[float | None, Parameter(group=TIMES)] = None,
+    backward: Annotated[float | None, Parameter(group=TIMES)] = None,
+    hop: Annotated[float, Parameter(group=TIMES)] = 0.0,
+    weight_share: Annotated[float, Parameter(group=TIMES)] = 0.5,
+    group_size: Annotated[int | None, Parameter(group=SINGLE)] = None,
+    depth: Annotated[int | None, Parameter(group=SINGLE)] = None,
+    k: Annotated[int | None, Parameter(group=SINGLE)] = None,
     edges: str | None = None,
     frozen_stages: int = 0,
-    stage_times: Path | None = None,
+    stage_times: Annotated[Path | None, Parameter(group=TIMES)] = None,
     dump: Flag = False,
     json: Json = False,
     svg: WrittenFile | None = None,

@@ -38,7 +38,7 @@ def score(
     ledger: Flag = False,
     json: Json = False,
 ) -> None:
-    """Score the cost model against a file of measured steps, or the predictions of this machine.
+    """Score predictions against measured steps.
 
     - `weft score examples/score/korthikanti.csv --report report.html`
     - `weft score --ledger`

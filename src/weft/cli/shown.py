@@ -33,6 +33,7 @@ from weft.cli.tables.plan import (
 )
 from weft.describe.cluster import Cluster, NodeGroup
 from weft.describe.plan import precision_words
+from weft.describe.reading import holds_json
 from weft.describe.run_file import load_run, naming
 from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
@@ -184,7 +185,7 @@ def simulate(
 def _job_of(source: Path, model: str | None, on: str | None, ranks: int | None) -> PlannedJob:
     if ranks is None:
         return job_in(source, model=model, on=on, plan_by=planned_visibly)
-    if source.suffix != ".toml":
+    if source.is_dir() or holds_json(source):
         raise InputError(Violation("--ranks", "a plan names its ranks; give the run file"))
     run = naming(load_run(source), model=model, on=on)
     return planned_visibly(run, problem=with_ranks(problem_of_run(run), ranks))

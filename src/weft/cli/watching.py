@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from weft.cli.output import Json, console, print_json
+from weft.cli.output import Flag, Json, console, print_json
 from weft.cli.tables.watch import watch_in_terminal
 from weft.errors import InputError, Violation
 from weft.training.directory.overview import runs_in
@@ -19,11 +16,11 @@ def watch(
     path: Path = Path("runs"),
     /,
     *,
-    terminal: Annotated[bool, Parameter(negative=())] = False,
+    terminal: Flag = False,
     port: int | None = None,
     json: Json = False,
 ) -> None:
-    """Show a run while it trains, or the runs of a folder, as a live page or on the terminal.
+    """Show a run, or the runs of a folder, live on a page or a terminal.
 
     The page is served on this machine only, to whoever has the printed address. It reads the run directory;
     training does not wait for it. It works for running, finished and broken runs.
@@ -56,11 +53,10 @@ def watch(
             watch_in_terminal(run)
         return
     # Terminals and JSON need no server.
-    from weft.watch.server import DEFAULT_PORT, address, listen, serve, the_token
+    from weft.watch.server import DEFAULT_PORT, listen, serve, the_token
 
-    token, listener = the_token(), listen(DEFAULT_PORT if port is None else port)
-    print(f"watch: {address(listener, token)}", flush=True)
-    serve(path, listener, token)
+    token = the_token()
+    serve(path, listen(DEFAULT_PORT if port is None else port), token)
 
 
 def _only(path: Path, runs: tuple[Path, ...]) -> Path:

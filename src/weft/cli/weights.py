@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli.output import Json, NewFolder, print_json, progressing
+from weft.cli.output import Flag, Json, NewFolder, print_json, progressing
 from weft.describe.units import format_bytes
 from weft.run.launch.workers import require_torch
 
@@ -22,7 +22,7 @@ def export(
     *,
     checkpoint: int | None = None,
     replay: int | None = None,
-    adapter: bool = False,
+    adapter: Flag = False,
     json: Json = False,
 ) -> None:
     """Write the weights of a run as a folder that transformers loads; low-rank products are merged.
@@ -56,7 +56,7 @@ def export(
 
 
 def import_(source: Path, out: NewFolder, /, *, model: str, json: Json = False) -> None:
-    """Convert another trainer's checkpoint to a folder that a run can start from and transformers loads.
+    """Convert another trainer's checkpoint for runs and transformers.
 
     A checkpoint in torch's own format contains a pickle, which may name any function. Only names of the
     format itself are admitted, and none is called.

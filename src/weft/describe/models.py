@@ -100,7 +100,12 @@ def read_config(path: Path) -> ModelConfig:
         raise InputError(Violation(str(path), "a model configuration is a JSON object"))
     model_type = record.get("model_type")
     if not isinstance(model_type, str):
-        raise InputError(Violation(f"{path}: model_type", f"{shown(model_type)}: must be a text"))
+        problem = (
+            "missing; a model's config.json has it"
+            if model_type is None
+            else f"{shown(model_type)}: must be a text"
+        )
+        raise InputError(Violation(f"{path}: model_type", problem))
     name = path.resolve().parent.name if path.name == CONFIG_FILE else path.stem
     if model_type == RESNET:
         return read_resnet(record, name, str(path))

@@ -105,6 +105,9 @@ def parse_plan_file(record: object, where: str = "plan") -> PlanFile:
     """
     if not isinstance(record, Mapping):
         raise InputError(Violation(where, "a plan is a JSON object"))
+    if not record.keys() & {"plan_id", "stages", "mesh"}:
+        problem = "no plan file: it has neither plan_id, stages nor mesh"
+        raise InputError(Violation(where, problem))
     known = in_this_version(record, where)
     given = {key: value for key, value in known.items() if key != "plan_id"}
     try:

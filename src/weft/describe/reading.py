@@ -52,6 +52,25 @@ def read_json(path: Path | str) -> Any:
         raise InputError(Violation(str(path), f"not a JSON file: {_reason(error)}")) from None
 
 
+def holds_json(path: Path | str) -> bool:
+    """Return True if a file is JSON, False if it is TOML. Its content decides, whatever its name.
+
+    Raises:
+        InputError: when the file cannot be read, or is neither. A mistake in it is for its own reader, which
+            the first character or a usual name tells.
+    """
+    text, suffix = read_text(path), Path(path).suffix
+    if text.lstrip().startswith("{") or suffix == ".json":
+        return True
+    if suffix != ".toml":
+        try:
+            tomllib.loads(text)
+        except (ValueError, RecursionError):
+            problem = "neither TOML, as run files, nor a JSON object, as plan files"
+            raise InputError(Violation(str(path), problem)) from None
+    return False
+
+
 def read_text(path: Path | str) -> str:
     """Read the text of a UTF-8 file.
 

@@ -13,12 +13,19 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ModelWrapValidatorHandler, SerializeAsAny, ValidationError, model_validator
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    SerializeAsAny,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic.json_schema import SkipJsonSchema
 
 from weft.describe.models import PRESETS, resolve_model
 from weft.describe.one_line import one_line
-from weft.describe.reading import read_toml, violations_of
+from weft.describe.reading import holds_json, read_toml, violations_of
 from weft.describe.run_tables.methods import run_tables, split_tables
 from weft.describe.run_tables.planning import ClusterTable, GoalTable, PlanTable, SyncTable
 from weft.describe.run_tables.training import (
@@ -35,6 +42,9 @@ from weft.describe.run_tables.training import (
 from weft.describe.tasks import Data, default_task, sources_of
 from weft.describe.toml_table import TomlTable, is_importable, table_text
 from weft.errors import InputError, Violation, nearest_divisor
+
+# What a validation knows besides the tables: the folder of their file.
+FOLDER = "folder"
 
 
 class RunFile(TomlTable):
@@ -64,15 +74,19 @@ class RunFile(TomlTable):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _task_of_the_preset(cls, record: Any, read: ModelWrapValidatorHandler[RunFile]) -> RunFile:
-        """Fill in the task of a preset if the key is missing; it and its data stay unchosen."""
+    def _task_of_the_model(
+        cls, record: Any, read: ModelWrapValidatorHandler[RunFile], info: ValidationInfo
+    ) -> RunFile:
+        """Fill in the model's own task if the key is missing; it and its data stay unchosen."""
         if not isinstance(record, Mapping):
             return read(record)
         model, task = record.get("model"), record.get("task", {})
-        preset = PRESETS.get(str(model.get("preset"))) if isinstance(model, Mapping) else None
-        if preset is None or not isinstance(task, Mapping) or "kind" in task:
+        if not isinstance(model, Mapping) or not isinstance(task, Mapping) or "kind" in task:
             return read(record)
-        run = read({**record, "task": {"kind": default_task(preset), **task}})
+        kind = _own_task(model, (info.context or {}).get(FOLDER, Path()))
+        if kind is None:
+            return read(record)
+        run = read({**record, "task": {"kind": kind, **task}})
         run.task.model_fields_set.difference_update({"kind", "data"} - task.keys())
         return run
 
@@ -146,8 +160,9 @@ def load_run(path: Path | str) -> RunFile:
     Raises:
         InputError: with all mistakes of the file, one line each.
     """
-    run = parse_run(read_toml(path), str(path))
-    folder, tokenizer = Path(path).parent.resolve(), run.task.tokenizer
+    folder = Path(path).parent.resolve()
+    run = parse_run(read_toml(path), str(path), folder)
+    tokenizer = run.task.tokenizer
     absolute: Mapping[str, Mapping[str, Any]] = {
         "model": {"hf": _beside(folder, run.model.hf)},
         "task": {
@@ -157,20 +172,29 @@ def load_run(path: Path | str) -> RunFile:
         "cluster": {"use": _beside(folder, run.cluster.use)},
     }
     tables = {name: _changed_table(getattr(run, name), keys) for name, keys in absolute.items()}
-    return _of_the_folder(
-        run.model_copy(update={name: table for name, table in tables.items() if table is not None})
-    )
+    return run.model_copy(update={name: table for name, table in tables.items() if table is not None})
 
 
-def _of_the_folder(run: RunFile) -> RunFile:
-    """Fill in the task of the model in a folder if the key is missing."""
-    if run.model.hf is None or run.chose("task", "kind"):
-        return run
+def is_run_file(source: str) -> bool:
+    """Return True for the path of a RUN.toml, False for a model: a preset, a folder or a `config.json`.
+
+    Raises:
+        InputError: for a file of another kind.
+    """
+    return source.endswith(".toml") or (Path(source).is_file() and not holds_json(source))
+
+
+def _own_task(model: Mapping[str, Any], folder: Path) -> str | None:
+    """Return the task of the preset or of the folder that `[model]` names; None where it names neither."""
+    preset, hf = str(model.get("preset")), model.get("hf")
+    if preset in PRESETS:
+        return default_task(PRESETS[preset])
+    if not isinstance(hf, str):
+        return None
     try:
-        model = resolve_model(run.model.hf)
+        return default_task(resolve_model(_beside(folder, hf) or hf))
     except InputError:
-        return run  # whoever needs the model says so
-    return changed(run, {"task": {"kind": default_task(model)}})
+        return None  # whoever needs the model says so
 
 
 def _changed_table(table: TomlTable, keys: Mapping[str, Any]) -> TomlTable | None:
@@ -179,14 +203,14 @@ def _changed_table(table: TomlTable, keys: Mapping[str, Any]) -> TomlTable | Non
     return table.model_copy(update=update) if update else None
 
 
-def parse_run(record: Mapping[str, Any], where: str = "run") -> RunFile:
-    """Check the tables of a run file; `where` names it in messages.
+def parse_run(record: Mapping[str, Any], where: str = "run", folder: Path = Path()) -> RunFile:
+    """Check the tables of a run file; `where` names it in messages, `folder` may have its model.
 
     Raises:
         InputError: with all mistakes of the tables, one line each.
     """
     try:
-        return RunFile.model_validate(dict(record))
+        return RunFile.model_validate(dict(record), context={FOLDER: folder})
     except ValidationError as error:
         raise InputError(violations_of(error, where, RunFile)) from None
 
@@ -267,10 +291,9 @@ def run_of_keywords(
     Raises:
         InputError: with all mistakes in the keywords.
     """
-    known = model if model is not None and Path(model).exists() else None
     tables: dict[str, dict[str, Any]] = {
         "model": {_model_key(model): model},
-        "task": {"kind": None if known is None else default_task(resolve_model(known)), "sequence": sequence},
+        "task": {"sequence": sequence},
         "train": {"global_batch": global_batch, "precision": precision},
         "cluster": {"use": on},
         "plan": dict(pins),

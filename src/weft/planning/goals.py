@@ -25,6 +25,12 @@ def price_per_hour(cluster: Cluster, ranks: int | None = None) -> float | None:
     return total
 
 
+def unpriced(cluster: Cluster) -> str | None:
+    """Return the first device without a price where others have one; None where all or none have one."""
+    missing = [group.device.name for group in cluster.groups if group.device.price_per_hour is None]
+    return missing[0] if 0 < len(missing) < len(cluster.groups) else None
+
+
 def require_prices(cluster: Cluster) -> None:
     """Refuse a cluster with devices without prices.
 

@@ -190,9 +190,9 @@ class PlannedJob:
 
     @property
     def fullest_rank(self) -> int:
-        """The rank with the least memory left at its peak."""
-        left = np.array(self.usable_bytes) - np.array(self.predicted.prediction.peak_bytes)
-        return int(np.argmin(left))
+        """The first rank with the largest share of its memory in use at its peak."""
+        shares = np.array(self.predicted.prediction.peak_bytes) / np.array(self.memory_bytes)
+        return int(np.argmax(shares))
 
     def memory_parts(self, rank: int) -> list[MemoryPart]:
         """Return the parts of a rank's memory at its predicted peak, and those beside it.

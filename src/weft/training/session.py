@@ -11,6 +11,7 @@ from typing import Any
 from weft.describe.plan import Plan
 from weft.describe.plan_file import PlanFile, load_plan_file
 from weft.describe.plan_subject import PlanSubject, subject_of
+from weft.describe.reading import holds_json
 from weft.describe.run_file import RunFile, load_run, naming, run_of_keywords
 from weft.describe.synchronisation import changes_codecs_every
 from weft.errors import InputError, Violation
@@ -60,12 +61,12 @@ def job_in(
     Raises:
         InputError: if the path is none of these, something it names cannot be found, or no plan fits.
     """
-    if path.suffix == ".toml":
-        return plan_by(naming(load_run(path), model=model, on=on))
-    if not path.is_dir():
+    if path.is_dir():
+        job = reopen(path)
+        return job if model is None and on is None else _moved(job.file, model, on)
+    if holds_json(path):
         return plan_file_job(path, model=model, on=on)
-    job = reopen(path)
-    return job if model is None and on is None else _moved(job.file, model, on)
+    return plan_by(naming(load_run(path), model=model, on=on))
 
 
 def reopen(path: Path) -> PlannedJob:

@@ -13,7 +13,7 @@ from typing import Self
 
 from weft.errors import InputError
 from weft.run.launch.lifeline import die_with_parent
-from weft.watch.server import DEFAULT_PORT, address, listen, serve, the_token
+from weft.watch.server import DEFAULT_PORT, listen, serve, the_token
 
 TIMEOUT_S = 5.0
 STANDARD_ERROR = 2
@@ -55,9 +55,7 @@ def main(run_dir: Path, parent_pid: int) -> None:
         listener = listen(DEFAULT_PORT)
     except InputError:  # another page has it
         listener = listen(0)
-    token = the_token()
-    print(f"watch: {address(listener, token)}", flush=True)
-    serve(run_dir, listener, token)
+    serve(run_dir, listener, the_token())
 
 
 if __name__ == "__main__":

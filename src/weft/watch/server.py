@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import secrets
+import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -272,6 +273,14 @@ def server_of(folder: Path, listener: socket.socket, token: str) -> uvicorn.Serv
 
 
 def serve(folder: Path, listener: socket.socket, token: str) -> None:
-    """Serve live pages until SIGINT or SIGTERM; open streams are closed then."""
-    with suppress(KeyboardInterrupt):
-        server_of(folder, listener, token).run(sockets=[listener])
+    """Print the address, and serve live pages until SIGINT or SIGTERM; open streams are closed then."""
+    server = server_of(folder, listener, token)
+    # uvicorn gives a signal that ended it to the former handler, too.
+    former = {number: signal.signal(number, server.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        # Whoever reads the address may send a signal at once.
+        print(f"watch: {address(listener, token)}", flush=True)
+        server.run(sockets=[listener])
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

@@ -119,6 +119,28 @@ def test_every_trained_row_counts_and_computes(model_type: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("model_type", "keys"),
+    [
+        ("mellum", {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]}),
+        ("dots1", {"max_window_layers": 2}),
+        ("ministral", {"layer_types": ["full_attention", *["sliding_attention"] * 4]}),
+        ("exaone_moe", {"mlp_layer_types": ["dense", "sparse", "dense", "sparse", "sparse"]}),
+    ],
+)
+def test_kinds_of_single_layers_are_those_of_transformers(
+    model_type: str, keys: dict[str, list[str] | int]
+) -> None:
+    config = tiny_decoder(model_type, **keys)
+    assert len({config.architecture.windows, (0,) * config.layers, ()}) == 3
+    model = whole_of(config)
+    expected = reference_of(config, model)
+    tokens, targets = batch_of(config)
+    found, theirs = model(tokens), expected(tokens, use_cache=False).logits
+    torch.testing.assert_close(found, theirs, rtol=1e-9, atol=1e-10)
+    require_close(gradients_of(found, targets, model), gradients_of(theirs, targets, expected))
+
+
 @pytest.mark.parametrize("model_type", MIXTURES)
 def test_expert_ranks_hold_the_described_parameters(model_type: str) -> None:
     config = tiny_decoder(model_type)

@@ -32,6 +32,7 @@ MIXTURES = (
     "glm4_moe",
     "deepseek_v2",
     "deepseek_v3",
+    "exaone_moe",
 )
 # What training does not change.
 KEPT = {"max_position_embeddings": 48, "eos_token_id": 7, "attention_dropout": 0.25, "mine": {"a": [1]}}

@@ -22,6 +22,12 @@ LIMIT_S = 60.0
 # The first figure is the step.
 STEPS = "document.querySelector('.tiles .value')?.textContent"
 # What scrolls the tables of ranks and of instructions, where they are wider than their cards.
+# Cards that begin a row of the grid whose right end stays empty.
+ROWS_WITH_A_GAP = """[...document.querySelectorAll('.columns > section')].filter((one, _, all) => {
+  const edges = (other) => other.getBoundingClientRect();
+  const row = all.filter((other) => edges(other).top === edges(one).top);
+  return Math.max(...row.map((other) => edges(other).right)) < edges(one.parentElement).right - 2;
+}).map((one) => one.ariaLabel)"""
 TABLES = "[...document.querySelectorAll('table.late')].map((one) => one.parentElement)"
 CONNECTION = "document.getElementById('connection').textContent"
 
@@ -86,6 +92,7 @@ def test_a_run_is_shown_whole(
     assert browser.run("document.documentElement.scrollWidth") <= width
     whole = browser.run(f"{TABLES}.map((one) => one.scrollWidth <= one.clientWidth)")
     assert whole == ([True, True] if width == 1280 else [False, True])
+    assert browser.run(ROWS_WITH_A_GAP) == []
     # Equal ranks share their lanes in the prediction.
     blocks = "document.querySelectorAll('#lanes-%s .instruction').length > 8"
     assert browser.run(blocks % "predicted")

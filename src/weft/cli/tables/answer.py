@@ -15,13 +15,14 @@ from weft.cli.tables.candidates import candidate_record
 from weft.cli.tables.plan import chance_text, idle_text, job_text, throughput_text
 from weft.cli.tables.search import kept_out_record
 from weft.describe.layout_words import layout_words
+from weft.describe.run_file import is_run_file
 from weft.describe.this_machine import THIS_MACHINE
 from weft.describe.units import format_bytes, format_seconds
 from weft.moves.layout import shares_of
 from weft.planning.alternatives import Alternative
 from weft.planning.decisions import decided_words
 from weft.planning.fewer_nodes import FewerNodes
-from weft.planning.goals import cost_words
+from weft.planning.goals import cost_words, unpriced
 from weft.planning.planned import PlannedJob
 from weft.planning.throughput import doubt
 from weft.planning.ties import standing
@@ -66,7 +67,7 @@ def answer(
 def _next(planned: PlannedJob, source: str) -> str:
     """Return the commands that a user of the answer needs."""
     ranking = planned.searched
-    here = planned.run.cluster.use == THIS_MACHINE and source.endswith(".toml")
+    here = planned.run.cluster.use == THIS_MACHINE and is_run_file(source)
     trained = f"weft train {source}; " if here else ""
     return (
         f"{trained}--out plan.json (`weft train plan.json` runs it); --emit megatron, torchtitan, "
@@ -113,6 +114,8 @@ def _best(planned: PlannedJob, fewer: FewerNodes | None) -> Iterator[tuple[str, 
     )
     if price is not None:
         yield "cost", Text(price if price == of_all else f"{price}, of the nodes in use alone")
+    elif missing := unpriced(problem.job.cluster):
+        yield "cost", Text(f"unknown: [device.{missing}] has no price_per_hour, others have", style="yellow")
 
 
 def alternatives_table(others: Sequence[Alternative]) -> Table:

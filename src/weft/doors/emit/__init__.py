@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+from weft.describe.model import ModelConfig
 from weft.doors.emit import (
     accelerate,
     deepspeed,
@@ -13,9 +14,10 @@ from weft.doors.emit import (
     skypilot,
     slurm,
     torchtitan,
+    torchtitan_keys,
     torchtitan_toml,
 )
-from weft.doors.emit.base import Emitted
+from weft.doors.emit.base import Emitted, require_family
 from weft.errors import require_choice
 from weft.planning.planned import PlannedJob
 
@@ -38,11 +40,33 @@ EMITTERS: Mapping[str, Callable[[PlannedJob], Emitted]] = MappingProxyType(
 OWN_RUNS = frozenset({slurm.NAME, skypilot.NAME, kubernetes.NAME})
 
 
+# Stacks with models of few families, by the name that messages give them.
+_FAMILIES: Mapping[str, tuple[str, Sequence[str]]] = MappingProxyType(
+    {
+        megatron.NAME: (megatron.STACK, megatron.FAMILIES),
+        **dict.fromkeys(
+            (torchtitan.NAME, torchtitan_toml.NAME), (torchtitan_keys.STACK, torchtitan_keys.FAMILIES)
+        ),
+    }
+)
+
+
+def require_stack(name: str, model: ModelConfig) -> None:
+    """Refuse an unknown stack, and a model that a stack does not have; a search can follow.
+
+    Raises:
+        InputError: with the nearest stack.
+    """
+    require_choice("--emit", name, EMITTERS)
+    if name in _FAMILIES:
+        require_family(model, *_FAMILIES[name])
+
+
 def emit(planned: PlannedJob, name: str) -> Emitted:
     """Return the plan in the words of a stack.
 
     Raises:
         InputError: when there is no such stack, or it cannot express the plan at all.
     """
-    require_choice("--emit", name, EMITTERS)
+    require_stack(name, planned.problem.model)
     return EMITTERS[name](planned)

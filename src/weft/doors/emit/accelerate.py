@@ -72,7 +72,7 @@ def _plugin(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
 
 
 def _megatron(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
-    require_family(decided, f"{STACK}'s Megatron-LM plugin", ("gpt", "llama", "bert"))
+    require_family(decided.model, f"{STACK}'s Megatron-LM plugin", ("gpt", "llama", "bert"))
     layout, losses = decided.layout, []
     values: dict[str, Any] = {
         # Without degrees of 1 in the file, the plugin of Accelerate 1.13 and later takes two context ranks.

@@ -262,16 +262,15 @@ def _listed(values: Sequence[object]) -> str:
     return shown if len(values) <= 8 else f"{shown}, ..."
 
 
-def require_family(decided: Decided, stack: str, families: Sequence[str]) -> None:
+def require_family(model: ModelConfig, stack: str, families: Sequence[str]) -> None:
     """Refuse a model without a counterpart in a stack.
 
     Raises:
         InputError: with the families that the stack has.
     """
-    if decided.model.family not in families:
-        problem = f"{stack} trains models of {', '.join(families)}, not of family {decided.model.family}"
+    if model.family not in families:
+        problem = f"{stack} trains models of {', '.join(families)}, not of family {model.family}"
         raise InputError(Violation("--emit", problem, "slurm"))
-    model = decided.model
     if model.decoder is not None and model.decoder != replace(model, decoder=None).architecture:
         problem = f"{stack} trains the plain {model.family}, not the biases, heads or norms of {model.name}"
         raise InputError(Violation("--emit", problem, "slurm"))

@@ -10,13 +10,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weft.doors.emit.base import Decided, Emitted, Loss, header, require_family, unexpressed
+from weft.doors.emit.base import Decided, Emitted, Loss, header, unexpressed
 from weft.doors.keys import MEGATRON_LM
 from weft.doors.replicas import group_counts
 from weft.planning.planned import PlannedJob
 
 NAME = "megatron"
 STACK = "Megatron-LM"
+FAMILIES = ("gpt", "llama")
 _PROGRAM = "pretrain_gpt.py"
 # The line with which the shell ends if its environment lacks a value.
 _UNCHOSEN = "nobody chose it"
@@ -25,13 +26,8 @@ Options = list[tuple[str, ...]]
 
 
 def emit(planned: PlannedJob) -> Emitted:
-    """Return the command line of the plan.
-
-    Raises:
-        InputError: when Megatron-LM has no such model.
-    """
+    """Return the command line of the plan, whose model is of one of the `FAMILIES`."""
     decided = Decided(planned)
-    require_family(decided, STACK, ("gpt", "llama"))
     order, order_losses = _order(decided)
     options = [
         *_degrees(decided),

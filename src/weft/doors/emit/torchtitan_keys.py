@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from weft.doors.emit.base import Decided, Loss, require_family, unexpressed
+from weft.doors.emit.base import Decided, Loss, unexpressed
 from weft.doors.keys import TORCHTITAN
 from weft.doors.replicas import replica_counts
 from weft.planning.planned import PlannedJob
 
 STACK = "torchtitan"
+FAMILIES = ("llama",)
 SCHEDULES = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
@@ -32,13 +33,8 @@ Table = dict[str, int | float | str | bool]
 
 
 def decide(planned: PlannedJob) -> tuple[Decided, Table, tuple[Loss, ...]]:
-    """Return the decisions, the keys of their schedule, and all losses.
-
-    Raises:
-        InputError: when the model is no Llama.
-    """
+    """Return the decisions, the keys of their schedule, and all losses. The model is of the `FAMILIES`."""
     decided = Decided(planned)
-    require_family(decided, STACK, ("llama",))
     order, order_losses = schedule(decided)
     return decided, order, (*decided.inequalities(STACK), *order_losses, *losses(decided))
 

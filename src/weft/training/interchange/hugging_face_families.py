@@ -66,6 +66,7 @@ class HuggingFaceFamily:
 # Of decoders whose files have other names than their modules.
 _SPELLINGS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "mixtral": ((".mlp.", ".block_sparse_moe."),),
+    "exaone_moe": ((".mlp.gate.e_score", ".mlp.e_score"),),
     "granitemoe": (
         (".experts.gate_up_proj", ".input_linear.weight"),
         (".experts.down_proj", ".output_linear.weight"),

@@ -59,7 +59,7 @@ def calibration_sections(clouds: Clouds, of: str = "", number: int = 1) -> Itera
     steps = max((len(some) for _, some in clouds), default=0)
     dots = [(name, [one.dot for one in some]) for name, some in clouds]
     title = f"{of}: {_steps(steps)}" if of else _steps(steps)
-    yield against_measured(f"calibration-{number}", dots, title, rings="measured outside it")
+    yield against_measured(f"calibration-{number}", dots, title, rings="measured outside the interval")
     rows = [_row(name, some) for name, some in clouds if some]
     yield table_section(f"coverage-{number}", "How true predictions were", _HEAD, rows)
 

@@ -241,12 +241,10 @@ function lateness({ steps, kinds, ranks, left_out, worst }) {
   const worstTable = element("table", { class: "late words" }, element("thead", {}, worstHead), element("tbody", {}, ...worstRows));
   const unit = steps === 1 ? "seconds of a step above the prediction" : `seconds of a step above the prediction, medians of ${steps} steps`;
   const ofRanks = card("Lateness of ranks", unit, scrolling("Lateness of ranks", table), ...more);
-  // Half the page has room for four kinds.
-  ofRanks.classList.toggle("wide", kinds.length > 4);
-  return [
-    ofRanks,
-    card("Latest instructions", "", scrolling("Latest instructions", worstTable)),
-  ];
+  const latest = card("Latest instructions", "", scrolling("Latest instructions", worstTable));
+  // Half the page has room for four kinds. Side by side or one above the other, they fill it.
+  for (const one of [ofRanks, latest]) one.classList.toggle("wide", kinds.length > 4);
+  return [ofRanks, latest];
 }
 
 // Differences of more than a fifth of the predicted time stand out.
