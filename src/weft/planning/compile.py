@@ -149,7 +149,7 @@ def _paths(plan: Plan) -> tuple[int, tuple[int, ...]]:
     Stages with unlike numbers of replicas form as many pipelines as divide all numbers.
     """
     shares = [tuple(copy.micro_batches for copy in stage.replicas) for stage in plan.stages]
-    counts = [len(share) for share in shares]
+    counts = plan.replicas
     if len(set(counts)) == 1:
         if len(set(shares)) != 1:
             raise InputError(Violation("plan", "the stages' replicas differ in their shares of the batch"))
