@@ -60,20 +60,18 @@ def plan_of(
 
 
 def _dealt(plan: Plan, replicas: Sequence[int], tp: int) -> dict[str, object]:
-    """Return a mesh and equal stages with so many replicas, stage by stage, of `tp` neighbouring ranks."""
+    """Return a mesh, and equal stages with so many replicas of `tp` neighbouring ranks.
+
+    Stages with more replicas have lower ranks. So replicas lie on few nodes, if numbers are powers of two.
+    """
     pipelines, ranks = gcd(*replicas), count()
-    placed = [
-        Stage(
-            layers=plan.stages[0].layers,
-            replicas=tuple(
-                Replica(ranks=tuple(islice(ranks, tp)), micro_batches=plan.micro_batches // copies)
-                for _ in range(copies)
-            ),
-        )
-        for copies in replicas
-    ]
+    placed: dict[int, Stage] = {}
+    for index in sorted(range(len(replicas)), key=lambda one: -replicas[one]):
+        share = plan.micro_batches // replicas[index]
+        copies = (Replica(ranks=(*islice(ranks, tp),), micro_batches=share) for _ in range(replicas[index]))
+        placed[index] = Stage(layers=plan.stages[0].layers, replicas=tuple(copies))
     mesh = {**plan.mesh, "pp": sum(replicas) // pipelines, "dp": pipelines}
-    return {"stages": tuple(placed), "mesh": mesh}
+    return {"stages": tuple(placed[index] for index in range(len(replicas))), "mesh": mesh}
 
 
 # Decisions of a layout that a partition makes.
