@@ -1,9 +1,10 @@
 """The `graphpipe` planner: stages that form a graph, beside the best stages in a row (arXiv 2406.17145).
 
 It partitions the series-parallel tree of the layers for every size of micro-batches: with every number of
-replicas for all stages alike, and with a number for each stage. It does the same with the layers as a chain. A chain has their own order, or the order in which they may end.
-Its stages may have layers of several branches. The simulator ranks the partitions with the least estimates.
-So the answer is the better one of both kinds, and says so.
+replicas for all stages alike, and with a number for each stage. It also partitions the layers as a chain. A
+chain has their own order, or the order in which they may end. Its stages may have layers of several branches.
+The simulator ranks the partitions with the least estimates. So the answer is the better one of both kinds,
+and says so.
 """
 
 from __future__ import annotations
@@ -100,13 +101,9 @@ class GraphPipePlanner:
         prepare(problem)
         search = _PartitionSearch(self, problem)
         kinds = [search.chains] if problem.job.graph.is_chain else [[search.tree], search.chains]
-        # Estimates of unlike numbers of replicas would crowd out others: they overlook more.
-        found = [
-            one
-            for trees in kinds
-            for searches in (search.alike(trees), search.unlike(trees))
-            for one in search.simulated(searches, self.finalists)
-        ]
+        # Estimates of unlike numbers of replicas overlook more, so they would crowd out others.
+        searches = [*map(search.alike, kinds), search.unlike(kinds[0])]
+        found = [one for some in searches for one in search.simulated(some, self.finalists)]
         candidates = sorted(_once([*found, *search.replicas()]), key=rank_key(problem))
         varied = [one for best in candidates[: self.finalists] for one in self._varied(problem, best)]
         candidates = sorted(_once([*candidates, *varied]), key=rank_key(problem))
