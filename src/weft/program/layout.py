@@ -3,8 +3,8 @@
 Pipelines are equal parts of a plan that exchange no messages. Along a path through a pipeline, every stage
 has one replica; a pipeline's paths share its micro-batches equally. Mostly a pipeline has one path. Several
 paths may run over the same devices, each with its own replica of every stage (chimera). Or stages have unlike
-numbers of replicas in a pipeline: neighbouring paths then share a replica, which deals with the micro-batches
-of all of them in turn (PipeDream, SOSP 2019, section 3.2). The graph of stages may be any DAG.
+numbers of replicas in a pipeline. Neighbouring paths then share a replica, which takes micro-batches of all
+of them in turn (PipeDream, SOSP 2019, section 3.2). The graph of stages may be any DAG.
 """
 
 from __future__ import annotations

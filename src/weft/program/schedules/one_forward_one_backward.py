@@ -1,8 +1,8 @@
 """1F1B: a short warm-up, then one forward and one backward in turn (PipeDream-Flush, arXiv 2006.09503).
 
 The order is Megatron-LM's: device r warms up with min(M, P - 1 - r) forwards. It never holds more than
-min(M, P - r) micro-batches; M < P is legal. Stages with unlike numbers of replicas take turns by the same
-rule: all replicas of a stage together keep what GraphPipe's rule says for a chain (`samples_in_flight`).
+min(M, P - r) micro-batches; M < P is legal. With unlike numbers of replicas, those of a stage together keep
+the samples of GraphPipe's rule for a chain (`samples_in_flight`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The `graphpipe` planner: stages that form a graph, beside the best stages in a row (arXiv 2406.17145).
 
-It partitions the series-parallel tree of the layers for every size of micro-batches: with every number of
-replicas for all stages alike, and with a number for each stage. It also partitions the layers as a chain. A
-chain has their own order, or the order in which they may end. Its stages may have layers of several branches.
-The simulator ranks the partitions with the least estimates. So the answer is the better one of both kinds,
-and says so.
+It partitions the series-parallel tree of the layers for every size of micro-batches. Either all stages have
+equally many replicas, or each has a number of its own. It also partitions the layers as a chain. A chain has
+their own order, or the order in which they may end. Its stages may have layers of several branches. The
+simulator ranks the partitions with the least estimates. So the answer is the better one of both kinds, and
+says so.
 """
 
 from __future__ import annotations
@@ -59,8 +59,10 @@ class _Found(NamedTuple):
 
 
 class _Degrees(NamedTuple):
-    """A search of one size of micro-batches, with one degree of data parallelism for all stages or with
-    several for each, and the choices beside it."""
+    """A search of one size of micro-batches, and the choices beside it.
+
+    Stages have one degree of data parallelism, or choose from several.
+    """
 
     partitioner: Partitioner
     tp: int
