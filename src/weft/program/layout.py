@@ -86,13 +86,9 @@ class PipelineLayout:
         """The replicas of the stage with most of them."""
         return max(len(stage.replicas) for stage in self.stages)
 
-    def copy_of(self, path: int, stage: int) -> int:
-        """Return the replica of a stage, counted in its pipeline, that a path uses."""
-        return path * self.copies[stage] // self.paths
-
-    @property
+    @cached_property
     def path_copies(self) -> Ints:
-        """`copy_of` every path and stage, shape (paths, stages)."""
+        """The replica of each stage, counted in its pipeline, that each path uses, shape (paths, stages)."""
         paths: Ints = np.arange(self.paths, dtype=np.int64)
         return paths[:, None] * np.array(self.copies, dtype=np.int64) // self.paths
 
@@ -154,10 +150,10 @@ class PipelineLayout:
         return np.array(
             [
                 [
-                    devices.setdefault(one.replicas[self.copy_of(path, stage)], len(devices))
-                    for stage, one in enumerate(self.stages)
+                    devices.setdefault(stage.replicas[copy], len(devices))
+                    for stage, copy in zip(self.stages, copies, strict=True)
                 ]
-                for path in range(self.paths)
+                for copies in self.path_copies.tolist()
             ],
             dtype=np.int64,
         )
@@ -168,7 +164,7 @@ class PipelineLayout:
         homes = [divmod(place, len(self.stages)) for place in first_place.tolist()]
         return np.stack(
             [
-                self.rank_tables[stage][self.copy_of(path, stage) :: self.copies[stage]]
+                self.rank_tables[stage][self.path_copies[path, stage] :: self.copies[stage]]
                 for path, stage in homes
             ],
             axis=1,
@@ -292,7 +288,7 @@ def _devices_are_shared_rightly(layout: PipelineLayout, placement: Ints, table: 
         and all(
             np.array_equal(
                 table[:, device],
-                layout.rank_tables[stage][layout.copy_of(path, stage) :: layout.copies[stage]],
+                layout.rank_tables[stage][layout.path_copies[path, stage] :: layout.copies[stage]],
             )
             for path, device in enumerate(devices)
         )
