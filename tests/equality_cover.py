@@ -48,14 +48,15 @@ def covering(
 
 def size(row: Row) -> int:
     """What a row costs, more or less: the steps of its ranks."""
-    return row.pp * row.dp * row.tp * row.cp * row.ep * row.steps
+    return (sum(row.copies) or row.pp) * row.dp * row.tp * row.cp * row.ep * row.steps
 
 
 @cache
 def marks(row: Row) -> frozenset[tuple[str, str]]:
-    """Order, sharding, methods, axes that ranks divide, and the precision of reductions."""
+    """Order, sharding, methods, axes that ranks divide, unlike copies, and the precision of reductions."""
     reduced = {("reduced in", one) for one in [row.reduce_precision] if one is not None}
     axes = {("axis", axis) for axis in AXES if getattr(row, axis) > 1}
+    axes |= {("axis", "copies")} if row.copies else set()
     methods = {("method", type(one).__name__) for one in row.methods}
     return frozenset({("order", row.schedule), ("sharding", row.sharding), *axes, *methods, *reduced})
 

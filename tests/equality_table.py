@@ -45,6 +45,7 @@ class Row:
         shares: micro-batches of each replica, where they differ.
         layers: of each stage how many, or which, where not as many in each.
         splits: into how many parts each stage splits micro-batches.
+        copies: the replicas of each stage in a pipeline, where they are unlike.
         devices: the order of the devices, for `planned_by`.
         recompute: of all stages, or of each.
         loss: a name of `equality_jobs.LOSSES`; of shares of the logits where none is given.
@@ -68,6 +69,7 @@ class Row:
     shares: tuple[int, ...] = ()
     layers: tuple[int | tuple[int, ...], ...] = ()
     splits: tuple[int, ...] = ()
+    copies: tuple[int, ...] = ()
     devices: tuple[int, ...] = ()
     sharding: Sharding = "zero-0"
     island: int | None = None
@@ -110,6 +112,7 @@ class Row:
             micro_batches=self.micro_batches,
             micro_batch_size=self.micro_batch_size,
             precision=self.precision,
+            copies=self.copies,
         )
         stages = tuple(self._stage(index, stage) for index, stage in enumerate(plan.stages))
         shares = [one.micro_batches for one in stages[0].replicas]

@@ -44,8 +44,12 @@ def make_plan(
     micro_batches: int = 4,
     micro_batch_size: int = 2,
     precision: str = "fp64",
+    copies: tuple[int, ...] = (),
 ) -> Plan:
-    """`micro_batches` per pipeline; the schedule places the stages; rank = pipeline * pp + device."""
+    """`micro_batches` per pipeline; the schedule places the stages; rank = pipeline * pp + device.
+
+    `copies` are the replicas of each stage in a pipeline, where they are unlike.
+    """
     count, graph = pp * loops, layer_graph(config)
     placement = placements(get_schedule(schedule), Pipeline(pp, count, micro_batches))
     share = micro_batches // len(placement)
@@ -61,6 +65,8 @@ def make_plan(
         )
         for stage, devices in enumerate(placement.T.tolist())
     )
+    if copies:
+        stages, pp = _dealt(stages, copies, dp, micro_batches), sum(copies)
     return Plan(
         model=config.name,
         model_fingerprint=graph.fingerprint,
@@ -73,6 +79,27 @@ def make_plan(
         mesh={"dp": dp, "pp": pp},
         stages=stages,
         schedule=Choice(name=schedule),
+    )
+
+
+def _dealt(
+    stages: tuple[Stage, ...], copies: tuple[int, ...], dp: int, micro_batches: int
+) -> tuple[Stage, ...]:
+    """The stages with so many replicas each in every pipeline, stage by stage."""
+    return tuple(
+        stage.model_copy(
+            update={
+                "replicas": tuple(
+                    Replica(
+                        ranks=(pipeline * sum(copies) + sum(copies[:index]) + copy,),
+                        micro_batches=micro_batches // count,
+                    )
+                    for pipeline in range(dp)
+                    for copy in range(count)
+                )
+            }
+        )
+        for index, (stage, count) in enumerate(zip(stages, copies, strict=True))
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import lcm
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
+from weft.describe.layer_graph import chain_edges
 from weft.describe.plan import Blocking, Sharding
 from weft.describe.replica_grid import ReplicaGrid
 from weft.methods.gradient_norm.program import NormOptions
@@ -83,6 +85,35 @@ def placed_layout(
                 weight_bytes=500 + stage,
             )
             for stage, devices in enumerate(table.T.tolist())
+        ),
+        micro_batches=tuple(count // paths for count in micro_batches for _ in range(paths)),
+        message_bytes={edge: 64 + edge[0] for edge in edges},
+        paths=paths,
+        frozen_stages=frozen_stages,
+    )
+
+
+def dealt_layout(
+    copies: Sequence[int],
+    micro_batches: tuple[int, ...],
+    edges: Sequence[tuple[int, int]] | None = None,
+    splits: Sequence[int] = (),
+    frozen_stages: int = 0,
+) -> PipelineLayout:
+    """Stage s with `copies[s]` replicas in each pipeline; ranks go by stage; `micro_batches` of each one."""
+    paths, pipelines = lcm(*copies), len(micro_batches)
+    edges = chain_edges(len(copies)) if edges is None else edges
+    return PipelineLayout(
+        stages=tuple(
+            StageLayout(
+                replicas=tuple(
+                    (pipelines * sum(copies[:stage]) + replica,) for replica in range(pipelines * count)
+                ),
+                gradient_bytes=1000 + stage,
+                weight_bytes=500 + stage,
+                splits=splits[stage] if splits else 1,
+            )
+            for stage, count in enumerate(copies)
         ),
         micro_batches=tuple(count // paths for count in micro_batches for _ in range(paths)),
         message_bytes={edge: 64 + edge[0] for edge in edges},

@@ -294,6 +294,16 @@ GRAPHS = (
     Row(WIDE_GPT, "zb-h1", pp=2, cp=2, recompute="full", splits=(2, 1)),
 )
 
+# Stages with unlike numbers of replicas, also in two pipelines, and where no number divides the other.
+UNLIKE = (
+    Row(GPT, "gpipe", pp=2, copies=(2, 1)),
+    Row(LLAMA, "1f1b", pp=3, copies=(1, 2, 4), recompute="selective", methods=(Clips(0.2),)),
+    Row(tiny(tied=True), "1f1b", pp=2, copies=(2, 3), micro_batches=6, dropout=0.25),
+    Row(WIDE_LLAMA, "gpipe", pp=2, tp=2, copies=(2, 1)),
+    SEEN(RESNET, "1f1b", pp=2, dp=2, copies=(1, 2), recompute="full"),
+    FORKED("graph-1f1b", micro_batches=2, copies=(1, 2, 1, 1), splits=(1, 2, 2, 1)),
+)
+
 MMT, DLRM, UNO, TRANSLATOR, PAIRS = (
     resolve_model(f"{name}-tiny") for name in ("mmt", "dlrm", "candle-uno", "encoder-decoder", "image-text")
 )
@@ -357,6 +367,7 @@ GROUPS = (
     MIXTURES,
     CONVOLUTIONAL,
     GRAPHS,
+    UNLIKE,
     TOWERS,
     DEVICE,
     COVERING,
@@ -380,7 +391,7 @@ def beyond(cases: Sequence[Any], trained: Collection[Any]) -> list[Any]:
 
 
 # Fields of a row whose values are words and numbers.
-SEQUENCES = ("shares", "layers", "splits", "devices", "recompute")
+SEQUENCES = ("shares", "layers", "splits", "copies", "devices", "recompute")
 PLAIN = [one for one in fields(Row) if one.name not in ("model", "methods", *SEQUENCES)]
 
 

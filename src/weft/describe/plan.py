@@ -131,6 +131,7 @@ class Plan(_Record):
 
     Micro-batches of a step are numbered globally. Replica j of a stage runs the next
     `replicas[j].micro_batches` of them. So the replicas of each stage cover the global batch exactly once.
+    Stages may have unlike numbers of replicas. The mesh's `pp` then counts all devices of a pipeline.
     `mesh` keeps the order of the axes, outermost first. `sharding` names the tensors that a stage's replicas
     shard: none, optimizer states, gradients too, weights too (Rajbhandari et al., ZeRO, arXiv 1910.02054).
     `island` is the number of replicas in a sharding group; None: all replicas. Groups all-reduce each shard
@@ -175,6 +176,11 @@ class Plan(_Record):
         return self.global_batch // self.micro_batch_size
 
     @property
+    def replicas(self) -> tuple[int, ...]:
+        """The number of replicas of each stage."""
+        return tuple(len(stage.replicas) for stage in self.stages)
+
+    @property
     def ranks(self) -> int:
         """The number of the plan's ranks: the highest rank plus one."""
         return 1 + max(rank for stage in self.stages for copy in stage.replicas for rank in copy.ranks)
@@ -203,6 +209,8 @@ class Plan(_Record):
         axes = " x ".join(f"{axis} {size}" for axis, size in self.mesh.items())
         shared = "" if self.sharding == "zero-0" else f", {shared_out(self)}"
         sizes = f"{len(self.stages)} stages, micro-batch size {self.micro_batch_size}"
+        if len(set(self.replicas)) > 1:
+            sizes += f", replicas {'+'.join(map(str, self.replicas))}"
         if any(stage.splits > 1 for stage in self.stages):
             sizes += f", splits {'+'.join(str(stage.splits) for stage in self.stages)}"
         return f"{axes}, {self.schedule.name}, {sizes}{shared}"

@@ -22,6 +22,7 @@ from weft.bundles import bundles, parts
 from weft.describe.cluster import Cluster
 from weft.describe.layer_choices import choice_problems
 from weft.describe.layer_graph import LayerGraph
+from weft.describe.layout import DENSE
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.plan_subject import PlanSubject
@@ -129,6 +130,7 @@ def check_plan(plan: Plan, graph: LayerGraph, cluster: Cluster) -> list[Violatio
         *_tensor(plan, graph),
         *_batch(plan),
         *_splits(plan),
+        *_unlike(plan),
         *choice_problems(plan.layer_choices, graph),
         *(problem for rule in parts(PlanRule) for problem in rule.refuse(plan, graph)),
         *_blocking(plan),
@@ -236,6 +238,14 @@ def _batch(plan: Plan) -> Iterable[Violation]:
         if total != plan.micro_batches:
             problem = f"{shown(total)} micro-batches in all replicas, the global batch has"
             yield Violation(f"plan: stages[{index}].replicas", f"{problem} {shown(plan.micro_batches)}")
+
+
+def _unlike(plan: Plan) -> Iterable[Violation]:
+    """Check that stages with unlike numbers of replicas synchronise in a way that knows them."""
+    if len(set(plan.replicas)) > 1 and plan.sync.name != DENSE:
+        counts = listed([*plan.replicas])
+        problem = f"{shown(plan.sync.name)} needs equally many replicas of every stage, not {counts}"
+        yield Violation("plan: sync", problem, DENSE)
 
 
 def _splits(plan: Plan) -> Iterable[Violation]:

@@ -54,7 +54,9 @@ def usual_layout_of(plan: Plan) -> Layout:
     copies = _usual([len(stage.replicas) for stage in plan.stages])
     width = _usual([len(copy.ranks) for stage in plan.stages for copy in stage.replicas])
     heaviest = max((stage.recompute for stage in plan.stages), key=RECOMPUTES.index)
-    return _alike(plan, dp=max(1, copies // paths), width=width).recomputing(heaviest)
+    layout = _alike(plan, dp=max(1, copies // paths), width=width).recomputing(heaviest)
+    # The mesh of stages with unlike numbers of replicas counts all of them as devices of a pipeline.
+    return layout if len(set(plan.replicas)) == 1 else replace(layout, pp=len(plan.stages))
 
 
 def _alike(plan: Plan, *, dp: int, width: int) -> Layout:

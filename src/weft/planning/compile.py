@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from math import gcd, lcm
 
 import numpy as np
 
@@ -12,7 +14,6 @@ from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
 from weft.predict.cost.memory import own_parameters, reduced_element_bytes
 from weft.predict.cost.places import ClusterPlaces
-from weft.program.arrays import Ints
 from weft.program.assemble import LoweredLayout, assemble, assemble_part
 from weft.program.build import build_evaluation_program, lowered_evaluation, lowered_training
 from weft.program.fold import fold_lanes
@@ -29,8 +30,8 @@ def compile_plan(
 ) -> Program:
     """Return the training program of a plan.
 
-    `only_replica` keeps the instructions of one pipeline replica; planners use it, because equal replicas
-    take equal times. `micro_batches` replaces the plan's micro-batches per replica and step.
+    `only_replica` keeps the instructions of one pipeline, that of this path; planners use it, because equal
+    pipelines take equal times. `micro_batches` replaces the plan's micro-batches per path and step.
 
     Raises:
         InputError: when the plan's replicas do not form equal pipelines, or its schedule refuses them.
@@ -74,25 +75,28 @@ def compile_folded(
     """
     layout = _layout(plan, graph, micro_batches)
     layout.require_valid()
-    places, ranks = ClusterPlaces(cluster), np.stack(layout.rank_tables)
+    places, ranks = ClusterPlaces(cluster), layout.rank_tables
     lowered = _lowered(plan, graph, layout)
     alike = len(set(layout.micro_batches)) == len(set(lowered.taken)) == 1
-    foldable = alike and _one_is_slowest(plan, places, ranks)
+    foldable = alike and _one_is_slowest(plan, places, layout)
     program = assemble(lowered, 0 if foldable else None)
-    equal = all((column[ranks] == column[ranks[..., :1]]).all() for column in (places.node, places.pace))
+    equal = all(
+        (column[held] == column[held[:, :1]]).all() for column in (places.node, places.pace) for held in ranks
+    )
     return fold_lanes(program) if equal else program
 
 
-def _one_is_slowest(plan: Plan, places: ClusterPlaces, ranks: Ints) -> bool:
-    """Return True if the devices of some pipeline are the slowest in each of its stages. `ranks` has shape
-    (stage, replica, lane)."""
+def _one_is_slowest(plan: Plan, places: ClusterPlaces, layout: PipelineLayout) -> bool:
+    """Return True if the devices of some pipeline are the slowest in each of its stages."""
     if len(places.paces) == 1:
         return True
     peaks = [group.device.flops_per_s.get(plan.precision, 0.0) for group in places.cluster.groups]
-    paces = (np.array(peaks)[places.group] * places.speed)[ranks].min(axis=2)
-    slowest = paces == paces.min(axis=1, keepdims=True)
-    paths = paths_of(get_schedule(plan.schedule.name))
-    return bool(slowest.reshape(len(paces), -1, paths).all(axis=(0, 2)).any())
+    paces = np.array(peaks)[places.group] * places.speed
+    slowest = np.ones(layout.pipelines, dtype=np.bool_)
+    for ranks in layout.rank_tables:
+        own = paces[ranks].min(axis=1).reshape(layout.pipelines, -1)
+        slowest &= (own == own.min()).all(axis=1)
+    return bool(slowest.any())
 
 
 def compile_evaluation(plan: Plan, graph: LayerGraph) -> Program:
@@ -113,11 +117,9 @@ def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
     """Return the places of stages and their messages to each other, in bytes.
 
     Raises:
-        InputError: when the stages' replicas have different numbers or shares.
+        InputError: when the stages' replicas have shares of the batch that form no pipelines.
     """
-    shares = [tuple(copy.micro_batches for copy in stage.replicas) for stage in plan.stages]
-    if len(set(shares)) != 1:
-        raise InputError(Violation("plan", "the stages' replicas differ in number or share of the batch"))
+    paths, micro_batches = _paths(plan)
     gradient_bytes = reduced_element_bytes(plan)
     held = [own_parameters(graph, stage.layers, plan.shape(index)) for index, stage in enumerate(plan.stages)]
     return PipelineLayout(
@@ -130,15 +132,40 @@ def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
             )
             for stage, parameters in zip(plan.stages, held, strict=True)
         ),
-        micro_batches=shares[0],
+        micro_batches=micro_batches,
         message_bytes=_message_bytes(plan, graph),
-        paths=paths_of(get_schedule(plan.schedule.name)),
+        paths=paths,
         sources=tuple(
             index
             for index, stage in enumerate(plan.stages)
             if any(graph.inputs_read[layer] for layer in stage.layers)
         ),
     )
+
+
+def _paths(plan: Plan) -> tuple[int, tuple[int, ...]]:
+    """Return the paths through each pipeline of a plan, and the micro-batches of each path.
+
+    Stages with unlike numbers of replicas form as many pipelines as divide all numbers.
+    """
+    shares = [tuple(copy.micro_batches for copy in stage.replicas) for stage in plan.stages]
+    counts = plan.replicas
+    if len(set(counts)) == 1:
+        if len(set(shares)) != 1:
+            raise InputError(Violation("plan", "the stages' replicas differ in their shares of the batch"))
+        return paths_of(get_schedule(plan.schedule.name)), shares[0]
+    pipelines = gcd(*counts)
+    paths = lcm(*counts) // pipelines
+    sums = {tuple(map(sum, _in_parts(share, pipelines))) for share in shares}
+    if len(sums) != 1 or any(len(set(part)) > 1 for share in shares for part in _in_parts(share, pipelines)):
+        problem = "replicas have unequal shares of the batch, where stages have unlike numbers of replicas"
+        raise InputError(Violation("plan", problem, "equal shares"))
+    return paths, tuple(total // paths for total in sums.pop() for _ in range(paths))
+
+
+def _in_parts(share: Sequence[int], parts: int) -> list[Sequence[int]]:
+    size = len(share) // parts
+    return [share[first : first + size] for first in range(0, len(share), size)]
 
 
 def _message_bytes(plan: Plan, graph: LayerGraph) -> dict[tuple[int, int], int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import lcm
 
 from weft.describe.plan import Plan
 from weft.describe.prediction import Prediction
@@ -68,7 +69,7 @@ def predict_long(model: CostModel, plan: Plan, price: PriceOf = price_placed) ->
         return steps[0]
     near, far = steps
     (_, first), (_, second) = shorter
-    rounds = (plan.stages[0].replicas[0].micro_batches - first) / (second - first)
+    rounds = (_share(plan) - first) / (second - first)
 
     def onward(one: float, other: float) -> float:
         return one + rounds * (other - one)
@@ -93,16 +94,23 @@ def predict_long(model: CostModel, plan: Plan, price: PriceOf = price_placed) ->
 
 
 def _shorter(plan: Plan) -> tuple[tuple[Plan, int], tuple[Plan, int]] | None:
-    """Return two shorter plans with their micro-batches per replica, in place of the plan. Return None if it
+    """Return two shorter plans with their micro-batches per path, in place of the plan. Return None if it
     is short, or its order, which is not weft's own, may not go in rounds."""
-    shares = {copy.micro_batches for stage in plan.stages for copy in stage.replicas}
-    share, devices = shares.pop(), plan.mesh.get("pp", 1)
-    if shares or plan.schedule.name not in SCHEDULES:
+    equal = all(len({copy.micro_batches for copy in stage.replicas}) == 1 for stage in plan.stages)
+    if not equal or plan.schedule.name not in SCHEDULES:
         return None
+    # Replicas of one stage take their turns at the same time, so a path is as long as its stages.
+    alike = len(set(plan.replicas)) == 1
+    share, devices = _share(plan), plan.mesh.get("pp", 1) if alike else len(plan.stages)
     if plan.schedule.name == Hybrid.name:
         return _fewer_rounds(plan, share, devices)
     lengths = _lengths(share, devices)
     return None if lengths is None else ((plan, lengths[0]), (plan, lengths[1]))
+
+
+def _share(plan: Plan) -> int:
+    """Return the micro-batches of each path through a plan's pipelines (`weft.program.layout`)."""
+    return plan.micro_batches // lcm(*plan.replicas)
 
 
 def _lengths(share: int, devices: int) -> tuple[int, int] | None:

@@ -185,13 +185,15 @@ def simulate_schedule(
     frozen_stages: int = 0,
     options: Options | None = None,
     edges: Sequence[tuple[int, int]] | None = None,
+    copies: Sequence[int] | None = None,
 ) -> ScheduleFigures:
     """Simulate one isolated step, without optimizer and data-parallel traffic.
 
     Stages are uniform; defaults are 1 loop, forward 1 and backward 2. `stage_times` gives one time per stage
     and replaces `loops`, `forward` and `backward`. `weight_share` matters only to schedules that split the
     backward. The first `frozen_stages` stages are not trained. `edges` are those of the stage graph; without
-    them, stages form a chain.
+    them, stages form a chain. `copies` are the replicas of each stage, one stage per device; without them,
+    each has one.
 
     Raises:
         InputError: for an unknown schedule or option, counts below one, negative or unreadable times, or a
@@ -204,12 +206,15 @@ def simulate_schedule(
     reason = schedule.refuse(pipeline, options)
     if reason is not None:
         raise InputError(Violation(f"schedule {name}", reason))
-    placement = placements(schedule, pipeline)
-    paths = len(placement)
+    devices_of_stages = placements(schedule, pipeline).T.tolist()
+    if copies is not None:
+        ranks = iter(range(sum(copies)))
+        devices_of_stages = [[next(ranks) for _ in range(count)] for count in copies]
+    paths = lcm(*map(len, devices_of_stages))
     layout = PipelineLayout(
         stages=tuple(
             StageLayout(replicas=tuple((device,) for device in devices_of))
-            for devices_of in placement.T.tolist()
+            for devices_of in devices_of_stages
         ),
         micro_batches=(micro_batches // paths,) * paths,
         message_bytes=dict.fromkeys(pipeline.stage_edges, 1),
@@ -225,7 +230,7 @@ def simulate_schedule(
     return ScheduleFigures(
         makespan=makespan,
         ideal=max(computation),
-        bubble_fraction=float(1 - total / (devices * makespan)),
+        bubble_fraction=float(1 - total / (layout.ranks * makespan)),
         peak_in_flight=tuple(peak_in_flight(program)),
         breakdown=busy_by_kind(simulation.timeline),
         program=program,

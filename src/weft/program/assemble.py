@@ -86,8 +86,6 @@ def assemble(lowered: LoweredLayout, only_replica: int | None = None) -> Program
     columns = Columns.join(parts)
     order = np.argsort(columns.rank, kind="stable")
     meets = is_collective(columns.kind).any()
-    stages = np.arange(len(layout.stages), dtype=np.int64)
-    replicas = [pipeline * layout.paths + path for pipeline in kept for path in range(layout.paths)]
     return Program(
         ranks=layout.ranks,
         steps_per_cycle=passes.steps_per_cycle,
@@ -95,7 +93,7 @@ def assemble(lowered: LoweredLayout, only_replica: int | None = None) -> Program
         edges=renumber(Edges.join(edges), order),
         groups=meetings.groups if meets else (),
         kin=meetings.kin if meets else None,
-        obligations=_obligations(lowered, dict.fromkeys(replicas, stages), passes.owed(layout)),
+        obligations=_obligations(lowered, _held(layout, kept), passes.owed(layout)),
         schedule=lowered.schedule,
         kept_replica=only_replica,
     )
@@ -125,10 +123,6 @@ def assemble_part(lowered: LoweredLayout, rank: int) -> RankProgram:
     within = np.arange(len(devices), dtype=np.int64) - np.searchsorted(devices, devices)
     position = firsts[ranks[pipeline, devices, lane]] + within
     touching = (devices[one.edges.source] == device) | (devices[one.edges.target] == device)
-    stages = {
-        pipeline * layout.paths + path: np.flatnonzero(homes == device)
-        for path, homes in enumerate(layout.placement)
-    }
     return RankProgram(
         rank=rank,
         ranks=layout.ranks,
@@ -138,7 +132,7 @@ def assemble_part(lowered: LoweredLayout, rank: int) -> RankProgram:
         columns=columns,
         edges=one.edges.take(touching).at(position),
         groups=meetings.members(np.unique(columns.group)),
-        obligations=_obligations(lowered, stages, passes.owed(layout)),
+        obligations=_obligations(lowered, _held(layout, [pipeline], device), passes.owed(layout)),
     )
 
 
@@ -165,41 +159,54 @@ def _kept_pipelines(layout: PipelineLayout, only_replica: int | None) -> Sequenc
     return (only_replica // layout.paths,)
 
 
+class _Held(NamedTuple):
+    """Replicas of stages, one per entry; `path` is the first of a replica's paths, over all pipelines."""
+
+    stage: Ints
+    replica: Ints
+    path: Ints
+
+
+def _held(layout: PipelineLayout, pipelines: Sequence[int], device: int | None = None) -> _Held:
+    """Return the replicas of all stages in these pipelines; `device`: on this device of them only."""
+    copies = layout.path_copies
+    # Of paths that share a replica, the first stands for it.
+    wanted = np.diff(copies, axis=0, prepend=-1) != 0
+    if device is not None:
+        wanted &= layout.placement == device
+    path, stage = np.nonzero(wanted)
+    pipeline = np.repeat(np.array(pipelines, dtype=np.int64), len(path))
+    path, stage = (np.tile(one, len(pipelines)) for one in (path, stage))
+    replica = pipeline * np.array(layout.copies, dtype=np.int64)[stage] + copies[path, stage]
+    return _Held(stage, replica, pipeline * layout.paths + path)
+
+
 def _copy(layout: PipelineLayout, columns: Columns, ranks: Ints, pipeline: int) -> Columns:
     """Return the rows of a pipeline in one lane; `ranks` has shape (pipelines, devices)."""
-    micro_batch, first_replica = columns.micro_batch, pipeline * layout.paths
-    first, each = layout.first_micro_batch[first_replica], per_micro_batch(columns, layout.splits)
+    micro_batch, copies = columns.micro_batch, np.array(layout.copies, dtype=np.int64)
+    first = layout.first_micro_batch[pipeline * layout.paths]
+    each = per_micro_batch(columns, layout.splits)
     return replace(
         columns,
         rank=ranks[pipeline, columns.rank],
         peer=np.where(columns.peer == NONE, NONE, ranks[pipeline, columns.peer]),
         micro_batch=np.where(micro_batch == NONE, NONE, micro_batch + first * each),
-        replica=first_replica + columns.replica,
+        replica=pipeline * copies[np.maximum(columns.stage, 0)] + columns.replica,
     )
 
 
-def _obligations(
-    lowered: LoweredLayout, stages: Mapping[int, Ints], methods: Mapping[str, Owed]
-) -> Obligations:
-    """Return the obligations of these stages of each replica."""
+def _obligations(lowered: LoweredLayout, held: _Held, methods: Mapping[str, Owed]) -> Obligations:
+    """Return the obligations of these replicas of stages."""
     layout = lowered.layout
-    firsts = layout.first_micro_batch
-    passes = np.concatenate(
-        [
-            _product(held, layout.splits, replica, firsts[replica], layout.micro_batches[replica])
-            for replica, held in stages.items()
-        ]
-    )
-    steps = np.concatenate(
-        [np.stack([held, np.full_like(held, replica)], axis=1) for replica, held in stages.items()]
-    )
-    owned = sorted((stage, replica) for replica, held in stages.items() for stage in held.tolist())
-    trains = lowered.purpose == "train"
     number = {taken: index for index, taken in enumerate(dict.fromkeys(lowered.taken))}
     takes = np.array([np.isin(np.arange(lowered.passes.steps_per_cycle), taken) for taken in number])
-    runs = np.repeat(takes[[number[taken] for taken in lowered.taken]], layout.paths, axis=0)
-    passes, steps = (_in_each_step(rows, runs) for rows in (passes, steps))
+    runs = takes[[number[taken] for taken in lowered.taken]][held.path // layout.paths]
+    steps = np.stack([held.stage, held.replica], axis=1)
+    of, passes = _passes(layout, held)
+    passes, steps = _in_each_step(passes, runs[of]), _in_each_step(steps, runs)
     backward, steps = (rows[rows[:, 0] >= layout.frozen_stages] for rows in (passes, steps))
+    trains = lowered.purpose == "train"
+    owned = sorted(zip(held.stage.tolist(), held.replica.tolist(), strict=True))
     return Obligations(
         purpose=lowered.purpose,
         stage_edges=layout.edges,
@@ -214,18 +221,23 @@ def _obligations(
 
 
 def _in_each_step(rows: Ints, runs: Mask) -> Ints:
-    """Repeat the rows for each step that their replica takes; the step's number is the last column.
+    """Repeat the rows for each step that they run in; the step's number is the last column.
 
-    `runs` has shape (replicas, steps of a cycle); the second column of rows is the replica.
+    `runs` has shape (rows, steps of a cycle).
     """
     steps = runs.shape[1]
     iteration = np.repeat(np.arange(steps, dtype=np.int64), len(rows))
     repeated = np.concatenate([np.tile(rows, (steps, 1)), iteration[:, None]], axis=1)
-    return repeated[np.flatnonzero(runs[repeated[:, 1], iteration])]
+    return repeated[np.flatnonzero(runs.T.ravel())]
 
 
-def _product(stages: Ints, splits: Ints, replica: int, first: int, micro_batches: int) -> Ints:
-    """Return rows (stage, replica, micro-batch) of one replica, each stage with its own micro-batches."""
-    index, within = numbered(splits[stages] * micro_batches)
-    stage = stages[index]
-    return np.stack([stage, np.full_like(stage, replica), first * splits[stage] + within], axis=1)
+def _passes(layout: PipelineLayout, held: _Held) -> tuple[Ints, Ints]:
+    """Return rows (stage, replica, micro-batch) of all passes, and the index of the replica of each."""
+    splits, copies = layout.splits[held.stage], np.array(layout.copies, dtype=np.int64)[held.stage]
+    first, each = (
+        np.array(counts, dtype=np.int64)[held.path]
+        for counts in (layout.first_micro_batch, layout.micro_batches)
+    )
+    of, within = numbered(splits * each * (layout.paths // copies))
+    micro_batch = (first * splits)[of] + within
+    return of, np.stack([held.stage[of], held.replica[of], micro_batch], axis=1)

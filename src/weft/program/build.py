@@ -6,21 +6,21 @@ its own ranks and micro-batches (`weft.program.assemble`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from weft.errors import InputError, Violation, nearest
-from weft.program.arrays import Ints, Mask
+from weft.program.arrays import Ints
 from weft.program.assemble import LoweredLayout, PipelineWork, assemble, pipeline_works
 from weft.program.kinds import COMPUTATIONS, FORWARD, is_any_of, is_collective
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline, lower
 from weft.program.passes import PassList
 from weft.program.program import NONE, Program
-from weft.program.schedules.base import ComputeOrder, Options, Pipeline, Schedule, placements
+from weft.program.schedules.base import ComputeOrder, Options, Pipeline, Schedule, deals, placements
 from weft.program.splits import split_order
 
 
@@ -94,7 +94,7 @@ def lowered_evaluation(layout: PipelineLayout, methods: Mapping[str, Any] | None
     for work in dict.fromkeys(pipeline_works(layout, taken)):
         each = work.micro_batches // layout.paths
         orders = [
-            split_order(_forward_order(layout.placement == device, each), layout.splits)
+            split_order(_forward_order(layout, device, each), layout.splits)
             for device in range(int(layout.placement.max()) + 1)
         ]
         lowered = lower(layout, orders, work.micro_batches, "evaluation", trains=False)
@@ -128,24 +128,33 @@ def _collectives(pipeline: LoweredPipeline) -> Ints:
     return np.stack([getattr(columns, name)[rows] for name in names], axis=1)
 
 
-def _forward_order(here: Mask, micro_batches: int) -> ComputeOrder:
-    """Return `micro_batches` forwards per path of the stages that are `here`, a mask (paths, stages)."""
-    stages, paths = np.nonzero(here.T)
-    number = np.arange(micro_batches, dtype=np.int64)
-    return ComputeOrder(
-        kind=np.full(len(stages) * micro_batches, FORWARD, dtype=np.int64),
-        stage=np.repeat(stages, micro_batches),
-        micro_batch=(paths[:, None] * micro_batches + number).ravel(),
-    )
+def _forward_order(layout: PipelineLayout, device: int, micro_batches: int) -> ComputeOrder:
+    """Return `micro_batches` forwards per path of the stages on a device, stage by stage."""
+    here = layout.placement == device
+    parts = [
+        (stage, _in_turn(layout, np.flatnonzero(here[:, stage]), micro_batches))
+        for stage in np.flatnonzero(here.any(axis=0)).tolist()
+    ]
+    stage = np.repeat([one for one, _ in parts], [len(numbers) for _, numbers in parts])
+    kind = np.full(len(stage), FORWARD, dtype=np.int64)
+    return ComputeOrder(kind, stage, np.concatenate([numbers for _, numbers in parts]))
+
+
+def _in_turn(layout: PipelineLayout, paths: Ints, each: int) -> Ints:
+    """Return the micro-batches of some paths, `each` of them, in the order in which the paths take turns."""
+    mine = layout.turns[np.isin(layout.turns, paths)]
+    return (mine * each + np.arange(each, dtype=np.int64)[:, None]).ravel()
 
 
 def _schedule_orders(
     layout: PipelineLayout, schedule: Schedule, options: Options, micro_batches: int
 ) -> list[ComputeOrder]:
     """Return the compute order of each device, devices as in `layout.placement`."""
-    placement = layout.placement
+    # Replicas that deal have the same order, so the devices of one path stand for all.
+    placement = layout.placement[:1] if layout.deals else layout.placement
     devices = int(placement.max()) + 1
-    pipeline = Pipeline(devices, len(layout.stages), micro_batches, layout.edges)
+    copies = layout.copies if layout.deals else None
+    pipeline = Pipeline(devices, len(layout.stages), micro_batches, layout.edges, copies)
     problems = [
         Violation(
             f"schedule.options.{option}",
@@ -158,6 +167,10 @@ def _schedule_orders(
     reason = schedule.refuse(pipeline, options)
     if reason is not None:
         problems.append(Violation("schedule", reason))
+    if layout.deals and not deals(schedule):
+        counts = "+".join(str(len(stage.replicas)) for stage in layout.stages)
+        problem = f"{schedule.name} needs equally many replicas of every stage, not {counts}"
+        problems.append(Violation("schedule", problem, "1f1b"))
     if problems:
         raise InputError(problems)
     wanted = placements(schedule, pipeline)
@@ -175,7 +188,20 @@ def _schedule_orders(
             )
         )
     orders = [schedule.order(pipeline, int(device), options) for device in device_of]
+    if layout.deals:
+        orders = _dealt(layout, orders, micro_batches)
     return [split_order(_without_frozen(order, layout.frozen_stages), layout.splits) for order in orders]
+
+
+def _dealt(layout: PipelineLayout, orders: Sequence[ComputeOrder], micro_batches: int) -> list[ComputeOrder]:
+    """Return the order of each device from that of a replica of its stages, with numbers of the pipeline."""
+    dealt = []
+    for device in range(int(layout.placement.max()) + 1):
+        paths, stages = np.nonzero(layout.placement == device)
+        order = orders[layout.placement[0, stages[0]]]
+        own = _in_turn(layout, np.unique(paths), micro_batches // layout.paths)
+        dealt.append(order._replace(micro_batch=own[order.micro_batch]))
+    return dealt
 
 
 def _without_frozen(order: ComputeOrder, frozen_stages: int) -> ComputeOrder:

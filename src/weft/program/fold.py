@@ -57,9 +57,9 @@ def twins_of(program: Program, stages: Sequence[Ints]) -> Mapping[int, Ints]:
     few_replicas, few_lanes = program.kept_replica is not None, program.kept_lane is not None
     if not few_replicas and not few_lanes:
         return dict(enumerate(np.arange(program.ranks, dtype=np.int64)[:, None]))
-    simulated = sorted({replica for _, replica in program.obligations.owners})
     twins: dict[int, Ints] = {}
-    for ranks in stages:
+    for stage, ranks in enumerate(stages):
+        simulated = sorted(replica for held, replica in program.obligations.owners if held == stage)
         lanes = range(1 if few_lanes else ranks.shape[1])
         for replica, lane in product(simulated, lanes):
             # Replicas of one pipeline are adjacent, so replicas like this one have their number as distance.

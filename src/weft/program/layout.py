@@ -1,9 +1,10 @@
 """`PipelineLayout`: the parts of a plan that the lowering needs.
 
-Pipelines are homogeneous: all stages have the same number of replicas. Replica j of every stage belongs to
-pipeline j. A pipeline may run its stages along several paths over the same devices. Each path has its own
-copy of the weights. It is a replica: path p of pipeline j is replica j * paths + p. The graph of stages may
-be any DAG.
+Pipelines are equal parts of a plan that exchange no messages. Along a path through a pipeline, every stage
+has one replica; a pipeline's paths share its micro-batches equally. Mostly a pipeline has one path. Several
+paths may run over the same devices, each with its own replica of every stage (chimera). Or stages have unlike
+numbers of replicas in a pipeline. Neighbouring paths then share a replica, which takes micro-batches of all
+of them in turn (PipeDream, SOSP 2019, section 3.2). The graph of stages may be any DAG.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from math import lcm
 
 import numpy as np
 
@@ -43,11 +45,11 @@ class PipelineLayout:
 
     Attributes:
         stages: in topological order.
-        micro_batches: micro-batches per step of each pipeline replica; replica j runs the next
-            `micro_batches[j]` of the global batch.
+        micro_batches: micro-batches per step of each path of all pipelines; path p of pipeline j is number
+            j * paths + p, and runs the next `micro_batches[j * paths + p]` of the global batch.
         message_bytes: for each edge (producer, consumer) of the stage graph, the bytes that one rank sends
             per micro-batch of the stage with more splits; the gradient in return has the same size.
-        paths: number of paths through the devices of one pipeline; they share its micro-batches equally.
+        paths: number of paths through one pipeline, a multiple of each stage's `copies`.
         frozen_stages: number of untrained stages, from the first on; no gradient reaches them.
         sources: the stages that read samples; default: the stages that read no other stage.
     """
@@ -61,11 +63,44 @@ class PipelineLayout:
 
     @property
     def replicas(self) -> int:
+        """The paths of all pipelines; the replicas of every stage unless the layout `deals`."""
         return len(self.micro_batches)
 
     @property
     def pipelines(self) -> int:
         return self.replicas // self.paths
+
+    @cached_property
+    def copies(self) -> tuple[int, ...]:
+        """The replicas of each stage in one pipeline."""
+        return tuple(len(stage.replicas) // self.pipelines for stage in self.stages)
+
+    @cached_property
+    def deals(self) -> bool:
+        """True if the stages have unlike numbers of replicas, so that some run the micro-batches of several
+        paths."""
+        return len(set(self.copies)) > 1
+
+    @property
+    def most_replicas(self) -> int:
+        """The replicas of the stage with most of them."""
+        return max(len(stage.replicas) for stage in self.stages)
+
+    @cached_property
+    def path_copies(self) -> Ints:
+        """The replica of each stage, counted in its pipeline, that each path uses, shape (paths, stages)."""
+        paths: Ints = np.arange(self.paths, dtype=np.int64)
+        return paths[:, None] * np.array(self.copies, dtype=np.int64) // self.paths
+
+    @property
+    def turns(self) -> Ints:
+        """The paths in the order in which they take turns, shape (paths,).
+
+        The micro-batches of one turn each, one after the other, take the replicas of every stage in turn.
+        """
+        path = np.arange(self.paths, dtype=np.int64)
+        shared = [path % (self.paths // copies) for copies in sorted(set(self.copies))]
+        return np.lexsort([path, *shared])
 
     @property
     def pipeline_micro_batches(self) -> tuple[int, ...]:
@@ -100,9 +135,9 @@ class PipelineLayout:
         fed = {consumer for _, consumer in self.message_bytes}
         return tuple(stage for stage in range(len(self.stages)) if stage not in fed)
 
-    @property
+    @cached_property
     def first_micro_batch(self) -> tuple[int, ...]:
-        """Global number of each replica's first micro-batch."""
+        """Global number of the first micro-batch of each path."""
         return tuple(accumulate(self.micro_batches[:-1], initial=0))
 
     @property
@@ -114,8 +149,11 @@ class PipelineLayout:
         devices: dict[tuple[int, ...], int] = {}
         return np.array(
             [
-                [devices.setdefault(stage.replicas[path], len(devices)) for stage in self.stages]
-                for path in range(self.paths)
+                [
+                    devices.setdefault(stage.replicas[copy], len(devices))
+                    for stage, copy in zip(self.stages, copies, strict=True)
+                ]
+                for copies in self.path_copies.tolist()
             ],
             dtype=np.int64,
         )
@@ -124,7 +162,13 @@ class PipelineLayout:
         """Return the rank of each (pipeline, device, lane), devices as in `placement`."""
         first_place = np.unique(self.placement, return_index=True)[1]
         homes = [divmod(place, len(self.stages)) for place in first_place.tolist()]
-        return np.stack([self.rank_tables[stage][path :: self.paths] for path, stage in homes], axis=1)
+        return np.stack(
+            [
+                self.rank_tables[stage][self.path_copies[path, stage] :: self.copies[stage]]
+                for path, stage in homes
+            ],
+            axis=1,
+        )
 
     def require_valid(self) -> None:
         """Check that a program can be built for the layout.
@@ -142,8 +186,7 @@ class PipelineLayout:
             return [Violation("layout", "needs at least one stage and one pipeline replica")]
         lanes = max((len(ranks) for ranks in self.stages[0].replicas[:1]), default=1) or 1
         found = {
-            held: _stage_problems(held, self.replicas, lanes)
-            for held in {stage.replicas for stage in self.stages}
+            held: _stage_problems(held, self, lanes) for held in {stage.replicas for stage in self.stages}
         }
         problems = [
             Violation(f"stage {stage}", problem)
@@ -193,6 +236,10 @@ def _path_problems(layout: PipelineLayout) -> list[Violation]:
         problem = f"{layout.replicas} replicas are not whole pipelines of {layout.paths} paths each"
         return [Violation("layout", problem)]
     shares = zip(*[iter(layout.micro_batches)] * layout.paths, strict=True)
+    whole = lcm(*layout.copies)
+    if 0 not in layout.copies and layout.paths % whole == 0 and layout.paths > whole:
+        problem = f"{layout.paths} paths: stages with {list(layout.copies)} replicas have {whole}"
+        return [Violation("layout", problem, str(whole))]
     return [
         Violation(f"pipeline {pipeline}", f"its paths must have equal micro-batches, not {list(share)}")
         for pipeline, share in enumerate(shares)
@@ -215,14 +262,14 @@ def _device_problems(layout: PipelineLayout) -> list[Violation]:
     problems = [
         Violation(f"stage {stage}", "has two paths on one device; a device holds a stage once")
         for stage, devices in enumerate(placement.T.tolist())
-        if len(set(devices)) < layout.paths
+        if len(set(devices)) < layout.copies[stage]
     ]
     users: dict[int, tuple[int, int, int]] = {}
     for stage, one in enumerate(layout.stages):
         for replica, ranks in enumerate(one.replicas):
             where = f"stage {stage}, replica {replica}"
-            pipeline, path = divmod(replica, layout.paths)
-            device = int(placement[path, stage])
+            pipeline, copy = divmod(replica, layout.copies[stage])
+            device = int(placement[copy * layout.paths // layout.copies[stage], stage])
             for lane, rank in enumerate(ranks):
                 place = (pipeline, device, lane)
                 if users.setdefault(rank, place) != place:
@@ -237,20 +284,31 @@ def _device_problems(layout: PipelineLayout) -> list[Violation]:
 def _devices_are_shared_rightly(layout: PipelineLayout, placement: Ints, table: Ints) -> bool:
     """Return True if no rank has two places and all stages have the devices of the table."""
     return len(np.unique(table)) == table.size and all(
-        len(set(devices)) == layout.paths
+        len(set(devices)) == layout.copies[stage]
         and all(
-            np.array_equal(table[:, device], layout.rank_tables[stage][path :: layout.paths])
+            np.array_equal(
+                table[:, device],
+                layout.rank_tables[stage][layout.path_copies[path, stage] :: layout.copies[stage]],
+            )
             for path, device in enumerate(devices)
         )
         for stage, devices in enumerate(placement.T.tolist())
     )
 
 
-def _stage_problems(held: Sequence[Sequence[int]], replicas: int, lanes: int) -> list[str]:
+def _divides_paths(replicas: int, layout: PipelineLayout) -> bool:
+    """Return True if each pipeline has an equal number of replicas of a stage, which share its paths."""
+    if layout.paths < 1 or layout.replicas % layout.paths:
+        return False
+    copies, rest = divmod(replicas, layout.pipelines)
+    return copies > 0 and rest == 0 and layout.paths % copies == 0
+
+
+def _stage_problems(held: Sequence[Sequence[int]], layout: PipelineLayout, lanes: int) -> list[str]:
     """Return the mistakes in the ranks of a stage's replicas, in words."""
     problems = []
-    if len(held) != replicas:
-        problems.append(f"has {len(held)} replicas, but there are {replicas} pipelines")
+    if len(held) != layout.replicas and not _divides_paths(len(held), layout):
+        problems.append(f"has {len(held)} replicas, but there are {layout.replicas} pipelines")
     if all(len(ranks) == lanes for ranks in held):
         # All at once, because there may be thousands of replicas.
         ordered = np.sort(np.array(held, dtype=np.int64).reshape(-1, lanes), axis=1)

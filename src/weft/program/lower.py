@@ -1,6 +1,6 @@
 """The lowering of one pipeline: messages, steps and edges around given compute orders.
 
-Devices stand in place of ranks, paths in place of replicas, and micro-batches count from 0.
+Devices stand in place of ranks, and micro-batches and the replicas of a stage count from 0.
 `weft.program.assemble` copies the result to every pipeline and tensor lane. Of M micro-batches on n paths,
 the first M/n run along the first path, and so on. The lowering is array arithmetic, without a Python object
 per instruction.
@@ -15,6 +15,7 @@ import numpy as np
 
 from weft.errors import InputError, Violation
 from weft.program.arrays import Ints
+from weft.program.codes import numbered
 from weft.program.kinds import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -64,18 +65,18 @@ class _Lookup(NamedTuple):
 class _Owed(NamedTuple):
     """The forwards of all stages, stage by stage, each by its own numbers of micro-batches.
 
-    `starts` is the first forward of each stage, plus the total. `stage`, `home` (the device) and `path` have
-    one entry per forward.
+    `starts` is the first forward of each stage, plus the total. `stage`, `home` (the device) and `replica`
+    have one entry per forward.
     """
 
     starts: Ints
     stage: Ints
     home: Ints
-    path: Ints
+    replica: Ints
 
 
 class LoweredPipeline(NamedTuple):
-    """A lowered pipeline: rows are sorted by device, `replica` is the path, micro-batches count from 0."""
+    """A lowered pipeline: rows are sorted by device; replicas of a stage and micro-batches count from 0."""
 
     columns: Columns
     edges: Edges
@@ -94,7 +95,7 @@ def lower(
     """
     path = np.arange(micro_batches, dtype=np.int64) * layout.paths // micro_batches
     owed = _owed(layout, path)
-    compute = _compute_block(orders, path, layout.splits)
+    compute = _compute_block(orders, layout, path)
     lookup = _look_up(compute, owed, layout, name, trains=trains)
     blocks = [compute]
     edges = []
@@ -147,10 +148,10 @@ def _owed(layout: PipelineLayout, path: Ints) -> _Owed:
     stage = np.repeat(np.arange(len(splits), dtype=np.int64), splits * len(path))
     number = np.arange(len(stage), dtype=np.int64) - starts[stage]
     on = path[number // splits[stage]]
-    return _Owed(starts, stage, layout.placement[on, stage], on)
+    return _Owed(starts, stage, layout.placement[on, stage], layout.path_copies[on, stage])
 
 
-def _compute_block(orders: Sequence[ComputeOrder], path: Ints, splits: Ints) -> _Block:
+def _compute_block(orders: Sequence[ComputeOrder], layout: PipelineLayout, path: Ints) -> _Block:
     """Return all computations; `path` is by micro-batch of the batch."""
     lengths = [len(order.kind) for order in orders]
     stage = np.concatenate([order.stage for order in orders])
@@ -160,7 +161,7 @@ def _compute_block(orders: Sequence[ComputeOrder], path: Ints, splits: Ints) -> 
         kind=np.concatenate([order.kind for order in orders]),
         stage=stage,
         micro_batch=micro_batch,
-        replica=path[micro_batch // splits[stage]],
+        replica=layout.path_copies[path[micro_batch // layout.splits[stage]], stage],
         rank=np.repeat(np.arange(len(orders), dtype=np.int64), lengths),
     )
     slot = np.concatenate([np.arange(length, dtype=np.int64) for length in lengths])
@@ -216,15 +217,28 @@ def _message_blocks(
     offset = channel * (len(columns) + 1)
     slot = np.minimum.accumulate((wanted + offset)[::-1])[::-1] - offset
 
-    values = {
-        "micro_batch": number[order],
-        "replica": columns.replica[source],
-        "bytes": payload[order],
-    }
+    values = {"micro_batch": number[order], "bytes": payload[order]}
     from_stage, to_stage = columns.stage[source], columns.stage[target]
-    sends = Columns.of(length, kind=send, stage=from_stage, part=to_stage, rank=here, peer=there, **values)
+    # Each end has the replica of its own stage.
+    sends = Columns.of(
+        length,
+        kind=send,
+        stage=from_stage,
+        part=to_stage,
+        rank=here,
+        peer=there,
+        replica=columns.replica[source],
+        **values,
+    )
     receives = Columns.of(
-        length, kind=receive, stage=to_stage, part=from_stage, rank=there, peer=here, **values
+        length,
+        kind=receive,
+        stage=to_stage,
+        part=from_stage,
+        rank=there,
+        peer=here,
+        replica=columns.replica[target],
+        **values,
     )
     return (
         _Block(sends, compute.slot[source], _SENDS, to_stage),
@@ -243,23 +257,25 @@ def _add_steps(
     edges: list[Edges],
 ) -> None:
     """Append the optimizer steps at the end of each device, in the order of the stages' last backwards."""
-    # One step for every trained stage on every path.
+    # One step for every replica of every trained stage.
     first = layout.frozen_stages
-    stages = np.arange(first, len(layout.stages), dtype=np.int64)
-    length = len(stages) * layout.paths
+    copies = np.array(layout.copies[first:], dtype=np.int64)
+    index, replica = numbered(copies)
+    before = np.cumsum(copies) - copies
     trained = np.arange(owed.starts[first], owed.starts[-1], dtype=np.int64)
-    step = (owed.stage[trained] - first) * layout.paths + owed.path[trained]
+    step = before[owed.stage[trained] - first] + owed.replica[trained]
     makers, users = lookup.weight_gradient[trained], lookup.forward[trained]
-    last = np.zeros(length, dtype=np.int64)
+    last = np.zeros(len(index), dtype=np.int64)
     np.maximum.at(last, step, compute.slot[makers])
-    device = layout.placement[:, stages].T.ravel()
+    stage = first + index
+    device = layout.placement[replica * (layout.paths // copies[index]), stage]
     end = np.bincount(compute.columns.rank)[device]
     steps = Columns.of(
-        length,
+        len(index),
         kind=STEP,
-        stage=np.repeat(stages, layout.paths),
+        stage=stage,
         rank=device,
-        replica=np.tile(np.arange(layout.paths), len(stages)),
+        replica=replica,
     )
     step_rows = sum(len(block.slot) for block in blocks) + step
     blocks.append(_Block(steps, end, _COMPUTE, last))

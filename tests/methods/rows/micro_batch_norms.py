@@ -33,6 +33,7 @@ ROWS = (
     TOLD(GPT, "breadth-first", pp=2, dp=2, loops=2, recompute="selective", sharding="zero-1"),
     TOLD(GPT, "zb-h1", pp=2, recompute="full"),
     TOLD(GPT, "chimera", pp=2),
+    TOLD(GPT, "1f1b", pp=2, copies=(1, 2)),
     TOLD(GPT, "zb-h1", pp=2, tp=2),
     TOLD(GPT, "zb-h1", pp=2, cp=2, recompute="selective"),
     TOLD(TIED, "1f1b", cp=2, tp=2),

@@ -127,3 +127,31 @@ def test_what_cannot_be_is_refused_and_says_why(pins: dict[str, object], reason:
 def test_plans_have_as_many_stages_as_pinned(pp: int) -> None:
     found = get_planner("graphpipe").search(towers(pp=pp, recompute="none", sharding="zero-0")).fitting
     assert {len(one.plan.stages) for one in found if one.plan is not None} == {pp}
+
+
+@pytest.mark.parametrize(("name", "size"), [("graphpipe", 128), ("pipedream", 64)])
+def test_stages_have_numbers_of_replicas_of_their_own_where_that_is_faster(name: str, size: int) -> None:
+    pins = PartialLayout(sharding="zero-0", micro_batch_size=size, recompute="none")
+    problem = problem_of(model="candle-uno", on="8xv100-16gb", global_batch=512, pins=pins)
+    fitting = get_planner(name).search(problem).fitting
+    best, alike = fitting[0], next(one for one in fitting if one.plan and len(set(one.plan.replicas)) == 1)
+    assert best.plan is not None
+    assert len(set(best.plan.replicas)) > 1
+    assert best.step_s < alike.step_s
+    assert best.layout is None
+    assert f"replicas {'+'.join(map(str, best.plan.replicas))}" in best.reason
+    assert check_plan(best.plan, problem.job.graph, problem.job.cluster) == []
+    assert verify(compile_plan(best.plan, problem.job.graph)) == []
+    # Replicas are neighbours, and those of stages with more of them come first.
+    for stage in best.plan.stages:
+        (first,), count = stage.replicas[0].ranks, len(stage.replicas)
+        assert [copy.ranks for copy in stage.replicas] == [(first + one,) for one in range(count)]
+        assert first % count == 0
+
+
+def test_pinned_replicas_are_those_of_all_stages() -> None:
+    pins = PartialLayout(sharding="zero-0", micro_batch_size=32, dp=2)
+    problem = problem_of(model="candle-uno", on="8xv100-16gb", global_batch=512, pins=pins)
+    for one in get_planner("pipedream").search(problem).fitting:
+        assert one.plan is not None
+        assert set(one.plan.replicas) == {2}

@@ -63,6 +63,7 @@ PASS = Pass(
     options=options,
     apply=take_norm,
     after=("sharding", "tying", "blocking"),
+    deals=True,
     refuse=refuse,
     groups=lambda layout, options: meeting_groups(layout, NORM, by_replica=options.by_replica),
     owes=lambda layout, options: TakesNorm(),

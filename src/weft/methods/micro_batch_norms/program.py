@@ -50,6 +50,7 @@ PASS = Pass(
     options=options,
     apply=tell_norms,
     last=True,
+    deals=True,
     refuse=refuse,
     groups=lambda layout, options: meeting_groups(layout, MICRO_BATCH_NORMS),
     owes=lambda layout, options: TellsNorms(),

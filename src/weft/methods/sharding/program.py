@@ -78,6 +78,15 @@ def refuse(layout: PipelineLayout, shared: Shared, others: Mapping[str, Any]) ->
     island, replicas = shared.island, layout.replicas
     if shared.local and shared.level != "zero-0":
         return [Violation("sharding", f"{shared.level}: {STEPS_APART}", "zero-0")]
+    if layout.deals and shared.level != "zero-0":
+        counts = "+".join(str(len(stage.replicas)) for stage in layout.stages)
+        return [
+            Violation(
+                "sharding",
+                f"{shared.level} needs equally many replicas of every stage, not {counts}",
+                "zero-0",
+            )
+        ]
     if island is None:
         return []
     if island < 1 or replicas % island:
@@ -100,9 +109,11 @@ def shard(pipeline: LoweredPipeline, layout: PipelineLayout, shared: Shared) -> 
     sharding, sharers = shared.level, shared.sharers(layout)
     columns = pipeline.columns
     added = _Added()
+    # A stage of one replica, among stages of several, steps by its own gradient.
+    alone = [stage for stage, one in enumerate(layout.stages) if len(one.replicas) == 1]
     steps = {
         (int(columns.rank[row]), int(columns.stage[row])): int(row)
-        for row in np.flatnonzero(columns.kind == STEP)
+        for row in np.flatnonzero((columns.kind == STEP) & ~np.isin(columns.stage, alone))
     }
     starts = np.searchsorted(columns.rank, np.arange(int(columns.rank.max(initial=-1)) + 2)).tolist()
     for device, (start, end) in enumerate(pairwise(starts)):
@@ -242,6 +253,7 @@ def _put_in(
     )
     makers = is_any_of(columns.kind[edges.source], MAKES_GRADIENTS)
     direct = makers & (columns.kind[edges.target] == STEP) & (edges.distance == 0)
+    direct &= np.isin(columns.stage[edges.target], stage[kind == REDUCE])
     behind = turn > 0
     anchor = np.where(behind, after_sends(columns, anchor), anchor)
     present = len(columns)
@@ -278,6 +290,7 @@ PASS = Pass(
     apply=shard,
     default=Shared(),
     evaluates=True,
+    deals=True,
     refuse=refuse,
     groups=lambda layout, shared: group_tables(layout, shared.sharers(layout)),
     owes=owes,

@@ -97,12 +97,11 @@ def _are_trained_stages(stages: tuple[int, ...], trained: range) -> bool:
 
 def groups(layout: PipelineLayout, tied: Tied) -> Sequence[GroupTable]:
     """Return the groups of ranks with a copy of each weight; lanes that divide tokens are in one group."""
-    every = range(layout.replicas)
-    apart = [(replica,) for replica in every] if tied.local else [tuple(every)]
+    every = slice(None)
+    apart = [slice(one, one + 1) for one in range(layout.replicas)] if tied.local else [every]
     found = []
     for one, together in product(tied.weights, apart):
-        holders = product(one.stages, together)
-        replicas = (layout.stages[stage].replicas[replica] for stage, replica in holders)
+        replicas = chain.from_iterable(layout.stages[stage].replicas[together] for stage in one.stages)
         alike = zip(*map(tied.grid.context_groups, replicas), strict=True)
         found += [tuple(dict.fromkeys(chain.from_iterable(copies))) for copies in alike]
     table = np.arange(len(found), dtype=np.int64).reshape(len(tied.weights), len(apart), -1)
@@ -162,6 +161,7 @@ PASS = Pass(
     options=options,
     apply=tie,
     after=("sharding",),
+    deals=True,
     refuse=refuse,
     groups=groups,
     owes=lambda layout, tied: TiesStages(stages=tuple(one.stages for one in tied.weights)),

@@ -94,7 +94,7 @@ class RowSearch:
         costs: the layers and their devices.
         sets: their `downsets`, or those of the layers as a chain.
         price: the seconds of a stage, no less than a share of computing for each replica.
-        budget: how many more stages may be priced; later questions stay without an answer.
+        budget: how many more stages may be priced, at each degree; later questions have the chain's answer.
     """
 
     costs: GraphCosts
@@ -114,8 +114,9 @@ class RowSearch:
         bounded = [(chain.row(one), one) for one in questions if self._may_fit(one)]
         if chain is self:
             return [row for row, _ in bounded if row is not None]
-        # Without a bound a search takes long, and hardly ever finds a row that fits.
-        bounded.sort(key=lambda both: both[0] is None)
+        # Without a bound a search takes long, and hardly ever finds a row that fits. With several degrees
+        # one takes the longest, and its bound is a row already.
+        bounded.sort(key=lambda both: (len(both[1].degrees) > 1, both[0] is None))
         for bound, one in bounded:
             best = self.row(one, float("inf") if bound is None else bound.sample_s * one.size)
             found += [row for row in (best or bound,) if row is not None]
@@ -137,7 +138,7 @@ class RowSearch:
         work_s = self._sums[:, self._columns[0][one.size, one.words[0]]]
         for index in self._possible(one, work_s, most_s):
             inside = self._inside(index, work_s >= work_s[index] - most_s * max(one.degrees))
-            self.budget -= len(inside)
+            self.budget -= len(inside) * len(one.degrees)
             if self.budget < 0:
                 return None
             stages = self._stages(index, inside)

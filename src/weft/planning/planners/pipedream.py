@@ -81,7 +81,7 @@ class PipeDreamPlanner:
         Raises:
             InputError: for pins, goals and methods that a partition does not know.
         """
-        return ranked_rows(problem, self.name, self.rows)
+        return ranked_rows(problem, self.name, self.rows, unlike=True)
 
     def rows(self, costs: GraphCosts, questions: list[Question]) -> list[Row]:
         """Return the partition of each question, with each recomputation for all stages."""

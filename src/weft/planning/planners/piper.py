@@ -58,7 +58,7 @@ class PiperPlanner:
         Raises:
             InputError: for pins, goals and methods that a partition does not know.
         """
-        return ranked_rows(problem, self.name, self.rows)
+        return ranked_rows(problem, self.name, self.rows, unlike=True)
 
     def rows(self, costs: GraphCosts, questions: list[Question]) -> list[Row] | str:
         """Return the partition of each question, or the reason why there is none."""

@@ -16,8 +16,10 @@ from weft.planning.planners.graphpipe.plans import CHAIN_SCHEDULE, plan_of, said
 from weft.planning.planners.graphpipe.questions import (
     degrees_of,
     least_layout,
+    may_deal,
     require_partition,
     sizes_of,
+    unlike_degrees,
 )
 from weft.planning.planners.homogeneous import rank_key
 from weft.planning.planners.simulated import judged, prepare
@@ -28,10 +30,11 @@ TRIES = 4
 Find = Callable[[GraphCosts, list[Question]], list[Row] | str]
 
 
-def ranked_rows(problem: Problem, name: str, find: Find) -> Ranking:
+def ranked_rows(problem: Problem, name: str, find: Find, *, unlike: bool = False) -> Ranking:
     """Return the rows of a planner: for each size of micro-batches the first that fits, by its own model.
 
-    Simulated steps rank the sizes. `find` answers questions, or tells why it has no plan.
+    Simulated steps rank the sizes. `find` answers questions, or tells why it has no plan. With `unlike` its
+    stages may have unlike numbers of replicas. The first row whose stages are alike is simulated, too.
 
     Raises:
         InputError: for pins, goals and methods that a partition does not know.
@@ -42,11 +45,13 @@ def ranked_rows(problem: Problem, name: str, find: Find) -> Ranking:
     found: list[Candidate] = []
     if reason is None:
         prepare(problem)
-        rows = _rows(problem, find)
+        rows = _rows(problem, find, unlike=unlike)
         if isinstance(rows, str):
             reason = rows
         else:
-            found = [one for group in rows.values() for one in _first_that_fits(problem, group)]
+            groups = [kind for group in rows.values() for kind in (group, [*filter(_is_alike, group)])]
+            found = [one for group in groups for one in _first_that_fits(problem, group)]
+            found = [*{one.plan.plan_id if one.plan else id(one): one for one in found}.values()]
             reason = "no row of stages fits into the memory of the devices"
     if not found:
         refused = Candidate(layout=least, verdict=Verdict.REFUSED, reason=str(reason))
@@ -54,7 +59,12 @@ def ranked_rows(problem: Problem, name: str, find: Find) -> Ranking:
     return Ranking(problem=problem, candidates=tuple(sorted(found, key=rank_key(problem))))
 
 
-def _rows(problem: Problem, find: Find) -> dict[int, list[Row]] | str:
+def _is_alike(row: Row) -> bool:
+    """Return True if all stages of a row have equally many replicas."""
+    return len({stage.replicas for stage in row.graph.stages}) == 1
+
+
+def _rows(problem: Problem, find: Find, *, unlike: bool) -> dict[int, list[Row]] | str:
     """Return the rows by size of micro-batches, or the reason why there are none."""
     pins, found = problem.pins, defaultdict[int, list[Row]](list)
     sharding = _sharding(problem)
@@ -69,6 +79,11 @@ def _rows(problem: Problem, find: Find) -> dict[int, list[Row]] | str:
             for size in sizes_of(problem, dp)
             if size in costs.sizes
         ]
+        if unlike and may_deal(problem):
+            questions += [
+                Question(size, costs.recomputes(size), unlike_degrees(problem, costs, size), costs.devices)
+                for size in costs.sizes
+            ]
         rows = find(costs, questions)
         if isinstance(rows, str):
             return rows

@@ -84,6 +84,11 @@ def filled(holding: Holding) -> str:
 
 
 def _why(plan: Plan, waiting: float) -> str:
+    if len(set(plan.replicas)) > 1:
+        counts = "+".join(map(str, plan.replicas))
+        return (
+            f"{plan.micro_batches} micro-batches, replicas {counts}, devices wait {waiting:.0%} of the step"
+        )
     # A pipeline has the micro-batches of all of its paths.
     paths = paths_of(get_schedule(plan.schedule.name))
     shares = [copy.micro_batches * paths for copy in plan.stages[0].replicas]

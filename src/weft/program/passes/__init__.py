@@ -89,6 +89,7 @@ class Pass(Generic[Options]):
         after: methods with passes that come before this one.
         last: True: the pass comes after all passes that are not last.
         evaluates: True: the pass runs in forward-only programs, too.
+        deals: True: the pass runs where stages have unlike numbers of replicas.
         refuse: returns the violations of a layout, given the options of all methods by name.
         groups: returns the groups of its collectives; groups of a program are numbered in this order.
         owes: returns the program's obligations to the method, None for none.
@@ -111,6 +112,7 @@ class Pass(Generic[Options]):
     after: tuple[str, ...] = ()
     last: bool = False
     evaluates: bool = False
+    deals: bool = False
     refuse: Callable[[PipelineLayout, Options, Mapping[str, Any]], Sequence[Violation]] = (
         lambda layout, options, others: ()
     )
@@ -179,7 +181,11 @@ class PassList:
         chosen = tuple(
             (one, options[one.name]) for one in ordered if one.name in options and (trains or one.evaluates)
         )
-        problems += [problem for one, what in chosen for problem in one.refuse(layout, what, options)]
+        if layout.deals and (unfit := [one.name for one, _ in chosen if not one.deals]):
+            problem = "does not run where stages have unlike numbers of replicas"
+            problems += [Violation(name, problem, "equally many replicas of every stage") for name in unfit]
+        else:
+            problems += [problem for one, what in chosen for problem in one.refuse(layout, what, options)]
         if problems:
             raise InputError(problems)
         return cls(chosen)
@@ -286,7 +292,7 @@ def replica_groups(
     first_on: dict[tuple[tuple[int, ...], ...], int] = {}
     groups: list[tuple[int, ...]] = []
     lanes = len(layout.stages[0].replicas[0])
-    table = np.full((len(layout.stages), layout.replicas, lanes), NONE, dtype=np.int64)
+    table = np.full((len(layout.stages), layout.most_replicas, lanes), NONE, dtype=np.int64)
     for index, ranks in enumerate(layout.rank_tables):
         first = first_on.setdefault(layout.stages[index].replicas, index)
         if first < index and parts[first] == parts[index]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 
 from weft.program.arrays import Ints
@@ -61,12 +63,9 @@ def meeting_groups(layout: PipelineLayout, kind: int, *, by_replica: bool = Fals
     `by_replica` needs ranks that hold stages of one replica only.
     """
     trained = layout.stages[layout.frozen_stages :]
-    replicas = range(layout.replicas)
-    together = [(replica,) for replica in replicas] if by_replica else [tuple(replicas)]
-    groups = tuple(
-        tuple(sorted({rank for stage in trained for one in some for rank in stage.replicas[one]}))
-        for some in together
-    )
+    held = [stage.replicas for stage in trained]
+    together = zip(*held, strict=True) if by_replica else [chain.from_iterable(held)]
+    groups = tuple(tuple(sorted({rank for ranks in some for rank in ranks})) for some in together)
     lanes = len(layout.stages[0].replicas[0])
     table = np.repeat(np.arange(len(groups), dtype=np.int64)[:, None], lanes, axis=1)
     by, table = (("replica",), table) if by_replica else ((), table[0])

@@ -22,13 +22,20 @@ from weft.program.arrays import Ints
 class Pipeline:
     """One pipeline: `devices` in a row, `stages` spread over them, `micro_batches` per step on all paths.
 
-    `edges` are those of the stage graph, from stages to later ones; None: a chain.
+    `edges` are those of the stage graph, from stages to later ones; None: a chain. `copies` are the replicas
+    of each stage, which deal the micro-batches among themselves; None: one of every stage on each path.
     """
 
     devices: int
     stages: int
     micro_batches: int
     edges: tuple[tuple[int, int], ...] | None = None
+    copies: tuple[int, ...] | None = None
+
+    @property
+    def stage_copies(self) -> tuple[int, ...]:
+        """The replicas of each stage that deal micro-batches among themselves, also if each has one."""
+        return (1,) * self.stages if self.copies is None else self.copies
 
     @property
     def stage_edges(self) -> tuple[tuple[int, int], ...]:
@@ -58,11 +65,12 @@ class Schedule(Protocol):
     `name` is the name that users type; `synonyms` are the names in other frameworks; `options` maps each user
     option to its meaning.
 
-    Four class variables are optional. `paths` (1) is the number of paths on the same devices. Each has its
+    Five class variables are optional. `paths` (1) is the number of paths on the same devices. Each has its
     own copy of the weights and an equal part of the micro-batches. `searched` (the defaults alone) are the
     options that planners try. `contract` (exact) is the contract that training by the schedule keeps.
     `for_graphs` (False) says that the order differs from another one only if stages form a graph. Planners
-    try it for models whose layers form no chain.
+    try it for models whose layers form no chain. `deals` (False) says that the schedule runs pipelines with
+    `copies`.
     """
 
     name: ClassVar[str]
@@ -80,7 +88,8 @@ class Schedule(Protocol):
     def order(self, pipeline: Pipeline, device: int, options: Options) -> ComputeOrder:
         """Return the compute order of one device. Micro-batches count from 0 within the pipeline.
 
-        With several paths, the first part of the micro-batches runs along the first path, and so on.
+        With several paths, the first part of the micro-batches runs along the first path, and so on. With
+        `copies`, it is the order of one replica of the device's stages, whose own micro-batches count from 0.
         """
         ...
 
@@ -103,6 +112,11 @@ def contract_of(schedule: Schedule) -> Contract:
 def is_for_graphs(schedule: Schedule) -> bool:
     """Return True if the schedule is of use only where stages form a graph; by default False."""
     return bool(getattr(schedule, "for_graphs", False))
+
+
+def deals(schedule: Schedule) -> bool:
+    """Return True if the schedule runs stages with unlike numbers of replicas; by default False."""
+    return bool(getattr(schedule, "deals", False))
 
 
 def placements(schedule: Schedule, pipeline: Pipeline) -> Ints:

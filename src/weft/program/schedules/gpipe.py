@@ -16,11 +16,12 @@ class GPipe(OneStagePerDevice):
 
     name: ClassVar[str] = "gpipe"
     synonyms: ClassVar[tuple[str, ...]] = ("ScheduleGPipe", "AFAB", "all-forward-all-backward")
+    deals: ClassVar[bool] = True
 
     def order(self, pipeline: Pipeline, device: int, options: Options) -> ComputeOrder:
-        micro_batches = np.arange(pipeline.micro_batches, dtype=np.int64)
+        count = pipeline.micro_batches // pipeline.stage_copies[device]
         return ComputeOrder(
-            kind=np.repeat(np.array([FORWARD, BACKWARD], dtype=np.int64), pipeline.micro_batches),
-            stage=np.full(2 * pipeline.micro_batches, device, dtype=np.int64),
-            micro_batch=np.tile(micro_batches, 2),
+            kind=np.repeat(np.array([FORWARD, BACKWARD], dtype=np.int64), count),
+            stage=np.full(2 * count, device, dtype=np.int64),
+            micro_batch=np.tile(np.arange(count, dtype=np.int64), 2),
         )

@@ -28,7 +28,7 @@ def samples_in_flight(
 
     Args:
         edges: of the stage graph, from stages to later ones.
-        sizes: the samples of each stage's micro-batches.
+        sizes: the samples of each stage's micro-batches, of all its replicas together.
         turns: the micro-batches of each stage's turn, k of kFkB.
         batch: the samples of the pipeline in a step, which no stage exceeds.
     """
@@ -51,14 +51,17 @@ class GraphOneForwardOneBackward(OneStagePerDevice):
     synonyms: ClassVar[tuple[str, ...]] = ("kFkB", "graphpipe", "graph-pipeline-parallelism")
     options: ClassVar[Mapping[str, str]] = {"k": "micro-batches in a turn forward and in one backward"}
     for_graphs: ClassVar[bool] = True
+    deals: ClassVar[bool] = True
 
     def refuse(self, pipeline: Pipeline, options: Options) -> str | None:
         return super().refuse(pipeline, options) or refuse_count(self.name, "k", options)
 
     def order(self, pipeline: Pipeline, device: int, options: Options) -> ComputeOrder:
-        turn, count = count_option("k", options, 1), pipeline.micro_batches
-        ones = [1] * pipeline.stages
-        kept = samples_in_flight(pipeline.stage_edges, ones, [turn] * pipeline.stages, count)[device]
+        turn = count_option("k", options, 1)
+        copies, count = pipeline.stage_copies, pipeline.micro_batches
+        turns = [turn] * pipeline.stages
+        kept = samples_in_flight(pipeline.stage_edges, copies, turns, count)[device] // copies[device]
+        count //= copies[device]
         micro_batch = np.arange(count, dtype=np.int64)
         forward: Ints = np.where(micro_batch < kept, -1, 2 * ((micro_batch - kept) // turn) + 1)
         kind, number = in_turn(count, {FORWARD: forward, BACKWARD: 2 * (micro_batch // turn)})

@@ -33,7 +33,9 @@ def stage_rows(
 
     Neighbouring stages on the same ranks share a row, with the number of layers of each.
     """
-    every = [(*_placed(stage), *_fullest(stage, prediction.peak_bytes, cluster)) for stage in plan.stages]
+    every = [
+        (*_placed(stage, plan), *_fullest(stage, prediction.peak_bytes, cluster)) for stage in plan.stages
+    ]
     rows: list[tuple[str, ...]] = []
     first = 0
     for cells, equal in groupby(every):
@@ -72,8 +74,12 @@ def ranks_of(stage: Stage) -> list[int]:
     return sorted({rank for replica in stage.replicas for rank in replica.ranks})
 
 
-def _placed(stage: Stage) -> tuple[str, str]:
-    return spans(ranks_of(stage)), stage.recompute
+def _placed(stage: Stage, plan: Plan) -> tuple[str, str]:
+    """Return the ranks of a stage, with its replicas where stages have unlike numbers, and recomputation."""
+    ranks, copies = spans(ranks_of(stage)), len(stage.replicas)
+    if len(set(plan.replicas)) > 1:
+        ranks += f" ({copies} replica{'s' * (copies > 1)})"
+    return ranks, stage.recompute
 
 
 def _fullest(stage: Stage, peaks: Sequence[int], cluster: Cluster) -> tuple[str, str]:

@@ -1,9 +1,10 @@
 """The `graphpipe` planner: stages that form a graph, beside the best stages in a row (arXiv 2406.17145).
 
-It partitions the series-parallel tree of the layers for every number of replicas and size of micro-batches.
-It does the same with the layers as a chain. A chain has their own order, or the order in which they may end.
-Its stages may have layers of several branches. The simulator ranks the partitions with the least estimates.
-So the answer is the better one of both kinds, and says so.
+It partitions the series-parallel tree of the layers for every size of micro-batches. Either all stages have
+equally many replicas, or each has a number of its own. It also partitions the layers as a chain. A chain has
+their own order, or the order in which they may end. Its stages may have layers of several branches. The
+simulator ranks the partitions with the least estimates. So the answer is the better one of both kinds, and
+says so.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ from weft.planning.planners.graphpipe.plans import (
 from weft.planning.planners.graphpipe.questions import (
     degrees_of,
     least_layout,
+    may_deal,
     partition_layouts,
     require_partition,
     sizes_of,
+    unlike_degrees,
 )
 from weft.planning.planners.graphpipe.series_parallel import decompose, earliest_ends
 from weft.planning.planners.graphpipe.trees import Tree, joined
@@ -56,7 +59,10 @@ class _Found(NamedTuple):
 
 
 class _Degrees(NamedTuple):
-    """A search of one degree of data parallelism and size of micro-batches, and the choices beside it."""
+    """A search of one size of micro-batches, and the choices beside it.
+
+    Stages have one degree of data parallelism, or choose from several.
+    """
 
     partitioner: Partitioner
     tp: int
@@ -96,9 +102,11 @@ class GraphPipePlanner:
             return Ranking(problem=problem, candidates=(refused,))
         prepare(problem)
         search = _PartitionSearch(self, problem)
-        graphs = [] if problem.job.graph.is_chain else search.simulated([search.tree], self.finalists)
-        chains = search.simulated(search.chains, self.finalists)
-        candidates = sorted(_once([*graphs, *chains, *search.replicas()]), key=rank_key(problem))
+        kinds = [search.chains] if problem.job.graph.is_chain else [[search.tree], search.chains]
+        # Estimates of unlike numbers of replicas overlook more, so they would crowd out others.
+        searches = [*map(search.alike, kinds), search.unlike(kinds[0])]
+        found = [one for some in searches for one in search.simulated(some, self.finalists)]
+        candidates = sorted(_once([*found, *search.replicas()]), key=rank_key(problem))
         varied = [one for best in candidates[: self.finalists] for one in self._varied(problem, best)]
         candidates = sorted(_once([*candidates, *varied]), key=rank_key(problem))
         return Ranking(problem=problem, candidates=tuple(_told(problem, candidates)))
@@ -134,12 +142,30 @@ class _PartitionSearch:
         orders = dict.fromkeys((tuple(layers), tuple(sorted(layers, key=ends.__getitem__))))
         self.chains = [joined("series", order) for order in orders]
 
-    def simulated(self, trees: Sequence[Tree], finalists: int) -> list[Candidate]:
-        """Return the partitions of trees with the least estimates, simulated."""
+    def alike(self, trees: Sequence[Tree]) -> list[_Degrees]:
+        """Return the searches of trees whose stages have equally many replicas."""
+        degrees = list(self._degrees_and_sizes())
+        return [self._search(tree, *each, "zero-0") for tree in trees for each in degrees]
+
+    def unlike(self, trees: Sequence[Tree]) -> list[_Degrees]:
+        """Return the searches of trees whose stages have any numbers of replicas that divide the devices."""
+        problem = self._problem
+        if not may_deal(problem):
+            return []
+        costs, tp = self.costs_of(problem.pins.tp or 1, 1, "zero-0"), problem.pins.tp or 1
+        known = {size: unlike_degrees(problem, costs, size) for size in costs.sizes}
+        divide = {size: [one for one in known[size] if costs.devices % one == 0] for size in known}
+        return [
+            _Degrees(Partitioner(costs=costs, tree=tree, size=size, degrees=(*degrees,)), tp, "zero-0")
+            for tree in trees
+            for size, degrees in divide.items()
+            if len(degrees) > 1
+        ]
+
+    def simulated(self, searches: Sequence[_Degrees], finalists: int) -> list[Candidate]:
+        """Return the partitions with the least estimates, simulated."""
         batch = self._problem.job.global_batch
         found: list[_Found] = []
-        degrees = list(self._degrees_and_sizes())
-        searches = [self._search(tree, *each, "zero-0") for tree in trees for each in degrees]
         for search in sorted(searches, key=lambda one: one.partitioner.least_s):
             most_s = found[finalists - 1].estimate_s if len(found) >= finalists else float("inf")
             if batch * search.partitioner.least_s >= most_s:
@@ -169,7 +195,7 @@ class _PartitionSearch:
     def _partitioned(self, search: _Degrees, most_s: float) -> list[_Found]:
         """Return the best partition, sharded if it does not fit otherwise, if its step may take `most_s`."""
         partitioner, tp, dp = search.partitioner, search.tp, search.partitioner.degrees[0]
-        for sharding in self._shardings(dp):
+        for sharding in self._shardings(dp) if len(partitioner.degrees) == 1 else (search.sharding,):
             if sharding != search.sharding:
                 search = self._search(partitioner.tree, tp, dp, partitioner.size, sharding)
             every = [
@@ -196,10 +222,12 @@ class _PartitionSearch:
 
         The slowest stage has work all the time, but while the others on the longest path fill.
         """
-        graph, size, dp = self._problem.job.graph, found.micro_batch_size, found.stages[0].replicas
+        graph, size = self._problem.job.graph, found.micro_batch_size
         stages = in_order(graph, found.stages)
         edges = edges_of(graph, [stage.layers for stage in stages])
-        each_s = [costs.stage(stage.layers, size, dp, stage.recompute).computed_s for stage in stages]
+        each_s = [
+            costs.stage(stage.layers, size, stage.replicas, stage.recompute).computed_s for stage in stages
+        ]
         filling_s = max(0.0, longest_path(edges, each_s) - max(each_s))
         step_s = found.sample_s * self._problem.job.global_batch + filling_s
         return step_s, round(longest_path(edges, [1.0] * len(stages)))

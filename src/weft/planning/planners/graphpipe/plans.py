@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
+from itertools import count, islice
+from math import gcd
 
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import DENSE, Layout
-from weft.describe.plan import Plan, Sharding
+from weft.describe.plan import Plan, Replica, Sharding, Stage
 from weft.errors import InputError
 from weft.moves.layout import build_plan
 from weft.moves.layout_of_plan import layout_of
@@ -22,7 +24,7 @@ SCHEDULE, CHAIN_SCHEDULE = "graph-1f1b", "1f1b"
 def plan_of(
     problem: Problem, found: StageGraph, *, tp: int, sharding: Sharding, in_a_row: bool = False
 ) -> Plan:
-    """Return the Plan of a partition whose stages have equally many replicas.
+    """Return the Plan of a partition; its stages may have unlike numbers of replicas.
 
     Stages are in a topological order, by their first layers. With `in_a_row` they keep their order, and run
     as a chain, even if they form a graph. The replicas of a stage are neighbours.
@@ -33,9 +35,12 @@ def plan_of(
     stages, pins = found.stages if in_a_row else in_order(problem.job.graph, found.stages), problem.pins
     edges = edges_of(problem.job.graph, [stage.layers for stage in stages])
     branches = not in_a_row and longest_path(edges, [1.0] * len(stages)) < len(stages)
+    replicas = [stage.replicas for stage in stages]
+    alike = len(set(replicas)) == 1
     layout = Layout(
-        pp=len(stages),
-        dp=stages[0].replicas,
+        # The layout of unlike stages has all decisions but the stages.
+        pp=len(stages) if alike else 1,
+        dp=max(replicas),
         tp=tp,
         loops=1,
         micro_batch_size=found.micro_batch_size,
@@ -45,11 +50,28 @@ def plan_of(
         **pins.besides(DECIDED),
     )
     plan = build_plan(problem.job, layout, [1.0] * len(problem.job.graph.layers))
+    if not alike:
+        plan = plan.model_copy(update=_dealt(plan, replicas, tp))
     own = [
         placed.model_copy(update={"layers": stage.layers, "recompute": stage.recompute})
         for placed, stage in zip(plan.stages, stages, strict=True)
     ]
     return plan.model_copy(update={"stages": tuple(own)})
+
+
+def _dealt(plan: Plan, replicas: Sequence[int], tp: int) -> dict[str, object]:
+    """Return a mesh, and equal stages with so many replicas of `tp` neighbouring ranks.
+
+    Stages with more replicas have lower ranks. So replicas lie on few nodes, if numbers are powers of two.
+    """
+    pipelines, ranks = gcd(*replicas), count()
+    placed: dict[int, Stage] = {}
+    for index in sorted(range(len(replicas)), key=lambda one: -replicas[one]):
+        share = plan.micro_batches // replicas[index]
+        copies = (Replica(ranks=(*islice(ranks, tp),), micro_batches=share) for _ in range(replicas[index]))
+        placed[index] = Stage(layers=plan.stages[0].layers, replicas=tuple(copies))
+    mesh = {**plan.mesh, "pp": sum(replicas) // pipelines, "dp": pipelines}
+    return {"stages": tuple(placed[index] for index in range(len(replicas))), "mesh": mesh}
 
 
 # Decisions of a layout that a partition makes.

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from weft.describe.layout import DENSE, Layout
 from weft.errors import InputError, Violation
 from weft.moves.composition import fixed_cut
+from weft.planning.planners.graph_costs import GraphCosts
 from weft.planning.planners.graphpipe.plans import SCHEDULE
 from weft.planning.planners.space import degree_layouts
 from weft.planning.problem import Problem
 from weft.program.schedules import get_schedule
+from weft.program.schedules.base import deals
 from weft.program.schedules.ring import divisors
 
 
@@ -63,6 +65,20 @@ def degrees_of(problem: Problem) -> Iterator[tuple[int, int]]:
     for dp in [pins.dp] if pins.dp is not None else divisors(job.cluster.ranks // tp):
         if job.global_batch % dp == 0:
             yield tp, dp
+
+
+def may_deal(problem: Problem) -> bool:
+    """Return True if the stages of a job's plans may have unlike numbers of replicas."""
+    pins = problem.pins
+    order = pins.schedule is None or deals(get_schedule(pins.schedule))
+    dense = (problem.sync or DENSE) == DENSE and pins.sharding in (None, "zero-0")
+    return order and dense and pins.dp is None and pins.pp is None
+
+
+def unlike_degrees(problem: Problem, costs: GraphCosts, size: int) -> tuple[int, ...]:
+    """Return the numbers of replicas that share the batch's micro-batches of a size equally, rising."""
+    micro_batches = problem.job.global_batch // size
+    return tuple(degree for degree in range(1, costs.devices + 1) if micro_batches % degree == 0)
 
 
 def sizes_of(problem: Problem, dp: int) -> list[int]:
