@@ -65,7 +65,7 @@ def in_this_process(case: dict[str, Any]) -> dict[str, Any]:
     found = {
         "predicted_s": prediction.step_s,
         "predicted_bytes": max(prediction.peak_bytes),
-        "fits": max(prediction.peak_bytes) <= group.device.usable_bytes,
+        "fits": max(prediction.needed_bytes) <= group.device.usable_bytes,
         "peak_flops": group.device.flops_per_s["bf16"],
         "flops": 6.0 * problem.job.graph.parameters() * plan.global_batch * arguments.sequence,
     }

@@ -34,7 +34,7 @@ def judged(problem: Problem) -> Candidate:
 def test_a_near_miss_says_its_odds() -> None:
     prediction = judged(posed(2**34)).prediction
     assert prediction is not None
-    room = max(prediction.peaks_at(0.2))
+    room = max(prediction.needs_at(0.2))
     missed = judged(posed(room))
     assert missed.verdict is Verdict.TOO_BIG
     assert missed.reason.startswith("would not fit in 1 of 5: ")
@@ -46,7 +46,7 @@ def test_a_near_miss_says_its_odds() -> None:
 def test_no_plan_gets_the_reserve() -> None:
     prediction = judged(posed(2**34)).prediction
     assert prediction is not None
-    room = max(prediction.peaks_at(0.02))
+    room = max(prediction.needs_at(0.02))
     assert judged(posed(room)).verdict is Verdict.FITS
     assert judged(posed(room, reserve_bytes=2**20)).verdict is Verdict.TOO_BIG
     assert judged(posed(room + 2**20, reserve_bytes=2**20)).verdict is Verdict.FITS

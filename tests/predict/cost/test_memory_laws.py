@@ -67,7 +67,7 @@ def planned(
 def peaks(graph: LayerGraph, **shape: Any) -> tuple[int, ...]:
     """Of every rank, and their upper ends at a risk of 2 %; `shape` as `planned` takes it."""
     prediction = step_of(planned(graph, **shape), WIDE, graph).prediction
-    return (*prediction.peak_bytes, *prediction.peaks_at(0.02))
+    return (*prediction.peak_bytes, *prediction.needs_at(0.02))
 
 
 def rises(sizes: list[tuple[int, ...]]) -> bool:
