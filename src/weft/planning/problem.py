@@ -17,7 +17,7 @@ from weft.files import weft_home
 from weft.moves.registry import refused_pins
 from weft.planning.assumed_links import assumed_links
 from weft.predict.corrections import Correction
-from weft.predict.cost.host_link import assumed_through_host
+from weft.predict.cost.host_link import assumed_through_host, goes_through_host
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.measurements import UNMEASURED, Measurements, load_measurements
 
@@ -60,7 +60,7 @@ class Problem(Request):
             machine=measured.machine,
             profile=measured.profile,
             correction=measured.correction,
-            through_host=self.job.transport == "host",
+            through_host=goes_through_host(self.job),
         )
 
 

@@ -93,6 +93,8 @@ def test_a_job_shows_communicators_beside_its_reserve_and_has_less_memory() -> N
     device = job.problem.job.cluster.device_of(0)
     held = job.communicators.held_bytes.tolist()
     assert min(held) > 0
+    # Of gradients, of divided layers, and of messages to and fro.
+    assert job.communicators.number.tolist() == [opened(job.plan, job.program, rank) for rank in range(8)]
     assert job.unreserved_bytes == [device.memory_bytes - RESERVE_BYTES] * 8
     assert job.usable_bytes == [device.memory_bytes - RESERVE_BYTES - one for one in held]
     assert job.predicted.prediction.communicator_bytes == job.prediction.communicator_bytes == tuple(held)

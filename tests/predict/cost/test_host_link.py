@@ -92,6 +92,13 @@ def test_a_run_through_host_memory_is_priced_so_and_says_it() -> None:
     assert not host.prediction.communicator_bytes
 
 
+def test_a_run_on_cpus_is_priced_alike_with_both_transports() -> None:
+    problem = planned("host").problem
+    assert problem.cost_model.through_host
+    of_cpus = replace(problem, job=replace(problem.job, cluster=cluster(device=CPU)))
+    assert not of_cpus.cost_model.through_host
+
+
 def test_a_device_of_unknown_host_link_is_refused() -> None:
     network = Network(cluster=cluster(device=GPU), through_host=True)
     with pytest.raises(InputError, match=r"device\.gpu\.host_bandwidth"):

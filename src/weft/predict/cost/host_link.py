@@ -47,12 +47,16 @@ def _peak_bytes_per_s(device: Device) -> float:
     return entry.host_bytes_per_s
 
 
+def goes_through_host(job: Job) -> bool:
+    """Return True if some devices of a job copy messages and sums through the memory of their hosts."""
+    return job.transport == "host" and any(not group.device.synchronous for group in job.cluster.groups)
+
+
 def assumed_through_host(job: Job) -> str | None:
     """Return what is assumed of transfers through host memory, in words; None if a job has none."""
-    devices = [group for group in job.cluster.groups if not group.device.synchronous]
-    if job.transport != "host" or not devices:
+    if not goes_through_host(job):
         return None
-    inside = any(group.devices > 1 for group in devices)
+    inside = any(group.devices > 1 and not group.device.synchronous for group in job.cluster.groups)
     rate = f"{format_bytes(LOOPBACK.bytes_per_s)}/s and {format_seconds(LOOPBACK.latency_s)}"
     words = f"messages and sums go through host memory: copies at {EFFICIENCY:.0%} of {SOURCE}"
     return f"{words}, TCP inside nodes at {rate}" if inside else words
