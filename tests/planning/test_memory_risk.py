@@ -65,7 +65,8 @@ def test_the_best_plan_keeps_the_accepted_risk(risk: float) -> None:
 def test_the_command_takes_a_risk(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "gpt-1m", "--on", "2xv100-16gb", "--global-batch", "8", "--sequence", "64", "--top", "1"]
     assert weft([*words, "--memory-risk", "0.1"]) == 0
-    assert "(accepted risk 10%); 537 MB of v100-16gb stay in reserve, and communicators take " in " ".join(capsys.readouterr().out.split())
+    told = " ".join(capsys.readouterr().out.split())
+    assert "(accepted risk 10%); 537 MB of v100-16gb stay in reserve, and communicators take " in told
     assert weft([*words, "--memory-risk", "0.1", "--json"]) == 0
     (candidate,) = json.loads(capsys.readouterr().out)["candidates"]
     assert candidate["peak_high_bytes"] > candidate["peak_bytes"]
