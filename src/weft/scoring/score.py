@@ -46,8 +46,8 @@ PREDICTED_COLUMNS = ("predicted_step_s", "low", "high", "peak_bytes", "fits", "c
 class ScoredRow:
     """The prediction for a row: seconds of a step with the ends of the 90 % interval, and bytes of memory.
 
-    `peak_bytes` and `room_bytes` are those of the rank with the least memory left: its peak, and the memory
-    that its reserve and its communicators leave to tensors.
+    `peak_bytes` and `room_bytes` are of the rank with the least memory left. The room is the memory that
+    reserve and communicators leave to tensors.
     `chance_to_fit` is the probability that all ranks have enough memory. `plain_s` is the result of
     `plain_step_s`.
     """

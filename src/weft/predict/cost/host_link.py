@@ -1,8 +1,8 @@
 """The link between a device and the memory of its host: bandwidth of data sheets, and what copies reach.
 
 Messages and sums of the transport `host` take it at both ends. Inside a node they then go over TCP of the
-loopback device. Two processes on 2 cores of a busy Xeon moved 1 MiB at 6.6 GB/s and 64 MiB at 1.2 GB/s
-(2026-11-29). No host with GPUs was measured.
+loopback device. On a busy Xeon with 2 cores, 1 MiB moved at 6.6 GB/s (2026-11-29). 64 MiB moved at 1.2
+GB/s. No host with GPUs was measured.
 """
 
 from __future__ import annotations

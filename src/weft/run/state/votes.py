@@ -44,7 +44,7 @@ def decided(votes: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 @contextmanager
 def leaving_out(optimizer: torch.optim.Optimizer, left_out: torch.Tensor | None) -> Iterator[None]:
-    """Enter a block where the optimizer leaves its step out if the tensor is 1; the host does not read it."""
+    """Let the optimizer leave its step out in this block if the tensor is 1, unread by the host."""
     if left_out is None:
         yield
         return
