@@ -42,6 +42,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "descent": descent,
     "falling": falling,
     "adamw": optimizer_factory(ADAMW),
+    "sgd": optimizer_factory(replace(ADAMW, name="sgd", learning_rate=0.1)),
     **{
         name: optimizer_factory(replace(ADAMW, name=name, learning_rate=0.01, betas=(0.9, 0.999)))
         for name in ("lamb", "nvlamb", "lans", "muon", SHORTENING)

@@ -1,4 +1,7 @@
-"""A task for tests of runs that are under way: from a step on, rank 0 waits for a file."""
+"""A task for tests of runs that are under way: from a step on, rank 0 waits for a file.
+
+Beside that file each rank writes the number of its process, `pid-RANK`.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ class Waits(CausalLanguageModelling):
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         self._left = int(os.environ["WAIT_FROM"])
+        Path(os.environ["GO_ON"]).with_name(f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
 
     def batch(self, samples: np.ndarray, *, held_out: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         if not held_out and os.environ["RANK"] == "0":

@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from figures import Value
 from harness import Report, launch, parser_of_ranks
 
-from weft.predict.cost.communicators import SPREAD, collective_bytes, message_bytes
+from weft.describe.prediction import COMMUNICATOR_SPREAD
+from weft.predict.cost.communicators import collective_bytes, message_bytes
 from weft.run.launch.worker_start import start_worker
 from weft.run.transport.device_group import GLOO, NCCL, DeviceGroup
 
@@ -95,7 +96,10 @@ def measure(report: Report, asked: argparse.Namespace) -> None:
             figures = {"predicted": Value(expected, "bytes")}
             if asked.device == "cuda":  # on a CPU nobody counts
                 error = abs(expected / max(1, taken) - 1.0)
-                figures |= {"taken": Value(taken, "bytes"), "error": Value(error, "share", SPREAD)}
+                figures |= {
+                    "taken": Value(taken, "bytes"),
+                    "error": Value(error, "share", COMMUNICATOR_SPREAD),
+                }
             report.add_cell(name, figures)
     context.close()
 

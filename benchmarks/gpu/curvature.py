@@ -28,7 +28,7 @@ from harness import Report, parser
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.methods.kfac.linears import LinearLayers, treated_in
-from weft.methods.kfac.runtime.factors import Factor
+from weft.methods.kfac.runtime.factors import DampedInverse
 from weft.run.stage.build import build_stage
 
 STAGES, MICRO_BATCHES = 4, 4
@@ -82,7 +82,8 @@ def passes_of(config: ModelConfig, scale: Scale) -> tuple[Callable[[], object], 
 def work_of(linears: LinearLayers, rows: int, device: str) -> Sequence[Callable[[], object]]:
     """The products of a micro-batch, the inverses, and the use of inverses, of a block."""
     sides = [
-        [Factor(size, torch.float32, torch.device(device)) for size in linears.sizes(side)] for side in (0, 1)
+        [DampedInverse(size, torch.float32, torch.device(device)) for size in linears.sizes(side)]
+        for side in (0, 1)
     ]
     factors = [*sides[0], *sides[1]]
     captured = [torch.randn(rows, len(one.sum), device=device, dtype=torch.bfloat16) for one in factors]
@@ -110,7 +111,7 @@ def work_of(linears: LinearLayers, rows: int, device: str) -> Sequence[Callable[
 
     def uses() -> None:
         for (outer, inner), gradient in zip(pairs, gradients, strict=True):
-            gradient.copy_(outer.inverse @ gradient @ inner.inverse)
+            gradient.copy_(DampedInverse.multiplied(gradient, outer.used, inner.used, DAMPING))
 
     return products, inverses, uses
 

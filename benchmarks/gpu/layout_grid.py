@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from figures import Value
 from harness import Report, parser
 from llama_1b import WARM_UP, measure, prepare
+from llama_1b import options as one_layout
 
 from weft.run.launch.worker_start import start_worker
 from weft.scoring.metrics import spearman
@@ -57,15 +58,20 @@ def cases(device: str) -> Iterator[dict[str, Any]]:
         yield {"part": SHAPES, "eager": False, **base, **case}
 
 
+def arguments_of(case: dict[str, Any]) -> argparse.Namespace:
+    """A case as arguments of the benchmark of one layout, with its defaults for all others."""
+    return argparse.Namespace(**vars(one_layout().parse_args([])) | case)
+
+
 def in_this_process(case: dict[str, Any]) -> dict[str, Any]:
     """Predict and measure one case."""
-    arguments = argparse.Namespace(**case)
+    arguments = arguments_of(case)
     problem, plan, program, prediction = prepare(arguments)
     group = problem.job.cluster.groups[0]
     found = {
         "predicted_s": prediction.step_s,
         "predicted_bytes": max(prediction.peak_bytes),
-        "fits": max(prediction.peak_bytes) <= group.device.usable_bytes,
+        "fits": max(prediction.needed_bytes) <= group.device.usable_bytes,
         "peak_flops": group.device.flops_per_s["bf16"],
         "flops": 6.0 * problem.job.graph.parameters() * plan.global_batch * arguments.sequence,
     }

@@ -9,9 +9,11 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+import convolutional_jobs
 import pytest
 import torch
 from asked_methods import CLIPS
+from convolutional_jobs import images_of
 from equality_jobs import OPTIMIZERS
 from equality_table import Row, train
 from methods.rows.auxiliary_head import Head
@@ -21,6 +23,7 @@ from one_process import Outcome
 from pool import RankError, WorkerPool
 from small_jobs import batch_of, descent, loss_of, make_runtime, parameters_of
 from small_plans import divisible, make_plan, make_program, tiny
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.describe.model import ModelConfig
@@ -104,6 +107,7 @@ def adamw(stage: torch.nn.Module, *, fused: bool = True) -> torch.optim.Optimize
 FACTORIES = {
     "adamw": adamw,
     **{name: OPTIMIZERS[name] for name in ("lamb", "nvlamb", "lans", "muon")},
+    "momentum": lambda stage: torch.optim.SGD(stage.parameters(), lr=0.5, momentum=0.9, fused=True),
     "unfused": partial(adamw, fused=False),
     "descent": descent,
 }
@@ -159,6 +163,8 @@ def break_a_step(
         ("lans", "zero-2"),
         ("muon", "zero-0"),
         ("muon", "zero-2"),
+        ("momentum", "zero-0"),
+        ("momentum", "zero-2"),
     ],
 )
 def test_a_step_that_is_not_finite_is_left_out_by_all(
@@ -248,10 +254,10 @@ def step_without_reads(
     rank: int, ranks: int, config: ModelConfig, plan: Plan, optimizer: str
 ) -> list[str | bool]:
     """What becomes of a finite step and one that overflows, whose numbers are read afterwards only."""
-    scale = torch.ones(())
+    scale, draws = torch.ones(()), batch_of if config.family == "gpt" else images_of
 
-    def overflowing(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return loss_of(logits, targets) * scale
+    def overflowing(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten()) * scale
 
     program, factory = make_program(config, plan), FACTORIES[optimizer]
     runtime = make_runtime(
@@ -263,7 +269,7 @@ def step_without_reads(
         scale.fill_(math.inf if step else 1.0)
         with patch.object(runtime, "_share", lambda step, outcome: outcome), NoReads():
             try:
-                outcomes.append(runtime.step(step, batch_of(config, plan, step)))
+                outcomes.append(runtime.step(step, draws(config, plan, step)))
             except RunError as error:
                 told.append(str(error))
     for step, outcome in enumerate(outcomes):
@@ -281,10 +287,14 @@ def step_without_reads(
 def test_the_host_reads_no_number_in_a_step(worker_pool: WorkerPool, sharding: str) -> None:
     config = tiny()
     plan = with_norm(make_plan(config, pp=2, dp=2, schedule="1f1b", precision="fp32"), sharding)
-    for optimizer in ("adamw", "lamb", "nvlamb", "lans", "muon"):
+    for optimizer in ("adamw", "lamb", "nvlamb", "lans", "muon", "momentum"):
         own = stepped_by(plan, optimizer)
         for told in worker_pool.run(step_without_reads, config, own, optimizer, ranks=4):
             assert told == [False, True], optimizer
+    resnet = convolutional_jobs.tiny("resnet")
+    norms = with_norm(make_plan(resnet, pp=2, dp=2, schedule="1f1b", precision="fp32"), sharding)
+    for told in worker_pool.run(step_without_reads, resnet, norms, "momentum", ranks=4):
+        assert told == [False, True]
     scaled = plan.model_copy(update={"precision": "fp16"})
     for told in worker_pool.run(step_without_reads, config, scaled, "adamw", ranks=4):
         # The second step was scaled as the first one; its overflow halves the factor of the third.

@@ -140,7 +140,8 @@ def short_of_memory() -> Problem:
     needed = [Bounds(problem).holding(replace(LAYOUT, loss=loss)).total for loss in ("whole", "chunked")]
     (group,) = problem.job.cluster.groups
     taken = group.device.memory_bytes - group.device.usable_bytes
-    device = replace(group.device, memory_bytes=sum(needed) // 2 + taken)
+    # A stated reserve has room for communicators.
+    device = replace(group.device, memory_bytes=sum(needed) // 2 + taken, reserve_bytes=taken)
     tight = replace(problem.job.cluster, groups=(replace(group, device=device),))
     return replace(problem, job=replace(problem.job, cluster=tight))
 

@@ -90,3 +90,5 @@ def require_whole(layout: Layout, micro_batches: int) -> None:
         (whole.step_low_s, whole.step_high_s), rel=1e-6
     )
     assert found.source == whole.source
+    assert found.communicator_bytes == whole.communicator_bytes
+    assert min(found.communicator_bytes) > 0

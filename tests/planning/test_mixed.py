@@ -37,7 +37,9 @@ def posed(on: str = "4xv100-16gb", *, room: float, model: str = "gpt-1m", **pins
     for group in problem.job.cluster.groups:
         taken = group.device.memory_bytes - group.device.usable_bytes
         memory = round(least + room * (most - least)) + taken
-        groups.append(replace(group, device=replace(group.device, memory_bytes=memory)))
+        # A stated reserve has room for communicators.
+        device = replace(group.device, memory_bytes=memory, reserve_bytes=taken)
+        groups.append(replace(group, device=device))
     cluster = replace(problem.job.cluster, groups=tuple(groups))
     return replace(problem, job=replace(problem.job, cluster=cluster))
 

@@ -218,7 +218,7 @@ def test_bounds_stay_below_corrected_peaks(tmp_path: Path, factor: float, shardi
     for one in simulated:
         assert one.layout is not None
         assert one.prediction is not None
-        peaks, at_risk = one.prediction.peak_bytes, one.prediction.peaks_at(posed.memory_risk)
+        peaks, at_risk = one.prediction.peak_bytes, one.prediction.needs_at(posed.memory_risk)
         assert bounds.holding(one.layout).total <= max(peaks) + 2
         assert bounds.held_at_risk(one.layout).max() <= max(at_risk) + 2
         assert bounds.held_at_risk(one.layout).max() >= 0.8 * max(at_risk)

@@ -255,7 +255,9 @@ def test_what_is_too_big_recomputes_more() -> None:
     each = {one.sync.name: one.candidate for one in with_any_method(1e7, pins) if one.candidate is not None}
     apart = each["local-averaging"]
     (group,) = ranking.problem.job.cluster.groups
-    device = replace(group.device, memory_bytes=apart.peak_bytes + RESERVE_BYTES - 1)
+    memory = apart.peak_bytes + RESERVE_BYTES - 1
+    # A stated reserve has room for communicators.
+    device = replace(group.device, memory_bytes=memory, reserve_bytes=RESERVE_BYTES)
     cluster = replace(ranking.problem.job.cluster, groups=(replace(group, device=device),))
     problem = replace(ranking.problem, job=replace(ranking.problem.job, cluster=cluster))
     found = in_each(replace(ranking, problem=problem))
@@ -292,7 +294,8 @@ def test_where_nothing_fits_a_method_is_shown_on_a_pruned_layout() -> None:
     ranking = within(dense_ranking(1e7, pins), Contract.EMPIRICAL)
     each = {one.sync.name: one.candidate for one in with_any_method(1e7, pins) if one.candidate is not None}
     (group,) = ranking.problem.job.cluster.groups
-    device = replace(group.device, memory_bytes=each["local-averaging"].peak_bytes + RESERVE_BYTES - 1)
+    memory = each["local-averaging"].peak_bytes + RESERVE_BYTES - 1
+    device = replace(group.device, memory_bytes=memory, reserve_bytes=RESERVE_BYTES)
     cluster = replace(ranking.problem.job.cluster, groups=(replace(group, device=device),))
     pins = PartialLayout(recompute="none", dp=4)
     problem = replace(ranking.problem, pins=pins, job=replace(ranking.problem.job, cluster=cluster))

@@ -47,6 +47,26 @@ def test_two_plans_of_a_job_have_the_same_losses(worker_pool, tmp_path):
     assert expected[0] != expected[1]
 
 
+def fail_on_rank_1(rank: int, ranks: int, path: Path) -> str:
+    config = tiny()
+    try:
+        with weft.Runtime(path, config, loss_fn) as runtime:
+            if rank == 1:
+                raise ValueError("the user's own")
+            inputs = torch.zeros(runtime.plan.global_batch, config.sequence, dtype=torch.long)
+            runtime.step(inputs, inputs)
+    except (RunError, ValueError) as error:
+        return str(error)
+    return "trained"
+
+
+def test_a_loop_that_fails_ends_the_other_ranks_by_name(worker_pool, tmp_path):
+    plan = written(tmp_path / "two.json", pp=2)
+    told, own = worker_pool.run(fail_on_rank_1, plan, ranks=2)
+    assert own == "the user's own"
+    assert told.endswith("; rank 1 is gone")
+
+
 def refused(rank: int, ranks: int, path: Path) -> list[str]:
     config = tiny()
     messages = []

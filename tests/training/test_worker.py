@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import waiting_runs
 from warm_starts import Template
 
 import weft
@@ -151,6 +152,35 @@ def test_torchrun_takes_the_place_of_launcher_and_agent(trained: Path) -> None:
     assert (trained / "checkpoints" / "step-00000008" / "manifest.json").exists()
 
 
+def test_under_torchrun_a_killed_rank_is_named_by_one_that_waits_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two machines: of rank 0, which stands still, and rank 1, which waits for it; and of rank 2."""
+    run_dir = run_directory(tmp_path, ranks=3, steps=4)
+    waits = (run_dir / "run.toml").read_text().replace("[task]", '[task]\nkind = "waiting_task:Waits"')
+    (run_dir / "run.toml").write_text(waits)
+    for name, value in waiting_runs.variables(tmp_path, wait_in_step=2).items():
+        monkeypatch.setenv(name, value)
+    meeting = ("torch.distributed.run", "--nnodes", "2", "--master-port", str(free_port()))
+    with (
+        worker(run_dir, tmp_path, *meeting, "--node-rank", "0", "--nproc-per-node", "2") as here,
+        worker(run_dir, tmp_path, *meeting, "--node-rank", "1", "--nproc-per-node", "1") as there,
+    ):
+        waiting_runs.wait_for((run_dir / "metrics.jsonl").exists, here)
+        ranks = [psutil.Process(int((tmp_path / f"pid-{rank}").read_text())) for rank in range(3)]
+        ranks[2].kill()
+        # Rank 0 neither ends nor closes a connection.
+        ranks[1].wait(timeout=20)
+        (tmp_path / "go-on").touch()
+        ended = [ending(one) for one in (here, there)]
+    assert [code for code, _ in ended] == [1, 1]
+    lines = [line for line in ended[0][1].splitlines() if line.startswith("error: rank")]
+    assert len(lines) == 2
+    assert all(line.endswith("; rank 2 is gone") for line in lines)
+    psutil.wait_procs(ranks, timeout=20)
+    assert not any(one.is_running() for one in ranks)
+
+
 def test_a_signal_stops_after_a_checkpoint_with_its_own_exit_code(tmp_path: Path) -> None:
     run_dir = run_directory(tmp_path, ranks=1, steps=10**6)
     with worker(run_dir, tmp_path) as process:
@@ -183,8 +213,7 @@ def test_another_number_of_ranks_is_refused_in_one_line(tmp_path: Path) -> None:
 
 def test_a_worker_that_waits_for_a_rank_which_does_not_come_can_be_ended(tmp_path: Path) -> None:
     run_dir = run_directory(tmp_path, ranks=2, steps=1)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     job = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     with worker(run_dir, tmp_path, **job, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)) as process:
         deadline = time.monotonic() + 60
@@ -193,6 +222,11 @@ def test_a_worker_that_waits_for_a_rank_which_does_not_come_can_be_ended(tmp_pat
         process.terminate()
         code, errors = ending(process)
     assert code == -signal.SIGTERM, errors
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
 
 
 def listens(port: int) -> bool:

@@ -205,7 +205,7 @@ def simulation_record(planned: PlannedJob, predicted: PredictedStep) -> dict[str
         "peak_in_flight": peak_in_flight(planned.program),
         "peak_bytes": [int(value) for value in simulation.peak_bytes],
         "peak_high_bytes": list(predicted.prediction.peak_high_bytes),
-        "chance_to_fit": predicted.prediction.chance_to_fit(planned.usable_bytes),
+        "chance_to_fit": predicted.prediction.chance_to_fit(planned.unreserved_bytes),
         "peak_instruction": [
             str(planned.program.instruction(position)) if position != NONE else None
             for position in simulation.peak_positions.tolist()

@@ -70,7 +70,9 @@ class DeviceTable(TomlTable):
     memory: Bytes | None = None
     memory_bandwidth: Bandwidth | None = None
     reserve: Bytes | None = Field(
-        default=None, description="memory that no plan gets: driver, libraries, communicators (1.5 GiB)"
+        default=None,
+        description="memory that no plan gets: driver, libraries, communicators (if absent, 0.5 GiB beside "
+        "the communicators of the plan)",
     )
     host_bandwidth: Bandwidth | None = Field(
         default=None, description="peak of the link to host memory, in one direction"

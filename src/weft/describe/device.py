@@ -12,11 +12,11 @@ PRECISION_BYTES: Mapping[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2
 # A precision of single products in trainings of another one.
 FP8 = "fp8"
 
-# Reserve on a device that is not its own host: about 0.5 GiB for the driver's context and the workspaces of
-# libraries, and 0.5 GiB for the buffers of each of two communicators.
-RESERVE_BYTES = 3 * 2**29
-# The part of this reserve for communicators. A plan with larger ones has less memory for tensors.
-COMMUNICATOR_ROOM_BYTES = 2**30
+# Reserve on a device that is not its own host, for the driver's context and the workspaces of libraries.
+# Communicators come on top: each plan counts its own.
+RESERVE_BYTES = 2**29
+# Communicators of a usual plan, two of 0.5 GiB. Planners cut stages beside so many before they know the plan.
+USUAL_COMMUNICATOR_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Device:
             missing precision is not supported.
         memory_bytes, memory_bytes_per_s: capacity and peak bandwidth of the device's own memory.
         reserve_bytes: memory that no plan gets: the driver's context, workspaces of libraries, communicators.
-            None: `RESERVE_BYTES`, or nothing on a synchronous device.
+            None: `RESERVE_BYTES` beside communicators, or nothing on a synchronous device.
         launch_s: host time to launch one kernel.
         synchronous: the host thread itself computes (a CPU), so it posts nothing while a kernel runs.
         host_bytes_per_s: peak bandwidth to host memory in one direction; None: as the catalogue says.
@@ -49,6 +49,16 @@ class Device:
 
     @property
     def usable_bytes(self) -> int:
-        """Bytes that a program can allocate, if its communicators fit into the reserve."""
+        """Bytes that tensors can take, and communicators outside of the reserve."""
         usual_bytes = 0 if self.synchronous else RESERVE_BYTES
         return self.memory_bytes - (usual_bytes if self.reserve_bytes is None else self.reserve_bytes)
+
+    @property
+    def holds_communicators(self) -> bool:
+        """True if communicators take memory beside the reserve; a given reserve has room for them."""
+        return not self.synchronous and self.reserve_bytes is None
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes that tensors can take beside the communicators of a usual plan."""
+        return self.usable_bytes - (USUAL_COMMUNICATOR_BYTES if self.holds_communicators else 0)

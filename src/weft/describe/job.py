@@ -21,7 +21,8 @@ class Job:
     `reduce_precision`: the precision of sums over replicas, where it is not that of the gradients.
     `methods`: methods that the job requests by name. `optimizer`: the memory and traffic of optimizer steps.
     `sync_options`: options of the synchronisation, if the job chooses one. `layer_choices`: requests for
-    single layers; the layers of `graph` include them.
+    single layers; the layers of `graph` include them. `transport`: the way of messages and sums, `host` or
+    `device`; None is `device` where the device is not its own host.
     """
 
     graph: LayerGraph
@@ -34,6 +35,7 @@ class Job:
     optimizer: OptimizerWork = ADAMW
     sync_options: Mapping[str, int | float | str | bool] = field(default_factory=dict)
     layer_choices: tuple[LayerChoice, ...] = ()
+    transport: str | None = None
 
     def choosing(self, choices: tuple[LayerChoice, ...]) -> Job:
         """Return the job with these choices for single layers, and no others.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from statistics import NormalDist
 from typing import Any
 
@@ -14,6 +15,8 @@ from weft.describe.units import format_bytes, format_seconds
 # Default share of the variance of a prediction's error that all plans of one model on one machine have in
 # common; measurements replace it.
 SHARED = 0.9
+# Relative half-width of the 90 % interval of communicators' bytes; see `weft.predict.cost.communicators`.
+COMMUNICATOR_SPREAD = 0.5
 # Standard deviations from the middle of a normal distribution to an end of its 90 % interval.
 END_OF_INTERVAL = NormalDist().inv_cdf(0.95)
 
@@ -24,7 +27,7 @@ def margin_at(risk: float) -> float:
 
 
 def chance_to_fit(peak_bytes: float, high_bytes: float, usable_bytes: float) -> float:
-    """Return the probability that a peak with this upper end of its 90 % interval fits into memory."""
+    """Return the probability that bytes with this upper end of their 90 % interval fit into memory."""
     if high_bytes <= peak_bytes:
         return float(peak_bytes <= usable_bytes)
     return NormalDist(peak_bytes, (high_bytes - peak_bytes) / END_OF_INTERVAL).cdf(usable_bytes)
@@ -35,7 +38,8 @@ class Prediction(BaseModel):
 
     `shared` is the part of the variance of the logarithm of the step's error common to the job's plans.
     `peak_high_bytes` are the upper ends of the peaks' 90 % intervals. They are empty in files of earlier
-    versions, where peaks count as exact.
+    versions, where peaks count as exact. `communicator_bytes` lie beside the peaks; they are empty where no
+    rank holds any.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -46,6 +50,7 @@ class Prediction(BaseModel):
     first_step_s: float = Field(gt=0)
     peak_bytes: tuple[int, ...]
     peak_high_bytes: tuple[int, ...] = ()
+    communicator_bytes: tuple[int, ...] = ()
     source: str
     shared: float = Field(default=SHARED, ge=0.0, le=1.0)
 
@@ -68,18 +73,39 @@ class Prediction(BaseModel):
         return self.model_dump(include={"step_s", "step_low_s", "step_high_s", "source"})
 
     @property
-    def _high_bytes(self) -> tuple[int, ...]:
-        return self.peak_high_bytes or self.peak_bytes
+    def needed_bytes(self) -> list[int]:
+        """The bytes of each rank's peak and its communicators."""
+        return [peak + beside for peak, _, beside in self._parts]
 
-    def peaks_at(self, risk: float) -> list[int]:
-        """Return the bytes that each rank's peak exceeds with the probability `risk`."""
-        margin, pairs = margin_at(risk), zip(self.peak_bytes, self._high_bytes, strict=True)
-        return [round(peak + margin * (high - peak)) for peak, high in pairs]
+    @property
+    def _parts(self) -> Iterator[tuple[int, int, int]]:
+        """Each rank's peak, the half-width of its 90 % interval, and the bytes of its communicators."""
+        beside = self.communicator_bytes or (0,) * len(self.peak_bytes)
+        for peak, high, held in zip(
+            self.peak_bytes, self.peak_high_bytes or self.peak_bytes, beside, strict=True
+        ):
+            yield peak, high - peak, held
+
+    @property
+    def _needs(self) -> Iterator[tuple[int, float]]:
+        """The bytes that each rank needs, and the half-width of their 90 % interval.
+
+        A peak's error says nothing of the communicators', which come from the topology that NCCL finds.
+        """
+        for peak, half_width, beside in self._parts:
+            yield peak + beside, math.hypot(half_width, COMMUNICATOR_SPREAD * beside)
+
+    def needs_at(self, risk: float) -> list[int]:
+        """Return the bytes that each rank's peak and communicators exceed with the probability `risk`."""
+        margin = margin_at(risk)
+        return [round(needed + margin * half_width) for needed, half_width in self._needs]
 
     def chance_to_fit(self, usable_bytes: Sequence[int]) -> float:
-        """Return the probability that the peaks of all ranks fit into this memory.
+        """Return the probability that peaks and communicators of all ranks fit into this memory.
 
         The ranks err alike, since their peaks come from one model. So the tightest rank decides.
         """
-        ranks = set(zip(self.peak_bytes, self._high_bytes, usable_bytes, strict=False))
-        return min((chance_to_fit(*rank) for rank in ranks), default=1.0)
+        ranks = set(zip(self._needs, usable_bytes, strict=False))
+        return min(
+            (chance_to_fit(needed, needed + half, room) for (needed, half), room in ranks), default=1.0
+        )

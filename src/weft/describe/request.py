@@ -74,6 +74,7 @@ class RequestOptions(TypedDict, total=False):
     memory_risk: float
     methods: tuple[Choice, ...]
     optimizer: OptimizerWork
+    transport: str | None
 
 
 def request_of(config: ModelConfig, cluster: Cluster, **options: Unpack[RequestOptions]) -> Request:
@@ -112,6 +113,7 @@ def request_of(config: ModelConfig, cluster: Cluster, **options: Unpack[RequestO
             methods=methods,
             optimizer=options.get("optimizer", ADAMW),
             sync_options={} if sync is None else sync.options,
+            transport=options.get("transport"),
         ),
         model=config,
         pins=options.get("pins") or OPEN,
@@ -171,6 +173,7 @@ def request_of_subject(subject: PlanSubject) -> Request:
             *requested_methods(run.methods, subject.model),
         ),
         optimizer=counted.work,
+        transport=run.run.transport,
     )
     tables, graph = run_tables(), found.job.graph
     choices = (one for name, table in run.methods.items() for one in tables[name].choices(table, graph))

@@ -92,8 +92,8 @@ class PredictedPlan:
 
         It is negative where all fits.
         """
-        peaks = self.prediction.peaks_at(risk)
-        return int((peaks - ClusterPlaces(cluster).usable_bytes[: len(peaks)]).max())
+        needs = self.prediction.needs_at(risk)
+        return int((needs - ClusterPlaces(cluster).usable_bytes[: len(needs)]).max())
 
     def chance_to_fit(self, cluster: Cluster) -> float:
         """Return the probability that all devices have enough memory."""

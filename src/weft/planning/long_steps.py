@@ -15,7 +15,6 @@ from math import lcm
 from weft.describe.plan import Plan
 from weft.describe.prediction import Prediction
 from weft.planning.compile import compile_folded
-from weft.predict.cost.communicators import communicators
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.predict.cost.price import Priced, price_placed
 from weft.predict.cost.residency import Held
@@ -37,14 +36,12 @@ class LongStep:
     """The prediction of a plan's step.
 
     `held` are the bytes that each simulated rank holds all the time, by name. `resident_bytes` are their
-    sums, corrected as peaks. `communicator_bytes` are those of each rank's communicators beyond its reserve.
-    `waiting` is the share of the step in which devices wait.
+    sums, corrected as peaks. `waiting` is the share of the step in which devices wait.
     """
 
     prediction: Prediction
     held: Mapping[str, Held] = field(compare=False)
     resident_bytes: tuple[int, ...]
-    communicator_bytes: tuple[int, ...]
     waiting: float
 
 
@@ -63,8 +60,7 @@ def predict_long(model: CostModel, plan: Plan, price: PriceOf = price_placed) ->
         for one, length in shorter or ((plan, None),)
     ]
     placed = PlacedPlan(program=programs[0], plan=plan, model=model.of(plan))
-    apart = tuple(communicators(placed, programs[0]).beyond_reserve.tolist())
-    steps = [_predicted(program, price(placed, program), apart) for program in programs]
+    steps = [_predicted(program, price(placed, program)) for program in programs]
     if shorter is None:
         return steps[0]
     near, far = steps
@@ -86,6 +82,7 @@ def predict_long(model: CostModel, plan: Plan, price: PriceOf = price_placed) ->
         first_step_s=onward(before.first_step_s, after.first_step_s),
         peak_bytes=onward_each(before.peak_bytes, after.peak_bytes),
         peak_high_bytes=onward_each(before.peak_high_bytes, after.peak_high_bytes),
+        communicator_bytes=after.communicator_bytes,
         source=after.source,
         shared=after.shared,
     )
@@ -141,12 +138,11 @@ def _in_rounds(plan: Plan, depth: int, breadth: int) -> tuple[Plan, int]:
     return plan.model_copy(update={"schedule": schedule}), depth * breadth
 
 
-def _predicted(program: Program, priced: Priced, communicator_bytes: tuple[int, ...]) -> LongStep:
+def _predicted(program: Program, priced: Priced) -> LongStep:
     step = predict_priced(program, priced)
     return LongStep(
         prediction=step.prediction,
         held=step.priced.held,
         resident_bytes=tuple(step.priced.corrected_peaks(step.priced.costs.base_bytes)[0].tolist()),
-        communicator_bytes=communicator_bytes,
         waiting=bubble_fraction(step.simulation.timeline),
     )

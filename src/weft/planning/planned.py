@@ -12,7 +12,6 @@ import numpy as np
 
 from weft.bundles import parts
 from weft.describe.cluster import Cluster
-from weft.describe.device import COMMUNICATOR_ROOM_BYTES
 from weft.describe.job import Job
 from weft.describe.layer_choices import job_problems
 from weft.describe.loss_choice import other_choices
@@ -20,7 +19,7 @@ from weft.describe.one_line import one_line
 from weft.describe.plan import Choice, Plan
 from weft.describe.plan_file import PlanFile, check_plan
 from weft.describe.plan_subject import PlanSubject, cluster_of_run
-from weft.describe.prediction import Prediction
+from weft.describe.prediction import COMMUNICATOR_SPREAD, Prediction
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.planning import PlanTable
 from weft.describe.run_tables.training import ANY_PRECISION
@@ -45,7 +44,7 @@ from weft.planning.problem import Problem, problem_of_run, problem_of_subject
 from weft.planning.synchronisations import decided_sync, in_sync, merged, synchronised_in_each
 from weft.planning.throughput import Throughput, throughput
 from weft.planning.ties import break_ties
-from weft.predict.cost.communicators import SOURCE, SPREAD, Communicators, communicators
+from weft.predict.cost.communicators import SOURCE, Communicators, communicators
 from weft.predict.cost.memory import STEPPED_BYTES
 from weft.predict.cost.placed_plan import PlacedPlan
 from weft.predict.cost.price import price
@@ -178,9 +177,14 @@ class PlannedJob:
 
     @property
     def usable_bytes(self) -> list[int]:
-        """The memory on each rank's device that the reserve leaves, and communicators beyond it."""
-        usable = self.problem.cost_model.network.places.usable_bytes[: self.plan.ranks]
-        left: list[int] = (usable - self.communicators.beyond_reserve).tolist()
+        """The memory on each rank's device that its reserve and its communicators leave to tensors."""
+        left: list[int] = (np.array(self.unreserved_bytes) - self.communicators.held_bytes).tolist()
+        return left
+
+    @property
+    def unreserved_bytes(self) -> list[int]:
+        """The memory on each rank's device that its reserve leaves to tensors and communicators."""
+        left: list[int] = self.problem.cost_model.network.places.usable_bytes[: self.plan.ranks].tolist()
         return left
 
     @cached_property
@@ -207,11 +211,9 @@ class PlannedJob:
 
     def _parts_beside(self, rank: int) -> list[MemoryPart]:
         number, held_bytes = (int(each[rank]) for each in self.communicators)
-        buffers = MemoryPart(f"communicators ({number})", held_bytes, SPREAD, SOURCE)
+        buffers = MemoryPart(f"communicators ({number})", held_bytes, COMMUNICATOR_SPREAD, SOURCE)
         reserve = reserve_part(self.problem.job.cluster.device_of(rank))
-        # The reserve has room for the first ones.
-        rest = reserve._replace(value=reserve.value - min(held_bytes, COMMUNICATOR_ROOM_BYTES))
-        return [buffers, rest] if held_bytes else [reserve]
+        return [buffers, reserve] if held_bytes else [reserve]
 
     @property
     def prediction(self) -> Prediction:

@@ -17,6 +17,7 @@ from weft.files import weft_home
 from weft.moves.registry import refused_pins
 from weft.planning.assumed_links import assumed_links
 from weft.predict.corrections import Correction
+from weft.predict.cost.host_link import assumed_through_host, goes_through_host
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.measurements import UNMEASURED, Measurements, load_measurements
 
@@ -59,6 +60,7 @@ class Problem(Request):
             machine=measured.machine,
             profile=measured.profile,
             correction=measured.correction,
+            through_host=goes_through_host(self.job),
         )
 
 
@@ -70,6 +72,8 @@ def measured_problem(request: Request, *, home: Path | None = None) -> Problem:
     """
     measured = load_measurements(request.job, home or weft_home())
     links = {one.key: one.words for one in assumed_links(request.job.cluster, measured)}
+    if through_host := assumed_through_host(request.job):
+        links["transport"] = through_host
     assumed = {**links, **assumed_of(request.job), **request.assumed}
     return Problem(**{**vars(request), "assumed": assumed}, measurements=measured)
 

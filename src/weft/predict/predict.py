@@ -50,6 +50,7 @@ def predict_priced(
     peak_bytes, high_bytes = priced.corrected_peaks(simulation.peak_bytes)
     for rank, alike in priced.twins.items():
         peak_bytes[alike], high_bytes[alike] = peak_bytes[rank], high_bytes[rank]
+    beside = priced.communicators.held_bytes
     prediction = Prediction(
         step_s=simulation.step_s,
         step_low_s=simulation.step_s * priced.low_scale,
@@ -57,6 +58,7 @@ def predict_priced(
         first_step_s=simulation.first_step_s,
         peak_bytes=tuple(peak_bytes.tolist()),
         peak_high_bytes=tuple(high_bytes.tolist()),
+        communicator_bytes=tuple(beside.tolist()) if beside.any() else (),
         source=priced.source,
         shared=priced.shared,
     )

@@ -176,9 +176,12 @@ class Runtime:
         self._steps += 1
         return loss
 
-    def close(self) -> None:
-        """Finish the work under way; leave the process group if this object joined it."""
-        self._runtime.close()
+    def close(self, *, failed: bool = False) -> None:
+        """Finish the work under way; leave the process group if this object joined it.
+
+        If it failed, the other ranks are told that this one is gone.
+        """
+        self._runtime.close(failed=failed)
         if self._context is not None:
             self._context.close()
 
@@ -188,7 +191,7 @@ class Runtime:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(failed=error is not None)
 
 
 def _verified_part(plan: Plan, graph: LayerGraph, rank: int) -> RankProgram:

@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -19,6 +21,7 @@ from weft.planning.planned import PlannedJob
 from weft.program.buffers import last_gradients
 from weft.program.rank_program import RankProgram
 from weft.run.executor import Executor, Outcome, require_supported
+from weft.run.launch.flight_recorder import write_record
 from weft.run.methods import MethodState
 from weft.run.parallel.tensor_stage import disconnect_stages
 from weft.run.record.recorder import Recorder
@@ -32,6 +35,7 @@ from weft.run.state.stepped import SteppedWeights
 from weft.run.streams import THERE, Completion, Value
 from weft.run.supported import unsupported
 from weft.run.transport.device_group import DeviceGroup, abort
+from weft.run.transport.failure_detector import FailureDetector
 from weft.run.transport.gone import Gone
 from weft.run.workspace import Batch, Route, Workspace
 
@@ -191,6 +195,7 @@ class RankRuntime:
         skip_non_finite: leave out a step whose gradient is not finite, instead of failing. This and
             `clip_norm` need a plan with the method `gradient-norm`.
         recorder: records the measured times; None records nothing.
+        flight_record: the file of torch's flight recorder, written if another rank is gone; None writes none.
         generation: counts the runtimes of one job.
         timeout_s: seconds that a rank waits for another one before it gives up.
 
@@ -211,6 +216,7 @@ class RankRuntime:
         clip_norm: float | None = None,
         skip_non_finite: bool = False,
         recorder: Recorder | None = None,
+        flight_record: Path | None = None,
         transport: str | None = None,
         generation: int = 0,
         timeout_s: float = TIMEOUT_S,
@@ -240,7 +246,8 @@ class RankRuntime:
         self._training: Executor | None = Executor(
             program, self._workspace(program, training=True), recorder=recorder
         )
-        self._gone = Gone()
+        self._gone, self._flight_record = Gone(), flight_record
+        self._detector = FailureDetector(WeakMethod(self._abort), self._held.groups.losses, timeout_s)
 
     @property
     def stages(self) -> Mapping[int, nn.Module]:
@@ -357,12 +364,14 @@ class RankRuntime:
             outcome = self._training.run_step(step, batch)
         return self._share(step, outcome)
 
-    def abort(self, gone: Sequence[int]) -> None:
-        """End all communication of this rank because these ranks are gone; any thread may call it.
+    def _abort(self, gone: int) -> None:
+        """End all communication of this rank because another one is gone; the detector's thread calls it.
 
         Whatever waits for another rank fails with a `PeerLostError`, and so does the step under way. A kernel
         of NCCL that waits for a rank that is gone ends in no other way.
         """
+        if self._flight_record is not None:
+            write_record(self._flight_record)
         self._gone.add(gone)
         held = self._held
         if held is not None:
@@ -381,7 +390,7 @@ class RankRuntime:
         """
         executor = Executor(program, self._workspace(program, training=False))
         self.average_statistics()
-        with self.settled():
+        with self.settled(), self._gone.named():
             for module in self.stages.values():
                 module.eval()
             try:
@@ -396,13 +405,19 @@ class RankRuntime:
             raise InputError(Violation("evaluate", "no batches were given"))
         return sum(result.loss for result in results) / len(results)
 
-    def close(self) -> None:
-        """Finish the work under way and release threads and process groups; the stages stay."""
+    def close(self, *, failed: bool = False) -> None:
+        """Finish the work under way and release threads and process groups; the stages stay.
+
+        If it failed, the other ranks are told that this one is gone.
+        """
         if self._held is None or self._training is None:
             return
+        drained = False
         try:
             self._training.drain()
+            drained = True
         finally:
+            self._detector.close(farewell=drained and not failed)
             self._held.streams.close()
             self._held.messages.close()
             self._held.groups.close()

@@ -46,7 +46,8 @@ PREDICTED_COLUMNS = ("predicted_step_s", "low", "high", "peak_bytes", "fits", "c
 class ScoredRow:
     """The prediction for a row: seconds of a step with the ends of the 90 % interval, and bytes of memory.
 
-    `peak_bytes` and `room_bytes` are the peak and the usable memory of the rank with the least memory left.
+    `peak_bytes` and `room_bytes` are of the rank with the least memory left. The room is the memory that
+    reserve and communicators leave to tensors.
     `chance_to_fit` is the probability that all ranks have enough memory. `plain_s` is the result of
     `plain_step_s`.
     """
@@ -190,8 +191,9 @@ def _scored(row: Measurement, subjects: Subjects, known: dict[object, ScoredRow]
 def _predicted(row: Measurement, subject: Subject) -> ScoredRow:
     prediction = predict_long(subject.cost_model, subject.plan).prediction
     usable_bytes = subject.cost_model.network.places.usable_bytes.tolist()
-    held = zip(prediction.peak_bytes, usable_bytes, strict=False)
-    peak, room = min(held, key=lambda one: one[1] - one[0])
+    beside = prediction.communicator_bytes or (0,) * len(prediction.peak_bytes)
+    rooms = (room - held for room, held in zip(usable_bytes, beside, strict=False))
+    peak, room = min(zip(prediction.peak_bytes, rooms, strict=True), key=lambda one: one[1] - one[0])
     return ScoredRow(
         row=row,
         step_s=prediction.step_s,

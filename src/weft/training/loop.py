@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +23,6 @@ from weft.errors import RunError
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import BY_SOURCE, SAMPLE_SOURCES
 from weft.program.arrays import Ints
-from weft.run.launch.failures import gone_ranks
 from weft.run.launch.heartbeat import beating
 from weft.run.launch.worker_start import WorkerContext
 from weft.run.runtime import StepResult
@@ -108,7 +106,7 @@ def _train_plan(
     """Train the steps of one plan; return how they ended, and their memory."""
     run = open_run(job, run_dir, context, generation=generation, former=former)
     runtime = run.runtime
-    with beating(run.recorder, runtime.notice, partial(gone_ranks, run_dir), runtime.abort), run.journal:
+    with beating(run.recorder, runtime.notice), run.journal:
         state = _resume(run, run.newest) if run.newest else _start(run)
         _tell_data(run, state)
         end = _train_steps(run, state)

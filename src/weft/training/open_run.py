@@ -21,6 +21,7 @@ from weft.files import weft_home
 from weft.planning.planned import PlannedJob
 from weft.program.rank_program import RankProgram
 from weft.run.accelerator import require_same_bits
+from weft.run.launch.flight_recorder import record_path
 from weft.run.launch.worker_start import WorkerContext
 from weft.run.record.recorder import Recorder
 from weft.run.runtime import RankRuntime, require_runnable
@@ -179,6 +180,7 @@ def open_run(
         recorder=recorder,
         transport=run.run.transport,
         generation=generation,
+        flight_record=record_path(run_dir, context.rank),
     )
     with together():
         weight_log = _weight_log(job, run_dir, runtime) if run.checkpoint.weight_log else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import convolutional_jobs
 import torch
 from asked_methods import CLIPS
 from equality_table import Row
@@ -45,4 +46,7 @@ ROWS = (
     CLIPPED(tiny(tied=True), "depth-first", pp=2, dp=2, loops=2, sharding="zero-2"),
     CLIPPED(tiny(), "zb-v", pp=2, dp=2, loops=2, sharding="zero-1"),
     CLIPPED(tiny(tied=True), "chimera", pp=2, sharding="zero-1"),
+    # A momentum, and running statistics, of steps that the device may leave out.
+    CLIPPED(tiny(), "1f1b", pp=2, dp=2, sharding="zero-1", optimizer="sgd"),
+    CLIPPED(convolutional_jobs.tiny("resnet"), "1f1b", pp=2, dp=2, optimizer="sgd"),
 )

@@ -30,7 +30,9 @@ def by_planner(row: Row) -> Plan:
     [group] = cluster.groups
     taken = group.device.memory_bytes - group.device.usable_bytes
     memory = round(0.75 * Bounds(problem).holding(Layout(loops=1, **sizes)).total) + taken
-    tight = replace(cluster, groups=(replace(group, device=replace(group.device, memory_bytes=memory)),))
+    # A stated reserve has room for communicators.
+    device = replace(group.device, memory_bytes=memory, reserve_bytes=taken)
+    tight = replace(cluster, groups=(replace(group, device=device),))
     problem = replace(problem, job=replace(problem.job, cluster=tight))
     plan = WeftPlanner().search(problem).fitting[0].plan
     assert plan is not None

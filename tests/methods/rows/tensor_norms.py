@@ -67,6 +67,6 @@ ROWS = (
     CLIPPED(WIDE, dp=2, tp=2, sharding="zero-2"),
     LANS(tiny(), "breadth-first", pp=2, dp=2, loops=3, sharding="zero-1", methods=(Offloads(),)),
     LANS(WIDE, dp=2, tp=2, steps=4, methods=(Averages(2),)),
-    # Batch norms: the host learns whether the step is left out.
+    # Batch norms.
     CLIPPED(convolutional_jobs.tiny("resnet"), dp=2, sharding="zero-1"),
 )

@@ -13,10 +13,13 @@ from predict.plans import plan_of
 
 import weft
 from weft.describe.cluster_file import parse_cluster
-from weft.describe.device import COMMUNICATOR_ROOM_BYTES, RESERVE_BYTES
+from weft.describe.device import RESERVE_BYTES
 from weft.describe.families import layer_graph
 from weft.describe.plan import Plan
+from weft.moves.layout_of_plan import layout_of
 from weft.planning.compile import compile_folded, compile_plan
+from weft.planning.planners.base import Candidate, Verdict
+from weft.planning.planners.simulated import judged
 from weft.predict.cost.communicators import (
     BUFFER_BYTES,
     FEWEST_CHANNELS,
@@ -85,26 +88,45 @@ def test_a_collective_takes_what_four_a100_showed(ranks: int, measured_bytes: in
     assert found.held_bytes.tolist() == pytest.approx([measured_bytes] * ranks, rel=0.15)
 
 
-def test_tensors_lose_what_the_reserve_has_no_room_for() -> None:
-    held = np.array([0, 2**29, 2**30, 3 * 2**30])
-    assert Communicators(held, held).beyond_reserve.tolist() == [0, 0, 0, 2**31]
-
-
 def test_a_job_shows_communicators_beside_its_reserve_and_has_less_memory() -> None:
     job = weft.plan(model="gpt-1m", on="8xa100-80gb", global_batch=8, sequence=64, pp=2, tp=2, dp=2).job
     device = job.problem.job.cluster.device_of(0)
-    beyond = job.communicators.beyond_reserve
-    assert beyond.min() > 0
-    assert job.usable_bytes == [device.usable_bytes - one for one in beyond.tolist()]
-    parts = job.memory_parts(0)
-    *tensors, buffers, reserve = parts
+    held = job.communicators.held_bytes.tolist()
+    assert min(held) > 0
+    # Of gradients, of divided layers, and of messages to and fro.
+    assert job.communicators.number.tolist() == [opened(job.plan, job.program, rank) for rank in range(8)]
+    assert job.unreserved_bytes == [device.memory_bytes - RESERVE_BYTES] * 8
+    assert job.usable_bytes == [device.memory_bytes - RESERVE_BYTES - one for one in held]
+    assert job.predicted.prediction.communicator_bytes == job.prediction.communicator_bytes == tuple(held)
+    *tensors, buffers, reserve = job.memory_parts(0)
     assert tensors == job.peak_parts(0)
-    number, held_bytes = (int(each[0]) for each in job.communicators)
-    assert number > 2
-    assert (buffers.name, buffers.value) == (f"communicators ({number})", held_bytes)
-    assert buffers.value + reserve.value == device.memory_bytes - job.usable_bytes[0]
-    # Its driver and its libraries.
-    assert reserve.value == RESERVE_BYTES - COMMUNICATOR_ROOM_BYTES
+    assert (buffers.name, buffers.value) == (f"communicators ({job.communicators.number[0]})", held[0])
+    assert reserve.value == RESERVE_BYTES
+
+
+def test_a_plan_without_communicators_has_all_but_the_reserve() -> None:
+    job = weft.plan(model="gpt-1m", on="1xa100-80gb", global_batch=8, sequence=64).job
+    assert job.prediction.communicator_bytes == ()
+    assert job.usable_bytes == job.unreserved_bytes == [job.memory_bytes[0] - RESERVE_BYTES]
+    assert job.memory_parts(0)[-1].name == "reserve"
+
+
+def test_a_plan_must_fit_beside_its_communicators_and_their_interval() -> None:
+    job = weft.plan(model="gpt-1m", on="2xa100-80gb", global_batch=8, sequence=64, pp=1, dp=2).job
+    [group] = job.problem.job.cluster.groups
+    [needed_bytes] = set(job.prediction.needs_at(0.02))
+    # The tiny model's own interval is small beside that of 503 MB.
+    assert needed_bytes - max(job.prediction.needed_bytes) > 0.5 * job.communicators.held_bytes[0]
+
+    def fits(usable_bytes: int) -> bool:
+        device = replace(group.device, memory_bytes=usable_bytes + RESERVE_BYTES)
+        cluster = replace(job.problem.job.cluster, groups=(replace(group, device=device),))
+        problem = replace(job.problem, job=replace(job.problem.job, cluster=cluster))
+        asked = Candidate(layout=layout_of(job.plan), verdict=Verdict.PRUNED, reason="")
+        return judged(problem, asked, job.plan).verdict is Verdict.FITS
+
+    assert fits(needed_bytes)
+    assert not fits(needed_bytes - 1)
 
 
 @pytest.mark.parametrize("given_bytes", [None, 2**30])

@@ -65,9 +65,9 @@ def planned(
 
 
 def peaks(graph: LayerGraph, **shape: Any) -> tuple[int, ...]:
-    """Of every rank, and their upper ends at a risk of 2 %; `shape` as `planned` takes it."""
+    """Of every rank, and the upper ends of their intervals; `shape` as `planned` takes it."""
     prediction = step_of(planned(graph, **shape), WIDE, graph).prediction
-    return (*prediction.peak_bytes, *prediction.peaks_at(0.02))
+    return (*prediction.peak_bytes, *prediction.peak_high_bytes)
 
 
 def rises(sizes: list[tuple[int, ...]]) -> bool:

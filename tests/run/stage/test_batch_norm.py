@@ -64,14 +64,18 @@ def test_a_layer_that_is_run_again_is_counted_once_and_its_graph_stays_valid() -
     torch.testing.assert_close(kept.weight.grad, again.weight.grad)
 
 
-def test_a_step_that_is_left_out_moves_nothing() -> None:
-    one = norm()
-    one(maps(0) * float("nan"))
-    one.count()
-    one.forget()
-    one.end_step()
-    assert [value.tolist() for value in one.statistics()] == [[0.0, 0.0], [1.0, 1.0]]
-    assert one.num_batches_tracked.item() == 0
+def test_a_step_that_is_left_out_moves_nothing_and_leaves_nothing_behind() -> None:
+    one, whole = norm(), norm()
+    for key, lost in enumerate((True, False, True, False)):
+        one(maps(key) * (float("nan") if lost else 1.0))
+        one.count()
+        one.end_step(torch.tensor(float(lost)))
+        if not lost:
+            whole(maps(key))
+            whole.count()
+            whole.end_step()
+        assert [value.tolist() for value in one.statistics()] == [one.tolist() for one in whole.statistics()]
+        assert one.num_batches_tracked.item() == whole.num_batches_tracked.item()
 
 
 def test_statistics_are_held_in_fp32_or_wider() -> None:

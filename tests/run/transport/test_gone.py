@@ -1,7 +1,9 @@
-"""Law: whoever waits for a rank that is gone stops waiting within a heartbeat or two, and names that rank."""
+"""Law: whoever waits for another rank stops waiting soon after any rank has died, and names that rank."""
 
 from __future__ import annotations
 
+import json
+import threading
 import time
 from pathlib import Path
 
@@ -11,10 +13,8 @@ from small_jobs import batch_of, make_runtime
 from small_plans import make_plan, make_program, tiny
 
 from weft.describe.plan import Plan
-from weft.program.rank_program import part_of
-from weft.run.launch.failures import PeerLostError, gone_ranks, tell_gone
-from weft.run.launch.heartbeat import beating
-from weft.run.record.recorder import Recorder
+from weft.run.launch.failures import PeerLostError
+from weft.run.launch.flight_recorder import record_path
 from weft.run.transport.device_group import DeviceGroup, abort
 from weft.run.transport.gone import Gone
 
@@ -22,64 +22,67 @@ LIMIT_S = 30.0
 
 
 def wait_for_stuck_rank(rank: int, ranks: int, plan: Plan, transport: str, folder: Path) -> str:
-    """Rank 1 never steps and keeps its connections. What rank 0 tells once rank 1 is said to be gone."""
-    config, over = tiny(), folder / "over"
+    """Rank 1 never steps, the last rank leaves without a farewell. What rank 0 tells, which waits for rank 1.
+
+    Both keep all connections between stages and in groups.
+    """
+    config, over, record = tiny(), folder / "over", record_path(folder, rank)
     program = make_program(config, plan)
-    recorder = Recorder(folder, program=part_of(program, rank), plan_id="0" * 16, steps=1)
-    runtime = make_runtime(rank, config, plan, program, recorder=recorder, transport=transport)
+    runtime = make_runtime(rank, config, plan, program, transport=transport, flight_record=record)
+    if rank == ranks - 1:
+        runtime._detector.close(farewell=False)
     told = ""
-    if rank == 1:
+    if rank:
         deadline = time.monotonic() + LIMIT_S
         while not over.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         # Otherwise rank 0 waits until this one closes its connections.
         told = "outlasted" if over.exists() else "the other rank still waits"
     else:
-        tell_gone(folder, [1])
-        with beating(recorder, runtime.notice, lambda: gone_ranks(folder), runtime.abort):
-            try:
-                told = str(runtime.step(0, batch_of(config, plan, 0)).loss)
-            except PeerLostError as error:
-                told = str(error)
+        try:
+            told = str(runtime.step(0, batch_of(config, plan, 0)).loss)
+        except PeerLostError as error:
+            told = str(error)
         over.touch()
     return told
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("transport", ["device", "host"])
-@pytest.mark.parametrize("degrees", [{"pp": 2}, {"dp": 2}], ids=str)
-def test_a_rank_stops_waiting_for_one_that_is_gone_and_names_it(
+@pytest.mark.parametrize("degrees", [{"pp": 3}, {"dp": 3}], ids=str)
+def test_a_rank_stops_waiting_when_any_rank_is_gone_and_names_it(
     worker_pool: WorkerPool, tmp_path: Path, degrees: dict[str, int], transport: str
 ) -> None:
     (tmp_path / "logs").mkdir()
-    plan = make_plan(tiny(), schedule="1f1b", precision="fp32", **degrees)
-    told, other = worker_pool.run(wait_for_stuck_rank, plan, transport, tmp_path, ranks=2)
-    assert other == "outlasted"
-    assert told.endswith("; rank 1 is gone")
+    plan = make_plan(tiny(), schedule="1f1b", micro_batches=6, precision="fp32", **degrees)
+    told, *others = worker_pool.run(wait_for_stuck_rank, plan, transport, tmp_path, ranks=3)
+    assert others == ["outlasted"] * 2
+    assert told.endswith("; rank 2 is gone")
     # The instruction that waited, and its stream.
     assert "rank 0, step 0, instruction" in told
     assert "failed: " in told
-
-
-def test_nobody_is_gone_until_somebody_tells(tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    assert gone_ranks(tmp_path) == ()
-    tell_gone(tmp_path, [3, 11])
-    assert gone_ranks(tmp_path) == (3, 11)
-    tell_gone(tmp_path, ())
-    tell_gone(tmp_path, ())
-    assert gone_ranks(tmp_path) == ()
+    # Of gloo's groups torch records collectives.
+    assert "entries" in json.loads(record_path(tmp_path, 0).read_bytes())
 
 
 def test_a_step_behind_an_abort_fails_even_if_nothing_in_it_has() -> None:
     gone = Gone()
     with gone.named():
         pass
-    gone.add([2, 1])
-    gone.add([1])
+    gone.add(2)
     # An aborted kernel of NCCL ends like any other.
-    with pytest.raises(PeerLostError, match=r"^ranks 2, 1 are gone$"), gone.named():
+    with pytest.raises(PeerLostError, match=r"^rank 2 is gone$"), gone.named():
         pass
+
+
+def test_an_error_of_a_broken_connection_waits_for_the_name_of_the_rank_that_is_gone() -> None:
+    gone = Gone()
+    telling = threading.Timer(0.05, gone.add, (2,))
+    telling.start()
+    with pytest.raises(PeerLostError, match=r"^closed; rank 2 is gone$"), gone.named():
+        raise PeerLostError("closed")
+    with pytest.raises(ValueError, match=r"^own$"), Gone().named():
+        raise ValueError("own")
 
 
 class Communicator:

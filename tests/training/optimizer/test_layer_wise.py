@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from weft.run.state.votes import leaving_out
+from weft.run.state.votes import decided, leaving_out
 from weft.run.state.whole_sums import WholeSumsOptimizer
 from weft.training.optimizer import layer_wise
 from weft.training.optimizer.layer_wise import Lamb, Lans, LayerWise, NvLamb
@@ -211,7 +211,7 @@ def test_a_step_that_is_left_out_changes_no_bit(kind: type[LayerWise], steps: in
             if lost and not broken:
                 continue
             weight.grad = torch.full_like(weight, torch.nan) if lost else drawn(number)["matrix"].float()
-            with leaving_out(optimizer, [torch.tensor(float(lost)), torch.zeros(())]):
+            with leaving_out(optimizer, decided([torch.tensor(float(lost)), torch.zeros(())])):
                 optimizer.step()
         return [weight.detach(), *optimizer.state[weight].values()]
 

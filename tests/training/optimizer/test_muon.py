@@ -12,7 +12,7 @@ from torch import nn
 
 from weft.errors import InputError
 from weft.run.stage.build import build_stage
-from weft.run.state.votes import leaving_out
+from weft.run.state.votes import decided, leaving_out
 from weft.training.optimizer.muon import COEFFICIENTS, SCALES, Muon, orthogonalised
 from weft.training.optimizer.optimizers import OptimizerSettings, hidden_matrices, optimizer_factory
 
@@ -100,7 +100,7 @@ def test_a_step_that_is_left_out_changes_no_bit(steps: int, orthogonalises: bool
             if lost and not broken:
                 continue
             weight.grad = torch.full_like(weight, torch.nan) if lost else drawn(number, 4, 3).float()
-            with leaving_out(optimizer, [torch.tensor(float(lost)), torch.zeros(())]):
+            with leaving_out(optimizer, decided([torch.tensor(float(lost)), torch.zeros(())])):
                 optimizer.step()
         return [weight.detach(), *optimizer.state[weight].values()]
 

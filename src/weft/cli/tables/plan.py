@@ -86,7 +86,7 @@ def memory_parts_table(parts: Sequence[MemoryPart]) -> Table:
 
 
 def chance_text(planned: PlannedJob) -> str:
-    """Return the chance that a plan fits, beside the accepted risk, and the reserve."""
+    """Return the chance that a plan fits, beside the accepted risk, and what tensors do not get."""
     problem = planned.problem
     devices = {group.device.name: group.device for group in problem.job.cluster.groups}.values()
     reserves = ", ".join(
@@ -95,7 +95,9 @@ def chance_text(planned: PlannedJob) -> str:
         if one.usable_bytes < one.memory_bytes
     )
     kept = f"; {reserves} stay in reserve" if reserves else ""
-    chance = planned.prediction.chance_to_fit(planned.usable_bytes)
+    if most := max(planned.prediction.communicator_bytes, default=0):
+        kept += f", and communicators take {format_bytes(most)}"
+    chance = planned.prediction.chance_to_fit(planned.unreserved_bytes)
     words = f"over {_SURE:.1%}" if chance > _SURE else f"{chance:.1%}"
     memory = problem.measurements.memory
     measured = f"; memory as {memory.in_words()}" if memory.count else ""

@@ -25,7 +25,7 @@ def predicted_record(planned: PlannedJob) -> dict[str, Any]:
         "tokens_per_s": plan.global_batch * plan.sequence / prediction.step_s,
         "peak_bytes": prediction.peak_bytes[fullest],
         "usable_bytes": planned.usable_bytes[fullest],
-        "chance_to_fit": prediction.chance_to_fit(planned.usable_bytes),
+        "chance_to_fit": prediction.chance_to_fit(planned.unreserved_bytes),
         "breakdown": dict(planned.step_breakdown),
     }
 

@@ -18,7 +18,7 @@ from weft.run.handlers.step import BegunStep, begin_step
 from weft.run.methods import HandlerOf, Making, MethodState, StateOf
 from weft.run.parallel.tensor_stage import TensorParallel, tensor_ranks, token_ranks
 from weft.run.resources import Resources, groups_of_stages
-from weft.run.state.votes import leaving_out
+from weft.run.state.votes import decided, leaving_out
 from weft.run.state.whole_sums import WholeSumsOptimizer
 from weft.run.workspace import Workspace
 from weft.sync.base import Group
@@ -103,7 +103,7 @@ def tensor_norms(workspace: Workspace, instruction: Instruction) -> Issue:
     table = state.tables[stage]
 
     def work(votes: Sequence[torch.Tensor], before: BegunStep | None) -> BegunStep:
-        with leaving_out(optimizer, votes):
+        with leaving_out(optimizer, decided(votes)):
             sums = optimizer.sums(None if before is None else before.whole)
         return BegunStep(votes, table.whole(sums, group))
 

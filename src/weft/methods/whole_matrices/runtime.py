@@ -11,7 +11,7 @@ from weft.run.handlers.base import Issue
 from weft.run.handlers.step import BegunStep, begin_step
 from weft.run.methods import HandlerOf
 from weft.run.state.stepped import Piece
-from weft.run.state.votes import leaving_out
+from weft.run.state.votes import decided, leaving_out
 from weft.run.state.whole_matrices import WholeMatricesOptimizer
 from weft.run.state.whole_pieces import complete_pieces
 from weft.run.workspace import Workspace
@@ -28,7 +28,7 @@ def whole_matrices(workspace: Workspace, instruction: Instruction) -> Issue:
         optimizer.complete(matrix)
 
     def work(votes: Sequence[torch.Tensor], before: BegunStep | None) -> BegunStep:
-        with leaving_out(optimizer, votes):
+        with leaving_out(optimizer, decided(votes)):
             optimizer.begin()
         stepped = {id(matrix) for matrix in optimizer.matrices}
         matrices = [piece for piece in pieces if id(piece.stepped) in stepped]

@@ -274,7 +274,7 @@ def graph_costs(
         state_bytes=held.states,
         buffer_bytes=held.buffers,
         reduced_bytes=bounds.exchanged_bytes(layout)[0],
-        memory_bytes=float(problem.cost_model.network.places.usable_bytes.min()),
+        memory_bytes=float(problem.cost_model.network.places.room_bytes.min()),
         devices=job.cluster.ranks // tp,
         global_batch=job.global_batch,
         link=_slowest_link(job.cluster),

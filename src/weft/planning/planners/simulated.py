@@ -60,15 +60,15 @@ def judged(problem: Problem, candidate: Candidate, plan: Plan) -> Candidate:
 def _misfit(problem: Problem, step: LongStep) -> str | None:
     """Return the reason why a step does not fit at the problem's `memory_risk`; None if it fits."""
     prediction = step.prediction
-    peak_bytes = np.array(prediction.peak_bytes)
-    usable_bytes = problem.cost_model.network.places.usable_bytes[: len(peak_bytes)]
-    usable_bytes = usable_bytes - np.array(step.communicator_bytes)
-    over = np.array(prediction.peaks_at(problem.memory_risk)) - usable_bytes
+    usable_bytes = problem.cost_model.network.places.usable_bytes[: len(prediction.peak_bytes)]
+    over = np.array(prediction.needs_at(problem.memory_risk)) - usable_bytes
     rank = int(np.argmax(over))
     if over[rank] <= 0:
         return None
-    resident, missing = step.resident_bytes[rank], int(peak_bytes[rank] - usable_bytes[rank])
-    fills = filled(Holding(resident=resident, activations=int(peak_bytes[rank]) - resident))
+    resident, missing = step.resident_bytes[rank], int(prediction.needed_bytes[rank] - usable_bytes[rank])
+    fills = filled(Holding(resident=resident, activations=prediction.peak_bytes[rank] - resident))
+    if prediction.communicator_bytes:
+        fills += f", and {format_bytes(prediction.communicator_bytes[rank])} of communicators"
     if missing > 0:
         return f"rank {rank} would need {format_bytes(missing)} more than its device has: {fills}"
     chance = prediction.chance_to_fit(usable_bytes.tolist())

@@ -26,7 +26,6 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.describe.cluster import Cluster
-from weft.describe.device import COMMUNICATOR_ROOM_BYTES
 from weft.describe.one_line import one_line
 from weft.predict.cost.placed_plan import PlacedPlan
 from weft.program.arrays import Ints, Mask
@@ -37,7 +36,6 @@ BUFFER_BYTES = 10 * 2**20
 END_BYTES = 2 * 2**20
 NVLINK_BYTES_PER_S = 25e9
 FEWEST_CHANNELS, MOST_CHANNELS = 2, 32
-SPREAD = 0.5
 SOURCE = "channels of NCCL"
 
 
@@ -51,18 +49,13 @@ class Communicators(NamedTuple):
         most = max(self.number.tolist(), default=0)
         return one_line(self, f"of {len(self.number)} ranks: at most {most} on a rank")
 
-    @property
-    def beyond_reserve(self) -> Ints:
-        """The bytes for which a device's usual reserve has no room, and which tensors do not get."""
-        return np.maximum(0, self.held_bytes - COMMUNICATOR_ROOM_BYTES)
-
 
 def communicators(placed: PlacedPlan, program: Program) -> Communicators:
     """Return the communicators of a plan's program on a cluster.
 
-    Ranks of a synchronous device have gloo, which takes none of the device's memory: their bytes are 0. So
-    are those of a device whose reserve is given, because it has room for communicators. A folded program
-    gives the numbers of all ranks.
+    Ranks of a synchronous device, and all ranks through host memory, have gloo. It takes none of the device's
+    memory: their bytes are 0. So are those of a device whose reserve is given, because it has room for
+    communicators. A folded program gives the numbers of all ranks.
     """
     cluster, number = placed.model.cluster, np.zeros(program.ranks, dtype=np.int64)
     held = np.zeros(program.ranks, dtype=np.int64)
@@ -88,8 +81,7 @@ def communicators(placed: PlacedPlan, program: Program) -> Communicators:
     for rank, alike in placed.twins.items():
         number[alike], held[alike] = number[rank], held[rank]
     for rank in range(program.ranks):
-        device = cluster.device_of(rank)
-        if device.synchronous or device.reserve_bytes is not None:
+        if placed.model.through_host or not cluster.device_of(rank).holds_communicators:
             held[rank] = 0
     return Communicators(number, held)
 

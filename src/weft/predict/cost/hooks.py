@@ -21,6 +21,7 @@ from weft.errors import InputError, Violation
 from weft.predict.cost.codec_times import codec_s
 from weft.predict.cost.compute import StageTimes
 from weft.predict.cost.exchanges import Exchanges
+from weft.predict.cost.host_link import SOURCE, TRANSFER_SPREAD
 from weft.predict.cost.network import CollectiveTime, Network
 from weft.predict.cost.places import Spread
 from weft.predict.cost.pricing import Pricing
@@ -175,7 +176,14 @@ def message_cost(pricing: Pricing, rows: Ints) -> Taken:
         occupancy, latency = pricing.placed.links.message_s(rank, peer, moved_bytes)
         return occupancy, latency, occupancy
 
-    return by_table(pair_s, columns.rank[rows], columns.peer[rows], columns.bytes[rows])
+    return _carried(pricing, by_table(pair_s, columns.rank[rows], columns.peer[rows], columns.bytes[rows]))
+
+
+def _carried(pricing: Pricing, taken: Taken) -> Taken:
+    """Return costs of transfers with the interval and the source of those through host memory."""
+    if not pricing.model.through_host:
+        return taken
+    return taken._replace(spread=TRANSFER_SPREAD, sources=frozenset({SOURCE}))
 
 
 TimeOf = Callable[[Network, Spread, int], CollectiveTime]
@@ -230,7 +238,7 @@ def _collective(pricing: Pricing, rows: Ints, alone: TimeOf, wire: Wire, moved_b
         link_s = taken.link_s * int(pricing.placed.links.flows_of_group[group])
         return max(taken.seconds, link_s), 0.0, link_s
 
-    return by_table(group_s, columns.group[rows], moved_bytes)
+    return _carried(pricing, by_table(group_s, columns.group[rows], moved_bytes))
 
 
 def gradient_pass_s(pricing: Pricing, rows: Ints) -> Floats:

@@ -5,6 +5,9 @@ a hierarchical algorithm. The latter needs a group with several ranks on each of
 inside the nodes, reduces between them, and spreads inside them. An all-reduce may also use two trees, with a
 latency that grows with the logarithm of the ranks. All times assume that the collective has its nodes' links
 to itself. Between ranks of one node with a measured device, measured tables replace the description.
+
+Through host memory (the transport `host`), a device copies its bytes to its host before, and from its host
+behind. Inside a node they go over TCP; see `weft.predict.cost.host_link`.
 """
 
 from __future__ import annotations
@@ -16,9 +19,11 @@ from math import ceil, log2, sqrt
 from typing import NamedTuple
 
 from weft.describe.cluster import Cluster, Link
+from weft.describe.device import Device
 from weft.describe.one_line import one_line
 from weft.describe.synchronisation import AS_IT_IS, Wire
 from weft.predict.corrections import Correction
+from weft.predict.cost.host_link import LOOPBACK, host_copy_s
 from weft.predict.cost.places import ClusterPlaces, Spread
 from weft.predict.profile import MachineMeasurement, value_at
 
@@ -46,13 +51,15 @@ class CollectiveTime(NamedTuple):
 class Network:
     """The links of a cluster; `machine` holds the measurements between two ranks of one node.
 
-    `correction` multiplies all times. `wire` gives the bytes sent for each byte of a collective.
+    `correction` multiplies all times. `wire` gives the bytes sent for each byte of a collective. With
+    `through_host`, devices that are not their own hosts exchange all bytes through host memory.
     """
 
     cluster: Cluster
     machine: MachineMeasurement | None = None
     correction: Correction | None = None
     wire: Wire = AS_IT_IS
+    through_host: bool = False
 
     __repr__ = one_line
 
@@ -78,10 +85,12 @@ class Network:
             latency_s = value_at(table, 0.0)
             busy_s = max(0.0, value_at(table, float(sent_bytes)) - latency_s)
         else:
-            link = self.cluster.link_between(rank, peer)
-            link = link if here == there else _slower(link, sharing)
+            link = self._links_inside[self.cluster.group_index_of(rank)]
+            if here != there:
+                link = _slower(self.cluster.link_between(rank, peer), sharing)
             busy_s, latency_s = sent_bytes / link.bytes_per_s, link.latency_s
-        return factor * busy_s, factor * latency_s
+        out_s, in_s = (self._copy_s(sent_bytes, [self.cluster.device_of(end)]) for end in (rank, peer))
+        return factor * (busy_s + out_s), factor * (latency_s + in_s)
 
     def all_reduce_s(self, ranks: Ranks, reduced_bytes: int) -> float:
         """Return the seconds of `all_reduce`."""
@@ -95,15 +104,21 @@ class Network:
             measured_s = _scaled(machine.all_reduce, spread.ranks, reduced_bytes * self.wire.inside)
             return CollectiveTime(measured_s, 0.0).scaled(self._factor)
         one_way = min(self._one_way(spread, reduced_bytes), self._trees(spread, reduced_bytes))
-        return one_way.scaled(2.0 * self._factor)
+        return self._copied(spread, one_way.scaled(2.0), reduced_bytes, reduced_bytes)
 
     def reduce_scatter(self, ranks: Ranks, total_bytes: int) -> CollectiveTime:
         """Return the time in which every rank gets its share of the sum of `total_bytes`."""
-        return self._one_way(self._spread_of(ranks), total_bytes).scaled(self._factor)
+        spread = self._spread_of(ranks)
+        return self._copied(
+            spread, self._one_way(spread, total_bytes), total_bytes, total_bytes / spread.ranks
+        )
 
     def all_gather(self, ranks: Ranks, total_bytes: int) -> CollectiveTime:
         """Return the time in which every rank gets all `total_bytes` from a share on each rank."""
-        return self._one_way(self._spread_of(ranks), total_bytes).scaled(self._factor)
+        spread = self._spread_of(ranks)
+        return self._copied(
+            spread, self._one_way(spread, total_bytes), total_bytes / spread.ranks, total_bytes
+        )
 
     def all_to_all(self, ranks: Ranks, given_bytes: int) -> CollectiveTime:
         """Return the time in which every rank sends each rank an equal part of `given_bytes`."""
@@ -113,11 +128,38 @@ class Network:
         part, here = given_bytes / spread.ranks, spread.most_on_a_node
         inside_s = max((_slowest_s([link], (here - 1) * part) for link in self._inside(spread)), default=0.0)
         if spread.nodes == 1:
-            return CollectiveTime(inside_s, 0.0).scaled(self._factor)
+            return self._copied(spread, CollectiveTime(inside_s, 0.0), given_bytes, given_bytes)
         # All devices of a node send at once, each the parts of the other nodes' ranks.
         between, leaving = self._between(spread.around, here), (spread.ranks - here) * part
         seconds = max(inside_s, _slowest_s(between, leaving))
-        return CollectiveTime(seconds, _moving_s(between, leaving)).scaled(self._factor)
+        alone = CollectiveTime(seconds, _moving_s(between, leaving))
+        return self._copied(spread, alone, given_bytes, given_bytes)
+
+    def _copied(
+        self, spread: Spread, alone: CollectiveTime, out_bytes: float, in_bytes: float
+    ) -> CollectiveTime:
+        """Return a collective with each rank's copies through host memory, as measured steps correct it.
+
+        The slowest device of the cluster decides the copies.
+        """
+        copied_s = 0.0
+        if spread.ranks > 1:
+            share = max(self.wire.inside, self.wire.between)
+            devices = [group.device for group in self.cluster.groups]
+            copied_s = sum(self._copy_s(share * each, devices) for each in (out_bytes, in_bytes))
+        return alone._replace(seconds=alone.seconds + copied_s).scaled(self._factor)
+
+    def _copy_s(self, copied_bytes: float, devices: Sequence[Device]) -> float:
+        apart = (one for one in devices if self.through_host and not one.synchronous)
+        return max((host_copy_s(one, copied_bytes) for one in apart), default=0.0)
+
+    @cached_property
+    def _links_inside(self) -> tuple[Link, ...]:
+        """The links inside the nodes of each group."""
+        return tuple(
+            LOOPBACK if self.through_host and not group.device.synchronous else group.link
+            for group in self.cluster.groups
+        )
 
     @property
     def _factor(self) -> float:
@@ -183,7 +225,7 @@ class Network:
         """Return the links inside the nodes, none if another collective uses them."""
         if self.wire.inside == 0.0:
             return []
-        links = [self.cluster.groups[group].link for group in spread.inside]
+        links = [self._links_inside[group] for group in spread.inside]
         return links if self.wire.inside == 1.0 else [_slower(link, self.wire.inside) for link in links]
 
     def _between(self, pairs: Sequence[tuple[int, int]], sharing: int = 1) -> list[Link]:
@@ -193,10 +235,10 @@ class Network:
         return [_slower(link, sharing * self.wire.between) for link in links]
 
     def _measured(self, group: int) -> MachineMeasurement | None:
-        """Return the measurements inside the nodes of a group, if any."""
-        machine = self.machine
-        same = machine is not None and machine.device == self.cluster.groups[group].device.name
-        return machine if same else None
+        """Return the measurements inside the nodes of a group, if any; none are of transfers by a host."""
+        machine, device = self.machine, self.cluster.groups[group].device
+        other = self.through_host and not device.synchronous
+        return machine if machine is not None and machine.device == device.name and not other else None
 
 
 def _slower(link: Link, factor: float) -> Link:

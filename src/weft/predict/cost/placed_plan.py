@@ -35,7 +35,7 @@ from weft.program.program import Program
 
 @dataclass(frozen=True, kw_only=True)
 class CostModel:
-    """A model, a cluster, their measurements, and the correction from measured steps.
+    """A model, a cluster, their measurements, the correction from measured steps, and the way between ranks.
 
     Create one for many plans: they share evaluated layers and links. No price depends on earlier prices.
     """
@@ -45,6 +45,7 @@ class CostModel:
     machine: MachineMeasurement | None = None
     profile: LayerProfile | None = None
     correction: Correction | None = None
+    through_host: bool = False
 
     __repr__ = one_line
 
@@ -79,7 +80,12 @@ class CostModel:
 
     @cached_property
     def network(self) -> Network:
-        return Network(cluster=self.cluster, machine=self.machine, correction=self.correction)
+        return Network(
+            cluster=self.cluster,
+            machine=self.machine,
+            correction=self.correction,
+            through_host=self.through_host,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,8 +79,14 @@ class ClusterPlaces:
 
     @cached_property
     def usable_bytes(self) -> Ints:
-        """Memory that a program can allocate on each rank's device."""
+        """Memory for tensors and communicators on each rank's device."""
         of_group = np.array([group.device.usable_bytes for group in self.cluster.groups], dtype=np.int64)
+        return of_group[self.group]
+
+    @cached_property
+    def room_bytes(self) -> Ints:
+        """Memory for tensors on each rank's device, beside the communicators of a usual plan."""
+        of_group = np.array([group.device.room_bytes for group in self.cluster.groups], dtype=np.int64)
         return of_group[self.group]
 
     @cached_property

@@ -13,6 +13,7 @@ from weft.describe.plan import Plan
 from weft.describe.prediction import SHARED
 from weft.errors import InputError, Violation
 from weft.predict.corrections import UNMEASURED_MEMORY, MemoryCorrection
+from weft.predict.cost.communicators import Communicators, communicators
 from weft.predict.cost.hooks import LeadOf, hook_of
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.predict.cost.pricing import Pricing
@@ -44,13 +45,14 @@ class Priced:
     `high_scale` times a predicted time are the ends of its 90 % interval. `source` names the origins of the
     times. `shared` is the part of the errors' variance that all plans share. `base_half_widths` are those of
     the intervals of `costs.base_bytes`, shape (ranks,), and `held` their parts by name. `memory` corrects
-    peaks; no other bytes have it.
+    peaks; no other bytes have it. `communicators` lie beside them.
     """
 
     costs: Costs
     base_half_widths: Floats
     held: Mapping[str, Held]
     twins: Mapping[int, Ints]
+    communicators: Communicators
     low_scale: float
     high_scale: float
     source: str
@@ -108,6 +110,7 @@ def price_placed(placed: PlacedPlan, program: Program) -> Priced:
         base_half_widths=base_half_widths(held.values(), program.ranks),
         held=held,
         twins=placed.twins,
+        communicators=communicators(placed, program),
         low_scale=low_scale,
         high_scale=high_scale,
         source=source,

@@ -10,15 +10,11 @@ import torch
 
 from weft.program.program import NONE, Instruction
 from weft.run.handlers.base import BEGUN, COPIED, GRADIENT, WEIGHTS, Issue
-from weft.run.state.votes import VotedOptimizer, leaving_out
+from weft.run.state.votes import decided, leaves_out, leaving_out
 from weft.run.state.whole_matrices import WholeMatricesOptimizer
 from weft.run.state.whole_sums import WholeSumsOptimizer
 from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
-
-# Their fused kernels leave a step out by themselves. That of SGD does, too, but then its first momenta are
-# memory that nothing has written.
-_LEAVE_OUT: tuple[type[torch.optim.Optimizer], ...] = (torch.optim.Adam, torch.optim.AdamW)
 
 Awaited = Sequence[tuple[Value[Any], ...]]
 
@@ -92,14 +88,14 @@ def begin_step(workspace: Workspace, instruction: Instruction, part: BeginStep, 
 def step(workspace: Workspace, instruction: Instruction) -> Issue:
     """Step a stage's optimizer once its gradient is complete, then clear the gradient.
 
-    Methods may delay the step, and leave it out. Where the optimizer and the stage allow it, the device
-    decides that, and the host goes on. A method may have begun the step in an earlier instruction. If a stage
+    Methods may delay the step, and leave it out. Where the optimizer allows it, the device decides that, and
+    the host goes on. A method may have begun the step in an earlier instruction. If a stage
     has handed its buffer back, the next stage to claim it clears it.
     """
     stage, label, resources = instruction.stage, str(instruction), workspace.resources
     optimizer, statistics = resources.optimizers[stage], resources.statistics[stage]
     bucket, shared = resources.buckets[stage], stage in resources.shards
-    gates, device_decides = StepGates(workspace, stage), _leaves_out(optimizer)
+    gates, device_decides = StepGates(workspace, stage), leaves_out(optimizer)
 
     def issue(stream: Stream) -> Completion:
         begun: Value[BegunStep] | None = workspace.values.pop((BEGUN, stage, NONE), None)
@@ -107,18 +103,14 @@ def step(workspace: Workspace, instruction: Instruction) -> Issue:
         reads = chain(followed(workspace, stage), *awaited)
 
         def work() -> None:
-            votes = gates.votes(awaited) if begun is None else begun.content.votes
-            # The host reads votes only for what it decides.
-            left = not (device_decides and not statistics.collects) and any(vote.item() for vote in votes)
+            left_out = decided(gates.votes(awaited) if begun is None else begun.content.votes)
             if device_decides:
-                with leaving_out(optimizer, votes):
+                with leaving_out(optimizer, left_out):
                     _finish(optimizer, begun)
-            elif not left:
+            # Here the host waits for the number.
+            elif left_out is None or not left_out.item():
                 optimizer.step()
-            if left:
-                statistics.forget()
-            else:
-                statistics.end_step()
+            statistics.end_step(left_out)
             gates.stepped()
             if not shared:
                 bucket.clear()
@@ -137,9 +129,3 @@ def _finish(optimizer: torch.optim.Optimizer, begun: Value[BegunStep] | None) ->
         optimizer.step(whole=begun.content.whole)
     else:
         optimizer.step()
-
-
-def _leaves_out(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True if the optimizer leaves a step out when a tensor says so."""
-    fused = type(optimizer) in _LEAVE_OUT and all(group["fused"] for group in optimizer.param_groups)
-    return fused or isinstance(optimizer, VotedOptimizer)

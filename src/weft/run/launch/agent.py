@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.lab.place import current_lab, enter_namespace
-from weft.run.launch.failures import first_failure, log_path, logs_folder, tell_gone
+from weft.run.launch.failures import first_failure, log_path, logs_folder
 from weft.run.launch.flight_recorder import ignore
 from weft.run.launch.lifeline import die_with_parent
 from weft.run.launch.rank_processes import POLL_S, RankProcesses
@@ -55,7 +55,6 @@ def main(run_dir: Path, world_size: int, module: str, launcher_pid: int) -> int:
     # The ranks are copies of this process: what takes seconds to import is imported once.
     load(module, run_dir)
     ignore()
-    tell_gone(run_dir, ())
     ranks = RankProcesses(partial(worker, module, run_dir), world_size)
     stops: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -68,10 +67,7 @@ def main(run_dir: Path, world_size: int, module: str, launcher_pid: int) -> int:
         _stop(run_dir, ranks, signal.Signals(stops[0]))
         return 128 + stops[0]
     if ranks.failed:
-        gone = [rank for rank, code in ranks.exit_codes.items() if code]
         ranks.ask_for_record()
-        # The heartbeats of the others abort whatever waits for these ranks.
-        tell_gone(run_dir, gone)
         ranks.end(FAREWELL_TIMEOUT_S)
         return _report_first(run_dir, ranks, ranks.exit_codes)
     return 0

@@ -6,16 +6,12 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from weft.errors import InputError, RunError
-from weft.files import write_whole
-
-# Names the ranks that are gone, for those that are left.
-_GONE = "gone-ranks"
 
 
 class PeerLostError(RunError):
@@ -49,25 +45,6 @@ def logs_folder(run_dir: Path) -> Path:
 def log_path(run_dir: Path, rank: int) -> Path:
     """Return the path of the log with the printed output of the rank's worker."""
     return logs_folder(run_dir) / f"rank-{rank}.log"
-
-
-def tell_gone(run_dir: Path, ranks: Sequence[int]) -> None:
-    """Tell the remaining ranks of a run which ones are gone; without ranks, that all are there."""
-    path = logs_folder(run_dir) / _GONE
-    # A full disk keeps them from learning it; the agent ends them soon.
-    with suppress(OSError):
-        if ranks:
-            write_whole(path, " ".join(map(str, ranks)))
-        else:
-            path.unlink(missing_ok=True)
-
-
-def gone_ranks(run_dir: Path) -> tuple[int, ...]:
-    """Return the ranks of a run that are gone; empty as long as nobody has told."""
-    try:
-        return tuple(int(rank) for rank in (logs_folder(run_dir) / _GONE).read_text().split())
-    except OSError:
-        return ()
 
 
 def leave_word(pipe: int, rank: int, error: BaseException) -> None:

@@ -1,8 +1,8 @@
 """torch's flight recorder of a rank: the collectives and messages that its process groups have begun.
 
-A rank writes it when the agent asks for it, because another rank has failed or this one hangs. Its main
-thread may then wait in a kernel, where no handler of a signal runs. But the interpreter still writes the
-signal's number into a pipe, and a thread reads it there.
+A rank writes it when another rank is gone, or when the agent asks for it. Its main thread may then wait in a
+kernel, where no handler of a signal runs. But the interpreter still writes the signal's number into a pipe,
+and a thread reads it there.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from weft.files import write_whole
 from weft.run.launch.failures import logs_folder
 
 WRITE = signal.SIGUSR1
@@ -43,13 +44,14 @@ def write_when_asked(path: Path) -> None:
 def _serve(reader: int, path: Path) -> None:
     while number := os.read(reader, 1):
         if number[0] == WRITE:
-            # The disk may be full; the rank's own error tells it.
-            with suppress(OSError):
-                _write(path)
+            write_record(path)
 
 
-def _write(path: Path) -> None:
+def write_record(path: Path) -> None:
+    """Write the flight recorder of this process to `path`; any thread may call it."""
     # The agent imports this module, too, and no torch.
     from torch._C import _distributed_c10d
 
-    path.write_bytes(getattr(_distributed_c10d, _DUMP)())
+    # The disk may be full; the rank's own error tells it.
+    with suppress(OSError):
+        write_whole(path, getattr(_distributed_c10d, _DUMP)().decode())

@@ -1,4 +1,4 @@
-"""`beating`: a thread that shows in the rank's slots that its process runs, and looks for gone ranks.
+"""`beating`: a thread that shows in the rank's slots that its process runs.
 
 The beat stops while the process is stopped, or while a call holds Python's lock (the GIL).
 """
@@ -6,7 +6,7 @@ The beat stops while the process is stopped, or while a call holds Python's lock
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from weft.run.record.recorder import Recorder
@@ -15,17 +15,11 @@ BEAT_INTERVAL_S = 0.5
 
 
 @contextmanager
-def beating(
-    recorder: Recorder | None,
-    notice: Callable[[], int],
-    gone: Callable[[], Sequence[int]] = tuple,
-    abort: Callable[[Sequence[int]], None] | None = None,
-) -> Iterator[None]:
+def beating(recorder: Recorder | None, notice: Callable[[], int]) -> Iterator[None]:
     """Show in the rank's slots, within this block, that its process runs; do nothing without a recorder.
 
     With every beat `notice` has ended instructions recorded, and returns the bound of their times' error. An
-    accelerator tells of them on request only, and the main thread may wait for one that hangs. Once `gone`
-    returns ranks, `abort` is called with them, one time: the main thread may wait for one of them.
+    accelerator tells of them on request only, and the main thread may wait for one that hangs.
     """
     if recorder is None:
         yield
@@ -33,12 +27,8 @@ def beating(
     ended = threading.Event()
 
     def beat() -> None:
-        waits = abort
         while not ended.wait(BEAT_INTERVAL_S):
             recorder.beat(notice())
-            if waits is not None and (ranks := gone()):
-                waits(ranks)
-                waits = None
 
     recorder.beat(notice())
     thread = threading.Thread(target=beat, name="weft-heartbeat", daemon=True)

@@ -57,20 +57,22 @@ class StepBatchNorm(nn.BatchNorm2d):
         self._sum += self._last
         self._counted += 1
 
-    def end_step(self) -> None:
-        """Move the running statistics towards the mean of the passes counted since the last step."""
+    def end_step(self, left_out: torch.Tensor | None = None) -> None:
+        """Move the running statistics towards the mean of the passes counted since the last step.
+
+        If `left_out`, of shape (), is not 0, they stay. The host does not read it.
+        """
         if self._sum is None or not self._counted:
             return
-        for running, total in zip(self.statistics(), self._sum, strict=True):
-            running.lerp_((total / self._counted).to(running.dtype), self._momentum)
+        assert self._last is not None
         assert self.num_batches_tracked is not None
-        self.num_batches_tracked += 1
-        self.forget()
-
-    def forget(self) -> None:
-        """Begin a new step and leave the running statistics as they are."""
-        if self._sum is not None:
-            self._sum.zero_()
+        for running, total in zip(self.statistics(), self._sum, strict=True):
+            moved = running.lerp((total / self._counted).to(running.dtype), self._momentum)
+            running.copy_(moved if left_out is None else torch.where(left_out > 0, running, moved))
+        self.num_batches_tracked += 1 if left_out is None else left_out <= 0
+        self._sum.zero_()
+        # The next pass multiplies it by zero, which keeps what is not finite.
+        self._last.zero_()
         self._counted = 0
 
 

@@ -24,12 +24,8 @@ class Counting(Protocol):
         """Count the last forward pass for the step; a rerun of a pass does not count."""
         ...
 
-    def end_step(self) -> None:
-        """Move the statistics towards the mean of the counted passes."""
-        ...
-
-    def forget(self) -> None:
-        """Leave the statistics as they are and begin a new step."""
+    def end_step(self, left_out: torch.Tensor | None = None) -> None:
+        """Move the statistics towards the mean of the counted passes, unless `left_out`, shape (), is 1."""
         ...
 
     def statistics(self) -> tuple[torch.Tensor, ...]:
@@ -61,13 +57,9 @@ class StageStatistics:
         for part in self._parts:
             part.count()
 
-    def end_step(self) -> None:
+    def end_step(self, left_out: torch.Tensor | None = None) -> None:
         for part in self._parts:
-            part.end_step()
-
-    def forget(self) -> None:
-        for part in self._parts:
-            part.forget()
+            part.end_step(left_out)
 
     def average(self) -> None:
         """Give all replicas the weighted mean of their statistics; every rank of the groups calls it."""

@@ -24,6 +24,13 @@ LOOPBACK = "127.0.0.1"
 # A rank greets at once. A caller that does not is no rank, and makes others wait.
 GREETING_TIMEOUT_S = 5.0
 
+# A machine that vanishes closes nothing: connections to it fail after a minute. Not all systems have these.
+_KEEP_ALIVE = {
+    getattr(socket, option): value
+    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 5))
+    if hasattr(socket, option)
+}
+
 _TOKEN_BYTES = 16
 # Address, port and token of a rank; token, connecting rank and the index of the connection's name.
 _WHERE = struct.Struct(f"!46sH{_TOKEN_BYTES}s")
@@ -32,13 +39,16 @@ _GREETING = struct.Struct(f"!{_TOKEN_BYTES}sII")
 Connections = dict[tuple[int, str], socket.socket]
 
 
-def connect(peers: Collection[int], names: Sequence[str], timeout_s: float) -> Connections:
+def connect(
+    peers: Collection[int], names: Sequence[str], timeout_s: float, group: dist.ProcessGroup | None = None
+) -> Connections:
     """Connect to `peers`, once for each of `names`; every rank of the job's process group calls this.
 
     Args:
         peers: ranks that name this one among their own peers.
         names: the same names, in the same order, on all ranks.
         timeout_s: seconds to wait for the others, and later for any byte of a message.
+        group: all ranks of the job, over gloo; None takes the default group.
 
     Raises:
         InputError: when the ranks have no addresses at which they can reach each other.
@@ -49,7 +59,7 @@ def connect(peers: Collection[int], names: Sequence[str], timeout_s: float) -> C
     with socket.create_server((own_address(), 0), backlog=max(1, len(peers) * len(names))) as server:
         token = secrets.token_bytes(_TOKEN_BYTES)
         host, port, *_ = server.getsockname()
-        addresses = _tell_all(host, port, token)
+        addresses = _tell_all(host, port, token, group)
         require_reachable([host for host, _, _ in addresses])
         found: Connections = {}
         try:
@@ -116,10 +126,12 @@ def require_reachable(addresses: Sequence[str]) -> None:
         raise InputError(Violation("worker", problem, f"MASTER_ADDR or {INTERFACE} that leads to others"))
 
 
-def _tell_all(host: str, port: int, token: bytes) -> list[tuple[str, int, bytes]]:
+def _tell_all(
+    host: str, port: int, token: bytes, group: dist.ProcessGroup | None = None
+) -> list[tuple[str, int, bytes]]:
     own = torch.frombuffer(bytearray(_WHERE.pack(host.encode(), port, token)), dtype=torch.uint8)
     found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, own)
+    dist.all_gather(found, own, group=group)
     told = []
     for where in found:
         host_bytes, port, token = _WHERE.unpack(where.numpy().tobytes())
@@ -211,6 +223,8 @@ def send_now(line: socket.socket, content: memoryview) -> int:
 def _make_ready(line: socket.socket, timeout_s: float) -> None:
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEP_ALIVE.items():
+        line.setsockopt(socket.IPPROTO_TCP, option, value)
     # Python's own timeout would cost one more system call per transfer.
     line.settimeout(None)
     limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))

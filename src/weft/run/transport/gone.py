@@ -1,25 +1,31 @@
-"""`Gone`: the ranks of a job that are gone, which end the communication of all others."""
+"""`Gone`: the rank of a job that is gone, which ends the communication of all others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from weft.run.launch.failures import PeerLostError
 
+# A connection to a lost rank may break before its name comes.
+_NAME_S = 1.0
+
 
 class Gone:
-    """The ranks that have ended, in the order in which this rank learned it; a thread may add to them."""
+    """The first rank that has ended, once this rank learns it in any thread."""
 
     def __init__(self) -> None:
-        self.ranks: tuple[int, ...] = ()
+        self.rank: int | None = None
+        self._known = threading.Event()
 
-    def add(self, ranks: Sequence[int]) -> None:
-        self.ranks = (*self.ranks, *(rank for rank in ranks if rank not in self.ranks))
+    def add(self, rank: int) -> None:
+        self.rank = rank
+        self._known.set()
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Let errors of this block name the gone ranks, which are their cause.
+        """Let errors of this block name the gone rank, which is their cause.
 
         Raises:
             PeerLostError: if a rank is gone, even if the block succeeds: aborted kernels leave no result.
@@ -27,13 +33,10 @@ class Gone:
         try:
             yield
         except Exception as error:
-            if self.ranks:
-                raise PeerLostError(f"{error}; {self._words}") from error
+            if isinstance(error, PeerLostError):
+                self._known.wait(_NAME_S)
+            if self.rank is not None:
+                raise PeerLostError(f"{error}; rank {self.rank} is gone") from error
             raise
-        if self.ranks:
-            raise PeerLostError(self._words)
-
-    @property
-    def _words(self) -> str:
-        many = len(self.ranks) > 1
-        return f"rank{'s' * many} {', '.join(map(str, self.ranks))} {'are' if many else 'is'} gone"
+        if self.rank is not None:
+            raise PeerLostError(f"rank {self.rank} is gone")

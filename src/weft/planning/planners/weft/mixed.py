@@ -46,7 +46,7 @@ class MixedSpace:
         self._problem = replace(problem, pins=problem.pins.replaced(recompute="none"))
         self._bounds = bounds
         self._uneven = UnevenSpace(self._problem, bounds)
-        self._room_of_rank: Floats = problem.cost_model.network.places.usable_bytes.astype(np.float64)
+        self._room_of_rank: Floats = problem.cost_model.network.places.room_bytes.astype(np.float64)
 
     def on_equal_devices(self, may_win: Callable[[Layout], bool]) -> Iterator[Layout]:
         """Yield layouts of every degree, order and sharding, least lower bound of the step first.
@@ -119,8 +119,9 @@ class MixedSpace:
         Stages of the other devices keep their recomputation. Return None where that is not enough.
         """
         assert judged.prediction is not None, "what is too big was simulated"
-        layout, peaks = judged.chain, np.array(judged.prediction.peaks_at(self._problem.memory_risk))
-        over = self._by_place(layout, peaks - self._room_of_rank[: len(peaks)]).max(axis=1)
+        layout, needs = judged.chain, np.array(judged.prediction.needs_at(self._problem.memory_risk))
+        usable_bytes = self._problem.cost_model.network.places.usable_bytes[: len(needs)]
+        over = self._by_place(layout, needs - usable_bytes).max(axis=1)
         spare = self._room(layout) - self._held(layout) + np.maximum(over, 0.0)
         return self.lightest(layout, spare)
 

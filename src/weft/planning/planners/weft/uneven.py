@@ -56,7 +56,7 @@ class UnevenSpace:
         self._paces = sorted(set(paces))
         numbers = {pace: number for number, pace in enumerate(self._paces)}
         self._pace_of_rank: Ints = np.array([numbers[pace] for pace in paces])
-        self._room_of_rank: Floats = problem.cost_model.network.places.usable_bytes.astype(np.float64)
+        self._room_of_rank: Floats = problem.cost_model.network.places.room_bytes.astype(np.float64)
 
     def search(self, most_orders: int, kept: int) -> tuple[list[Suited], list[Candidate]]:
         """Return layouts with the least estimates first, and those that cannot be suited, with the reasons.
