@@ -10,7 +10,7 @@ from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
-from weft.predict.cost.memory import own_parameters, reduced_element_bytes
+from weft.predict.cost.memory import reduced_element_bytes, reduced_parameters
 from weft.predict.cost.places import ClusterPlaces
 from weft.program.arrays import Ints
 from weft.program.assemble import LoweredLayout, assemble, assemble_part
@@ -119,7 +119,7 @@ def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
     if len(set(shares)) != 1:
         raise InputError(Violation("plan", "the stages' replicas differ in number or share of the batch"))
     gradient_bytes = reduced_element_bytes(plan)
-    held = [own_parameters(graph, stage.layers, plan.shape(index)) for index, stage in enumerate(plan.stages)]
+    held = [reduced_parameters(plan, graph, stage) for stage in range(len(plan.stages))]
     return PipelineLayout(
         stages=tuple(
             StageLayout(
