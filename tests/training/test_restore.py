@@ -98,9 +98,13 @@ def runtime_of(rank: int, config: ModelConfig, plan: Plan) -> RankRuntime:
 
 def state_of(runtime: RankRuntime) -> Tensors:
     """Every tensor of the model and its optimizers that this rank answers for."""
-    weights = model_tensors(runtime.stages, runtime.stepped)
-    states = optimizer_tensors(runtime.stages, runtime.optimizers, runtime.stepped)
-    return {name: value.clone() for name, value in (weights | states).items()}
+    found = []
+    for stage, module in sorted(runtime.stages.items()):
+        # Two stages of a rank may have copies of one tensor.
+        weights = model_tensors({stage: module}, runtime.stepped)
+        states = optimizer_tensors({stage: module}, runtime.optimizers, runtime.stepped)
+        found.append({name: value.clone() for name, value in (weights | states).items()})
+    return together(found)
 
 
 def advance(runtime: RankRuntime, config: ModelConfig, plan: Plan) -> tuple[float, Tensors]:

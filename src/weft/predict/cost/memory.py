@@ -205,8 +205,10 @@ def resident_states(
     in_use: Ints = buffers.sum(axis=1)
     if stated is not None:
         arriving = np.where(arriving > 0, stated.reduced * states.arriving, 0)
-        gathered: Ints = np.minimum(whole, stated.gathered) * states.weights
-        in_use = gathered if sharding == "zero-3" else np.zeros_like(whole)
+        in_use = np.minimum(whole, stated.gathered) * (states.weights if level else 0)
+        if sharding != "zero-3":
+            # Steps gather weights when reductions have left their buffers.
+            in_use = np.maximum(in_use - arriving, 0)
     return ResidentStates(optimizer, gradients, weights, arriving, in_use)
 
 
