@@ -20,7 +20,7 @@ from weft.describe.layout import Layout
 from weft.describe.loss_choice import WHOLE, Loss, loss_choices
 from weft.describe.model import ModelConfig
 from weft.describe.optimizers import FOREACH_ADAMW, WORK, counted_work
-from weft.describe.plan import Recompute
+from weft.describe.plan import Plan, Recompute, Sharding
 from weft.moves.layout import build_plan, flops_per_layer
 from weft.planning.compile import compile_plan
 from weft.predict.cost.memory import ALLOCATOR_SLACK
@@ -34,6 +34,7 @@ from weft.run.stage.stage_module import StageModule
 from weft.run.state.bucket import FlatLayout
 from weft.run.state.precision import PRECISIONS, STEPPED, lower_precision
 from weft.run.state.states import make_states
+from weft.sync.base import Meeting
 from weft.training.optimizer.optimizers import BETAS, OptimizerSettings, optimizer_factory
 from weft.training.tasks.base import cross_entropy
 from weft.training.tasks.text import CausalLanguageModelling
@@ -53,7 +54,12 @@ FOREACH = f"{__name__}:{foreach_adamw.__name__}"
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedStep:
-    """A step of one micro-batch on one rank, or on one of so many tensor ranks."""
+    """A step of one micro-batch on one rank, or on one of so many tensor ranks.
+
+    Attributes:
+        stages: of the model, of which the rank has the last one.
+        replicas: of the stage, which share it out at the level `sharding`.
+    """
 
     model: ModelConfig
     micro_batch_size: int = 4
@@ -62,6 +68,9 @@ class TrackedStep:
     tensor_parallel: int = 1
     optimizer: str = "adamw"
     loss: Loss = WHOLE
+    stages: int = 1
+    replicas: int = 1
+    sharding: Sharding = "zero-0"
 
 
 @dataclass(frozen=True)
@@ -93,12 +102,13 @@ class MadeUpGroup:
 def planned_layout(step: TrackedStep) -> Layout:
     """The layout of the step."""
     return Layout(
-        pp=1,
-        dp=1,
+        pp=step.stages,
+        dp=step.replicas,
         tp=step.tensor_parallel,
         loops=1,
         micro_batch_size=step.micro_batch_size,
         schedule="gpipe",
+        sharding=step.sharding,
         recompute=step.recompute,
         loss=step.loss,
     )
@@ -111,7 +121,10 @@ def inputs(step: TrackedStep) -> tuple[torch.Tensor, torch.Tensor]:
         images = torch.randn(size, model.channels, model.image_size, model.image_size)
         return images.to(PRECISIONS[step.precision]), torch.randint(0, model.vocabulary, (size,))
     tokens = torch.randint(0, model.vocabulary, (size, model.sequence))
-    return tokens, tokens.clone()
+    if step.stages == 1:
+        return tokens, tokens.clone()
+    received = torch.randn(size, model.sequence, model.hidden, dtype=PRECISIONS[step.precision])
+    return received.requires_grad_(), tokens
 
 
 def tracked(step: TrackedStep) -> TrackedBytes:
@@ -120,7 +133,8 @@ def tracked(step: TrackedStep) -> TrackedBytes:
     # Buffers on the meta device are no fake tensors.
     with FakeTensorMode(allow_non_fake_inputs=True):
         share = (0, step.tensor_parallel)
-        stage = build_stage(step.model, range(step.model.layers + 2), 0, stepped_dtype, tensor_share=share)
+        layers = planned(step)[0].stages[-1].layers
+        stage = build_stage(step.model, layers, 0, stepped_dtype, tensor_share=share)
         assert isinstance(stage, StageModule)
         last = step.model.layers + 1
         apply_choices(loss_choices(planned_layout(step), last), stage, [last])
@@ -128,24 +142,37 @@ def tracked(step: TrackedStep) -> TrackedBytes:
             stage.tensor.connect(MadeUpGroup(step.tensor_parallel))  # type: ignore[arg-type]  # as far as needed
         settings = OptimizerSettings(name=step.optimizer, learning_rate=1e-3, weight_decay=0.1)
         optimizer = optimizer_factory(settings)(stage)
+        others: Any = MadeUpGroup(step.replicas)
         states = make_states(
-            {0: FlatLayout.of(stage)},
+            {0: FlatLayout.of(stage, step.replicas)},
             {0: optimizer},
-            {},
-            "zero-0",
+            {0: Meeting(group=others)} if step.replicas > 1 else {},
+            step.sharding,
             dtype=dtype,
             stepped_dtype=stepped_dtype,
         )
         lower_precision([*stage.parameters()], dtype)
         tracker = MemTracker()
-        masters = [piece.stepped.data for piece in states.stepped[0].pieces] if states.stepped else []
-        tracker.track_external(stage, optimizer, states.buckets[0].flat, *masters)
+        bucket, shard = states.buckets[0], states.shards.get(0)
+        held = [piece.stepped.data for piece in states.stepped[0].pieces] if states.stepped else []
+        held += [] if shard is None else [shard.own_gradient, shard.weights.own]
+        # The prediction has room for all that a reduction brings, the runtime for a piece at a time.
+        held += [] if shard is None else [torch.empty_like(bucket.flat)]
+        tracker.track_external(stage, optimizer, bucket.flat, *held)
         resident = 0
         with tracker:
             for number in range(2):
+                if shard is not None:
+                    shard.gather()
+                    bucket.claim()
                 _pass_both_ways(stage, step)
+                if shard is not None:
+                    shard.weights.free()
+                    shard.take_in(others.reduce_scatter(bucket.flat), 0)
+                    bucket.hand_back()
                 optimizer.step()
-                states.buckets[0].clear()
+                if shard is None:
+                    bucket.clear()
                 if number == 0:
                     resident = _total(tracker, "current")
                     tracker.reset_mod_stats()
@@ -167,18 +194,24 @@ def _total(tracker: MemTracker, when: str) -> int:
     return sum(parts["Total"] for parts in tracker.get_tracker_snapshot(when).values())
 
 
-def predicted(step: TrackedStep) -> TrackedBytes:
-    """Return the predicted bytes of a rank, without the allocator's slack."""
-    cluster, graph = parse_cluster(CLUSTER.format(ranks=step.tensor_parallel)), layer_graph(step.model)
+def planned(step: TrackedStep) -> tuple[Plan, Job]:
+    """Return the step's plan and job."""
+    ranks = step.tensor_parallel * step.stages * step.replicas
     job = Job(
-        graph=graph,
-        cluster=cluster,
-        global_batch=step.micro_batch_size,
+        graph=layer_graph(step.model),
+        cluster=parse_cluster(CLUSTER.format(ranks=ranks)),
+        global_batch=step.micro_batch_size * step.replicas,
         sequence=step.model.sequence,
         precision=step.precision,
         optimizer=counted_work(step.optimizer).work,
     )
-    plan = build_plan(job, planned_layout(step), flops_per_layer(job))
-    found = predict(CostModel(graph=graph, cluster=cluster), plan, compile_plan(plan, graph))
-    held = found.prediction.peak_bytes[0], int(found.priced.costs.base_bytes[0])
+    return build_plan(job, planned_layout(step), flops_per_layer(job)), job
+
+
+def predicted(step: TrackedStep) -> TrackedBytes:
+    """Return the predicted bytes of a rank, without the allocator's slack."""
+    plan, job = planned(step)
+    rank = plan.stages[-1].replicas[0].ranks[0]
+    found = predict(CostModel(graph=job.graph, cluster=job.cluster), plan, compile_plan(plan, job.graph))
+    held = found.prediction.peak_bytes[rank], int(found.priced.costs.base_bytes[rank])
     return TrackedBytes(*(round(each / (1.0 + ALLOCATOR_SLACK)) for each in held))

@@ -36,11 +36,23 @@ ROWS = [
     TrackedStep(model=TINY["bert"], loss="chunked", recompute="selective"),
     TrackedStep(model=TINY["vit"], precision="bf16"),
     TrackedStep(model=MODELS["resnet"]),
+    # The last of two stages, whose copy of the token table is shared out with the rest of it.
+    *(
+        TrackedStep(
+            model=replace(TINY["gpt"], tied_embeddings=True),
+            precision=precision,
+            stages=2,
+            replicas=4,
+            sharding=level,
+        )
+        for precision, level in (("fp32", "zero-1"), ("bf16", "zero-2"), ("bf16", "zero-3"))
+    ),
 ]
 
 
 def words(step: TrackedStep) -> str:
-    return f"{step.model.family} {step.precision} {step.recompute} tp {step.tensor_parallel} {step.loss}"
+    degrees = f"pp {step.stages} tp {step.tensor_parallel} {step.sharding}"
+    return f"{step.model.family} {step.precision} {step.recompute} {degrees} {step.loss}"
 
 
 @pytest.mark.parametrize("step", ROWS, ids=words)
@@ -48,3 +60,9 @@ def test_the_predicted_peak_is_the_tracked_one(step: TrackedStep) -> None:
     found = tracked(step)
     assert found.resident_bytes < found.peak_bytes
     assert predicted(step).peak_bytes == pytest.approx(found.peak_bytes, rel=TARGET)
+
+
+def test_a_chunked_loss_has_the_vectors_beside_their_gradients() -> None:
+    model = replace(TINY["gpt"], hidden=256, sequence=512)
+    step = TrackedStep(model=model, precision="bf16", recompute="full", tensor_parallel=4, loss="chunked")
+    assert predicted(step).peak_bytes == pytest.approx(tracked(step).peak_bytes, rel=0.01)

@@ -680,7 +680,7 @@ ZERO_OF = (
 )
 
 
-def of_deepspeed(reduced: int, gathered: int = 10**9) -> StatedMemory:
+def of_deepspeed(reduced: int, gathered: int = 5 * 10**8) -> StatedMemory:
     return StatedMemory(stack="deepspeed", buffers=Buffers(reduced=reduced, gathered=gathered))
 
 
@@ -697,6 +697,16 @@ def of_deepspeed(reduced: int, gathered: int = 10**9) -> StatedMemory:
         ),
         (
             "ds.json",
+            ZERO_OF.format(stage=1, more=', "allgather_bucket_size": 6e8'),
+            of_deepspeed(5 * 10**8, 6 * 10**8),
+        ),
+        (
+            "ds.json",
+            ZERO_OF.format(stage=3, more=', "allgather_bucket_size": 6e8'),
+            of_deepspeed(5 * 10**8, 10**9),
+        ),
+        (
+            "ds.json",
             ZERO_OF.format(stage=3, more=', "reduce_bucket_size": "auto", "stage3_max_live_parameters": 3e8'),
             of_deepspeed(500_000_000, 300_000_000),
         ),
@@ -704,6 +714,8 @@ def of_deepspeed(reduced: int, gathered: int = 10**9) -> StatedMemory:
         ("a.toml", "[training]\n[parallelism]\ndata_parallel_shard_degree = 1\n", LIKE_WEFT),
         ("a.yaml", "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}", StatedMemory(stack="fsdp2")),
         ("a.yaml", "distributed_type: MULTI_GPU", LIKE_WEFT),
+        # All buckets of DDP together are as large as all gradients.
+        ("a.yaml", "base_model: gpt2\nmicro_batch_size: 1\nddp_bucket_cap_mb: 100\n", LIKE_WEFT),
         ("a.yaml", "distributed_type: MEGATRON_LM", StatedMemory(stack="megatron-lm")),
         ("x.sh", "x --bf16 --use-distributed-optimizer", StatedMemory(stack="megatron-lm")),
         ("x.sh", "x --bf16 --num-attention-heads 8 --use-torch-fsdp2", StatedMemory(stack="fsdp2")),
@@ -711,6 +723,36 @@ def of_deepspeed(reduced: int, gathered: int = 10**9) -> StatedMemory:
 )
 def test_whose_states_and_buffers_a_file_has(name: str, text: str, expected: StatedMemory) -> None:
     assert read_configuration(text, name).memory == expected
+
+
+@pytest.mark.parametrize("size", ["0", "-5", '"large"', "true", "0.5"])
+@pytest.mark.parametrize("key", ["reduce_bucket_size", "allgather_bucket_size", "stage3_max_live_parameters"])
+def test_sizes_of_buffers_are_positive(key: str, size: str) -> None:
+    text = ZERO_OF.format(stage=2, more=f', "{key}": {size}')
+    with pytest.raises(InputError) as caught:
+        read_configuration(text, "ds.json")
+    [line] = str(caught.value).splitlines()
+    assert line.startswith(f"ds.json: zero_optimization.{key}: ")
+    assert "the size of a buffer is a positive whole number" in line
+
+
+def test_the_size_of_a_bucket_of_ddp_is_positive() -> None:
+    text = "base_model: gpt2\nmicro_batch_size: 1\nddp_bucket_cap_mb: -1\n"
+    with pytest.raises(InputError, match=r"a\.yaml: ddp_bucket_cap_mb: -1: the size of a buffer is"):
+        read_configuration(text, "a.yaml")
+
+
+def test_steps_of_deepspeed_gather_where_reductions_have_left() -> None:
+    """Half of eight ranks' gradients are on the way at once, and then all weights that a step has changed."""
+    answers, held = Answers(model="llama-7b", on="8xa100-80gb", recompute="none"), {}
+    for gathered in (200_000_000, 1_000_000_000):
+        more = f', "reduce_bucket_size": 300000000, "allgather_bucket_size": {gathered}'
+        found = explain_text(ZERO_OF.format(stage=1, more=more), "ds.json", answers, search=False)
+        assert found.plan is not None
+        held[gathered] = {part.name: part.value for part in found.plan.held}
+        assert held[gathered]["arriving gradients"] == 2.0 * 300_000_000
+    assert "sharding buffers" not in held[200_000_000]
+    assert held[1_000_000_000]["sharding buffers"] == 2.0 * 700_000_000
 
 
 def test_buffers_of_an_explained_file_have_sizes_and_sources() -> None:

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from program.layouts import asked, placed_layout, ring_layout
 
+from weft.describe.plan import Sharding
 from weft.describe.replica_grid import ReplicaGrid
 from weft.errors import InputError
+from weft.methods.gradient_norm.kinds import NORM
+from weft.methods.sharding.kinds import REDUCE, REDUCE_ACROSS
 from weft.methods.tying.kinds import REDUCE_TIED
 from weft.methods.tying.program import Tied, TiedWeights, groups
 from weft.program.arrays import Ints
@@ -43,9 +46,14 @@ def built(
     sharding: str = "zero-0",
     *,
     weights: tuple[TiedWeights, ...] | None = None,
+    island: int | None = None,
+    shards: bool = False,
 ) -> Program:
     tied = ends_of(layout) if weights is None else weights
-    return build_training_program(layout, get_schedule(schedule), {}, methods=asked(sharding, tied=tied))
+    methods = asked(sharding, island=island, tied=tied, norm=shards)
+    if shards:
+        methods["tying"] = replace(methods["tying"], sharers=island or layout.replicas)
+    return build_training_program(layout, get_schedule(schedule), {}, methods=methods)
 
 
 layouts = st.tuples(
@@ -53,6 +61,7 @@ layouts = st.tuples(
 )
 
 
+@settings(max_examples=40)
 @given(choice=layouts, sharding=st.sampled_from(["zero-0", "zero-1", "zero-2", "zero-3"]))
 def test_every_device_with_a_copy_takes_part_once(
     choice: tuple[tuple[str, int], int, int, int], sharding: str
@@ -75,6 +84,38 @@ def test_every_device_with_a_copy_takes_part_once(
         mine = np.flatnonzero(columns.rank == rank)
         first_step = mine[columns.kind[mine] == STEP][0]
         assert columns.kind[first_step - 1] == REDUCE_TIED
+
+
+@settings(max_examples=40)
+@given(
+    choice=layouts,
+    sharding=st.sampled_from(["zero-1", "zero-2", "zero-3"]),
+    in_islands=st.booleans(),
+)
+def test_ranks_with_all_shards_of_a_copy_exchange_once(
+    choice: tuple[tuple[str, int], int, int, int], sharding: Sharding, in_islands: bool
+) -> None:
+    (schedule, loops), devices, pipelines, lanes = choice
+    layout = tied_layout(schedule, loops, devices, 2 * pipelines, lanes)
+    island = layout.replicas // 2 if in_islands and layout.replicas > 2 else None
+    program = built(layout, schedule, sharding, island=island, shards=True)
+    require_valid(program)
+    columns = program.columns
+    rows = np.flatnonzero(columns.kind == REDUCE_TIED)
+    [one] = ends_of(layout)
+    for group in set(columns.group[rows].tolist()):
+        members = set(program.groups[group])
+        # Each stage's gradient is reduced, and gathered, by an island of it inside the group.
+        for stage in one.stages:
+            mine = (columns.kind == REDUCE) & (columns.stage == stage) & np.isin(columns.rank, [*members])
+            [inside] = {program.groups[each] for each in columns.group[mine].tolist()}
+            assert set(inside) <= members
+            assert len(inside) == (island or layout.replicas)
+    # It comes after the last reductions of the device, before the norm and the first step.
+    for row in rows.tolist():
+        of_rank = columns.rank == columns.rank[row]
+        sums = np.flatnonzero(of_rank & np.isin(columns.kind, (REDUCE, REDUCE_ACROSS)))
+        assert sums.max() < row < np.flatnonzero(of_rank & np.isin(columns.kind, (NORM, STEP))).min()
 
 
 def test_nothing_else_of_a_program_changes() -> None:
@@ -110,6 +151,10 @@ def test_the_verifier_finds_what_is_missing() -> None:
     ]
     assert "rank 0 T0 does not wait for rank 0 W0.0, which makes its 'tied_gradient'" in texts[0]
     assert "rank 0 O0 does not wait for rank 0 T0, which makes its 'reduced_tied_gradient'" in texts[1]
+    sharded = built(tied_layout("1f1b", 1, 2, 4), "1f1b", "zero-1", island=2, shards=True)
+    text = " ".join(map(str, verify(without(sharded, into=True))))
+    assert "rank 0 T0 does not wait for rank 0 R0, which makes its 'reduced_gradient'" in text
+    assert "rank 0 T0 does not wait for rank 0 RA0, which makes its 'island_sum'" in text
     unknown = replace(program, obligations=replace(program.obligations, methods={}))
     assert "rank 0 T0 reads 'tied_gradient', which nothing makes on rank 0" in " ".join(
         map(str, verify(unknown))

@@ -27,7 +27,7 @@ from weft.planning.planned import plan_run
 from weft.planning.planners.amp.inputs import amp_inputs
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import Problem, problem_of_run
-from weft.predict.cost.memory import STEPPED_BYTES, own_parameters
+from weft.predict.cost.memory import STEPPED_BYTES, reduced_parameters
 from weft.predict.cost.price import price
 from weft.program.program import Program
 
@@ -42,8 +42,11 @@ def expected_bytes(plan: Plan, program: Program, element: int) -> list[int]:
     found = []
     for kind, stage in zip(columns.kind.tolist(), columns.stage.tolist(), strict=True):
         if kind in REDUCTIONS:
-            own = own_parameters(graph, plan.stages[stage].layers, plan.shape(stage))
+            own = reduced_parameters(plan, graph, stage)
             tied = config.vocabulary * config.hidden
+            if kind == REDUCE_TIED and plan.sharding != "zero-0":
+                shares = (-(-reduced_parameters(plan, graph, one) // plan.sharers(one)) for one in (0, 1))
+                tied = min(tied, max(shares))
             whole = element * (tied if kind == REDUCE_TIED else own)
             found.append(-(-whole // plan.sharers(stage)) if kind == REDUCE_ACROSS else whole)
     return found

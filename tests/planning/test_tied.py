@@ -11,17 +11,21 @@ from small_plans import make_plan, tiny
 from weft.describe.amount import Shape
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
+from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import Layout
-from weft.describe.plan import Plan
-from weft.methods.sharding.kinds import REDUCE
+from weft.describe.optimizers import counted_work
+from weft.describe.plan import Choice, Plan
+from weft.methods.sharding.kinds import GATHER, REDUCE
 from weft.methods.tying.kinds import REDUCE_TIED
 from weft.moves.layout import build_plan
 from weft.planning.compile import compile_plan, pipeline_layout
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import problem_of
-from weft.predict.cost.memory import stage_parameters, state_bytes
-from weft.predict.cost.placed_plan import CostModel
+from weft.predict.cost.memory import SHARDINGS, plan_states, stage_parameters, state_bytes
+from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.predict.cost.price import price
+from weft.predict.cost.pricing import Pricing
+from weft.predict.cost.residency import held_bytes
 from weft.predict.predict import predict
 from weft.predict.simulator import simulate
 from weft.program.kinds import STEP
@@ -32,6 +36,8 @@ CONFIG = replace(tiny(tied=True), hidden=256, vocabulary=5003)
 TABLE = CONFIG.hidden * CONFIG.vocabulary
 GRAPH = layer_graph(CONFIG)
 UNTIED = replace(GRAPH, tied=())
+CLUSTER = parse_cluster("8xa100-80gb")
+SDP4BIT = Choice(name="sdp4bit")
 
 
 def plan_of(**options: int | str) -> Plan:
@@ -75,16 +81,15 @@ def test_the_last_stage_holds_a_copy(tp: int) -> None:
 
 
 def test_prices_know_the_copy() -> None:
-    cluster = parse_cluster("8xa100-80gb")
     plan = plan_of(pp=2, schedule="1f1b")
     program = compile_plan(plan, GRAPH)
-    costs = price(CostModel(graph=GRAPH, cluster=cluster), program, plan).costs
+    costs = price(CostModel(graph=GRAPH, cluster=CLUSTER), program, plan).costs
     columns = program.columns
     reductions = np.flatnonzero(columns.kind == REDUCE_TIED)
     bandwidth_bound = 4 * TABLE / 600e9
     assert (costs.occupancy[reductions] * costs.tick_s > bandwidth_bound).all()
     plain = compile_plan(plan, UNTIED)
-    untied = price(CostModel(graph=UNTIED, cluster=cluster), plain, plan).costs
+    untied = price(CostModel(graph=UNTIED, cluster=CLUSTER), plain, plan).costs
     more = costs.base_bytes - untied.base_bytes
     assert more[0] == 0
     assert more[1] == pytest.approx(TABLE * state_bytes("fp32").total * 1.03, rel=0.01)
@@ -95,29 +100,65 @@ def test_prices_know_the_copy() -> None:
     assert last_step[0] > last_step[1]
 
 
-def test_copies_are_whole_at_every_level() -> None:
-    whole = plan_of(pp=2, dp=2, schedule="1f1b")
-    cluster = parse_cluster("8xa100-80gb")
+def held_of(graph: LayerGraph, plan: Plan) -> dict[str, int]:
+    """What the last rank holds all the time, by kind."""
+    program = compile_plan(plan, graph)
+    placed = PlacedPlan(program=program, plan=plan, model=CostModel(graph=graph, cluster=CLUSTER))
+    held = held_bytes(Pricing(program=program, placed=placed))
+    parts = {**held["states"].parts, **held["buffers"].parts}
+    return {name: int(each[-1]) for name, each in parts.items()} | {
+        "whole copies": int(held["whole copies of tied weights"].value[-1])
+    }
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS[1:])
+def test_a_copy_shrinks_with_its_replicas(sharding: str) -> None:
     states = state_bytes("fp32")
-    for sharding, shared in (("zero-1", states.optimizer), ("zero-2", states.optimizer + states.gradients)):
-        plan = whole.model_copy(update={"sharding": sharding})
-        bases = [
-            price(CostModel(graph=graph, cluster=cluster), compile_plan(plan, graph), plan).costs.base_bytes
-            for graph in (GRAPH, UNTIED)
-        ]
-        more = (bases[0] - bases[1])[:2]
-        # The first stage's table has no share any more; the last one's is a copy that it did not have.
-        assert more[0] == pytest.approx(1.03 * TABLE / 2 * shared, rel=0.01)
-        assert more[1] > 1.03 * TABLE * states.total
+    sharded = dict(zip(("optimizer_states", "gradients", "weights"), states.in_turn, strict=True))
+    for dp in (2, 4):
+        plan = plan_of(pp=2, dp=dp, schedule="1f1b").model_copy(update={"sharding": sharding})
+        copied, untied = (held_of(graph, plan) for graph in (GRAPH, UNTIED))
+        for turn, (name, size) in enumerate(sharded.items()):
+            replicas = dp if turn < SHARDINGS.index(sharding) else 1
+            # Shares of the whole stage are rounded up.
+            assert abs(copied[name] - untied[name] - TABLE * size // replicas) <= size
+        assert copied["whole copies"] == 0
+
+
+@pytest.mark.parametrize("changes", [{"optimizer": counted_work("lamb").work}, {"sync": SDP4BIT}])
+def test_copies_stay_whole_where_results_depend_on_borders(changes: dict[str, object]) -> None:
+    plan = plan_of(pp=2, dp=2, schedule="1f1b").model_copy(update={"sharding": "zero-3", **changes})
+    states = plan_states(plan)
+    assert held_of(GRAPH, plan)["whole copies"] == sum(states.in_turn) * (TABLE - TABLE // 2)
+    assert options_of(plan, GRAPH)["tying"].weights[0].gradient_bytes == 4 * TABLE
+
+
+def test_shards_exchange_the_ranges_that_both_own() -> None:
+    """The rows have the bytes of the largest shard, and take the time in which they pass the slowest link."""
+    plan = plan_of(pp=2, dp=4, schedule="1f1b").model_copy(update={"sharding": "zero-3"})
+    program = compile_plan(plan, GRAPH)
+    require_valid(program)
+    share = max(-(-stage_parameters(GRAPH, one.layers, plan.shape(0)) // 4) for one in plan.stages)
+    rows = np.flatnonzero(program.columns.kind == REDUCE_TIED)
+    assert set(program.columns.bytes[rows].tolist()) == {4 * min(TABLE, share)}
+    assert share < TABLE
+    costs = price(CostModel(graph=GRAPH, cluster=CLUSTER), program, plan).costs
+    seconds = costs.occupancy[rows] * costs.tick_s
+    link = CLUSTER.link_between(0, 4)
+    assert seconds == pytest.approx(4 * share / link.bytes_per_s + link.latency_s, rel=1e-3)
+    # Stages reduce and gather their copies themselves.
+    for kind, size in ((REDUCE, 4), (GATHER, plan.element_bytes)):
+        for stage, one in enumerate(plan.stages):
+            mine = (program.columns.kind == kind) & (program.columns.stage == stage)
+            count = stage_parameters(GRAPH, one.layers, plan.shape(stage))
+            assert set(program.columns.bytes[mine].tolist()) == {size * count}
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_all_holders_reduce_at_the_same_time(schedule: str) -> None:
     plan = plan_of(pp=2, dp=2, schedule=schedule)
     program = compile_plan(plan, GRAPH)
-    simulated = simulate(
-        program, price(CostModel(graph=GRAPH, cluster=parse_cluster("8xa100-80gb")), program, plan).costs
-    )
+    simulated = simulate(program, price(CostModel(graph=GRAPH, cluster=CLUSTER), program, plan).costs)
     assert simulated.steady
     timeline = simulated.timeline
     tied = timeline.kind == REDUCE_TIED
@@ -127,7 +168,10 @@ def test_all_holders_reduce_at_the_same_time(schedule: str) -> None:
     assert timeline.start_ns[steps].min() >= timeline.end_ns[tied].max()
 
 
-@pytest.mark.parametrize(("pp", "dp", "sharding"), [(1, 2, "zero-0"), (4, 2, "zero-0"), (4, 2, "zero-1")])
+@pytest.mark.parametrize(
+    ("pp", "dp", "sharding"),
+    [(1, 2, "zero-0"), (4, 2, "zero-0"), (4, 2, "zero-1"), (4, 2, "zero-3")],
+)
 def test_bounds_stay_below_what_the_simulator_finds(pp: int, dp: int, sharding: str) -> None:
     problem = problem_of(model="gpt2", on="8xa100-80gb", global_batch=16)
     assert problem.job.graph.tied

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from saved_checkpoints import save_checkpoint
 from small_jobs import batch_of, make_runtime
 from small_plans import make_plan, make_program, tiny
 
+from weft.describe.model import ModelConfig
 from weft.describe.plan import Plan
 from weft.run.runtime import RankRuntime
 from weft.training.checkpoint import checkpoints
@@ -20,7 +22,7 @@ from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_fact
 
 pytestmark = pytest.mark.processes
 
-CONFIG = tiny()
+CONFIG, TIED = tiny(), tiny(tied=True)
 STEPS = 2
 STATE = TrainingState(
     step=STEPS,
@@ -38,14 +40,23 @@ ADAMW = OptimizerSettings(
 Tensors = dict[str, torch.Tensor]
 
 
-def plan_of(sharding: str, *, pp: int = 1, dp: int = 2, loops: int = 1, precision: str = "fp32") -> Plan:
+def plan_of(
+    sharding: str,
+    *,
+    pp: int = 1,
+    dp: int = 2,
+    loops: int = 1,
+    precision: str = "fp32",
+    schedule: str = "breadth-first",
+    config: ModelConfig = CONFIG,
+) -> Plan:
     """Two pipelines and one train on the same global batch; their sums differ in order, not their tensors."""
     plan = make_plan(
-        CONFIG,
+        config,
         pp=pp,
         dp=dp,
         loops=loops,
-        schedule="breadth-first",
+        schedule=schedule,
         micro_batches=4 // dp,
         precision=precision,
     )
@@ -68,44 +79,66 @@ PLANS = {
 }
 
 
-def runtime_of(rank: int, plan: Plan) -> RankRuntime:
+of_tied = partial(plan_of, config=TIED)
+# Copies of one weight are in stages whose shards begin elsewhere, in one rank or in several, or whole.
+TIED_PLANS = {
+    "shares of copies": of_tied("zero-3", pp=2, loops=2),
+    "two copies on a rank": of_tied("zero-1", pp=2, loops=2, schedule="zb-v"),
+    "one process": of_tied("zero-0", dp=1),
+    "shares in 16 bits, in both directions": of_tied("zero-2", pp=2, schedule="chimera", precision="bf16"),
+    "whole copies": of_tied("zero-0", pp=2, loops=2),
+    "two whole copies on a rank": of_tied("zero-0", dp=1, loops=2),
+}
+ALL_PLANS = [(CONFIG, PLANS, source) for source in PLANS]
+ALL_PLANS += [(TIED, TIED_PLANS, source) for source in TIED_PLANS]
+
+
+def runtime_of(rank: int, config: ModelConfig, plan: Plan) -> RankRuntime:
     return make_runtime(
-        rank, CONFIG, plan, make_program(CONFIG, plan), optimizer_factory=optimizer_factory(ADAMW)
+        rank, config, plan, make_program(config, plan), optimizer_factory=optimizer_factory(ADAMW)
     )
 
 
 def state_of(runtime: RankRuntime) -> Tensors:
     """Every tensor of the model and its optimizers that this rank answers for."""
-    weights = model_tensors(runtime.stages, runtime.stepped)
-    states = optimizer_tensors(runtime.stages, runtime.optimizers, runtime.stepped)
-    return {name: value.clone() for name, value in (weights | states).items()}
+    found = []
+    for stage, module in sorted(runtime.stages.items()):
+        # Two stages of a rank may have copies of one tensor.
+        weights = model_tensors({stage: module}, runtime.stepped)
+        states = optimizer_tensors({stage: module}, runtime.optimizers, runtime.stepped)
+        found.append({name: value.clone() for name, value in (weights | states).items()})
+    return together(found)
 
 
-def advance(runtime: RankRuntime, plan: Plan) -> tuple[float, Tensors]:
-    loss = runtime.step(STEPS, batch_of(CONFIG, plan, STEPS)).loss
+def advance(runtime: RankRuntime, config: ModelConfig, plan: Plan) -> tuple[float, Tensors]:
+    loss = runtime.step(STEPS, batch_of(config, plan, STEPS)).loss
     return loss, state_of(runtime)
 
 
-def save(rank: int, ranks: int, plan: Plan, directory: Path) -> tuple[Tensors, tuple[float, Tensors]]:
+def save(
+    rank: int, ranks: int, config: ModelConfig, plan: Plan, directory: Path
+) -> tuple[Tensors, tuple[float, Tensors]]:
     """Save after some steps; what was saved, and what one more step gives."""
-    runtime = runtime_of(rank, plan)
+    runtime = runtime_of(rank, config, plan)
     for step in range(STEPS):
-        runtime.step(step, batch_of(CONFIG, plan, step))
+        runtime.step(step, batch_of(config, plan, step))
     save_checkpoint(directory, STATE, runtime.stages, runtime.optimizers, runtime.stepped, keep=1)
     saved = state_of(runtime)
-    outcome = advance(runtime, plan)
+    outcome = advance(runtime, config, plan)
     runtime.close()
     return saved, outcome
 
 
-def restore(rank: int, ranks: int, plan: Plan, directory: Path) -> tuple[Tensors, tuple[float, Tensors]]:
-    runtime = runtime_of(rank, plan)
+def restore(
+    rank: int, ranks: int, config: ModelConfig, plan: Plan, directory: Path
+) -> tuple[Tensors, tuple[float, Tensors]]:
+    runtime = runtime_of(rank, config, plan)
     path, _ = checkpoints.agree_on_newest(directory)
     assert path is not None
     state = checkpoints.load(path, runtime.stages, runtime.optimizers, runtime.stepped)
     assert state == STATE
     restored = state_of(runtime)
-    outcome = advance(runtime, plan)
+    outcome = advance(runtime, config, plan)
     runtime.close()
     return restored, outcome
 
@@ -126,19 +159,21 @@ def require_same(found: Tensors, expected: Tensors) -> None:
         assert torch.equal(found[name], value), name
 
 
-@pytest.mark.parametrize("source", PLANS)
-def test_every_plan_restores_what_another_saved(worker_pool: WorkerPool, tmp_path: Path, source: str) -> None:
-    plan = PLANS[source]
-    answers = worker_pool.run(save, plan, tmp_path / "checkpoints", ranks=plan.ranks)
+@pytest.mark.parametrize(("config", "of_model", "source"), ALL_PLANS, ids=[name for *_, name in ALL_PLANS])
+def test_every_plan_restores_what_another_saved(
+    worker_pool: WorkerPool, tmp_path: Path, config: ModelConfig, of_model: dict[str, Plan], source: str
+) -> None:
+    plan = of_model[source]
+    answers = worker_pool.run(save, config, plan, tmp_path / "checkpoints", ranks=plan.ranks)
     saved = together([tensors for tensors, _ in answers])
     # Three states for each of the model's parameters.
     assert len(saved) == 4 * sum("/" not in name for name in saved)
     after = together([tensors for _, (_, tensors) in answers])
     # Of every two plans, at least one restores what the other saved; and every plan what it saved itself.
-    plans = list(PLANS.values()) * 2
+    plans = list(of_model.values()) * 2
     place = plans.index(plan)
     for other in plans[place : place + 2]:
-        found = worker_pool.run(restore, other, tmp_path / "checkpoints", ranks=other.ranks)
+        found = worker_pool.run(restore, config, other, tmp_path / "checkpoints", ranks=other.ranks)
         require_same(together([tensors for tensors, _ in found]), saved)
         alike = set(other.replicas) == set(plan.replicas)
         if alike and other.precision == plan.precision:
@@ -151,8 +186,8 @@ def test_a_wider_precision_restores_the_same_numbers(
     worker_pool: WorkerPool, tmp_path: Path, source: str
 ) -> None:
     plan, wide = PLANS[source], plan_of("zero-1", precision="fp64")
-    answers = worker_pool.run(save, plan, tmp_path / "checkpoints", ranks=plan.ranks)
-    found = worker_pool.run(restore, wide, tmp_path / "checkpoints", ranks=wide.ranks)
+    answers = worker_pool.run(save, CONFIG, plan, tmp_path / "checkpoints", ranks=plan.ranks)
+    found = worker_pool.run(restore, CONFIG, wide, tmp_path / "checkpoints", ranks=wide.ranks)
     saved = together([tensors for tensors, _ in answers])
     # AdamW's count of steps has a type of its own.
     widened = {name: value.double() if value.ndim else value for name, value in saved.items()}

@@ -6,28 +6,56 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.describe.plan import Buffers, Sharding
-from weft.doors.configuration import LIKE_WEFT, StatedMemory, truth, whole
+from weft.describe.units import shown
+from weft.doors.configuration import AUTO, LIKE_WEFT, StatedMemory, truth, whole
+from weft.errors import InputError, Violation
 
 # The defaults of DeepSpeed, in elements.
 _BUCKET, _LIVE = 5 * 10**8, 10**9
+_SECTION = "zero_optimization"
+# The size of a bucket of PyTorch's DDP, in MiB.
+_DDP = {"ddp_bucket_cap_mb": 25}
 LIKE_MEGATRON = StatedMemory(stack="megatron-lm")
 
 
-def memory_of_deepspeed(given: Mapping[str, Any], sharding: Sharding | None, pipeline: int) -> StatedMemory:
+def memory_of_deepspeed(
+    given: Mapping[str, Any], sharding: Sharding | None, pipeline: int, file: str
+) -> StatedMemory:
     """Return the memory of a DeepSpeed file with these keys.
 
     Stages 1 and 2 reduce a bucket while the next one fills, if reductions overlap and there is no pipeline.
-    Stage 3 has one bucket. It gathers layers ahead, up to a number of parameters.
+    Their steps gather weights in buckets. Stage 3 has one bucket of gradients. It gathers layers ahead, up to
+    a number of parameters.
+
+    Raises:
+        InputError: with every size that is no positive number of elements.
     """
+    usual = {
+        "reduce_bucket_size": _BUCKET,
+        "allgather_bucket_size": _BUCKET,
+        "stage3_max_live_parameters": _LIVE,
+    }
+    sizes = positive(given, {f"{_SECTION}.{key}": size for key, size in usual.items()}, file)
     if sharding in (None, "zero-0"):
         return LIKE_WEFT
-    section = "zero_optimization"
-    bucket, live = (
-        _size(given.get(f"{section}.{key}"), usual)
-        for key, usual in (("reduce_bucket_size", _BUCKET), ("stage3_max_live_parameters", _LIVE))
+    bucket, gathered, live = sizes
+    twice = sharding != "zero-3" and pipeline == 1 and truth(given.get(f"{_SECTION}.overlap_comm"))
+    return StatedMemory(
+        stack="deepspeed",
+        buffers=Buffers(reduced=bucket * (1 + twice), gathered=live if sharding == "zero-3" else gathered),
     )
-    twice = sharding != "zero-3" and pipeline == 1 and truth(given.get(f"{section}.overlap_comm"))
-    return StatedMemory(stack="deepspeed", buffers=Buffers(reduced=bucket * (1 + twice), gathered=live))
+
+
+def memory_of_ddp(given: Mapping[str, Any], file: str) -> StatedMemory:
+    """Return the memory of a program that reduces by `DistributedDataParallel`.
+
+    It keeps all its buckets. Together they are as large as all gradients, whatever the size of each.
+
+    Raises:
+        InputError: when that size is no positive whole number.
+    """
+    positive(given, _DDP, file)
+    return LIKE_WEFT
 
 
 def memory_of_fsdp2(sharding: Sharding | None) -> StatedMemory:
@@ -35,7 +63,22 @@ def memory_of_fsdp2(sharding: Sharding | None) -> StatedMemory:
     return StatedMemory(stack="fsdp2") if sharding in ("zero-2", "zero-3") else LIKE_WEFT
 
 
-def _size(given: object, usual: int) -> int:
-    """Return a size in elements; a program's own, where the file leaves it open."""
-    size = whole(given)
-    return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else usual
+def positive(given: Mapping[str, Any], usual: Mapping[str, int], file: str) -> list[int]:
+    """Return sizes by the keys of `usual`; a program's own, where the file leaves one open.
+
+    Raises:
+        InputError: with every size that is no positive whole number.
+    """
+    found, problems = [], []
+    for key, size in usual.items():
+        said = whole(given.get(key))
+        if said is None or said == AUTO:
+            found.append(size)
+        elif isinstance(said, int) and not isinstance(said, bool) and said > 0:
+            found.append(said)
+        else:
+            problem = f"{shown(given[key])}: the size of a buffer is a positive whole number"
+            problems.append(Violation(f"{file}: {key}", problem, str(size)))
+    if problems:
+        raise InputError(problems)
+    return found

@@ -12,7 +12,7 @@ from weft.describe.cluster import Cluster
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
-from weft.predict.cost.memory import own_parameters, reduced_element_bytes
+from weft.predict.cost.memory import reduced_element_bytes, reduced_parameters
 from weft.predict.cost.places import ClusterPlaces
 from weft.program.assemble import LoweredLayout, assemble, assemble_part
 from weft.program.build import build_evaluation_program, lowered_evaluation, lowered_training
@@ -121,7 +121,7 @@ def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
     """
     paths, micro_batches = _paths(plan)
     gradient_bytes = reduced_element_bytes(plan)
-    held = [own_parameters(graph, stage.layers, plan.shape(index)) for index, stage in enumerate(plan.stages)]
+    held = [reduced_parameters(plan, graph, stage) for stage in range(len(plan.stages))]
     return PipelineLayout(
         stages=tuple(
             StageLayout(

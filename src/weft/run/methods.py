@@ -154,6 +154,10 @@ class MethodState:
         """Return the parameters of a stage with gradients that the method keeps itself."""
         return ()
 
+    def counted_elsewhere(self, stage: int) -> tuple[nn.Parameter, ...]:
+        """Return the parameters of a stage with gradients that another stage counts, too."""
+        return ()
+
     def own_gradient(self, stage: int) -> OwnGradient:
         """Return the gradients of those parameters."""
         return OwnGradient()

@@ -324,6 +324,7 @@ def _own_gradients(
     crossing, found = groups_of_stages(program, "reduce_across"), {}
     for stage, layout in layouts.items():
         others = [one.own_gradient(stage) for one in methods.values()]
+        copies = {id(copy) for one in methods.values() for copy in one.counted_elsewhere(stage)}
         group = reducing.get(stage)
         own = layout.share(0 if group is None else groups.collective[group].place)
         counts = _part(own, groups.collective[crossing[stage]]) if stage in crossing else own
@@ -333,7 +334,7 @@ def _own_gradients(
         else:
             stepped = states.buckets[stage].flat
             counted = stepped[counts]
-        once = counted_once(stages[stage], layout, counted, counts.start)
+        once = counted_once(stages[stage], layout, counted, counts.start, copies)
         found[stage] = OwnGradient(
             (stepped, *(flat for one in others for flat in one.stepped)),
             (*once, *(flat for one in others for flat in one.counted)),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 from unittest.mock import patch
 
 import numpy as np
@@ -91,13 +93,26 @@ def held(
 
 
 def predicted(config: ModelConfig, plan: Plan) -> int:
-    """What every rank holds in states and buffers, without the room for what a reduction brings."""
+    """What every rank of two replicas holds in states and buffers; all hold as much."""
+    [held] = {*predicted_by_rank(config, plan)}
+    return held
+
+
+def predicted_by_rank(config: ModelConfig, plan: Plan) -> list[int]:
+    """What each rank holds in states and buffers, without the room for what a reduction brings."""
     graph, shape = layer_graph(config), Shape(plan.micro_batch_size, plan.sequence, 1)
-    sizes = [stage_parameters(graph, stage.layers, shape) for stage in plan.stages]
     states = state_bytes(plan.precision, plan.optimizer)
-    resident = resident_states([(np.arange(2), size, 2) for size in sizes], 2, states, plan.sharding).total
-    assert resident[0] == resident[1]
-    return int(resident[0]) - max(sizes) * states.gradients
+    stages = [
+        (
+            np.array([one.ranks[0] for one in stage.replicas]),
+            stage_parameters(graph, stage.layers, shape),
+            len(stage.replicas),
+        )
+        for stage in plan.stages
+    ]
+    resident = resident_states(stages, plan.ranks, states, plan.sharding)
+    held: list[int] = (resident.total - resident.arriving_gradients).tolist()
+    return held
 
 
 def test_states_take_the_predicted_bytes_on_every_level(worker_pool: WorkerPool) -> None:
@@ -105,6 +120,17 @@ def test_states_take_the_predicted_bytes_on_every_level(worker_pool: WorkerPool)
     plans = [looped(level, precision) for precision in ("fp32", "bf16") for level in SHARDINGS]
     expected = [predicted(config, plan) for plan in plans]
     assert worker_pool.run(held, config, plans, ranks=2) == [expected] * 2
+
+
+def test_shards_of_tied_copies_take_the_predicted_bytes(worker_pool: WorkerPool) -> None:
+    config = replace(without_padding(), tied_embeddings=True)
+    plans = []
+    for loops, precision, level in product((1, 2), ("fp32", "bf16"), SHARDINGS[1:]):
+        plan = make_plan(config, pp=2, dp=2, loops=loops, schedule="breadth-first", precision=precision)
+        plans.append(plan.model_copy(update={"sharding": level}))
+    expected = [predicted_by_rank(config, plan) for plan in plans]
+    found = worker_pool.run(held, config, plans, ranks=4)
+    assert [list(one) for one in zip(*found, strict=True)] == expected
 
 
 @pytest.mark.parametrize(("name", "momentum"), OPTIMIZERS)

@@ -78,7 +78,7 @@ def read(text: str, name: str) -> Configuration:
         unpredicted=(*_unpredicted(given), *unpredicted(deepspeed or {})),
         incomparable=(*_incomparable(given, kind, deepspeed), *incomparable(deepspeed or {})),
         supposed=supposed(deepspeed or {}),
-        memory=_memory(kind, deepspeed or {}, sharding, values.get("pp", 1)),
+        memory=_memory(kind, deepspeed or {}, sharding, values.get("pp", 1), str(given.get(_FILE, name))),
     )
     return configuration.saying(said | values | groups_of_accelerate(given, sharding, name))
 
@@ -106,10 +106,10 @@ def _sharding(given: Mapping[str, Any], kind: str, deepspeed: Mapping[str, Any] 
 
 
 def _memory(
-    kind: str, deepspeed: Mapping[str, Any], sharding: Sharding | None, pipeline: int
+    kind: str, deepspeed: Mapping[str, Any], sharding: Sharding | None, pipeline: int, file: str
 ) -> StatedMemory:
     if kind == "DEEPSPEED":
-        return memory_of_deepspeed(deepspeed, sharding, pipeline)
+        return memory_of_deepspeed(deepspeed, sharding, pipeline, file)
     if kind == "MEGATRON_LM":
         return LIKE_MEGATRON
     return memory_of_fsdp2(sharding)

@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.describe.plan import Recompute, Sharding
 from weft.describe.units import shown
-from weft.doors.configuration import Configuration, counts, flat, truth, yaml_mapping
+from weft.doors.configuration import Configuration, StatedMemory, counts, flat, truth, yaml_mapping
 from weft.doors.explain.axolotl_adapters import (
     incomparable_adapters,
     low_rank_tables,
@@ -17,7 +17,7 @@ from weft.doors.explain.deepspeed import absent, incomparable, named, sharding_o
 from weft.doors.keys import AXOLOTL
 from weft.doors.optimizers import known_or_adamw, other_optimizer, paged_optimizer
 from weft.doors.replicas import replicas_of
-from weft.doors.stack_memory import memory_of_deepspeed, memory_of_fsdp2
+from weft.doors.stack_memory import memory_of_ddp, memory_of_deepspeed, memory_of_fsdp2
 
 NAME = "Axolotl"
 _DEEPSPEED = "deepspeed"
@@ -74,12 +74,18 @@ def read(text: str, name: str) -> Configuration:
             *unpredicted(deepspeed or {}),
             *(() if adapters else unpredicted_adapters(given)),
         ),
-        memory=memory_of_fsdp2(sharding)
-        if deepspeed is None
-        else memory_of_deepspeed(deepspeed, sharding, pipeline=1),
+        memory=_memory(given, deepspeed, sharding, name),
         incomparable=(*adapters, *_incomparable(given, deepspeed), *incomparable(deepspeed or {})),
     )
     return configuration.saying(said | values | replicas_of(sizes))
+
+
+def _memory(
+    given: Mapping[str, Any], deepspeed: Mapping[str, Any] | None, sharding: Sharding | None, name: str
+) -> StatedMemory:
+    if deepspeed is not None:
+        return memory_of_deepspeed(deepspeed, sharding, 1, str(given[_DEEPSPEED]))
+    return memory_of_ddp(given, name) if sharding == "zero-0" else memory_of_fsdp2(sharding)
 
 
 def _deepspeed(given: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:

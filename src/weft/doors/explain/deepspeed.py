@@ -38,7 +38,7 @@ def read(text: str, name: str) -> Configuration:
     """Return the keys, dotted.
 
     Raises:
-        InputError: when a batch size or a degree is no count.
+        InputError: when a batch size or a degree is no count, or a buffer has no size.
     """
     given = flat(json_mapping(text) or {}, name)
     values, keys = counts(given, DEEPSPEED.counts, name)
@@ -68,7 +68,7 @@ def read(text: str, name: str) -> Configuration:
         unpredicted=unpredicted(given),
         incomparable=incomparable(given),
         supposed=supposed(given),
-        memory=memory_of_deepspeed(given, sharding, pipeline),
+        memory=memory_of_deepspeed(given, sharding, pipeline, name),
     )
     return configuration.saying(said | values | groups_of_deepspeed(given, stage))
 

@@ -70,9 +70,11 @@ def chunked(layer: Layer, value: Value, sequence: int) -> Layer:
     tokens = chunk_tokens(value, _size(product.inner))
     matrix = matrix * float(trains_matrix(layer))
     kept = replace(layer, kept_bytes=layer.kept_bytes + matrix * SUMMED_BYTES)
+    vectors = product.rows * product.inner
     temporaries = (
-        Temporaries(weights=product.columns * float(tokens), rounded=matrix),
-        Temporaries(elements=product.rows * product.inner, bytes=matrix * SUMMED_BYTES),
+        # In the forward pass, the vectors are there beside their gradients.
+        Temporaries(elements=vectors, weights=product.columns * float(tokens), rounded=matrix),
+        Temporaries(elements=vectors, bytes=matrix * SUMMED_BYTES),
         Temporaries(bytes=_norm_bytes(layer, logits) + matrix * -SUMMED_BYTES),
     )
     return _without_logits(kept, _CHUNKED, TOKENS * (1.0 / tokens), -(-sequence // tokens), temporaries)

@@ -4,6 +4,9 @@ An extra reduction, apart from the reductions of stages, adds up the gradients o
 It comes last of a device's collectives, when everything that it waits for is under way. All copies then step
 with the same gradient and stay equal bit by bit. Narayanan et al. (Megatron-LM, arXiv 2104.04473) do so for
 the embedding on the first and the last stage.
+
+If replicas shard their stages, they shard the copies with them. A stage's own reductions then add up the
+gradient of its copy. The extra one exchanges the ranges that shards of several copies have in common.
 """
 
 from __future__ import annotations
@@ -20,15 +23,16 @@ from weft.describe.plan import Plan
 from weft.describe.replica_grid import ReplicaGrid
 from weft.describe.synchronisation import keeps_gradients_local
 from weft.errors import Violation
+from weft.methods.sharding.groups import islands_of
 from weft.methods.tying.kinds import REDUCE_TIED, TiesStages
-from weft.predict.cost.memory import reduced_element_bytes
+from weft.predict.cost.memory import reduced_element_bytes, reduced_parameters, shards_copies
 from weft.program.arrays import Ints
-from weft.program.kinds import MAKES_GRADIENTS, STEP, is_any_of
+from weft.program.kinds import MAKES_GRADIENTS, STEP, is_any_of, kinds_writing
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
 from weft.program.passes import GroupTable, Pass
 from weft.program.passes.insert import insert
-from weft.program.program import Columns, Edges
+from weft.program.program import NONE, Columns, Edges
 
 NAME = "tying"
 
@@ -39,8 +43,8 @@ class TiedWeights:
 
     Attributes:
         stages: the stages with a copy, rising.
-        gradient_bytes: bytes of its gradient on one rank, as sent; the stages' own gradients do not
-            contain it.
+        gradient_bytes: bytes of its gradient on one rank, as sent; of shards, those that a rank with the
+            largest one sends.
     """
 
     stages: tuple[int, ...]
@@ -51,26 +55,38 @@ class TiedWeights:
 class Tied:
     """The weights that trained stages share, and the grid of ranks in the stages' replicas.
 
-    `local`: each replica adds up its copies by itself.
+    `local`: each replica adds up its copies by itself. `sharers`: the replicas that shard a copy among
+    themselves; 1 if copies are whole.
     """
 
     weights: tuple[TiedWeights, ...]
     grid: ReplicaGrid
     local: bool = False
+    sharers: int = 1
 
 
 def options(plan: Plan, graph: LayerGraph) -> Tied | None:
     """Return the parameters that layers of several stages use, with these stages; None if there are none."""
     stage_of = {layer: index for index, stage in enumerate(plan.stages) for layer in stage.layers}
-    element = reduced_element_bytes(plan)
+    element, sharded = reduced_element_bytes(plan), shards_copies(plan)
     weights = []
     for one in graph.tied:
         stages = tuple(sorted({stage_of[layer] for layer in one.layers}))
         if len(stages) > 1 and one.parameters.terms:
             parameters = round(one.parameters(plan.shape(stages[0])))
+            if sharded:
+                others = len(stages) - 1
+                parameters = others * min(parameters, max(_share(plan, graph, stage) for stage in stages))
             weights.append(TiedWeights(stages, element * parameters))
+    if not weights:
+        return None
     local = keeps_gradients_local(plan.sync)
-    return Tied(tuple(weights), plan.grid(0), local) if weights else None
+    return Tied(tuple(weights), plan.grid(0), local, plan.sharers(0) if sharded else 1)
+
+
+def _share(plan: Plan, graph: LayerGraph, stage: int) -> int:
+    """Return the parameters of a rank's shard of a stage."""
+    return -(-reduced_parameters(plan, graph, stage) // plan.sharers(stage))
 
 
 def refuse(layout: PipelineLayout, tied: Tied, others: Mapping[str, Any]) -> list[Violation]:
@@ -97,6 +113,27 @@ def _are_trained_stages(stages: tuple[int, ...], trained: range) -> bool:
 
 def groups(layout: PipelineLayout, tied: Tied) -> Sequence[GroupTable]:
     """Return the groups of ranks with a copy of each weight; lanes that divide tokens are in one group."""
+    return (_of_shards(layout, tied) if tied.sharers > 1 else _of_copies(layout, tied),)
+
+
+def _of_shards(layout: PipelineLayout, tied: Tied) -> GroupTable:
+    """Return the groups of ranks with all shards of each copy once: an island of every stage, in a lane."""
+    lanes = range(len(layout.stages[0].replicas[0]))
+    found: list[tuple[int, ...]] = []
+    size = len(tied.weights), len(layout.stages), layout.replicas, len(lanes)
+    table = np.full(size, NONE, dtype=np.int64)
+    for part, one in enumerate(tied.weights):
+        islands = (islands_of(layout.stages[stage].replicas, tied.sharers) for stage in one.stages)
+        for together, lane in product(zip(*islands, strict=True), lanes):
+            places = [(stage, copy) for stage, of in zip(one.stages, together, strict=True) for copy in of]
+            for stage, copy in places:
+                table[part, stage, copy, lane] = len(found)
+            members = (layout.stages[stage].replicas[copy][lane] for stage, copy in places)
+            found.append(tuple(dict.fromkeys(members)))
+    return GroupTable(kinds=(REDUCE_TIED,), groups=tuple(found), by=("part", "stage", "replica"), table=table)
+
+
+def _of_copies(layout: PipelineLayout, tied: Tied) -> GroupTable:
     every = slice(None)
     apart = [slice(one, one + 1) for one in range(layout.replicas)] if tied.local else [every]
     found = []
@@ -107,7 +144,7 @@ def groups(layout: PipelineLayout, tied: Tied) -> Sequence[GroupTable]:
     table = np.arange(len(found), dtype=np.int64).reshape(len(tied.weights), len(apart), -1)
     whole = np.tile(table, (1, 1, tied.grid.context))
     by, whole = (("part", "replica"), whole) if tied.local else (("part",), whole[:, 0])
-    return (GroupTable(kinds=(REDUCE_TIED,), groups=tuple(found), by=by, table=whole),)
+    return GroupTable(kinds=(REDUCE_TIED,), groups=tuple(found), by=by, table=whole)
 
 
 def tie(pipeline: LoweredPipeline, layout: PipelineLayout, tied: Tied) -> LoweredPipeline:
@@ -117,7 +154,8 @@ def tie(pipeline: LoweredPipeline, layout: PipelineLayout, tied: Tied) -> Lowere
     """
     columns = pipeline.columns
     steps = np.flatnonzero(columns.kind == STEP)
-    makers = np.flatnonzero(is_any_of(columns.kind, MAKES_GRADIENTS))
+    reductions = kinds_writing("reduced_gradient", "island_sum")
+    makers = np.flatnonzero(is_any_of(columns.kind, reductions if tied.sharers > 1 else MAKES_GRADIENTS))
     rows: list[tuple[int, int, int, int, int, int]] = []
     edges: list[Edges] = []
     for part, weights in enumerate(tied.weights):
@@ -164,5 +202,7 @@ PASS = Pass(
     deals=True,
     refuse=refuse,
     groups=groups,
-    owes=lambda layout, tied: TiesStages(stages=tuple(one.stages for one in tied.weights)),
+    owes=lambda layout, tied: TiesStages(
+        stages=tuple(one.stages for one in tied.weights), sharded=tied.sharers > 1
+    ),
 )

@@ -19,7 +19,7 @@ from weft.describe.amount import Shape
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layer_pieces import cut_of
 from weft.describe.plan import Plan
-from weft.predict.cost.memory import alike_parameters, gradient_element_bytes, own_parameters
+from weft.predict.cost.memory import alike_parameters, gradient_element_bytes, reduced_parameters
 from weft.predict.cost.network import CollectiveTime, Network
 from weft.program.arrays import Ints
 
@@ -147,7 +147,7 @@ def _context(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Cal
     shape, grid, layers = plan.shape(stage), plan.grid(stage), plan.stages[stage].layers
     gathered = (gathered_bytes(graph, layer, shape, plan.element_bytes) for layer in layers)
     sizes = Counter(size for size in gathered if size)
-    sums = _sums(plan, graph, network, stage, own_parameters(graph, layers, shape))
+    sums = _sums(plan, graph, network, stage, reduced_parameters(plan, graph, stage))
 
     def seconds_of(ranks: Ranks) -> Exchanges:
         groups = grid.context_groups(ranks)

@@ -14,6 +14,7 @@ from weft.describe.layer import Layer
 from weft.describe.layer_graph import LayerGraph, TiedParameters
 from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.describe.plan import Buffers, Plan, Sharding, Stack
+from weft.describe.synchronisation import AS_IT_IS, gather_wire_of, wire_of
 from weft.errors import InputError, Violation
 from weft.program.arrays import Ints
 from weft.program.buffers import SHARDED_BUFFERS
@@ -204,8 +205,10 @@ def resident_states(
     in_use: Ints = buffers.sum(axis=1)
     if stated is not None:
         arriving = np.where(arriving > 0, stated.reduced * states.arriving, 0)
-        gathered: Ints = np.minimum(whole, stated.gathered) * states.weights
-        in_use = gathered if sharding == "zero-3" else np.zeros_like(whole)
+        in_use = np.minimum(whole, stated.gathered) * (states.weights if level else 0)
+        if sharding != "zero-3":
+            # Steps gather weights when reductions have left their buffers.
+            in_use = np.maximum(in_use - arriving, 0)
     return ResidentStates(optimizer, gradients, weights, arriving, in_use)
 
 
@@ -254,6 +257,22 @@ def own_parameters(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> in
     shared = [one.parameters(shape) for one in shared_parameters(graph, layers) if one.layers[0] in layers]
     parameters = graph.amounts("parameters", shape)
     return round(sum(parameters[layer] for layer in layers) - sum(shared))
+
+
+def shards_copies(plan: Plan) -> bool:
+    """Return True if replicas shard copies of tied weights with the rest of their stages.
+
+    A rank's shards of two copies begin and end elsewhere. So copies stay whole where a result depends on
+    these borders. It does if optimizers add up over whole tensors, or if replicas send compressed numbers.
+    """
+    plain = wire_of(plan) == gather_wire_of(plan) == AS_IT_IS
+    return plan.sharding != "zero-0" and plain and not plan.optimizer.whole_sums
+
+
+def reduced_parameters(plan: Plan, graph: LayerGraph, stage: int) -> int:
+    """Return the count of parameters with gradients that a rank reduces for a stage: without whole copies."""
+    count = stage_parameters if shards_copies(plan) else own_parameters
+    return count(graph, plan.stages[stage].layers, plan.shape(stage))
 
 
 def alike_parameters(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> int:

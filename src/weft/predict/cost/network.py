@@ -161,6 +161,15 @@ class Network:
             for group in self.cluster.groups
         )
 
+    def exchange(self, ranks: Ranks, sent_bytes: int) -> CollectiveTime:
+        """Return the time in which two of the ranks, on the slowest link, send each other `sent_bytes`."""
+        spread = self._spread_of(ranks)
+        if spread.ranks < 2:
+            return CollectiveTime(0.0, 0.0)
+        between = self._between(spread.around)
+        seconds = _slowest_s([*self._inside(spread), *between], sent_bytes)
+        return CollectiveTime(seconds, _moving_s(between, sent_bytes)).scaled(self._factor)
+
     @property
     def _factor(self) -> float:
         return self.correction.collectives if self.correction is not None else 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Protocol, runtime_checkable
 
@@ -201,19 +201,21 @@ def _divided(module: nn.Module, ranks: ReplicaRanks) -> set[int]:
 
 
 def counted_once(
-    module: nn.Module, layout: FlatLayout, flat: torch.Tensor, first: int
+    module: nn.Module, layout: FlatLayout, flat: torch.Tensor, first: int, copies: Collection[int] = ()
 ) -> tuple[torch.Tensor, ...]:
     """Return the parts of `flat`, elements from `first` on of a stage's flat tensors, that this rank counts.
 
-    The first rank of a replica counts the elements that all its ranks have.
+    The first rank of a replica counts the elements that all its ranks have. Other stages count `copies`, the
+    identities of parameters.
     """
     later = [ranks for ranks in _axes(module) if ranks.place > 0]
-    if not later:
+    if not later and not copies:
         return (flat,)
-    divided = set.intersection(*(_divided(module, ranks) for ranks in later))
+    own = set(map(id, layout.parameters)).difference(copies)
+    own.intersection_update(*(_divided(module, ranks) for ranks in later))
     parts = []
     for index, start, end in layout.within(first, first + len(flat)):
-        if id(layout.parameters[index]) in divided:
+        if id(layout.parameters[index]) in own:
             begins = layout.starts[index] - first
             parts.append(flat[begins + start : begins + end])
     return tuple(parts)

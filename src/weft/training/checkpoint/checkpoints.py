@@ -249,7 +249,6 @@ def load(
         read_tensors(path, {key: room for key, room in rooms.items() if key not in filled}, progress)
         for slot in slots.values():
             slot.fill()
-        fill_copies(stages, optimizers, shards)
         if state.plan_id in plan_ids and _apart(known):
             # The slots above have made the states that a fresh optimizer lacks.
             own = _rank_tensors(_own_tensors(stages, optimizers, shards), methods)

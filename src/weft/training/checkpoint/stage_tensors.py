@@ -12,7 +12,7 @@ parameters that begin in its shard. It takes back its pieces of all parameters t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -34,22 +34,24 @@ _PREFIX = "optimizer"
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A buffer that receives one whole state; `state[leaf]` takes its elements `start` to `end`."""
+    """A buffer that receives one whole state; the owners' `state[leaf]` take their elements of it."""
 
-    state: dict[str, Any]
+    owners: tuple[Owner, ...]
     leaf: str
     whole: torch.Tensor
-    start: int
-    end: int
-    shape: torch.Size
 
     def fill(self) -> None:
-        """Give the optimizer its elements of the state."""
-        whole = self.whole
-        if whole.ndim and self.end - self.start < whole.numel():
-            # A copy frees the rest of the whole tensor.
-            whole = whole.flatten()[self.start : self.end].clone()
-        self.state[self.leaf] = whole.view(self.shape) if whole.ndim else whole
+        """Give the optimizers their elements of the state, each tensors of its own."""
+        for owner in self.owners:
+            own = self.whole
+            if own.ndim:
+                own = own.flatten()[owner.start : owner.end]
+            if len(self.owners) > 1 or own.numel() < self.whole.numel():
+                # A copy frees the rest of the whole tensor.
+                own = own.clone()
+            owner.optimizer.state[owner.stepped][self.leaf] = (
+                own.view(owner.stepped.shape) if own.ndim else own
+            )
 
 
 def optimizer_tensors(
@@ -77,14 +79,14 @@ def optimizer_slots(
     Raises:
         RunError: for a state that is neither a scalar nor of its parameter's shape; ranks cannot shard it.
     """
-    owners = {name: found[-1] for name, found in owners_by_name(stages, optimizers, shards).items()}
+    owners = owners_by_name(stages, optimizers, shards)
     divided = shares_of(stages)
     slots: dict[str, Slot] = {}
     for key, metadata in known.items():
         head, _, rest = key.partition("/")
         name, _, leaf = rest.rpartition("/")
         if head == _PREFIX and name in owners:
-            owner = owners[name]
+            owner = owners[name][-1]
             # AdamW keeps its step count, a scalar, on the host unless it is fused.
             on_device = metadata.size or owner.optimizer.defaults.get("fused")
             device = owner.stepped.device if on_device else torch.device("cpu")
@@ -95,9 +97,7 @@ def optimizer_slots(
             if size and (size != owner.parameter.shape or not metadata.properties.dtype.is_floating_point):
                 has = f"{metadata.properties.dtype} of shape {list(size)}"
                 raise RunError(f"{key}: {has} cannot be given back to an optimizer; states are as parameters")
-            whole = torch.empty(size, dtype=dtype, device=device)
-            state = owner.optimizer.state[owner.stepped]
-            slots[key] = Slot(state, leaf, whole, owner.start, owner.end, owner.stepped.shape)
+            slots[key] = Slot(tuple(owners[name]), leaf, torch.empty(size, dtype=dtype, device=device))
     return slots
 
 
@@ -110,6 +110,10 @@ class Owner:
     stepped: nn.Parameter
     start: int
     end: int
+
+    @property
+    def is_whole(self) -> bool:
+        return self.end - self.start == self.parameter.numel()
 
 
 def owners_by_name(stages: Stages, optimizers: Optimizers, shards: Shards) -> dict[str, list[Owner]]:
@@ -136,13 +140,19 @@ def _owners(
 
 @dataclass(frozen=True, slots=True)
 class WeightSlot:
-    """A buffer that receives one whole tensor of the model; without pieces it is the tensor itself."""
+    """A buffer that receives one whole tensor of the model.
+
+    `copies` are other tensors with the same values, and `pieces` take their elements of them.
+    """
 
     whole: torch.Tensor
+    copies: tuple[torch.Tensor, ...] = ()
     pieces: tuple[Piece, ...] = ()
 
     def fill(self) -> None:
-        """Copy the pieces' elements out of the whole tensor."""
+        """Give the copies and pieces their elements of the whole tensor."""
+        for copy in self.copies:
+            copy.copy_(self.whole)
         for piece in self.pieces:
             piece.stepped.detach().view(-1).copy_(self.whole.view(-1)[piece.start : piece.end])
 
@@ -182,18 +192,25 @@ def model_slots(stages: Stages, stepped: Shards = NO_SHARDS) -> dict[str, Weight
         elsewhere = set() if one is None else {id(parameter) for parameter in one.parameters}
         pieces = {} if one is None else {id(piece.parameter): piece for piece in one.pieces}
         for name, tensor in _kept(stages[stage]):
+            # Tied weights of several stages have one name.
+            slot = slots.get(name)
             if id(tensor) not in elsewhere:
-                slots[name] = WeightSlot(tensor.detach())
+                whole = tensor.detach()
+                slots[name] = (
+                    WeightSlot(whole) if slot is None else replace(slot, copies=(*slot.copies, whole))
+                )
             elif (piece := pieces.get(id(tensor))) is not None:
                 like = piece.stepped
-                whole = torch.empty(tensor.shape, dtype=like.dtype, device=like.device)
-                slots[name] = WeightSlot(whole, (piece,))
+                if slot is None:
+                    slot = WeightSlot(torch.empty(tensor.shape, dtype=like.dtype, device=like.device))
+                slots[name] = replace(slot, pieces=(*slot.pieces, piece))
     return slots
 
 
 def fill_copies(stages: Stages, optimizers: Optimizers, stepped: Shards = NO_SHARDS) -> None:
-    """Copy weights and states between parameters of one name (tied weights); the last one is the source."""
-    for *others, source in owners_by_name(stages, optimizers, stepped).values():
+    """Copy weights and states between whole copies of one name (tied weights); the last one is the source."""
+    for owners in owners_by_name(stages, optimizers, stepped).values():
+        *others, source = [one for one in owners if one.is_whole] or owners[-1:]
         state = source.optimizer.state.get(source.stepped, {})
         for copy in others:
             copy.stepped.detach().copy_(source.stepped.detach())
