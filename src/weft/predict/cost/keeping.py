@@ -43,7 +43,7 @@ class Kept(Protocol[_Given]):
 
     @property
     def later_temporaries(self) -> _Given:
-        """Those bytes without the moments before a layer that recomputes everything runs again."""
+        """Bytes of temporaries after a layer that recomputes everything has run again."""
 
 
 class Timed(Protocol[_Given]):
