@@ -66,3 +66,9 @@ def test_a_chunked_loss_has_the_vectors_beside_their_gradients() -> None:
     model = replace(TINY["gpt"], hidden=256, sequence=512)
     step = TrackedStep(model=model, precision="bf16", recompute="full", tensor_parallel=4, loss="chunked")
     assert predicted(step).peak_bytes == pytest.approx(tracked(step).peak_bytes, rel=0.01)
+
+
+def test_a_recomputed_layer_runs_after_its_gradient_is_gathered() -> None:
+    model = replace(TINY["gpt"], heads=8, key_value_heads=8, **LONG)
+    step = TrackedStep(model=model, recompute="full", tensor_parallel=8)
+    assert predicted(step).peak_bytes == pytest.approx(tracked(step).peak_bytes, rel=0.03)

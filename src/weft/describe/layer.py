@@ -64,6 +64,7 @@ class Temporaries:
         rounded: elements in the compute precision that only exist if gradients are added up in another one.
         divided: True, or False, for a moment that only happens if tensor ranks divide the layer, or if they
             do not.
+        first: True for a moment before the layer runs forward again, if it recomputes everything.
     """
 
     elements: Amount = ZERO
@@ -71,6 +72,7 @@ class Temporaries:
     weights: Amount = ZERO
     rounded: Amount = ZERO
     divided: bool | None = None
+    first: bool = False
 
     def __repr__(self) -> str:
         return one_line(self, f"{self.elements} elements, {self.bytes} bytes, {self.weights} of a weight")
@@ -165,8 +167,13 @@ class Layer:
         whole = self.frozen(shape) - self.packed(shape)
         return round(element_bytes * whole + self.packed_bytes(shape))
 
-    def temporary_bytes(self, shape: Shape, element_bytes: int, summed_bytes: int) -> float:
-        """Return the bytes of the largest `temporaries`; gradients are added up in `summed_bytes` each."""
+    def temporary_bytes(
+        self, shape: Shape, element_bytes: int, summed_bytes: int, *, later: bool = False
+    ) -> float:
+        """Return the bytes of the largest `temporaries`; gradients are added up in `summed_bytes` each.
+
+        `later`: without the first moments of the backward pass.
+        """
         copied_bytes = summed_bytes if summed_bytes != element_bytes else 0
         divides = shape.tensor_parallel > 1
         moments = (
@@ -175,7 +182,7 @@ class Layer:
             + (element_bytes + copied_bytes) * one.weights(shape)
             + (element_bytes if copied_bytes else 0) * one.rounded(shape)
             for one in self.temporaries
-            if one.divided is None or one.divided is divides
+            if (one.divided is None or one.divided is divides) and not (later and one.first)
         )
         return max(moments, default=0.0)
 

@@ -166,13 +166,17 @@ class LayerGraph:
         key = (f"frozen bytes {element_bytes}", shape)
         return self._of_each(key, lambda layer: layer.frozen_bytes(shape, element_bytes))
 
-    def temporary_bytes(self, shape: Shape, element_bytes: int, summed_bytes: int) -> tuple[float, ...]:
+    def temporary_bytes(
+        self, shape: Shape, element_bytes: int, summed_bytes: int, *, later: bool = False
+    ) -> tuple[float, ...]:
         """Return the bytes of every layer's largest `Temporaries`; it is computed once for each shape.
 
-        Elements have `element_bytes`; gradients are added up in `summed_bytes` each.
+        Elements have `element_bytes`; gradients are added up in `summed_bytes` each. `later` leaves out the
+        first moments of backward passes.
         """
-        key = (f"temporaries {element_bytes} {summed_bytes}", shape)
-        return self._of_each(key, lambda layer: layer.temporary_bytes(shape, element_bytes, summed_bytes))
+        key = (f"temporaries {element_bytes} {summed_bytes} {later}", shape)
+        asked = shape, element_bytes, summed_bytes
+        return self._of_each(key, lambda layer: layer.temporary_bytes(*asked, later=later))
 
     def _of_each(self, key: tuple[str, Shape], value: Callable[[Layer], float]) -> tuple[float, ...]:
         """Return a value of every layer, computed once for layers with equal fields."""
@@ -412,12 +416,13 @@ def _tied_record(one: TiedParameters) -> list[Any]:
 
 def _temporaries_record(one: Temporaries) -> dict[str, Any]:
     amounts = {key: str(getattr(one, key)) for key in _TEMPORARIES if getattr(one, key).terms}
-    return amounts if one.divided is None else amounts | {"divided": one.divided}
+    flags = {"divided": one.divided} if one.divided is not None else {}
+    return {**amounts, **flags, **({"first": True} if one.first else {})}
 
 
 def _temporaries_from(record: dict[str, Any]) -> Temporaries:
     amounts = {key: Amount.parse(record[key]) for key in _TEMPORARIES if key in record}
-    return Temporaries(divided=record.get("divided"), **amounts)
+    return Temporaries(divided=record.get("divided"), first=bool(record.get("first", False)), **amounts)
 
 
 def _matmul_record(matmul: Matmul) -> list[str]:

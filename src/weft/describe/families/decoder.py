@@ -71,7 +71,7 @@ def _block(config: ModelConfig, decoder: Decoder, *, experts: bool, window: int)
         product_bytes=parts.product_bytes,
         freed_products=parts.freed_products,
         temporaries=(
-            *last_product_temporaries(width, inner),
+            *last_product_temporaries(width, inner, norms_last=_read_products(decoder) > 1.0),
             # The activation before the last product of the feed-forward.
             *((_gate_temporaries(width, inner),) if decoder.gated else ()),
         )

@@ -149,17 +149,20 @@ def embedding(config: ModelConfig, *, learned_positions: bool) -> Layer:
     )
 
 
-def last_product_temporaries(width: float, inner: float) -> tuple[Temporaries, ...]:
+def last_product_temporaries(
+    width: float, inner: float, *, norms_last: bool = False
+) -> tuple[Temporaries, ...]:
     """Return the moments of the backward pass of a feed-forward's last product.
 
     Tensor ranks first gather the gradient of the product's output, and copy it into the order of the tokens.
+    That needs nothing of the forward pass, unless a norm follows the product.
     """
     stream, inside = per_stream_token(width), per_token(inner, divided=True)
     matrix = Amount.of(width * inner, tensor=1)
     return (
         Temporaries(elements=stream + inside, weights=matrix, divided=False),
         Temporaries(elements=stream + per_token(width) + inside, weights=matrix, divided=True),
-        Temporaries(elements=stream + per_token(2.0 * width), divided=True),
+        Temporaries(elements=stream + per_token(2.0 * width), divided=True, first=not norms_last),
     )
 
 
@@ -205,7 +208,7 @@ def biased_block(
         product_bytes=per_token(LOG_SUM_EXP_BYTES * heads, divided=True),
         # The norm after a residual keeps the sum.
         freed_products=residual_products,
-        temporaries=last_product_temporaries(width, inner),
+        temporaries=last_product_temporaries(width, inner, norms_last=norms_last),
         sent=per_stream_token(width),
         tensor_reduced=per_token(2.0 * width),
         **passes(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+import numpy as np
+
 from weft.predict.cost.keeping import Keeping, Kept, Number, Timed
 
 
@@ -15,6 +19,12 @@ class Full(Keeping):
 
     def made(self, layers: Kept[Number]) -> Number:
         return layers.kept - layers.inputs
+
+    def taken(self, layers: Kept[Number]) -> Number:
+        # Tensor ranks gather the gradient of a layer's output before the layer runs again.
+        first, again = layers.temporaries, self.made(layers) + layers.later_temporaries
+        most = np.where(first > layers.later_temporaries, np.maximum(first, again), again)
+        return cast("Number", most)
 
     def again_s(self, layers: Timed[Number]) -> Number:
         return layers.forward_s

@@ -47,7 +47,8 @@ class LayerCosts(NamedTuple):
     Seconds are the same as in `PassSeconds`; `weight_s` is the weight part of `backward_s`. `kept` is the
     bytes that backward passes need, `inputs` the bytes from which they can recompute these. `products` is
     kept too where all but products is recomputed;
-    `freed_products` is the part of it that is not in `kept`. Backward passes take `temporaries` besides.
+    `freed_products` is the part of it that is not in `kept`. Backward passes take `temporaries` besides, and
+    `later_temporaries` after they have recomputed everything.
     `parameters` are the trained ones of a rank, and `frozen` the bytes of the others.
     """
 
@@ -60,6 +61,7 @@ class LayerCosts(NamedTuple):
     products: Floats
     freed_products: Floats
     temporaries: Floats
+    later_temporaries: Floats
     parameters: Floats
     frozen: Floats
 
@@ -189,6 +191,7 @@ class LeastCosts(_ProblemLayers):
             0.0 if layer.products is None else work.products,
             work.freed_products,
             work.temporaries,
+            work.later_temporaries,
             round(layer.parameters(shape)),
             layer.frozen_bytes(shape, PRECISION_BYTES[job.precision]),
         )

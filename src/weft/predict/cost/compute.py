@@ -319,8 +319,15 @@ class StageWork:
     @property
     def temporaries(self) -> float:
         """Bytes of the largest temporaries of a layer."""
+        return self._largest(later=False)
+
+    @property
+    def later_temporaries(self) -> float:
+        return self._largest(later=True)
+
+    def _largest(self, *, later: bool) -> float:
         sizes = PRECISION_BYTES[self.precision], STEPPED_BYTES[self.precision]
-        each = self.graph.temporary_bytes(self.shape, *sizes)
+        each = self.graph.temporary_bytes(self.shape, *sizes, later=later)
         return max(each[layer] for layer in self.layers)
 
     @property

@@ -41,6 +41,10 @@ class Kept(Protocol[_Given]):
     def temporaries(self) -> _Given:
         """Bytes that the backward pass of a layer takes, besides the kept ones."""
 
+    @property
+    def later_temporaries(self) -> _Given:
+        """Bytes of temporaries after a layer that recomputes everything has run again."""
+
 
 class Timed(Protocol[_Given]):
     """Seconds that one micro-batch takes in layers."""
