@@ -342,8 +342,8 @@ def test_an_outer_step_of_averages_is_asked_for_by_its_own_name() -> None:
     ("change", "said"),
     [
         ({"sharding": "zero-1"}, "zero-1: replicas that step by themselves share nothing out"),
-        ({"sync": Choice(name="local-averaging")}, "sync.options: every: missing"),
-        ({"sync": Choice(name="local-averaging", options={"every": 0})}, "sync.options: every: 0"),
+        ({"sync": Choice(name="local-averaging")}, "sync: every: missing"),
+        ({"sync": Choice(name="local-averaging", options={"every": 0})}, "sync: every: 0"),
     ],
 )
 def test_what_does_not_go_together_is_refused(change: dict[str, object], said: str) -> None:

@@ -85,8 +85,9 @@ def written(name: str) -> dict[str, Any]:
     return record
 
 
-def with_peaks_of(other: Prediction, prediction: Prediction) -> Prediction:
-    peaks = {"peak_bytes": other.peak_bytes, "peak_high_bytes": other.peak_high_bytes}
+def with_memory_of(other: Prediction, prediction: Prediction) -> Prediction:
+    named = "peak_bytes", "peak_high_bytes", "communicator_bytes"
+    peaks = {name: getattr(other, name) for name in named}
     return prediction.model_copy(update=peaks)
 
 
@@ -96,8 +97,8 @@ def test_a_file_of_version_1_is_the_plan_of_today(name: str) -> None:
     assert written(name)["version"] == 1
     assert found.plan == job.plan
     assert found.prediction is not None
-    # Version 1 counted no temporary activations.
-    prediction = with_peaks_of(job.prediction, found.prediction)
+    # Version 1 counted no temporary activations and no communicators.
+    prediction = with_memory_of(job.prediction, found.prediction)
     assert (found.plan, prediction, found.subject) == (*job.file[:2], None)
     assert found.plan.plan_id == job.plan.plan_id != written(name)["plan_id"]
     assert former_ids(job.plan) == {written(name)["plan_id"]}
