@@ -148,8 +148,8 @@ def test_half_the_work_leaves_as_much_time_as_it_has_taken(
 ) -> None:
     def work() -> None:
         with progressing("measuring") as report:
-            counted = CountedWork(report, "layers [of a model]", 10, "parts")
             begin_s = time.monotonic()
+            counted = CountedWork(report, "layers [of a model]", 10, "parts")
             counted.finish(4)
             time.sleep(0.05)
             counted.finish(1)

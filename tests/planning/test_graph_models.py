@@ -100,7 +100,7 @@ def test_planners_search_what_is_no_chain_and_keep_pinned_splits() -> None:
 def test_splits_that_do_not_divide_are_refused() -> None:
     job = PROBLEM.job
     assert refuse(job, towers((1, 3, 3, 1))) == (
-        "micro-batches of 8 samples cannot be split in 3; nearest splits: 1"
+        "micro-batches of 8 samples cannot be split in 3; nearest splits: 2"
     )
     assert refuse(job, towers((1, 2))) == "splits of 2 stages are given, pp x loops = 4 stages"
     plan = build_plan(job, towers(), ())
@@ -108,5 +108,5 @@ def test_splits_that_do_not_divide_are_refused() -> None:
     stages = (plan.stages[0], odd, *plan.stages[2:])
     [problem] = check_plan(plan.model_copy(update={"stages": stages}), job.graph, job.cluster)
     assert str(problem) == (
-        "plan: stages[1].splits: 3 does not divide micro_batch_size = 8 (nearest valid: 1)"
+        "plan: stages[1].splits: 3 does not divide micro_batch_size = 8 (nearest valid: 2)"
     )

@@ -52,8 +52,8 @@ def test_a_packed_sample_computes_what_its_documents_compute_alone(family: str) 
     for outputs in (together, alone):
         (outputs * weight).sum().backward()
     for (name, one), other in zip(packed.named_parameters(), plain.parameters(), strict=True):
-        # Some families compute their norms in fp32.
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-5, atol=1e-6, msg=name)
+        # Some families compute their norms in fp32, too.
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-5, atol=1e-5 if mixed else 1e-6, msg=name)
 
 
 @pytest.mark.parametrize("family", ["gpt", "llama", "gemma2"])
