@@ -1,4 +1,4 @@
-"""Commands of the README's table run literally; another test covers the one that needs a peer's program."""
+"""Commands of the README's table run literally."""
 
 from __future__ import annotations
 
@@ -32,10 +32,6 @@ COMMANDS = [word for word in WORDS if word.split()[0] in ("weft", "python", "sud
 KEYS = [word for word in WORDS if word not in COMMANDS and " = " in word]
 
 
-PEERS = "python benchmarks/peers.py gpt2 --on 16xa100-80gb --compare weft,uniform --calculon calculon"
-PEERS_TEST = (
-    "tests/benchmarks/test_peers.py::test_one_script_takes_a_question_and_one_leaves_out_what_is_not_named"
-)
 MEASURE, LINKS, WATCH = "weft measure gpt-1m", "weft measure --nodes cluster.toml", "weft watch"
 LAB = 'sudo env "PATH=$PATH" weft lab cluster.toml -- weft train run.toml --on cluster.toml'
 # `make examples` runs these: they measure for a minute, or need a launcher, a signal or root.
@@ -87,7 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, worker_pool: WorkerPool) ->
 @pytest.mark.examples
 @pytest.mark.processes
 @pytest.mark.usefixtures("warm_starts")
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in (PEERS, *SLOW)])
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in SLOW])
 def test_a_command_runs_literally(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("WEFT_HOME", str(folder / "home"))
@@ -96,11 +92,8 @@ def test_a_command_runs_literally(command: str, folder: Path, monkeypatch: pytes
     assert printed
 
 
-def test_the_command_with_programs_of_peers_has_a_test_of_its_own() -> None:
-    """It needs a clone of Calculon."""
-    assert {PEERS, *SLOW} < set(COMMANDS)
-    file, _, name = PEERS_TEST.partition("::")
-    assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8")
+def test_the_slow_commands_are_in_the_table() -> None:
+    assert set(SLOW) < set(COMMANDS)
 
 
 @pytest.mark.examples
