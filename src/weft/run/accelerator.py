@@ -12,6 +12,9 @@ from typing import Any, Protocol
 
 import torch
 
+# Kinds of devices with a backend for collectives (`weft.run.transport.transports`). ROCm is called cuda, too.
+_SERVED = ("cuda",)
+
 
 class Event(Protocol):
     """A place among the kernels of a stream."""
@@ -64,6 +67,28 @@ class TorchAccelerator:
 
     def event(self) -> Event:
         return torch.Event(device=self._device, enable_timing=True)
+
+
+def device_count() -> int:
+    """Return the number of accelerators that this process sees, of a vendor that weft serves."""
+    found = torch.accelerator.current_accelerator()
+    return torch.accelerator.device_count() if found is not None and found.type in _SERVED else 0
+
+
+def take_device(index: int) -> str:
+    """Make an accelerator the process's own, before its driver starts; return its name for torch."""
+    # See `weft.run.rank_streams.require_queues`.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    torch.accelerator.set_device_index(index)
+    return current_device()
+
+
+def current_device() -> str:
+    """Return the name for torch of the process's accelerator, or of the CPU where there is none."""
+    found = torch.accelerator.current_accelerator()
+    if found is None or device_count() == 0:
+        return "cpu"
+    return f"{found.type}:{torch.accelerator.current_device_index()}"
 
 
 def accelerator_of(device: torch.device) -> Accelerator | None:

@@ -29,6 +29,7 @@ from weft.errors import InputError, Violation
 from weft.planning.compile import compile_part, compile_plan
 from weft.program.rank_program import RankProgram, digests
 from weft.program.verify import verify
+from weft.run.accelerator import current_device
 from weft.run.launch.worker_start import start_worker
 from weft.run.resources import LossFunction, OptimizerFactory
 from weft.run.runtime import RankRuntime, require_runnable
@@ -101,7 +102,7 @@ class Runtime:
             problem = "the plan chooses how layers run, which only weft's own stages follow"
             raise InputError(Violation("runtime.stage_builder", problem))
         self._context = None if dist.is_initialized() else start_worker(transport=transport)
-        device = self._context.device if self._context is not None else _default_device()
+        device = self._context.device if self._context is not None else current_device()
         rank = dist.get_rank()
         if dist.get_world_size() != self.plan.ranks:
             raise InputError(
@@ -210,7 +211,3 @@ def _verified_part(plan: Plan, graph: LayerGraph, rank: int) -> RankProgram:
     if problems:
         raise InputError(problems)
     return part
-
-
-def _default_device() -> str:
-    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 
 from weft.errors import InputError, RunError, Violation
+from weft.run.accelerator import device_count, take_device
 from weft.run.launch.lifeline import die_with_parent
 from weft.run.launch.threads import threads_per_rank
 
@@ -81,14 +82,10 @@ def _environment() -> list[int]:
 
 
 def _device(local_rank: int, local_ranks: int, transport: str | None) -> str:
-    count = torch.cuda.device_count()
+    count = device_count()
     if count == 0:
         return "cpu"
-    index = device_index(local_rank, local_ranks, count, transport)
-    # Before CUDA starts; see `weft.run.rank_streams.require_queues`.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    torch.cuda.set_device(index)
-    return f"cuda:{index}"
+    return take_device(device_index(local_rank, local_ranks, count, transport))
 
 
 def device_index(local_rank: int, local_ranks: int, devices: int, transport: str | None) -> int:
