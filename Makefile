@@ -46,7 +46,7 @@ $(PURE)/.installed: pyproject.toml constraints.txt
 quick: install
 	$(BIN)/python tests/touched.py $(SINCE)
 
-# The rows of the equality table that tests/equality_cover.py leaves out of `make test`, and other long tables.
+# The rows of the equality table that tests/equality_cover.py leaves out of `make test`, and the longest runs.
 tables: install
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m tables tests/run tests/training tests/methods
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 import torch
 from pool import WorkerPool
 from pooled_runs import trained
@@ -47,6 +48,7 @@ def evaluations(directory: Path) -> dict[int, float]:
     return {one["step"]: one["held_out_loss"] for one in events[last:] if "held_out_loss" in one}
 
 
+@pytest.mark.tables
 def test_held_out_losses_are_those_between_steps_also_after_a_stop(
     worker_pool: WorkerPool, tmp_path: Path
 ) -> None:

@@ -223,6 +223,7 @@ def losses_of(run: Path) -> list[float]:
     return [row["loss"] for row in rows]
 
 
+@pytest.mark.tables
 @pytest.mark.processes
 @pytest.mark.usefixtures("own_home")
 def test_losses_are_near_those_in_bf16_and_each_goes_on_from_the_other(

@@ -283,7 +283,7 @@ def step_without_reads(
     return told
 
 
-@pytest.mark.parametrize("sharding", ["zero-0", "zero-2"])
+@pytest.mark.parametrize("sharding", ["zero-0", pytest.param("zero-2", marks=pytest.mark.tables)])
 def test_the_host_reads_no_number_in_a_step(worker_pool: WorkerPool, sharding: str) -> None:
     config = tiny()
     plan = with_norm(make_plan(config, pp=2, dp=2, schedule="1f1b", precision="fp32"), sharding)

@@ -54,7 +54,7 @@ def lora_run(folder: Path, weights: str, targets: list[str], base: str = "") -> 
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("own_home")
-@pytest.mark.parametrize("in_few_bits", ["", 'base = "nf4"'])
+@pytest.mark.parametrize("in_few_bits", [pytest.param("", marks=pytest.mark.tables), 'base = "nf4"'])
 def test_a_run_resumes_to_the_same_bits_and_its_base_stays(
     tmp_path: Path, worker_pool: WorkerPool, in_few_bits: str
 ) -> None:

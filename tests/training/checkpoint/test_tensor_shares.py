@@ -103,7 +103,14 @@ def plans_with_experts(config: ModelConfig) -> list[Plan]:
     return [alone, Row(config, ep=2).plan, shared, tensor, gathered, both, tokens, pipelined, alone]
 
 
-@pytest.mark.parametrize("family", ["gpt", "bert", "mixtral"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param("gpt", marks=pytest.mark.tables),
+        pytest.param("bert", marks=pytest.mark.tables),
+        "mixtral",
+    ],
+)
 def test_any_division_passes_the_same_tensors_on(
     worker_pool: WorkerPool, tmp_path: Path, family: str
 ) -> None:
