@@ -49,9 +49,11 @@ def ranked_rows(problem: Problem, name: str, find: Find, *, unlike: bool = False
         if isinstance(rows, str):
             reason = rows
         else:
-            groups = [kind for group in rows.values() for kind in (group, [*filter(_is_alike, group)])]
-            found = [one for group in groups for one in _first_that_fits(problem, group)]
-            found = [*{one.plan.plan_id if one.plan else id(one): one for one in found}.values()]
+            tried: dict[object, Candidate] = {}
+            for group in rows.values():
+                for kind in (group, [*filter(_is_alike, group)]):
+                    _try_to_fit(problem, kind, tried)
+            found = [*tried.values()]
             reason = "no row of stages fits into the memory of the devices"
     if not found:
         refused = Candidate(layout=least, verdict=Verdict.REFUSED, reason=str(reason))
@@ -92,24 +94,20 @@ def _rows(problem: Problem, find: Find, *, unlike: bool) -> dict[int, list[Row]]
     return found
 
 
-def _first_that_fits(problem: Problem, rows: list[Row]) -> list[Candidate]:
-    """Return the simulated rows up to the first that fits, the least seconds per sample first."""
-    tried: list[Candidate] = []
+def _try_to_fit(problem: Problem, rows: list[Row], tried: dict[object, Candidate]) -> None:
+    """Simulate rows up to the first that fits, the least seconds per sample first, and each plan once."""
+    tp, sharding = problem.pins.tp or 1, _sharding(problem)
     for row in sorted(rows, key=lambda one: one.sample_s)[:TRIES]:
-        tried.append(_judged(problem, row))
-        if tried[-1].verdict is Verdict.FITS:
+        try:
+            plan = plan_of(problem, row.graph, tp=tp, sharding=sharding, in_a_row=True)
+        except InputError as error:
+            tried[id(row)] = Candidate(verdict=Verdict.REFUSED, reason=str(error.violations[0]))
+            continue
+        if plan.plan_id not in tried:
+            candidate = Candidate(layout=said_as_layout(plan), verdict=Verdict.REFUSED, reason="")
+            tried[plan.plan_id] = judged(problem, candidate, plan)
+        if tried[plan.plan_id].verdict is Verdict.FITS:
             break
-    return tried
-
-
-def _judged(problem: Problem, row: Row) -> Candidate:
-    try:
-        sharding = _sharding(problem)
-        plan = plan_of(problem, row.graph, tp=problem.pins.tp or 1, sharding=sharding, in_a_row=True)
-    except InputError as error:
-        return Candidate(verdict=Verdict.REFUSED, reason=str(error.violations[0]))
-    candidate = Candidate(layout=said_as_layout(plan), verdict=Verdict.REFUSED, reason="")
-    return judged(problem, candidate, plan)
 
 
 def _sharding(problem: Problem) -> Sharding:
