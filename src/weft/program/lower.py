@@ -205,44 +205,33 @@ def _message_blocks(
     """
     columns = compute.columns
     length = len(source)
-    here, there = columns.rank[source], columns.rank[target]
     devices = int(columns.rank.max()) + 1
-    channel = here * devices + there
+    channel = columns.rank[source] * devices + columns.rank[target]
     order = np.lexsort((columns.stage[target], compute.slot[source], channel))
     source, target, channel = source[order], target[order], channel[order]
-    here, there = here[order], there[order]
 
     wanted = np.maximum(compute.slot[target] - RECEIVE_AHEAD, 0)
     # The minimum over all later messages of the same channel; the offset keeps channels apart.
     offset = channel * (len(columns) + 1)
     slot = np.minimum.accumulate((wanted + offset)[::-1])[::-1] - offset
 
-    values = {"micro_batch": number[order], "bytes": payload[order]}
-    from_stage, to_stage = columns.stage[source], columns.stage[target]
-    # Each end has the replica of its own stage.
-    sends = Columns.of(
-        length,
-        kind=send,
-        stage=from_stage,
-        part=to_stage,
-        rank=here,
-        peer=there,
-        replica=columns.replica[source],
-        **values,
-    )
-    receives = Columns.of(
-        length,
-        kind=receive,
-        stage=to_stage,
-        part=from_stage,
-        rank=there,
-        peer=here,
-        replica=columns.replica[target],
-        **values,
-    )
+    def ends(kind: int, own: Ints, other: Ints) -> Columns:
+        """Return one end of each message, at its own computation; the other end is at the other one."""
+        return Columns.of(
+            length,
+            kind=kind,
+            stage=columns.stage[own],
+            part=columns.stage[other],
+            rank=columns.rank[own],
+            peer=columns.rank[other],
+            replica=columns.replica[own],
+            micro_batch=number[order],
+            bytes=payload[order],
+        )
+
     return (
-        _Block(sends, compute.slot[source], _SENDS, to_stage),
-        _Block(receives, slot, _RECEIVES, np.arange(length, dtype=np.int64)),
+        _Block(ends(send, source, target), compute.slot[source], _SENDS, columns.stage[target]),
+        _Block(ends(receive, target, source), slot, _RECEIVES, np.arange(length, dtype=np.int64)),
         source,
         target,
     )
