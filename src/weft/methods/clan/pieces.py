@@ -59,6 +59,9 @@ def plans_of_codecs(plan: Plan, program: Program, rows: Ints) -> Iterator[tuple[
     """Yield, for each codec, the plan as if all pieces had it, and the rows of its pieces."""
     options, columns = _options_of(plan), program.columns
     codec_of, left = options.codec_of_piece, np.ones(len(rows), dtype=np.bool_)
+    if not codec_of:
+        yield plan, rows
+        return
     for codec in sorted(set(codec_of.values()) - {options.codec}):
         mine = np.zeros(len(rows), dtype=np.bool_)
         for piece in (one for one, its in codec_of.items() if its == codec):
