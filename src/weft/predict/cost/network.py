@@ -168,7 +168,8 @@ class Network:
             return CollectiveTime(0.0, 0.0)
         between = self._between(spread.around)
         seconds = _slowest_s([*self._inside(spread), *between], sent_bytes)
-        return CollectiveTime(seconds, _moving_s(between, sent_bytes)).scaled(self._factor)
+        alone = CollectiveTime(seconds, _moving_s(between, sent_bytes))
+        return self._copied(spread, alone, sent_bytes, sent_bytes)
 
     @property
     def _factor(self) -> float:
