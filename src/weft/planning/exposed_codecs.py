@@ -110,7 +110,8 @@ def _change_of(job: PlannedJob, exposed: ExposedCodec, former_s: float) -> Codec
             prediction = predict_long(job.problem.cost_model, plan).prediction
         except InputError:
             continue
-        fits = all(peak <= left for peak, left in zip(prediction.peak_bytes, job.usable_bytes, strict=True))
+        needs = prediction.needs_at(job.problem.memory_risk)
+        fits = all(need <= room for need, room in zip(needs, job.unreserved_bytes, strict=True))
         least_s = (1.0 - LEAST_GAIN) * former_s if best is None else best.prediction.step_s
         if not refused and fits and prediction.step_s < least_s:
             keys = {key: one for key, one in sync.options.items() if job.plan.sync.options.get(key) != one}
