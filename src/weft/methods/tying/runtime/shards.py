@@ -9,12 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from weft.run.state.stepped import Piece, SteppedWeights
 from weft.sync.base import Group
+
+
+class Shared(NamedTuple):
+    """Elements of a weight in the shard of a sender's copy and in that of a receiver's, by their stages."""
+
+    source: int
+    target: int
+    common: range
 
 
 class TiedShards:
@@ -35,8 +44,9 @@ class TiedShards:
         self._group = group
         self._sent_as = sent_as
         self._pieces: dict[int, Piece] = {}
-        # By member of the group and by stage with a copy: the elements of the weight in its shard.
-        self._owned: list[list[range]] = []
+        # By member of the group: the ranges that this rank gives to it, and takes from it.
+        self._given: list[list[Shared]] = []
+        self._taken: list[list[Shared]] = []
 
     @property
     def stages(self) -> tuple[int, ...]:
@@ -59,21 +69,21 @@ class TiedShards:
         table = mine.new_empty(self._group.size * len(mine))
         self._group.all_gather(table, mine)
         members = table.view(self._group.size, len(self._all), 2).tolist()
-        self._owned = [[range(*ends) for ends in member] for member in members]
+        owned = [[range(*ends) for ends in member] for member in members]
+        here = owned[self._group.place]
+        self._given = [list(self._shared(here, other)) for other in owned]
+        self._taken = [list(self._shared(other, here)) for other in owned]
 
     def add_up(self, like: torch.Tensor) -> None:
         """Make the gradient of every own piece the sum over all copies, in the order of the stages.
 
         `like` has the precision and the device of gradients; a rank may have no piece.
         """
-        here = self._group.place
-        given = [list(self._shared(here, other)) for other in range(self._group.size)]
-        taken = [list(self._shared(other, here)) for other in range(self._group.size)]
-        cut = [self._cut(source, common) for ranges in given for source, _, common in ranges]
+        arrived = [one for ranges in self._taken for one in ranges]
+        cut = [self._cut(source, common) for ranges in self._given for source, _, common in ranges]
         sent = torch.cat([like.new_empty(0), *cut]).to(self._sent_as)
-        room = sent.new_empty(sum(len(common) for ranges in taken for *_, common in ranges))
-        self._group.all_to_all_rows(room, sent, _rows(taken), _rows(given))
-        arrived = [one for ranges in taken for one in ranges]
+        room = sent.new_empty(sum(len(common) for *_, common in arrived))
+        self._group.all_to_all_rows(room, sent, _rows(self._taken), _rows(self._given))
         parts = room.split([len(common) for *_, common in arrived])
         for stage, piece in self._pieces.items():
             gradient = _gradient(piece)
@@ -89,13 +99,13 @@ class TiedShards:
                 total[common.start - piece.start : common.stop - piece.start] += term
             gradient.copy_(total)
 
-    def _shared(self, sender: int, receiver: int) -> Iterator[tuple[int, int, range]]:
-        """Yield (stage of the sender's copy, other stage of the receiver's, elements that both own)."""
+    def _shared(self, sender: list[range], receiver: list[range]) -> Iterator[Shared]:
+        """Yield the ranges that both own, from the elements of the weight in each one's shards, by stage."""
         for source, target in product(range(len(self._all)), repeat=2):
-            one, other = self._owned[sender][source], self._owned[receiver][target]
+            one, other = sender[source], receiver[target]
             common = range(max(one.start, other.start), min(one.stop, other.stop))
             if source != target and common:
-                yield self._all[source], self._all[target], common
+                yield Shared(self._all[source], self._all[target], common)
 
     def _cut(self, stage: int, common: range) -> torch.Tensor:
         piece = self._pieces[stage]
@@ -107,5 +117,5 @@ def _gradient(piece: Piece) -> torch.Tensor:
     return piece.stepped.grad.view(-1)
 
 
-def _rows(of_members: list[list[tuple[int, int, range]]]) -> list[int]:
+def _rows(of_members: list[list[Shared]]) -> list[int]:
     return [sum(len(common) for *_, common in ranges) for ranges in of_members]
