@@ -6,7 +6,7 @@ stage. Exactly one rank counts an element: of the ranks with the same piece, the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
@@ -18,7 +18,7 @@ from weft.run.handlers.step import BegunStep, begin_step
 from weft.run.methods import HandlerOf, Making, MethodState, StateOf
 from weft.run.parallel.tensor_stage import TensorParallel, tensor_ranks, token_ranks
 from weft.run.resources import Resources, groups_of_stages
-from weft.run.state.votes import decided, leaving_out
+from weft.run.state.votes import leaving_out
 from weft.run.state.whole_sums import WholeSumsOptimizer
 from weft.run.workspace import Workspace
 from weft.sync.base import Group
@@ -102,10 +102,10 @@ def tensor_norms(workspace: Workspace, instruction: Instruction) -> Issue:
     assert isinstance(optimizer, WholeSumsOptimizer), "its sums are exchanged"
     table = state.tables[stage]
 
-    def work(votes: Sequence[torch.Tensor], before: BegunStep | None) -> BegunStep:
-        with leaving_out(optimizer, decided(votes)):
+    def work(left_out: torch.Tensor | None, before: BegunStep | None) -> BegunStep:
+        with leaving_out(optimizer, left_out):
             sums = optimizer.sums(None if before is None else before.whole)
-        return BegunStep(votes, table.whole(sums, group))
+        return BegunStep(left_out, table.whole(sums, group))
 
     return begin_step(workspace, instruction, work, first=instruction.part == 0)
 

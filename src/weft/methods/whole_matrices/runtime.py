@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from weft.program.program import Instruction
@@ -11,7 +9,7 @@ from weft.run.handlers.base import Issue
 from weft.run.handlers.step import BegunStep, begin_step
 from weft.run.methods import HandlerOf
 from weft.run.state.stepped import Piece
-from weft.run.state.votes import decided, leaving_out
+from weft.run.state.votes import leaving_out
 from weft.run.state.whole_matrices import WholeMatricesOptimizer
 from weft.run.state.whole_pieces import complete_pieces
 from weft.run.workspace import Workspace
@@ -27,13 +25,13 @@ def whole_matrices(workspace: Workspace, instruction: Instruction) -> Issue:
     def complete(_: Piece, matrix: torch.Tensor) -> None:
         optimizer.complete(matrix)
 
-    def work(votes: Sequence[torch.Tensor], before: BegunStep | None) -> BegunStep:
-        with leaving_out(optimizer, decided(votes)):
+    def work(left_out: torch.Tensor | None, before: BegunStep | None) -> BegunStep:
+        with leaving_out(optimizer, left_out):
             optimizer.begin()
         stepped = {id(matrix) for matrix in optimizer.matrices}
         matrices = [piece for piece in pieces if id(piece.stepped) in stepped]
         complete_pieces(matrices, gradient, group, complete)
-        return BegunStep(votes)
+        return BegunStep(left_out)
 
     return begin_step(workspace, instruction, work, first=True)
 

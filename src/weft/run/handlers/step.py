@@ -23,16 +23,16 @@ class BegunStep(NamedTuple):
     """A step whose first parts earlier instructions have run.
 
     Attributes:
-        votes: those against the step, each of shape ().
+        left_out: 1 to leave the step out, else 0, of shape (); None if no method has a vote.
         whole: the last sums over whole tensors, shape (sums, parameters); None if it needs none.
     """
 
-    votes: Sequence[torch.Tensor]
+    left_out: torch.Tensor | None
     whole: torch.Tensor | None = None
 
 
-# Runs a part of a step before the step, from the votes against it and what the part before it has left.
-BeginStep = Callable[[Sequence[torch.Tensor], BegunStep | None], BegunStep]
+# Runs a part of a step before the step, from `BegunStep.left_out` and what the part before it has left.
+BeginStep = Callable[[torch.Tensor | None, BegunStep | None], BegunStep]
 
 
 class StepGates:
@@ -46,11 +46,11 @@ class StepGates:
         """Return the values that each gate waits for; called when the step's first instruction is issued."""
         return [gate.reads() for gate in self._gates]
 
-    def votes(self, awaited: Awaited) -> list[torch.Tensor]:
-        """Return the votes against the step."""
+    def left_out(self, awaited: Awaited) -> torch.Tensor | None:
+        """Return 1 if a vote is 1, to leave the step out, else 0, of shape (); None without votes."""
         # Call every gate: each handles its own part of the gradient.
         votes = [gate.votes(*values) for gate, values in zip(self._gates, awaited, strict=True)]
-        return [vote for vote in votes if vote is not None]
+        return decided([vote for vote in votes if vote is not None])
 
     def stepped(self) -> None:
         for gate in self._gates:
@@ -74,7 +74,7 @@ def begin_step(workspace: Workspace, instruction: Instruction, part: BeginStep, 
 
         def work() -> None:
             begun = None if before is None else before.content
-            made.content = part(gates.votes(awaited) if begun is None else begun.votes, begun)
+            made.content = part(gates.left_out(awaited) if begun is None else begun.left_out, begun)
 
         made.completion = stream.run(label, work, *reads)
         workspace.values[BEGUN, stage, NONE] = made
@@ -103,7 +103,7 @@ def step(workspace: Workspace, instruction: Instruction) -> Issue:
         reads = chain(followed(workspace, stage), *awaited)
 
         def work() -> None:
-            left_out = decided(gates.votes(awaited) if begun is None else begun.content.votes)
+            left_out = gates.left_out(awaited) if begun is None else begun.content.left_out
             if device_decides:
                 with leaving_out(optimizer, left_out):
                     _finish(optimizer, begun)
