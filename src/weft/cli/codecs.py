@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from weft.cli.output import console
+from weft.describe.synchronisation import DENSE
 from weft.planning.exposed_codecs import codec_change, codec_rows, exposed_codecs
 from weft.planning.planned import PlannedJob
 from weft.timeline.timeline import Timeline
+from weft.training.directory.run_directory import RunDirectory
+from weft.training.session import reopen
+
+
+def codecs_of_run(path: Path) -> tuple[PlannedJob, Timeline] | None:
+    """Return a run's job and its measured timeline; None where replicas send plain sums, without codecs."""
+    directory = RunDirectory(path)
+    return None if directory.plan().sync.name == DENSE else (reopen(path), directory.measured())
 
 
 def print_codecs(job: PlannedJob, measured: Timeline | None = None) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from weft.api import Run, evaluate, finished, prepared
 from weft.api import train as train_run
-from weft.cli.codecs import codec_record, print_codecs
+from weft.cli.codecs import codec_record, codecs_of_run, print_codecs
 from weft.cli.output import Flag, Json, console, print_json, progressing, refuse_options
 from weft.cli.rankings import planned_visibly
 from weft.cli.tables.plans_side_by_side import side_by_side_record, side_by_side_table
@@ -29,7 +29,7 @@ from weft.training.directory.event_words import warnings
 from weft.training.directory.live_run import LiveRun
 from weft.training.directory.overview import NEWEST_STEPS
 from weft.training.directory.run_directory import RunDirectory
-from weft.training.session import WORKER_MODULE, job_in, reopen
+from weft.training.session import WORKER_MODULE, job_in
 
 SECONDS_BETWEEN_LINES = 2.0
 
@@ -211,7 +211,8 @@ def _print_figures(run: Run) -> None:
         f"(error {error_text(prediction_error(summary['predicted_step_s'], summary['measured_step_s']))}), "
         f"{interval_text(summary)}"
     )
-    print_codecs(reopen(run.directory), RunDirectory(run.directory).measured())
+    if compressed := codecs_of_run(run.directory):
+        print_codecs(*compressed)
     console().print(f"report: {run.directory / 'report.html'}", soft_wrap=True)
 
 
@@ -312,14 +313,15 @@ def compare(
         return
     refuse_options(moves, "only with plans; a run has its model and cluster")
     comparison = _comparison_with_a_run(first, second)
-    alone = None if second is not None else (reopen(first), RunDirectory(first).measured())
+    compressed = codecs_of_run(first) if second is None else None
     if json:
-        print_json({**comparison.record(), **({} if alone is None else codec_record(*alone))})
+        print_json({**comparison.record(), **(codec_record(*compressed) if compressed else {})})
     else:
         console().print(comparison.text())
-        if alone is not None:
+        if second is None:
             print(f"measured step: {interval_text(finished(first).summary)}")
-            print_codecs(*alone)
+        if compressed:
+            print_codecs(*compressed)
 
 
 def _is_plan(path: Path) -> bool:
