@@ -75,16 +75,7 @@ class Prediction(BaseModel):
     @property
     def needed_bytes(self) -> list[int]:
         """The bytes of each rank's peak and its communicators."""
-        return [peak + beside for peak, _, beside in self._parts]
-
-    @property
-    def _parts(self) -> Iterator[tuple[int, int, int]]:
-        """Each rank's peak, the half-width of its 90 % interval, and the bytes of its communicators."""
-        beside = self.communicator_bytes or (0,) * len(self.peak_bytes)
-        for peak, high, held in zip(
-            self.peak_bytes, self.peak_high_bytes or self.peak_bytes, beside, strict=True
-        ):
-            yield peak, high - peak, held
+        return [needed for needed, _ in self._needs]
 
     @property
     def _needs(self) -> Iterator[tuple[int, float]]:
@@ -92,7 +83,10 @@ class Prediction(BaseModel):
 
         A peak's error says nothing of the communicators', which come from the topology that NCCL finds.
         """
-        for peak, half_width, beside in self._parts:
+        none = (0,) * len(self.peak_bytes)
+        highs, besides = self.peak_high_bytes or self.peak_bytes, self.communicator_bytes or none
+        for peak, high, beside in zip(self.peak_bytes, highs, besides, strict=True):
+            half_width = high - peak
             yield peak + beside, math.hypot(half_width, COMMUNICATOR_SPREAD * beside)
 
     def needs_at(self, risk: float) -> list[int]:

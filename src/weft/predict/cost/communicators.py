@@ -80,9 +80,9 @@ def communicators(placed: PlacedPlan, program: Program) -> Communicators:
                 held[rank] += message_bytes(link.bytes_per_s, received=kind == kinds[1])
     for rank, alike in placed.twins.items():
         number[alike], held[alike] = number[rank], held[rank]
-    for rank in range(program.ranks):
-        if placed.model.through_host or not cluster.device_of(rank).holds_communicators:
-            held[rank] = 0
+    holds = np.array([group.device.holds_communicators for group in cluster.groups])
+    of_rank = holds[placed.model.network.places.group[: program.ranks]]
+    held[~of_rank | placed.model.through_host] = 0
     return Communicators(number, held)
 
 
