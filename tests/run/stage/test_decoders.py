@@ -71,16 +71,21 @@ def require_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tens
         torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-12, msg=name)
 
 
-@pytest.mark.parametrize("switched", [False, True], ids=["tiny", "switched"])
-@pytest.mark.parametrize("model_type", TYPES + MIXTURES)
-def test_logits_and_gradients_are_those_of_transformers(model_type: str, switched: bool) -> None:
-    config = tiny_decoder(model_type, switched=switched)
+def require_as_in_transformers(config: ModelConfig) -> None:
+    """Check that logits and gradients of the whole model are those of its twin in transformers."""
     model = whole_of(config)
     expected = reference_of(config, model)
     tokens, targets = batch_of(config)
     found, theirs = model(tokens), expected(tokens, use_cache=False).logits
     torch.testing.assert_close(found, theirs, rtol=1e-9, atol=1e-10)
     require_close(gradients_of(found, targets, model), gradients_of(theirs, targets, expected))
+
+
+@pytest.mark.parametrize("switched", [False, True], ids=["tiny", "switched"])
+@pytest.mark.parametrize("model_type", TYPES + MIXTURES)
+def test_logits_and_gradients_are_those_of_transformers(model_type: str, switched: bool) -> None:
+    config = tiny_decoder(model_type, switched=switched)
+    require_as_in_transformers(config)
 
 
 @pytest.mark.parametrize("model_type", TYPES + MIXTURES)
@@ -133,12 +138,7 @@ def test_kinds_of_single_layers_are_those_of_transformers(
 ) -> None:
     config = tiny_decoder(model_type, **keys)
     assert len({config.architecture.windows, (0,) * config.layers, ()}) == 3
-    model = whole_of(config)
-    expected = reference_of(config, model)
-    tokens, targets = batch_of(config)
-    found, theirs = model(tokens), expected(tokens, use_cache=False).logits
-    torch.testing.assert_close(found, theirs, rtol=1e-9, atol=1e-10)
-    require_close(gradients_of(found, targets, model), gradients_of(theirs, targets, expected))
+    require_as_in_transformers(config)
 
 
 @pytest.mark.parametrize("model_type", MIXTURES)
