@@ -18,7 +18,7 @@ from weft.run.state.stepped import Piece, SteppedWeights
 from weft.sync.base import Group
 
 
-class Shared(NamedTuple):
+class SharedRange(NamedTuple):
     """Elements of a weight in the shard of a sender's copy and in that of a receiver's, by their stages."""
 
     source: int
@@ -45,8 +45,8 @@ class TiedShards:
         self._sent_as = sent_as
         self._pieces: dict[int, Piece] = {}
         # By member of the group: the ranges that this rank gives to it, and takes from it.
-        self._given: list[list[Shared]] = []
-        self._taken: list[list[Shared]] = []
+        self._given: list[list[SharedRange]] = []
+        self._taken: list[list[SharedRange]] = []
 
     @property
     def stages(self) -> tuple[int, ...]:
@@ -99,13 +99,13 @@ class TiedShards:
                 total[common.start - piece.start : common.stop - piece.start] += term
             gradient.copy_(total)
 
-    def _shared(self, sender: list[range], receiver: list[range]) -> Iterator[Shared]:
+    def _shared(self, sender: list[range], receiver: list[range]) -> Iterator[SharedRange]:
         """Yield the ranges that both own, from the elements of the weight in each one's shards, by stage."""
         for source, target in product(range(len(self._all)), repeat=2):
             one, other = sender[source], receiver[target]
             common = range(max(one.start, other.start), min(one.stop, other.stop))
             if source != target and common:
-                yield Shared(self._all[source], self._all[target], common)
+                yield SharedRange(self._all[source], self._all[target], common)
 
     def _cut(self, stage: int, common: range) -> torch.Tensor:
         piece = self._pieces[stage]
@@ -117,5 +117,5 @@ def _gradient(piece: Piece) -> torch.Tensor:
     return piece.stepped.grad.view(-1)
 
 
-def _rows(of_members: list[list[Shared]]) -> list[int]:
+def _rows(of_members: list[list[SharedRange]]) -> list[int]:
     return [sum(len(common) for *_, common in ranges) for ranges in of_members]
