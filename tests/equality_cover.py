@@ -17,6 +17,7 @@ from dataclasses import fields
 from functools import cache
 from heapq import heapify, heappop, heappush
 from itertools import combinations
+from operator import mul
 from typing import Any, TypeVar
 
 from equality_table import Row
@@ -48,15 +49,16 @@ def covering(
 
 def size(row: Row) -> int:
     """What a row costs, more or less: the steps of its ranks."""
-    return (sum(row.copies) or row.pp) * row.dp * row.tp * row.cp * row.ep * row.steps
+    copies, degrees = row.copies or (1,) * row.pp, row.degrees or (1,) * row.pp
+    return sum(map(mul, copies, degrees)) * row.dp * row.tp * row.cp * row.ep * row.steps
 
 
 @cache
 def marks(row: Row) -> frozenset[tuple[str, str]]:
-    """Order, sharding, methods, axes that ranks divide, unlike copies, and the precision of reductions."""
+    """Order, sharding, methods, divided axes, unlike copies and degrees, and the precision of reductions."""
     reduced = {("reduced in", one) for one in [row.reduce_precision] if one is not None}
     axes = {("axis", axis) for axis in AXES if getattr(row, axis) > 1}
-    axes |= {("axis", "copies")} if row.copies else set()
+    axes |= {("axis", name) for name in ("copies", "degrees") if getattr(row, name)}
     methods = {("method", type(one).__name__) for one in row.methods}
     return frozenset({("order", row.schedule), ("sharding", row.sharding), *axes, *methods, *reduced})
 

@@ -46,6 +46,7 @@ class Row:
         layers: of each stage how many, or which, where not as many in each.
         splits: into how many parts each stage splits micro-batches.
         copies: the replicas of each stage in a pipeline, where they are unlike.
+        degrees: the tensor ranks of each stage's replicas, where they are unlike.
         devices: the order of the devices, for `planned_by`.
         recompute: of all stages, or of each.
         loss: a name of `equality_jobs.LOSSES`; of shares of the logits where none is given.
@@ -70,6 +71,7 @@ class Row:
     layers: tuple[int | tuple[int, ...], ...] = ()
     splits: tuple[int, ...] = ()
     copies: tuple[int, ...] = ()
+    degrees: tuple[int, ...] = ()
     devices: tuple[int, ...] = ()
     sharding: Sharding = "zero-0"
     island: int | None = None
@@ -113,6 +115,7 @@ class Row:
             micro_batch_size=self.micro_batch_size,
             precision=self.precision,
             copies=self.copies,
+            degrees=self.degrees,
         )
         stages = tuple(self._stage(index, stage) for index, stage in enumerate(plan.stages))
         shares = [one.micro_batches for one in stages[0].replicas]
@@ -148,7 +151,10 @@ class Row:
         width = self.ep * self.cp * self.tp
         shares = self.shares or [one.micro_batches for one in stage.replicas]
         replicas = tuple(
-            Replica(ranks=tuple(width * one.ranks[0] + place for place in range(width)), micro_batches=share)
+            Replica(
+                ranks=tuple(width * rank + place for rank in one.ranks for place in range(width)),
+                micro_batches=share,
+            )
             for one, share in zip(stage.replicas, shares, strict=True)
         )
         recompute = self.recompute if isinstance(self.recompute, str) else self.recompute[index]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count, islice
+from operator import mul
 
 from weft.describe.added_layers import trained_graph
 from weft.describe.families import layer_graph
@@ -45,15 +47,17 @@ def make_plan(
     micro_batch_size: int = 2,
     precision: str = "fp64",
     copies: tuple[int, ...] = (),
+    degrees: tuple[int, ...] = (),
 ) -> Plan:
     """`micro_batches` per pipeline; the schedule places the stages; rank = pipeline * pp + device.
 
-    `copies` are the replicas of each stage in a pipeline, where they are unlike.
+    `copies` are the replicas of each stage in a pipeline, `degrees` the tensor ranks of each of them, where
+    they are unlike.
     """
-    count, graph = pp * loops, layer_graph(config)
-    placement = placements(get_schedule(schedule), Pipeline(pp, count, micro_batches))
+    number, graph = pp * loops, layer_graph(config)
+    placement = placements(get_schedule(schedule), Pipeline(pp, number, micro_batches))
     share = micro_batches // len(placement)
-    borders = [len(graph.layers) * stage // count for stage in range(count + 1)]
+    borders = [len(graph.layers) * stage // number for stage in range(number + 1)]
     stages = tuple(
         Stage(
             layers=tuple(range(borders[stage], borders[stage + 1])),
@@ -65,8 +69,9 @@ def make_plan(
         )
         for stage, devices in enumerate(placement.T.tolist())
     )
-    if copies:
-        stages, pp = _dealt(stages, copies, dp, micro_batches), sum(copies)
+    if copies or degrees:
+        copies, degrees = copies or (1,) * pp, degrees or (1,) * pp
+        stages, pp = _unlike(stages, copies, degrees, dp, micro_batches), sum(map(mul, copies, degrees))
     return Plan(
         model=config.name,
         model_fingerprint=graph.fingerprint,
@@ -82,24 +87,18 @@ def make_plan(
     )
 
 
-def _dealt(
-    stages: tuple[Stage, ...], copies: tuple[int, ...], dp: int, micro_batches: int
+def _unlike(
+    stages: tuple[Stage, ...], copies: tuple[int, ...], degrees: tuple[int, ...], dp: int, micro_batches: int
 ) -> tuple[Stage, ...]:
-    """The stages with so many replicas each in every pipeline, stage by stage."""
+    """The stages with so many replicas of so many ranks in every pipeline; ranks go by pipeline and stage."""
+    rank = count()
+    replicas: list[list[Replica]] = [[] for _ in stages]
+    for _ in range(dp):
+        for own, number, degree in zip(replicas, copies, degrees, strict=True):
+            share = micro_batches // number
+            own += [Replica(ranks=tuple(islice(rank, degree)), micro_batches=share) for _ in range(number)]
     return tuple(
-        stage.model_copy(
-            update={
-                "replicas": tuple(
-                    Replica(
-                        ranks=(pipeline * sum(copies) + sum(copies[:index]) + copy,),
-                        micro_batches=micro_batches // count,
-                    )
-                    for pipeline in range(dp)
-                    for copy in range(count)
-                )
-            }
-        )
-        for index, (stage, count) in enumerate(zip(stages, copies, strict=True))
+        stage.model_copy(update={"replicas": tuple(own)}) for stage, own in zip(stages, replicas, strict=True)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count, islice
 from math import lcm
 from typing import Any
 
@@ -99,23 +100,26 @@ def dealt_layout(
     edges: Sequence[tuple[int, int]] | None = None,
     splits: Sequence[int] = (),
     frozen_stages: int = 0,
+    lanes: Sequence[int] = (),
 ) -> PipelineLayout:
-    """Stage s with `copies[s]` replicas in each pipeline; ranks go by stage; `micro_batches` of each one."""
+    """Stage s with `copies[s]` replicas in each pipeline; ranks go by stage; `micro_batches` of each one.
+
+    Replicas of stage s have `lanes[s]` ranks, default 1.
+    """
     paths, pipelines = lcm(*copies), len(micro_batches)
     edges = chain_edges(len(copies)) if edges is None else edges
+    widths, rank = lanes or [1] * len(copies), count()
     return PipelineLayout(
         stages=tuple(
             StageLayout(
-                replicas=tuple(
-                    (pipelines * sum(copies[:stage]) + replica,) for replica in range(pipelines * count)
-                ),
+                replicas=tuple(tuple(islice(rank, widths[stage])) for _ in range(pipelines * copies[stage])),
                 gradient_bytes=1000 + stage,
                 weight_bytes=500 + stage,
                 splits=splits[stage] if splits else 1,
             )
-            for stage, count in enumerate(copies)
+            for stage in range(len(copies))
         ),
-        micro_batches=tuple(count // paths for count in micro_batches for _ in range(paths)),
+        micro_batches=tuple(share // paths for share in micro_batches for _ in range(paths)),
         message_bytes={edge: 64 + edge[0] for edge in edges},
         paths=paths,
         frozen_stages=frozen_stages,

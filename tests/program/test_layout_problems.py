@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from program.layouts import placed_layout, ring_layout
+from program.layouts import dealt_layout, placed_layout, ring_layout
 
 from weft.errors import InputError
 from weft.program.layout import PipelineLayout, StageLayout
@@ -19,13 +19,13 @@ def problems(layout: PipelineLayout) -> str:
 
 def test_everything_wrong_is_listed_at_once() -> None:
     layout = PipelineLayout(
-        stages=(StageLayout(replicas=((0,), (1,))), StageLayout(replicas=((2, 2),))),
+        stages=(StageLayout(replicas=((0,), (1, 3))), StageLayout(replicas=((2, 2),))),
         micro_batches=(1, 0),
         message_bytes={(1, 0): 8},
     )
     text = problems(layout)
     assert "stage 1: has 1 replicas, but there are 2 pipelines" in text
-    assert "stage 1: replica 0 has 2 ranks; all must have 1" in text
+    assert "stage 0: replica 1 has 2 ranks; all must have 1" in text
     assert "stage 1: replica 0: ranks [2, 2] must be different and not negative" in text
     assert "pipeline replica 1: has 0 micro-batches" in text
     assert "edge (1, 0) must go from a stage to a later one of 2" in text
@@ -77,3 +77,11 @@ def test_a_rank_has_one_place_on_all_paths() -> None:
 )
 def test_an_empty_layout_is_refused(layout: PipelineLayout) -> None:
     assert problems(layout)
+
+
+def test_lanes_of_one_stage_are_a_multiple_of_those_of_another() -> None:
+    text = problems(dealt_layout((1, 1, 1), (1,), lanes=(1, 2, 3)))
+    assert text == (
+        "stage 2: has replicas of 3 ranks, others have 2; one must be a multiple of the other "
+        "(nearest valid: 2)"
+    )

@@ -69,6 +69,16 @@ PIPELINES = (
     Row(LLAMA, "chimera", pp=2, dp=2, micro_batches=2),
 )
 
+DEGREES = (
+    Row(WIDE_LLAMA, "1f1b", pp=2, degrees=(2, 1)),
+    Row(divisible("llama", heads=4), "gpipe", pp=3, degrees=(1, 4, 2), splits=(2, 1, 1)),
+    Row(WIDE_GPT, "1f1b", pp=2, dp=2, degrees=(1, 2), sharding="zero-1", methods=(Clips(0.2),)),
+    Row(WIDE_LLAMA, "zb-h1", pp=2, dp=2, degrees=(2, 1), sharding="zero-2"),
+    Row(WIDE_GPT, "gpipe", pp=2, dp=2, degrees=(2, 1), sharding="zero-3", recompute="full"),
+    Row(WIDE_LLAMA, "1f1b", pp=2, copies=(2, 1), degrees=(1, 2), cp=2),
+    Row(WIDE_BERT, "1f1b", pp=2, degrees=(1, 2), transport="device"),
+)
+
 UNEVEN = (
     Row(GPT, dp=3, shares=(1, 4, 2)),
     Row(GPT, "1f1b", pp=2, dp=2, shares=(5, 2)),
@@ -358,6 +368,7 @@ OF_METHODS = [
 ]
 GROUPS = (
     PIPELINES,
+    DEGREES,
     UNEVEN,
     TENSOR,
     CONTEXT,

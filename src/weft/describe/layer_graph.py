@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -145,8 +145,12 @@ class LayerGraph:
             found[layer].append(number)
         return tuple(map(tuple, found))
 
-    def crossing(self, stage_of: Sequence[int]) -> dict[tuple[int, int], frozenset[int]]:
-        """Return the layers with output across each edge of stages; `stage_of` has each layer's stage."""
+    def crossing(self, stages: Iterable[Sequence[int]]) -> dict[tuple[int, int], frozenset[int]]:
+        """Return the layers with output across each edge of stages; `stages` has the layers of each."""
+        stage_of = [0] * len(self.layers)
+        for index, layers in enumerate(stages):
+            for layer in layers:
+                stage_of[layer] = index
         found: dict[tuple[int, int], set[int]] = {}
         for producer, consumer in self.edges:
             edge = (stage_of[producer], stage_of[consumer])

@@ -131,7 +131,8 @@ class Plan(_Record):
 
     Micro-batches of a step are numbered globally. Replica j of a stage runs the next
     `replicas[j].micro_batches` of them. So the replicas of each stage cover the global batch exactly once.
-    Stages may have unlike numbers of replicas. The mesh's `pp` then counts all devices of a pipeline.
+    Stages may have unlike numbers of replicas, or of tensor ranks. The mesh's `pp` then counts all ranks of a
+    pipeline that divide no tokens, samples or experts.
     `mesh` keeps the order of the axes, outermost first. `sharding` names the tensors that a stage's replicas
     shard: none, optimizer states, gradients too, weights too (Rajbhandari et al., ZeRO, arXiv 1910.02054).
     `island` is the number of replicas in a sharding group; None: all replicas. Groups all-reduce each shard
@@ -181,6 +182,21 @@ class Plan(_Record):
         return tuple(len(stage.replicas) for stage in self.stages)
 
     @property
+    def tensor_degrees(self) -> tuple[int, ...]:
+        """The number of tensor ranks in each replica of each stage."""
+        return tuple(self.grid(stage).tensor for stage in range(len(self.stages)))
+
+    @property
+    def has_like_stages(self) -> bool:
+        """True if all stages have equally many replicas and tensor ranks, so that devices form a mesh."""
+        return len(set(self.replicas)) == len(set(self.tensor_degrees)) == 1
+
+    @property
+    def pp(self) -> int:
+        """The number of devices along a path through a pipeline."""
+        return self.mesh.get("pp", 1) if self.has_like_stages else len(self.stages)
+
+    @property
     def ranks(self) -> int:
         """The number of the plan's ranks: the highest rank plus one."""
         return 1 + max(rank for stage in self.stages for copy in stage.replicas for rank in copy.ranks)
@@ -211,6 +227,8 @@ class Plan(_Record):
         sizes = f"{len(self.stages)} stages, micro-batch size {self.micro_batch_size}"
         if len(set(self.replicas)) > 1:
             sizes += f", replicas {'+'.join(map(str, self.replicas))}"
+        if len(set(self.tensor_degrees)) > 1:
+            sizes += f", tensor ranks {'+'.join(map(str, self.tensor_degrees))}"
         if any(stage.splits > 1 for stage in self.stages):
             sizes += f", splits {'+'.join(str(stage.splits) for stage in self.stages)}"
         return f"{axes}, {self.schedule.name}, {sizes}{shared}"

@@ -130,7 +130,7 @@ def check_plan(plan: Plan, graph: LayerGraph, cluster: Cluster) -> list[Violatio
         *_tensor(plan, graph),
         *_batch(plan),
         *_splits(plan),
-        *_unlike(plan),
+        *_unlike(plan, graph),
         *choice_problems(plan.layer_choices, graph),
         *(problem for rule in parts(PlanRule) for problem in rule.refuse(plan, graph)),
         *_blocking(plan),
@@ -240,12 +240,20 @@ def _batch(plan: Plan) -> Iterable[Violation]:
             yield Violation(f"plan: stages[{index}].replicas", f"{problem} {shown(plan.micro_batches)}")
 
 
-def _unlike(plan: Plan) -> Iterable[Violation]:
-    """Check that stages with unlike numbers of replicas synchronise in a way that knows them."""
-    if len(set(plan.replicas)) > 1 and plan.sync.name != DENSE:
-        counts = listed([*plan.replicas])
-        problem = f"{shown(plan.sync.name)} needs equally many replicas of every stage, not {counts}"
-        yield Violation("plan: sync", problem, DENSE)
+def _unlike(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:
+    """Check that stages with unlike numbers of replicas or tensor ranks synchronise in a way that knows them.
+
+    A message to a stage with other tensor ranks has its tokens, which a value between branches may not have.
+    """
+    for counts, what in ((plan.replicas, "replicas"), (plan.tensor_degrees, "tensor ranks")):
+        if len(set(counts)) > 1 and plan.sync.name != DENSE:
+            problem = (
+                f"{shown(plan.sync.name)} needs equally many {what} of every stage, not {listed([*counts])}"
+            )
+            yield Violation("plan: sync", problem, DENSE)
+    if len(set(plan.tensor_degrees)) > 1 and not graph.is_chain:
+        problem = f"{listed([*plan.tensor_degrees])} tensor ranks: layers that form no chain need one number"
+        yield Violation("plan: stages", problem, shown(min(plan.tensor_degrees)))
 
 
 def _splits(plan: Plan) -> Iterable[Violation]:

@@ -54,15 +54,17 @@ def usual_layout_of(plan: Plan) -> Layout:
     copies = _usual([len(stage.replicas) for stage in plan.stages])
     width = _usual([len(copy.ranks) for stage in plan.stages for copy in stage.replicas])
     heaviest = max((stage.recompute for stage in plan.stages), key=RECOMPUTES.index)
-    layout = _alike(plan, dp=max(1, copies // paths), width=width).recomputing(heaviest)
-    # The mesh of stages with unlike numbers of replicas counts all of them as devices of a pipeline.
-    return layout if len(set(plan.replicas)) == 1 else replace(layout, pp=len(plan.stages))
+    return _alike(plan, dp=max(1, copies // paths), width=width).recomputing(heaviest)
 
 
 def _alike(plan: Plan, *, dp: int, width: int) -> Layout:
     """Return the layout of a plan's common decisions, with `dp` pipelines and replicas of `width` ranks."""
     # The tensor-parallel degree is `width` divided by the other axes, in stages of every width.
-    degrees: dict[str, Any] = {axis: plan.mesh.get(axis, 1) for axis in AXES} | {"dp": dp, "tp": 1}
+    degrees: dict[str, Any] = {axis: plan.mesh.get(axis, 1) for axis in AXES} | {
+        "pp": plan.pp,
+        "dp": dp,
+        "tp": 1,
+    }
     layout = Layout(
         **degrees,
         loops=-(-len(plan.stages) // degrees["pp"]),

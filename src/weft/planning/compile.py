@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import gcd, lcm
 
@@ -23,6 +23,8 @@ from weft.program.program import Program
 from weft.program.rank_program import RankProgram
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import paths_of
+
+Edge = tuple[int, int]
 
 
 def compile_plan(
@@ -67,8 +69,8 @@ def compile_folded(
 
     All pipelines stay where shares of the batch or steps of a cycle are unequal. They also stay where none is
     slowest in all of its stages. Lanes are equal when each replica's ranks are equally fast devices of one
-    node. Then they do the same at the same time over the same links. Prices are those of the slowest.
-    `micro_batches` is as for `compile_plan`.
+    node, and all stages have equally many. Then they do the same at the same time over the same links. Prices
+    are those of the slowest. `micro_batches` is as for `compile_plan`.
 
     Raises:
         InputError: see `compile_plan`.
@@ -80,7 +82,7 @@ def compile_folded(
     alike = len(set(layout.micro_batches)) == len(set(lowered.taken)) == 1
     foldable = alike and _one_is_slowest(plan, places, layout)
     program = assemble(lowered, 0 if foldable else None)
-    equal = all(
+    equal = not layout.mixes_lanes and all(
         (column[held] == column[held[:, :1]]).all() for column in (places.node, places.pace) for held in ranks
     )
     return fold_lanes(program) if equal else program
@@ -122,6 +124,7 @@ def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
     paths, micro_batches = _paths(plan)
     gradient_bytes = reduced_element_bytes(plan)
     held = [reduced_parameters(plan, graph, stage) for stage in range(len(plan.stages))]
+    crossing = graph.crossing(stage.layers for stage in plan.stages)
     return PipelineLayout(
         stages=tuple(
             StageLayout(
@@ -133,7 +136,8 @@ def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
             for stage, parameters in zip(plan.stages, held, strict=True)
         ),
         micro_batches=micro_batches,
-        message_bytes=_message_bytes(plan, graph),
+        message_bytes=_message_bytes(plan, graph, crossing, 1),
+        returned_bytes=_message_bytes(plan, graph, crossing, 0),
         paths=paths,
         sources=tuple(
             index
@@ -168,17 +172,18 @@ def _in_parts(share: Sequence[int], parts: int) -> list[Sequence[int]]:
     return [share[first : first + size] for first in range(0, len(share), size)]
 
 
-def _message_bytes(plan: Plan, graph: LayerGraph) -> dict[tuple[int, int], int]:
-    """Return the bytes of a message on every stage edge: each tensor that crosses it, once. It has the
-    samples of a micro-batch of the stage that splits more."""
-    stage_of = [0] * len(graph.layers)
-    for index, stage in enumerate(plan.stages):
-        for layer in stage.layers:
-            stage_of[layer] = index
-    return {
-        edge: round(
-            plan.element_bytes
-            * sum(graph.amounts("sent", plan.shape(min(edge, key=plan.size_of)))[layer] for layer in layers)
-        )
-        for edge, layers in graph.crossing(stage_of).items()
-    }
+def _message_bytes(
+    plan: Plan, graph: LayerGraph, crossing: Mapping[Edge, Collection[int]], end: int
+) -> dict[Edge, int]:
+    """Return the bytes of a message on every stage edge: each tensor that crosses it, once.
+
+    It has the samples of a micro-batch of the stage that splits more. It has the tokens that its receiver
+    holds, the stage at this end of the edge.
+    """
+
+    def size(edge: Edge, layers: Collection[int]) -> int:
+        samples = min(map(plan.size_of, edge)) // plan.ep
+        sent = graph.amounts("sent", replace(plan.shape(edge[end]), micro_batch_size=samples))
+        return round(plan.element_bytes * sum(sent[layer] for layer in layers))
+
+    return {edge: size(edge, layers) for edge, layers in crossing.items()}

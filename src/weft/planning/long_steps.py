@@ -96,9 +96,8 @@ def _shorter(plan: Plan) -> tuple[tuple[Plan, int], tuple[Plan, int]] | None:
     equal = all(len({copy.micro_batches for copy in stage.replicas}) == 1 for stage in plan.stages)
     if not equal or plan.schedule.name not in SCHEDULES:
         return None
-    # Replicas of one stage take their turns at the same time, so a path is as long as its stages.
-    alike = len(set(plan.replicas)) == 1
-    share, devices = _share(plan), plan.mesh.get("pp", 1) if alike else len(plan.stages)
+    # Replicas of one stage take their turns at the same time.
+    share, devices = _share(plan), plan.pp
     if plan.schedule.name == Hybrid.name:
         return _fewer_rounds(plan, share, devices)
     lengths = _lengths(share, devices)

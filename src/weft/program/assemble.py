@@ -1,7 +1,8 @@
 """The assembly of lowered pipelines into the Program of all ranks, or into the part of one rank.
 
-Every pipeline and lane is a copy of a lowered pipeline with its own ranks and micro-batches. Rows are sorted
-by rank, so the copies' row counts alone give the first row of each rank.
+Every pipeline and lane is a copy of a lowered pipeline with its own ranks and micro-batches. If stages have
+unlike numbers of lanes, the lowered pipeline has them all already (`weft.program.lanes`). Rows are sorted by
+rank, so the copies' row counts alone give the first row of each rank.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from weft.errors import InputError, Violation
 from weft.program.arrays import Ints, Mask
 from weft.program.codes import numbered
 from weft.program.kinds import is_collective
+from weft.program.lanes import LanePlaces
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline, renumber
 from weft.program.passes import PassList
@@ -45,6 +47,7 @@ class LoweredLayout:
 
     Attributes:
         taken: by pipeline, the steps of a cycle that it takes.
+        pipelines: with ranks that count places (`weft.program.lanes`).
         purpose, schedule: as in the program.
     """
 
@@ -69,7 +72,7 @@ def assemble(lowered: LoweredLayout, only_replica: int | None = None) -> Program
     """
     layout, passes = lowered.layout, lowered.passes
     kept = _kept_pipelines(layout, only_replica)
-    ranks = layout.rank_table()
+    places = LanePlaces.of(layout)
     meetings = passes.groups(layout)
     works = lowered.works
     parts: list[Columns] = []
@@ -77,8 +80,9 @@ def assemble(lowered: LoweredLayout, only_replica: int | None = None) -> Program
     first_row = 0
     for pipeline in kept:
         one = lowered.pipelines[works[pipeline]]
-        for lane in range(ranks.shape[2]):
-            copy = _copy(layout, one.columns, ranks[..., lane], pipeline)
+        for number in range(places.ranks.shape[2]):
+            copy = _copy(layout, one.columns, places.ranks[..., number], pipeline)
+            lane = places.lane[one.columns.rank, number]
             parts.append(replace(copy, group=meetings.of(copy, lane)))
             shifted = one.edges.source + first_row, one.edges.target + first_row
             edges.append(replace(one.edges, source=shifted[0], target=shifted[1]))
@@ -106,23 +110,24 @@ def assemble_part(lowered: LoweredLayout, rank: int) -> RankProgram:
         InputError: when the layout has no such rank.
     """
     layout, passes = lowered.layout, lowered.passes
-    ranks = layout.rank_table()
+    places = LanePlaces.of(layout)
+    ranks = places.ranks
     found = np.argwhere(ranks == rank)
     if not len(found):
         problem = f"{rank} holds no stage; ranks 0 to {layout.ranks - 1} do"
         raise InputError(Violation("rank", problem, str(layout.ranks - 1)))
-    pipeline, device, lane = found[0].tolist()
+    pipeline, place, number = found[0].tolist()
     one = lowered.pipelines[lowered.works[pipeline]]
-    devices = one.columns.rank
-    rows = np.flatnonzero(devices == device)
-    copy = _copy(layout, one.columns.take(rows), ranks[..., lane], pipeline)
+    place_of = one.columns.rank
+    rows = np.flatnonzero(place_of == place)
+    copy = _copy(layout, one.columns.take(rows), ranks[..., number], pipeline)
     meetings = passes.groups(layout)
-    columns = replace(copy, group=meetings.of(copy, lane))
+    columns = replace(copy, group=meetings.of(copy, np.full(len(rows), places.lane[place, number])))
     firsts = _first_rows(lowered, ranks)
-    # Rows of a lowered pipeline are sorted by device.
-    within = np.arange(len(devices), dtype=np.int64) - np.searchsorted(devices, devices)
-    position = firsts[ranks[pipeline, devices, lane]] + within
-    touching = (devices[one.edges.source] == device) | (devices[one.edges.target] == device)
+    # Rows of a lowered pipeline are sorted by place.
+    within = np.arange(len(place_of), dtype=np.int64) - np.searchsorted(place_of, place_of)
+    position = firsts[ranks[pipeline, place_of, number]] + within
+    touching = (place_of[one.edges.source] == place) | (place_of[one.edges.target] == place)
     return RankProgram(
         rank=rank,
         ranks=layout.ranks,
@@ -132,12 +137,14 @@ def assemble_part(lowered: LoweredLayout, rank: int) -> RankProgram:
         columns=columns,
         edges=one.edges.take(touching).at(position),
         groups=meetings.members(np.unique(columns.group)),
-        obligations=_obligations(lowered, _held(layout, [pipeline], device), passes.owed(layout)),
+        obligations=_obligations(
+            lowered, _held(layout, [pipeline], int(places.device[place])), passes.owed(layout)
+        ),
     )
 
 
 def _first_rows(lowered: LoweredLayout, ranks: Ints) -> Ints:
-    """Return the first row of each rank; `ranks` has shape (pipelines, devices, lanes)."""
+    """Return the first row of each rank; `ranks` has shape (pipelines, places, copies)."""
     counts = {
         work: np.bincount(one.columns.rank, minlength=ranks.shape[1])
         for work, one in lowered.pipelines.items()
@@ -182,7 +189,7 @@ def _held(layout: PipelineLayout, pipelines: Sequence[int], device: int | None =
 
 
 def _copy(layout: PipelineLayout, columns: Columns, ranks: Ints, pipeline: int) -> Columns:
-    """Return the rows of a pipeline in one lane; `ranks` has shape (pipelines, devices)."""
+    """Return the rows of one copy of a pipeline; `ranks` has shape (pipelines, places)."""
     micro_batch, copies = columns.micro_batch, np.array(layout.copies, dtype=np.int64)
     first = layout.first_micro_batch[pipeline * layout.paths]
     each = per_micro_batch(columns, layout.splits)

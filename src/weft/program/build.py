@@ -16,6 +16,7 @@ from weft.errors import InputError, Violation, nearest
 from weft.program.arrays import Ints
 from weft.program.assemble import LoweredLayout, PipelineWork, assemble, pipeline_works
 from weft.program.kinds import COMPUTATIONS, FORWARD, is_any_of, is_collective
+from weft.program.lanes import over_lanes
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline, lower
 from weft.program.passes import PassList
@@ -79,7 +80,7 @@ def lowered_training(
         layout=layout,
         passes=passes,
         taken=taken,
-        pipelines=pipelines,
+        pipelines=_in_places(pipelines, layout),
         purpose="train",
         schedule=schedule.name,
     )
@@ -99,7 +100,22 @@ def lowered_evaluation(layout: PipelineLayout, methods: Mapping[str, Any] | None
         ]
         lowered = lower(layout, orders, work.micro_batches, "evaluation", trains=False)
         pipelines[work] = passes.apply(lowered, layout, work.taken)
-    return LoweredLayout(layout=layout, passes=passes, taken=taken, pipelines=pipelines, purpose="evaluate")
+    return LoweredLayout(
+        layout=layout,
+        passes=passes,
+        taken=taken,
+        pipelines=_in_places(pipelines, layout),
+        purpose="evaluate",
+    )
+
+
+def _in_places(
+    pipelines: dict[PipelineWork, LoweredPipeline], layout: PipelineLayout
+) -> dict[PipelineWork, LoweredPipeline]:
+    """Return pipelines over places: over devices, or over all lanes if stages have unlike numbers of them."""
+    if not layout.mixes_lanes:
+        return pipelines
+    return {work: over_lanes(one, layout) for work, one in pipelines.items()}
 
 
 def _require_one_sequence(pipelines: Mapping[int, LoweredPipeline]) -> None:

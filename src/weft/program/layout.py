@@ -4,21 +4,23 @@ Pipelines are equal parts of a plan that exchange no messages. Along a path thro
 has one replica; a pipeline's paths share its micro-batches equally. Mostly a pipeline has one path. Several
 paths may run over the same devices, each with its own replica of every stage (chimera). Or stages have unlike
 numbers of replicas in a pipeline. Neighbouring paths then share a replica, which takes micro-batches of all
-of them in turn (PipeDream, SOSP 2019, section 3.2). The graph of stages may be any DAG.
+of them in turn (PipeDream, SOSP 2019, section 3.2). Stages may also have unlike numbers of ranks in each
+replica (`weft.program.lanes`). The graph of stages may be any DAG.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import lcm
 
 import numpy as np
 
 from weft.errors import InputError, Violation
 from weft.program.arrays import Ints
+from weft.program.program import NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,8 @@ class PipelineLayout:
         micro_batches: micro-batches per step of each path of all pipelines; path p of pipeline j is number
             j * paths + p, and runs the next `micro_batches[j * paths + p]` of the global batch.
         message_bytes: for each edge (producer, consumer) of the stage graph, the bytes that one rank sends
-            per micro-batch of the stage with more splits; the gradient in return has the same size.
+            per micro-batch of the stage with more splits.
+        returned_bytes: the same of the gradient in return; default: as many.
         paths: number of paths through one pipeline, a multiple of each stage's `copies`.
         frozen_stages: number of untrained stages, from the first on; no gradient reaches them.
         sources: the stages that read samples; default: the stages that read no other stage.
@@ -60,6 +63,7 @@ class PipelineLayout:
     paths: int = 1
     frozen_stages: int = 0
     sources: tuple[int, ...] = ()
+    returned_bytes: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
     @property
     def replicas(self) -> int:
@@ -85,6 +89,21 @@ class PipelineLayout:
     def most_replicas(self) -> int:
         """The replicas of the stage with most of them."""
         return max(len(stage.replicas) for stage in self.stages)
+
+    @cached_property
+    def lanes(self) -> tuple[int, ...]:
+        """The ranks of each replica of a stage, by stage."""
+        return tuple(len(stage.replicas[0]) for stage in self.stages)
+
+    @property
+    def most_lanes(self) -> int:
+        """The lanes of the stage with most of them."""
+        return max(self.lanes)
+
+    @cached_property
+    def mixes_lanes(self) -> bool:
+        """True if the stages have unlike numbers of lanes."""
+        return len(set(self.lanes)) > 1
 
     @cached_property
     def path_copies(self) -> Ints:
@@ -159,16 +178,17 @@ class PipelineLayout:
         )
 
     def rank_table(self) -> Ints:
-        """Return the rank of each (pipeline, device, lane), devices as in `placement`."""
+        """Return the rank of each (pipeline, device, lane), devices as in `placement`.
+
+        It is -1 where a device has fewer lanes than others.
+        """
         first_place = np.unique(self.placement, return_index=True)[1]
         homes = [divmod(place, len(self.stages)) for place in first_place.tolist()]
-        return np.stack(
-            [
-                self.rank_tables[stage][self.path_copies[path, stage] :: self.copies[stage]]
-                for path, stage in homes
-            ],
-            axis=1,
-        )
+        table = np.full((self.pipelines, len(homes), self.most_lanes), NONE, dtype=np.int64)
+        for device, (path, stage) in enumerate(homes):
+            ranks = self.rank_tables[stage][self.path_copies[path, stage] :: self.copies[stage]]
+            table[:, device, : self.lanes[stage]] = ranks
+        return table
 
     def require_valid(self) -> None:
         """Check that a program can be built for the layout.
@@ -184,10 +204,7 @@ class PipelineLayout:
         """A violation for each mistake; none if a program can be built for the layout."""
         if not self.stages or not self.micro_batches:
             return [Violation("layout", "needs at least one stage and one pipeline replica")]
-        lanes = max((len(ranks) for ranks in self.stages[0].replicas[:1]), default=1) or 1
-        found = {
-            held: _stage_problems(held, self, lanes) for held in {stage.replicas for stage in self.stages}
-        }
+        found = {held: _stage_problems(held, self) for held in {stage.replicas for stage in self.stages}}
         problems = [
             Violation(f"stage {stage}", problem)
             for stage, one in enumerate(self.stages)
@@ -199,8 +216,8 @@ class PipelineLayout:
             if count < 1
         ]
         problems += [*_graph_problems(self), *_path_problems(self), *_frozen_problems(self)]
-        # A check of shared devices needs stages that are well-formed by themselves.
-        return problems or _device_problems(self)
+        # These checks need stages that are well-formed by themselves.
+        return problems or _lane_problems(self) or _device_problems(self)
 
 
 def _graph_problems(layout: PipelineLayout) -> list[Violation]:
@@ -227,6 +244,19 @@ def _split_problems(layout: PipelineLayout) -> list[Violation]:
         )
         for producer, consumer in layout.edges
         for fewer, more in [sorted((layout.stages[producer].splits, layout.stages[consumer].splits))]
+        if more % fewer
+    ]
+
+
+def _lane_problems(layout: PipelineLayout) -> list[Violation]:
+    """Return a violation for each number of lanes that the next larger one is no multiple of."""
+    return [
+        Violation(
+            f"stage {layout.lanes.index(more)}",
+            f"has replicas of {more} ranks, others have {fewer}; one must be a multiple of the other",
+            str(more // fewer * fewer),
+        )
+        for fewer, more in pairwise(sorted(set(layout.lanes)))
         if more % fewer
     ]
 
@@ -275,7 +305,7 @@ def _device_problems(layout: PipelineLayout) -> list[Violation]:
                 if users.setdefault(rank, place) != place:
                     problem = f"rank {rank} already has another place in the pipelines"
                     problems.append(Violation(where, problem))
-            if tuple(table[pipeline, device].tolist()) != ranks:
+            if tuple(table[pipeline, device, : len(ranks)].tolist()) != ranks:
                 problem = "stages that share a device in one pipeline must share it in all"
                 problems.append(Violation(where, problem))
     return problems
@@ -283,11 +313,12 @@ def _device_problems(layout: PipelineLayout) -> list[Violation]:
 
 def _devices_are_shared_rightly(layout: PipelineLayout, placement: Ints, table: Ints) -> bool:
     """Return True if no rank has two places and all stages have the devices of the table."""
-    return len(np.unique(table)) == table.size and all(
+    ranks = table[table != NONE]
+    return len(np.unique(ranks)) == ranks.size and all(
         len(set(devices)) == layout.copies[stage]
         and all(
             np.array_equal(
-                table[:, device],
+                table[:, device, : layout.lanes[stage]],
                 layout.rank_tables[stage][layout.path_copies[path, stage] :: layout.copies[stage]],
             )
             for path, device in enumerate(devices)
@@ -304,9 +335,10 @@ def _divides_paths(replicas: int, layout: PipelineLayout) -> bool:
     return copies > 0 and rest == 0 and layout.paths % copies == 0
 
 
-def _stage_problems(held: Sequence[Sequence[int]], layout: PipelineLayout, lanes: int) -> list[str]:
+def _stage_problems(held: Sequence[Sequence[int]], layout: PipelineLayout) -> list[str]:
     """Return the mistakes in the ranks of a stage's replicas, in words."""
     problems = []
+    lanes = max((len(ranks) for ranks in held[:1]), default=1) or 1
     if len(held) != layout.replicas and not _divides_paths(len(held), layout):
         problems.append(f"has {len(held)} replicas, but there are {layout.replicas} pipelines")
     if all(len(ranks) == lanes for ranks in held):

@@ -100,16 +100,20 @@ def lower(
     blocks = [compute]
     edges = []
     pairs = np.array(layout.edges, dtype=np.int64).reshape(-1, 2)
-    payload = np.array([layout.message_bytes[pair] for pair in layout.edges], dtype=np.int64)
+    sent = layout.message_bytes
+    payload, returned = (
+        np.array([sizes.get(pair, sent[pair]) for pair in layout.edges], dtype=np.int64)
+        for sizes in (sent, layout.returned_bytes)
+    )
     crossing = crossings(layout.splits, pairs, micro_batches)
     before = owed.starts[pairs[crossing.edge, 0]] + crossing.producer
     after = owed.starts[pairs[crossing.edge, 1]] + crossing.consumer
-    flows = [(lookup.forward, before, after, crossing, SEND_ACTIVATION, RECEIVE_ACTIVATION)]
+    flows = [(lookup.forward, before, after, crossing, payload, SEND_ACTIVATION, RECEIVE_ACTIVATION)]
     if trains:
         trained = pairs[crossing.edge, 0] >= layout.frozen_stages
         back = after[trained], before[trained], Crossings(*(column[trained] for column in crossing))
-        flows.append((lookup.input_gradient, *back, SEND_GRADIENT, RECEIVE_GRADIENT))
-    for rows, makers, users, crossed, send, receive in flows:
+        flows.append((lookup.input_gradient, *back, returned, SEND_GRADIENT, RECEIVE_GRADIENT))
+    for rows, makers, users, crossed, sizes, send, receive in flows:
         away = owed.home[makers] != owed.home[users]
         edges.append(_pairs(rows[makers[~away]], rows[users[~away]]))
         sends, receives, source, target = _message_blocks(
@@ -117,7 +121,7 @@ def lower(
             rows[makers[away]],
             rows[users[away]],
             crossed.number[away],
-            payload[crossed.edge[away]],
+            sizes[crossed.edge[away]],
             send,
             receive,
         )

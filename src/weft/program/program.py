@@ -311,10 +311,13 @@ def instruction_of(columns: Columns, row: int, *, position: int, id: int) -> Ins
 
 
 def instruction_ids(columns: Columns, lane: Ints) -> Ids:
-    """Compute the id of every row, a hash of its coordinates; `lane` is by row, as in `Program.ids`."""
+    """Compute the id of every row, a hash of its coordinates; `lane` is by row, as in `Program.ids`.
+
+    A value that a rank sends to several lanes of a stage is sent in rows next to each other. Those behind the
+    first also have their distance from it in the hash.
+    """
     kind_names = np.array([name_hash(kind.name) for kind in KINDS], dtype=np.uint64)
-    return mix_in(
-        kind_names[columns.kind],
+    coordinates = (
         columns.stage,
         columns.micro_batch,
         columns.iteration,
@@ -322,6 +325,15 @@ def instruction_ids(columns: Columns, lane: Ints) -> Ids:
         lane,
         columns.part,
     )
+    ids = mix_in(kind_names[columns.kind], *coordinates)
+    again = 1 + np.flatnonzero((ids[1:] == ids[:-1]) & (columns.peer[1:] != columns.peer[:-1]))
+    if len(again):
+        # The last row that is not a repetition, for each of them.
+        first = np.arange(len(ids), dtype=np.int64)
+        first[again] = 0
+        first = np.maximum.accumulate(first)
+        ids[again] = mix_in(ids[again], again - first[again])
+    return ids
 
 
 def mix_in(value: Ids, *numbers: Ints | Ids) -> Ids:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -10,9 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from weft.program.arrays import Ints
 from weft.program.kinds import SEND_ACTIVATION, SEND_GRADIENT
-from weft.program.program import NONE
+from weft.program.program import NONE, Columns
 from weft.program.rank_program import RankProgram
 from weft.randomness import counter_seed
 from weft.run.accelerator import seed_generators, to_device
@@ -50,34 +50,39 @@ def inputs_of(read: Inputs) -> tuple[torch.Tensor, ...]:
 Batch = Callable[[int], Samples]
 
 
-# The key of a crossing value: its name, the activation's producing and reading stages, and the message.
-Crossed = tuple[str, int, int, int]
+# The key of a crossing value: its name, the activation's producing and reading stages, the message, and the
+# rank that it goes to, NONE for a value that stays or has arrived.
+Crossed = tuple[str, int, int, int, int]
+# To which ranks a message (producer, consumer, number) goes.
+Sent = Mapping[tuple[int, int, int], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """The routes of values between stages: inside a rank, or to another one.
 
-    The sets hold the messages (producer, consumer, number) that go to another rank. The rank hands over every
-    other value itself.
+    `activations_sent` and `gradients_sent` have the messages that go to other ranks. The rank hands over
+    every other value itself.
     """
 
-    activations_sent: frozenset[tuple[int, int, int]]
-    gradients_sent: frozenset[tuple[int, int, int]]
+    activations_sent: Sent
+    gradients_sent: Sent
 
     @classmethod
     def of(cls, program: RankProgram) -> Route:
-        columns = program.columns
-
-        def sent(kind: int, producer: Ints, consumer: Ints) -> frozenset[tuple[int, int, int]]:
-            mine = columns.kind == kind
-            ends = (column[mine].tolist() for column in (producer, consumer, columns.micro_batch))
-            return frozenset(zip(*ends, strict=True))
-
         return cls(
-            activations_sent=sent(SEND_ACTIVATION, columns.stage, columns.part),
-            gradients_sent=sent(SEND_GRADIENT, columns.part, columns.stage),
+            activations_sent=messages_sent(program.columns, SEND_ACTIVATION),
+            gradients_sent=messages_sent(program.columns, SEND_GRADIENT, ends=("part", "stage")),
         )
+
+
+def messages_sent(columns: Columns, kind: int, ends: tuple[str, str] = ("stage", "part")) -> Sent:
+    """Return the messages of a kind; `ends` are the columns of the producer and the consumer."""
+    mine, found = columns.kind == kind, defaultdict[tuple[int, int, int], tuple[int, ...]](tuple)
+    rows = (getattr(columns, name)[mine].tolist() for name in (*ends, "micro_batch", "peer"))
+    for producer, consumer, message, peer in zip(*rows, strict=True):
+        found[producer, consumer, message] += (peer,)
+    return found
 
 
 _NOTHING = Value.of(MicroBatch())

@@ -78,10 +78,9 @@ def _of_layout(job: Job, layout: Layout) -> str | None:
 
 
 def _of_plan(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
-    shape = Shape(plan.micro_batch_size, plan.sequence, *plan.grid(0))
+    shape = Shape(plan.micro_batch_size, plan.sequence, max(plan.tensor_degrees), plan.cp, plan.ep)
     splits = any(stage.splits > 1 for stage in plan.stages)
-    pp = plan.mesh.get("pp", 1)
-    asked = _Asked(plan.layer_choices, graph, shape, splits, plan.schedule.name, pp)
+    asked = _Asked(plan.layer_choices, graph, shape, splits, plan.schedule.name, plan.pp)
     for _, key, reason, near in asked.problems():
         yield Violation(f"plan: {key}", f"{NAME}: {reason}", near)
 

@@ -64,6 +64,7 @@ PASS = Pass(
     apply=take_norm,
     after=("sharding", "tying", "blocking"),
     deals=True,
+    mixes_lanes=True,
     refuse=refuse,
     groups=lambda layout, options: meeting_groups(layout, NORM, by_replica=options.by_replica),
     owes=lambda layout, options: TakesNorm(),

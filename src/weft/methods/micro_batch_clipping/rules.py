@@ -118,7 +118,7 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
         schedule=plan.schedule.name,
         sharding=plan.sharding,
         stages=len(plan.stages),
-        devices=plan.mesh.get("pp", 1),
+        devices=plan.pp,
         size=plan.micro_batch_size,
         shares=[replica.micro_batches for replica in plan.stages[0].replicas],
         cut=[len(stage.layers) for stage in plan.stages],

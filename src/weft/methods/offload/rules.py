@@ -69,7 +69,7 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
     name, share = plan.schedule.name, plan.stages[0].replicas[0].micro_batches
     if of.activations and name in all_schedules():
         micro_batches = share * paths_of(get_schedule(name))
-        pipeline = Pipeline(plan.mesh.get("pp", 1), len(plan.stages), micro_batches)
+        pipeline = Pipeline(plan.pp, len(plan.stages), micro_batches)
         if _all_stay(name, plan.schedule.options, pipeline, of.activations):
             yield Violation(f"plan: methods: {NAME}.{ACTIVATIONS}", SOON, "false")
     if keeps_gradients_local(plan.sync) and of.states:

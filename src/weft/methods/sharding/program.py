@@ -291,6 +291,7 @@ PASS = Pass(
     default=Shared(),
     evaluates=True,
     deals=True,
+    mixes_lanes=True,
     refuse=refuse,
     groups=lambda layout, shared: group_tables(layout, shared.sharers(layout)),
     owes=owes,

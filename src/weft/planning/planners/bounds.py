@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise, starmap
 from typing import NamedTuple
 
 import numpy as np
@@ -165,9 +166,7 @@ class Bounds:
         graph = self._problem.job.graph
         if graph.is_chain:
             return None
-        cuts = self._cuts(layout)
-        stage_of = np.repeat(np.arange(layout.stages), np.diff(cuts)).tolist()
-        return tuple(sorted(graph.crossing(stage_of)))
+        return tuple(sorted(graph.crossing(starmap(range, pairwise(self._cuts(layout).tolist())))))
 
     def resident_bytes(self, layout: Layout) -> int:
         """Return the bytes of states and buffers that the fullest device of the layout holds all the time."""

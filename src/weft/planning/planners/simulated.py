@@ -95,7 +95,7 @@ def _why(plan: Plan, waiting: float) -> str:
     count = max(shares)
     most = "" if len(set(shares)) == 1 else "at most "
     each = f"{most}{count} micro-batch{'es' if count > 1 else ''} per replica"
-    if plan.mesh.get("pp", 1) == 1:
+    if plan.pp == 1:
         return f"{each}, no pipeline"
     return f"{each}, devices wait {waiting:.0%} of the step"
 

@@ -1,6 +1,7 @@
 """Seconds that the ranks of one replica spend on exchanges inside their computations.
 
-Tensor ranks all-reduce in every pass of a layer. Context ranks all-gather keys and values in a forward pass.
+Tensor ranks all-reduce in every pass of a layer. Those of a stage gather the tokens of values for stages with
+fewer tensor ranks. Context ranks all-gather keys and values in a forward pass.
 In a backward pass they reduce-scatter the gradients of both (Llama 3, arXiv 2407.21783, section 3.3.2). For a
 loss over shares of the tokens they exchange two numbers. Before replicas reduce a stage's gradient, context
 ranks sum theirs, of all its parameters. In a replica with both axes, each rank does both, with its share of
@@ -72,12 +73,15 @@ def stage_exchanges(
     rank of a replica. It returns True if the times of the stage there contain the tensor ranks' exchanges.
     """
     found: dict[int, StageExchanges] = {}
+    gathers = _gathered_values(plan, graph)
     for stage, ranks in enumerate(ranks_of_stage):
         grid = plan.grid(stage)
         sizes = zip((_tensor, _context, _expert), grid, strict=True)
         axes = [one(plan, graph, network, stage) for one, size in sizes if size > 1]
         if not axes:
             continue
+        if stage in gathers:
+            axes.append(_gathered(plan, network, stage, *gathers[stage]))
         without_tensor = axes[1:] if grid.tensor > 1 else axes
         first, of_replica = _places(network, ranks)
         parts = (
@@ -123,6 +127,39 @@ def _tensor(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Call
             count * _at_once(network, network.all_reduce, groups, size) for size, count in sizes.items()
         )
         return Exchanges(seconds, seconds, seconds)
+
+    return seconds_of
+
+
+def _gathered_values(plan: Plan, graph: LayerGraph) -> Mapping[int, tuple[list[int], list[int]]]:
+    """Return the bytes of values that a stage's tensor ranks gather for stages with fewer, by stage.
+
+    The first list has those of each forward pass, the second those of each backward pass. Ranks that divide
+    the tokens of the stream by more than the receiving stage gather them.
+    """
+    found: dict[int, tuple[list[int], list[int]]] = {}
+    if len({plan.grid(stage).tensor for stage in range(len(plan.stages))}) == 1:
+        return found
+    for edge, layers in graph.crossing(stage.layers for stage in plan.stages).items():
+        for direction, (stage, receiver) in enumerate((edge, edge[::-1])):
+            shape, held = plan.shape(stage), plan.shape(stage).sequence_parallel
+            if held > plan.shape(receiver).sequence_parallel:
+                own = sum(graph.amounts("sent", shape)[layer] for layer in layers)
+                sizes = found.setdefault(stage, ([], []))[direction]
+                sizes.append(round(own * held * plan.element_bytes))
+    return found
+
+
+def _gathered(
+    plan: Plan, network: Network, stage: int, forward: Sequence[int], backward: Sequence[int]
+) -> Callable[[Ranks], Exchanges]:
+    def seconds_of(ranks: Ranks) -> Exchanges:
+        groups = plan.grid(stage).tensor_groups(ranks)
+        there_s, back_s = (
+            sum(_at_once(network, network.all_gather, groups, size) for size in sizes)
+            for sizes in (forward, backward)
+        )
+        return Exchanges(there_s, back_s)
 
     return seconds_of
 

@@ -90,6 +90,7 @@ class Pass(Generic[Options]):
         last: True: the pass comes after all passes that are not last.
         evaluates: True: the pass runs in forward-only programs, too.
         deals: True: the pass runs where stages have unlike numbers of replicas.
+        mixes_lanes: True: the pass runs where stages have unlike numbers of ranks in each replica.
         refuse: returns the violations of a layout, given the options of all methods by name.
         groups: returns the groups of its collectives; groups of a program are numbered in this order.
         owes: returns the program's obligations to the method, None for none.
@@ -113,6 +114,7 @@ class Pass(Generic[Options]):
     last: bool = False
     evaluates: bool = False
     deals: bool = False
+    mixes_lanes: bool = False
     refuse: Callable[[PipelineLayout, Options, Mapping[str, Any]], Sequence[Violation]] = (
         lambda layout, options, others: ()
     )
@@ -181,10 +183,17 @@ class PassList:
         chosen = tuple(
             (one, options[one.name]) for one in ordered if one.name in options and (trains or one.evaluates)
         )
-        if layout.deals and (unfit := [one.name for one, _ in chosen if not one.deals]):
-            problem = "does not run where stages have unlike numbers of replicas"
-            problems += [Violation(name, problem, "equally many replicas of every stage") for name in unfit]
-        else:
+        unfit = [
+            Violation(one.name, f"does not run where stages have unlike numbers of {named}", nearby)
+            for one, _ in chosen
+            for uneven, named, nearby in (
+                (layout.deals and not one.deals, "replicas", "equally many replicas of every stage"),
+                (layout.mixes_lanes and not one.mixes_lanes, "ranks", "one tensor degree"),
+            )
+            if uneven
+        ]
+        problems += unfit
+        if not unfit:
             problems += [problem for one, what in chosen for problem in one.refuse(layout, what, options)]
         if problems:
             raise InputError(problems)
@@ -263,13 +272,13 @@ class ProgramGroups:
         groups = self.groups
         return {number: groups[number] for number in numbers.tolist() if number != NONE}
 
-    def of(self, columns: Columns, lane: int) -> Ints:
-        """Return the group of each row of one lane, -1 for none; shape (rows,)."""
+    def of(self, columns: Columns, lane: Ints) -> Ints:
+        """Return the group of each row, -1 for none; `lane` is by row, shape (rows,)."""
         group = np.full(len(columns), NONE, dtype=np.int64)
         for one in self.tables:
             rows = np.flatnonzero(np.isin(columns.kind, one.kinds))
             place = tuple(getattr(columns, name)[rows] for name in one.by)
-            group[rows] = one.table[(*place, lane)]
+            group[rows] = one.table[(*place, lane[rows])]
         return group
 
     @property
@@ -291,15 +300,15 @@ def replica_groups(
     numbers: dict[bytes, int] = {}
     first_on: dict[tuple[tuple[int, ...], ...], int] = {}
     groups: list[tuple[int, ...]] = []
-    lanes = len(layout.stages[0].replicas[0])
-    table = np.full((len(layout.stages), layout.most_replicas, lanes), NONE, dtype=np.int64)
+    size = len(layout.stages), layout.most_replicas, layout.most_lanes
+    table = np.full(size, NONE, dtype=np.int64)
     for index, ranks in enumerate(layout.rank_tables):
         first = first_on.setdefault(layout.stages[index].replicas, index)
         if first < index and parts[first] == parts[index]:
             table[index] = table[first]
             continue
         for replicas in parts[index]:
-            for lane in range(lanes):
+            for lane in range(layout.lanes[index]):
                 group = ranks[replicas, lane]
                 number = numbers.setdefault(np.sort(group).tobytes(), len(groups))
                 if number == len(groups):

@@ -66,7 +66,6 @@ def meeting_groups(layout: PipelineLayout, kind: int, *, by_replica: bool = Fals
     held = [stage.replicas for stage in trained]
     together = zip(*held, strict=True) if by_replica else [chain.from_iterable(held)]
     groups = tuple(tuple(sorted({rank for ranks in some for rank in ranks})) for some in together)
-    lanes = len(layout.stages[0].replicas[0])
-    table = np.repeat(np.arange(len(groups), dtype=np.int64)[:, None], lanes, axis=1)
+    table = np.repeat(np.arange(len(groups), dtype=np.int64)[:, None], layout.most_lanes, axis=1)
     by, table = (("replica",), table) if by_replica else ((), table[0])
     return (GroupTable(kinds=(kind,), groups=groups, by=by, table=table),)

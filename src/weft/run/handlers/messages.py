@@ -6,8 +6,9 @@ from math import prod
 
 import torch
 
-from weft.program.program import Instruction
+from weft.program.program import NONE, Instruction
 from weft.run.handlers.base import INPUT_GRADIENT, OUTPUT, Issue
+from weft.run.stage.borders import Crossing
 from weft.run.streams import Completion, Stream, Value
 from weft.run.transport.channels import ACTIVATION, OUTPUT_GRADIENT
 from weft.run.workspace import Workspace
@@ -15,25 +16,25 @@ from weft.run.workspace import Workspace
 
 def send_activation(workspace: Workspace, instruction: Instruction) -> Issue:
     edge = (instruction.stage, instruction.part)
-    return send(
-        workspace, instruction, OUTPUT, ACTIVATION, edge, shape_of(workspace, instruction, after=True)
-    )
+    shape = crossing_of(workspace, instruction, after=True).sent_shape
+    return send(workspace, instruction, OUTPUT, ACTIVATION, edge, shape)
 
 
 def send_gradient(workspace: Workspace, instruction: Instruction) -> Issue:
-    edge, shape = (instruction.part, instruction.stage), shape_of(workspace, instruction, after=False)
+    edge = (instruction.part, instruction.stage)
+    shape = crossing_of(workspace, instruction, after=False).sent_shape
     return send(workspace, instruction, INPUT_GRADIENT, OUTPUT_GRADIENT, edge, shape)
 
 
 def receive_activation(workspace: Workspace, instruction: Instruction) -> Issue:
     edge = (instruction.part, instruction.stage)
-    shape = shape_of(workspace, instruction, after=False)
+    shape = crossing_of(workspace, instruction, after=False).shape
     return receive(workspace, instruction, ACTIVATION, ACTIVATION, edge, shape)
 
 
 def receive_gradient(workspace: Workspace, instruction: Instruction) -> Issue:
     edge = (instruction.stage, instruction.part)
-    shape = shape_of(workspace, instruction, after=True)
+    shape = crossing_of(workspace, instruction, after=True).shape
     return receive(workspace, instruction, OUTPUT_GRADIENT, OUTPUT_GRADIENT, edge, shape)
 
 
@@ -46,7 +47,7 @@ def send(
     shape: tuple[int, ...],
 ) -> Issue:
     """Send the value that crosses an edge of stages, and was left under this name."""
-    key, label = (name, *edge, instruction.micro_batch), str(instruction)
+    key, label = (name, *edge, instruction.micro_batch, instruction.peer), str(instruction)
     resources, crossed = workspace.resources, workspace.crossed
     outbox = resources.messages.outgoing(instruction.peer, payload, prod(shape) * resources.dtype.itemsize)
 
@@ -65,7 +66,7 @@ def receive(
     shape: tuple[int, ...],
 ) -> Issue:
     """Receive the value that crosses an edge of stages, and leave it under this name."""
-    key, label = (name, *edge, instruction.micro_batch), str(instruction)
+    key, label = (name, *edge, instruction.micro_batch, NONE), str(instruction)
     resources, crossed = workspace.resources, workspace.crossed
     dtype, device = resources.dtype, resources.device
     inbox = resources.messages.incoming(instruction.peer, payload, prod(shape) * dtype.itemsize)
@@ -79,7 +80,7 @@ def receive(
     return issue
 
 
-def shape_of(workspace: Workspace, instruction: Instruction, *, after: bool) -> tuple[int, ...]:
-    """Return the shape of a message between the instruction's stage and the stage before or after it."""
+def crossing_of(workspace: Workspace, instruction: Instruction, *, after: bool) -> Crossing:
+    """Return the crossing between the instruction's stage and the stage before or after it."""
     borders = workspace.resources.borders[instruction.stage]
-    return (borders.after if after else borders.before)[instruction.part].shape
+    return (borders.after if after else borders.before)[instruction.part]

@@ -15,6 +15,7 @@ from weft.run.handlers.crossing import (
     gradients_taken,
     inputs_taken,
     leave,
+    messages_of,
     outputs_left,
 )
 from weft.run.parallel.tensor_stage import leads_replica
@@ -49,7 +50,7 @@ def forward(workspace: Workspace, instruction: Instruction) -> Issue:
         step = workspace.step
         saved: Value[tuple[Sequence[torch.Tensor], Outputs]] = Value()
         loss: Value[torch.Tensor] = Value()
-        made: list[Value[torch.Tensor]] = [Value() for _ in left]
+        made = messages_of(left)
         rooted = None if roots is None else roots.empty()
 
         def work() -> None:
@@ -186,7 +187,7 @@ def _going_back(
         given = [crossed.pop(key) for key in taken]
         step = workspace.step
         kept: Value[Any] = Value()
-        made: list[Value[torch.Tensor]] = [Value() for _ in left]
+        made = messages_of(left)
 
         def work() -> None:
             require_weights()

@@ -26,6 +26,7 @@ from weft.run.handlers.crossing import (
     gradients_taken,
     inputs_taken,
     leave,
+    messages_of,
     outputs_left,
 )
 from weft.run.handlers.passes import added_up, seen, weights_required
@@ -85,7 +86,7 @@ def _forward(workspace: Workspace, instruction: Instruction, segment: int) -> Is
         before = Value.of(Tape()) if begins else values[saved]
         tape = before.content
         made: Value[torch.Tensor] = Value()
-        messages: list[Value[torch.Tensor]] = [Value() for _ in left]
+        messages = messages_of(left)
 
         def work() -> None:
             require_weights()
@@ -161,7 +162,7 @@ def _backward(workspace: Workspace, instruction: Instruction, segment: int) -> I
         step = workspace.step
         made: Value[torch.Tensor | None] = Value()
         left: Value[list[WeightPart]] = Value()
-        messages: list[Value[torch.Tensor]] = [Value() for _ in messages_left]
+        messages = messages_of(messages_left)
 
         def work() -> None:
             require_weights()

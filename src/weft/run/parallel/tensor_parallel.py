@@ -18,8 +18,8 @@ import torch
 from weft.run.parallel.function import Function
 from weft.run.parallel.replica_ranks import ReplicaRanks
 
-# Values are (samples, tokens, ...).
-_TOKENS = 1
+# The axis of tokens: values are (samples, tokens, ...).
+TOKENS = 1
 
 
 class TensorRanks(ReplicaRanks):
@@ -79,7 +79,7 @@ class TensorRanks(ReplicaRanks):
         whole: torch.Tensor = _Whole.apply(stream, self) if self.divides_sequence else stream
         return whole
 
-    def own_tokens(self, whole: torch.Tensor, dimension: int = _TOKENS) -> torch.Tensor:
+    def own_tokens(self, whole: torch.Tensor, dimension: int = TOKENS) -> torch.Tensor:
         """Return this rank's part of the stream, from a value with all tokens that every rank computes."""
         return whole.chunk(self.size, dimension)[self.place] if self.divides_sequence else whole
 
@@ -93,11 +93,11 @@ class TensorRanks(ReplicaRanks):
 
     def gather_tokens(self, stream: torch.Tensor) -> torch.Tensor:
         """Gather (b, s / size, ...) of every rank to (b, s, ...)."""
-        return self.gather(stream).movedim(0, _TOKENS).flatten(_TOKENS, _TOKENS + 1)
+        return self.gather(stream).movedim(0, TOKENS).flatten(TOKENS, TOKENS + 1)
 
     def scatter_tokens(self, partial: torch.Tensor) -> torch.Tensor:
         """Return the own tokens (b, s / size, ...) of the sum of all ranks' (b, s, ...)."""
-        return self.scatter_sum(partial.unflatten(_TOKENS, (self.size, -1)).movedim(_TOKENS, 0))
+        return self.scatter_sum(partial.unflatten(TOKENS, (self.size, -1)).movedim(TOKENS, 0))
 
 
 class _Enter(Function):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from math import prod
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ from torch import nn
 
 from weft.describe.plan import Plan
 from weft.errors import InputError, Violation
+from weft.run.parallel.tensor_stage import tensor_ranks
+from weft.run.stage.reshaped import Reshaped
 from weft.run.stage.wiring import Wired
 
 
@@ -28,13 +31,15 @@ class Crossing:
 
     Attributes:
         places: those of the crossing inputs or outputs among the stage's inputs or outputs.
-        shapes: the shape of each value in one message.
+        shapes: the shape of each value in one message, as this rank receives it.
         messages: the number of messages for one of the stage's own micro-batches.
+        reshaped: the form of the single value for another stage with another number of tensor ranks.
     """
 
     places: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
     messages: int = 1
+    reshaped: Reshaped | None = None
 
     def numbers(self, micro_batch: int) -> range:
         """Return the numbers of the messages of one of the stage's own micro-batches."""
@@ -44,6 +49,11 @@ class Crossing:
     def shape(self) -> tuple[int, ...]:
         """The shape of a message: that of its single value, or (all elements of its values,)."""
         return self.shapes[0] if len(self.shapes) == 1 else (sum(map(prod, self.shapes)),)
+
+    @property
+    def sent_shape(self) -> tuple[int, ...]:
+        """The shape of a message to the other stage."""
+        return self.shape if self.reshaped is None else self.reshaped.shape(self.shape)
 
     def packed(self, values: Sequence[torch.Tensor], message: int) -> torch.Tensor:
         """Return the `message`-th message, made from all inputs or outputs of a micro-batch."""
@@ -112,11 +122,12 @@ def borders_of(
         if isinstance(module, Wired)
         else _plain(plan, module, before, after)
     )
-    size = plan.size_of(stage)
+    size, form_for = plan.size_of(stage), partial(Reshaped.between, plan, stage, tensor=tensor_ranks(module))
 
     def crossing(other: int, places: tuple[int, ...], shape: _Shape) -> Crossing:
         samples = min(size, plan.size_of(other))
-        return Crossing(places, tuple(shape(place, samples) for place in places), size // samples)
+        shapes, reshaped = tuple(shape(place, samples) for place in places), form_for(other)
+        return Crossing(places, shapes, size // samples, reshaped)
 
     return Borders(
         splits=plan.micro_batch_size // size,

@@ -33,7 +33,7 @@ def compile_problems(plan: Plan, kinds: Ints, graph: LayerGraph) -> list[Violati
     if any(stage.recompute == "selective" for stage in plan.stages):
         problem = "recompute 'selective' chooses among operations, and compiled layers have none of their own"
         problems.append(Violation(_WHERE, problem, 'plan.recompute = "full"'))
-    if plan.grid(0).context > 1:
+    if plan.cp > 1:
         problem = "layers whose tokens several ranks divide among them (cp) are not compiled"
         problems.append(Violation(_WHERE, problem, "plan.cp = 1"))
     if graph.experts:

@@ -75,11 +75,13 @@ def ranks_of(stage: Stage) -> list[int]:
 
 
 def _placed(stage: Stage, plan: Plan) -> tuple[str, str]:
-    """Return the ranks of a stage, with its replicas where stages have unlike numbers, and recomputation."""
+    """Return the ranks of a stage, with its replicas and tensor ranks where stages have unlike numbers, and
+    recomputation."""
     ranks, copies = spans(ranks_of(stage)), len(stage.replicas)
-    if len(set(plan.replicas)) > 1:
-        ranks += f" ({copies} replica{'s' * (copies > 1)})"
-    return ranks, stage.recompute
+    counts = [f"{copies} replica{'s' * (copies > 1)}"] if len(set(plan.replicas)) > 1 else []
+    if len(set(plan.tensor_degrees)) > 1:
+        counts.append(f"tp {len(stage.replicas[0].ranks) // (plan.cp * plan.ep)}")
+    return f"{ranks} ({', '.join(counts)})" if counts else ranks, stage.recompute
 
 
 def _fullest(stage: Stage, peaks: Sequence[int], cluster: Cluster) -> tuple[str, str]:

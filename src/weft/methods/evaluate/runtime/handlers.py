@@ -8,7 +8,7 @@ from weft.methods.evaluate.runtime.state import BubbleEvaluation
 from weft.methods.evaluate.sizes import NAME
 from weft.program.program import Instruction
 from weft.run.handlers.base import OUTPUT, WEIGHTS, Issue
-from weft.run.handlers.messages import receive, send, shape_of
+from weft.run.handlers.messages import crossing_of, receive, send
 from weft.run.handlers.passes import forward
 from weft.run.streams import Completion, Ended, Stream
 from weft.run.transport.channels import ACTIVATION
@@ -62,14 +62,16 @@ def held_out_forward(workspace: Workspace, instruction: Instruction) -> Issue:
 
 def send_held_out(workspace: Workspace, instruction: Instruction) -> Issue:
     def sending(inner: Workspace, one: Instruction) -> Issue:
-        return send(inner, one, OUTPUT, PAYLOAD, (one.stage, one.part), shape_of(inner, one, after=True))
+        return send(
+            inner, one, OUTPUT, PAYLOAD, (one.stage, one.part), crossing_of(inner, one, after=True).sent_shape
+        )
 
     return _in_evaluations(workspace, instruction, sending)
 
 
 def receive_held_out(workspace: Workspace, instruction: Instruction) -> Issue:
     def receiving(inner: Workspace, one: Instruction) -> Issue:
-        edge, shape = (one.part, one.stage), shape_of(inner, one, after=False)
+        edge, shape = (one.part, one.stage), crossing_of(inner, one, after=False).shape
         return receive(inner, one, ACTIVATION, PAYLOAD, edge, shape)
 
     return _in_evaluations(workspace, instruction, receiving)

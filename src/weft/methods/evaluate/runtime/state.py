@@ -19,7 +19,7 @@ from weft.methods.evaluate.sizes import NAME, most_micro_batches
 from weft.run.methods import Counter, Making, MethodState, PartOfSum
 from weft.run.resources import LossFunction, Resources
 from weft.run.streams import Value
-from weft.run.workspace import Batch, Route, Samples, Workspace
+from weft.run.workspace import Batch, Route, Samples, Workspace, messages_sent
 
 # The room in checkpoints for the sums of metrics, as JSON.
 METRICS_BYTES = 4096
@@ -84,16 +84,13 @@ class BubbleEvaluation(MethodState):
     def inner(self, workspace: Workspace) -> Workspace:
         """Return the values of held-out passes, apart from those of training."""
         if self._inner is None:
-            columns = self._program.columns
-            sent = columns.kind == SEND_HELD_OUT
-            ends = (one[sent].tolist() for one in (columns.stage, columns.part, columns.micro_batch))
             self._inner = Workspace(
                 resources=replace(
                     workspace.resources,
                     stages=self.copies,
                     loss_function=_Counted(self, workspace.resources.loss_function),
                 ),
-                route=Route(frozenset(zip(*ends, strict=True)), frozenset()),
+                route=Route(messages_sent(self._program.columns, SEND_HELD_OUT), {}),
                 training=False,
                 micro_batch_weight=workspace.micro_batch_weight,
             )

@@ -121,8 +121,4 @@ def longest_path(edges: Sequence[tuple[int, int]], weights: Sequence[float]) -> 
 
 def edges_of(graph: LayerGraph, stages: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """Return the sorted edges of the stage graph of stages with these layers."""
-    stage_of = [0] * len(graph.layers)
-    for index, layers in enumerate(stages):
-        for layer in layers:
-            stage_of[layer] = index
-    return sorted(graph.crossing(stage_of))
+    return sorted(graph.crossing(stages))

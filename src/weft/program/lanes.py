@@ -1,0 +1,89 @@
+"""Lanes: the ranks of a replica, each with its own copy of the replica's instructions.
+
+Mostly all stages have equally many lanes, and lane j of one stage exchanges messages with lane j of others.
+Then a lane is a copy of the lowered pipeline. Stages with unlike numbers of lanes have unlike tensor degrees.
+A message has the tokens that its receiver holds. Each lane receives a value from one lane of its neighbour:
+lane j of b from lane `j * a // b` of a. Where a < b, a lane sends parts of its tokens to several lanes. Where
+a > b, the lanes of a gather the tokens at the end of their pass, and not all of them send. Context ranks divide
+tokens first, and tensor ranks are neighbours. So this holds for each part of the tokens by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.program.arrays import Ints
+from weft.program.codes import numbered
+from weft.program.kinds import is_send
+from weft.program.layout import PipelineLayout
+from weft.program.lower import LoweredPipeline, renumber
+from weft.program.program import NONE, Edges
+
+
+class LanePlaces(NamedTuple):
+    """The places of a lowered pipeline's rows, and their ranks in every copy of it.
+
+    Mostly a place is a device, and every lane is a copy. If stages have unlike numbers of lanes, every lane
+    of a device is a place, and there is one copy.
+
+    Attributes:
+        ranks: the rank of each place, shape (pipelines, places, copies).
+        lane: the lane of each place, shape (places, copies).
+        device: the device of each place, as in `PipelineLayout.placement`, shape (places,).
+    """
+
+    ranks: Ints
+    lane: Ints
+    device: Ints
+
+    @classmethod
+    def of(cls, layout: PipelineLayout) -> LanePlaces:
+        """Return the places of a layout's lowered pipelines."""
+        table = layout.rank_table()
+        _, devices, copies = table.shape
+        if not layout.mixes_lanes:
+            lane = np.broadcast_to(np.arange(copies, dtype=np.int64), (devices, copies))
+            return cls(table, lane, np.arange(devices, dtype=np.int64))
+        device, lane = np.nonzero(table[0] != NONE)
+        return cls(table[:, device, lane][..., None], lane[:, None], device)
+
+
+def over_lanes(pipeline: LoweredPipeline, layout: PipelineLayout) -> LoweredPipeline:
+    """Return the rows of all lanes of a lowered pipeline, sorted by the places of `LanePlaces`.
+
+    Of `most_lanes` copies of the pipeline, a stage of n lanes keeps n, evenly apart. The other copies of a
+    row stand for the kept one before them. Of a message, the receiver's lanes are kept.
+    """
+    columns, edges, whole = pipeline.columns, pipeline.edges, layout.most_lanes
+    lanes = (layout.rank_table()[0] != NONE).sum(axis=1)
+    first_place = np.cumsum(lanes) - lanes
+
+    def place(device: Ints, copy: Ints) -> Ints:
+        places: Ints = np.where(device == NONE, NONE, first_place[device] + copy * lanes[device] // whole)
+        return places
+
+    kept = lanes[np.where(is_send(columns.kind), columns.peer, columns.rank)]
+    apart, first = whole // kept, np.cumsum(kept) - kept
+    row, number = numbered(kept)
+    copy = number * apart[row]
+    spread = replace(
+        columns.take(row), rank=place(columns.rank[row], copy), peer=place(columns.peer[row], copy)
+    )
+    # An edge is in every copy that keeps one of its ends. The end must then be on the rank of that copy: a
+    # lane that sends nothing has no edge to the message of another lane.
+    closer = np.minimum(apart[edges.source], apart[edges.target])
+    edge, number = numbered(whole // closer)
+    copy = number * closer[edge]
+    ends, right = [], np.ones(len(edge), dtype=np.bool_)
+    for end in (edges.source[edge], edges.target[edge]):
+        index = copy // apart[end]
+        ends.append(first[end] + index)
+        device = columns.rank[end]
+        right &= place(device, index * apart[end]) == place(device, copy)
+    order = np.lexsort((np.arange(len(row), dtype=np.int64), spread.rank))
+    source, target = ends
+    copied = Edges.of(source, target, edges.distance[edge]).take(right)
+    return LoweredPipeline(spread.take(order), renumber(copied, order))
