@@ -4,8 +4,8 @@ Mostly all stages have equally many lanes, and lane j of one stage exchanges mes
 Then a lane is a copy of the lowered pipeline. Stages with unlike numbers of lanes have unlike tensor degrees.
 A message has the tokens that its receiver holds. Each lane receives a value from one lane of its neighbour:
 lane j of b from lane `j * a // b` of a. Where a < b, a lane sends parts of its tokens to several lanes. Where
-a > b, the lanes of a gather the tokens at the end of their pass, and not all of them send. Context ranks divide
-tokens first, and tensor ranks are neighbours. So this holds for each part of the tokens by itself.
+a > b, the lanes of a gather the tokens at the end of their pass. Then not all of them send. Context ranks
+divide tokens first, and tensor ranks are neighbours. So this holds for each part of the tokens by itself.
 """
 
 from __future__ import annotations
