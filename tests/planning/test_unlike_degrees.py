@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from small_plans import divisible, make_plan
 
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
+from weft.describe.optimizers import counted_work
 from weft.describe.plan import Choice, Plan
 from weft.describe.plan_file import check_plan
 from weft.errors import InputError
 from weft.moves.layout_of_plan import layout_of, usual_layout_of
 from weft.planning.compile import compile_evaluation, compile_folded, compile_part, compile_plan
+from weft.planning.planners.base import Candidate, Verdict
+from weft.planning.planners.bounds import Bounds, LayerBytes
+from weft.planning.planners.simulated import judged
+from weft.planning.planners.weft.degrees import DegreeSpace, in_orders
+from weft.planning.planners.weft.planner import WeftPlanner
+from weft.planning.planners.weft.stages import Way, deal
+from weft.planning.problem import Problem, problem_of
 from weft.predict.cost.exchanges import stage_exchanges
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.predict.predict import predict
@@ -115,3 +126,86 @@ def test_another_synchronisation_than_dense_is_refused() -> None:
     plan = planned(2, 1).model_copy(update={"sync": Choice(name="power-sgd")})
     found = [str(one) for one in check_plan(plan, GRAPH, parse_cluster("3xa100-80gb"))]
     assert "plan: sync: 'power-sgd' needs equally many tensor ranks of every stage, not 2, 1" in found[0]
+
+
+NODES = """
+name = "two-and-one"
+[[node]]
+name = "pair"
+count = 1
+device = "core"
+devices = 2
+bandwidth = "5 GB/s"
+latency = "100 us"
+[[node]]
+name = "single"
+count = 1
+device = "core"
+devices = 1
+bandwidth = "5 GB/s"
+latency = "100 us"
+[[link]]
+between = ["pair", "single"]
+bandwidth = "100 Mbit/s"
+latency = "100 us"
+[device.core]
+memory = "4 GB"
+memory_bandwidth = "10 GB/s"
+flops = { fp32 = "20 GFLOP/s" }
+"""
+
+
+def problem(path: Path, optimizer: str = "adamw", **pins: Any) -> Problem:
+    """A job on a node of two devices and a node of one."""
+    path.joinpath("cluster.toml").write_text(NODES)
+    on = str(path / "cluster.toml")
+    work = counted_work(optimizer).work
+    found = problem_of(model="llama-1m", on=on, global_batch=4, precision="fp32", optimizer=work)
+    return replace(found, pins=found.pins.replaced(**pins))
+
+
+def test_a_node_of_one_device_beside_a_node_of_two_takes_a_stage(tmp_path: Path) -> None:
+    ranking = WeftPlanner().search(problem(tmp_path))
+    best = ranking.fitting[0]
+    assert best.plan is not None
+    assert sorted(best.plan.tensor_degrees) == [1, 2]
+    fastest = min(one.step_s for one in ranking.fitting if one.layout is not None)
+    assert best.step_s < fastest
+
+
+def test_plans_with_unlike_degrees_use_every_device_and_layer(tmp_path: Path) -> None:
+    of = problem(tmp_path)
+    found = DegreeSpace(of, Bounds(of)).search()
+    assert len(found) >= 2
+    estimates = [one.estimate_s for one in found]
+    assert estimates == sorted(estimates)
+    for one in found:
+        assert check_plan(one.plan, of.job.graph, of.job.cluster) == []
+        assert one.plan.ranks == 3
+        assert [plan.schedule.name for plan in in_orders(of, one.plan)] == ["1f1b", "zb-h1"]
+        step_s = judged(of, Candidate(verdict=Verdict.PRUNED, reason=""), one.plan).step_s
+        assert one.estimate_s == pytest.approx(step_s, rel=0.2)
+
+
+def test_a_stage_holds_the_bytes_of_its_own_degree() -> None:
+    """Six equal layers; in the second stage each has twice as many bytes."""
+    memories = [LayerBytes(*(np.full(6, size) for size in (states, 0.0, 0.0, 0.0))) for states in (1.0, 2.0)]
+    way, pace = Way([np.ones(6), np.ones(6)], memories), np.array([[0], [1]])
+    for room, counts in ((12.0, (3, 3)), (4.0, (4, 2)), (3.0, None)):
+        rooms, stages = np.full(2, room), np.arange(2)
+        found = deal([way], pace, stages, rooms, np.ones(2), 4, uneven=False)
+        assert (None if found is None else found.layers_per_stage) == counts
+
+
+@pytest.mark.parametrize("pins", [{"tp": 2}, {"pp": 3}, {"dp": 2}, {"schedule": "gpipe"}, {"cp": 2}])
+def test_pins_that_no_plan_with_unlike_degrees_keeps_leave_none(tmp_path: Path, pins: dict[str, Any]) -> None:
+    of = problem(tmp_path, **pins)
+    assert DegreeSpace(of, Bounds(of)).search() == []
+
+
+def test_a_job_that_refuses_unlike_degrees_has_other_plans(tmp_path: Path) -> None:
+    ranking = WeftPlanner().search(problem(tmp_path, "lamb"))
+    assert ranking.fitting
+    refused = [one for one in ranking.candidates if one.layout is None]
+    assert [one.verdict for one in refused] == [Verdict.REFUSED]
+    assert "tensor-norms: does not run where stages have unlike numbers of ranks" in refused[0].reason

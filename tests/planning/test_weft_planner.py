@@ -195,7 +195,7 @@ def test_stages_fit_and_are_as_short_as_any_of_layers_that_are_alike(data):
     cuts = combinations(range(1, layers), stages - 1)
     legal = [counts for cut in cuts if fits(counts := tuple(np.diff([0, *cut, layers]).tolist()))]
     kept = np.minimum(stages - np.arange(stages), batch)
-    ways = [Way(times_s, memory)]
+    ways = [Way(times_s, [memory] * len(times_s))]
     place = np.arange(stages)
     found = deal(ways, pace, place, room, kept, batch, uneven=False)
     if not legal:
@@ -228,7 +228,7 @@ def test_no_placement_cut_or_share_beats_the_ideal_step(data):
     paces = ranks.reshape(stages, replicas, width)
     slowness = np.array([times.sum() for times in times_s])
     pace = np.take_along_axis(paces, slowness[paces].argmax(axis=2)[:, :, None], axis=2)[:, :, 0]
-    ways = [Way(times_s, LayerBytes(*[np.zeros(layers)] * 4))]
+    ways = [Way(times_s, [LayerBytes(*[np.zeros(layers)] * 4)] * len(times_s))]
     place = np.arange(stages * loops) % stages
     room, kept = np.ones(stages), np.ones(stages * loops)
     for uneven in (False, True):
@@ -240,7 +240,7 @@ def test_no_placement_cut_or_share_beats_the_ideal_step(data):
 @pytest.mark.parametrize("loops", [1, 2, 4])
 def test_an_equal_pipeline_waits_for_one_loop_of_the_others(loops):
     devices, batch = 4, 8
-    ways = [Way([np.full(16, 0.5)], LayerBytes(*[np.zeros(16)] * 4))]
+    ways = [Way([np.full(16, 0.5)], [LayerBytes(*[np.zeros(16)] * 4)])]
     place = np.arange(devices * loops) % devices
     pace = np.zeros((devices, 1), dtype=np.int64)
     found = deal(ways, pace, place, np.ones(devices), np.ones(devices * loops), batch, uneven=False)
@@ -275,7 +275,7 @@ def test_what_replicas_share_out_is_searched_on_unlike_devices():
 
 
 def test_shares_follow_the_speed_of_replicas():
-    ways = [Way([np.full(4, 1.0), np.full(4, 3.0)], LayerBytes(*[np.zeros(4)] * 4))]
+    ways = [Way([np.full(4, 1.0), np.full(4, 3.0)], [LayerBytes(*[np.zeros(4)] * 4)] * 2)]
     pace, room, kept = np.array([[0, 1]]), np.array([1.0]), np.array([1])
     found = deal(ways, pace, np.array([0]), room, kept, 16, uneven=True)
     assert found.micro_batches == (12, 4)

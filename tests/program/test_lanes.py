@@ -110,6 +110,17 @@ def test_each_lane_receives_each_value_once_from_the_lane_of_its_share(layout: P
 
 
 @settings(max_examples=20)
+@given(layout=mixed())
+def test_a_rank_waits_for_others_by_messages_alone(layout: PipelineLayout) -> None:
+    program = build_training_program(layout, get_schedule("1f1b"), {})
+    columns, edges = program.columns, program.edges
+    across = edges.take(columns.rank[edges.source] != columns.rank[edges.target])
+    assert len(across)
+    assert set(columns.kind[across.source].tolist()) <= {SEND_ACTIVATION, SEND_GRADIENT}
+    assert columns.peer[across.source].tolist() == columns.rank[across.target].tolist()
+
+
+@settings(max_examples=20)
 @given(layout=mixed(), data=st.data())
 def test_any_missing_or_doubled_instruction_or_edge_is_refused(
     layout: PipelineLayout, data: st.DataObject

@@ -18,6 +18,7 @@ from weft.run.runtime import RankRuntime
 from weft.training.checkpoint import checkpoints
 from weft.training.checkpoint.checkpoints import TrainingState
 from weft.training.checkpoint.stage_tensors import model_tensors, optimizer_tensors
+from weft.training.checkpoint.tensor_shares import join_shares
 from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
 
 pytestmark = pytest.mark.processes
@@ -74,6 +75,9 @@ PLANS = {
     "unlike replicas": make_plan(
         CONFIG, pp=2, schedule="1f1b", micro_batches=4, precision="fp32", copies=(1, 2)
     ),
+    "unlike tensor ranks": make_plan(
+        CONFIG, pp=2, schedule="1f1b", micro_batches=4, precision="fp32", degrees=(1, 2)
+    ),
     "in 16 bits": plan_of("zero-0", precision="bf16"),
     "shares in 16 bits": plan_of("zero-3", pp=2, loops=2, precision="bf16"),
 }
@@ -100,13 +104,14 @@ def runtime_of(rank: int, config: ModelConfig, plan: Plan) -> RankRuntime:
 
 
 def state_of(runtime: RankRuntime) -> Tensors:
-    """Every tensor of the model and its optimizers that this rank answers for."""
+    """Every whole tensor of the model and its optimizers that this rank answers for; every rank calls it."""
     found = []
     for stage, module in sorted(runtime.stages.items()):
         # Two stages of a rank may have copies of one tensor.
         weights = model_tensors({stage: module}, runtime.stepped)
         states = optimizer_tensors({stage: module}, runtime.optimizers, runtime.stepped)
-        found.append({name: value.clone() for name, value in (weights | states).items()})
+        whole = join_shares({stage: module}, weights | states)
+        found.append({name: value.clone() for name, value in whole.items()})
     return together(found)
 
 
@@ -175,8 +180,8 @@ def test_every_plan_restores_what_another_saved(
     for other in plans[place : place + 2]:
         found = worker_pool.run(restore, config, other, tmp_path / "checkpoints", ranks=other.ranks)
         require_same(together([tensors for tensors, _ in found]), saved)
-        alike = set(other.replicas) == set(plan.replicas)
-        if alike and other.precision == plan.precision:
+        orders = [(set(one.replicas), set(one.tensor_degrees)) for one in (other, plan)]
+        if orders[0] == orders[1] and other.precision == plan.precision:
             require_same(together([tensors for _, (_, tensors) in found]), after)
             assert [loss for _, (loss, _) in found] == [answers[0][1][0]] * other.ranks
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from weft.describe.layout import Layout
 from weft.describe.layout_words import differences
 from weft.describe.units import format_bytes
 from weft.planning.planners import Candidate, Ranking
@@ -39,7 +38,7 @@ def alternatives(ranking: Ranking, most: int) -> tuple[Alternative, ...]:
     return tuple(
         Alternative(
             candidate=one,
-            changed=differences(one.chain, best.chain),
+            changed=_changed(one, best),
             slower_by=one.step_s / best.step_s - 1.0,
             reason=_reason(ranking, one),
         )
@@ -48,18 +47,25 @@ def alternatives(ranking: Ranking, most: int) -> tuple[Alternative, ...]:
 
 
 def _of_other_kinds(ranking: Ranking) -> Iterator[Candidate]:
-    fitting = [one for one in ranking.fitting if one.layout is not None]
-    if not fitting or fitting[0] is not ranking.fitting[0]:
-        return
-    met = {_kind(fitting[0].chain)}
-    for one in fitting:
-        if (kind := _kind(one.chain)) not in met:
+    met = set[tuple[object, ...]]()
+    for one in ranking.fitting:
+        if (kind := _kind(one)) not in met:
+            if met:
+                yield one
             met.add(kind)
-            yield one
 
 
-def _kind(layout: Layout) -> tuple[object, ...]:
+def _changed(one: Candidate, best: Candidate) -> str:
+    if one.layout is None or best.layout is None:
+        return one.words
+    return differences(one.layout, best.layout)
+
+
+def _kind(candidate: Candidate) -> tuple[object, ...]:
     """Return what makes plans of two kinds; orders, buckets and micro-batches only tune a plan."""
+    layout, plan = candidate.layout, candidate.plan
+    if layout is None:
+        return () if plan is None else (*sorted(plan.replicas), *sorted(plan.tensor_degrees))
     degrees = (layout.pp, layout.dp, layout.ep, layout.cp, layout.tp)
     names = tuple(one.name for one in layout.methods)
     return (*degrees, layout.sharding, layout.recompute, layout.sync, names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Group
@@ -14,11 +15,13 @@ from weft.cli.output import ranked_table
 from weft.cli.tables.candidates import candidate_record
 from weft.cli.tables.plan import chance_text, idle_text, job_text, throughput_text
 from weft.cli.tables.search import kept_out_record
+from weft.describe.layout_text import counts_text
 from weft.describe.layout_words import layout_words
 from weft.describe.run_file import is_run_file
 from weft.describe.this_machine import THIS_MACHINE
 from weft.describe.units import format_bytes, format_seconds
 from weft.moves.layout import shares_of
+from weft.moves.layout_of_plan import usual_layout_of
 from weft.planning.alternatives import Alternative
 from weft.planning.decisions import decided_words
 from weft.planning.fewer_nodes import FewerNodes
@@ -33,10 +36,17 @@ ALTERNATIVES = 3
 
 def plain_words(planned: PlannedJob) -> str:
     """Return the best plan of a search in words that users of other programs know."""
-    best = planned.searched.fitting[0]
-    if best.layout is None:
+    best, plan = planned.searched.fitting[0], planned.plan
+    if best.layout is not None:
+        return layout_words(best.layout, shares_of(planned.problem.job, best.layout))
+    if len(set(plan.tensor_degrees)) == 1:
         return best.words
-    return layout_words(best.layout, shares_of(planned.problem.job, best.layout))
+    # Tensor degrees are all that makes it no layout.
+    layout = replace(
+        usual_layout_of(plan), tp=1, layers_per_stage=tuple(len(stage.layers) for stage in plan.stages)
+    ).recomputing([stage.recompute for stage in plan.stages])
+    words = layout_words(layout, [copy.micro_batches for copy in plan.stages[0].replicas])
+    return f"tp {counts_text(plan.tensor_degrees)} by stage, {words}"
 
 
 def alternative_record(one: Alternative) -> dict[str, Any]:

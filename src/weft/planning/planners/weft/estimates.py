@@ -16,6 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from weft.describe.layout import Layout
+from weft.describe.plan import Sharding
 from weft.moves.sharers import sharers_of
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.weft.stages import Dealt
@@ -46,7 +47,7 @@ def ideal_step_s(layout: Layout, micro_batches: int, times_s: Sequence[Floats], 
 
 
 # States that every rank holds, or shards with little to exchange for it.
-LIGHT = ("zero-0", "zero-1")
+LIGHT: tuple[Sharding, ...] = ("zero-0", "zero-1")
 # Gathers of a stage's weights per reduction of its gradients, where several stages share a buffer.
 _GATHERS_PER_REDUCTION = 3
 

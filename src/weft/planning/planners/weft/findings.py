@@ -75,7 +75,11 @@ class Findings:
 
     def may_win(self, step_s: float, layout: Layout) -> bool:
         """Return True if a layout with this step would be better than the best."""
-        return goal_of_step(self._problem, step_s, layout.ranks) < self._least
+        return self.wins(goal_of_step(self._problem, step_s, layout.ranks))
+
+    def wins(self, minimised: float) -> bool:
+        """Return True if this is less of the minimised quantity than the best has."""
+        return minimised < self._least
 
     def leaders(self) -> list[Candidate]:
         """Return the fastest of each kind near the best, among all that fit."""

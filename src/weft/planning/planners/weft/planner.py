@@ -30,9 +30,16 @@ from weft.planning.planners.graphpipe import GraphPipePlanner
 from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.planners.megatron import MegatronPlanner
 from weft.planning.planners.metis_form import MetisFormPlanner
-from weft.planning.planners.simulated import estimated, prepare, simulated, states_too_big
+from weft.planning.planners.simulated import (
+    estimated,
+    judged,
+    prepare,
+    simulated,
+    states_too_big,
+)
 from weft.planning.planners.space import MAX_LOOPS, by_count, in_chunks, layouts
-from weft.planning.planners.weft.findings import Findings
+from weft.planning.planners.weft.degrees import DegreeSpace, in_orders
+from weft.planning.planners.weft.findings import NEAR, Findings
 from weft.planning.planners.weft.mixed import MixedSpace, choices
 from weft.planning.planners.weft.placement import problems_of, unlike_devices
 from weft.planning.planners.weft.uneven import Suited, UnevenSpace
@@ -52,6 +59,7 @@ class WeftPlanner:
         chunked: most layouts to simulate with a chunked loss where memory is short.
         mixed: most layouts with different recomputation per stage to simulate, on unlike devices with one
             stage per device, and with several.
+        degrees: most plans with unlike tensor degrees to simulate, on unlike devices.
         seeded_to: most devices for which the baselines run too; on more they take minutes.
         budget_s: seconds until the best so far is the answer; None: no limit.
         tell: receives the best so far, in words.
@@ -64,6 +72,7 @@ class WeftPlanner:
     trials: int = 60
     chunked: int = 12
     mixed: int = 8
+    degrees: int = 8
     seeded_to: int = 32
     budget_s: float | None = None
     tell: Callable[[str], None] = lambda text: None
@@ -91,6 +100,7 @@ class WeftPlanner:
             search.take_all(HomogeneousPlanner(report=self.report).search(problem))
         search.seed(rules)
         search.chunk()
+        search.take_unlike_degrees()
         for start in search.found.leaders():
             search.improve(start)
         for start in search.mix():
@@ -225,6 +235,25 @@ class _Search:
             if self.found.of(layout) is None and self._worth_trying(layout):
                 self._try(layout)
                 left -= 1
+
+    def take_unlike_degrees(self) -> None:
+        """Simulate the plans with unlike tensor degrees that may win by their estimates."""
+        if not self._unlike:
+            return
+        try:
+            found = DegreeSpace(self._problem, self._bounds).search()
+        except InputError:
+            return  # a profile was not measured at some degree
+        unjudged = Candidate(verdict=Verdict.PRUNED, reason="")
+        for one in found[: self._planner.degrees]:
+            goal = goal_of_step(self._problem, one.estimate_s, one.plan.ranks)
+            # An order with split passes may be faster than the estimated one.
+            if not self._goes_on() or not self.found.wins(goal / NEAR):
+                return
+            for plan in in_orders(self._problem, one.plan):
+                if self.found.take(judged(self._problem, unjudged, plan)).verdict is Verdict.REFUSED:
+                    # The job's methods refuse all of these plans.
+                    return
 
     def take_all(self, ranking: Ranking) -> None:
         """Take over all candidates of another search."""

@@ -20,12 +20,12 @@ _HALVINGS = 26
 class Way(NamedTuple):
     """A way to run a stage.
 
-    `times_s` are by pace the seconds of one micro-batch, forward and backward, in each layer; `memory` is the
-    bytes of the layers.
+    `times_s` are by pace the seconds of one micro-batch, forward and backward, in each layer. `memories` are
+    by pace the bytes of the layers.
     """
 
     times_s: Sequence[Floats]
-    memory: LayerBytes
+    memories: Sequence[LayerBytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,8 @@ def deal(
 
     Args:
         ways: the choices of every stage.
-        pace: index into a way's `times_s` of each device of each replica, shape (devices, replicas).
+        pace: index into a way's sequences of each device of each replica, shape (devices, replicas). A place
+            has the bytes of its first replica.
         place: the device of the pipeline that has each stage, shape (stages,); each has equally many stages,
             which share its memory equally.
         room_bytes: memory of the smallest device at each place of the pipeline, shape (devices,).
@@ -70,11 +71,13 @@ def deal(
         uneven: True if replicas share the batch by their speed, else equally.
     """
     loops = len(place) // len(pace)
-    memories = [way.memory.of_each(loops) for way in ways]
+    used = np.unique(pace[:, 0]).tolist()
+    memories = [{kind: way.memories[kind].of_each(loops) for kind in used} for way in ways]
     fewest, room = in_flight.min(), room_bytes.sum()
-    if all((one.states + one.buffers + fewest * one.left).sum() > room for one in memories):
+    every = [one for by_pace in memories for one in by_pace.values()]
+    if all((one.states + one.buffers + fewest * one.left).sum() > room for one in every):
         return None
-    largest = [_largest(memory) for memory in memories]
+    largest = [{kind: _largest(one) for kind, one in by_pace.items()} for by_pace in memories]
     known: dict[tuple[int, ...], list[list[float]]] = {}
     seconds = []
     for row in map(tuple, pace.tolist()):
@@ -82,16 +85,19 @@ def deal(
             known[row] = [_sums(_together(way.times_s, row, uneven=uneven)) for way in ways]
         seconds.append(known[row])
     rooms = (room_bytes / loops).tolist()
+    kinds = pace[:, 0].tolist()
+
+    def line(way: int, device: int, count: float) -> _Line:
+        memory, taken = memories[way][kinds[device]], largest[way][kinds[device]]
+        return _Line(
+            seconds=seconds[device][way],
+            held=_sums(memory.states + memory.buffers + count * memory.left),
+            taken=taken,
+            room=rooms[device],
+        )
+
     lines = [
-        [
-            _Line(
-                seconds=sums,
-                held=_sums(memory.states + memory.buffers + count * memory.left),
-                taken=taken,
-                room=rooms[device],
-            )
-            for sums, memory, taken in zip(seconds[device], memories, largest, strict=True)
-        ]
+        [line(way, device, count) for way in range(len(ways))]
         for device, count in zip(place.tolist(), in_flight.tolist(), strict=True)
     ]
     high = max(line.seconds[-1] for stage in lines for line in stage)

@@ -49,7 +49,7 @@ class UnevenSpace:
     def __init__(self, problem: Problem, bounds: Bounds) -> None:
         self._problem, self._bounds = problem, bounds
         self._times = ProblemLayerTimes(problem)
-        self._seconds_of: dict[tuple[int, int, Recompute], Sequence[Floats]] = {}
+        self._seconds_of: dict[tuple[int, int, Recompute, int], Floats] = {}
         self._estimates = StepEstimates(problem, bounds)
         cluster = problem.job.cluster
         paces = [(cluster.group_index_of(rank), cluster.speed_of(rank)) for rank in range(cluster.ranks)]
@@ -107,7 +107,7 @@ class UnevenSpace:
     def ideal_s(self, layout: Layout) -> float:
         """Return a lower bound of the layout's estimate at any placement; 0 where times are not known."""
         try:
-            times_s = self._seconds(layout)
+            times_s = self.seconds(layout)
         except InputError:
             return 0.0
         batch = self._problem.job.global_batch // layout.micro_batch_size
@@ -187,9 +187,9 @@ class UnevenSpace:
         devices = devices_of(self._problem.job.cluster, layout, placement)
         words = recomputes or (layout.recompute,)
         alike = (replace(layout, recompute=word) for word in words)
-        ways = [Way(self._seconds(one), self._bounds.layer_bytes(one)) for one in alike]
-        pace = self._slowest(devices, ways[0].times_s)
-        room = self._room_of_rank[devices].min(axis=(1, 2))
+        ways = [Way(self.seconds(one), [self._bounds.layer_bytes(one)] * len(self._paces)) for one in alike]
+        pace = self.slowest(layout, devices)
+        room = self.room_bytes(devices)
         place, in_flight = self._bounds.placement(layout)[0], self._in_flight(layout)
         batch = self._problem.job.global_batch // layout.micro_batch_size
         unlike = bool((pace != pace[:, :1]).any())
@@ -207,20 +207,32 @@ class UnevenSpace:
                 estimate_s = self._estimates.step_s(layout, devices, found)
                 yield Suited(layout=shaped, placement=placement, estimate_s=estimate_s)
 
-    def _slowest(self, devices: Ints, times_s: Sequence[Floats]) -> Ints:
+    def slowest(self, layout: Layout, devices: Ints) -> Ints:
         """Return the pace of the slowest rank of each replica of a stage, shape (devices, replicas)."""
-        slowness = np.array([times.sum() for times in times_s])
         paces = self._pace_of_rank[devices]
+        slowness = np.zeros(len(self._paces))
+        for pace in np.unique(paces).tolist():
+            slowness[pace] = self.seconds_at(layout, pace).sum()
         return np.take_along_axis(paces, slowness[paces].argmax(axis=2)[:, :, None], axis=2)[:, :, 0]
 
-    def _seconds(self, layout: Layout) -> Sequence[Floats]:
+    def seconds(self, layout: Layout) -> Sequence[Floats]:
         """Return the seconds of one micro-batch in each layer, at each pace, recomputed passes included."""
+        return [self.seconds_at(layout, pace) for pace in range(len(self._paces))]
+
+    def seconds_at(self, layout: Layout, pace: int) -> Floats:
+        """Return the seconds of one micro-batch in each layer at a pace, recomputed passes included."""
         size, degree, recompute = layout.micro_batch_size, layout.tp, layout.recompute
-        key = (size, degree, recompute)
+        key = (size, degree, recompute, pace)
         if key not in self._seconds_of:
-            every = [(self._times.of_group(group, size, degree), speed) for group, speed in self._paces]
-            self._seconds_of[key] = [(one.both_s + one.again_s(recompute)) / speed for one, speed in every]
+            group, speed = self._paces[pace]
+            one = self._times.of_group(group, size, degree)
+            self._seconds_of[key] = (one.both_s + one.again_s(recompute)) / speed
         return self._seconds_of[key]
+
+    def room_bytes(self, ranks: Ints) -> Floats:
+        """Return the memory of the smallest device of each place; `ranks` has shape (places, ...)."""
+        room: Floats = self._room_of_rank[ranks].reshape(len(ranks), -1).min(axis=1)
+        return room
 
     def _in_flight(self, layout: Layout) -> Floats:
         """Return the most micro-batches that each stage keeps; stages of a device share its micro-batches
