@@ -1,6 +1,6 @@
 """Plans whose stages have tensor degrees of their own: every stage on devices of one group of nodes.
 
-Nodes of four devices and nodes of two have no mesh with a tensor degree of four that uses all of them. Slow
+Nodes of four devices and nodes of two have no mesh of tensor degree four that uses all devices. Slow
 devices may need more ranks for a stage than fast ones. So each group of nodes is cut into equal stages. All
 stages have equally many replicas. The devices of a stage, divided by these, are its tensor degree.
 """
