@@ -56,7 +56,15 @@ AS_IT_IS = Wire()
 DECIDED = "auto"
 
 
-class LocalSteps(TomlTable):
+class RestingSteps(TomlTable):
+    """Keys of `[sync]` by which replicas may rest in some steps of a cycle."""
+
+    def taken(self, replicas: int) -> tuple[tuple[int, ...], ...]:
+        """Return the numbers of the steps of a cycle that each replica takes; one takes the last."""
+        raise NotImplementedError
+
+
+class LocalSteps(RestingSteps):
     """The common keys of `[sync]` of methods whose replicas step by themselves and then agree on weights."""
 
     every: Count = Field(description="steps that replicas take by themselves between two averagings")
@@ -178,10 +186,13 @@ def micro_batches_of_steps(plan: Plan) -> tuple[tuple[int, ...], ...]:
     shares = [copy.micro_batches for copy in plan.stages[0].replicas]
     ends = list(accumulate(shares))
     of_replica = [range(end - share, end) for share, end in zip(shares, ends, strict=True)]
-    steps = local_steps(plan.sync)
-    if steps is None or set(steps.steps_of(len(shares))) == {steps.every}:
+    method = sync_methods().get(plan.sync.name)
+    options = None if method is None else _options_of(plan)
+    steps = options.taken(len(shares)) if isinstance(options, RestingSteps) else ((0,),)
+    cycle = 1 + max(one[-1] for one in steps)
+    if all(len(one) == cycle for one in steps):
         return (tuple(range(ends[-1])),)
-    taken = list(map(frozenset, steps.taken(len(shares))))
+    taken = list(map(frozenset, steps))
     return tuple(
         tuple(
             number
@@ -189,7 +200,7 @@ def micro_batches_of_steps(plan: Plan) -> tuple[tuple[int, ...], ...]:
             if step in of_cycle
             for number in numbers
         )
-        for step in range(steps.every)
+        for step in range(cycle)
     )
 
 
