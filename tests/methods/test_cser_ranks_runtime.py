@@ -41,6 +41,8 @@ PAPER = {"update_ratio": 8.0, "reset_ratio": 2.0, "every": 3}
         (1, "fp32", {**PAPER, "keep_errors": True, "order": "shuffled"}),
         (1, "bf16", {"compressor": "top-k", "ratio": 8.0}),
         (2, "fp32", {"variant": "code", **PAPER}),
+        # Stopped while replica 1 is away.
+        (1, "bf16", {**PAPER, "every": 2, "keep_errors": True, "absent": "1: 1", "rounds": 4}),
     ],
 )
 def test_a_run_resumed_between_resets_goes_on_to_the_bit(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -55,16 +56,18 @@ class Absences:
         return not any(one.replica == replica and one.first <= number <= one.last for one in self.missed)
 
     def ended_by(self, step: int) -> tuple[Absence, ...]:
-        """Return the absences that the reset after a step ends."""
+        """Return the absences that the reset after a step ends; their resets are counted over the job."""
         if (step + 1) % self.every:
             return ()
-        return tuple(one for one in self.missed if one.back == self.round_of(step))
+        ended = (one for one in self.missed if one.back == self.round_of(step))
+        return tuple(self._of_job(one, step) for one in ended)
 
     def begun_after(self, step: int) -> tuple[Absence, ...]:
-        """Return the absences that begin after a step."""
+        """Return the absences that begin after a step; their resets are counted over the job."""
         if (step + 1) % self.every:
             return ()
-        return tuple(one for one in self.missed if one.first == self.round_of(step + 1))
+        begun = (one for one in self.missed if one.first == self.round_of(step + 1))
+        return tuple(self._of_job(one, step + 1) for one in begun)
 
     def returns(self, replica: int, step: int) -> bool:
         """Return True if a replica comes back by the reset after a step."""
@@ -92,6 +95,10 @@ class Absences:
             if not any(self._computes_in(replica, number) for replica in known):
                 return f"no replica steps before reset {number}"
         return None
+
+    def _of_job(self, one: Absence, step: int) -> Absence:
+        before = step // self.cycle * self.rounds
+        return one._replace(first=before + one.first, last=before + one.last)
 
     def _computes_in(self, replica: int, number: int) -> bool:
         return not any(one.replica == replica and one.first <= number <= one.back for one in self.missed)
@@ -122,8 +129,10 @@ def first_problem(missed: Sequence[Absence], rounds: int) -> str | None:
         if one.last < one.first:
             return f"replica {one.replica}: reset {one.last} comes before reset {one.first}"
         if one.back >= rounds:
-            return f"replica {one.replica} misses reset {one.last}, and all meet at reset {rounds - 1}, the last"
-    for former, later in zip(missed, missed[1:], strict=False):
+            return (
+                f"replica {one.replica} misses reset {one.last}, and all meet at reset {rounds - 1}, the last"
+            )
+    for former, later in pairwise(missed):
         if former.replica == later.replica and later.first <= former.back + 1:
             return f"replica {later.replica} is away again before it has stepped; join the two absences"
     return None

@@ -30,7 +30,10 @@ COSTS = (
     *(
         part
         for kind in ("synchronise_update", "reset_error")
-        for part in (CostOf(kind=kind, hook=synchronising_hook(_collective)), TrafficOf(kind=kind, ways=_ways))
+        for part in (
+            CostOf(kind=kind, hook=synchronising_hook(_collective)),
+            TrafficOf(kind=kind, ways=_ways),
+        )
     ),
     CostOf(kind="rejoin", hook=synchronising_hook(lambda pricing: Network.all_reduce)),
     TrafficOf(kind="rejoin", ways=lambda plan: 2),

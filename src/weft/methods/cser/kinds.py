@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from weft.methods.cser.absences import Absences
 from weft.program.kinds import KINDS, Kind
@@ -39,7 +39,7 @@ class ResetsErrors(Owed):
     every: int
     updates: bool
     instead: bool = False
-    absences: Absences = Absences()
+    absences: Absences = field(default_factory=Absences)
 
     @property
     def facts(self) -> Mapping[str, str]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from weft.describe.synchronisation import RestingSteps
+from weft.describe.synchronisation import StepsApart
 from weft.describe.toml_table import Count
 from weft.errors import InputError, Violation
 from weft.methods.cser.absences import Absences, absences_in, first_problem
@@ -16,6 +16,8 @@ NAME = "cser"
 # The squared distance of replicas from their mean, weighted by their shares and scaled from the met blocks to
 # all; and steps since the last meeting of the block that waits longest, the mean over ranks.
 DISAGREEMENT, STALEST = "squared_disagreement", "stalest_block_steps"
+# The event of replicas that leave or come back, and its key of those that come back.
+ABSENCES, RETURNED = "absences", "returned"
 Ratio = Annotated[float, Field(ge=1)]
 # Keys that say how much replicas send.
 _RATIOS = ("ratio", "update_ratio", "reset_ratio", "every")
@@ -41,7 +43,7 @@ class Ratios(NamedTuple):
         return max(self.update or 1.0, self.reset or 1.0)
 
 
-class CserOptions(RestingSteps):
+class CserOptions(StepsApart):
     """The further keys of `[sync]` under `method = "cser"`."""
 
     variant: Literal["paper", "code", "error-feedback"] = Field(
@@ -95,6 +97,10 @@ class CserOptions(RestingSteps):
     def absences(self) -> Absences:
         """The absences of replicas."""
         return Absences(self.ratios.every, self.rounds or 1, tuple(absences_in(self.absent)))
+
+    @property
+    def steps_apart(self) -> int | None:
+        return None if self.ratios.reset is None else self.ratios.every
 
     def taken(self, replicas: int) -> tuple[tuple[int, ...], ...]:
         return self.absences.taken(replicas) if self.absent else ((0,),) * replicas

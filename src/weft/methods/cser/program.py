@@ -189,7 +189,8 @@ def groups(layout: PipelineLayout, asked: ResetPlan) -> tuple[GroupTable, ...]:
     def in_each_step(kinds: tuple[int, ...], there: Callable[[int, int], bool]) -> GroupTable:
         members = [tuple(one for one in replicas if there(one, step)) for step in range(absences.cycle)]
         tables = {
-            some: replica_groups(kinds, layout, [[some]] * len(layout.stages)) for some in dict.fromkeys(members)
+            some: replica_groups(kinds, layout, [[some]] * len(layout.stages))
+            for some in dict.fromkeys(members)
         }
         firsts = accumulate((len(one.groups) for one in tables.values()), initial=0)
         shifted = {

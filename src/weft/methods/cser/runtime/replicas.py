@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from weft.describe.synchronisation import options_in
 from weft.errors import RunError
 from weft.methods.cser.kinds import ResetsErrors
-from weft.methods.cser.options import DISAGREEMENT, NAME, STALEST, CserOptions
+from weft.methods.cser.options import ABSENCES, DISAGREEMENT, NAME, RETURNED, STALEST, CserOptions
 from weft.methods.cser.runtime.meeting import Assembly, require_alike
 from weft.methods.cser.runtime.synced_part import SyncedPart
 from weft.methods.local_averaging.options import LEFT_OUT
@@ -24,6 +24,9 @@ from weft.run.resources import Resources, groups_of_stages, replica_of, share_of
 from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
 from weft.sync.base import Group
+
+if TYPE_CHECKING:
+    from weft.planning.planned import PlannedJob
 
 
 class CserReplicas(ReplicaMeans):
@@ -107,6 +110,17 @@ class CserReplicas(ReplicaMeans):
         self._due[stage].fill_(due)
         for part in self.stages[stage]:
             part.present = due < 0 or not self._away.returns(self._replica[stage], due)
+
+    def moves_after(self, done: int) -> bool:
+        return bool(self._away.ended_by(done - 1) or self._away.begun_after(done - 1))
+
+    def move(self, done: int, job: PlannedJob) -> Mapping[str, Any]:
+        """Return the event of the replicas that the last reset has brought back, or that leave behind it."""
+        back, left = self._away.ended_by(done - 1), self._away.begun_after(done - 1)
+        told = [f"replica {one.replica} {one}" for one in back]
+        told += [f"replica {one.replica} is away until reset {one.back}" for one in left]
+        named = {RETURNED: [one._asdict() for one in back], "left": [one._asdict() for one in left]}
+        return {"event": ABSENCES, "step": done, **named, "told": "; ".join(told)}
 
     def begin_step(self, stage: int, step: int) -> None:
         """Keep what the meetings need; set gradients of a part that are not all finite to 0.
