@@ -1,4 +1,4 @@
-"""The rules of CSER, and the move to it: several replicas, losses of one scale, and a run with a reset."""
+"""The rules of CSER, and the move to it: several replicas, losses of one scale, a run with a reset."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from weft.describe.synchronisation import options_in
-from weft.errors import RunError
+from weft.errors import InputError, RunError, Violation
 from weft.methods.cser.kinds import ResetsErrors
 from weft.methods.cser.options import ABSENCES, DISAGREEMENT, NAME, RETURNED, STALEST, CserOptions
 from weft.methods.cser.runtime.meeting import Assembly, require_alike
@@ -161,6 +161,23 @@ class CserReplicas(ReplicaMeans):
     def synced_parts(self, stage: int) -> list[SyncedPart]:
         """Return the parts of a stage that share blocks, its own weights first."""
         return [one for part in self.stages[stage] for one in self._synced[part.name]]
+
+    def take_in(self, *, away: bool) -> None:
+        """Let in a replica that was `away`; every replica calls it between two steps.
+
+        The replica takes the common weights of the others, plus its own error. That of a new process is 0.
+
+        Raises:
+            InputError: if the plan's replicas keep no errors.
+        """
+        if self._options.variant != "paper" or not self._options.explicit:
+            raise InputError(Violation("plan: sync.options", "replicas keep no errors", "keep_errors = true"))
+        for stage, parts in self.stages.items():
+            for part in parts:
+                part.present = not away
+            self.rejoin(stage, 0, parts[0].group)
+            for part in parts:
+                part.present = True
 
     def rejoin(self, stage: int, step: int, group: Group) -> None:
         """Bring the replica back if it was absent; those that are present give it their common weights."""
