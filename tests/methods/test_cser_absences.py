@@ -33,8 +33,10 @@ CONFIG = tiny(layers=2, tied=True)
 KEYS = {"update_ratio": 8.0, "reset_ratio": 2.0, "every": 2, "keep_errors": True}
 
 
-def absent_plan(absent: str, rounds: int, *, pp: int = 1, dp: int = 3, **options: Any) -> Plan:
-    plan = make_plan(CONFIG, pp=pp, dp=dp, schedule="1f1b", precision="fp32")
+def absent_plan(
+    absent: str, rounds: int, *, pp: int = 1, dp: int = 3, schedule: str = "1f1b", **options: Any
+) -> Plan:
+    plan = make_plan(CONFIG, pp=pp, dp=dp, schedule=schedule, precision="fp32")
     sync = {"name": "cser", "options": {**KEYS, **options, "absent": absent, "rounds": rounds}}
     return plan.model_validate({**plan.model_dump(), "sync": sync})
 
@@ -172,12 +174,14 @@ def test_absences_that_cannot_be_are_refused_in_one_line(options: dict[str, Any]
         (absent_plan("3: 1", 4), "replica 3 is not one of 0 to 2"),
         (absent_plan("0: 1, 1: 1-2, 2: 2", 5), "no replica steps before reset 2"),
         (absent_plan("2: 1", 3000), "a program has at most 4096"),
+        (absent_plan("1: 1", 4, pp=2, dp=1, schedule="chimera"), "no replica rests in a step with two paths"),
     ],
 )
 def test_plans_without_such_replicas_are_refused(plan: Plan, said: str) -> None:
     with pytest.raises(InputError) as refused:
         make_program(CONFIG, plan)
-    [line] = refused.value.violations
+    # Tied weights refuse two paths, too.
+    *_, line = refused.value.violations
     assert said in str(line)
 
 
@@ -201,6 +205,12 @@ def test_a_run_without_a_reset_is_refused_before_its_start(keys: str, steps: int
     planned = plan_run(parse_run(parse_toml(_run(keys, steps), "run")))
     found = [str(one) for one in refused_by_methods(planned)]
     assert [line in one for line, one in zip(said, found, strict=True)] == [True] * len(said)
+
+
+def test_a_layout_without_the_absent_replica_is_refused() -> None:
+    keys = 'reset_ratio = 2\nevery = 2\nkeep_errors = true\nabsent = "2: 1"\nrounds = 4'
+    with pytest.raises(InputError, match="cser: replica 2 is not one of 0 to 1"):
+        plan_run(parse_run(parse_toml(_run(keys, 40), "run")))
 
 
 def test_a_report_and_events_tell_who_missed_which_resets() -> None:
