@@ -66,7 +66,10 @@ def owed_by(options: CserOptions) -> ResetsErrors:
 
 
 def real_ratio(options: CserOptions, plan: Plan, graph: LayerGraph) -> float:
-    """Return the bytes of a rank's weights over those of its messages in a mean step, of all stages."""
+    """Return the bytes of a rank's weights over those of its messages in a mean step, of all stages.
+
+    The rank's replica is never absent, and none comes back.
+    """
     owed, stages = owed_by(options), range(len(plan.stages))
     cycle = range(owed.every or 1)
     updates, resets = (sum(map(after, cycle)) for after in (owed.updates_after, owed.resets_after))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 
@@ -56,15 +57,18 @@ def check_members(
     holders: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
     for (stage, replica), ranks in owners.items():
         holders.setdefault(stage, []).append((replica, ranks))
+
+    @cache
+    def expected(stage: int, lane: int, step: int) -> set[int]:
+        return {ranks[lane] for replica, ranks in holders.get(stage, []) if there(replica, step)}
+
     wrong = []
     for row in rows_of(program, *kinds).tolist():
         stage, rank = int(columns.stage[row]), int(columns.rank[row])
         own = owners.get((stage, int(columns.replica[row])), ())
         lane = own.index(rank) if rank in own else -1
-        step = int(columns.iteration[row])
-        expected = {ranks[lane] for replica, ranks in holders.get(stage, []) if there(replica, step)}
-        group = int(columns.group[row])
-        if not 0 <= group < len(program.groups) or set(program.groups[group]) != expected:
+        group, met = int(columns.group[row]), expected(stage, lane, int(columns.iteration[row]))
+        if not 0 <= group < len(program.groups) or set(program.groups[group]) != met:
             wrong.append(row)
     return violations(
         what,
