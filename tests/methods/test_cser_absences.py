@@ -55,7 +55,7 @@ def absences(draw: st.DrawFn) -> tuple[int, Absences]:
 
 
 @given(absences())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_a_program_meets_with_those_that_are_there_and_with_nobody_else(drawn: tuple[int, Absences]) -> None:
     replicas, away = drawn
     text = ", ".join(f"{one.replica}: {one.first}-{one.last}" for one in away.missed)

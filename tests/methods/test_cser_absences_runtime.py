@@ -15,7 +15,7 @@ from thread_group import ThreadGroup, group_of, in_threads
 from weft.methods.cser.absences import Absences
 from weft.methods.cser.runtime.meeting import Assembly
 
-LENGTH, STEPS = 48, 24
+LENGTH, STEPS = 48, 16
 SENT: tuple[dict[str, Any], ...] = (
     {"update_ratio": 4.0, "reset_ratio": 2.0, "keep_errors": True, "block": 3},
     {"reset_ratio": 2.0, "keep_errors": True, "block": 3},
@@ -79,7 +79,7 @@ def walked(
 
 
 @given(absences(), st.integers(0, 2**31), st.sampled_from(SENT))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_whoever_is_there_agrees_and_no_update_is_lost(
     drawn: tuple[int, Absences], seed: int, options: dict[str, Any]
 ) -> None:
