@@ -36,6 +36,26 @@ def test_a_lab_can_be_made_of_every_cluster(path):
 
 @pytest.mark.examples
 @pytest.mark.processes
+def test_others_go_on_without_a_killed_rank_and_a_new_one_takes_its_place():
+    script = str(EXAMPLES / "lost-rank" / "lost_rank.py")
+    finished = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    rolls = re.findall(r"roll (\d): replicas (.*) train on from step (\d+)", finished.stdout)
+    assert [one[:2] for one in rolls] == [("0", "[0, 1, 2]"), ("1", "[0, 1]"), ("2", "[0, 1, 2]")]
+    # The others go on from the last reset, and the new one comes behind a reset.
+    begun = [int(step) for *_, step in rolls]
+    assert begun[:2] == [0, 8]
+    assert begun[2] % 4 == 0
+    [apart] = re.findall(r"weights minus errors of \[0, 1, 2\] differ by (\S+)", finished.stdout)
+    assert float(apart) < 1e-5
+    losses = [float(value) for value in re.findall(r"loss ([\d.]+)", finished.stdout)]
+    assert losses[-1] < losses[0] - 1.0
+
+
+@pytest.mark.examples
+@pytest.mark.processes
 def test_a_loop_of_ones_own_learns(tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
     plan = tmp_path / "plan.json"

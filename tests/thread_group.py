@@ -60,8 +60,18 @@ class ThreadGroup:
         taken.copy_(found)
 
 
+def group_of(size: int) -> list[ThreadGroup]:
+    """A group of so many threads, by their places."""
+    barrier, given, rows = threading.Barrier(size), [torch.empty(0)] * size, [[]] * size
+    return [ThreadGroup(barrier, given, rows, place) for place in range(size)]
+
+
 def in_groups(size: int, work: Callable[[ThreadGroup], Any]) -> Sequence[Any]:
     """Return what `work` returns in each of so many threads, in the order of their places."""
-    barrier, given, rows = threading.Barrier(size), [torch.empty(0)] * size, [[]] * size
-    with ThreadPoolExecutor(size) as threads:
-        return list(threads.map(work, [ThreadGroup(barrier, given, rows, place) for place in range(size)]))
+    return in_threads(work, group_of(size))
+
+
+def in_threads(work: Callable[[Any], Any], given: Sequence[Any]) -> Sequence[Any]:
+    """Return what `work` returns for each of `given`, all at once."""
+    with ThreadPoolExecutor(len(given)) as threads:
+        return list(threads.map(work, given))

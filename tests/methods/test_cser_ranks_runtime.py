@@ -19,6 +19,7 @@ from small_plans import divisible, make_plan, make_program, tiny
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice, Plan
+from weft.errors import InputError
 from weft.methods.cser.options import DISAGREEMENT, STALEST
 from weft.methods.cser.runtime.replicas import CserReplicas
 from weft.methods.cser.traffic import part_sizes
@@ -41,6 +42,8 @@ PAPER = {"update_ratio": 8.0, "reset_ratio": 2.0, "every": 3}
         (1, "fp32", {**PAPER, "keep_errors": True, "order": "shuffled"}),
         (1, "bf16", {"compressor": "top-k", "ratio": 8.0}),
         (2, "fp32", {"variant": "code", **PAPER}),
+        # Stopped while replica 1 is away.
+        (1, "bf16", {**PAPER, "every": 2, "keep_errors": True, "absent": "1: 1", "rounds": 4}),
     ],
 )
 def test_a_run_resumed_between_resets_goes_on_to_the_bit(
@@ -69,6 +72,53 @@ def train(
     weights = parameters_of(runtime)
     runtime.close()
     return told, weights
+
+
+def let_in(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The weights minus errors of every part, and the errors, once a new replica 1 is let in."""
+    runtime = make_runtime(rank, config, plan, make_program(config, plan))
+    for step in range(3):
+        runtime.step(step, batch_of(config, plan, step))
+    state = runtime.methods["cser"]
+    assert isinstance(state, CserReplicas)
+    parts = [one for stage in state.stages for one in state.synced_parts(stage)]
+    errors = [one.tensors()[f"errors/{one.name}"] for one in parts]
+    if rank == 1:
+        for one, error in zip(parts, errors, strict=True):
+            one.flat.fill_(7.0)
+            error.zero_()
+    state.take_in(away=rank == 1)
+    common = [one.flat - error for one, error in zip(parts, errors, strict=True)]
+    runtime.close()
+    return common, torch.cat(errors)
+
+
+def test_a_new_replica_takes_the_common_weights_of_the_others(worker_pool: WorkerPool) -> None:
+    config = tiny(layers=2)
+    plan = with_sync(Row(config, dp=2).plan, "cser", **PAPER, keep_errors=True)
+    (mine, errors), (new, none) = worker_pool.run(let_in, config, plan, ranks=2)
+    assert errors.any()
+    assert not none.any()
+    for one, other in zip(mine, new, strict=True):
+        assert torch.allclose(one, other, rtol=0.0, atol=1e-12)
+    assert (
+        worker_pool.run(refuse_to_let_in, config, with_sync(plan, "cser", **PAPER), ranks=2)
+        == ["plan: sync.options: replicas keep no errors (nearest valid: keep_errors = true)"] * 2
+    )
+
+
+def refuse_to_let_in(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> str:
+    """What a plan without errors says."""
+    runtime = make_runtime(rank, config, plan, make_program(config, plan))
+    state = runtime.methods["cser"]
+    assert isinstance(state, CserReplicas)
+    try:
+        state.take_in(away=rank == 1)
+    except InputError as error:
+        return str(error)
+    finally:
+        runtime.close()
+    return ""
 
 
 def test_whole_resets_of_tensor_ranks_are_local_averaging(worker_pool: WorkerPool) -> None:

@@ -56,7 +56,20 @@ AS_IT_IS = Wire()
 DECIDED = "auto"
 
 
-class LocalSteps(TomlTable):
+class StepsApart(TomlTable):
+    """The keys of `[sync]` of a method whose replicas step by themselves, and may rest in some steps."""
+
+    @property
+    def steps_apart(self) -> int | None:
+        """The steps between two meetings at which replicas agree; None if they never differ."""
+        raise NotImplementedError
+
+    def taken(self, replicas: int) -> tuple[tuple[int, ...], ...]:
+        """Return the numbers of the steps of a cycle that each replica takes; one takes the last."""
+        raise NotImplementedError
+
+
+class LocalSteps(StepsApart):
     """The common keys of `[sync]` of methods whose replicas step by themselves and then agree on weights."""
 
     every: Count = Field(description="steps that replicas take by themselves between two averagings")
@@ -79,6 +92,10 @@ class LocalSteps(TomlTable):
             problem = f"no replica takes all {self.every} steps of a cycle"
             raise InputError([Violation("replica_steps", problem, DECIDED)])
         return self
+
+    @property
+    def steps_apart(self) -> int:
+        return self.every
 
     def steps_of(self, replicas: int) -> tuple[int, ...]:
         """Return the steps of a cycle that each replica takes, at least one entry for each of `replicas`."""
@@ -178,10 +195,12 @@ def micro_batches_of_steps(plan: Plan) -> tuple[tuple[int, ...], ...]:
     shares = [copy.micro_batches for copy in plan.stages[0].replicas]
     ends = list(accumulate(shares))
     of_replica = [range(end - share, end) for share, end in zip(shares, ends, strict=True)]
-    steps = local_steps(plan.sync)
-    if steps is None or set(steps.steps_of(len(shares))) == {steps.every}:
+    options = _apart(plan.sync)
+    steps = ((0,),) if options is None else options.taken(len(shares))
+    cycle = 1 + max(one[-1] for one in steps)
+    if all(len(one) == cycle for one in steps):
         return (tuple(range(ends[-1])),)
-    taken = list(map(frozenset, steps.taken(len(shares))))
+    taken = list(map(frozenset, steps))
     return tuple(
         tuple(
             number
@@ -189,7 +208,7 @@ def micro_batches_of_steps(plan: Plan) -> tuple[tuple[int, ...], ...]:
             if step in of_cycle
             for number in numbers
         )
-        for step in range(steps.every)
+        for step in range(cycle)
     )
 
 
@@ -258,9 +277,22 @@ def changes_codecs_every(sync: Choice) -> int:
 
 
 def steps_apart(sync: Choice) -> int | None:
-    """Return the steps between two meetings of replicas that step by themselves; None for others."""
-    every = sync.options.get("every") if keeps_gradients_local(sync) else None
-    return every if isinstance(every, int) else None
+    """Return the steps between two meetings of replicas that step by themselves; None for others.
+
+    Raises:
+        InputError: as `sync_options` does.
+    """
+    options = _apart(sync)
+    return None if options is None else options.steps_apart
+
+
+def _apart(sync: Choice) -> StepsApart | None:
+    method = sync_methods().get(sync.name)
+    if method is None or not issubclass(method.table, StepsApart):
+        return None
+    options = sync_options(sync.name, sync.options)
+    assert isinstance(options, StepsApart), "its own table checks them"
+    return options
 
 
 def options_in(plan: Plan, method: str, table: type[Table]) -> Table | None:

@@ -229,7 +229,7 @@ class MethodState:
         return None
 
     def moves_after(self, done: int) -> bool:
-        """Return whether `move` may move weights between ranks, now that so many steps are done."""
+        """Return whether `move` may move weights between ranks after so many steps, or tells of it."""
         return False
 
     def move(self, done: int, job: PlannedJob) -> Mapping[str, Any] | None:

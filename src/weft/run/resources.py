@@ -162,7 +162,7 @@ def make_resources(
         optimizers,
         {
             stage: Meeting(
-                group=groups.collective[group], stage=stage, replica=_replica_of(program, stage), seed=seed
+                group=groups.collective[group], stage=stage, replica=replica_of(program, stage), seed=seed
             )
             for stage, group in shared.items()
         },
@@ -224,19 +224,24 @@ def make_resources(
 
 
 def groups_of_stages(program: RankProgram, *names: str) -> dict[int, int]:
-    """Return, by stage, the number of the group over which the rank runs instructions of these kinds."""
+    """Return, by stage, the number of the largest group over which the rank runs these kinds."""
     columns = program.columns
     rows = np.isin(columns.kind, [KINDS.code(name) for name in names])
-    pairs = zip(columns.stage[rows], columns.group[rows], strict=True)
-    return {int(stage): int(group) for stage, group in pairs}
+    pairs = zip(columns.stage[rows].tolist(), columns.group[rows].tolist(), strict=True)
+    return dict(sorted(pairs, key=lambda pair: len(program.groups.get(pair[1], ()))))
 
 
 def _groups_joining(program: RankProgram, stage: int) -> list[int]:
-    """Return the sorted groups in which the rank meets others that have the same weights of the stage."""
+    """Return the sorted groups in which the rank meets others that have the same weights of the stage.
+
+    Groups of a part of another group are left out.
+    """
     columns = program.columns
     rows = np.array([kind.joins_replicas for kind in KINDS])[columns.kind] & (columns.stage == stage)
-    groups: list[int] = np.unique(columns.group[rows]).tolist()
-    return groups
+    members: dict[frozenset[int], int] = {}
+    for group in np.unique(columns.group[rows]).tolist():
+        members.setdefault(frozenset(program.groups[group]), group)
+    return [group for ranks, group in members.items() if not any(ranks < others for others in members)]
 
 
 def share_of(program: RankProgram, stage: int) -> float:
@@ -255,7 +260,7 @@ def taken_share(program: RankProgram, stage: int) -> float:
     return len(np.unique(columns.iteration[own])) / program.steps_per_cycle
 
 
-def _replica_of(program: RankProgram, stage: int) -> int:
+def replica_of(program: RankProgram, stage: int) -> int:
     """Return the replica of one of the rank's stages."""
     columns = program.columns
     return int(columns.replica[(columns.kind == FORWARD) & (columns.stage == stage)][0])

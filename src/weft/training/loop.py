@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from weft.describe.plan import Plan
 from weft.describe.plan_versions import current_id, former_ids
-from weft.describe.synchronisation import micro_batches_of_steps
+from weft.describe.synchronisation import micro_batches_of_steps, steps_apart
 from weft.errors import RunError
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import BY_SOURCE, SAMPLE_SOURCES
@@ -182,6 +182,7 @@ def _train_steps(run: OpenRun, state: TrainingState) -> PlanEnd:
     ):
         left_out, former, due, beside = 0, None, False, BesideSteps(run)
         changes = CodecChanges(run, state.step)
+        apart = steps_apart(plan.sync) or run.program.steps_per_cycle
         for step in range(state.step, steps):
             batch = reader.step(step)
             rate = run.settings.rate(step)
@@ -231,7 +232,7 @@ def _train_steps(run: OpenRun, state: TrainingState) -> PlanEnd:
                 _save(run, saver, replace(state, step=done, samples=consumed), goes_on=not ends)
             _report(run, saver.wait() if ends else saver.poll())
             # Replicas that agree every few steps are evaluated when they have agreed.
-            if due and goes_on and done % run.program.steps_per_cycle == 0:
+            if due and goes_on and done % apart == 0:
                 due = False
                 loss, metrics = held_out(run, held_out_samples(run))
                 journal.event("evaluated", step=done, held_out_loss=loss, **metrics)

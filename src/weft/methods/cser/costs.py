@@ -1,4 +1,6 @@
-"""The costs of CSER's meetings: an all-reduce of blocks, or an all-gather of the replicas' own choices."""
+"""The costs of CSER's meetings: an all-reduce of blocks, or an all-gather of the replicas' own choices.
+
+A returning replica takes all weights from an all-reduce."""
 
 from __future__ import annotations
 
@@ -24,8 +26,15 @@ def _ways(plan: Plan) -> int:
     return 2 if _adds_up(plan) else 1
 
 
-COSTS = tuple(
-    part
-    for kind in ("synchronise_update", "reset_error")
-    for part in (CostOf(kind=kind, hook=synchronising_hook(_collective)), TrafficOf(kind=kind, ways=_ways))
+COSTS = (
+    *(
+        part
+        for kind in ("synchronise_update", "reset_error")
+        for part in (
+            CostOf(kind=kind, hook=synchronising_hook(_collective)),
+            TrafficOf(kind=kind, ways=_ways),
+        )
+    ),
+    CostOf(kind="rejoin", hook=synchronising_hook(lambda pricing: Network.all_reduce)),
+    TrafficOf(kind="rejoin", ways=lambda plan: 2),
 )

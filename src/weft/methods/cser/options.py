@@ -7,13 +7,17 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from weft.describe.toml_table import Count, TomlTable
+from weft.describe.synchronisation import StepsApart
+from weft.describe.toml_table import Count
 from weft.errors import InputError, Violation
+from weft.methods.cser.absences import Absences, absences_in, first_problem
 
 NAME = "cser"
 # The squared distance of replicas from their mean, weighted by their shares and scaled from the met blocks to
 # all; and steps since the last meeting of the block that waits longest, the mean over ranks.
 DISAGREEMENT, STALEST = "squared_disagreement", "stalest_block_steps"
+# The event of replicas that leave or come back, and its key of those that come back.
+ABSENCES, RETURNED = "absences", "returned"
 Ratio = Annotated[float, Field(ge=1)]
 # Keys that say how much replicas send.
 _RATIOS = ("ratio", "update_ratio", "reset_ratio", "every")
@@ -39,7 +43,7 @@ class Ratios(NamedTuple):
         return max(self.update or 1.0, self.reset or 1.0)
 
 
-class CserOptions(TomlTable):
+class CserOptions(StepsApart):
     """The further keys of `[sync]` under `method = "cser"`."""
 
     variant: Literal["paper", "code", "error-feedback"] = Field(
@@ -65,6 +69,12 @@ class CserOptions(TomlTable):
     keep_errors: bool = Field(
         default=False, description="whether each rank keeps its error apart, which blocks do not need"
     )
+    absent: str = Field(
+        default="",
+        description='the resets that replicas miss, counted from 0, such as "2: 4-6"; each comes back by the '
+        "next reset",
+    )
+    rounds: Count | None = Field(default=None, description="resets after which absences come again")
 
     @property
     def explicit(self) -> bool:
@@ -83,9 +93,21 @@ class CserOptions(TomlTable):
             return Ratios(self.update_ratio, self.reset_ratio, self.every or 1)
         return _solved(self.ratio, self.update_ratio, self.reset_ratio, self.every)
 
+    @property
+    def absences(self) -> Absences:
+        """The absences of replicas."""
+        return Absences(self.ratios.every, self.rounds or 1, tuple(absences_in(self.absent)))
+
+    @property
+    def steps_apart(self) -> int | None:
+        return None if self.ratios.reset is None else self.ratios.every
+
+    def taken(self, replicas: int) -> tuple[tuple[int, ...], ...]:
+        return self.absences.taken(replicas) if self.absent else ((0,),) * replicas
+
     @model_validator(mode="after")
     def _consistent(self) -> CserOptions:
-        if problems := [*_needless(self), *_missing(self)]:
+        if problems := [*_needless(self), *_missing(self), *_away(self)]:
             raise InputError(problems[:1])
         ratios = self.ratios
         if self.ratio is not None and self.variant != "error-feedback":
@@ -136,6 +158,27 @@ def _missing(options: CserOptions) -> list[Violation]:
     if options.ratio is None and lost:
         return [Violation(lost[0], "missing; without resets replicas drift apart")]
     return []
+
+
+def _away(options: CserOptions) -> list[Violation]:
+    """Return violations of absences, whatever the number of replicas."""
+    if not options.absent:
+        named = options.rounds is not None
+        return [Violation("rounds", "no replica is absent; leave it out")] if named else []
+    if options.variant != "paper" or not options.explicit:
+        problem = "a replica that comes back brings its error, and none is kept"
+        if options.variant == "paper":
+            return [Violation("keep_errors", problem, "true")]
+        return [Violation("absent", f"variant {options.variant!r}: {problem}; leave it out")]
+    if options.rounds is None:
+        return [Violation("rounds", "missing; it is the resets after which absences come again")]
+    try:
+        missed = absences_in(options.absent)
+    except ValueError as error:
+        problem = f"{error}: names no replica and the resets that it misses"
+        return [Violation("absent", problem, "2: 4-6")]
+    found = first_problem(missed, options.rounds)
+    return [] if found is None else [Violation("absent", found)]
 
 
 def _solved(ratio: float, update: float | None, reset: float | None, every: int | None) -> Ratios:

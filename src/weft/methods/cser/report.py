@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weft.describe.synchronisation import options_in
-from weft.methods.cser.options import DISAGREEMENT, NAME, STALEST, CserOptions
+from weft.methods.cser.absences import Absence
+from weft.methods.cser.options import ABSENCES, DISAGREEMENT, NAME, RETURNED, STALEST, CserOptions
 from weft.methods.cser.program import owed_by, real_ratio
 from weft.methods.local_averaging.options import LEFT_OUT
 from weft.planning.planned import PlannedJob
@@ -36,4 +37,9 @@ def _rows(planned: PlannedJob, metrics: Sequence[Mapping[str, Any]]) -> list[tup
     return rows
 
 
-REPORT = (ReportSection(name=NAME, title="Updates and resets", rows=_rows),)
+def _returns(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    told = [one for event in events if event["event"] == ABSENCES for one in event[RETURNED]]
+    return [(f"replica {one['replica']}", str(Absence(**one))) for one in told]
+
+
+REPORT = (ReportSection(name=NAME, title="Updates and resets", rows=_rows, events=_returns),)

@@ -25,9 +25,10 @@ _EXPLICIT_PASSES = 8.0
 
 
 class MeetingBytes(NamedTuple):
-    """The bytes of one stage's collective in each step, and at each reset; 0 where there is none."""
+    """The bytes of one stage's collective in each step, at a return, and at each reset; 0: there is none."""
 
     update: int
+    rejoin: int
     reset: int
 
 
@@ -66,7 +67,7 @@ def stage_bytes(options: CserOptions, plan: Plan, graph: LayerGraph, stage: int)
             return 0
         return messages * sum(message_bytes(options, size, ratio, element) for size in sizes)
 
-    return MeetingBytes(of(ratios.update), of(ratios.reset))
+    return MeetingBytes(of(ratios.update), element * sum(sizes), of(ratios.reset))
 
 
 def _wire(options: CserOptions, plan: Plan) -> Wire:

@@ -65,6 +65,8 @@ class GradientNorm(MethodState):
         self._skips = skip_non_finite
         self._scale = scale
         self._replica_weight = replica_weight
+        # The last step that took the norm; a replica may rest in others.
+        self.taken_in = -1
         # The stages whose optimizers step with a gradient of norm 1.
         self._unit: frozenset[int] = frozenset()
 
@@ -119,6 +121,8 @@ class GradientNorm(MethodState):
         return {NORM: PartOfSum(tuple(self._known(workspace, NORM).values()), weight)}
 
     def _known(self, workspace: Workspace, *names: str) -> Mapping[str, Value[torch.Tensor]]:
+        if self.taken_in != workspace.step:
+            return {}
         known = {name: workspace.values.get((name, NONE, NONE)) for name in names}
         return {name: value for name, value in known.items() if value is not None}
 
@@ -216,6 +220,7 @@ def norm(workspace: Workspace, instruction: Instruction) -> Issue:
     assert isinstance(state, GradientNorm)
 
     def issue(stream: Stream) -> Completion:
+        state.taken_in = workspace.step
         made: dict[str, Value[torch.Tensor]] = {name: Value() for name in state.names}
 
         def work() -> None:

@@ -76,13 +76,15 @@ def refuse(layout: PipelineLayout, averaging: AveragingOptions, others: Mapping[
         return [Violation("sync.replica_steps", problem, DECIDED)]
     if set(averaging.steps) == {averaging.every}:
         return []
+    return no_rest(layout, others, "sync.replica_steps", str(averaging.every))
+
+
+def no_rest(layout: PipelineLayout, others: Mapping[str, Any], key: str, nearest: str) -> list[Violation]:
+    """Return the reasons why no replica can rest in a step; `key` asks for it, `nearest` does not."""
     together = [name for name in _EVERY_STEP if name in others]
     if layout.paths > 1:
         together.append("two paths on the same ranks")
-    return [
-        Violation("sync.replica_steps", f"no replica rests in a step with {one}", str(averaging.every))
-        for one in together
-    ]
+    return [Violation(key, f"no replica rests in a step with {one}", nearest) for one in together]
 
 
 def decide(plan: Plan, graph: LayerGraph, predicted: PredictStep) -> Plan:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 import numpy as np
 
 from weft.errors import Violation
@@ -43,20 +46,29 @@ def _check_own_steps(program: Program, owed: AveragesWeights) -> list[Violation]
     ]
 
 
-def check_members(program: Program, what: str, *kinds: int) -> list[Violation]:
-    """Check that all ranks with the same part of a stage run its collectives of these kinds together."""
+def check_members(
+    program: Program, what: str, *kinds: int, there: Callable[[int, int], bool] = lambda replica, step: True
+) -> list[Violation]:
+    """Check that all ranks with the same part of a stage run its collectives of these kinds together.
+
+    `there` tells whether a replica takes part after a step of the cycle.
+    """
     columns, owners = program.columns, program.obligations.owners
-    holders: dict[int, list[tuple[int, ...]]] = {}
-    for (stage, _), ranks in owners.items():
-        holders.setdefault(stage, []).append(ranks)
+    holders: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
+    for (stage, replica), ranks in owners.items():
+        holders.setdefault(stage, []).append((replica, ranks))
+
+    @cache
+    def expected(stage: int, lane: int, step: int) -> set[int]:
+        return {ranks[lane] for replica, ranks in holders.get(stage, []) if there(replica, step)}
+
     wrong = []
     for row in rows_of(program, *kinds).tolist():
         stage, rank = int(columns.stage[row]), int(columns.rank[row])
         own = owners.get((stage, int(columns.replica[row])), ())
         lane = own.index(rank) if rank in own else -1
-        expected = {ranks[lane] for ranks in holders.get(stage, [])}
-        group = int(columns.group[row])
-        if not 0 <= group < len(program.groups) or set(program.groups[group]) != expected:
+        group, met = int(columns.group[row]), expected(stage, lane, int(columns.iteration[row]))
+        if not 0 <= group < len(program.groups) or set(program.groups[group]) != met:
             wrong.append(row)
     return violations(
         what,

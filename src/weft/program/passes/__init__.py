@@ -64,7 +64,7 @@ class GroupTable:
     Attributes:
         kinds: codes of the kinds.
         groups: the ranks of each group.
-        by: the columns that select the group of an instruction.
+        by: the columns that select the group of an instruction; `iteration` counts in the method's own cycle.
         table: index of the group, -1 for none; shape (sizes of `by` in their order, lanes).
     """
 
@@ -277,7 +277,8 @@ class ProgramGroups:
         group = np.full(len(columns), NONE, dtype=np.int64)
         for one in self.tables:
             rows = np.flatnonzero(np.isin(columns.kind, one.kinds))
-            place = tuple(getattr(columns, name)[rows] for name in one.by)
+            sizes = zip(one.by, one.table.shape, strict=False)
+            place = tuple(getattr(columns, name)[rows] % size for name, size in sizes)
             group[rows] = one.table[(*place, lane[rows])]
         return group
 

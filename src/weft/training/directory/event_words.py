@@ -28,6 +28,7 @@ _NEWS = {
     "resumed": "resumed from {checkpoint}",
     "evaluated": "held-out loss {held_out_loss:.4f} after {step} steps",
     "checkpoint": "checkpoint after {step} steps",
+    "absences": "step {step}: {told}",
     "codec exposed": "codecs delay steps most in {exposed}; no other codec shortens the predicted step",
     "codec changed": "codecs delay steps in {exposed}; {change}",
     "plan changed": "plan {now} takes over from plan {former}",

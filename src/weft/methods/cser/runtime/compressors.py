@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from weft.methods.cser.blocks import Blocks
-from weft.methods.cser.runtime.meeting import Assembly, numbers_in
+from weft.methods.cser.runtime.meeting import MARKS, Assembly, numbers_in
 from weft.methods.cser.traffic import SCALED, kept_of
 from weft.sync.codecs.counter import Key, uniforms
 
@@ -72,7 +72,7 @@ class BlockCompressor:
         self.blocks, self.kept, self._shuffled = blocks, blocks.kept(ratio), shuffled
         self._seed, self._key = int(key[0]), key[1:]
         drawn = self._drawn("order")
-        self._order, self._marks = drawn.argsort(stable=True), (drawn * 2.0**24).long()
+        self._order, self._marks = drawn.argsort(stable=True), (drawn * MARKS).long()
 
     def _drawn(self, *what: int | str) -> torch.Tensor:
         return uniforms(Key.of(self._seed, "cser", *self._key, *what), 0, self.blocks.count, "cpu")
@@ -87,7 +87,7 @@ class BlockCompressor:
             found = self._drawn(number).argsort(stable=True)[: self.kept]
         found = found.sort().values
         places = (found[:, None] * length + torch.arange(length)).view(-1)
-        mark = int(self._marks[found].sum()) % 2**24
+        mark = int(self._marks[found].sum()) % MARKS
         return ChosenBlocks(found, places[places < self.blocks.numbers], mark)
 
     def meet(self, vector: torch.Tensor, number: int, assembly: Assembly) -> Met:

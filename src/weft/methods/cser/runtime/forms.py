@@ -12,7 +12,7 @@ from typing import NoReturn, Protocol
 import torch
 
 from weft.methods.cser.runtime.compressors import BlockCompressor, Compressor, Met
-from weft.methods.cser.runtime.meeting import Assembly
+from weft.methods.cser.runtime.meeting import MARKS, Assembly
 
 
 class Form(Protocol):
@@ -38,6 +38,13 @@ class Form(Protocol):
 
     def reset(self, weights: torch.Tensor, number: int, assembly: Assembly) -> Met:
         """Average a part of the error at the reset with this number."""
+        ...
+
+    def rejoin(self, weights: torch.Tensor, number: int, assembly: Assembly) -> None:
+        """Take the common `x - e` of those present, if this replica was absent, before a reset.
+
+        A replica that was absent has the weight 0 in the assembly.
+        """
         ...
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
@@ -80,6 +87,9 @@ class BlockAveraging:
         met = blocks.meet(weights, number, assembly)
         weights[met.places] = met.mean
         return met
+
+    def rejoin(self, weights: torch.Tensor, number: int, assembly: Assembly) -> NoReturn:
+        raise AssertionError("options refuse absences where no errors are kept")
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         return {}
@@ -141,6 +151,10 @@ class ExplicitErrors:
         met.move(self.error, -met.own)
         return met
 
+    def rejoin(self, weights: torch.Tensor, number: int, assembly: Assembly) -> None:
+        common = assembly.mean(weights - self.error, number % MARKS)
+        weights.copy_(torch.where(assembly.finite, weights, common + self.error))
+
     def tensors(self) -> Mapping[str, torch.Tensor]:
         return {"errors": self.error}
 
@@ -174,6 +188,9 @@ class ErrorFeedback:
         return met
 
     def reset(self, weights: torch.Tensor, number: int, assembly: Assembly) -> NoReturn:
+        raise AssertionError("error feedback has no resets")
+
+    def rejoin(self, weights: torch.Tensor, number: int, assembly: Assembly) -> NoReturn:
         raise AssertionError("error feedback has no resets")
 
     def tensors(self) -> Mapping[str, torch.Tensor]:

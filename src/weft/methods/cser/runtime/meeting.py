@@ -15,6 +15,8 @@ from weft.sync.base import Group
 
 # The numbers before a message: weight and mark.
 HEAD = 2
+# Marks are smaller, so that fp32 holds them.
+MARKS = 2**24
 
 
 @dataclass(slots=True)
@@ -40,7 +42,7 @@ class Assembly:
     def mean(self, own: torch.Tensor, mark: int) -> torch.Tensor:
         """Return the replicas' mean of messages, shape (m,), the same bits on all of them.
 
-        It is `own` where replicas have different marks, below 2^24. Each rank adds up a slice in the order
+        It is `own` where replicas have different marks, below `MARKS`. Each rank adds up a slice in the order
         of ranks, and gives it to the others. These are the two halves of an all-reduce.
         """
         group = self.group

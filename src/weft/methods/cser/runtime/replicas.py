@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from weft.describe.synchronisation import options_in
-from weft.errors import RunError
+from weft.errors import InputError, RunError, Violation
 from weft.methods.cser.kinds import ResetsErrors
-from weft.methods.cser.options import DISAGREEMENT, NAME, STALEST, CserOptions
+from weft.methods.cser.options import ABSENCES, DISAGREEMENT, NAME, RETURNED, STALEST, CserOptions
 from weft.methods.cser.runtime.meeting import Assembly, require_alike
 from weft.methods.cser.runtime.synced_part import SyncedPart
 from weft.methods.local_averaging.options import LEFT_OUT
@@ -19,9 +20,13 @@ from weft.methods.local_averaging.runtime.replica_means import ReplicaMeans
 from weft.program.program import NONE, Instruction
 from weft.run.handlers.base import WEIGHTS, Issue
 from weft.run.methods import Making, PartOfSum, StepGate
-from weft.run.resources import Resources, groups_of_stages, share_of
+from weft.run.resources import Resources, groups_of_stages, replica_of, share_of
 from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
+from weft.sync.base import Group
+
+if TYPE_CHECKING:
+    from weft.planning.planned import PlannedJob
 
 
 class CserReplicas(ReplicaMeans):
@@ -33,12 +38,14 @@ class CserReplicas(ReplicaMeans):
         assert options is not None, "programs have meetings for this method only"
         assert isinstance(owed, ResetsErrors), "its own pass owes them"
         self._program, self._options, self._owed = making.program, options, owed
-        self._ranks = making.plan.ranks
+        self._ranks, self._away = making.plan.ranks, owed.absences
+        self._micro_batches = [one.micro_batches for one in making.plan.stages[0].replicas]
         # Of each part with weights that are checked together, those that share blocks.
         self._synced: dict[str, tuple[SyncedPart, ...]] = {}
         self._alike: dict[int, torch.Tensor] = {}
         # By stage, the step after which the next reset is due; -1 before the first step.
         self._due: dict[int, torch.Tensor] = {}
+        self._replica: dict[int, int] = {}
 
     def begin(self, resources: Resources) -> None:
         groups = groups_of_stages(self._program, "synchronise_update", "reset_error")
@@ -46,6 +53,7 @@ class CserReplicas(ReplicaMeans):
             share, replicas = share_of(self._program, stage), resources.groups.collective[group]
             self.stages[stage] = averaged_parts(resources, stage, share, replicas)
             self._due[stage] = torch.full((), -1, dtype=torch.int64)
+            self._replica[stage] = replica_of(self._program, stage)
             for part in self.stages[stage]:
                 self._synced[part.name] = self._parts_of(part, str(stage), resources.seed)
 
@@ -57,9 +65,13 @@ class CserReplicas(ReplicaMeans):
         pairs = zip(names, part.weights, strict=True)
         return tuple(SyncedPart(name, [weight], self._options, seed) for name, weight in pairs)
 
+    def resume(self) -> None:
+        for stage, due in self._due.items():
+            self._await(stage, int(due))
+
     def rebase(self) -> None:
-        for due in self._due.values():
-            due.fill_(-1)
+        for stage in self._due:
+            self._await(stage, -1)
         for parts in self._synced.values():
             for one in parts:
                 one.restart()
@@ -85,8 +97,30 @@ class CserReplicas(ReplicaMeans):
         found = {LEFT_OUT: of(LEFT_OUT)}
         if resets and self._options.compressor == "blocks":
             found[DISAGREEMENT] = of(DISAGREEMENT)
-            found[STALEST] = of(STALEST, 1.0 / (self._ranks * max(len(self.stages), 1)))
+            meeting = self._ranks * len(self._present(workspace.step)) / len(self._micro_batches)
+            found[STALEST] = of(STALEST, 1.0 / (meeting * max(len(self.stages), 1)))
         return found
+
+    def _present(self, step: int) -> list[int]:
+        """Return the replicas that take part in the reset of a step's round."""
+        return [one for one in range(len(self._micro_batches)) if self._away.meets(one, step)]
+
+    def _await(self, stage: int, due: int) -> None:
+        """Note the step after which a stage is reset next; -1 before the first step."""
+        self._due[stage].fill_(due)
+        for part in self.stages[stage]:
+            part.present = due < 0 or not self._away.returns(self._replica[stage], due)
+
+    def moves_after(self, done: int) -> bool:
+        return bool(self._away.ended_by(done - 1) or self._away.begun_after(done - 1))
+
+    def move(self, done: int, job: PlannedJob) -> Mapping[str, Any]:
+        """Return the event of the replicas that the last reset has brought back, or that leave behind it."""
+        back, left = self._away.ended_by(done - 1), self._away.begun_after(done - 1)
+        told = [f"replica {one.replica} {one}" for one in back]
+        told += [f"replica {one.replica} is away until reset {one.back}" for one in left]
+        named = {RETURNED: [one._asdict() for one in back], "left": [one._asdict() for one in left]}
+        return {"event": ABSENCES, "step": done, **named, "told": "; ".join(told)}
 
     def begin_step(self, stage: int, step: int) -> None:
         """Keep what the meetings need; set gradients of a part that are not all finite to 0.
@@ -113,7 +147,7 @@ class CserReplicas(ReplicaMeans):
         if 0 <= due < step:
             raise RunError(f"stage {stage}: the reset after step {due} was missed; now it is step {step}")
         if every and due < 0:
-            self._due[stage].fill_(step + every - 1 - step % every)
+            self._await(stage, self._away.next_reset(self._replica[stage], step))
 
     def end_step(self, stage: int) -> None:
         """Take a stage's local step in, and note whether its weights are finite."""
@@ -128,26 +162,59 @@ class CserReplicas(ReplicaMeans):
         """Return the parts of a stage that share blocks, its own weights first."""
         return [one for part in self.stages[stage] for one in self._synced[part.name]]
 
-    def meet(self, stage: int, step: int, *, reset: bool) -> Mapping[str, torch.Tensor]:
+    def take_in(self, *, away: bool) -> None:
+        """Let in a replica that was `away`; every replica calls it between two steps.
+
+        The replica takes the common weights of the others, plus its own error. That of a new process is 0.
+
+        Raises:
+            InputError: if the plan's replicas keep no errors.
+        """
+        if self._options.variant != "paper" or not self._options.explicit:
+            raise InputError(Violation("plan: sync.options", "replicas keep no errors", "keep_errors = true"))
+        for stage, parts in self.stages.items():
+            for part in parts:
+                part.present = not away
+            self.rejoin(stage, 0, parts[0].group)
+            for part in parts:
+                part.present = True
+
+    def rejoin(self, stage: int, step: int, group: Group) -> None:
+        """Bring the replica back if it was absent; those that are present give it their common weights."""
+        for part in self.stages[stage]:
+            for one in self._synced[part.name]:
+                assembly = Assembly.of(group, part.share, torch.full_like(part.finite, part.present))
+                one.form.rejoin(one.flat, step // self._owed.every, assembly)
+                self._compare(stage, assembly)
+            if not part.present:
+                part.finite = part.all_finite(part.weights)
+                part.publish()
+
+    def meet(self, stage: int, step: int, group: Group, *, reset: bool) -> Mapping[str, torch.Tensor]:
         """Average a part of a stage's updates, or of its errors; return numbers of the meeting, shape ()."""
         squares, stalest = torch.zeros((), dtype=torch.float64), 0
+        met_share = sum(self._micro_batches[one] for one in self._present(step)) / sum(self._micro_batches)
         for part in self.stages[stage]:
             for one in self._synced[part.name]:
                 finite = torch.ones_like(part.finite) if one.form.restores else part.finite
-                assembly = Assembly.of(part.group, part.share, finite)
+                assembly = Assembly.of(group, part.share, finite)
                 if reset:
                     met = one.form.reset(one.flat, step // self._owed.every, assembly)
-                    self._due[stage].fill_(step + self._owed.every)
                 else:
                     met = one.form.update(one.flat, step, assembly)
                 one.note(met, step, reset=reset)
-                self._alike[stage] = self._alike.get(stage, assembly.alike) & assembly.alike
-                scale = len(one.flat) / len(met.own) * part.share
+                self._compare(stage, assembly)
+                scale = len(one.flat) / len(met.own) * part.share / met_share
                 squares = squares.to(met.own.device) + scale * torch.where(finite, met.squares, 0.0)
                 stalest = max(stalest, one.stalest(step))
             part.publish()
+        if reset:
+            self._await(stage, self._away.next_reset(self._replica[stage], step + 1))
         finite = torch.stack([part.finite for part in self.stages[stage]]).all()
         return {LEFT_OUT: (~finite).float(), DISAGREEMENT: squares, STALEST: torch.tensor(float(stalest))}
+
+    def _compare(self, stage: int, assembly: Assembly) -> None:
+        self._alike[stage] = self._alike.get(stage, assembly.alike) & assembly.alike
 
 
 class _MeetingStep:
@@ -170,15 +237,14 @@ class _MeetingStep:
 def meet(workspace: Workspace, instruction: Instruction) -> Issue:
     """Run one collective of a stage's replicas after its step."""
     stage, label, reset = instruction.stage, str(instruction), instruction.kind.name == "reset_error"
-    state = workspace.resources.methods[NAME]
-    assert isinstance(state, CserReplicas)
+    state, group = _state_and_group(workspace, instruction)
 
     def issue(stream: Stream) -> Completion:
         step = workspace.step
         told = {name: Value[torch.Tensor]() for name in (LEFT_OUT, DISAGREEMENT, STALEST)}
 
         def work() -> None:
-            for name, number in state.meet(stage, step, reset=reset).items():
+            for name, number in state.meet(stage, step, group, reset=reset).items():
                 told[name].content = number
 
         done = stream.run(label, work, workspace.latest(WEIGHTS, stage))
@@ -189,3 +255,24 @@ def meet(workspace: Workspace, instruction: Instruction) -> Issue:
         return done
 
     return issue
+
+
+def rejoin(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Bring a stage's absent replica back before a reset; all replicas of the reset run it."""
+    stage, label = instruction.stage, str(instruction)
+    state, group = _state_and_group(workspace, instruction)
+
+    def issue(stream: Stream) -> Completion:
+        work = partial(state.rejoin, stage, workspace.step, group)
+        done = stream.run(label, work, workspace.latest(WEIGHTS, stage))
+        workspace.values[WEIGHTS, stage, NONE] = Value.of(None, done)
+        return done
+
+    return issue
+
+
+def _state_and_group(workspace: Workspace, instruction: Instruction) -> tuple[CserReplicas, Group]:
+    resources = workspace.resources
+    state = resources.methods[NAME]
+    assert isinstance(state, CserReplicas)
+    return state, resources.groups.collective[instruction.group]

@@ -27,6 +27,9 @@ class AveragedPart:
         weights: the stepped tensors by the names of their parameters, in the same order on all replicas.
         share: this replica's share of the batch.
         group: the group of all replicas.
+
+    Attributes:
+        present: False while the replica is absent, so that means leave it out.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class AveragedPart:
         # The sum of the learning rates of this round's steps, and their number.
         self.rates = torch.zeros(2, dtype=torch.float64)
         self.finite = torch.ones((), dtype=torch.bool)
+        self.present = True
 
     def flat(self, tensors: Tensors) -> torch.Tensor:
         """Return a flat copy of tensors of one type, padded with zeros to equal slices of whole vectors."""
@@ -62,8 +66,11 @@ class AveragedPart:
         return [view.view(tensor.shape) for view, tensor in zip(views, like, strict=True)]
 
     def mean(self, tensors: Tensors) -> Tensors:
-        """Return the replicas' mean of tensors of one type, in new tensors; every rank of the group calls."""
-        flat, done = self.flat(tensors), self._round(self.all_finite(tensors))
+        """Return the mean over present replicas of tensors of one type, in new tensors.
+
+        Every rank of the group calls it.
+        """
+        flat, done = self.flat(tensors), self._round(self.all_finite(tensors) & self.present)
         Averaging().average(flat, done, self.group)
         return self.parts(flat, tensors)
 
