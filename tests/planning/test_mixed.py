@@ -176,12 +176,14 @@ def test_cuts_and_ways_are_as_short_as_any_of_layers_that_are_alike(data: st.Dat
     ways = [
         Way(
             [np.full(layers, seconds[way])],
-            LayerBytes(
-                states=np.ones(layers),
-                left=np.full(layers, left[way]),
-                buffers=np.zeros(layers),
-                taken=np.full(layers, taken[way]),
-            ),
+            [
+                LayerBytes(
+                    states=np.ones(layers),
+                    left=np.full(layers, left[way]),
+                    buffers=np.zeros(layers),
+                    taken=np.full(layers, taken[way]),
+                )
+            ],
         )
         for way in (0, 1)
     ]
