@@ -225,7 +225,7 @@ def test_pieces_and_shares_cover_all_ranges_once(
     for gap, length in gaps:
         ranges.append(slice(begins + gap, begins + gap + length))
         begins = ranges[-1].stop
-    pieces = pieces_of(ranges, count, 32 * shares, shares)
+    pieces = pieces_of(ranges, count, 32, shares)
     assert len(pieces) == count
     wanted = [index for one in ranges for index in range(one.start, one.stop)]
     assert [

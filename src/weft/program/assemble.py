@@ -45,6 +45,7 @@ class LoweredLayout:
 
     Attributes:
         taken: by pipeline, the steps of a cycle that it takes.
+        beside: the rows of ranks that hold no stage, with these ranks.
         purpose, schedule: as in the program.
     """
 
@@ -52,6 +53,7 @@ class LoweredLayout:
     passes: PassList
     taken: tuple[tuple[int, ...], ...]
     pipelines: Mapping[PipelineWork, LoweredPipeline]
+    beside: LoweredPipeline
     purpose: str
     schedule: str = ""
 
@@ -83,6 +85,9 @@ def assemble(lowered: LoweredLayout, only_replica: int | None = None) -> Program
             shifted = one.edges.source + first_row, one.edges.target + first_row
             edges.append(replace(one.edges, source=shifted[0], target=shifted[1]))
             first_row += len(one.columns)
+    beside, within = lowered.beside
+    parts.append(replace(beside, group=meetings.of(beside, 0)))
+    edges.append(replace(within, source=within.source + first_row, target=within.target + first_row))
     columns = Columns.join(parts)
     order = np.argsort(columns.rank, kind="stable")
     meets = is_collective(columns.kind).any()
@@ -108,20 +113,24 @@ def assemble_part(lowered: LoweredLayout, rank: int) -> RankProgram:
     layout, passes = lowered.layout, lowered.passes
     ranks = layout.rank_table()
     found = np.argwhere(ranks == rank)
-    if not len(found):
+    if rank in layout.server_ranks:
+        one, device, lane, here, held = lowered.beside, rank, 0, np.arange(layout.ranks), _held(layout, [])
+        copy = one.columns.take(np.flatnonzero(one.columns.rank == rank))
+    elif len(found):
+        pipeline, device, lane = found[0].tolist()
+        one, here = lowered.pipelines[lowered.works[pipeline]], ranks[pipeline, :, lane]
+        mine = one.columns.take(np.flatnonzero(one.columns.rank == device))
+        copy = _copy(layout, mine, ranks[..., lane], pipeline)
+        held = _held(layout, [pipeline], device)
+    else:
         problem = f"{rank} holds no stage; ranks 0 to {layout.ranks - 1} do"
         raise InputError(Violation("rank", problem, str(layout.ranks - 1)))
-    pipeline, device, lane = found[0].tolist()
-    one = lowered.pipelines[lowered.works[pipeline]]
-    devices = one.columns.rank
-    rows = np.flatnonzero(devices == device)
-    copy = _copy(layout, one.columns.take(rows), ranks[..., lane], pipeline)
     meetings = passes.groups(layout)
     columns = replace(copy, group=meetings.of(copy, lane))
-    firsts = _first_rows(lowered, ranks)
+    firsts, devices = _first_rows(lowered, ranks), one.columns.rank
     # Rows of a lowered pipeline are sorted by device.
     within = np.arange(len(devices), dtype=np.int64) - np.searchsorted(devices, devices)
-    position = firsts[ranks[pipeline, devices, lane]] + within
+    position = firsts[here[devices]] + within
     touching = (devices[one.edges.source] == device) | (devices[one.edges.target] == device)
     return RankProgram(
         rank=rank,
@@ -132,7 +141,7 @@ def assemble_part(lowered: LoweredLayout, rank: int) -> RankProgram:
         columns=columns,
         edges=one.edges.take(touching).at(position),
         groups=meetings.members(np.unique(columns.group)),
-        obligations=_obligations(lowered, _held(layout, [pipeline], device), passes.owed(layout)),
+        obligations=_obligations(lowered, held, passes.owed(layout)),
     )
 
 
@@ -143,7 +152,7 @@ def _first_rows(lowered: LoweredLayout, ranks: Ints) -> Ints:
         for work, one in lowered.pipelines.items()
     }
     rows = np.stack([counts[work] for work in lowered.works])
-    of_rank = np.zeros(lowered.layout.ranks, dtype=np.int64)
+    of_rank = np.bincount(lowered.beside.columns.rank, minlength=lowered.layout.ranks)
     of_rank[ranks] = rows[..., None]
     return np.cumsum(of_rank) - of_rank
 

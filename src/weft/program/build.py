@@ -80,6 +80,7 @@ def lowered_training(
         passes=passes,
         taken=taken,
         pipelines=pipelines,
+        beside=passes.beside(next(iter(pipelines.values())), layout),
         purpose="train",
         schedule=schedule.name,
     )
@@ -99,7 +100,14 @@ def lowered_evaluation(layout: PipelineLayout, methods: Mapping[str, Any] | None
         ]
         lowered = lower(layout, orders, work.micro_batches, "evaluation", trains=False)
         pipelines[work] = passes.apply(lowered, layout, work.taken)
-    return LoweredLayout(layout=layout, passes=passes, taken=taken, pipelines=pipelines, purpose="evaluate")
+    return LoweredLayout(
+        layout=layout,
+        passes=passes,
+        taken=taken,
+        pipelines=pipelines,
+        beside=passes.beside(next(iter(pipelines.values())), layout),
+        purpose="evaluate",
+    )
 
 
 def _require_one_sequence(pipelines: Mapping[int, LoweredPipeline]) -> None:

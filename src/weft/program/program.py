@@ -311,7 +311,11 @@ def instruction_of(columns: Columns, row: int, *, position: int, id: int) -> Ins
 
 
 def instruction_ids(columns: Columns, lane: Ints) -> Ids:
-    """Compute the id of every row, a hash of its coordinates; `lane` is by row, as in `Program.ids`."""
+    """Compute the id of every row, a hash of its coordinates; `lane` is by row, as in `Program.ids`.
+
+    Rows of no replica have their rank in place of the lane.
+    """
+    lane = np.where(columns.replica == NONE, columns.rank, lane)
     kind_names = np.array([name_hash(kind.name) for kind in KINDS], dtype=np.uint64)
     return mix_in(
         kind_names[columns.kind],

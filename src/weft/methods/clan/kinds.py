@@ -1,7 +1,8 @@
 """The five instructions that exchange one piece of a gradient, their values, and the obligation to run them.
 
 A piece is a `part` of its stage's gradient. After all pieces comes the stage's reduction, which adds up the
-parameters that are sent whole.
+parameters that are sent whole. Owners of sums are the replicas, or servers. These hold no stage, and their
+rows have no replica.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from weft.program.arrays import Ints
 from weft.program.codes import numbered
 from weft.program.kinds import CODEC, KINDS, AddedUses, Kind
 from weft.program.places import Places
-from weft.program.program import Owed, Program
-from weft.program.values import PER_STAGE, VALUES, Read, ValueKind
+from weft.program.program import NONE, Owed, Program
+from weft.program.values import PER_STAGE, VALUES, Read, Use, ValueKind
 
 # The content of a piece between two instructions.
 BETWEEN = ("compressed_piece", "pushed_piece", "aggregated_piece", "pulled_piece", "decompressed_piece")
@@ -24,43 +25,60 @@ for _name in BETWEEN:
     VALUES.register(ValueKind(name=_name, scope=(*PER_STAGE, "part"), until="freed"))
 
 
+def on_replicas(program: Program, rows: Ints) -> Places:
+    """Return the instruction's own coordinates if its rank has a gradient."""
+    return Places(rows[program.columns.replica[rows] != NONE])
+
+
+def on_owners(program: Program, rows: Ints) -> Places:
+    """Return the instruction's own coordinates if its rank owns sums."""
+    owed = program.obligations.methods.get("clan")
+    if isinstance(owed, CompressesBothWays) and owed.servers:
+        return Places(rows[program.columns.replica[rows] == NONE])
+    return Places(rows)
+
+
 def _codec(name: str, symbol: str, reads: str | Read, writes: str) -> int:
     """Register a computation of the codecs, which have a stream of their own, and return its code."""
     return KINDS.register(Kind(name=name, symbol=symbol, stream=CODEC, reads=(reads,), writes=(writes,)))
 
 
-def _exchange(name: str, symbol: str, reads: str, writes: str) -> int:
-    """Register a collective of all replicas and return its code."""
+def _exchange(name: str, symbol: str, reads: Read, writes: Use) -> int:
+    """Register a collective of all replicas, and of their servers, and return its code."""
     return KINDS.register(
         Kind(
             name=name,
             symbol=symbol,
             stream="collective",
-            reads=(Read(reads, consumes=True),),
+            reads=(reads,),
             writes=(writes,),
             collective=True,
-            joins_replicas=True,
         )
     )
 
 
 COMPRESS = _codec("compress", "CP", "weight_gradient", BETWEEN[0])
-PUSH = _exchange("push", "PU", BETWEEN[0], BETWEEN[1])
+PUSH = _exchange("push", "PU", Read(BETWEEN[0], at=on_replicas, consumes=True), Use(BETWEEN[1], at=on_owners))
 AGGREGATE = _codec("aggregate", "AG", Read(BETWEEN[1], consumes=True), BETWEEN[2])
-PULL = _exchange("pull", "PL", BETWEEN[2], BETWEEN[3])
+PULL = _exchange("pull", "PL", Read(BETWEEN[2], at=on_owners, consumes=True), Use(BETWEEN[3], at=on_replicas))
 DECOMPRESS = _codec("decompress", "DC", Read(BETWEEN[3], consumes=True), BETWEEN[4])
 EXCHANGE = (COMPRESS, PUSH, AGGREGATE, PULL, DECOMPRESS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompressesBothWays(Owed):
-    """The obligation to exchange the gradient of each stage in so many pieces before its reduction."""
+    """The obligation to exchange the gradient of each stage in so many pieces before its reduction.
+
+    `servers` are the ranks that own the sums; none if the replicas do.
+    """
 
     pieces: tuple[int, ...]
+    servers: tuple[int, ...] = ()
 
     @property
     def facts(self) -> Mapping[str, str]:
-        return {"gradients compressed both ways": f"{', '.join(map(str, self.pieces))} pieces by stage"}
+        found = {"gradients compressed both ways": f"{', '.join(map(str, self.pieces))} pieces by stage"}
+        return found | ({"servers": f"ranks {', '.join(map(str, self.servers))}"} if self.servers else {})
 
 
 def pieces_of(program: Program) -> Ints:

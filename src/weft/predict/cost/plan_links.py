@@ -5,7 +5,7 @@ As in `PlacedPlan`, they do not depend on the number of micro-batches of a progr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -36,12 +36,14 @@ class Messages(NamedTuple):
 class PlanLinks:
     """Tables of groups and messages, built on first use.
 
-    `program` is any program of the plan; `twins` are as in `PlacedPlan`.
+    `program` is any program of the plan; `twins` are as in `PlacedPlan`. `servers` are ranks whose groups
+    exchange with them only, and not on a ring.
     """
 
     program: Program
     network: Network
     twins: Mapping[int, Ints]
+    servers: frozenset[int] = frozenset()
 
     @cached_property
     def twin_groups(self) -> Mapping[int, Groups]:
@@ -94,7 +96,20 @@ class PlanLinks:
             most = first + int(np.argmax(count[first : first + len(twins)]))
             spanned.append(tuple(link[ends[most] - count[most] : ends[most]].tolist()))
             first += len(twins)
+        for index, group in enumerate(self.program.groups):
+            if not self.servers.isdisjoint(group):
+                spanned[index] = self._links_to_servers(group)
         return tuple(spanned)
+
+    def _links_to_servers(self, group: Sequence[int]) -> tuple[int, ...]:
+        """Return the links between nodes on the ways from a group's other ranks to its servers, rising."""
+        others, servers = (np.array(one) for one in (sorted({*group} - self.servers), sorted(self.servers)))
+        here, there = np.repeat(others, len(servers)), np.tile(servers, len(others))
+        found = []
+        for ends in ((here, there), (there, here)):
+            crosses, *links = self.network.places.leaving_and_entering(*ends)
+            found += [link[crosses] for link in links]
+        return tuple(np.unique(np.concatenate(found)).tolist())
 
     @cached_property
     def lanes_of_group(self) -> Ints:

@@ -42,6 +42,8 @@ class TrafficOf:
             all-reduce.
         wire, share: the traffic of each byte, and the bytes sent for each byte of a stage's gradient, as the
             cost of the kind has them.
+        from_servers: where the plan has servers, they send: each rank gets all bytes, each server gives all
+            ranks an equal part. Otherwise ranks give them the bytes in equal parts.
         plans: returns rows apart where they have other wires: for each part, the plan with its wire.
     """
 
@@ -49,6 +51,7 @@ class TrafficOf:
     ways: Callable[[Plan], int]
     wire: Callable[[Plan], Wire] = wire_of
     share: ShareOf = lambda plan, graph, stage: 1.0
+    from_servers: bool = False
     plans: Callable[[Plan, Program, Ints], Iterable[tuple[Plan, Ints]]] = lambda plan, program, rows: (
         (plan, rows),
     )
@@ -83,7 +86,14 @@ def traffic(pricing: Pricing) -> Traffic:
         for group in np.flatnonzero(moved).tolist():
             ranks = program.groups[group]
             # Every rank of a group has its own row of a collective.
-            sent += ways * moved[group] / len(ranks) * _sent(places.node[list(ranks)], wire, sent.shape[1])
+            each = ways * moved[group] / len(ranks)
+            if set(plan.servers) <= set(ranks) and plan.servers:
+                ends = [rank for rank in ranks if rank not in plan.servers], list(plan.servers)
+                senders, receivers = reversed(ends) if one.from_servers else ends
+                part = each / len(plan.servers)
+                sent += part * _flows(places.node[senders], places.node[receivers], wire, sent.shape[1])
+            else:
+                sent += each * _sent(places.node[list(ranks)], wire, sent.shape[1])
     between, inside = sent.max(axis=1) / cycle
     return Traffic(float(between), float(inside), float(busy_s.max(initial=0.0)) / cycle)
 
@@ -99,6 +109,14 @@ def _sent(nodes: Ints, wire: Wire, count: int) -> Floats:
     even = most > 1 and spanned * most == ranks
     between = (spanned - 1) / spanned if even else (ranks - 1) / ranks
     return np.stack([wire.between * between * there, wire.inside * (1.0 if even else between) * others])
+
+
+def _flows(senders: Ints, receivers: Ints, wire: Wire, count: int) -> Floats:
+    """Return the bytes that nodes send as `_sent` does, if every sender sends a byte to every receiver."""
+    here, there = np.repeat(senders, len(receivers)), np.tile(receivers, len(senders))
+    crosses = here != there
+    each = [np.bincount(here[kept], minlength=count) for kept in (crosses, ~crosses)]
+    return np.stack([wire.between * each[0], wire.inside * each[1]])
 
 
 def price_without_codecs(placed: PlacedPlan, program: Program) -> Priced:

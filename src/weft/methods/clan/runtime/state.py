@@ -1,17 +1,23 @@
-"""`PiecesState`: the pieces of a rank's stages as its program has them, and how well codecs do."""
+"""The pieces of a rank's stages as its program has them, and how well codecs do; on a server, its sums."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import torch
+
+from weft.describe.synchronisation import options_in
 from weft.methods.clan.kinds import CompressesBothWays
-from weft.methods.clan.options import NAME
+from weft.methods.clan.options import NAME, ClanOptions
 from weft.methods.clan.report import CONTRACTION, ERRORS, metric
+from weft.methods.clan.runtime.aggregator import Aggregator
 from weft.methods.clan.runtime.exchange import TwoWaySums
+from weft.methods.clan.runtime.served_group import ServedGroup
 from weft.program.program import NONE
 from weft.run.methods import Making, MethodState, PartOfSum
 from weft.run.parallel.tensor_stage import TensorParallel
 from weft.run.resources import Resources, groups_of_stages
+from weft.run.state.precision import STEPPED
 from weft.run.workspace import Workspace
 
 
@@ -21,27 +27,73 @@ class PiecesState(MethodState):
     def __init__(self, making: Making) -> None:
         owed = making.program.obligations.methods[NAME]
         assert isinstance(owed, CompressesBothWays), "the method's own obligation"
-        self._pieces, self._program = owed.pieces, making.program
+        self._owed, self._program = owed, making.program
         stages = making.plan.stages
         self._holders = [sum(len(one.ranks) for one in stage.replicas) for stage in stages]
 
     def begin(self, resources: Resources) -> None:
-        synchroniser, groups = resources.synchroniser, groups_of_stages(self._program, "push")
+        synchroniser, servers = resources.synchroniser, len(self._owed.servers)
         assert isinstance(synchroniser, TwoWaySums), "the method brings its own"
-        for stage, number in groups.items():
-            group, whole = resources.groups.collective[number], _held_alike(resources, stage)
-            synchroniser.cut(stage, self._pieces[stage], group, whole)
+        reducing, groups = groups_of_stages(self._program, "reduce"), resources.groups.collective
+        for stage, number in sorted(groups_of_stages(self._program, "push").items()):
+            whole, pieces = _held_alike(resources, stage), self._owed.pieces[stage]
+            served = ServedGroup(groups[number], servers) if servers else None
+            group = groups[reducing[stage] if servers else number]
+            synchroniser.cut(stage, pieces, group, whole, served)
 
     def shares(self, workspace: Workspace) -> Mapping[str, PartOfSum]:
         """Return this rank's shares of the means of all holders of each stage."""
-        if not workspace.training:
-            return {}
-        found = {}
-        for name in (CONTRACTION, ERRORS):
-            for stage, holders in enumerate(self._holders):
-                value = workspace.values.get((name, stage, NONE))
-                found[metric(name, stage)] = PartOfSum(() if value is None else (value,), 1.0 / holders)
-        return found
+        return _shares(workspace, self._holders)
+
+
+class AggregatorState(MethodState):
+    """The sums that a server owns; replicas take them for a checkpoint, and give them for another plan."""
+
+    def __init__(self, making: Making) -> None:
+        owed, options = making.program.obligations.methods[NAME], options_in(making.plan, NAME, ClanOptions)
+        assert isinstance(owed, CompressesBothWays), "the method's own obligation"
+        assert options is not None, "the method's own options"
+        self._owed = owed
+        self._holders = [1] * len(making.plan.stages)
+        self.aggregator = Aggregator(options, STEPPED[making.plan.precision], making.device)
+        numbers = sorted(groups_of_stages(making.program, "push").items())
+        self.groups = {stage: making.groups.collective[number] for stage, number in numbers}
+
+    def begin(self, resources: Resources) -> None:
+        for stage, group in self.groups.items():
+            served = ServedGroup(group, len(self._owed.servers))
+            self.aggregator.cut(stage, self._owed.pieces[stage], served)
+
+    def shares(self, workspace: Workspace) -> Mapping[str, PartOfSum]:
+        return _shares(workspace, self._holders)
+
+    def agreed(
+        self, own: Mapping[str, torch.Tensor], parameters: Mapping[str, str]
+    ) -> Mapping[str, torch.Tensor]:
+        self.aggregator.give_errors()
+        return own
+
+    def rank_tensors(self) -> Mapping[str, torch.Tensor]:
+        return self.aggregator.tensors()
+
+    def rebase(self) -> None:
+        self.aggregator.take_errors()
+
+
+def state_of(making: Making) -> MethodState:
+    """Return the state of a replica's pieces, or of a server's sums."""
+    return PiecesState(making) if making.program.stages else AggregatorState(making)
+
+
+def _shares(workspace: Workspace, holders: Sequence[int]) -> Mapping[str, PartOfSum]:
+    if not workspace.training:
+        return {}
+    found = {}
+    for name in (CONTRACTION, ERRORS):
+        for stage, number in enumerate(holders):
+            value = workspace.values.get((name, stage, NONE))
+            found[metric(name, stage)] = PartOfSum(() if value is None else (value,), 1.0 / number)
+    return found
 
 
 def _held_alike(resources: Resources, stage: int) -> list[int]:
