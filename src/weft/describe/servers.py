@@ -6,6 +6,8 @@ number alone places them, on any cluster.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from weft.describe.cluster import Cluster
 
 
@@ -27,12 +29,22 @@ def refuse_servers(held: int, servers: int, cluster: Cluster) -> str | None:
     return None
 
 
-def server_words(held: int, servers: int, cluster: Cluster) -> list[str]:
-    """Return the place of each server in words, such as "server 0 on host, rank 4"."""
-    ranks = range(held, held + servers)
-    return [
-        f"server {number} on {_node_name(rank, cluster)}, rank {rank}" for number, rank in enumerate(ranks)
-    ]
+def without_servers(cluster: Cluster, servers: int) -> Cluster:
+    """Return the cluster without the groups of nodes in which all devices are among the last `servers`."""
+    left, first = [], 0
+    for group in cluster.groups:
+        if first < max(cluster.ranks - servers, 1):
+            left.append(group)
+        first += group.count * group.devices
+    return cluster if len(left) == len(cluster.groups) else replace(cluster, groups=tuple(left))
+
+
+def server_words(servers: range, cluster: Cluster) -> str:
+    """Return the places of servers, given by their ranks, such as "server 0 on host (rank 4)"."""
+    each = (
+        f"server {number} on {_node_name(rank, cluster)} (rank {rank})" for number, rank in enumerate(servers)
+    )
+    return ", ".join(each)
 
 
 def _node_name(rank: int, cluster: Cluster) -> str:
