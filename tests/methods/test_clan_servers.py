@@ -24,7 +24,7 @@ from weft.describe.request import request_of
 from weft.describe.run_file import RunFile, parse_run
 from weft.describe.servers import refuse_servers, server_words, without_servers
 from weft.errors import InputError
-from weft.methods.clan.kinds import AGGREGATE, EXCHANGE, PULL, PUSH
+from weft.methods.clan.kinds import AGGREGATE, EXCHANGE, PULL_FROM_SERVERS, PUSH_TO_SERVERS
 from weft.methods.clan.options import IN_FLIGHT, NAME, ClanOptions
 from weft.methods.clan.pieces import PiecedStages, exchange_wire
 from weft.moves.layout import refuse
@@ -69,9 +69,9 @@ def test_servers_add_up_all_pieces_in_an_order_that_all_devices_have(
     columns = program.columns
     on_servers = columns.replica == NONE
     assert set(columns.rank[on_servers].tolist()) == set(plan.servers)
-    assert set(columns.kind[on_servers].tolist()) == {PUSH, AGGREGATE, PULL}
+    assert set(columns.kind[on_servers].tolist()) == {PUSH_TO_SERVERS, AGGREGATE, PULL_FROM_SERVERS}
     assert not (columns.kind[~on_servers] == AGGREGATE).any()
-    meets = np.isin(columns.kind, (PUSH, PULL))
+    meets = np.isin(columns.kind, (PUSH_TO_SERVERS, PULL_FROM_SERVERS))
     for server in plan.servers:
         mine = meets & (columns.rank == server)
         assert mine.sum() == 2 * sum(stages.pieces)
@@ -128,7 +128,7 @@ def _twice(program: Program) -> Program:
     [
         *(
             (lambda program, kind=kind: without_row(program, _on_server(program, kind)), "")
-            for kind in (PUSH, AGGREGATE, PULL)
+            for kind in (PUSH_TO_SERVERS, AGGREGATE, PULL_FROM_SERVERS)
         ),
         *(
             (
@@ -137,7 +137,7 @@ def _twice(program: Program) -> Program:
                 ),
                 "",
             )
-            for kind in (PUSH, AGGREGATE)
+            for kind in (PUSH_TO_SERVERS, AGGREGATE)
         ),
         (_without_server, "adds up stage 0, piece 0 0 times"),
         (_without_a_server_in_groups, "not with the replicas of its reduction and all servers"),
@@ -192,7 +192,7 @@ def test_exchanges_and_sums_of_servers_have_their_price(dp: int, servers: int) -
     plan = served(dp=dp, servers=servers, codec="scaled-sign")
     program, occupancy, _ = _priced(plan, hosts(dp, servers))
     columns = program.columns
-    for kind in (PUSH, PULL):
+    for kind in (PUSH_TO_SERVERS, PULL_FROM_SERVERS):
         rows = np.flatnonzero(columns.kind == kind)
         expected = (
             max(1.0, dp / servers) * exchange_wire(plan).between * columns.bytes[rows] / SLOW.bytes_per_s
@@ -241,18 +241,46 @@ def test_more_servers_shorten_a_step_over_slow_links() -> None:
     assert steps[0] > 1.5 * steps[2]
 
 
-def test_links_of_two_exchanges_with_one_server_meet_there() -> None:
-    """Worker nodes exchange nothing with each other, and all links to servers are in use."""
+def test_exchanges_of_two_stages_meet_at_their_server_and_both_directions_are_apart() -> None:
     plan, where = served("1f1b", 2, 1, servers=1), hosts(4, 1)
     program = make_program(CONFIG, plan)
     costs = price(CostModel(graph=GRAPH, cluster=where), program, plan).costs
-    pushes = [
-        np.flatnonzero((program.columns.kind == PUSH) & (program.columns.stage == one))[0] for one in (0, 1)
-    ]
-    links = [set(costs.group_links[program.columns.group[row]]) for row in pushes]
-    # Both directions of the server, and of the two nodes of each stage.
-    assert [len(one) for one in links] == [6, 6]
-    assert len(links[0] & links[1]) == 2
+
+    def links(kind: int, stage: int) -> set[int]:
+        rows = np.flatnonzero((program.columns.kind == kind) & (program.columns.stage == stage))
+        return set(costs.group_links[program.columns.group[rows[0]]])
+
+    there, back = ([links(kind, stage) for stage in (0, 1)] for kind in (PUSH_TO_SERVERS, PULL_FROM_SERVERS))
+    for each in (there, back):
+        # Of the server, and of the nodes of two replicas, which exchange nothing with each other.
+        assert [len(one) for one in each] == [3, 3]
+        assert len(each[0] & each[1]) == 1
+    assert not set.union(*there) & set.union(*back)
+
+
+def test_a_piece_comes_back_while_the_next_goes_to_the_servers() -> None:
+    plan, where = served(dp=4, servers=4, piece_bytes=4096), hosts(4, 4, Link(1e5, 0.0))
+    model = CostModel(graph=GRAPH, cluster=where)
+    timeline = predict(model, plan, make_program(CONFIG, plan)).simulation.timeline
+    mine = (timeline.rank == 0) & (timeline.step == 0)
+    pulls, pushes = (
+        [
+            (timeline.start_ns[row], timeline.end_ns[row])
+            for row in np.flatnonzero(mine & (timeline.kind == kind))
+        ]
+        for kind in (PULL_FROM_SERVERS, PUSH_TO_SERVERS)
+    )
+    first, last = pulls[0]
+    assert any(max(first, start) < min(last, end) for start, end in pushes[1:])
+    # Replicas that own the sums use both directions of their links in either exchange.
+    among = served(dp=4, piece_bytes=4096)
+    alone = predict(
+        CostModel(graph=GRAPH, cluster=hosts(4, 0, Link(1e5, 0.0))), among, make_program(CONFIG, among)
+    )
+    assert (
+        timeline.end_ns[mine].max()
+        < 0.85 * alone.simulation.timeline.end_ns[alone.simulation.timeline.step == 0].max()
+    )
 
 
 LAYOUT = Layout(pp=1, dp=2, loops=1, micro_batch_size=1, schedule="1f1b", sync=NAME)

@@ -39,7 +39,7 @@ class Member:
     def __init__(
         self, options: ClanOptions, pieces: int, group: ThreadGroup, replicas: list[ThreadGroup]
     ) -> None:
-        served = ServedGroup(group, group.size - len(replicas))
+        served = ServedGroup(group, group, group.size - len(replicas))
         self.pieces, self.server = pieces, served.server
         self.replica = replicas[group.place] if served.server < 0 else None
         self.sums, self.aggregator = (

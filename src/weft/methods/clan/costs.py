@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -58,28 +59,21 @@ def _by_codec(hook_of: Callable[[WireOf], CostHook], wire: WireOf) -> CostHook:
     return hook
 
 
-def _exchange_hook(time_of: Callable[[Pricing], TimeOf]) -> Callable[[WireOf], CostHook]:
-    """Return the maker of the cost hook of exchanges: of all replicas, or between them and servers."""
+def _served_hook(wire_of: WireOf) -> CostHook:
+    """Return the cost hook of an exchange between replicas and servers, the same in both directions."""
 
-    def hook_of(wire_of: WireOf) -> CostHook:
-        among = synchronising_hook(time_of, wire_of)
+    def hook(pricing: Pricing, rows: Ints) -> Taken:
+        columns, servers = pricing.program.columns, pricing.plan.servers
+        network = pricing.model.network.carrying(wire_of(pricing.plan))
 
-        def hook(pricing: Pricing, rows: Ints) -> Taken:
-            columns, servers = pricing.program.columns, pricing.plan.servers
-            if not servers:
-                return among(pricing, rows)
-            network = pricing.model.network.carrying(wire_of(pricing.plan))
+        def group_s(group: int, moved_bytes: int) -> tuple[float, float, float]:
+            replicas = [rank for rank in pricing.program.groups[group] if rank not in servers]
+            taken = network.many_to_many(replicas, servers, moved_bytes)
+            return taken.seconds, 0.0, taken.link_s
 
-            def group_s(group: int, moved_bytes: int) -> tuple[float, float, float]:
-                replicas = [rank for rank in pricing.program.groups[group] if rank not in servers]
-                taken = network.many_to_many(replicas, servers, moved_bytes)
-                return taken.seconds, 0.0, taken.link_s
+        return carried(pricing, by_table(group_s, columns.group[rows], columns.bytes[rows]))
 
-            return carried(pricing, by_table(group_s, columns.group[rows], columns.bytes[rows]))
-
-        return hook
-
-    return hook_of
+    return hook
 
 
 def _codec_hook(wire_of: WireOf) -> CostHook:
@@ -126,21 +120,17 @@ _EXCHANGES: Mapping[str, Callable[[Pricing], TimeOf]] = {
     "push": lambda pricing: Network.reduce_scatter,
     "pull": lambda pricing: Network.all_gather,
 }
+_SERVED = ("push_to_servers", "pull_from_servers")
 COSTS = (
     *(CostOf(kind=kind, hook=_by_codec(_codec_hook, wire)) for kind, wire in _CODECS.items()),
     *(
-        CostOf(kind=kind, hook=_by_codec(_exchange_hook(time_of), exchange_wire))
+        CostOf(kind=kind, hook=_by_codec(partial(synchronising_hook, time_of), exchange_wire))
         for kind, time_of in _EXCHANGES.items()
     ),
+    *(CostOf(kind=kind, hook=_by_codec(_served_hook, exchange_wire)) for kind in _SERVED),
     *(
-        TrafficOf(
-            kind=kind,
-            ways=lambda plan: 1,
-            wire=exchange_wire,
-            plans=plans_of_codecs,
-            from_servers=kind == "pull",
-        )
-        for kind in _EXCHANGES
+        TrafficOf(kind=kind, ways=lambda plan: 1, wire=exchange_wire, plans=plans_of_codecs)
+        for kind in (*_EXCHANGES, *_SERVED)
     ),
     # They have the time of codecs, and send nothing.
     *(

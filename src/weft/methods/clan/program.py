@@ -5,7 +5,8 @@ Every owner has an equal share of each piece. Ranks encode the shares of all own
 (`decompress`). Codecs have a stream of their own. So one piece is on the way while another is encoded.
 
 The owners are the replicas themselves, or servers (BytePS-Compress), which take part in the exchanges of all
-stages. Equal shares load them equally, and every rank sends to all of them at once.
+stages. Equal shares load them equally, and every rank sends to all of them at once. Pushes and pulls then
+have a stream each: links carry one piece to the servers while another comes back.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from typing import Any
 import numpy as np
 
 from weft.errors import Violation
-from weft.methods.clan.kinds import AGGREGATE, EXCHANGE, PULL, PUSH, CompressesBothWays
+from weft.methods.clan.kinds import (
+    AGGREGATE,
+    EXCHANGE,
+    PULL,
+    PULL_FROM_SERVERS,
+    PUSH,
+    PUSH_TO_SERVERS,
+    SERVED_EXCHANGE,
+    CompressesBothWays,
+)
 from weft.methods.clan.options import NAME
 from weft.methods.clan.order import stages_in_turn
 from weft.methods.clan.pieces import PiecedStages
@@ -38,8 +48,9 @@ from weft.program.program import Columns, Edges
 # `decompress` of the one before that. So no queue waits for the same piece in another queue at once.
 _TURNS_LATER: Ints = np.array([0, 0, 1, 1, 2], dtype=np.int64)
 _ORDER: Ints = np.array(EXCHANGE, dtype=np.int64)
-_ON_SERVERS = np.isin(_ORDER, (PUSH, AGGREGATE, PULL))
-_ON_CLIENTS = _ORDER != AGGREGATE
+_SERVED: Ints = np.array(SERVED_EXCHANGE, dtype=np.int64)
+_ON_SERVERS = np.isin(_SERVED, (PUSH_TO_SERVERS, AGGREGATE, PULL_FROM_SERVERS))
+_BESIDE_SERVERS = _SERVED != AGGREGATE
 
 
 def refuse(layout: PipelineLayout, stages: PiecedStages, others: Mapping[str, Any]) -> list[Violation]:
@@ -56,13 +67,15 @@ def in_pieces(pipeline: LoweredPipeline, layout: PipelineLayout, stages: PiecedS
     reductions = np.flatnonzero(columns.kind == REDUCE)
     pieces = np.array(stages.pieces, dtype=np.int64)[columns.stage[reductions]]
     which, part = numbered(pieces)
-    of, done = reductions[which], _ON_CLIENTS if layout.servers else np.ones(len(_ORDER), dtype=np.bool_)
-    kinds = int(done.sum())
+    of, order, later = reductions[which], _ORDER, _TURNS_LATER
+    if layout.servers:
+        order, later = _SERVED[_BESIDE_SERVERS], _TURNS_LATER[_BESIDE_SERVERS]
+    kinds = len(order)
     # Row (piece, kind), piece after piece.
     rows = len(columns) + np.arange(len(of) * kinds).reshape(len(of), kinds)
     added = Columns.of(
         rows.size,
-        kind=np.tile(_ORDER[done], len(of)),
+        kind=np.tile(order, len(of)),
         part=np.repeat(part, kinds),
         bytes=np.repeat(_bytes_of(stages, columns.stage[of], part), kinds),
         **{
@@ -70,7 +83,7 @@ def in_pieces(pipeline: LoweredPipeline, layout: PipelineLayout, stages: PiecedS
             for name in ("stage", "rank", "replica", "iteration")
         },
     )
-    turn = (part[:, None] + _TURNS_LATER[done] - pieces[which, None] - 2) * kinds + np.arange(kinds)
+    turn = (part[:, None] + later - pieces[which, None] - 2) * kinds + np.arange(kinds)
     makes = is_any_of(columns.kind[edges.source], MAKES_GRADIENTS) & (columns.kind[edges.target] == REDUCE)
     maker, row = join(edges.target[makes], of)
     new = [
@@ -78,6 +91,9 @@ def in_pieces(pipeline: LoweredPipeline, layout: PipelineLayout, stages: PiecedS
         Edges.of(rows[:, :-1].ravel(), rows[:, 1:].ravel()),
         Edges.of(rows[:, -1], of),
     ]
+    if layout.servers:
+        # No queue of pushes is also that of reductions, which replace the encoded gradient.
+        new.append(Edges.of(rows[:, 0], of))
     return insert(pipeline, added, np.repeat(of, kinds), turn.ravel(), Edges.join(new))
 
 
@@ -92,7 +108,7 @@ def _bytes_of(stages: PiecedStages, stage: Ints, part: Ints) -> Ints:
 def on_servers(pipeline: LoweredPipeline, layout: PipelineLayout, stages: PiecedStages) -> LoweredPipeline:
     """Return the rows of all servers, stage by stage in an order that all devices agree with."""
     kinds = int(_ON_SERVERS.sum())
-    order: Ints = np.array(stages_in_turn(pipeline.columns, PUSH), dtype=np.int64)
+    order: Ints = np.array(stages_in_turn(pipeline.columns, PUSH_TO_SERVERS), dtype=np.int64)
     which, part = numbered(np.array(stages.pieces, dtype=np.int64)[order])
     stage, place = np.repeat(order[which], kinds), np.repeat(which, kinds)
     turn = (part[:, None] + _TURNS_LATER[_ON_SERVERS]) * kinds + np.arange(kinds)
@@ -100,7 +116,7 @@ def on_servers(pipeline: LoweredPipeline, layout: PipelineLayout, stages: Pieced
     count, ranks = len(issued), np.array(layout.server_ranks, dtype=np.int64)
     columns = Columns.of(
         count,
-        kind=np.tile(_ORDER[_ON_SERVERS], len(part))[issued],
+        kind=np.tile(_SERVED[_ON_SERVERS], len(part))[issued],
         stage=stage[issued],
         part=np.repeat(part, kinds)[issued],
         bytes=np.repeat(_bytes_of(stages, order[which], part), kinds)[issued],
@@ -117,11 +133,18 @@ def on_servers(pipeline: LoweredPipeline, layout: PipelineLayout, stages: Pieced
 
 
 def groups(layout: PipelineLayout, stages: PiecedStages) -> tuple[GroupTable, ...]:
-    """Return the groups of all replicas, lane by lane, with all servers."""
+    """Return the groups of all replicas, lane by lane, with all servers: first the ranks that send."""
     everyone = [[list(range(layout.replicas))]] * len(layout.stages)
-    replicas = replica_groups((PUSH, PULL), layout, everyone)
+    servers = tuple(layout.server_ranks)
+    if not servers:
+        return (replica_groups((PUSH, PULL), layout, everyone),)
     # A server has no replica, -1, and finds the group that all replicas have.
-    return (replace(replicas, groups=tuple((*one, *layout.server_ranks) for one in replicas.groups)),)
+    there = replica_groups((PUSH_TO_SERVERS,), layout, everyone)
+    back = replica_groups((PULL_FROM_SERVERS,), layout, everyone)
+    return (
+        replace(there, groups=tuple((*one, *servers) for one in there.groups)),
+        replace(back, groups=tuple((*servers, *one) for one in back.groups)),
+    )
 
 
 PASS = Pass(

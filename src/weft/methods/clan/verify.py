@@ -7,7 +7,16 @@ from collections import Counter
 import numpy as np
 
 from weft.errors import Violation
-from weft.methods.clan.kinds import AGGREGATE, EXCHANGE, PULL, PUSH, CompressesBothWays
+from weft.methods.clan.kinds import (
+    AGGREGATE,
+    EXCHANGE,
+    PULL,
+    PULL_FROM_SERVERS,
+    PUSH,
+    PUSH_TO_SERVERS,
+    SERVED_EXCHANGE,
+    CompressesBothWays,
+)
 from weft.methods.sharding.kinds import REDUCE
 from weft.program.checks.report import name, rows_of, violations
 from weft.program.codes import distinct_rows
@@ -19,7 +28,7 @@ def check_exchange(program: Program, owed: CompressesBothWays | None) -> list[Vi
     if owed is None:
         return []
     columns = program.columns
-    rows = rows_of(program, *EXCHANGE)
+    rows = rows_of(program, *{*EXCHANGE, *SERVED_EXCHANGE})
     pieces = np.array(owed.pieces, dtype=np.int64)[columns.stage[rows]]
     found = violations(
         "clan",
@@ -44,7 +53,7 @@ def check_exchange(program: Program, owed: CompressesBothWays | None) -> list[Vi
     members |= {(stage, rank): of_stage[stage] for stage, rank in servers}
     wrong = [
         row
-        for row in rows_of(program, PUSH, PULL).tolist()
+        for row in rows_of(program, PUSH, PULL, PUSH_TO_SERVERS, PULL_FROM_SERVERS).tolist()
         if sorted(program.groups[columns.group[row]])
         != sorted((*members.get((int(columns.stage[row]), int(columns.rank[row])), ()), *owed.servers))
     ]

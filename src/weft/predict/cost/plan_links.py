@@ -5,7 +5,7 @@ As in `PlacedPlan`, they do not depend on the number of micro-batches of a progr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -32,12 +32,20 @@ class Messages(NamedTuple):
     links: tuple[int, int]
 
 
+def sides_of(group: Sequence[int], servers: Collection[int]) -> tuple[list[int], list[int]]:
+    """Return the ranks of a group with servers that send, which come first, and those that receive."""
+    first = group[0] in servers
+    return [rank for rank in group if (rank in servers) == first], [
+        rank for rank in group if (rank in servers) != first
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanLinks:
     """Tables of groups and messages, built on first use.
 
     `program` is any program of the plan; `twins` are as in `PlacedPlan`. `servers` are ranks whose groups
-    exchange with them only, and not on a ring.
+    exchange with them only, and not on a ring: the ranks that send come first in a group.
     """
 
     program: Program
@@ -102,14 +110,11 @@ class PlanLinks:
         return tuple(spanned)
 
     def _links_to_servers(self, group: Sequence[int]) -> tuple[int, ...]:
-        """Return the links between nodes on the ways from a group's other ranks to its servers, rising."""
-        others, servers = (np.array(one) for one in (sorted({*group} - self.servers), sorted(self.servers)))
-        here, there = np.repeat(others, len(servers)), np.tile(servers, len(others))
-        found = []
-        for ends in ((here, there), (there, here)):
-            crosses, *links = self.network.places.leaving_and_entering(*ends)
-            found += [link[crosses] for link in links]
-        return tuple(np.unique(np.concatenate(found)).tolist())
+        """Return the links between nodes on the ways from the ranks of a group that send, rising."""
+        senders, receivers = sides_of(group, self.servers)
+        here, there = np.repeat(senders, len(receivers)), np.tile(receivers, len(senders))
+        crosses, *links = self.network.places.leaving_and_entering(here, there)
+        return tuple(np.unique(np.concatenate([link[crosses] for link in links])).tolist())
 
     @cached_property
     def lanes_of_group(self) -> Ints:

@@ -24,6 +24,7 @@ from weft.describe.plan import Plan
 from weft.describe.synchronisation import Wire, wire_of
 from weft.predict.cost.hooks import codecs_s
 from weft.predict.cost.placed_plan import PlacedPlan
+from weft.predict.cost.plan_links import sides_of
 from weft.predict.cost.price import TICK_S, Priced, price_placed
 from weft.predict.cost.pricing import Pricing
 from weft.program.arrays import Floats, Ints
@@ -42,8 +43,6 @@ class TrafficOf:
             all-reduce.
         wire, share: the traffic of each byte, and the bytes sent for each byte of a stage's gradient, as the
             cost of the kind has them.
-        from_servers: where the plan has servers, they send: each rank gets all bytes, each server gives all
-            ranks an equal part. Otherwise ranks give them the bytes in equal parts.
         plans: returns rows apart where they have other wires: for each part, the plan with its wire.
     """
 
@@ -51,7 +50,6 @@ class TrafficOf:
     ways: Callable[[Plan], int]
     wire: Callable[[Plan], Wire] = wire_of
     share: ShareOf = lambda plan, graph, stage: 1.0
-    from_servers: bool = False
     plans: Callable[[Plan, Program, Ints], Iterable[tuple[Plan, Ints]]] = lambda plan, program, rows: (
         (plan, rows),
     )
@@ -88,8 +86,8 @@ def traffic(pricing: Pricing) -> Traffic:
             # Every rank of a group has its own row of a collective.
             each = ways * moved[group] / len(ranks)
             if set(plan.servers) <= set(ranks) and plan.servers:
-                ends = [rank for rank in ranks if rank not in plan.servers], list(plan.servers)
-                senders, receivers = reversed(ends) if one.from_servers else ends
+                # Between a replica and a server goes an equal part of the bytes, in either direction.
+                senders, receivers = sides_of(ranks, plan.servers)
                 part = each / len(plan.servers)
                 sent += part * _flows(places.node[senders], places.node[receivers], wire, sent.shape[1])
             else:

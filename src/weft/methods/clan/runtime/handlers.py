@@ -36,8 +36,8 @@ def handler_of(
     """Return the handler of an instruction between two values of its piece.
 
     `numbers` names the results of the work. The first instruction follows the backward passes. The last one
-    is the latest work on the stage's gradient. A rank that lacks the read value has the one before, which
-    its servers aggregate, or none: it takes the first of a piece from others.
+    is the latest work on the stage's gradient. A rank that does not make the read value follows the value
+    before, or none: it takes a piece from others.
     """
 
     def handle(workspace: Workspace, instruction: Instruction) -> Issue:
@@ -84,26 +84,22 @@ def _bound(
     method, synchroniser = resources.methods[NAME], resources.synchroniser
     if isinstance(method, AggregatorState):
         assert on_servers is not None, "servers have no other instructions"
-        return method.groups[stage], partial(on_servers, method.aggregator)
+        return method.group_of(stage), partial(on_servers, method.aggregator)
     assert isinstance(synchroniser, TwoWaySums), "the method brings its own"
     return synchroniser.group_of(stage), partial(work_of, synchroniser, resources.buckets[stage].flat)
 
 
+_PUSH = handler_of(TwoWaySums.push, BETWEEN[0], BETWEEN[1], on_servers=Aggregator.push)
+_PULL = handler_of(TwoWaySums.pull, BETWEEN[2], BETWEEN[3], on_servers=Aggregator.pull)
 HANDLERS = (
     HandlerOf(
         kind="compress", handler=handler_of(TwoWaySums.compress, GRADIENT, BETWEEN[0], (CONTRACTION, ERRORS))
     ),
     HandlerOf(
-        kind="push",
-        handler=handler_of(TwoWaySums.push, BETWEEN[0], BETWEEN[1], on_servers=Aggregator.push),
-    ),
-    HandlerOf(
         kind="aggregate",
         handler=handler_of(TwoWaySums.aggregate, BETWEEN[1], BETWEEN[2], on_servers=Aggregator.aggregate),
     ),
-    HandlerOf(
-        kind="pull",
-        handler=handler_of(TwoWaySums.pull, BETWEEN[2], BETWEEN[3], on_servers=Aggregator.pull),
-    ),
     HandlerOf(kind="decompress", handler=handler_of(TwoWaySums.decompress, BETWEEN[3], GRADIENT)),
+    *(HandlerOf(kind=kind, handler=_PUSH) for kind in ("push", "push_to_servers")),
+    *(HandlerOf(kind=kind, handler=_PULL) for kind in ("pull", "pull_from_servers")),
 )

@@ -14,11 +14,14 @@ from weft.methods.clan.runtime.aggregator import Aggregator
 from weft.methods.clan.runtime.exchange import TwoWaySums
 from weft.methods.clan.runtime.served_group import ServedGroup
 from weft.program.program import NONE
+from weft.program.rank_program import RankProgram
 from weft.run.methods import Making, MethodState, PartOfSum
 from weft.run.parallel.tensor_stage import TensorParallel
 from weft.run.resources import Resources, groups_of_stages
 from weft.run.state.precision import STEPPED
+from weft.run.transport.mesh import Groups
 from weft.run.workspace import Workspace
+from weft.sync.base import Group
 
 
 class PiecesState(MethodState):
@@ -34,12 +37,10 @@ class PiecesState(MethodState):
     def begin(self, resources: Resources) -> None:
         synchroniser, servers = resources.synchroniser, len(self._owed.servers)
         assert isinstance(synchroniser, TwoWaySums), "the method brings its own"
-        reducing, groups = groups_of_stages(self._program, "reduce"), resources.groups.collective
-        for stage, number in sorted(groups_of_stages(self._program, "push").items()):
+        groups, served = resources.groups.collective, _served(self._program, resources.groups, servers)
+        for stage, number in groups_of_stages(self._program, "reduce" if servers else "push").items():
             whole, pieces = _held_alike(resources, stage), self._owed.pieces[stage]
-            served = ServedGroup(groups[number], servers) if servers else None
-            group = groups[reducing[stage] if servers else number]
-            synchroniser.cut(stage, pieces, group, whole, served)
+            synchroniser.cut(stage, pieces, groups[number], whole, served.get(stage))
 
     def shares(self, workspace: Workspace) -> Mapping[str, PartOfSum]:
         """Return this rank's shares of the means of all holders of each stage."""
@@ -56,13 +57,15 @@ class AggregatorState(MethodState):
         self._owed = owed
         self._holders = [1] * len(making.plan.stages)
         self.aggregator = Aggregator(options, STEPPED[making.plan.precision], making.device)
-        numbers = sorted(groups_of_stages(making.program, "push").items())
-        self.groups = {stage: making.groups.collective[number] for stage, number in numbers}
+        self._served = _served(making.program, making.groups, len(owed.servers))
 
     def begin(self, resources: Resources) -> None:
-        for stage, group in self.groups.items():
-            served = ServedGroup(group, len(self._owed.servers))
+        for stage, served in self._served.items():
             self.aggregator.cut(stage, self._owed.pieces[stage], served)
+
+    def group_of(self, stage: int) -> Group:
+        """Return the replicas of a stage and all servers."""
+        return self._served[stage].there
 
     def shares(self, workspace: Workspace) -> Mapping[str, PartOfSum]:
         return _shares(workspace, self._holders)
@@ -83,6 +86,15 @@ class AggregatorState(MethodState):
 def state_of(making: Making) -> MethodState:
     """Return the state of a replica's pieces, or of a server's sums."""
     return PiecesState(making) if making.program.stages else AggregatorState(making)
+
+
+def _served(program: RankProgram, groups: Groups, servers: int) -> dict[int, ServedGroup]:
+    """Return the groups with servers, by stage in rising order; none if there are no servers."""
+    there, back = (groups_of_stages(program, kind) for kind in ("push_to_servers", "pull_from_servers"))
+    pairs = {
+        stage: (groups.collective[there[stage]], groups.collective[back[stage]]) for stage in sorted(there)
+    }
+    return {stage: ServedGroup(*pair, servers) for stage, pair in pairs.items()}
 
 
 def _shares(workspace: Workspace, holders: Sequence[int]) -> Mapping[str, PartOfSum]:
