@@ -44,8 +44,8 @@ def sides_of(group: Sequence[int], servers: Collection[int]) -> tuple[list[int],
 class PlanLinks:
     """Tables of groups and messages, built on first use.
 
-    `program` is any program of the plan; `twins` are as in `PlacedPlan`. `servers` are ranks whose groups
-    exchange with them only, and not on a ring: the ranks that send come first in a group.
+    `program` is any program of the plan; `twins` are as in `PlacedPlan`. Ranks of a group
+    exchange with its `servers` only, and not on a ring. Those that send come first in the group.
     """
 
     program: Program

@@ -36,8 +36,8 @@ def handler_of(
     """Return the handler of an instruction between two values of its piece.
 
     `numbers` names the results of the work. The first instruction follows the backward passes. The last one
-    is the latest work on the stage's gradient. A rank that does not make the read value follows the value
-    before, or none: it takes a piece from others.
+    is the latest work on the stage's gradient. A rank without the read value follows the value before it.
+    If it has none, it takes a piece from others.
     """
 
     def handle(workspace: Workspace, instruction: Instruction) -> Issue:

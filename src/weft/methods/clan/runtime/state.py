@@ -1,4 +1,4 @@
-"""The pieces of a rank's stages as its program has them, and how well codecs do; on a server, its sums."""
+"""The pieces of a rank's stages as its program has them, and how well codecs do. Servers have sums."""
 
 from __future__ import annotations
 
