@@ -180,10 +180,14 @@ ROWS = (
     BITS(dp=2, precision="bf16", methods=(BothWays((5,), "random-k", options=(("ratio", 4.0),)),)),
     BITS(dp=2, pp=2, schedule="1f1b", methods=(BothWays((3, 3), "linear-dithering", layers=(2, 2)),)),
     BITS(dp=2, methods=(BothWays((5,), options=(("piece_codecs", "0.1 natural-dithering, 0.3 fp32"),)),)),
-    # Two servers own sums that three replicas give.
+    # Two servers own sums that three replicas give, and one those of two stages.
     BITS(dp=3, methods=(BothWays((5,), options=(("servers", 2),)),)),
-    BITS(dp=2, pp=2, schedule="1f1b", methods=(BothWays((3, 3), layers=(2, 2), options=(("servers", 1),)),)),
-    BITS(dp=2, methods=(BothWays((5,), "natural-dithering", options=(("servers", 3),)),)),
+    BITS(
+        dp=2,
+        pp=2,
+        schedule="1f1b",
+        methods=(BothWays((3, 3), "natural-dithering", (2, 2), (("servers", 1),)),),
+    ),
     BITS(dp=2, optimizer="lans", methods=(BothWays((5,), "natural-dithering", options=(("bits", 4),)),)),
     # Losses and norms are added up in other orders than in one process.
     SENT(dp=3, shares=(3, 1, 2), precision="fp64", methods=(BothWays((5,)), Clips(0.05))),
