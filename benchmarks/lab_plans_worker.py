@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from lab_plans import SEQUENCE, STEPS, TURNS, WARM_UP_STEPS, model
+from lab_plans import STEPS, TURNS, WARM_UP_STEPS, model
 from torch.nn.functional import cross_entropy
 
 from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
 from weft.describe.plan_file import load_plan
 from weft.planning.compile import compile_part
 from weft.run.launch.worker_start import start_worker
@@ -27,16 +28,16 @@ def main(folder: Path) -> None:
     seconds: list[list[float]] = [[] for _ in paths]
     for turn in range(TURNS):
         for number, path in enumerate(paths):
-            seconds[number] += trained_s(path, turn * len(paths) + number)
+            seconds[number] += trained_s(path, turn * len(paths) + number, model())
     medians = [statistics.median(one) for one in seconds]
     if dist.get_rank() == 0:
         (folder / "measured.json").write_text(json.dumps(medians))
     context.close()
 
 
-def trained_s(path: Path, generation: int) -> list[float]:
+def trained_s(path: Path, generation: int, config: ModelConfig) -> list[float]:
     """Seconds between the ends of steps, each that of the last rank."""
-    config, plan = model(), load_plan(path)
+    plan = load_plan(path)
     stages = {
         index: build_stage(config, stage.layers, 0, torch.float32)
         for index, stage in enumerate(plan.stages)
@@ -52,7 +53,7 @@ def trained_s(path: Path, generation: int) -> list[float]:
         seed=0,
         generation=generation,
     )
-    tokens = torch.zeros(plan.micro_batch_size, SEQUENCE, dtype=torch.long)
+    tokens = torch.zeros(plan.micro_batch_size, plan.sequence, dtype=torch.long)
     ends = torch.zeros(WARM_UP_STEPS + STEPS, dtype=torch.float64)
     for step in range(len(ends)):
         _ = runtime.step(step, lambda number: (tokens, tokens)).loss

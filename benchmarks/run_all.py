@@ -48,6 +48,7 @@ BENCHMARKS = (
     ("sync_links",),
     ("expert_links",),
     ("lab_plans",),
+    ("server_sums",),
     ("executor_vs_torch",),
     ("replicas_vs_torch",),
     ("transports",),

@@ -164,6 +164,11 @@ TABLES: Mapping[str, Listed | Crossed] = {
         "sync_links", "dense over", ("sent", "communication", "step"), ".* over .*; .*"
     ),
     "sync_links, weights": Listed("sync_links", "final weights.*|computation.*"),
+    "server_sums": Crossed(
+        "server_sums",
+        "codec, owners",
+        ("step", "predicted", "error", "replicas / servers", "memory of the fullest server"),
+    ),
     "expert_links": Crossed(
         "expert_links",
         "mixture; link",

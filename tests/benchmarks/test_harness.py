@@ -19,6 +19,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # No benchmarks by themselves: what they share, what reads their figures, and a command for questions.
 SHARED = {"figures", "harness", "tables", "compare", "beside", "sleeping", "namespaces", "lab_plans_worker"}
 SHARED |= {
+    "server_sums_worker",
     "link",
     "linked",
     "peers",

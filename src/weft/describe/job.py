@@ -10,7 +10,7 @@ from weft.describe.layer_choices import job_problems, with_choices
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork
-from weft.describe.plan import Choice, LayerChoice, precision_words
+from weft.describe.plan import SERVERS, Choice, LayerChoice, precision_words
 from weft.errors import InputError
 
 
@@ -36,6 +36,16 @@ class Job:
     sync_options: Mapping[str, int | float | str | bool] = field(default_factory=dict)
     layer_choices: tuple[LayerChoice, ...] = ()
     transport: str | None = None
+
+    @property
+    def servers(self) -> int:
+        """The devices behind those of the stages that only add up gradients."""
+        return int(self.sync_options.get(SERVERS, 0))
+
+    @property
+    def stage_devices(self) -> int:
+        """The most devices that may hold stages."""
+        return self.cluster.ranks - self.servers
 
     def choosing(self, choices: tuple[LayerChoice, ...]) -> Job:
         """Return the job with these choices for single layers, and no others.

@@ -47,6 +47,8 @@ MICRO_BATCH_CLIPPING = "micro-batch-clipping"
 EXPERT_BALANCE = "expert-balance"
 # The method that packed samples request: attention stays inside the documents of a sample.
 PACKING = "packing"
+# The option of a synchronisation with the number of ranks that hold no stage and add up gradients.
+SERVERS = "servers"
 
 
 class _Record(BaseModel):
@@ -199,7 +201,15 @@ class Plan(_Record):
     @property
     def ranks(self) -> int:
         """The number of the plan's ranks: the highest rank plus one."""
-        return 1 + max(rank for stage in self.stages for copy in stage.replicas for rank in copy.ranks)
+        return self.servers.stop
+
+    @property
+    def servers(self) -> range:
+        """The ranks behind those of the stages, which hold no stage and add up gradients."""
+        first = 1 + max(rank for stage in self.stages for copy in stage.replicas for rank in copy.ranks)
+        count = self.sync.options.get(SERVERS, 0)
+        # A plan file may have anything here, which its method refuses.
+        return range(first, first + (count if isinstance(count, int) else 0))
 
     @property
     def cp(self) -> int:

@@ -29,6 +29,7 @@ from weft.describe.plan_subject import PlanSubject
 from weft.describe.plan_versions import in_this_version
 from weft.describe.prediction import Prediction
 from weft.describe.reading import read_json, violations_of
+from weft.describe.servers import refuse_servers
 from weft.describe.synchronisation import derived_options, reduction_problem
 from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest, nearest_divisor
@@ -207,6 +208,8 @@ def _ranks(plan: Plan, cluster: Cluster) -> Iterable[Violation]:
     if product != len(used):
         axes = " x ".join(f"{axis} {size}" for axis, size in list(plan.mesh.items())[:_SHOWN]) or "empty"
         yield Violation("plan: mesh", f"{axes} is {shown(product)} ranks, the stages use {len(used)}")
+    if (reason := refuse_servers(plan.servers.start, len(plan.servers), cluster)) is not None:
+        yield Violation("plan: sync.servers", reason, "0")
 
 
 def _tensor(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:

@@ -16,11 +16,12 @@ from weft.describe.model import ModelConfig
 from weft.describe.models import USUAL_SEQUENCE, resolve_model
 from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork, counted_work
-from weft.describe.plan import GRADIENT_NORM, SCALED, Choice
+from weft.describe.plan import GRADIENT_NORM, SCALED, SERVERS, Choice
 from weft.describe.plan_subject import PlanSubject
 from weft.describe.run_tables.methods import requested_methods, run_tables
 from weft.describe.run_tables.planning import MEMORY_RISK
 from weft.describe.run_tables.training import ANY_PRECISION
+from weft.describe.servers import without_servers
 from weft.describe.synchronisation import AUTO, DENSE, reduction_problem
 from weft.describe.tasks import packing_problems, task_problems
 from weft.errors import InputError, Violation
@@ -86,19 +87,21 @@ def request_of(config: ModelConfig, cluster: Cluster, **options: Unpack[RequestO
         InputError: when a device does not compute the precision, or replicas cannot reduce in theirs.
     """
     global_batch, precision = options.get("global_batch"), options.get("precision")
+    methods, sync = options.get("methods", ()), options.get("sync")
+    servers = 0 if sync is None else int(sync.options.get(SERVERS, 0))
+    computing = without_servers(cluster, servers)
     assumed: dict[str, str] = {}
     if global_batch is None:
-        global_batch = DEFAULT_SAMPLES_PER_DEVICE * cluster.ranks
+        global_batch = DEFAULT_SAMPLES_PER_DEVICE * max(1, cluster.ranks - servers)
         assumed["global_batch"] = f"{global_batch} samples, {DEFAULT_SAMPLES_PER_DEVICE} per device"
     if precision is None:
-        precision = default_precision(cluster)
-        assumed["precision"] = precision + _why_not_bf16(cluster)
+        precision = default_precision(computing)
+        assumed["precision"] = precision + _why_not_bf16(computing)
     if options.get("sequence") is None and config.convolutions is None:
         capped = config.decoder is not None and config.sequence == USUAL_SEQUENCE
         usual = "the usual length of samples" if capped else "the model's longest"
         assumed["sequence"] = f"{config.sequence} tokens, {usual}"
-    _require_precision(cluster, precision)
-    methods, sync = options.get("methods", ()), options.get("sync")
+    _require_precision(computing, precision)
     reduced = options.get("reduce_precision")
     if refused := reduction_problem(reduced, precision, DENSE if sync is None else sync.name):
         raise InputError(refused)

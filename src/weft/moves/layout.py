@@ -17,7 +17,8 @@ from weft.describe.job import Job
 from weft.describe.layout import AXES, KEPT_IN_PLANS, Layout
 from weft.describe.layout_text import order_text
 from weft.describe.loss_choice import loss_choices
-from weft.describe.plan import Choice, Plan, Recompute, Replica, Stage
+from weft.describe.plan import SERVERS, Choice, Plan, Recompute, Replica, Stage
+from weft.describe.servers import refuse_servers
 from weft.describe.synchronisation import derived_options
 from weft.errors import InputError, Violation, nearest_divisor
 from weft.moves.composition import refuse_composition
@@ -69,6 +70,9 @@ def refuse(job: Job, layout: Layout) -> str | None:
     """Return the reason why this layout cannot run this job (given, allowed, nearest), or None."""
     if layout.ranks > job.cluster.ranks:
         return f"{' x '.join(_mesh(layout))} = {layout.ranks} ranks, the cluster has {job.cluster.ranks}"
+    servers = int({**job.sync_options, **layout.sync_options}.get(SERVERS, 0))
+    if (misplaced := refuse_servers(layout.ranks, servers, job.cluster)) is not None:
+        return misplaced
     layers = len(job.graph.layers)
     if layout.stages > layers:
         return f"pp x loops = {layout.stages} stages, the model has {layers} layers to spread"

@@ -30,6 +30,7 @@ class Replication(NamedTuple):
 
     Attributes:
         replicas: of the stage with the fewest.
+        width: ranks of a replica, of the stage with the most.
         device_kinds: kinds of devices in the cluster; 1 where only the plan is known.
     """
 
@@ -37,12 +38,14 @@ class Replication(NamedTuple):
     island: int | None
     precision: str
     replicas: int
+    width: int = 1
     device_kinds: int = 1
 
     @classmethod
     def of_plan(cls, plan: Plan, device_kinds: int = 1) -> Replication:
         replicas = min(len(stage.replicas) for stage in plan.stages)
-        return cls(plan.sharding, plan.island, plan.precision, replicas, device_kinds)
+        width = max(len(stage.replicas[0].ranks) for stage in plan.stages)
+        return cls(plan.sharding, plan.island, plan.precision, replicas, width, device_kinds)
 
 
 class SyncRefusal(NamedTuple):
@@ -125,7 +128,7 @@ class SyncChoice(Generic[Table]):
         options = sync_options(self.method, {**job.sync_options, **layout.sync_options})
         assert isinstance(options, self.table), "its own table checks them"
         replicas, kinds = replicas_of(layout), _device_kinds(job)
-        of = Replication(layout.sharding, layout.island, job.precision, replicas, kinds)
+        of = Replication(layout.sharding, layout.island, job.precision, replicas, layout.width, kinds)
         found = self.refuse(options, of)
         if found is None:
             return None

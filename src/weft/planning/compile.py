@@ -67,10 +67,10 @@ def compile_folded(
 ) -> Program:
     """Return the training program with one pipeline for all equal ones, and one lane where lanes are equal.
 
-    All pipelines stay where shares of the batch or steps of a cycle are unequal. They also stay where none is
-    slowest in all of its stages. Lanes are equal when each replica's ranks are equally fast devices of one
-    node, and all stages have equally many. Then they do the same at the same time over the same links. Prices
-    are those of the slowest. `micro_batches` is as for `compile_plan`.
+    All pipelines stay where shares of the batch or steps of a cycle are unequal, and beside servers. They
+    also stay where none is slowest in all of its stages. Lanes are equal when each replica's ranks are
+    equally fast devices of one node, and all stages have equally many. Then they do the same at the same time
+    over the same links. Prices are those of the slowest. `micro_batches` is as for `compile_plan`.
 
     Raises:
         InputError: see `compile_plan`.
@@ -80,7 +80,7 @@ def compile_folded(
     places, ranks = ClusterPlaces(cluster), layout.rank_tables
     lowered = _lowered(plan, graph, layout)
     alike = len(set(layout.micro_batches)) == len(set(lowered.taken)) == 1
-    foldable = alike and _one_is_slowest(plan, places, layout)
+    foldable = alike and not layout.servers and _one_is_slowest(plan, places, layout)
     program = assemble(lowered, 0 if foldable else None)
     equal = not layout.mixes_lanes and all(
         (column[held] == column[held[:, :1]]).all() for column in (places.node, places.pace) for held in ranks
@@ -144,6 +144,7 @@ def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
             for index, stage in enumerate(plan.stages)
             if any(graph.inputs_read[layer] for layer in stage.layers)
         ),
+        servers=len(plan.servers),
     )
 
 

@@ -282,13 +282,13 @@ class PlannedJob:
 
     @property
     def throughput(self) -> Throughput:
-        """The throughput of the predicted step, on the devices of the plan."""
+        """The throughput of the predicted step, on the devices of the plan that hold stages."""
         return self.throughput_of(self.prediction.step_s)
 
     def throughput_of(self, step_s: float) -> Throughput:
-        """Return the throughput of a step of this length, on the devices of the plan."""
+        """Return the throughput of a step of this length, on the devices that hold stages."""
         reads_tokens = self.problem.model.reads_tokens
-        return throughput(self.problem.job, self.plan.ranks, step_s, reads_tokens=reads_tokens)
+        return throughput(self.problem.job, self.plan.servers.start, step_s, reads_tokens=reads_tokens)
 
     @cached_property
     def step_breakdown(self) -> dict[str, float]:

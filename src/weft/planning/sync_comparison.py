@@ -86,4 +86,4 @@ def sync_figures(model: CostModel, plan: Plan) -> SyncFigures:
 
 
 def _most_added(held: Sequence[int], held_densely: Sequence[int]) -> int:
-    return max(one - other for one, other in zip(held, held_densely, strict=True))
+    return max(one - other for one, other in zip(held, held_densely, strict=False))

@@ -74,6 +74,7 @@ def peak_flops_per_s(cluster: Cluster, devices: int, precision: str) -> float:
     peak, left = 0.0, devices
     for group in cluster.groups:
         own = min(left, group.count * group.devices)
-        peak += own * group.device.flops_per_s[precision]
+        # Servers may not have the precision.
+        peak += own * group.device.flops_per_s[precision] if own else 0.0
         left -= own
     return peak

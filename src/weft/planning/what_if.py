@@ -166,7 +166,7 @@ def _forecast(
     job, step_s = problem.job, best.step_s if best is not None else None
     tokens_per_s = None
     if best is not None and best.plan is not None and step_s:
-        rate = throughput(job, best.plan.ranks, step_s, reads_tokens=problem.model.reads_tokens)
+        rate = throughput(job, best.plan.servers.start, step_s, reads_tokens=problem.model.reads_tokens)
         tokens_per_s = rate.tokens_per_s or rate.samples_per_s
     return Forecast(
         change=change,

@@ -48,6 +48,7 @@ class LoweredLayout:
     Attributes:
         taken: by pipeline, the steps of a cycle that it takes.
         pipelines: with ranks that count places (`weft.program.lanes`).
+        beside: the rows of ranks that hold no stage, with these ranks.
         purpose, schedule: as in the program.
     """
 
@@ -55,6 +56,7 @@ class LoweredLayout:
     passes: PassList
     taken: tuple[tuple[int, ...], ...]
     pipelines: Mapping[PipelineWork, LoweredPipeline]
+    beside: LoweredPipeline
     purpose: str
     schedule: str = ""
 
@@ -87,6 +89,9 @@ def assemble(lowered: LoweredLayout, only_replica: int | None = None) -> Program
             shifted = one.edges.source + first_row, one.edges.target + first_row
             edges.append(replace(one.edges, source=shifted[0], target=shifted[1]))
             first_row += len(one.columns)
+    beside, within = lowered.beside
+    parts.append(replace(beside, group=meetings.of(beside, np.zeros(len(beside), dtype=np.int64))))
+    edges.append(replace(within, source=within.source + first_row, target=within.target + first_row))
     columns = Columns.join(parts)
     order = np.argsort(columns.rank, kind="stable")
     meets = is_collective(columns.kind).any()
@@ -113,20 +118,24 @@ def assemble_part(lowered: LoweredLayout, rank: int) -> RankProgram:
     places = LanePlaces.of(layout)
     ranks = places.ranks
     found = np.argwhere(ranks == rank)
-    if not len(found):
+    if rank in layout.server_ranks:
+        one, place, lane, here, held = lowered.beside, rank, 0, np.arange(layout.ranks), _held(layout, [])
+        copy = one.columns.take(np.flatnonzero(one.columns.rank == rank))
+    elif len(found):
+        pipeline, place, number = found[0].tolist()
+        one, here = lowered.pipelines[lowered.works[pipeline]], ranks[pipeline, :, number]
+        mine = one.columns.take(np.flatnonzero(one.columns.rank == place))
+        copy, lane = _copy(layout, mine, ranks[..., number], pipeline), int(places.lane[place, number])
+        held = _held(layout, [pipeline], int(places.device[place]))
+    else:
         problem = f"{rank} holds no stage; ranks 0 to {layout.ranks - 1} do"
         raise InputError(Violation("rank", problem, str(layout.ranks - 1)))
-    pipeline, place, number = found[0].tolist()
-    one = lowered.pipelines[lowered.works[pipeline]]
-    place_of = one.columns.rank
-    rows = np.flatnonzero(place_of == place)
-    copy = _copy(layout, one.columns.take(rows), ranks[..., number], pipeline)
     meetings = passes.groups(layout)
-    columns = replace(copy, group=meetings.of(copy, np.full(len(rows), places.lane[place, number])))
-    firsts = _first_rows(lowered, ranks)
+    columns = replace(copy, group=meetings.of(copy, np.full(len(copy), lane)))
+    firsts, place_of = _first_rows(lowered, ranks), one.columns.rank
     # Rows of a lowered pipeline are sorted by place.
     within = np.arange(len(place_of), dtype=np.int64) - np.searchsorted(place_of, place_of)
-    position = firsts[ranks[pipeline, place_of, number]] + within
+    position = firsts[here[place_of]] + within
     touching = (place_of[one.edges.source] == place) | (place_of[one.edges.target] == place)
     return RankProgram(
         rank=rank,
@@ -137,9 +146,7 @@ def assemble_part(lowered: LoweredLayout, rank: int) -> RankProgram:
         columns=columns,
         edges=one.edges.take(touching).at(position),
         groups=meetings.members(np.unique(columns.group)),
-        obligations=_obligations(
-            lowered, _held(layout, [pipeline], int(places.device[place])), passes.owed(layout)
-        ),
+        obligations=_obligations(lowered, held, passes.owed(layout)),
     )
 
 
@@ -150,7 +157,7 @@ def _first_rows(lowered: LoweredLayout, ranks: Ints) -> Ints:
         for work, one in lowered.pipelines.items()
     }
     rows = np.stack([counts[work] for work in lowered.works])
-    of_rank = np.zeros(lowered.layout.ranks, dtype=np.int64)
+    of_rank = np.bincount(lowered.beside.columns.rank, minlength=lowered.layout.ranks)
     of_rank[ranks] = rows[..., None]
     return np.cumsum(of_rank) - of_rank
 

@@ -81,6 +81,7 @@ def lowered_training(
         passes=passes,
         taken=taken,
         pipelines=_in_places(pipelines, layout),
+        beside=passes.beside(next(iter(pipelines.values())), layout),
         purpose="train",
         schedule=schedule.name,
     )
@@ -105,6 +106,7 @@ def lowered_evaluation(layout: PipelineLayout, methods: Mapping[str, Any] | None
         passes=passes,
         taken=taken,
         pipelines=_in_places(pipelines, layout),
+        beside=passes.beside(next(iter(pipelines.values())), layout),
         purpose="evaluate",
     )
 

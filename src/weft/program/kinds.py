@@ -135,6 +135,8 @@ class KindRegistry:
 
 # The stream of codecs with instructions of their own, which meet no other rank.
 CODEC = "codec"
+# Those of exchanges with servers: one piece goes there while another comes back.
+TO_SERVERS, FROM_SERVERS = "to servers", "from servers"
 
 
 def name_hash(name: str) -> int:

@@ -55,6 +55,7 @@ class PipelineLayout:
         paths: number of paths through one pipeline, a multiple of each stage's `copies`.
         frozen_stages: number of untrained stages, from the first on; no gradient reaches them.
         sources: the stages that read samples; default: the stages that read no other stage.
+        servers: number of ranks behind those of the stages that hold no stage.
     """
 
     stages: tuple[StageLayout, ...]
@@ -64,6 +65,7 @@ class PipelineLayout:
     frozen_stages: int = 0
     sources: tuple[int, ...] = ()
     returned_bytes: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    servers: int = 0
 
     @property
     def replicas(self) -> int:
@@ -129,7 +131,13 @@ class PipelineLayout:
     @property
     def ranks(self) -> int:
         """One more than the highest rank."""
-        return 1 + max(int(ranks.max()) for ranks in self.rank_tables)
+        return self.server_ranks.stop
+
+    @property
+    def server_ranks(self) -> range:
+        """The ranks that hold no stage."""
+        first = 1 + max(int(ranks.max()) for ranks in self.rank_tables)
+        return range(first, first + self.servers)
 
     @cached_property
     def rank_tables(self) -> tuple[Ints, ...]:

@@ -313,9 +313,11 @@ def instruction_of(columns: Columns, row: int, *, position: int, id: int) -> Ins
 def instruction_ids(columns: Columns, lane: Ints) -> Ids:
     """Compute the id of every row, a hash of its coordinates; `lane` is by row, as in `Program.ids`.
 
-    A value that a rank sends to several lanes of a stage is sent in rows next to each other. Those behind the
-    first also have their distance from it in the hash.
+    Rows of no replica have their rank in place of the lane. A value that a rank sends to several lanes of a
+    stage is sent in rows next to each other. Those behind the first also have their distance from it in the
+    hash.
     """
+    lane = np.where(columns.replica == NONE, columns.rank, lane)
     kind_names = np.array([name_hash(kind.name) for kind in KINDS], dtype=np.uint64)
     coordinates = (
         columns.stage,

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from weft.describe.plan import Plan
 from weft.describe.plan_versions import current_id, former_ids
+from weft.describe.servers import server_words
 from weft.describe.synchronisation import micro_batches_of_steps, steps_apart
 from weft.errors import RunError
 from weft.planning.planned import PlannedJob
@@ -143,7 +144,10 @@ def _resume(run: OpenRun, newest: Path) -> TrainingState:
 
 
 def _tell_plan(run: OpenRun, step: int, former: str | None) -> None:
-    plan_id = run.begin.plan_id
+    plan_id, servers = run.begin.plan_id, run.job.plan.servers
+    if servers:
+        cluster = run.job.problem.job.cluster
+        run.journal.event("servers", step=step, servers=server_words(servers, cluster))
     if former is not None and current_id(former, run.job.plan) != plan_id:
         run.journal.event("plan changed", step=step, former=former, now=plan_id)
 

@@ -87,8 +87,8 @@ class BothWays(Method):
     ) -> torch.Tensor:
         """The decoded sum of a piece of all replicas' gradients."""
         table = self.table.of_piece(stage, part)
-        replicas, elements = len(gradients), len(gradients[0])
-        blocks = -(-elements // (replicas * table.block))
+        owners, elements = table.servers or len(gradients), len(gradients[0])
+        blocks = -(-elements // (owners * table.block))
         share = blocks * table.block
         common = Key.of(SEED, NAME, "indices", stage, step, part)
 
@@ -108,19 +108,20 @@ class BothWays(Method):
 
         sent = []
         for replica, gradient in enumerate(gradients):
-            padded = torch.zeros(replicas * share, dtype=gradient.dtype)
+            padded = torch.zeros(owners * share, dtype=gradient.dtype)
             padded[:elements] = gradient
             numbers = with_error(padded, replica)
-            shares = numbers.view(replicas, share)
+            shares = numbers.view(owners, share)
             sent.append([coded(one, place, "push", replica) for place, one in enumerate(shares)])
             left = numbers - torch.cat(sent[-1])
             self.memory[stage, part, replica] = left
-            seen = slice(None) if table.keeps_errors else slice(replica * share, (replica + 1) * share)
+            own = replica % owners
+            seen = slice(None) if table.keeps_errors else slice(own * share, (own + 1) * share)
             of = padded if table.keeps_errors else numbers[seen]
             for place, one in enumerate((numbers[seen], left[seen], of)):
                 squares[replica][place] += torch.dot(one, one).item()
         found = []
-        for place in range(replicas):
+        for place in range(owners):
             total = with_error(sum(shares[place] for shares in sent), "owner", place)
             found.append(coded(total, place, "pull", place))
             self.memory[stage, part, "owner", place] = total - found[-1]
@@ -146,8 +147,13 @@ class BothWays(Method):
         rows = [one for one in runtime.program.instructions() if one.kind.name == "compress"]
         for stage in runtime.stages:
             assert sum(one.stage == stage for one in rows) == self.pieces[stage]
-        kept = runtime.methods[SYNCHRONISER].rank_tensors()
-        assert any(one.any() for one in kept.values()) == self.table.keeps_errors
+        methods = runtime.methods[SYNCHRONISER], runtime.methods[NAME]
+        kept = [one for method in methods for one in method.rank_tensors().values()]
+        assert any(one.any() for one in kept) == self.table.keeps_errors
+        # A replica keeps its own errors, and those of sums if there is no server.
+        assert len(rows) == 0 or any(name.startswith("owned") for name in methods[0].rank_tensors()) == (
+            self.table.keeps_errors and not self.table.servers
+        )
 
 
 @dataclass(frozen=True)
@@ -174,6 +180,14 @@ ROWS = (
     BITS(dp=2, precision="bf16", methods=(BothWays((5,), "random-k", options=(("ratio", 4.0),)),)),
     BITS(dp=2, pp=2, schedule="1f1b", methods=(BothWays((3, 3), "linear-dithering", layers=(2, 2)),)),
     BITS(dp=2, methods=(BothWays((5,), options=(("piece_codecs", "0.1 natural-dithering, 0.3 fp32"),)),)),
+    # Two servers own sums that three replicas give, and one those of two stages.
+    BITS(dp=3, methods=(BothWays((5,), options=(("servers", 2),)),)),
+    BITS(
+        dp=2,
+        pp=2,
+        schedule="1f1b",
+        methods=(BothWays((3, 3), "natural-dithering", (2, 2), (("servers", 1),)),),
+    ),
     BITS(dp=2, optimizer="lans", methods=(BothWays((5,), "natural-dithering", options=(("bits", 4),)),)),
     # Losses and norms are added up in other orders than in one process.
     SENT(dp=3, shares=(3, 1, 2), precision="fp64", methods=(BothWays((5,)), Clips(0.05))),

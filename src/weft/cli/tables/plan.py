@@ -46,7 +46,9 @@ def cluster_table(cluster: Cluster, plan: Plan) -> Table:
     for group in cluster.groups:
         ranks = range(first, first + group.count * group.devices)
         stages = sorted({stage for rank in ranks for stage in held.get(rank, ())})
-        on_them = spans(stages) or "left out"
+        servers = len(set(ranks) & set(plan.servers))
+        words = [spans(stages)] * bool(stages) + [f"{servers} server{'s' * (servers > 1)}"] * bool(servers)
+        on_them = ", ".join(words) or "left out"
         table.add_row(group.name, nodes_text(group), inside_text(group), spans(ranks), on_them)
         first = ranks.stop
     for line in link_rows(cluster):

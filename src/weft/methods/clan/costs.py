@@ -8,17 +8,26 @@ from functools import partial
 import numpy as np
 
 from weft.describe.plan import Plan
-from weft.describe.synchronisation import Wire, options_in
-from weft.methods.clan.options import NAME, ClanOptions
+from weft.describe.synchronisation import Wire
+from weft.methods.clan.options import IN_FLIGHT
 from weft.methods.clan.pieces import (
+    PiecedStages,
     aggregate_wire,
     compress_wire,
-    compressed_elements,
     decompress_wire,
     exchange_wire,
     plans_of_codecs,
 )
-from weft.predict.cost.hooks import CostHook, CostOf, Taken, TimeOf, codecs_s, synchronising_hook
+from weft.predict.cost.hooks import (
+    CostHook,
+    CostOf,
+    Taken,
+    TimeOf,
+    by_table,
+    carried,
+    codecs_s,
+    synchronising_hook,
+)
 from weft.predict.cost.memory import own_parameters, plan_states
 from weft.predict.cost.network import Network
 from weft.predict.cost.pricing import Pricing
@@ -50,6 +59,23 @@ def _by_codec(hook_of: Callable[[WireOf], CostHook], wire: WireOf) -> CostHook:
     return hook
 
 
+def _served_hook(wire_of: WireOf) -> CostHook:
+    """Return the cost hook of an exchange between replicas and servers, the same in both directions."""
+
+    def hook(pricing: Pricing, rows: Ints) -> Taken:
+        columns, servers = pricing.program.columns, pricing.plan.servers
+        network = pricing.model.network.carrying(wire_of(pricing.plan))
+
+        def group_s(group: int, moved_bytes: int) -> tuple[float, float, float]:
+            replicas = [rank for rank in pricing.program.groups[group] if rank not in servers]
+            taken = network.many_to_many(replicas, servers, moved_bytes)
+            return taken.seconds, 0.0, taken.link_s
+
+        return carried(pricing, by_table(group_s, columns.group[rows], columns.bytes[rows]))
+
+    return hook
+
+
 def _codec_hook(wire_of: WireOf) -> CostHook:
     """Return the cost hook of an instruction that encodes or decodes and meets no other rank."""
 
@@ -61,17 +87,32 @@ def _codec_hook(wire_of: WireOf) -> CostHook:
 
 
 def _kept(pricing: Pricing) -> Held:
-    """Return the bytes of a rank's errors: of its own gradient, and of the sums that it owns."""
+    """Return the bytes of a rank's errors: of its own gradient, and of the sums that it owns.
+
+    A server also counts the codes that it takes and gives, and the sums that it encodes.
+    """
     plan, graph = pricing.plan, pricing.model.graph
     held = np.zeros(pricing.program.ranks, dtype=np.int64)
-    options = options_in(plan, NAME, ClanOptions)
-    if options is None or not options.keeps_errors:
+    stages = PiecedStages.of(plan, graph)
+    if stages is None:
         return Held(held)
+    options, each, servers = stages.options, plan_states(plan).gradients, list(plan.servers)
     for index, stage in enumerate(plan.stages):
-        own = own_parameters(graph, stage.layers, pricing.placed.shape(index))
-        owned = -(-compressed_elements(options, plan, graph, index) // len(stage.replicas))
-        held[pricing.placed.ranks_of_stage[index].ravel()] += plan_states(plan).gradients * (own + owned)
+        ranks, copies = pricing.placed.ranks_of_stage[index].ravel(), len(stage.replicas)
+        owned = -(-stages.piece_bytes[index] // (len(servers) or copies))
+        if options.keeps_errors:
+            held[ranks] += each * own_parameters(graph, stage.layers, pricing.placed.shape(index))
+            held[servers or ranks] += owned
+        if servers:
+            share = -(-owned // stages.pieces[index])
+            sent = share * exchange_wire(plan).between
+            taken = min(IN_FLIGHT, stages.pieces[index]) * (copies + 1) * sent
+            held[servers] += round(taken + WORKING_COPIES * share)
     return Held(held)
+
+
+# Of the sum of a share: itself, in fp32, decoded, and one that is decoded beside it.
+WORKING_COPIES = 4
 
 
 _CODECS = {"compress": compress_wire, "aggregate": aggregate_wire, "decompress": decompress_wire}
@@ -79,15 +120,17 @@ _EXCHANGES: Mapping[str, Callable[[Pricing], TimeOf]] = {
     "push": lambda pricing: Network.reduce_scatter,
     "pull": lambda pricing: Network.all_gather,
 }
+_SERVED = ("push_to_servers", "pull_from_servers")
 COSTS = (
     *(CostOf(kind=kind, hook=_by_codec(_codec_hook, wire)) for kind, wire in _CODECS.items()),
     *(
         CostOf(kind=kind, hook=_by_codec(partial(synchronising_hook, time_of), exchange_wire))
         for kind, time_of in _EXCHANGES.items()
     ),
+    *(CostOf(kind=kind, hook=_by_codec(_served_hook, exchange_wire)) for kind in _SERVED),
     *(
         TrafficOf(kind=kind, ways=lambda plan: 1, wire=exchange_wire, plans=plans_of_codecs)
-        for kind in _EXCHANGES
+        for kind in (*_EXCHANGES, *_SERVED)
     ),
     # They have the time of codecs, and send nothing.
     *(

@@ -16,6 +16,8 @@ from weft.errors import InputError, Violation, nearest
 NAME = "clan"
 Codec = Literal["scaled-sign", "top-k", "random-k", "linear-dithering", "natural-dithering", "fp16", "fp32"]
 FP32_BYTES, SCALE_BYTES, INDEX_BYTES = 4, 4, 2
+# Pieces of a stage under way at once: the first one is decoded before the fourth one is encoded.
+IN_FLIGHT = 3
 # Indices have 16 bits.
 LARGEST_BLOCK = 1 << 16
 # The first and the last step between two changes do not count.
@@ -59,6 +61,12 @@ class ClanOptions(TomlTable):
         default="by codec",
         description="whether ranks add the part that a codec left out to the next gradient; `by codec`: if "
         "it is biased",
+    )
+
+    servers: Annotated[int, Field(ge=0)] = Field(
+        default=0,
+        description="devices without accelerators, behind those of the stages, that add gradients up; 0: the "
+        "replicas do it",
     )
 
     piece_codecs: str = Field(

@@ -89,8 +89,13 @@ def compress_wire(plan: Plan) -> Wire:
 
 
 def aggregate_wire(plan: Plan) -> Wire:
-    """Return the work of an `aggregate` for each byte of its piece, of which a rank owns a share."""
-    return Wire(inside=0.0, between=0.0, decoded=_options_of(plan).times.aggregate / _element_bytes(plan))
+    """Return the work of an `aggregate` for each byte of its piece, of which a rank owns a share.
+
+    A replica decodes as many bytes as the piece has, and a server its share of all replicas' pieces.
+    """
+    decoded = _options_of(plan).times.aggregate / _element_bytes(plan)
+    pieces = len(plan.stages[0].replicas) / len(plan.servers) if plan.servers else 1.0
+    return Wire(inside=0.0, between=0.0, decoded=pieces * decoded)
 
 
 def decompress_wire(plan: Plan) -> Wire:

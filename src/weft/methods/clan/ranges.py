@@ -24,6 +24,13 @@ class GradientPiece(NamedTuple):
     elements: int
     blocks: int
 
+    @classmethod
+    def of(
+        cls, elements: int, block: int, shares: int, ranges: tuple[CompressedRange, ...] = ()
+    ) -> GradientPiece:
+        """Return a piece with whole blocks in equal shares; a server knows no ranges."""
+        return cls(ranges, elements, -(-elements // (block * shares)))
+
     def elements_of(self, place: int, block: int) -> int:
         """Return the elements of a share; zeros fill its blocks."""
         length = self.blocks * block
@@ -41,17 +48,16 @@ class GradientPiece(NamedTuple):
         return found
 
 
-def pieces_of(ranges: Sequence[slice], count: int, unit: int, shares: int) -> tuple[GradientPiece, ...]:
+def pieces_of(ranges: Sequence[slice], count: int, block: int, shares: int) -> tuple[GradientPiece, ...]:
     """Cut ranges of a flat tensor into `count` pieces of about as many elements each.
 
-    A piece has whole blocks in `shares` equal shares; a unit is a block of each share.
+    A piece has whole blocks in `shares` equal shares.
     """
     total = sum(one.stop - one.start for one in ranges)
     found = []
     for number in range(count):
         first, last = total * number // count, total * (number + 1) // count
-        units = -(-(last - first) // unit)
-        found.append(GradientPiece(tuple(_within(ranges, first, last)), last - first, units))
+        found.append(GradientPiece.of(last - first, block, shares, tuple(_within(ranges, first, last))))
     return tuple(found)
 
 

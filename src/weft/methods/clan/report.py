@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from weft.describe.servers import server_words
 from weft.describe.synchronisation import options_in
 from weft.methods.clan.options import NAME, ClanOptions
+from weft.planning.decisions import DecidedWords
 from weft.planning.exposed_codecs import codec_rows, exposed_codecs, exposed_words
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import ChartLine, ReportSection, Rows, SectionChart
@@ -42,6 +44,7 @@ def _rows(planned: PlannedJob, metrics: Metrics) -> Rows:
     rows = [
         ("codec", options.codec),
         ("bits of a gradient", f"{8 * options.block_bytes / options.block:.3g}"),
+        *([("gradients are added up by", servers)] if (servers := _servers(planned)) else []),
         *((f"codec of {piece}", codec) for piece, codec in options.codec_of_piece.items()),
     ]
     if found := exposed_codecs(planned):
@@ -73,6 +76,12 @@ def _measured(planned: PlannedJob, timeline: Timeline) -> Rows:
     return codec_rows(planned, timeline)
 
 
+def _servers(planned: PlannedJob) -> str | None:
+    servers = planned.plan.servers
+    return server_words(servers, planned.problem.job.cluster) if servers else None
+
+
 REPORT = (
     ReportSection(name=NAME, title="Compressed gradients", rows=_rows, chart=_chart, measured=_measured),
+    DecidedWords(method=NAME, words=lambda planned: _servers(planned) and f"clan: {_servers(planned)}"),
 )

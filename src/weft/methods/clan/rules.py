@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from weft.describe.contract import Contract
+from weft.describe.job import Job
+from weft.describe.layout import Layout
 from weft.describe.plan import SCALED
+from weft.errors import Violation
 from weft.methods.clan.options import NAME, ClanOptions
+from weft.moves.composition import Composition
 from weft.moves.synchronisation import NOBODY, Replication, SyncChoice, SyncRefusal
+from weft.planning.job_rules import JobRule
+from weft.planning.planned import PlannedJob
 
 SHARDED = "all replicas pull all gradients, and {} wants shares of them only"
 SCALE = "errors have the scale of earlier losses, and {} changes it"
+WHOLE = "servers add up whole stages, and replicas of {} ranks hold parts of them"
+THROUGH_HOSTS = "servers have no accelerator, and the transport 'device' needs one on both ends"
 
 
 def _refuse(options: ClanOptions, of: Replication) -> SyncRefusal | None:
@@ -18,14 +28,40 @@ def _refuse(options: ClanOptions, of: Replication) -> SyncRefusal | None:
         return SyncRefusal(SHARDED.format(of.sharding), "sharding", "zero-0")
     if options.keeps_errors and of.precision in SCALED:
         return SyncRefusal(SCALE.format(of.precision), "precision", "bf16")
+    if options.servers and of.width > 1:
+        return SyncRefusal(WHOLE.format(of.width), "tp", "1")
     return None
+
+
+def _refuse_transport(job: Job) -> str | None:
+    """Return why servers cannot exchange with the devices of a job, or None."""
+    accelerated = any(not group.device.synchronous for group in job.cluster.groups)
+    usual = "device" if accelerated else "host"
+    return THROUGH_HOSTS if job.servers and (job.transport or usual) != "host" else None
+
+
+def _of_layout(job: Job, layout: Layout) -> str | None:
+    reason = None if layout.sync != NAME else _refuse_transport(job)
+    return None if reason is None else f"{NAME}: {reason}; nearest run.transport: host"
+
+
+def _of_run(planned: PlannedJob) -> Iterator[Violation]:
+    """Yield the same of a plan's run, which may come from an edited file."""
+    if planned.plan.servers and (reason := _refuse_transport(planned.problem.job)) is not None:
+        yield Violation("run.transport", reason, "host")
 
 
 _CHOICE = SyncChoice(method=NAME, table=ClanOptions, refuse=_refuse)
 
-RULES = _CHOICE.rules(
-    other="one replica, sharded states, fp16 with errors",
-    reason=f"{NOBODY}; {SHARDED.format('zero-1')}; {SCALE.format('fp16')}",
+RULES = (
+    *_CHOICE.rules(
+        other="one replica, sharded states, fp16 with errors, servers with tensor ranks",
+        reason=f"{NOBODY}; {SHARDED.format('zero-1')}; {SCALE.format('fp16')}; {WHOLE.format(2)}",
+    ),
+    Composition(
+        method=NAME, other="servers with the transport 'device'", reason=THROUGH_HOSTS, refuse=_of_layout
+    ),
+    JobRule(refuse=_of_run),
 )
 MOVES = (
     _CHOICE.move(

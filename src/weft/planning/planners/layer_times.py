@@ -18,6 +18,7 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import Layout
 from weft.describe.loss_choice import WHOLE, Loss, loss_choices
 from weft.describe.plan import Recompute
+from weft.describe.servers import without_servers
 from weft.planning.problem import Problem
 from weft.predict.cost.compute import StageWork
 from weft.predict.cost.keeping import keeping_of
@@ -126,7 +127,9 @@ class ProblemLayerTimes(_ProblemLayers):
         """
         shape = Shape(micro_batch_size, self._job.sequence, tensor_parallel)
         if (group, shape) not in self._known:
-            device = self._job.cluster.groups[group].device
+            # Servers compute no layer, perhaps not in this precision: any other times stand for theirs.
+            groups = without_servers(self._job.cluster, self._job.servers).groups
+            device = groups[min(group, len(groups) - 1)].device
             self._known[group, shape] = PassSeconds(
                 *self._of_each(
                     lambda index: self._passes_s(index, shape, device, self._exchanged_s(index, group, shape))

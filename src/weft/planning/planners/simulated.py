@@ -46,7 +46,7 @@ def judged(problem: Problem, candidate: Candidate, plan: Plan) -> Candidate:
     except InputError as error:
         # Blocking communication can make an order wait for itself; only the program shows this.
         return replace(candidate, verdict=Verdict.REFUSED, reason=str(error.violations[0]))
-    too_big = _misfit(problem, step)
+    too_big = _misfit(problem, plan, step)
     return replace(
         candidate,
         verdict=Verdict.TOO_BIG if too_big else Verdict.FITS,
@@ -57,8 +57,8 @@ def judged(problem: Problem, candidate: Candidate, plan: Plan) -> Candidate:
     )
 
 
-def _misfit(problem: Problem, step: LongStep) -> str | None:
-    """Return the reason why a step does not fit at the problem's `memory_risk`; None if it fits."""
+def _misfit(problem: Problem, plan: Plan, step: LongStep) -> str | None:
+    """Return the reason why a plan's step does not fit at the problem's `memory_risk`; None if it fits."""
     prediction = step.prediction
     usable_bytes = problem.cost_model.network.places.usable_bytes[: len(prediction.peak_bytes)]
     over = np.array(prediction.needs_at(problem.memory_risk)) - usable_bytes
@@ -69,10 +69,13 @@ def _misfit(problem: Problem, step: LongStep) -> str | None:
     fills = filled(Holding(resident=resident, activations=prediction.peak_bytes[rank] - resident))
     if prediction.communicator_bytes:
         fills += f", and {format_bytes(prediction.communicator_bytes[rank])} of communicators"
+    name = f"rank {rank}"
+    if rank in plan.servers:
+        name += f", server {plan.servers.index(rank)},"
     if missing > 0:
-        return f"rank {rank} would need {format_bytes(missing)} more than its device has: {fills}"
+        return f"{name} would need {format_bytes(missing)} more than its device has: {fills}"
     chance = prediction.chance_to_fit(usable_bytes.tolist())
-    return f"would not fit in {format_odds(1.0 - chance)}: {fills} on rank {rank}"
+    return f"would not fit in {format_odds(1.0 - chance)}: {fills} on {name.rstrip(',')}"
 
 
 def filled(holding: Holding) -> str:

@@ -49,7 +49,7 @@ def layouts(problem: Problem) -> Iterator[Layout]:
     opened = overlaps(job.cluster)
     unsearched = pins.besides(_SEARCHED)
     for tp, ep in _degrees(job, pins, opened=opened):
-        for pp, dp in meshes(job.cluster.ranks, pins.replaced(tp=tp, ep=ep).width, pins):
+        for pp, dp in meshes(job.stage_devices, pins.replaced(tp=tp, ep=ep).width, pins):
             for micro_batch_size in _micro_batch_sizes(job, dp, ep, pins):
                 mesh = pp, dp
                 for schedule, options, loops in _orders(problem, mesh, opened=opened):
@@ -123,7 +123,7 @@ def _degrees(job: Job, pins: PartialLayout, *, opened: bool) -> Iterator[tuple[i
         while (
             opened
             and job.graph.experts % (2 * ep) == 0 < job.graph.experts
-            and job.cluster.ranks % (2 * ep * others) == 0
+            and job.stage_devices % (2 * ep * others) == 0
         ):
             ep *= 2
             yield tp, ep
@@ -251,7 +251,7 @@ def degree_layouts(problem: Problem) -> Iterator[Layout]:
     degrees = [pins.tp] if pins.tp is not None else divisors(on_every_node)
     besides = pins.besides(_SEARCHED)
     for tp in degrees:
-        for pp, dp in reversed([*meshes(problem.job.cluster.ranks, tp, pins)]):
+        for pp, dp in reversed([*meshes(problem.job.stage_devices, tp, pins)]):
             sizes = divisors(batch // dp) if batch % dp == 0 else []
             for size in sizes if pins.micro_batch_size is None else [pins.micro_batch_size]:
                 yield Layout(

@@ -176,10 +176,10 @@ def message_cost(pricing: Pricing, rows: Ints) -> Taken:
         occupancy, latency = pricing.placed.links.message_s(rank, peer, moved_bytes)
         return occupancy, latency, occupancy
 
-    return _carried(pricing, by_table(pair_s, columns.rank[rows], columns.peer[rows], columns.bytes[rows]))
+    return carried(pricing, by_table(pair_s, columns.rank[rows], columns.peer[rows], columns.bytes[rows]))
 
 
-def _carried(pricing: Pricing, taken: Taken) -> Taken:
+def carried(pricing: Pricing, taken: Taken) -> Taken:
     """Return costs of transfers with the interval and the source of those through host memory."""
     if not pricing.model.through_host:
         return taken
@@ -238,7 +238,7 @@ def _collective(pricing: Pricing, rows: Ints, alone: TimeOf, wire: Wire, moved_b
         link_s = taken.link_s * int(pricing.placed.links.flows_of_group[group])
         return max(taken.seconds, link_s), 0.0, link_s
 
-    return _carried(pricing, by_table(group_s, columns.group[rows], moved_bytes))
+    return carried(pricing, by_table(group_s, columns.group[rows], moved_bytes))
 
 
 def gradient_pass_s(pricing: Pricing, rows: Ints) -> Floats:

@@ -18,6 +18,8 @@ from functools import cached_property
 from math import ceil, log2, sqrt
 from typing import NamedTuple
 
+import numpy as np
+
 from weft.describe.cluster import Cluster, Link
 from weft.describe.device import Device
 from weft.describe.one_line import one_line
@@ -26,6 +28,7 @@ from weft.predict.corrections import Correction
 from weft.predict.cost.host_link import LOOPBACK, host_copy_s
 from weft.predict.cost.places import ClusterPlaces, Spread
 from weft.predict.profile import MachineMeasurement, value_at
+from weft.program.arrays import Ints
 
 Ranks = Sequence[int] | Spread
 """Ranks, or their distribution over nodes."""
@@ -134,6 +137,43 @@ class Network:
         seconds = max(inside_s, _slowest_s(between, leaving))
         alone = CollectiveTime(seconds, _moving_s(between, leaving))
         return self._copied(spread, alone, given_bytes, given_bytes)
+
+    def many_to_many(
+        self, senders: Sequence[int], receivers: Sequence[int], given_bytes: int
+    ) -> CollectiveTime:
+        """Return the time in which each sender gives each receiver an equal part of its `given_bytes`.
+
+        Senders and receivers are different ranks. All flows of a node share its links.
+        """
+        here, there = np.repeat(senders, len(receivers)), np.tile(receivers, len(senders))
+        crosses, *links = self.places.leaving_and_entering(here, there)
+        part, devices = given_bytes / len(receivers), (here, there)
+        # Inside a node, each device has a link of its own.
+        inside, between = (
+            self._flowing(here[kept], there[kept], [end[kept] for end in ends], part * sent)
+            for kept, ends, sent in (
+                (~crosses, devices, self.wire.inside),
+                (crosses, links, self.wire.between),
+            )
+        )
+        alone = CollectiveTime(max(inside.seconds, between.seconds), between.link_s)
+        return self._copied(self.places.spread_of([*senders, *receivers]), alone, given_bytes, given_bytes)
+
+    def _flowing(self, here: Ints, there: Ints, ends: Sequence[Ints], part_bytes: float) -> CollectiveTime:
+        """Return the time of flows between ranks, each of `part_bytes`, which share links by their ends."""
+        pairs = zip(here.tolist(), there.tolist(), strict=True)
+        links = [self._link_between(*pair) for pair in pairs]
+        if not links:
+            return CollectiveTime(0.0, 0.0)
+        shared = np.max([np.bincount(end)[end] for end in ends], axis=0).tolist()
+        moving_s = max(n * part_bytes / link.bytes_per_s for n, link in zip(shared, links, strict=True))
+        return CollectiveTime(max(link.latency_s for link in links) + moving_s, moving_s)
+
+    def _link_between(self, rank: int, peer: int) -> Link:
+        """Return the link between two different ranks, inside a node as the transport uses it."""
+        if self.cluster.node_of(rank) == self.cluster.node_of(peer):
+            return self._links_inside[self.cluster.group_index_of(rank)]
+        return self.cluster.link_between(rank, peer)
 
     def _copied(
         self, spread: Spread, alone: CollectiveTime, out_bytes: float, in_bytes: float

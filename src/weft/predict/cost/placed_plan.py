@@ -143,9 +143,10 @@ class PlacedPlan:
 
     @cached_property
     def places(self) -> tuple[tuple[int, int], ...]:
-        """The existing pairs of (stage, device set)."""
-        sets = self.device_set_of_rank[self.program.columns.rank]
-        stages = self.program.columns.stage
+        """The existing pairs of (stage, device set); servers hold no stage."""
+        columns = self.program.columns
+        held = columns.rank < self.plan.servers.start
+        sets, stages = self.device_set_of_rank[columns.rank[held]], columns.stage[held]
         first = distinct_rows(stages, sets)[0]
         return tuple(sorted(zip(stages[first].tolist(), sets[first].tolist(), strict=True)))
 
@@ -238,7 +239,8 @@ class PlacedPlan:
     @cached_property
     def links(self) -> PlanLinks:
         """Connections between the ranks."""
-        return PlanLinks(program=self.program, network=self.model.network, twins=self.twins)
+        network, servers = self.model.network, frozenset(self.plan.servers)
+        return PlanLinks(program=self.program, network=network, twins=self.twins, servers=servers)
 
 
 def _worst(known: Sequence[Exchanges], timed: Sequence[bool], contained: bool) -> Exchanges:

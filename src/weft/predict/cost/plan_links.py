@@ -5,7 +5,7 @@ As in `PlacedPlan`, they do not depend on the number of micro-batches of a progr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -32,16 +32,26 @@ class Messages(NamedTuple):
     links: tuple[int, int]
 
 
+def sides_of(group: Sequence[int], servers: Collection[int]) -> tuple[list[int], list[int]]:
+    """Return the ranks of a group with servers that send, which come first, and those that receive."""
+    first = group[0] in servers
+    return [rank for rank in group if (rank in servers) == first], [
+        rank for rank in group if (rank in servers) != first
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanLinks:
     """Tables of groups and messages, built on first use.
 
-    `program` is any program of the plan; `twins` are as in `PlacedPlan`.
+    `program` is any program of the plan; `twins` are as in `PlacedPlan`. Ranks of a group
+    exchange with its `servers` only, and not on a ring. Those that send come first in the group.
     """
 
     program: Program
     network: Network
     twins: Mapping[int, Ints]
+    servers: frozenset[int] = frozenset()
 
     @cached_property
     def twin_groups(self) -> Mapping[int, Groups]:
@@ -94,7 +104,17 @@ class PlanLinks:
             most = first + int(np.argmax(count[first : first + len(twins)]))
             spanned.append(tuple(link[ends[most] - count[most] : ends[most]].tolist()))
             first += len(twins)
+        for index, group in enumerate(self.program.groups):
+            if not self.servers.isdisjoint(group):
+                spanned[index] = self._links_to_servers(group)
         return tuple(spanned)
+
+    def _links_to_servers(self, group: Sequence[int]) -> tuple[int, ...]:
+        """Return the links between nodes on the ways from the ranks of a group that send, rising."""
+        senders, receivers = sides_of(group, self.servers)
+        here, there = np.repeat(senders, len(receivers)), np.tile(receivers, len(senders))
+        crosses, *links = self.network.places.leaving_and_entering(here, there)
+        return tuple(np.unique(np.concatenate([link[crosses] for link in links])).tolist())
 
     @cached_property
     def lanes_of_group(self) -> Ints:

@@ -24,6 +24,7 @@ from weft.describe.plan import Plan
 from weft.describe.synchronisation import Wire, wire_of
 from weft.predict.cost.hooks import codecs_s
 from weft.predict.cost.placed_plan import PlacedPlan
+from weft.predict.cost.plan_links import sides_of
 from weft.predict.cost.price import TICK_S, Priced, price_placed
 from weft.predict.cost.pricing import Pricing
 from weft.program.arrays import Floats, Ints
@@ -83,7 +84,14 @@ def traffic(pricing: Pricing) -> Traffic:
         for group in np.flatnonzero(moved).tolist():
             ranks = program.groups[group]
             # Every rank of a group has its own row of a collective.
-            sent += ways * moved[group] / len(ranks) * _sent(places.node[list(ranks)], wire, sent.shape[1])
+            each = ways * moved[group] / len(ranks)
+            if set(plan.servers) <= set(ranks) and plan.servers:
+                # Between a replica and a server goes an equal part of the bytes, in either direction.
+                senders, receivers = sides_of(ranks, plan.servers)
+                part = each / len(plan.servers)
+                sent += part * _flows(places.node[senders], places.node[receivers], wire, sent.shape[1])
+            else:
+                sent += each * _sent(places.node[list(ranks)], wire, sent.shape[1])
     between, inside = sent.max(axis=1) / cycle
     return Traffic(float(between), float(inside), float(busy_s.max(initial=0.0)) / cycle)
 
@@ -99,6 +107,14 @@ def _sent(nodes: Ints, wire: Wire, count: int) -> Floats:
     even = most > 1 and spanned * most == ranks
     between = (spanned - 1) / spanned if even else (ranks - 1) / ranks
     return np.stack([wire.between * between * there, wire.inside * (1.0 if even else between) * others])
+
+
+def _flows(senders: Ints, receivers: Ints, wire: Wire, count: int) -> Floats:
+    """Return the bytes that nodes send as `_sent` does, if every sender sends a byte to every receiver."""
+    here, there = np.repeat(senders, len(receivers)), np.tile(receivers, len(senders))
+    crosses = here != there
+    each = [np.bincount(here[kept], minlength=count) for kept in (crosses, ~crosses)]
+    return np.stack([wire.between * each[0], wire.inside * each[1]])
 
 
 def price_without_codecs(placed: PlacedPlan, program: Program) -> Priced:

@@ -92,6 +92,8 @@ class Pass(Generic[Options]):
         deals: True: the pass runs where stages have unlike numbers of replicas.
         mixes_lanes: True: the pass runs where stages have unlike numbers of ranks in each replica.
         refuse: returns the violations of a layout, given the options of all methods by name.
+        beside: returns the rows of ranks that hold no stage, for one step of a pipeline with all passes, and
+            their edges among themselves; `rank` is the rank itself.
         groups: returns the groups of its collectives; groups of a program are numbered in this order.
         owes: returns the program's obligations to the method, None for none.
         check: returns the violations in a program, given its obligations to the method or None.
@@ -118,6 +120,7 @@ class Pass(Generic[Options]):
     refuse: Callable[[PipelineLayout, Options, Mapping[str, Any]], Sequence[Violation]] = (
         lambda layout, options, others: ()
     )
+    beside: Callable[[LoweredPipeline, PipelineLayout, Options], LoweredPipeline] | None = None
     groups: Callable[[PipelineLayout, Options], Sequence[GroupTable]] = lambda *_: ()
     owes: Callable[[PipelineLayout, Options], Owed | None] = lambda *_: None
     check: Callable[[Program, Any], Sequence[Violation]] = lambda *_: ()
@@ -240,6 +243,16 @@ class PassList:
         for one, options in self.passes:
             pipeline = one.apply_to_cycle(pipeline, layout, options)
         return pipeline
+
+    def beside(self, pipeline: LoweredPipeline, layout: PipelineLayout) -> LoweredPipeline:
+        """Return the rows of ranks that hold no stage in a cycle, sorted by rank.
+
+        `pipeline` is any with all passes; `rank` is the rank itself, in place of a device.
+        """
+        passes = self.passes if layout.servers else ()
+        each = (one.beside(pipeline, layout, options) for one, options in passes if one.beside)
+        none = LoweredPipeline(Columns.of(0), Edges.of([], []))
+        return repeated(next(each, none), self.steps_per_cycle)
 
     def owed(self, layout: PipelineLayout) -> dict[str, Owed]:
         """Return a program's obligations to each method, by name."""

@@ -72,7 +72,7 @@ class DeviceGroup:
     def all_to_all_rows(
         self, taken: torch.Tensor, given: torch.Tensor, taken_rows: Sequence[int], given_rows: Sequence[int]
     ) -> None:
-        self._group.alltoall_base(taken, given, list(taken_rows), list(given_rows)).wait()
+        self._group.alltoall_base(taken, given.contiguous(), list(taken_rows), list(given_rows)).wait()
 
     def exchange(self, taken: torch.Tensor, given: torch.Tensor, places: Sequence[int]) -> None:
         length = len(given) // len(places)

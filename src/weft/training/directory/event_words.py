@@ -31,6 +31,7 @@ _NEWS = {
     "absences": "step {step}: {told}",
     "codec exposed": "codecs delay steps most in {exposed}; no other codec shortens the predicted step",
     "codec changed": "codecs delay steps in {exposed}; {change}",
+    "servers": "gradients are added up by {servers}",
     "plan changed": "plan {now} takes over from plan {former}",
     "stopped": "stopped after {step} steps by {signal}",
     "finished": "finished after {step} steps, held-out loss {held_out_loss:.4f}",

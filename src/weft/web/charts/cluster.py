@@ -13,7 +13,7 @@ from weft.web.rows.plan import equal_ranks, inside_text, link_rows, nodes_text, 
 
 # The most nodes drawn of one group: the first ones.
 MAXIMUM_NODES = 16
-_STAGE_COLOUR, _UNUSED_COLOUR = "#2b6cd4", "#6c7179"
+_STAGE_COLOUR, _SERVER_COLOUR, _UNUSED_COLOUR = "#2b6cd4", "#1a7f55", "#6c7179"
 _DEVICE, _STEP, _PADDING, _GAP = 30, 34, 6, 8
 # What has room in the box of a device.
 _LETTERS = 4
@@ -33,7 +33,7 @@ class _Node:
 def cluster_svg(cluster: Cluster, plan: Plan, *, title: str, headed: bool = True) -> str:
     """Draw nodes as boxes of devices, each device with its stages; later stages are darker.
 
-    Unused devices are grey. Of a larger group the first `MAXIMUM_NODES` nodes are drawn.
+    Servers are green, and unused devices grey. Of a larger group the first `MAXIMUM_NODES` nodes are drawn.
     """
     held = stages_by_rank(plan)
     parts, top, first = [], _TOP, 0
@@ -42,7 +42,7 @@ def cluster_svg(cluster: Cluster, plan: Plan, *, title: str, headed: bool = True
         parts.append(f'<text class="weft-ink" x="{_INDENT}" y="{top + 14}">{escape(heading)}</text>')
         nodes = _placed(group, first, top + _HEADING)
         for node in nodes:
-            parts.append(_node(node, group, held, len(plan.stages)))
+            parts.append(_node(node, group, held, plan))
         top = nodes[-1].y + _DEVICE + 2 * _PADDING + _GAP
         if group.count > MAXIMUM_NODES:
             more = f"and {group.count - MAXIMUM_NODES} more nodes"
@@ -72,7 +72,7 @@ def _placed(group: NodeGroup, first_rank: int, top: int) -> list[_Node]:
     ]
 
 
-def _node(node: _Node, group: NodeGroup, held: Mapping[int, tuple[int, ...]], stages: int) -> str:
+def _node(node: _Node, group: NodeGroup, held: Mapping[int, tuple[int, ...]], plan: Plan) -> str:
     width = group.devices * _STEP - (_STEP - _DEVICE) + 2 * _PADDING
     height = _DEVICE + 2 * _PADDING
     parts = [f'<rect class="weft-lane" x="{node.x}" y="{node.y}" width="{width}" height="{height}" rx="4"/>']
@@ -80,9 +80,13 @@ def _node(node: _Node, group: NodeGroup, held: Mapping[int, tuple[int, ...]], st
         rank = node.first_rank + place
         x, y = node.x + _PADDING + place * _STEP, node.y + _PADDING
         on_it = held.get(rank, ())
-        words = f"stage{'s' * (len(on_it) > 1)} {spans(on_it)}" if on_it else "left out"
-        colour = shaded(_STAGE_COLOUR, on_it[0] / max(1, stages - 1)) if on_it else _UNUSED_COLOUR
-        shown = _fitting(on_it) if on_it else "-"
+        if on_it:
+            words, shown = f"stage{'s' * (len(on_it) > 1)} {spans(on_it)}", _fitting(on_it)
+            colour = shaded(_STAGE_COLOUR, on_it[0] / max(1, len(plan.stages) - 1))
+        elif rank in plan.servers:
+            words, shown, colour = f"server {plan.servers.index(rank)}", "S", _SERVER_COLOUR
+        else:
+            words, shown, colour = "left out", "-", _UNUSED_COLOUR
         parts.append(
             f'<g><title>rank {rank}: {words}</title><rect x="{x}" y="{y}" width="{_DEVICE}" '
             f'height="{_DEVICE}" rx="3" fill="{colour}"/><text class="weft-block" x="{x + _DEVICE / 2:g}" '

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.program.arrays import Ints
-from weft.program.kinds import CODEC, KINDS, is_compute
+from weft.program.kinds import CODEC, FROM_SERVERS, KINDS, TO_SERVERS, is_compute
 from weft.program.program import NONE
 from weft.timeline.folded import folded_ranks
 from weft.timeline.timeline import Timeline, label, stream_names
@@ -65,7 +65,7 @@ def shade_of_rows(timeline: Timeline) -> npt.NDArray[np.float64]:
 # Of larger timelines the first ranks are drawn: at most so many rows, with so many blocks together.
 MAXIMUM_ROWS = 64
 MAXIMUM_BLOCKS = 2_500
-_STREAMS = ("compute", CODEC, "collective")
+_STREAMS = ("compute", CODEC, "collective", TO_SERVERS, FROM_SERVERS)
 _GUTTER = 150
 _RIGHT = WIDTH - 12
 _LENGTH = _RIGHT - _GUTTER

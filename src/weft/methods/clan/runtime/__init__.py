@@ -5,8 +5,8 @@ from __future__ import annotations
 from weft.methods.clan.options import NAME
 from weft.methods.clan.runtime.exchange import TwoWaySums
 from weft.methods.clan.runtime.handlers import HANDLERS
-from weft.methods.clan.runtime.state import PiecesState
+from weft.methods.clan.runtime.state import state_of
 from weft.run.methods import StateOf
 from weft.sync.base import SynchroniserOf
 
-PARTS = (*HANDLERS, StateOf(method=NAME, make=PiecesState), SynchroniserOf(name=NAME, make=TwoWaySums))
+PARTS = (*HANDLERS, StateOf(method=NAME, make=state_of), SynchroniserOf(name=NAME, make=TwoWaySums))

@@ -53,6 +53,12 @@ class BlockCodec(ABC):
     def decode(self, payload: torch.Tensor, numbers: torch.Tensor, draw: Draw) -> None:
         """Fill `numbers`; behind the elements they may have any value."""
 
+    def leave(self, share: torch.Tensor, payload: torch.Tensor, elements: int, draw: Draw) -> None:
+        """Subtract from the first `elements` of a share, shape (blocks, block), their decoded payload."""
+        decoded = torch.empty_like(share, dtype=torch.float32)
+        self.decode(payload, decoded, draw)
+        share.sub_(decoded).view(-1)[elements:] = 0.0
+
     def decode_sum(self, payloads: torch.Tensor, total: torch.Tensor, draw: Draw) -> None:
         """Fill `total`, shape (blocks, block), with the sum of the decoded `payloads`, in their order."""
         total.zero_()
