@@ -71,7 +71,7 @@ def test_a_watched_group_notes_what_expert_ranks_call() -> None:
 def trial() -> Trial:
     config = mixture()
     graph = layer_graph(config)
-    nothing = {"matmul": {}, "memory": (), "message": (), "all_reduce": ()}
+    nothing = {"matmul": {}, "memory": (), "message": (), "collectives": {}}
     machine = MachineMeasurement(
         device="core",
         **nothing,

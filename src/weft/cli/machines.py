@@ -113,6 +113,9 @@ def measure(
         size, seconds = machine.message[-1]
         latency = format_seconds(machine.message[0][1])
         out.print(f"link: {latency} latency, {format_bytes(size / seconds)}/s between two ranks")
+    for ranks, rows in machine.collectives.get("all_reduce", {}).items():
+        size, seconds = rows[-1]
+        out.print(f"all-reduce: {format_bytes(size)} among {ranks} ranks in {format_seconds(seconds)}")
     if measured.profile is not None:
         out.print(_layer_table([measured.profile]))
     for path in measured.files:
