@@ -67,6 +67,12 @@ def test_a_number_of_ranks_takes_a_time_between_those_of_its_neighbours(
     assert min(ends) * (1 - 1e-12) <= found <= max(ends) * (1 + 1e-12)
 
 
+def test_halfway_between_two_measured_numbers_of_ranks_both_count_alike() -> None:
+    latency_only = {2: ((0.0, 1.0), (8.0, 1.0)), 4: ((0.0, 6.0), (8.0, 6.0))}
+    # Three ranks take two turns: of one second by the table of two ranks, of two by that of four.
+    assert collective_s(latency_only, 3, 8.0) == pytest.approx((2 * 1.0 + 2 * 2.0) / 2)
+
+
 @given(tables(), st.integers(2, 32), st.floats(0.0, 2.0**21), st.floats(0.0, 2.0**21))
 def test_more_bytes_never_help(measured: dict[int, Table], ranks: int, one: float, other: float) -> None:
     low, high = sorted((one, other))
