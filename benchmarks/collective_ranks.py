@@ -57,28 +57,32 @@ def run(report: Report, asked: argparse.Namespace) -> None:
     found: dict[str, dict[int, list[Table]]] = {name: {count: [] for count in COUNTS} for name in CALLS}
     for repeat in range(REPEATS):
         for count in COUNTS:
-            tables = collective_tables(count, cpu, ON_CPU.reduce, name=str(repeat), rounds=asked.rounds)
-            for name, table in tables.items():
+            taken = collective_tables(count, cpu, ON_CPU.reduce, name=str(repeat), rounds=asked.rounds)
+            for name, table in taken.items():
                 found[name][count].append(table)
     if context.rank == 0:
         for name, by_count in found.items():
             tables = {count: median(repeats) for count, repeats in by_count.items()}
-            for left_out, measured in tables.items():
-                others = {count: table for count, table in tables.items() if count != left_out}
-                seconds = [one for _, one in measured]
-                predicted = [collective_s(others, left_out, size) for size, _ in measured]
-                formerly = [formerly_s(name, others, left_out, size) for size, _ in measured]
-                report.say(
-                    f"{name} of {left_out}: "
-                    + ", ".join(
-                        f"{size / 1024:.0f} KiB {one * 1e3:.2f} ms ({guess * 1e3:.2f}, {former * 1e3:.2f})"
-                        for (size, one), guess, former in zip(measured, predicted, formerly, strict=True)
-                    )
-                )
-                errors = {"error": off(predicted, seconds), "error without it": off(formerly, seconds)}
-                cell = {what: Value(error, "share") for what, error in errors.items()}
-                report.add_cell(f"{name} of {left_out} ranks", cell)
+            for left_out in COUNTS:
+                report_left_out(report, name, tables, left_out)
     context.close()
+
+
+def report_left_out(report: Report, name: str, tables: dict[int, Table], left_out: int) -> None:
+    measured = tables[left_out]
+    others = {count: table for count, table in tables.items() if count != left_out}
+    predicted = [collective_s(others, left_out, size) for size, _ in measured]
+    formerly = [formerly_s(name, others, left_out, size) for size, _ in measured]
+    rows = zip(measured, predicted, formerly, strict=True)
+    each = (
+        f"{size / 1024:.0f} KiB {one * 1e3:.2f} ms ({guess * 1e3:.2f}, {former * 1e3:.2f})"
+        for (size, one), guess, former in rows
+    )
+    report.say(f"{name} of {left_out}, measured (predicted, without): {', '.join(each)}")
+    seconds = [one for _, one in measured]
+    errors = {"error": off(predicted, seconds), "error without it": off(formerly, seconds)}
+    cell = {what: Value(error, "share") for what, error in errors.items()}
+    report.add_cell(f"{name} of {left_out} ranks", cell)
 
 
 def median(repeats: list[Table]) -> Table:
