@@ -1,9 +1,9 @@
 """The waits between the streams of a rank that order its instructions, without those that others imply.
 
-A stream runs its rows in order. A row of another stream than that of computations also follows all
-computations that the host issued before it: the memory that the host gives it may have been theirs. So a
-device needs few of the edges inside a rank as waits. They are the transitive reduction of the rest, which is
-unique in a graph without cycles (Aho, Garey and Ullman, The transitive reduction of a directed graph, 1972).
+A stream runs its rows in order. Rows of messages and collectives also follow all computations that the host
+issued before them. The memory that the host gives them may have been theirs. So a device needs few of the
+edges inside a rank as waits. They are a transitive reduction, which is unique in a graph without cycles. The
+source is Aho, Garey and Ullman, The transitive reduction of a directed graph, 1972.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ STEPS_BACK = 1
 def stream_waits(part: RankProgram) -> Edges:
     """Return the edges between streams of a rank for which a device has to wait, by rows of the part.
 
-    Together with the order of streams they give every order within the last two steps that all edges inside
-    the rank give. Each of them is needed for that.
+    With the order of streams they give every order within two steps that all edges inside the rank give.
+    Each of them is needed for that.
     """
     rows, stream = len(part), stream_of(part.columns)
     edges = edges_between(part, stream)

@@ -1,7 +1,7 @@
 """Times of collectives among any number of ranks, from tables that were measured among a few numbers.
 
 A ring of n ranks takes n - 1 turns, and moves (n - 1) / n of the bytes in each direction. So a table of m
-ranks says how long n take: the time of its smallest size scales with the turns, the rest with the bytes.
+ranks says how long n take. The time of its smallest size scales with the turns, the rest with the bytes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 
 from weft.predict.profile import Table, value_at
 
-# Half-widths of 90 % intervals, by the errors of benchmarks/collective_ranks.py.
-BETWEEN_HALF_WIDTH, BEYOND_HALF_WIDTH = 0.3, 0.6
+# Half-widths of 90 % intervals. They are about as large as the errors of benchmarks/collective_ranks.py.
+BETWEEN_HALF_WIDTH, BEYOND_HALF_WIDTH = 0.5, 0.8
 
 
 def collective_s(tables: Mapping[int, Table], ranks: int, moved_bytes: float) -> float:
