@@ -31,6 +31,17 @@ def rank_counts(ranks: int) -> tuple[int, ...]:
     return tuple(sorted({ranks, *(2**power for power in range(1, ranks.bit_length()))} - {1}))
 
 
+def measure_collectives(
+    counts: Sequence[int],
+    device: torch.device,
+    sizes: Sequence[int],
+    each: Callable[[Iterable[int]], Iterable[int]],
+) -> dict[str, dict[int, tuple[tuple[float, float], ...]]]:
+    """Return the tables of `collective_tables` by collective and number of ranks; {} without any number."""
+    tables = {count: collective_tables(count, device, sizes, each) for count in counts}
+    return {name: {count: table[name] for count, table in tables.items()} for name in CALLS if tables}
+
+
 def collective_tables(
     ranks: int,
     device: torch.device,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from weft.capture.collectives import collective_tables, rank_counts
+from weft.capture.collectives import measure_collectives, rank_counts
 from weft.capture.interference import STEPS, measure_interference
 from weft.capture.message_line import Exchange, MessageLine, open_exchange
 from weft.capture.timing import Timing, host_seconds, repeat, slowest, summarise
@@ -59,6 +59,10 @@ ON_ACCELERATOR = Sizes(
 )
 
 
+def sizes_on(device: torch.device) -> Sizes:
+    return ON_CPU if device.type == "cpu" else ON_ACCELERATOR
+
+
 def measure_machine(
     cluster: Cluster,
     device: torch.device,
@@ -72,7 +76,7 @@ def measure_machine(
     Every rank returns the slowest rank's figures. Each single quantity takes `budget_s` seconds. Messages and
     collectives are measured between the ranks of the group; a group of one leaves these tables empty.
     """
-    sizes = ON_CPU if device.type == "cpu" else ON_ACCELERATOR
+    sizes = sizes_on(device)
     alone = dist.get_world_size() == 1
     kernels = len(precisions) * len(sizes.matmul) + len(sizes.memory) + len(sizes.codec)
     counts = rank_counts(dist.get_world_size())
@@ -93,8 +97,6 @@ def measure_machine(
     )
     interference = measure_interference(cluster, device, counted.each)
     message = [] if alone else messages_between((0, 1), device, counted.each(sizes.message))
-    tables = {count: collective_tables(count, device, sizes.reduce, counted.each) for count in counts}
-    collectives = {name: {count: table[name] for count, table in tables.items()} for name in COLLECTIVES}
     return MachineMeasurement(
         device=cluster.groups[0].device.name,
         matmul=matmul,
@@ -104,7 +106,7 @@ def measure_machine(
         compute_slowdown=interference.compute_slowdown,
         communication_slowdown=interference.communication_slowdown,
         message=tuple((float(size), seconds) for size, seconds in message),
-        collectives=collectives if counts else {},
+        collectives=measure_collectives(counts, device, sizes.reduce, counted.each),
         spread=launch.spread,
         encode=encode,
         decode=decode,
