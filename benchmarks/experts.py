@@ -22,7 +22,8 @@ import torch
 from figures import Value
 from harness import Report, parser
 from torch import nn
-from transformers.models.mixtral.modeling_mixtral import MixtralConfig, MixtralSparseMoeBlock
+from transformers import MixtralConfig
+from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
 from weft.run.stage.experts import IMPLEMENTATION
 
@@ -101,12 +102,13 @@ def least_s(
 
 def layer_of(sizes: Sizes, implementation: str, device: str, precision: torch.dtype) -> nn.Module:
     hidden, columns, experts, active, _ = sizes
+    options: dict[str, Any] = {"experts_implementation": implementation}
     config: Any = MixtralConfig(
         hidden_size=hidden,
         intermediate_size=columns,
         num_local_experts=experts,
         num_experts_per_tok=active,
-        experts_implementation=implementation,
+        **options,
     )
     torch.manual_seed(0)
     layer = MixtralSparseMoeBlock(config)

@@ -15,7 +15,9 @@ from weft.predict.simulator import simulate
 from weft.program.build import build_training_program
 from weft.program.layout import PipelineLayout, StageLayout
 from weft.program.program import Program
+from weft.program.rank_program import part_of
 from weft.program.schedules import get_schedule
+from weft.program.stream_waits import stream_waits
 from weft.program.verify import require_valid
 
 DEVICES, LOOPS, MICRO_BATCHES = 64, 8, 128
@@ -61,6 +63,8 @@ def main() -> None:
         start = time.perf_counter()
         simulate(program, costs, max_cycles=1)
         report.add(cold, Value(time.perf_counter() - start, "s"))
+    part = part_of(program, DEVICES // 2)
+    report.time("waits between the streams of a rank", lambda: stream_waits(part), 3)
     report.time("simulate one cycle, warm", lambda: simulate(program, costs, max_cycles=1), 3)
     if report.missing(rate := "instructions, one cycle, warm"):
         report.add(rate, Value(len(program) / report.value("simulate one cycle, warm"), "per s"))

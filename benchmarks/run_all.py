@@ -33,6 +33,7 @@ BENCHMARKS = (
     ("codec_queues",),
     ("codec_queues",),
     ("prediction",),
+    ("collective_ranks",),
     ("tracked_memory",),
     ("loss_head",),
     ("experts",),

@@ -97,7 +97,7 @@ class Rates:
         clock, budget_s = KernelClock(torch.device("cpu"), 0.0), 0.08
         codecs = (codec_seconds(values, clock, budget_s) for values in (2**12, 2**16, 2**20))
         encode, decode = zip(*codecs, strict=True)
-        nothing: dict[str, Any] = {"matmul": {}, "memory": (), "message": (), "all_reduce": ()}
+        nothing: dict[str, Any] = {"matmul": {}, "memory": (), "message": (), "collectives": {}}
         nothing |= {"launch_s": 0.0, "instruction_s": 0.0, "spread": 0.0}
         alone = {"compute_slowdown": 1.0, "communication_slowdown": 1.0}
         codes = MachineMeasurement(device="core", encode=encode, decode=decode, **nothing, **alone)

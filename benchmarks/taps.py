@@ -110,7 +110,7 @@ def step_s(runtime: RankRuntime, step: int, batch: Batch, device: str) -> float:
 
 def choice_of(method: str, micro_batch_size: int) -> Choice:
     """The method with its usual options."""
-    options = {
+    options: dict[str, dict[str, int | float | str | bool]] = {
         MICRO_BATCH_NORMS: {},
         MICRO_BATCH_CLIPPING: {"micro": "min", "samples": micro_batch_size},
         EXPERT_BALANCE: {"balance": "global-batch"},

@@ -128,7 +128,9 @@ class LateKernelStream(KernelStream):
     reads it, as if the allocator had given its memory away.
     """
 
-    def run(self, label: str, work: Callable[[], None], *reads: Value[Any]) -> Completion:
+    def run(
+        self, label: str, work: Callable[[], None], *reads: Value[Any], order: object = None
+    ) -> Completion:
         others = [value for value in reads if not self._made(value.completion)]
         returned, launched = threading.Event(), list[Completion]()
 
@@ -142,7 +144,7 @@ class LateKernelStream(KernelStream):
             work()
 
         try:
-            launched.append(super().run(label, lambda: self._accelerator.launch(kernel), *reads))
+            launched.append(super().run(label, lambda: self._accelerator.launch(kernel), *reads, order=order))
         finally:
             returned.set()
         return launched[0]

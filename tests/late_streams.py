@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from weft.program.program import NONE, Instruction, Program
+from weft.program.rank_program import RankProgram
 from weft.run.executor import all_handlers
 from weft.run.handlers.base import Handler, Issue
 from weft.run.streams import Completion, Stream, Value
@@ -106,6 +107,9 @@ class LateStreams:
         if (name, NONE) not in self._streams:
             self._streams[name, NONE] = LateStream(name, self._draw, self._clock)
         return self._streams[name, NONE]
+
+    def order(self, program: RankProgram) -> None:
+        """Threads wait for what they read."""
 
     def notice(self) -> int:
         """Threads report by themselves."""

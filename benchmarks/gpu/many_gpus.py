@@ -85,7 +85,7 @@ def options() -> argparse.ArgumentParser:
 
 def equality(asked: argparse.Namespace, layout: str) -> dict[str, Value]:
     """How far the losses of a layout are from those of one device, and from those of a repetition."""
-    job = {
+    job: dict[str, dict[str, Any]] = {
         "model": {"preset": "llama-1m"},
         "task": {"sequence": 128},
         "train": {"global_batch": 4 * asked.ranks, "steps": EQUAL_STEPS, "precision": "fp32"},
@@ -243,7 +243,7 @@ def megatron_tokens_per_s(
         last = ((run.stdout + run.stderr).strip().splitlines() or ["no output"])[-1]
         report.say(f"Megatron-LM did not run: {last}")
         return None
-    return samples * asked.sequence / (statistics.median(float(one) for one in times[WARM_UP:]) / 1e3)
+    return samples * int(asked.sequence) / (statistics.median(map(float, times[WARM_UP:])) / 1e3)
 
 
 if __name__ == "__main__":

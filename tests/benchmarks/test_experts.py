@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 
+import expert_layers as on_gpu
 import expert_links
 import experts
 import pytest
@@ -24,8 +22,6 @@ from weft.describe.families import layer_graph
 from weft.predict.profile import MachineMeasurement
 from weft.run.stage.experts import IMPLEMENTATION
 
-GPU = Path(expert_links.__file__).parent / "gpu"
-
 
 class Pair:
     """A group of two, seen from its second rank, whose calls do nothing."""
@@ -39,18 +35,6 @@ class Pair:
     def add_up(self, *given: object) -> None: ...
 
     def broadcast(self, *given: object) -> None: ...
-
-
-@pytest.fixture
-def on_gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(GPU))
-    spec = importlib.util.spec_from_file_location("gpu_experts", GPU / "experts.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "gpu_experts", module)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_a_watched_group_notes_what_expert_ranks_call() -> None:
@@ -71,7 +55,7 @@ def test_a_watched_group_notes_what_expert_ranks_call() -> None:
 def trial() -> Trial:
     config = mixture()
     graph = layer_graph(config)
-    nothing = {"matmul": {}, "memory": (), "message": (), "all_reduce": ()}
+    nothing = {"matmul": {}, "memory": (), "message": (), "collectives": {}}
     machine = MachineMeasurement(
         device="core",
         **nothing,
@@ -134,7 +118,7 @@ def test_implementations_without_memory_are_left_out(monkeypatch: pytest.MonkeyP
     assert min(least.values()) > 0.0
 
 
-def test_layers_on_a_gpu_have_the_sizes_of_the_presets(on_gpu: ModuleType) -> None:
+def test_layers_on_a_gpu_have_the_sizes_of_the_presets() -> None:
     assert on_gpu.sizes_of(on_gpu.LARGE) == [
         (2048, 1024, 64, 8, 4096),
         (2048, 1024, 64, 8, 16384),
@@ -148,7 +132,7 @@ def test_layers_on_a_gpu_have_the_sizes_of_the_presets(on_gpu: ModuleType) -> No
 
 
 def test_expert_ranks_need_as_many_gpus(
-    on_gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     summary = {"tokens_per_s": 10.0, "measured_step_s": 1.0, "predicted_step_s": 1.02}
     monkeypatch.setattr(on_gpu, "on_ranks", lambda scale, ranks: summary | {"tokens_per_s": 9.0 * ranks})
@@ -163,7 +147,7 @@ def test_expert_ranks_need_as_many_gpus(
 
 
 def test_without_a_gpu_nothing_is_measured(
-    on_gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["experts.py"])

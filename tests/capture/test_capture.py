@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from small_plans import tiny
 
 from weft.capture import doctor, interference, layers
+from weft.capture.collectives import collective_tables, rank_counts
 from weft.capture.interference import measure_interference
 from weft.capture.layers import profile_layers
 from weft.capture.machine import measure_machine
@@ -32,6 +33,7 @@ from weft.predict.cost.calibration import (
     save_profile,
 )
 from weft.predict.cost.memory import stage_kept_bytes
+from weft.predict.profile import COLLECTIVES
 from weft.progress import WorkDone
 
 # Tokens of a sample of the small training in which work and messages overlap.
@@ -187,10 +189,31 @@ def test_every_rank_returns_the_same_complete_measurement(machines):
     assert first == second
     assert min(first.compute_slowdown, first.communication_slowdown) >= 1.0
     assert first.instruction_s > 0
-    for table in (*first.matmul.values(), first.memory, first.message, first.all_reduce):
+    assert set(first.collectives) == set(COLLECTIVES)
+    assert all(set(tables) == {2} for tables in first.collectives.values())
+    sums = [table for tables in first.collectives.values() for table in tables.values()]
+    for table in (*first.matmul.values(), first.memory, first.message, *sums):
         sizes = [size for size, _ in table]
         assert sizes == sorted(set(sizes))
         assert all(value > 0 for _, value in table)
+
+
+def collectives(rank: int, ranks: int):
+    return collective_tables(2, torch.device("cpu"), (4096, 10_000), rounds=3)
+
+
+def test_collectives_are_measured_in_groups_with_ranks_left_over(worker_pool):
+    first, *others = worker_pool.run(collectives, ranks=3)
+    assert all(other == first for other in others)
+    assert set(first) == set(COLLECTIVES)
+    for table in first.values():
+        assert [size for size, _ in table] == [4096.0, 10_000.0]
+        assert all(seconds > 0 for _, seconds in table)
+
+
+@pytest.mark.parametrize(("ranks", "counts"), [(1, ()), (2, (2,)), (6, (2, 4, 6)), (8, (2, 4, 8))])
+def test_collectives_are_measured_at_powers_of_two_and_among_all_ranks(ranks, counts):
+    assert rank_counts(ranks) == counts
 
 
 def alone(rank: int, ranks: int):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from lab.clusters import device, group
-from predict.cost.machines import MODEL, cluster
+from predict.cost.machines import CPU, MODEL, cluster
 
-from weft.capture.measure import counts_of, require_degrees
+from weft.capture.measure import counts_of, require_degrees, require_ranks
 from weft.cli.main import run
 from weft.describe.cluster import Cluster, Link
 from weft.describe.models import resolve_model
@@ -44,6 +44,13 @@ def test_tensor_ranks_are_measured_inside_nodes() -> None:
         require_degrees(mixed, MODEL, (2,))
 
 
+def test_ranks_share_cores_but_not_accelerators() -> None:
+    require_ranks(cluster(nodes=1, devices=2, device=CPU), (2, 4))
+    require_ranks(cluster(nodes=1, devices=4), (2, 4))
+    with pytest.raises(InputError, match="4 ranks need as many devices; cluster has 2 .nearest valid: 2"):
+        require_ranks(cluster(nodes=1, devices=2), (2, 4))
+
+
 def test_layers_that_no_ranks_divide() -> None:
     with pytest.raises(InputError, match="no layer of the model can be divided"):
         require_degrees(cluster(), resolve_model("resnet-tiny"), (2,))
@@ -55,6 +62,7 @@ def test_layers_that_no_ranks_divide() -> None:
         (("--tensor-parallel", "2"), "--tensor-parallel: is about the layers of a model; name one"),
         (("--micro-batches", "2"), "--micro-batches: is about the layers of a model; name one"),
         (("gpt-1m", "--micro-batches", "1,x"), "--micro-batches: 'x', allowed: whole numbers of at least 1"),
+        (("--ranks", "1,2"), "--ranks: a collective has two ranks or more"),
         (("gpt-1m", "--tensor-parallel", "3"), "--tensor-parallel: tp 3 does not divide 4 heads"),
     ],
 )

@@ -130,7 +130,7 @@ def test_a_measured_device_is_faster_by_the_quotient_of_its_peaks() -> None:
         compute_slowdown=1.0,
         communication_slowdown=1.0,
         message=(),
-        all_reduce=(),
+        collectives={},
         spread=0.0,
     )
     speeds = MeasuredSpeeds(machine, device)

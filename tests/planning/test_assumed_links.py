@@ -102,7 +102,7 @@ def test_a_measured_link_is_not_assumed() -> None:
         compute_slowdown=1.0,
         communication_slowdown=1.0,
         message=((0.0, 1e-5), (1e6, 1e-3)),
-        all_reduce=(),
+        collectives={},
         spread=0.1,
     )
     assert keys(cluster) == [INSIDE]

@@ -131,7 +131,7 @@ def test_measured_links_count_no_more_when_described_ones_change(tmp_path: Path,
         compute_slowdown=1.0,
         communication_slowdown=1.0,
         message=((1.0, 1e-3),),
-        all_reduce=((1.0, 1e-3),),
+        collectives={"all_reduce": {2: ((1.0, 1e-3),)}},
         spread=0.1,
     )
     monkeypatch.setattr("weft.planning.what_if.load_devices", lambda *given: Measurements(machine=machine))
@@ -141,7 +141,7 @@ def test_measured_links_count_no_more_when_described_ones_change(tmp_path: Path,
     slower = replace(faster, groups=(replace(group, link=replace(group.link, bytes_per_s=1e9)),))
     assert on_cluster(problem, faster, tmp_path).measurements.machine == machine
     changed = on_cluster(problem, slower, tmp_path).measurements.machine
-    assert changed == replace(machine, message=(), all_reduce=())
+    assert changed == replace(machine, message=(), collectives={})
 
 
 def test_a_plan_that_no_layout_expresses_is_forecast(tmp_path: Path) -> None:

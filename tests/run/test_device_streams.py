@@ -5,32 +5,41 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import astuple, replace
 from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from late_accelerator import LateAccelerator, LateEvent, LateKernelStream, late_device
 from pool import WorkerPool
+from program.rank_parts import parts
 from small_jobs import batch_of, make_runtime, parameters_of
 from small_plans import make_plan, make_program, tiny
 
 from weft.describe.plan import Plan
 from weft.errors import RunError
-from weft.program.rank_program import part_of
+from weft.methods.sharding.kinds import GATHER
+from weft.program.kinds import FORWARD, RECEIVE_ACTIVATION, is_compute
+from weft.program.program import Columns, Edges
+from weft.program.rank_program import RankProgram, part_of
+from weft.program.stream_waits import stream_waits
 from weft.run.device_streams import CopyQueue, DeviceClock, DeviceWork, KernelStream
 from weft.run.rank_streams import RankStreams
 from weft.run.record.recorder import Recorder
 from weft.run.record.slots import read_slots
-from weft.run.streams import Value
+from weft.run.streams import Completion, Ended, Stream, Value
 from weft.run.work_queue import WorkQueue
 
 SEEDS = range(5)
+STEPS = 4
 LATE_WAIT = LateEvent.wait
 
 
@@ -38,8 +47,8 @@ class Forgetful(DeviceWork):
     """Work on a device that keeps nothing of what its kernels read."""
 
     def __init__(self, *made: Any) -> None:
-        *others, _kept, reached = made
-        super().__init__(*others, (), reached)
+        *others, _kept, order = made
+        super().__init__(*others, (), order)
 
 
 class Content:
@@ -250,66 +259,108 @@ def test_messages_follow_the_kernels_that_were_launched_before(seed: int) -> Non
     assert order == ["computed", "arrived"]
 
 
-Launch = tuple[int, tuple[int, ...]]
-
-
-@st.composite
-def launches(draw: st.DrawFn) -> list[Launch]:
-    """Works in the order of their launch: a stream, and the former works that each reads."""
-    count = draw(st.integers(1, 12))
-    former = [draw(st.sets(st.integers(0, one - 1), max_size=3)) if one else set() for one in range(count)]
-    return [(draw(st.integers(0, 2)), tuple(sorted(reads))) for reads in former]
-
-
-@given(launches(), st.integers(0, 2**16))
+@given(parts(), st.integers(0, 2**16), st.data())
 @settings(max_examples=25, deadline=None)
-def test_a_stream_waits_for_what_no_other_wait_implies_and_for_nothing_else(
-    works: list[Launch], seed: int
+def test_streams_wait_for_what_the_program_says_and_for_nothing_else(
+    part: RankProgram, seed: int, data: st.DataObject
 ) -> None:
-    accelerator, ended, early, waits = LateAccelerator(seed), set[int](), [], []
+    """Also where some instructions have nothing to do. None states what it reads."""
+    idle = data.draw(st.sets(st.sampled_from(part.positions), max_size=len(part) // 3))
+    accelerator, ended, early, waits = LateAccelerator(seed), set(), [], []
     compute = computing(accelerator)
-    streams = (compute, beside(compute, "messages"), beside(compute, "sums"))
-    release, made = held_up(accelerator), list[Value[Any]]()
+    streams = RankStreams(compute, lambda name: beside(compute, name))
+    order, under_way, steps = streams.order(part), list[Completion](), [0]
+    assert order is not None
+    follows = defaultdict[int, list[tuple[int, int]]](list)
+    for source, target, distance in zip(*(one.tolist() for one in astuple(part.edges)), strict=True):
+        of_source, of_target = part.columns.iteration[[source - part.first_row, target - part.first_row]]
+        follows[target].append((source, of_target + distance * part.steps_per_cycle - of_source))
+
+    def issue_of(position: int) -> Callable[[Stream], Completion]:
+        def issue(stream: Stream) -> Completion:
+            here = steps[0]
+
+            def kernel() -> None:
+                sources = ((here - later, source) for source, later in follows[position])
+                early.extend(
+                    one for one in sources if one[0] >= 0 and one[1] not in idle and one not in ended
+                )
+                ended.add((here, position))
+
+            if position in idle:
+                return Ended.now()
+            return stream.run(str(position), lambda: accelerator.launch(kernel))
+
+        return issue
+
+    actions = [
+        (one.iteration, streams.of(one), order.ordered(one, issue_of(one.position)))
+        for one in part.instructions()
+    ]
     with patch.object(LateEvent, "wait", lambda event: waits.append(event) or LATE_WAIT(event)):
-        for number, (stream, reads) in enumerate(works):
-
-            def kernel(number: int = number, reads: tuple[int, ...] = reads) -> None:
-                early.extend((number, one) for one in reads if one not in ended)
-                ended.add(number)
-
-            def launched(kernel: Callable[[], None] = kernel) -> None:
-                accelerator.launch(kernel)
-
-            given = (made[one] for one in reads)
-            made.append(Value.of(None, streams[stream].run(str(number), launched, *given)))
-    release.set()
-    for value in made:
-        value.completion.wait()
-    assert (early, ended) == ([], set(range(len(works))))
-    assert len(waits) == fewest_waits(works)
+        for steps[0] in range(STEPS):
+            order.begin_step()
+            now = steps[0] % part.steps_per_cycle
+            launched = [issue(stream) for iteration, stream, issue in actions if iteration == now]
+            for one in under_way:
+                one.wait()
+            under_way = launched
+    streams.close()
+    compute.close()
+    assert early == []
+    assert len({position for _, position in ended}) == len(part) - len(idle)
+    # Kernels beside the default stream follow all that were launched in it, by one wait.
+    others = np.count_nonzero(~is_compute(part.columns.kind))
+    assert len(waits) <= STEPS * (len(stream_waits(part)) + others)
 
 
-def fewest_waits(works: list[Launch]) -> int:
-    """The edges between streams that no path of other edges and stream orders stands for."""
-    follows: list[set[int]] = []
-    last: dict[int, int] = {}
-    count = 0
+def test_what_follows_an_idle_instruction_follows_what_that_one_follows() -> None:
+    """A gather follows a receive, and a forward pass follows both."""
+    accelerator, order, held = LateAccelerator(), [], threading.Event()
+    compute = computing(accelerator)
+    streams = RankStreams(compute, lambda name: beside(compute, name))
+    part = replace(
+        part_of(make_program(tiny(tied=False), make_plan(tiny(tied=False))), 0),
+        columns=Columns.of(3, kind=[RECEIVE_ACTIVATION, GATHER, FORWARD], peer=[1, -1, -1]),
+        edges=Edges.of([0, 1, 0], [1, 2, 2]),
+    )
+    program = streams.order(part)
+    assert program is not None
+    assert len(stream_waits(part)) == 2
+    works: list[Callable[[Stream], Completion]] = [
+        lambda stream: stream.run("R0", lambda: accelerator.launch(lambda: held.wait(60))),
+        lambda stream: Ended.now(),
+        lambda stream: stream.run("F0", lambda: accelerator.launch(lambda: order.append("F0"))),
+    ]
+    for one, work in zip(part.instructions(), works, strict=True):
+        program.ordered(one, work)(streams.of(one))
+    time.sleep(0.02)
+    assert order == []
+    held.set()
+    compute.close()
+    streams.close()
+    assert order == ["F0"]
 
-    def closure(ones: Iterable[int]) -> set[int]:
-        return set().union(*({one} | follows[one] for one in ones))
 
-    for number, (stream, reads) in enumerate(works):
-        implied = closure([last[stream]] if stream in last else [])
-        if stream:
-            # Kernels beside the default stream follow all that were launched in it, by one wait.
-            count += 1
-            implied |= closure([last[0]] if 0 in last else [])
-        needed = [one for one in reads if one not in implied]
-        needed = [one for one in needed if one not in closure(other for other in needed if other != one)]
-        count += len(needed)
-        follows.append(implied | closure(reads))
-        last[stream] = number
-    return count
+def test_what_no_instruction_of_the_program_has_made_is_waited_for() -> None:
+    accelerator, order = LateAccelerator(), []
+    compute, messages = computing_and_messages(accelerator)
+    program, held = object(), threading.Event()
+    mine, other = (
+        messages.run(name, lambda: accelerator.launch(lambda: held.wait(60)), order=given)
+        for name, given in (("mine", program), ("other", None))
+    )
+    compute.run(
+        "F0", lambda: accelerator.launch(lambda: order.append("F0")), Value.of(None, mine), order=program
+    ).wait()
+    compute.run(
+        "F1", lambda: accelerator.launch(lambda: order.append("F1")), Value.of(None, other), order=program
+    )
+    time.sleep(0.02)
+    assert order == ["F0"]
+    held.set()
+    compute.close()
+    assert order == ["F0", "F1"]
 
 
 def test_what_a_message_reads_is_kept_until_it_has_ended() -> None:

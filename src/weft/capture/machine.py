@@ -1,4 +1,4 @@
-"""Speeds of this machine: matmuls and memory by size, kernel launches, messages and all-reduces.
+"""Speeds of this machine: matmuls and memory by size, kernel launches, messages and collectives.
 
 All local ranks measure at the same time, because they run at the same time later. Shared caches, memory
 controllers and turbo clocks are part of the result.
@@ -10,21 +10,19 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from weft.capture.collectives import measure_collectives, rank_counts
 from weft.capture.interference import STEPS, measure_interference
 from weft.capture.message_line import Exchange, MessageLine, open_exchange
 from weft.capture.timing import Timing, host_seconds, repeat, slowest, summarise
 from weft.describe.cluster import Cluster
-from weft.predict.profile import MachineMeasurement
+from weft.predict.profile import COLLECTIVES, MachineMeasurement
 from weft.progress import CountedWork, ProgressReport, unwatched
 from weft.run.accelerator import accelerator_of, finish
-from weft.run.runtime import TIMEOUT_S
 from weft.run.state.precision import PRECISIONS
-from weft.run.transport.transports import transport_of
 from weft.sync.codecs.counter import Key
 from weft.sync.codecs.quantiser import Quantiser
 
@@ -61,6 +59,10 @@ ON_ACCELERATOR = Sizes(
 )
 
 
+def sizes_on(device: torch.device) -> Sizes:
+    return ON_CPU if device.type == "cpu" else ON_ACCELERATOR
+
+
 def measure_machine(
     cluster: Cluster,
     device: torch.device,
@@ -72,13 +74,15 @@ def measure_machine(
     """Measure `cluster`, this machine, from inside an initialised process group of all its devices.
 
     Every rank returns the slowest rank's figures. Each single quantity takes `budget_s` seconds. Messages and
-    all-reduces are measured between the ranks of the group; a group of one leaves these tables empty.
+    collectives are measured between the ranks of the group; a group of one leaves these tables empty.
     """
-    sizes = ON_CPU if device.type == "cpu" else ON_ACCELERATOR
+    sizes = sizes_on(device)
     alone = dist.get_world_size() == 1
     kernels = len(precisions) * len(sizes.matmul) + len(sizes.memory) + len(sizes.codec)
-    messages = 0 if alone else len(sizes.message) + len(sizes.reduce)
-    counted = CountedWork(report, "this machine", kernels + STEPS + messages, "parts")
+    counts = rank_counts(dist.get_world_size())
+    messages = 0 if alone else len(sizes.message)
+    reductions = len(counts) * len(COLLECTIVES) * len(sizes.reduce)
+    counted = CountedWork(report, "this machine", kernels + STEPS + messages + reductions, "parts")
     launch = _together(_launches(device), budget_s)
     clock = KernelClock(device, launch.seconds)
     matmul = {
@@ -93,7 +97,6 @@ def measure_machine(
     )
     interference = measure_interference(cluster, device, counted.each)
     message = [] if alone else messages_between((0, 1), device, counted.each(sizes.message))
-    reductions = [] if alone else _all_reductions(device, counted.each(sizes.reduce))
     return MachineMeasurement(
         device=cluster.groups[0].device.name,
         matmul=matmul,
@@ -103,7 +106,7 @@ def measure_machine(
         compute_slowdown=interference.compute_slowdown,
         communication_slowdown=interference.communication_slowdown,
         message=tuple((float(size), seconds) for size, seconds in message),
-        all_reduce=tuple(reductions),
+        collectives=measure_collectives(counts, device, sizes.reduce, counted.each),
         spread=launch.spread,
         encode=encode,
         decode=decode,
@@ -222,22 +225,3 @@ def _message_timing(
                 seconds.append((time.perf_counter() - start) / 2.0)
     dist.barrier()
     return summarise(seconds[2:]) if seconds else Timing(0.0, 0.0)
-
-
-def _all_reductions(
-    device: torch.device, sizes: Iterable[int], rounds: int = 12
-) -> list[tuple[float, float]]:
-    """Return (bytes, seconds) of all-reduces over all ranks, by the transport of a run."""
-    ranks, timeout = range(dist.get_world_size()), timedelta(seconds=TIMEOUT_S)
-    found = []
-    with closing(transport_of(None, device).open_group("machine", ranks, timeout)) as group:
-        for size in sizes:
-            tensor, seconds = torch.zeros(size // 4, dtype=torch.float32, device=device), []
-            dist.barrier()
-            for _ in range(rounds):
-                start = time.perf_counter()
-                group.all_reduce(tensor)
-                finish(device)
-                seconds.append(time.perf_counter() - start)
-            found.append((float(size), slowest(summarise(seconds[2:])).seconds))
-    return found

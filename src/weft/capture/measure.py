@@ -27,7 +27,9 @@ from weft.run.launch.workers import launch_workers
 
 MICRO_BATCH_SIZES = (1, 2, 4, 8)
 DEGREES_OPTION = "--tensor-parallel"
+RANKS_OPTION = "--ranks"
 WORKER_MODULE = "weft.capture.worker"
+COLLECTIVES_MODULE = "weft.capture.collectives_worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ def measure(
     precision: str | None = None,
     micro_batch_sizes: Sequence[int] = MICRO_BATCH_SIZES,
     tensor_degrees: Sequence[int] = (1,),
+    ranks: Sequence[int] = (),
     home: Path | None = None,
     report: ProgressReport = unwatched,
 ) -> Measured:
@@ -52,15 +55,23 @@ def measure(
 
     Earlier rows of the layers at other tensor degrees are kept.
 
+    Args:
+        ranks: the numbers of ranks to measure collectives among, rising; empty: powers of two up to all.
+
     Raises:
-        InputError: for a tensor degree that does not divide the model's layers or this machine's ranks.
+        InputError: for a tensor degree that does not divide the model's layers or this machine's ranks; for
+            fewer than two ranks, or more of them than accelerators.
         RunError: when a measuring worker failed.
     """
     cluster, home = this_machine(), home or weft_home()
     request = request_of(cluster, model, precision, micro_batch_sizes, tensor_degrees)
     request["device"] = cluster.groups[0].device.name
-    with answered(WORKER_MODULE, cluster, request, report) as directory:
+    require_ranks(cluster, ranks)
+    with answered(WORKER_MODULE, cluster.ranks, request, report) as directory:
         answer = json.loads((directory / "measured.json").read_text())
+    if ranks:
+        with answered(COLLECTIVES_MODULE, ranks[-1], {"ranks": list(ranks)}, report) as directory:
+            answer["machine"]["collectives"] = json.loads((directory / "measured.json").read_text())
     machine = TypeAdapter(MachineMeasurement).validate_python(answer["machine"])
     files = [save_machine(machine, home)]
     profile = None
@@ -93,15 +104,13 @@ def request_of(
 
 
 @contextmanager
-def answered(
-    worker: str, cluster: Cluster, request: dict[str, Any], report: ProgressReport
-) -> Iterator[Path]:
+def answered(worker: str, ranks: int, request: dict[str, Any], report: ProgressReport) -> Iterator[Path]:
     """Yield the folder with the answers of all ranks, each of which has run the module `worker`."""
     with tempfile.TemporaryDirectory(prefix="weft-measure-") as name:
         directory = Path(name)
         (directory / "measure.json").write_text(json.dumps(request))
         with progress_file(directory).polled(report) as poll:
-            launch_workers(directory, cluster.ranks, worker, poll)
+            launch_workers(directory, ranks, worker, poll)
         yield directory
 
 
@@ -117,6 +126,19 @@ def counts_of(option: str, text: str) -> tuple[int, ...]:
         named = ", ".join(map(repr, wrong))
         raise InputError(Violation(option, f"{named}, allowed: whole numbers of at least 1", "1,2,4"))
     return tuple(sorted({int(word) for word in words}))
+
+
+def require_ranks(cluster: Cluster, ranks: Sequence[int]) -> None:
+    """Check that collectives can be measured among so many ranks; cores may be shared.
+
+    Raises:
+        InputError: for fewer than two ranks, or more of them than accelerators.
+    """
+    if ranks and ranks[0] < 2:
+        raise InputError(Violation(RANKS_OPTION, "a collective has two ranks or more", "2"))
+    if ranks and ranks[-1] > cluster.ranks and not cluster.groups[0].device.synchronous:
+        problem = f"{ranks[-1]} ranks need as many devices; {cluster.name} has {cluster.ranks}"
+        raise InputError(Violation(RANKS_OPTION, problem, str(cluster.ranks)))
 
 
 def require_degrees(cluster: Cluster, model: ModelConfig, degrees: Sequence[int]) -> None:

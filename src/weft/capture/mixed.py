@@ -55,7 +55,8 @@ def measure_mixed(
         raise InputError(Violation("lab", problem, "a [device.NAME] of the file's own"))
     home = home or weft_home()
     request = request_of(cluster, model, precision, micro_batch_sizes, tensor_degrees)
-    with answered(WORKER_MODULE, cluster, {**request, "cluster": to_toml(cluster)}, report) as directory:
+    asked = {**request, "cluster": to_toml(cluster)}
+    with answered(WORKER_MODULE, cluster.ranks, asked, report) as directory:
         tables = {
             (one, other): [(int(size), float(seconds)) for size, seconds in table]
             for one, other, table in json.loads((directory / "links.json").read_text())

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from weft.capture.doctor import MachinePart, examine
-from weft.capture.measure import DEGREES_OPTION, MICRO_BATCH_SIZES, counts_of
+from weft.capture.measure import DEGREES_OPTION, MICRO_BATCH_SIZES, RANKS_OPTION, counts_of
 from weft.capture.measure import measure as measure_machine
 from weft.capture.mixed import measure_mixed
 from weft.cli.node_links import measure_links
@@ -57,6 +57,7 @@ def measure(
     precision: str | None = None,
     tensor_parallel: str | None = None,
     micro_batches: str | None = None,
+    ranks: str | None = None,
     nodes: Path | None = None,
     json: Json = False,
 ) -> None:
@@ -79,12 +80,15 @@ def measure(
         Degrees of tensor parallelism to measure, such as 1,2; default: 1. Rows of other degrees are kept.
     micro_batches
         Sizes of micro-batches to measure, such as 1,2,4,8,16; default: 1,2,4,8.
+    ranks
+        Numbers of ranks to measure collectives among, such as 2,4; on CPUs also more than cores. Default:
+        powers of two up to this machine's devices, and all of them.
     nodes
         A CLUSTER.toml: measure the links of the nodes that run this command, one rank for each device.
     """
     require_folder(weft_home())
     if nodes is not None:
-        given = {"MODEL": model, "--sequence": sequence, "--precision": precision}
+        given = {"MODEL": model, "--sequence": sequence, "--precision": precision, RANKS_OPTION: ranks}
         if idle := [name for name, value in given.items() if value is not None]:
             raise InputError(
                 [Violation(name, "does not go with --nodes, which measures links") for name in idle]
@@ -94,12 +98,20 @@ def measure(
     config = resolve_model(model, sequence=sequence) if model is not None else None
     degrees = _counts(DEGREES_OPTION, tensor_parallel, (1,), config)
     sizes = _counts("--micro-batches", micro_batches, MICRO_BATCH_SIZES, config)
+    counts = counts_of(RANKS_OPTION, ranks) if ranks is not None else ()
     if (cluster := lab_cluster()) is not None:
+        if counts:
+            raise InputError(Violation(RANKS_OPTION, "a lab measures its links alone"))
         _measure_lab(cluster, config, precision, sizes, degrees, json)
         return
     with progressing("measuring") as report:
         measured = measure_machine(
-            config, precision=precision, micro_batch_sizes=sizes, tensor_degrees=degrees, report=report
+            config,
+            precision=precision,
+            micro_batch_sizes=sizes,
+            tensor_degrees=degrees,
+            ranks=counts,
+            report=report,
         )
     machine = measured.machine
     if json:
@@ -113,6 +125,9 @@ def measure(
         size, seconds = machine.message[-1]
         latency = format_seconds(machine.message[0][1])
         out.print(f"link: {latency} latency, {format_bytes(size / seconds)}/s between two ranks")
+    for count, rows in machine.collectives.get("all_reduce", {}).items():
+        size, seconds = rows[-1]
+        out.print(f"all-reduce: {format_bytes(size)} among {count} ranks in {format_seconds(seconds)}")
     if measured.profile is not None:
         out.print(_layer_table([measured.profile]))
     for path in measured.files:

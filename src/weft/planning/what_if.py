@@ -115,7 +115,7 @@ def on_cluster(problem: Problem, cluster: Cluster, home: Path) -> Problem:
     measured = load_devices(job, home)
     described = {group.link for group in problem.job.cluster.groups}
     if measured.machine is not None and not {group.link for group in cluster.groups} <= described:
-        measured = replace(measured, machine=replace(measured.machine, message=(), all_reduce=()))
+        measured = replace(measured, machine=replace(measured.machine, message=(), collectives={}))
     correction = problem.measurements.correction
     if correction is not None and correction.covers(measured.sources(cluster, job.precision)):
         measured = replace(measured, correction=correction)

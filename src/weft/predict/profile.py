@@ -12,8 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
+Table = Sequence[tuple[float, float]]
+"""(size, value), rising in size."""
 
-def value_at(points: Sequence[tuple[float, float]], size: float) -> float:
+
+def value_at(points: Table, size: float) -> float:
     """Return the value at `size`, interpolated linearly between the two nearest points.
 
     Below the smallest measured size the value stays constant, because overhead dominates. Above the largest
@@ -29,7 +32,7 @@ def value_at(points: Sequence[tuple[float, float]], size: float) -> float:
     return left_value + (right_value - left_value) * (size - left) / (right - left)
 
 
-def seconds_of_speeds(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+def seconds_of_speeds(points: Table) -> tuple[tuple[float, float], ...]:
     """Return (size, seconds) pairs from (size, size per second) pairs."""
     return tuple((size, size / speed) for size, speed in points)
 
@@ -88,6 +91,9 @@ class LayerProfile:
         return replace(newer, timings=tuple(timings), spread=max(self.spread, newer.spread))
 
 
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineMeasurement:
     """Measured speeds of one device kind and its links.
@@ -101,7 +107,8 @@ class MachineMeasurement:
         compute_slowdown: factor of a computation's time while a transfer overlaps it on its rank; at least 1.
         communication_slowdown: factor of a transfer's time while its rank computes; at least 1.
         message: (bytes of one message, seconds until it has arrived), rising, between two local ranks.
-        all_reduce: (bytes reduced by each of two ranks, seconds), rising.
+        collectives: by collective of `COLLECTIVES`, by number of ranks: (bytes of all ranks together,
+            seconds), rising. Of an all-reduce they are the bytes that each rank adds.
         spread: relative half-width of 90 % of the repeated measurements around their median.
         encode, decode: (fp32 values, seconds in which one rank encodes them in 4 bits, or decodes them),
             rising; empty in older measurements.
@@ -115,7 +122,7 @@ class MachineMeasurement:
     compute_slowdown: float
     communication_slowdown: float
     message: tuple[tuple[float, float], ...]
-    all_reduce: tuple[tuple[float, float], ...]
+    collectives: dict[str, dict[int, tuple[tuple[float, float], ...]]]
     spread: float
     encode: tuple[tuple[float, float], ...] = ()
     decode: tuple[tuple[float, float], ...] = ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
@@ -70,8 +70,8 @@ class DeviceWork(Reports):
     """The end of kernels that the host has launched in a stream.
 
     It keeps the values that other streams made. The allocator gives their memory away once the host
-    drops them, even if kernels still read it. `reached` is the number of works that have ended with it, by
-    the name of their stream: a vector clock.
+    drops them, even if kernels still read it. `order` is that of the Program with the instruction, if one is
+    the work of an instruction.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class DeviceWork(Reports):
         end: Event,
         anchor: Anchor,
         kept: Sequence[Value[Any]],
-        reached: Mapping[str, int],
+        order: object = None,
     ) -> None:
         super().__init__()
         self.stream, self.start, self.end_event = stream, start, end
-        self.reached = reached
+        self.order = order
         self._label = label
         self._anchor = anchor
         self._kept = tuple(kept)
@@ -135,7 +135,6 @@ class KernelStream:
         after: KernelStream | None = None,
     ) -> None:
         self.name = name
-        self.reached: Mapping[str, int] = {name: 0}
         self.clock = clock
         self._accelerator = accelerator
         self._beside = beside
@@ -143,19 +142,26 @@ class KernelStream:
         self._under_way: deque[DeviceWork] = deque()
         self._pool: list[Event] = []
 
-    def run(self, label: str, work: Callable[[], None], *reads: Value[Any]) -> Completion:
+    def run(
+        self, label: str, work: Callable[[], None], *reads: Value[Any], order: object = None
+    ) -> Completion:
+        """Run as `Stream`; whoever gives an `order` has let the stream follow the works with the same one."""
         others = [value for value in reads if not self._made(value.completion)]
         self._collect()
         anchor, start, end = self.clock.anchor(), self._event(), self._event()
         with self._entered():
-            self._follow(value.completion for value in others)
+            _follow(value.completion for value in others if not _ordered(value.completion, order))
             start.record()
             work()
             end.record()
-        self._reach({self.name: self.reached[self.name] + 1})
-        launched = DeviceWork(label, self, start, end, anchor, others, self.reached)
+        launched = DeviceWork(label, self, start, end, anchor, others, order)
         self._under_way.append(launched)
         return launched
+
+    def follow(self, completions: Iterable[Completion]) -> None:
+        """Let further kernels run after the end of other work; the host waits for what is no kernel."""
+        with nullcontext() if self._beside is None else self._beside:
+            _follow(completions)
 
     def notice(self) -> None:
         """Report the times of work that the device has done; any thread may call it."""
@@ -176,40 +182,14 @@ class KernelStream:
         if posted is not None:
             posted.record()
         with nullcontext() if self._beside is None else self._beside:
-            if posted is not None and self._after is not None:
+            if posted is not None:
                 posted.wait()
-                self._reach(self._after.reached)
                 # The stream waits for the place that is marked now, so the event may mark another.
                 self._pool.append(posted)
             yield
 
     def _made(self, completion: Completion) -> bool:
         return isinstance(completion, DeviceWork) and completion.stream is self
-
-    def _follow(self, completions: Iterable[Completion]) -> None:
-        """Let further kernels run after the end of other work; the host waits for what is no kernel.
-
-        The stream waits only for events that no former wait implies.
-        """
-        launched = []
-        for one in completions:
-            if one.times is not None:
-                continue
-            if isinstance(one, DeviceWork):
-                launched.append(one)
-            else:
-                one.wait()
-        # Work that follows other work has reached more.
-        for work in sorted(launched, key=lambda one: sum(one.reached.values()), reverse=True):
-            made_by = work.stream.name
-            if work.reached[made_by] > self.reached.get(made_by, 0):
-                work.end_event.wait()
-                self._reach(work.reached)
-
-    def _reach(self, other: Mapping[str, int]) -> None:
-        """Note that further kernels follow those works, too."""
-        own = self.reached
-        self.reached = {**own, **{name: max(number, own.get(name, 0)) for name, number in other.items()}}
 
     def _collect(self) -> None:
         """Notice the ends of earlier work, which gives back what it keeps, and its events."""
@@ -219,6 +199,20 @@ class KernelStream:
 
     def _event(self) -> Event:
         return self._pool.pop() if self._pool else self._accelerator.event()
+
+
+def _follow(completions: Iterable[Completion]) -> None:
+    """Let the current stream wait for other kernels, and the host for what is no kernel."""
+    for one in completions:
+        if one.times is None:
+            if isinstance(one, DeviceWork):
+                one.end_event.wait()
+            else:
+                one.wait()
+
+
+def _ordered(completion: Completion, order: object) -> bool:
+    return order is not None and isinstance(completion, DeviceWork) and completion.order is order
 
 
 class CopyQueue(WorkQueue):

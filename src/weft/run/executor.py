@@ -68,8 +68,10 @@ class Executor:
         self._actions: list[list[tuple[Instruction, Callable[[], None]]]] = [
             [] for _ in range(program.steps_per_cycle)
         ]
+        self._order = workspace.resources.streams.order(program)
         for one in program.instructions():
-            bound = self._bind(one, handlers[one.kind.name](workspace, one))
+            issue = handlers[one.kind.name](workspace, one)
+            bound = self._bind(one, issue if self._order is None else self._order.ordered(one, issue))
             self._actions[one.iteration].append((one, bound))
 
     def run_step(self, step: int, batch: Batch) -> Outcome:
@@ -83,6 +85,8 @@ class Executor:
         """
         workspace = self._workspace
         workspace.begin(step, batch)
+        if self._order is not None:
+            self._order.begin_step()
         if self._recorder is not None:
             self._recorder.begin(step)
         reached: Instruction | None = None

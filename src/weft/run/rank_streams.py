@@ -14,6 +14,7 @@ from weft.program.program import NONE, Instruction
 from weft.program.rank_program import RankProgram
 from weft.run.accelerator import accelerator_of
 from weft.run.device_streams import CopyQueue, DeviceClock, KernelStream
+from weft.run.program_order import ProgramOrder
 from weft.run.streams import Ended, Stream, Value
 from weft.run.work_queue import WorkQueue
 
@@ -97,6 +98,9 @@ class RankStreams:
         if key not in self._others:
             self._others[key] = self.open_stream(_name(*key))
         return self._others[key]
+
+    def order(self, program: RankProgram) -> ProgramOrder | None:
+        return ProgramOrder(program) if isinstance(self._compute, KernelStream) else None
 
     def notice(self) -> int:
         device = [

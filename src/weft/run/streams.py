@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from weft.program.program import Instruction
+from weft.program.rank_program import RankProgram
+
+if TYPE_CHECKING:
+    from weft.run.program_order import ProgramOrder
 
 # Start and end of an instruction, in nanoseconds of `time.monotonic_ns`.
 Times = tuple[int, int]
@@ -176,6 +180,10 @@ class Streams(Protocol):
 
     def of(self, instruction: Instruction) -> Stream:
         """Return the stream of this instruction, the same in every step."""
+        ...
+
+    def order(self, program: RankProgram) -> ProgramOrder | None:
+        """Return the waits of a Program between streams of a device; None where no stream is one."""
         ...
 
     def notice(self) -> int:

@@ -59,7 +59,7 @@ TABLES = MachineMeasurement(
     compute_slowdown=1.0,
     communication_slowdown=1.0,
     message=(),
-    all_reduce=(),
+    collectives={},
     spread=0.0,
 )
 

@@ -53,7 +53,7 @@ MACHINE = MachineMeasurement(
     compute_slowdown=1.0,
     communication_slowdown=1.0,
     message=((0.0, 1e-4), (1e6, 1.1e-3)),
-    all_reduce=((4096.0, 2e-4), (1e6, 1.2e-3)),
+    collectives={"all_reduce": {2: ((4096.0, 2e-4), (1e6, 1.2e-3))}},
     spread=0.05,
 )
 

@@ -78,6 +78,16 @@ def test_the_one_slowdown_of_older_files_is_that_of_computations(tmp_path: Path)
     )
 
 
+def test_the_one_table_of_sums_of_older_files_is_that_of_two_ranks(tmp_path: Path) -> None:
+    path = save_machine(MACHINE, tmp_path)
+    older = json.loads(path.read_text())
+    for table in (older.pop("collectives")["all_reduce"]["2"], []):
+        path.write_text(json.dumps({**older, "all_reduce": table}))
+        assert load_machine("cpu", tmp_path) == replace(
+            MACHINE, collectives=MACHINE.collectives if table else {}
+        )
+
+
 def test_a_new_measurement_takes_the_place_of_the_old_and_leaves_nothing_behind(tmp_path: Path) -> None:
     newer = replace(MACHINE, launch_s=9e-6)
     paths = {save_machine(machine, tmp_path) for machine in (MACHINE, newer)}
@@ -122,6 +132,8 @@ def test_broken_files_are_refused_in_one_line_or_still_mean_something(tmp_path: 
         ('"launch_s": 4e-06', '"launch_s": -1', "-1"),
         ('"launch_s": 4e-06', '"launch_s": NaN', "nan"),
         ("100000000.0,\n    50000000000.0", "100000.0,\n    50000000000.0", "rise"),
+        ('"2": [', '"1": [', "two ranks or more"),
+        ('"all_reduce"', '"all_sum"', "collectives are all_reduce"),
     ],
 )
 def test_figures_that_cannot_be_are_refused(tmp_path: Path, old: str, new: str, reason: str) -> None:

@@ -135,7 +135,7 @@ def test_measured_messages_take_the_measured_time_inside_a_node_only() -> None:
 
 
 def test_measured_all_reduces_are_scaled_as_rings_scale() -> None:
-    for size, seconds in MACHINE.all_reduce:
+    for size, seconds in MACHINE.collectives["all_reduce"][2]:
         assert MEASURED.all_reduce_s((0, 1), int(size)) == pytest.approx(seconds)
     assert MEASURED.all_reduce_s(range(4), 10**6) == pytest.approx(3 * 2e-4 + 1.5 * 1e-3)
     assert MEASURED.all_reduce_s((0, 4), 10**6) == PLAIN.all_reduce_s((0, 4), 10**6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from unittest.mock import patch
 from weakref import WeakMethod
 
 import pytest
@@ -47,6 +48,36 @@ def test_every_rank_is_told_of_the_first_one_that_is_gone(worker_pool: WorkerPoo
     assert told == [-1 if rank == gone else gone for rank in range(3)]
 
 
+def told_while_stopped(rank: int, ranks: int, stopped: int) -> int:
+    """The last rank is gone while another one is stopped, which goes on when all others have ended."""
+    assert dist.group.WORLD is not None
+    told, goes_on, watch = Told(), threading.Event(), FailureDetector._watch
+
+    def watch_later(detector: FailureDetector) -> None:
+        goes_on.wait(LIMIT_S)
+        watch(detector)
+
+    with patch.object(FailureDetector, "_watch", watch_later if rank == stopped else watch):
+        detector = FailureDetector(WeakMethod(told.take), dist.group.WORLD, LIMIT_S)
+    if rank not in (stopped, ranks - 1):
+        told.known.wait(LIMIT_S)
+    if rank != stopped:
+        detector.close(farewell=False)
+    dist.barrier()
+    if rank == stopped:
+        goes_on.set()
+        told.known.wait(LIMIT_S)
+        detector.close()
+    return told.rank
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_every_rank_is_told_while_one_of_those_that_tell_is_stopped(
+    worker_pool: WorkerPool, stopped: int
+) -> None:
+    assert worker_pool.run(told_while_stopped, stopped, ranks=4) == [3, 3, 3, -1]
+
+
 def leave_in_order(rank: int, ranks: int, order: list[int]) -> tuple[int, bool]:
     """Ranks leave one after the other, with a farewell; whether the detector's thread has ended."""
     assert dist.group.WORLD is not None
@@ -68,7 +99,7 @@ def lines_of_a_lost_machine(rank: int, ranks: int) -> list[int]:
     assert dist.group.WORLD is not None
     told = Told()
     detector = FailureDetector(WeakMethod(told.take), dist.group.WORLD, LIMIT_S)
-    [line] = detector._lines.values()
+    line = next(iter(detector._lines.values()))
     options = socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT
     found = [line.getsockopt(socket.IPPROTO_TCP, option) for option in options]
     detector.close()

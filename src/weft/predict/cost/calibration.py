@@ -28,7 +28,7 @@ from weft.describe.cluster import Cluster
 from weft.describe.cluster_tables import to_toml
 from weft.errors import InputError, Violation
 from weft.files import write_whole
-from weft.predict.profile import PROFILE_COLUMNS, LayerProfile, LayerTiming, MachineMeasurement
+from weft.predict.profile import COLLECTIVES, PROFILE_COLUMNS, LayerProfile, LayerTiming, MachineMeasurement
 
 FOLDER = "measurements"
 VERSION = 1
@@ -207,11 +207,23 @@ def _machine_from(text: str) -> MachineMeasurement:
         communication_slowdown=max(1.0, _number(record["communication_slowdown"])),
         # One rank alone has no peer to measure messages with.
         message=_table(record["message"], least=0, from_zero=True),
-        all_reduce=_table(record["all_reduce"], least=0, from_zero=True),
+        collectives=_collectives(record),
         spread=_number(record["spread"]),
         encode=_table(record.get("encode", []), least=0),
         decode=_table(record.get("decode", []), least=0),
     )
+
+
+def _collectives(record: dict[str, Any]) -> dict[str, dict[int, tuple[tuple[float, float], ...]]]:
+    """Return the tables of collectives; older files have one, of an all-reduce of two ranks."""
+    older = {"all_reduce": {2: record["all_reduce"]}} if record.get("all_reduce") else {}
+    found = {
+        str(name): {int(ranks): _table(rows, least=1, from_zero=True) for ranks, rows in tables.items()}
+        for name, tables in record.get("collectives", older).items()
+    }
+    if not found.keys() <= set(COLLECTIVES) or any(min(tables, default=2) < 2 for tables in found.values()):
+        raise ValueError(f"collectives are {', '.join(COLLECTIVES)}, of two ranks or more")
+    return found
 
 
 def _profile_from(text: str) -> LayerProfile:

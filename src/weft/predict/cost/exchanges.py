@@ -53,11 +53,13 @@ class StageExchanges(NamedTuple):
         exchanges: of each kind.
         first: the first replica of each kind.
         of_replica: the kind of each replica, shape (replicas,).
+        half_width: of the interval of the least certain exchange, from its number of ranks.
     """
 
     exchanges: tuple[Exchanges, ...]
     first: tuple[int, ...]
     of_replica: Ints
+    half_width: float
 
 
 def stage_exchanges(
@@ -92,7 +94,15 @@ def stage_exchanges(
             for one in first
         )
         exchanges = tuple(Exchanges(*map(sum, zip(*each, strict=True))) for each in parts)
-        found[stage] = StageExchanges(exchanges, first, of_replica)
+        groups = (
+            group
+            for one in first
+            for axis, along in enumerate(grid.groups(ranks[one].tolist()))
+            if grid[axis] > 1 and not (axis == 0 and timed(stage, int(ranks[one, 0])))
+            for group in along
+        )
+        half_width = max((network.half_width(group) for group in groups), default=0.0)
+        found[stage] = StageExchanges(exchanges, first, of_replica, half_width)
     return found
 
 

@@ -161,8 +161,9 @@ def computation(
         places = zip(columns.stage[rows][first].tolist(), sets[first].tolist(), strict=True)
         used = [times for place in places for times in pricing.placed.stage_times[place]]
         keys = columns.stage[rows], columns.replica[rows], sets, completes, columns.part[rows]
+        half_widths = [pricing.placed.exchange_half_width, *(times.half_width for times in used)]
         return by_table(place_s, *keys)._replace(
-            spread=max(times.half_width for times in used), sources=frozenset(times.source for times in used)
+            spread=max(half_widths), sources=frozenset(times.source for times in used)
         )
 
     return CostOf(kind=kind, hook=hook)
@@ -228,17 +229,20 @@ def synchronising_hook(
 
 def _collective(pricing: Pricing, rows: Ints, alone: TimeOf, wire: Wire, moved_bytes: Ints) -> Taken:
     columns, network = pricing.program.columns, pricing.model.network.carrying(wire)
+    spreads_of = pricing.placed.links.spreads_of_group
 
     def group_s(group: int, moved_bytes: int) -> tuple[float, float, float]:
-        spreads = pricing.placed.links.spreads_of_group[group]
-        one_round = max(alone(network, spread, moved_bytes // wire.rounds) for spread in spreads)
+        one_round = max(alone(network, spread, moved_bytes // wire.rounds) for spread in spreads_of[group])
         taken = one_round.scaled(wire.rounds)
         # Flows in step take the time in which all their bytes keep the link busy, if it exceeds one flow's
         # own time: the others' bytes move while one waits.
         link_s = taken.link_s * int(pricing.placed.links.flows_of_group[group])
         return max(taken.seconds, link_s), 0.0, link_s
 
-    return carried(pricing, by_table(group_s, columns.group[rows], moved_bytes))
+    used = {spread for group in set(columns.group[rows].tolist()) for spread in spreads_of[group]}
+    half_width = max((network.half_width(spread) for spread in used), default=0.0)
+    taken = by_table(group_s, columns.group[rows], moved_bytes)._replace(spread=half_width)
+    return carried(pricing, taken)
 
 
 def gradient_pass_s(pricing: Pricing, rows: Ints) -> Floats:

@@ -12,7 +12,7 @@ behind. Inside a node they go over TCP; see `weft.predict.cost.host_link`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, log2, sqrt
@@ -26,8 +26,9 @@ from weft.describe.one_line import one_line
 from weft.describe.synchronisation import AS_IT_IS, Wire
 from weft.predict.corrections import Correction
 from weft.predict.cost.host_link import LOOPBACK, host_copy_s
+from weft.predict.cost.measured_collectives import collective_s, ranks_half_width
 from weft.predict.cost.places import ClusterPlaces, Spread
-from weft.predict.profile import MachineMeasurement, value_at
+from weft.predict.profile import MachineMeasurement, Table, value_at
 from weft.program.arrays import Ints
 
 Ranks = Sequence[int] | Spread
@@ -102,16 +103,16 @@ class Network:
     def all_reduce(self, ranks: Ranks, reduced_bytes: int) -> CollectiveTime:
         """Return the time in which every rank gets the sum of `reduced_bytes` over all ranks."""
         spread = self._spread_of(ranks)
-        machine = self._measured(spread.inside[0]) if spread.nodes == 1 < spread.ranks else None
-        if machine is not None and machine.all_reduce:
-            measured_s = _scaled(machine.all_reduce, spread.ranks, reduced_bytes * self.wire.inside)
-            return CollectiveTime(measured_s, 0.0).scaled(self._factor)
+        if (measured := self._measured_collective("all_reduce", spread, reduced_bytes)) is not None:
+            return measured
         one_way = min(self._one_way(spread, reduced_bytes), self._trees(spread, reduced_bytes))
         return self._copied(spread, one_way.scaled(2.0), reduced_bytes, reduced_bytes)
 
     def reduce_scatter(self, ranks: Ranks, total_bytes: int) -> CollectiveTime:
         """Return the time in which every rank gets its share of the sum of `total_bytes`."""
         spread = self._spread_of(ranks)
+        if (measured := self._measured_collective("reduce_scatter", spread, total_bytes)) is not None:
+            return measured
         return self._copied(
             spread, self._one_way(spread, total_bytes), total_bytes, total_bytes / spread.ranks
         )
@@ -119,9 +120,17 @@ class Network:
     def all_gather(self, ranks: Ranks, total_bytes: int) -> CollectiveTime:
         """Return the time in which every rank gets all `total_bytes` from a share on each rank."""
         spread = self._spread_of(ranks)
+        if (measured := self._measured_collective("all_gather", spread, total_bytes)) is not None:
+            return measured
         return self._copied(
             spread, self._one_way(spread, total_bytes), total_bytes / spread.ranks, total_bytes
         )
+
+    def half_width(self, ranks: Ranks) -> float:
+        """Return the half-width that a collective has where other numbers of ranks were measured."""
+        spread = self._spread_of(ranks)
+        tables = self._collectives(spread).values()
+        return ranks_half_width({count for one in tables for count in one}, spread.ranks)
 
     def all_to_all(self, ranks: Ranks, given_bytes: int) -> CollectiveTime:
         """Return the time in which every rank sends each rank an equal part of `given_bytes`."""
@@ -174,6 +183,18 @@ class Network:
         if self.cluster.node_of(rank) == self.cluster.node_of(peer):
             return self._links_inside[self.cluster.group_index_of(rank)]
         return self.cluster.link_between(rank, peer)
+
+    def _measured_collective(self, name: str, spread: Spread, moved_bytes: float) -> CollectiveTime | None:
+        tables = self._collectives(spread).get(name)
+        if not tables:
+            return None
+        measured_s = collective_s(tables, spread.ranks, moved_bytes * self.wire.inside)
+        return CollectiveTime(measured_s, 0.0).scaled(self._factor)
+
+    def _collectives(self, spread: Spread) -> Mapping[str, Mapping[int, Table]]:
+        """Return the tables of collectives by name and number of ranks; none between nodes."""
+        machine = self._measured(spread.inside[0]) if spread.nodes == 1 < spread.ranks else None
+        return {} if machine is None else machine.collectives
 
     def _copied(
         self, spread: Spread, alone: CollectiveTime, out_bytes: float, in_bytes: float
@@ -305,14 +326,3 @@ def _moving_s(links: Sequence[Link], moved_bytes: float) -> float:
     if not links:
         return 0.0
     return moved_bytes / min(link.bytes_per_s for link in links)
-
-
-def _scaled(table: Sequence[tuple[float, float]], ranks: int, reduced_bytes: float) -> float:
-    """Return a measured all-reduce of two ranks, scaled to n as rings scale.
-
-    Two ranks take two turns and move all bytes. In general, n ranks take 2 (n - 1) turns and move 2 (n - 1) /
-    n of the bytes.
-    """
-    empty = table[0][1]
-    moving = max(0.0, value_at(table, float(reduced_bytes)) - empty)
-    return (ranks - 1) * empty + 2.0 * (ranks - 1) / ranks * moving

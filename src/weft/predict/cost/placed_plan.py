@@ -22,7 +22,7 @@ from weft.describe.one_line import one_line
 from weft.describe.plan import LayerChoice, Plan
 from weft.predict.corrections import Correction
 from weft.predict.cost.compute import ComputeModel, StageTimes
-from weft.predict.cost.exchanges import Exchanges, stage_exchanges
+from weft.predict.cost.exchanges import Exchanges, StageExchanges, stage_exchanges
 from weft.predict.cost.network import Network
 from weft.predict.cost.plan_links import PlanLinks
 from weft.predict.profile import LayerProfile, MachineMeasurement
@@ -206,15 +206,21 @@ class PlacedPlan:
         return stages
 
     @cached_property
-    def _exchanges(self) -> Mapping[int, tuple[tuple[Exchanges, ...], Ints]]:
-        """By stage with several ranks per replica: exchanges by kind of place, and the kind of each replica.
+    def _stage_exchanges(self) -> Mapping[int, StageExchanges]:
+        """Exchanges outside the times of stages."""
+        network = self.model.network
+        return stage_exchanges(self.plan, self.model.graph, network, self.ranks_of_stage, self._timed)
 
-        Exchanges inside the times of the stage do not count.
-        """
+    @cached_property
+    def exchange_half_width(self) -> float:
+        """The half-width of the interval of the least certain exchange inside computations."""
+        return max((one.half_width for one in self._stage_exchanges.values()), default=0.0)
+
+    @cached_property
+    def _exchanges(self) -> Mapping[int, tuple[tuple[Exchanges, ...], Ints]]:
+        """By stage with several ranks per replica: exchanges by kind of place, kind of each replica."""
         found = {}
-        for stage, kinds in stage_exchanges(
-            self.plan, self.model.graph, self.model.network, self.ranks_of_stage, self._timed
-        ).items():
+        for stage, kinds in self._stage_exchanges.items():
             known = list(kinds.exchanges)
             if self.program.kept_replica is not None:
                 timed = [

@@ -1,8 +1,9 @@
 """`FailureDetector`: tells every rank when the process of another one has ended without a farewell.
 
-Each rank holds a TCP connection to rank 0. The kernel closes it when the process ends, also by SIGKILL. Rank
-0 then tells all others. A process that is stopped, or that computes for long, keeps its connection. So no
-slow rank is taken for a dead one, as it would be by a limit for heartbeats. This works under every launcher.
+Each rank holds a TCP connection to rank 0 and one to its deputy, rank 1. The kernel closes both when the
+process ends, also by SIGKILL. Those two then tell all others, so one of them may be stopped itself. A process
+that is stopped, or that computes for long, keeps its connections. So no slow rank is taken for a dead one, as
+it would be by a limit for heartbeats. This works under every launcher.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import torch.distributed as dist
 
 from weft.run.transport.connections import connect, receive_exactly
 
-# The word of rank 0: the rank that is gone, or the farewell.
+# The ranks that tell: rank 0 and its deputy.
+TELLERS = 2
+# Their word: the rank that is gone, or the farewell.
 _WORD = struct.Struct("!i")
 _FAREWELL = -1
 
@@ -40,8 +43,8 @@ class FailureDetector:
         self, tell: WeakMethod[Callable[[int], None]], group: dist.ProcessGroup, timeout_s: float
     ) -> None:
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        peers = range(1, ranks) if rank == 0 else (0,)
-        self._leads, self._tell, self._left = rank == 0, tell, False
+        self._tells_others, self._tell, self._left = rank < TELLERS, tell, False
+        peers = set(range(ranks if self._tells_others else TELLERS)) - {rank}
         lines = connect(peers, ["presence"], timeout_s, group)
         self._lines = {peer: line for (peer, _), line in lines.items()}
         name = "weft-failure-detector"
@@ -67,17 +70,19 @@ class FailureDetector:
             for peer, line in self._lines.items():
                 there.register(line, selectors.EVENT_READ, peer)
             while there.get_map():
-                for ready, _ in there.select():
-                    word = _word_from(ready.fileobj, ready.data)  # type: ignore[arg-type]
-                    if self._left:
-                        return
-                    if word != _FAREWELL:
-                        self._tell_all(word)
-                        return
-                    there.unregister(ready.fileobj)
+                words = {one.data: _word_from(self._lines[one.data], one.data) for one, _ in there.select()}
+                if self._left:
+                    return
+                # Ranks that were told have ended since: what one tells is before the ends that are seen.
+                gone = sorted((peer == word, word) for peer, word in words.items() if word != _FAREWELL)
+                if gone:
+                    self._tell_all(gone[0][1])
+                    return
+                for peer in words:
+                    there.unregister(self._lines[peer])
 
     def _tell_all(self, gone: int) -> None:
-        for line in self._lines.values() if self._leads else ():
+        for line in self._lines.values() if self._tells_others else ():
             # That rank may be gone, too.
             with suppress(OSError):
                 line.sendall(_WORD.pack(gone))

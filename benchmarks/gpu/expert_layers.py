@@ -5,8 +5,8 @@ is the least of the implementations of `transformers` over ours. One that needs 
 left out. A stack of two blocks of OLMoE, of a billion parameters, trains with and without a balance of its
 experts, and with and without clipped micro-batches. With two or four GPUs, the stack also trains with `ep`.
 
-    python benchmarks/gpu/experts.py
-    python benchmarks/gpu/experts.py --tiny    # on a CPU: shows that the script runs, and nothing else
+    python benchmarks/gpu/expert_layers.py
+    python benchmarks/gpu/expert_layers.py --tiny    # on a CPU: shows that the script runs, and nothing else
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def on_ranks(scale: Scale, ranks: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="weft-experts-") as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(record))
-        job = {
+        job: dict[str, dict[str, Any]] = {
             "model": {"hf": str(path)},
             "task": {"sequence": scale.sequence},
             "train": {

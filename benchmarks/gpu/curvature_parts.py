@@ -5,8 +5,8 @@ rows (T_curv), the inverses (T_inv) and the use of inverses (T_prec) in fp32. Th
 pipeline of 4 stages with 4 micro-batches: (T_inv + 4 T_curv) over the idle time of a step. A window has at
 least so many steps. Then come the plain operations of `benchmarks/curvature.py`.
 
-    python benchmarks/gpu/curvature.py
-    python benchmarks/gpu/curvature.py --tiny    # on a CPU: shows that the script runs, and nothing else
+    python benchmarks/gpu/curvature_parts.py
+    python benchmarks/gpu/curvature_parts.py --tiny   # on a CPU: shows that the script runs, and nothing else
 """
 
 from __future__ import annotations
