@@ -47,7 +47,7 @@ def test_tensor_ranks_are_measured_inside_nodes() -> None:
 def test_ranks_share_cores_but_not_accelerators() -> None:
     require_ranks(cluster(nodes=1, devices=2, device=CPU), (2, 4))
     require_ranks(cluster(nodes=1, devices=4), (2, 4))
-    with pytest.raises(InputError, match="4 ranks need as many devices; cluster has 2 .nearest valid: 2"):
+    with pytest.raises(InputError, match=r"4 ranks need as many devices; cluster has 2 .nearest valid: 2"):
         require_ranks(cluster(nodes=1, devices=2), (2, 4))
 
 
