@@ -44,7 +44,7 @@ class DegreePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _StageRow:
     """Stages in a row: for each the ranks of its replicas, shape (replicas, tensor ranks)."""
 
     ranks: tuple[Ints, ...]
@@ -75,7 +75,7 @@ class DegreeSpace:
         best = (self._best_of(row) for row in self._rows())
         return sorted((one for one in best if one is not None), key=lambda one: one.estimate_s)
 
-    def _rows(self) -> Iterator[_Row]:
+    def _rows(self) -> Iterator[_StageRow]:
         """Yield stages in a row with unlike tensor degrees, which use every device."""
         problem, cluster = self._problem, self._problem.job.cluster
         pins, graph = problem.pins, problem.job.graph
@@ -108,7 +108,7 @@ class DegreeSpace:
             and all(self._problem.job.graph.refuse_tensor(degree) is None for degree in distinct)
         )
 
-    def _best_of(self, row: _Row) -> DegreePlan | None:
+    def _best_of(self, row: _StageRow) -> DegreePlan | None:
         """Return the plan of a row with the least estimate; None if none fits."""
         problem = self._problem
         found: tuple[float, Layout, Dealt] | None = None
@@ -137,7 +137,7 @@ class DegreeSpace:
             plan=plan.model_copy(update={"stages": stages, "mesh": mesh}), estimate_s=estimate_s
         )
 
-    def _layouts(self, row: _Row) -> Iterator[Layout]:
+    def _layouts(self, row: _StageRow) -> Iterator[Layout]:
         """Yield the decisions of plans besides stages, as layouts of one stage on one tensor rank."""
         pins, batch = self._problem.pins, self._problem.job.global_batch
         samples, rest = divmod(batch, row.replicas)
@@ -158,7 +158,7 @@ class DegreeSpace:
                     **pins.besides(DECIDED | {"cp", "ep"}),
                 )
 
-    def _dealt(self, row: _Row, layout: Layout) -> tuple[float, Dealt] | None:
+    def _dealt(self, row: _StageRow, layout: Layout) -> tuple[float, Dealt] | None:
         """Return cuts of the layers for a row, and the estimate of the step; None if nothing fits."""
         bounds, uneven = self._bounds, self._uneven
         wide = [replace(layout, pp=len(row.ranks), tp=degree) for degree in row.degrees]
@@ -185,7 +185,7 @@ class DegreeSpace:
             return None
         return found.pipeline_s + self._reduced_s(row, layout, found), found
 
-    def _reduced_s(self, row: _Row, layout: Layout, found: Dealt) -> float:
+    def _reduced_s(self, row: _StageRow, layout: Layout, found: Dealt) -> float:
         """Return the seconds in which the replicas of the slowest stage reduce its gradient."""
         if row.replicas == 1:
             return 0.0
@@ -207,9 +207,9 @@ def in_orders(problem: Problem, plan: Plan) -> Iterator[Plan]:
             yield ordered
 
 
-def _row(held: Sequence[range], stages: Sequence[int], replicas: int) -> _Row:
+def _row(held: Sequence[range], stages: Sequence[int], replicas: int) -> _StageRow:
     """Return equal stages on the ranks of each group of nodes, replicas on neighbouring ranks."""
-    return _Row(
+    return _StageRow(
         tuple(
             part.reshape(replicas, -1)
             for ranks, count in zip(held, stages, strict=True)
