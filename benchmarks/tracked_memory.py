@@ -34,7 +34,10 @@ TARGET = 0.05
 # Stated chances that are judged, and the limits of the share that must have fitted.
 CALIBRATED = (0.85, 0.95)
 DEGREES = (1, 2, 4, 8)
-LOSSES: tuple[Loss, ...] = ("whole", "chunked")
+# The fused kernel runs on one tensor rank.
+LOSSES: tuple[Loss, ...] = ("whole", "chunked", "fused")
+# weft's own AdamW and SGD are torch's fused ones.
+OPTIMIZERS = {"AdamW fused": "adamw", "AdamW foreach": FOREACH, "SGD": "sgd"}
 # Few targets and long samples, or many targets: the blocks or the loss decide the peak.
 SHAPES = {"long": {"vocabulary": 1024, "sequence": 1024}, "many targets": {"vocabulary": 32000}}
 BASE = ModelConfig(
@@ -117,7 +120,7 @@ def resized(model: ModelConfig, **sizes: int) -> ModelConfig:
 
 def steps_of(model: ModelConfig) -> Iterator[tuple[str, TrackedStep]]:
     """All steps of a model that the runtime can run."""
-    convolves, losses = model.convolutions is not None, ("whole",) if model.image_size else LOSSES
+    convolves = model.convolutions is not None
     fewest = min(model.heads, model.key_value_heads)
     for tensor_parallel in (1,) if model.image_size else [one for one in DEGREES if fewest % one == 0]:
         # Fake tensors know grouped products in bf16 only.
@@ -125,20 +128,16 @@ def steps_of(model: ModelConfig) -> Iterator[tuple[str, TrackedStep]]:
             for recompute in RECOMPUTES:
                 if recompute == "selective" and convolves:
                     continue
-                optimizers = ("adamw", FOREACH, "sgd") if recompute == "none" else ("adamw",)
+                optimizers = [*OPTIMIZERS] if recompute == "none" else ["AdamW fused"]
+                losses = LOSSES[:1] if model.image_size else LOSSES[: 3 if tensor_parallel == 1 else 2]
                 for optimizer, loss in product(optimizers, losses):
-                    words = [
-                        f"tp {tensor_parallel}",
-                        precision,
-                        f"recompute {recompute}",
-                        optimizer.rpartition(":")[2],
-                    ]
+                    words = [f"tp {tensor_parallel}", precision, f"recompute {recompute}", optimizer]
                     step = TrackedStep(
                         model=model,
                         precision=precision,
                         recompute=recompute,
                         tensor_parallel=tensor_parallel,
-                        optimizer=optimizer,
+                        optimizer=OPTIMIZERS[optimizer],
                         loss=loss,
                     )
                     yield ", ".join([*words, *([] if loss == "whole" else [f"loss {loss}"])]), step

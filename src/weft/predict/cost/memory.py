@@ -320,13 +320,22 @@ def context_kept(layer: Layer, shape: Shape) -> float:
 def stage_input_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str) -> int:
     """Return the bytes of all layer inputs of a stage, which one micro-batch leaves for recomputation.
 
-    The layers before a layer send its input. A layer with none before it keeps its usual activations.
+    The layers before a layer send its input. A layer with none before it keeps the samples that it reads.
     """
-    amounts = graph.amounts("sent", shape)
+    element, amounts, read = (
+        PRECISION_BYTES[precision],
+        graph.amounts("sent", shape),
+        graph.amounts("read", shape),
+    )
     # An input of several layers is kept once.
     sent = [amounts[one] for one in sorted({one for layer in layers for one in graph.feeders[layer]})]
     first = [layer for layer in layers if not graph.feeders[layer]]
-    return round(sum(sent) * PRECISION_BYTES[precision]) + stage_kept_bytes(graph, first, shape, precision)
+    read, read_bytes = graph.amounts("read", shape), graph.amounts("read_bytes", shape)
+    samples = (
+        round(element * read[layer] + read_bytes[layer]) or stage_kept_bytes(graph, [layer], shape, precision)
+        for layer in first
+    )
+    return round(sum(sent) * element) + sum(samples)
 
 
 def stage_product_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str) -> int:
