@@ -76,7 +76,9 @@ def test_the_predicted_peak_is_the_tracked_one(step: TrackedStep) -> None:
 
 # A moment that an earlier model of memory left out, or counted twice, decides each of them.
 MOMENTS = {
-    "a convolution's input is freed before its shortcut's": TrackedStep(model=SMALL_RESNET),
+    "a shortcut's gradient waits for the branch": TrackedStep(
+        model=SMALL_RESNET, micro_batch_size=2, optimizer="sgd"
+    ),
     "a block of convolutions runs again": TrackedStep(model=SMALL_RESNET, recompute="full"),
     "a norm has freed its input": TrackedStep(model=replace(TINY["bert"], **LONG), recompute="full"),
     "a product is scattered again": TrackedStep(

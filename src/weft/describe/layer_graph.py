@@ -424,9 +424,10 @@ def _temporaries_record(one: Temporaries) -> dict[str, Any]:
 
 
 def _temporaries_from(record: dict[str, Any]) -> Temporaries:
-    amounts = {key: Amount.parse(record[key]) for key in _TEMPORARIES if key in record}
-    when = {key: bool(record.get(key, False)) for key in _WHEN}
-    return Temporaries(divided=record.get("divided"), **when, **amounts)
+    # Typed loosely because Temporaries takes both kinds of value by name.
+    given: dict[str, Any] = {key: Amount.parse(record[key]) for key in _TEMPORARIES if key in record}
+    given |= {key: bool(record[key]) for key in _WHEN if key in record}
+    return Temporaries(divided=record.get("divided"), **given)
 
 
 def _matmul_record(matmul: Matmul) -> list[str]:

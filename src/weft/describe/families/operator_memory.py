@@ -1,7 +1,7 @@
 """The memory of a layer's operators, which run one after the other, from moment to moment.
 
-Backward passes of operators run in the opposite order. Each reads the gradient of its output, makes those of
-its input and its weight, and then frees the tensors that it has kept.
+Backward passes of operators run in the opposite order. Each reads the gradient of its output, and makes those
+of its input and its weight. Then it frees the tensors that it has kept.
 """
 
 from __future__ import annotations
