@@ -87,6 +87,12 @@ MOMENTS = {
     "a head's product makes two gradients": TrackedStep(
         model=replace(TINY["bert"], vocabulary=256, sequence=1024), tensor_parallel=4
     ),
+    "the gradient of a tied matrix waits for the embedding": TrackedStep(
+        model=replace(TINY["gpt"], tied_embeddings=True, sequence=1024),
+        precision="bf16",
+        recompute="full",
+        loss="chunked",
+    ),
     "one room for the logits of all chunks": TrackedStep(
         model=replace(TINY["gpt"], **MANY), precision="bf16", loss="fused"
     ),

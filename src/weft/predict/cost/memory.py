@@ -293,6 +293,16 @@ def copied_parameters(graph: LayerGraph, layers: Sequence[int]) -> list[TiedPara
     return [one for one in shared_parameters(graph, layers) if one.layers[0] not in layers]
 
 
+def waiting_gradients(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> dict[int, float]:
+    """Return the elements of gradients that wait inside a backward pass, by the layer that makes them first.
+
+    A pass adds up the gradients of a weight that several layers of the stage use. It is complete in the first
+    of these layers, and begins in the last one.
+    """
+    inside = ((one, set(one.layers) & set(layers)) for one in graph.tied)
+    return {max(users): one.parameters(shape) for one, users in inside if len(users) > 1}
+
+
 def unshared_bytes(parameters: int, replicas: int, states: StateBytes, sharding: Sharding) -> int:
     """Return the bytes that a rank without sharding of `parameters` holds beyond `resident_states`."""
     return sum(states.in_turn[: SHARDINGS.index(sharding)]) * (parameters - -(-parameters // replicas))
