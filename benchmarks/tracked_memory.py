@@ -3,7 +3,7 @@
 The tracked peaks also judge the stated chances. Devices get from 0.9 to 1.1 of each peak. Of those with a
 chance near 90 %, about as many must have enough.
 
-python benchmarks/tracked_memory.py            # all rows, a few minutes
+python benchmarks/tracked_memory.py            # all rows, half an hour of a core
 python benchmarks/tracked_memory.py gpt bert   # these models
 """
 

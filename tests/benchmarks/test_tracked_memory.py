@@ -88,7 +88,7 @@ MOMENTS = {
         model=replace(TINY["bert"], vocabulary=256, sequence=1024), tensor_parallel=4
     ),
     "the gradient of a tied matrix waits for the embedding": TrackedStep(
-        model=replace(TINY["gpt"], tied_embeddings=True, sequence=1024),
+        model=replace(TINY["gpt"], tied_embeddings=True, hidden=256, feed_forward=1024, sequence=1024),
         precision="bf16",
         recompute="full",
         loss="chunked",
