@@ -21,6 +21,7 @@ BENCHMARKS = (
     ("programs",),
     ("simulator",),
     ("planners",),
+    ("scored_rows",),
     ("graph_planners",),
     ("bubbles",),
     ("orders_with_curvature",),

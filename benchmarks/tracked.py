@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from fused_loss import installed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
@@ -131,7 +132,7 @@ def tracked(step: TrackedStep) -> TrackedBytes:
     """Track the second step; the first one makes the optimizer's states."""
     dtype, stepped_dtype = PRECISIONS[step.precision], STEPPED[step.precision]
     # Buffers on the meta device are no fake tensors.
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with FakeTensorMode(allow_non_fake_inputs=True), installed():
         share = (0, step.tensor_parallel)
         layers = planned(step)[0].stages[-1].layers
         stage = build_stage(step.model, layers, 0, stepped_dtype, tensor_share=share)

@@ -27,6 +27,7 @@ SHARED |= {
     "tracked",
     "decoder_files",
     "watched_group",
+    "fused_loss",
     "bubble_usage",
     "pipefisher_model",
 }

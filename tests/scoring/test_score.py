@@ -108,6 +108,7 @@ def test_missing_columns_take_the_defaults_of_the_family(tmp_path):
             {"schedule": "hybrid", "pp": "2", "loops": "2", "schedule_options": "depth=1"},
         ),
         ({"optimizer": "adamw"}, {"optimizer": "sgd"}),
+        ({"pp": "4", "blocking": "messages"}, {"pp": "4"}),
         ({"tp": "2", "intra_bytes_per_s": "1e9"}, {"tp": "2", "intra_bytes_per_s": "1e11"}),
         ({"gpu": "v100-32gb", "precision": "fp16"}, {"gpu": "h100-80gb", "precision": "fp16"}),
     ],

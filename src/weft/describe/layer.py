@@ -65,6 +65,7 @@ class Temporaries:
         divided: True, or False, for a moment that only happens if tensor ranks divide the layer, or if they
             do not.
         first: True for a moment before the layer runs forward again, if it recomputes everything.
+        again: True for a moment that only happens if the layer has run forward again.
     """
 
     elements: Amount = ZERO
@@ -73,6 +74,7 @@ class Temporaries:
     rounded: Amount = ZERO
     divided: bool | None = None
     first: bool = False
+    again: bool = False
 
     def __repr__(self) -> str:
         return one_line(self, f"{self.elements} elements, {self.bytes} bytes, {self.weights} of a weight")
@@ -90,6 +92,8 @@ class Layer:
         packed, packed_bytes: count and bytes of the part of `frozen` that lies in few bits.
         forward, backward_input, backward_weight: the three passes; a full backward is the sum of two.
         kept, kept_bytes: activations that the forward pass keeps for the backward pass, per micro-batch.
+        read, read_bytes: the part of them that samples take, of a layer without layers before it; zero if
+            they are all of it.
         freed, freed_bytes: the part of them that it frees at its end: copies of logits.
         products, product_bytes: the part of its products' results (matrix products, convolutions, attention
             kernels) that suffices to recompute everything kept from the layer's input without the products;
@@ -123,6 +127,8 @@ class Layer:
     backward_weight: PassWork = PassWork()
     kept: Amount = ZERO
     kept_bytes: Amount = ZERO
+    read: Amount = ZERO
+    read_bytes: Amount = ZERO
     freed: Amount = ZERO
     freed_bytes: Amount = ZERO
     products: Amount | None = None
@@ -172,7 +178,7 @@ class Layer:
     ) -> float:
         """Return the bytes of the largest `temporaries`; gradients are added up in `summed_bytes` each.
 
-        `later`: without the first moments of the backward pass.
+        `later`: without the first moments of the backward pass, and with those of a second forward pass.
         """
         copied_bytes = summed_bytes if summed_bytes != element_bytes else 0
         divides = shape.tensor_parallel > 1
@@ -182,7 +188,7 @@ class Layer:
             + (element_bytes + copied_bytes) * one.weights(shape)
             + (element_bytes if copied_bytes else 0) * one.rounded(shape)
             for one in self.temporaries
-            if (one.divided is None or one.divided is divides) and not (later and one.first)
+            if (one.divided is None or one.divided is divides) and not (one.first if later else one.again)
         )
         return max(moments, default=0.0)
 

@@ -348,7 +348,9 @@ _AMOUNTS = ("parameters", "kept", "kept_bytes", "sent", "tensor_reduced")
 _FROZEN = ("frozen", "packed", "packed_bytes")
 _CONTEXT_AMOUNTS = ("gathered", "context_kept")
 _PRODUCTS = ("products", "product_bytes")
+_READ = ("read", "read_bytes")
 _FREED = ("freed", "freed_bytes", "freed_products")
+_WHEN = ("first", "again")
 _TEMPORARIES = ("elements", "bytes", "weights", "rounded")
 _PASSES = ("forward", "backward_input", "backward_weight")
 
@@ -375,6 +377,7 @@ def layer_record(layer: Layer, *, context: bool) -> dict[str, Any]:
     if context and layer.temporaries:
         record["temporaries"] = [_temporaries_record(one) for one in layer.temporaries]
         record |= {key: str(getattr(layer, key)) for key in _FREED}
+        record |= {key: str(getattr(layer, key)) for key in _READ if getattr(layer, key).terms}
     works = {key: getattr(layer, key) for key in _PASSES}
     if layer.again is not None:
         works["again"] = layer.again
@@ -399,7 +402,7 @@ def layer_from(record: dict[str, Any]) -> Layer:
         if key in record or key in _PASSES
     }
     amounts: dict[str, Any] = {key: Amount.parse(record[key]) for key in _AMOUNTS}
-    given = (*_FROZEN, *_PRODUCTS, *_FREED, *_CONTEXT_AMOUNTS, "dispatched", "routed_kept")
+    given = (*_FROZEN, *_PRODUCTS, *_FREED, *_READ, *_CONTEXT_AMOUNTS, "dispatched", "routed_kept")
     amounts |= {key: Amount.parse(record[key]) for key in given if key in record}
     return Layer(
         name=str(record["name"]),
@@ -420,13 +423,15 @@ def _tied_record(one: TiedParameters) -> list[Any]:
 
 def _temporaries_record(one: Temporaries) -> dict[str, Any]:
     amounts = {key: str(getattr(one, key)) for key in _TEMPORARIES if getattr(one, key).terms}
-    flags = {"divided": one.divided} if one.divided is not None else {}
-    return {**amounts, **flags, **({"first": True} if one.first else {})}
+    divided = {"divided": one.divided} if one.divided is not None else {}
+    return {**amounts, **divided, **{key: True for key in _WHEN if getattr(one, key)}}
 
 
 def _temporaries_from(record: dict[str, Any]) -> Temporaries:
-    amounts = {key: Amount.parse(record[key]) for key in _TEMPORARIES if key in record}
-    return Temporaries(divided=record.get("divided"), first=bool(record.get("first", False)), **amounts)
+    # Typed loosely because Temporaries takes both kinds of value by name.
+    given: dict[str, Any] = {key: Amount.parse(record[key]) for key in _TEMPORARIES if key in record}
+    given |= {key: bool(record[key]) for key in _WHEN if key in record}
+    return Temporaries(divided=record.get("divided"), **given)
 
 
 def _matmul_record(matmul: Matmul) -> list[str]:

@@ -71,6 +71,7 @@ def _embedding(config: ModelConfig) -> Layer:
         kept=per_stream_token(width),
         # Mean and inverse deviation of the norm in fp32.
         kept_bytes=tables.kept_bytes + per_stream_token(8.0),
+        read_bytes=tables.kept_bytes,
     )
 
 
@@ -97,7 +98,7 @@ def _head(config: ModelConfig) -> Layer:
         + per_token(TOKEN_BYTES)
         + per_stream_token(8.0),
         products=per_token(width) + per_token(vocabulary, divided=True),
-        **loss_memory(per_token(vocabulary, divided=True), matrix),
+        **loss_memory(per_token(vocabulary, divided=True), matrix, per_token(width)),
         tensor_reduced=per_token(0.5 * width + 3.0),
         **passes(
             (dense, product),

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from weft.describe.amount import ZERO, Amount
+from weft.describe.families.operator_memory import Operator, OperatorMemory
 from weft.describe.families.transformer import (
     LOGITS_COPY_BYTES,
     LOSS_BYTES_PER_LOGIT,
@@ -76,18 +77,19 @@ class LayerWork:
     """
 
     def __init__(self, maps: Maps, *, is_kept: bool = False) -> None:
-        self.maps = maps
+        self.maps = self._first = maps
         self._products: list[Matmul] = []
         self._parameters = 0
         self._memory = 0.0
         self._kernels = 0
-        self._kept = ZERO
-        self._kept_bytes = ZERO
-        # The most elements of an operator's input and output together, and the elements of a shortcut.
-        self._widest, self._shortcut = 0, 0
-        self._largest_weight = 0
-        # True if the producer of `maps` also keeps them.
-        self._is_kept = is_kept
+        # Statistics, alike for any number of samples.
+        self._kept_bytes = 0.0
+        self._operators: list[Operator] = []
+        self._shortcut: list[Operator] = []
+        # The number of operators before a sum with the shortcut; None without a shortcut.
+        self._summed: int | None = None
+        # Elements of the layer's input if this layer or the one before it keeps them.
+        self._kept_input = maps.elements if is_kept else 0
 
     @classmethod
     def joined(cls, ends: Sequence[LayerWork]) -> LayerWork:
@@ -95,8 +97,9 @@ class LayerWork:
         if len(ends) == 1:
             return ends[0].following()
         work = cls(Maps(sum(one.maps.channels for one in ends), flat=True))
-        work._kept = Amount.of(sum(one.maps.elements for one in ends if one._is_kept), batch=1)
+        work._kept_input = sum(one.maps.elements for one in ends if one._is_kept)
         work._move(2.0 * work.maps.elements)
+        work._operators.append(between(work.maps, work.maps))
         return work
 
     def following(self) -> LayerWork:
@@ -104,54 +107,47 @@ class LayerWork:
         return LayerWork(self.maps, is_kept=self._is_kept)
 
     def convolution(self, channels: int, kernel: int, *, stride: int = 1, padding: int, bias: bool) -> None:
-        self._take(keeps=True)
-        self.maps = self._convolved(self.maps, channels, kernel, stride, padding, bias=bias)
+        self._add(*self._convolved(self.maps, channels, kernel, stride, padding, bias=bias))
 
     def batch_norm(self) -> None:
-        self._take(keeps=True)
-        self._normalised(self.maps)
+        self._add(self.maps, self._normalised(self.maps))
 
     def activation(self) -> None:
         """Add a ReLU, which keeps its output."""
-        self._take(keeps=False)
         self._move(ACTIVATION * self.maps.elements)
-        self._is_kept = True
+        self._add(self.maps, between(self.maps, self.maps, keeps_output=True))
 
     def max_pool(self, kernel: int, *, stride: int, padding: int = 0) -> None:
-        self._take(keeps=True)
-        before, self.maps = self.maps, self.maps.after(self.maps.channels, kernel, stride, padding)
-        self._widen(before, self.maps)
-        self._move(before.elements + self.maps.elements)
-        self._kept_bytes += Amount.of(INDEX_BYTES * self.maps.elements, batch=1)
+        result = self.maps.after(self.maps.channels, kernel, stride, padding)
+        self._move(self.maps.elements + result.elements)
+        indices = INDEX_BYTES * result.elements
+        self._add(result, between(self.maps, result, keeps_input=True, more_bytes=indices))
 
     def mean_pool(self, size: int) -> None:
         """Add means over windows; a mean of whole maps keeps nothing."""
-        self._take(keeps=size > 1)
-        before, self.maps = self.maps, Maps(self.maps.channels, size)
-        self._widen(before, self.maps)
-        self._move(before.elements + self.maps.elements)
+        result = Maps(self.maps.channels, size)
+        self._move(self.maps.elements + result.elements)
+        self._add(result, between(self.maps, result, keeps_input=size > 1))
 
     def flatten(self) -> None:
         self.maps = Maps(self.maps.elements, flat=True)
 
     def linear(self, columns: int) -> None:
         """Add a product of vectors with a weight, and a bias."""
-        self._take(keeps=True)
-        self.maps = replace(self._convolved(self.maps, columns, 1, 1, 0, bias=True), flat=True)
+        self._add(*self._convolved(self.maps, columns, 1, 1, 0, bias=True))
+        self.flatten()
 
     def dropout(self) -> None:
-        self._take(keeps=False)
         self._move(ACTIVATION * self.maps.elements)
-        self._kept_bytes += Amount.of(MASK_BYTES * self.maps.elements, batch=1)
+        self._add(self.maps, between(self.maps, self.maps, more_bytes=MASK_BYTES * self.maps.elements))
 
     def add_shortcut(self, source: Maps, *, stride: int) -> None:
         """Add the layer's input `source`, convolved and normalised if it has another shape."""
+        self._summed = len(self._operators)
         if source.channels != self.maps.channels or stride != 1:
-            projected = self._convolved(source, self.maps.channels, 1, stride, 0, bias=False)
-            self._kept += Amount.of(projected.elements, batch=1)
-            self._normalised(projected)
+            result, product = self._convolved(source, self.maps.channels, 1, stride, 0, bias=False)
+            self._shortcut = [replace(product, keeps_input=False), self._normalised(result)]
         self._move(SUM * self.maps.elements)
-        self._shortcut = self.maps.elements
 
     def layer(self, name: str, kind: str, *, first: bool = False, classifies: bool = False) -> Layer:
         """Build the layer of all added operators.
@@ -160,15 +156,14 @@ class LayerWork:
             first: True if it reads the images, which need no gradient.
             classifies: True if its outputs are logits, for which it computes the loss.
         """
-        kept, kept_bytes, memory, kernels = self._kept, self._kept_bytes, self._memory, self._kernels
-        # The gradients of the output and input of an operator, and of a shortcut.
-        elements = Amount.of(self._widest + self._shortcut, batch=1)
-        temporaries = [Temporaries(elements=elements, weights=Amount.of(self._largest_weight))]
+        held = self._held(first)
+        kept, kept_bytes = held.kept, held.kept_bytes + Amount.of(self._kept_bytes)
+        memory, kernels, temporaries = self._memory, self._kernels, held.temporaries()
         if classifies:
             classes = self.maps.channels
             kept += Amount.of(classes, batch=1)
             kept_bytes += Amount.of(LOSS_BYTES_PER_LOGIT * classes + TOKEN_BYTES, batch=1)
-            temporaries.append(Temporaries(bytes=Amount.of(LOSS_BYTES_PER_LOGIT * classes, batch=1)))
+            temporaries += (Temporaries(bytes=Amount.of(LOSS_BYTES_PER_LOGIT * classes, batch=1)),)
             memory += CROSS_ENTROPY * classes
             kernels += 3
         parameters = Amount.of(self._parameters)
@@ -192,46 +187,81 @@ class LayerWork:
             parameters=parameters,
             kept=kept,
             kept_bytes=kept_bytes,
+            read=Amount.of(self._first.elements, batch=1) if first else ZERO,
             freed=Amount.of(self.maps.channels, batch=1) if classifies else ZERO,
             freed_bytes=Amount.of(LOGITS_COPY_BYTES * self.maps.channels, batch=1) if classifies else ZERO,
-            temporaries=tuple(temporaries),
+            temporaries=temporaries,
             sent=ZERO if classifies else Amount.of(self.maps.elements, batch=1),
             **work,
         )
 
-    def _take(self, *, keeps: bool) -> None:
-        """Let the next operator read `maps`; backward needs them if it or their producer keeps them."""
-        if keeps or self._is_kept:
-            self._kept += Amount.of(self.maps.elements, batch=1)
-        self._is_kept = False
+    @property
+    def _is_kept(self) -> bool:
+        """True if the producer of `maps` also keeps them."""
+        return self._operators[-1].keeps_output if self._operators else self._kept_input > 0
+
+    def _held(self, first: bool) -> OperatorMemory:
+        """Return the memory of all added operators; the `first` layer's input needs no gradient."""
+        operators, summed = self._operators, self._summed
+        if first:
+            operators = [replace(operators[0], read=0), *operators[1:]]
+        return OperatorMemory(
+            kept_input=self._kept_input,
+            branch=operators[:summed],
+            shortcut=self._shortcut,
+            joined=[] if summed is None else operators[summed:],
+        )
+
+    def _add(self, result: Maps, operator: Operator) -> None:
+        """Add an operator that makes `result` of `maps`; a layer's first operator keeps the layer's input."""
+        if not self._operators and operator.keeps_input:
+            self._kept_input = operator.read
+            operator = replace(operator, keeps_input=False)
+        self._operators.append(operator)
+        self.maps = result
 
     def _move(self, elements: float) -> None:
         self._memory += elements
         self._kernels += 1
 
-    def _widen(self, before: Maps, after: Maps) -> None:
-        self._widest = max(self._widest, before.elements + after.elements)
-
     def _convolved(
         self, source: Maps, channels: int, kernel: int, stride: int, padding: int, *, bias: bool
-    ) -> Maps:
+    ) -> tuple[Maps, Operator]:
         result = source.after(channels, kernel, stride, padding)
-        self._widen(source, result)
         inner = source.channels * kernel**2
         rows = Amount.of(result.size**2, batch=1)
         self._products.append(Matmul(ONE, rows, Amount.of(inner), Amount.of(channels)))
         self._parameters += channels * (inner + int(bias))
-        self._largest_weight = max(self._largest_weight, channels * inner)
-        return result
+        return result, between(source, result, weight=channels * inner, keeps_input=True)
 
-    def _normalised(self, maps: Maps) -> None:
+    def _normalised(self, maps: Maps) -> Operator:
         if maps.size < 2:
             problem = "a batch norm would see maps of 1 x 1, of which one sample has no variance"
             raise InputError(Violation("model: image_size", f"{problem}; larger images are needed"))
-        self._widen(maps, maps)
         self._move(BATCH_NORM * maps.elements)
         self._parameters += 2 * maps.channels
-        self._kept_bytes += Amount.of(BATCH_NORM_BYTES * maps.channels)
+        self._kept_bytes += BATCH_NORM_BYTES * maps.channels
+        return between(maps, maps, keeps_input=True)
+
+
+def between(
+    source: Maps,
+    result: Maps,
+    *,
+    weight: int = 0,
+    keeps_input: bool = False,
+    keeps_output: bool = False,
+    more_bytes: float = 0.0,
+) -> Operator:
+    """Return the operator that reads `source` and makes `result`; see `Operator`."""
+    return Operator(
+        read=source.elements,
+        made=result.elements,
+        weight=weight,
+        keeps_input=keeps_input,
+        keeps_output=keeps_output,
+        more_bytes=more_bytes,
+    )
 
 
 # A layer and its output.

@@ -155,14 +155,25 @@ def last_product_temporaries(
     """Return the moments of the backward pass of a feed-forward's last product.
 
     Tensor ranks first gather the gradient of the product's output, and copy it into the order of the tokens.
-    That needs nothing of the forward pass, unless a norm follows the product.
+    That needs nothing of the forward pass, unless a norm follows the product. The norm has freed its input.
     """
     stream, inside = per_stream_token(width), per_token(inner, divided=True)
+    gathered, copies = per_token(width), per_token(2.0 * width)
     matrix = Amount.of(width * inner, tensor=1)
+    if not norms_last:
+        return (
+            Temporaries(elements=stream + inside, weights=matrix, divided=False),
+            Temporaries(elements=stream + gathered + inside, weights=matrix, divided=True),
+            Temporaries(elements=stream + copies, divided=True, first=True),
+        )
     return (
-        Temporaries(elements=stream + inside, weights=matrix, divided=False),
-        Temporaries(elements=stream + per_token(width) + inside, weights=matrix, divided=True),
-        Temporaries(elements=stream + per_token(2.0 * width), divided=True, first=not norms_last),
+        Temporaries(elements=inside, weights=matrix, divided=False),
+        Temporaries(elements=gathered + inside, weights=matrix, divided=True),
+        Temporaries(elements=copies, divided=True),
+        # A layer that runs again has its own part of its input. It copies and scatters the product beside the
+        # sum that the residual reads.
+        Temporaries(elements=stream + gathered + inside, weights=matrix, divided=True, again=True),
+        Temporaries(elements=stream * 3.0 + copies, divided=True, again=True),
     )
 
 
@@ -243,8 +254,11 @@ class LossMemory(TypedDict):
     temporaries: tuple[Temporaries, ...]
 
 
-def loss_memory(logits: Amount, matrix: Amount) -> LossMemory:
-    """Return the logits that cross entropy frees, and the worst moments of a head's backward pass."""
+def loss_memory(logits: Amount, matrix: Amount, vectors: Amount) -> LossMemory:
+    """Return the logits that cross entropy frees, and the worst moments of a head's backward pass.
+
+    Its product makes the gradients of the `matrix` and of the `vectors`.
+    """
     return {
         "freed": logits,
         "freed_bytes": logits * LOGITS_COPY_BYTES,
@@ -253,7 +267,9 @@ def loss_memory(logits: Amount, matrix: Amount) -> LossMemory:
             Temporaries(bytes=logits * LOSS_BYTES_PER_LOGIT, divided=False),
             Temporaries(bytes=logits * LOGITS_COPY_BYTES, divided=True),
             Temporaries(
-                elements=logits, bytes=logits * (LOGITS_COPY_BYTES - LOSS_BYTES_PER_LOGIT), weights=matrix
+                elements=logits + vectors,
+                bytes=logits * (LOGITS_COPY_BYTES - LOSS_BYTES_PER_LOGIT),
+                weights=matrix,
             ),
         ),
     }
@@ -288,7 +304,7 @@ def head(
         + per_token(TOKEN_BYTES)
         + per_stream_token(norm_kept_bytes),
         products=per_token(vocabulary, divided=True),
-        **loss_memory(per_token(vocabulary, divided=True), matrix),
+        **loss_memory(per_token(vocabulary, divided=True), matrix, per_token(width)),
         tensor_reduced=per_token(0.5 * width + 3.0),
         **passes(
             (product,),

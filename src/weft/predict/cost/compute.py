@@ -39,6 +39,7 @@ from weft.predict.cost.memory import (
     stage_kept_bytes,
     stage_product_bytes,
     state_bytes,
+    waiting_gradients,
 )
 from weft.predict.cost.profiled import (
     Nearness,
@@ -205,18 +206,21 @@ class ComputeModel:
     ) -> int:
         """Return the most bytes that a stage's backward pass takes beside those that its forward pass left.
 
-        It goes from layer to layer, and frees what each of them has left.
+        It goes from layer to layer, and frees what each of them has left. Gradients of weights that several
+        layers use wait for the first of these layers.
 
         Raises:
             InputError: as `stage_times` does.
         """
         keeping, most, freed = keeping_of(recompute), 0.0, 0.0
+        # They wait in the precision in which they are added up.
+        element, waiting = STEPPED_BYTES[precision], waiting_gradients(graph, layers, shape)
         # Of equal layers in a row, the last one needs most.
         for _, equal in groupby(reversed(layers), key=lambda layer: graph.alike[layer]):
             run = tuple(equal)
             last = StageWork(self, graph, run[:1], shape, precision, device)
             most = max(most, keeping.taken(last) - freed)
-            freed += len(run) * keeping.left(last)
+            freed += len(run) * keeping.left(last) - element * sum(waiting.get(layer, 0.0) for layer in run)
         return round(most)
 
     def instruction_s(self, device: Device) -> float:

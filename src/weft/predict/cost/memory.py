@@ -293,6 +293,16 @@ def copied_parameters(graph: LayerGraph, layers: Sequence[int]) -> list[TiedPara
     return [one for one in shared_parameters(graph, layers) if one.layers[0] not in layers]
 
 
+def waiting_gradients(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> dict[int, float]:
+    """Return the elements of gradients that wait inside a backward pass, by the layer that makes them first.
+
+    A pass adds up the gradients of a weight that several layers of the stage use. It is complete in the first
+    of these layers, and begins in the last one.
+    """
+    inside = ((one, set(one.layers) & set(layers)) for one in graph.tied)
+    return {max(users): one.parameters(shape) for one, users in inside if len(users) > 1}
+
+
 def unshared_bytes(parameters: int, replicas: int, states: StateBytes, sharding: Sharding) -> int:
     """Return the bytes that a rank without sharding of `parameters` holds beyond `resident_states`."""
     return sum(states.in_turn[: SHARDINGS.index(sharding)]) * (parameters - -(-parameters // replicas))
@@ -320,13 +330,22 @@ def context_kept(layer: Layer, shape: Shape) -> float:
 def stage_input_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str) -> int:
     """Return the bytes of all layer inputs of a stage, which one micro-batch leaves for recomputation.
 
-    The layers before a layer send its input. A layer with none before it keeps its usual activations.
+    The layers before a layer send its input. A layer with none before it keeps the samples that it reads.
     """
-    amounts = graph.amounts("sent", shape)
+    element, amounts, read = (
+        PRECISION_BYTES[precision],
+        graph.amounts("sent", shape),
+        graph.amounts("read", shape),
+    )
     # An input of several layers is kept once.
     sent = [amounts[one] for one in sorted({one for layer in layers for one in graph.feeders[layer]})]
     first = [layer for layer in layers if not graph.feeders[layer]]
-    return round(sum(sent) * PRECISION_BYTES[precision]) + stage_kept_bytes(graph, first, shape, precision)
+    read, read_bytes = graph.amounts("read", shape), graph.amounts("read_bytes", shape)
+    samples = (
+        round(element * read[layer] + read_bytes[layer]) or stage_kept_bytes(graph, [layer], shape, precision)
+        for layer in first
+    )
+    return round(sum(sent) * element) + sum(samples)
 
 
 def stage_product_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str) -> int:
