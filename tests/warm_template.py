@@ -35,6 +35,7 @@ PRELOADED = (
     "weft.run.runtime",
     "weft.run.stage.families.decoder",
     "weft.run.stage.families.gpt",
+    "weft.run.stage.split_backward",
     "weft.training.evaluation.held_out",
     "weft.training.loop",
     "weft.training.session",
