@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from weft.describe.plan import Plan
 from weft.describe.plan_file import PlanFile, load_plan_file
 from weft.describe.plan_subject import PlanSubject, subject_of
 from weft.describe.reading import holds_json
-from weft.describe.run_file import RunFile, load_run, naming, run_of_keywords
+from weft.describe.run_file import RunFile, changed, load_run, naming, run_of_keywords
 from weft.describe.synchronisation import changes_codecs_every
+from weft.destinations import require_folder
 from weft.errors import InputError, Violation
 from weft.lab.inside import require_lab_devices
 from weft.planning.planned import PlannedJob, moved, plan_run, planned_for, taking_over
@@ -21,17 +23,65 @@ from weft.predict.ledger import STEP, Ledger
 from weft.progress import ProgressReport, progress_file, unwatched
 from weft.run.launch.workers import launch_workers
 from weft.training.coordination.hang import HangWatch
-from weft.training.directory.resuming import kept_if_refused, removed_if_refused
-from weft.training.directory.run_directory import RunDirectory
+from weft.training.directory.resuming import (
+    as_in,
+    kept_if_refused,
+    removed_if_refused,
+    require_job_of,
+    require_not_started,
+)
+from weft.training.directory.run_directory import RunDirectory, fresh_directory
 from weft.training.directory.run_lock import only_run
 from weft.training.directory.verified import write_verified
 from weft.training.refusals import refusals
 
 WORKER_MODULE = "weft.training.worker"
 EVALUATION_MODULE = "weft.training.evaluation.worker"
+DEFAULT_RUNS = Path("runs")
 
 # A search for the best plan of a run file, as `plan_run`.
 PlanBy = Callable[[RunFile], PlannedJob]
+
+
+def job_to_train(
+    source: PlannedJob | Path,
+    *,
+    model: str | None = None,
+    on: str | None = None,
+    data: str | None = None,
+    steps: int | None = None,
+    directory: Path | None = None,
+    resume: Path | None = None,
+    plan_by: PlanBy = plan_run,
+) -> tuple[PlannedJob, Path]:
+    """Return the job that a start trains, and the path of its run directory; nothing is written.
+
+    The arguments are those of `weft.train`; `plan_by` searches the plan of a run file.
+
+    Raises:
+        InputError: when they do not go together, name no job, or the directory cannot have the run.
+    """
+    former = source if isinstance(source, Path) and source.is_dir() else None
+    if former is not None:
+        given = {"resume": resume, "directory": directory, "model": model, "on": on}
+        if wrong := [f"--{name}" for name, value in given.items() if value is not None]:
+            problem = f"a run directory; {', '.join(wrong)} goes with a run file or a plan file"
+            raise InputError(Violation(str(source), problem, "RUN.toml"))
+    if resume is not None and directory is not None:
+        problem = f"the run goes on in {resume}; give one of directory and resume"
+        raise InputError(Violation("directory", problem))
+    path = former or resume or directory
+    require_folder(path or DEFAULT_RUNS)
+    filling = plan_by if resume is None else lambda run: plan_by(as_in(run, resume))
+    job = source if isinstance(source, PlannedJob) else job_in(source, model=model, on=on, plan_by=filling)
+    if resume is not None:
+        require_job_of(job.run, job.plan, resume)
+    elif directory is not None:
+        require_not_started(directory)
+    if path is None:
+        path = fresh_directory(DEFAULT_RUNS, source.stem if isinstance(source, Path) else job.plan.model)
+    run = changed(job.run, {"task": {"data": data}, "train": {"steps": steps}})
+    return replace(job, run=run), path
 
 
 @contextmanager

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pooled_runs import prepared
 
 import weft
-from weft.api import prepared
 from weft.cli.main import run
 from weft.errors import InputError
 from weft.training.directory.resuming import kept_if_refused
