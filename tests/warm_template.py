@@ -26,6 +26,7 @@ from warm_starts import FOLDER, Start, Template, new_line
 from weft.bundles import own_runtimes
 
 PRELOADED = (
+    "sklearn.datasets",
     "transformers.models.bert.modeling_bert",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
