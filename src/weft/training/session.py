@@ -9,16 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from weft.describe.plan import Plan
-from weft.describe.plan_file import PlanFile, load_plan_file
-from weft.describe.plan_subject import PlanSubject, subject_of
+from weft.describe.plan_file import load_plan_file
 from weft.describe.reading import holds_json
-from weft.describe.run_file import RunFile, changed, load_run, naming, run_of_keywords
+from weft.describe.run_file import RunFile, changed, load_run, naming
 from weft.describe.synchronisation import changes_codecs_every
 from weft.destinations import require_folder
 from weft.errors import InputError, Violation
 from weft.lab.inside import require_lab_devices
-from weft.planning.planned import PlannedJob, moved, plan_run, planned_for, taking_over
+from weft.planning.plan_file_job import moved_job, plan_file_job
+from weft.planning.planned import PlannedJob, plan_run, planned_for, taking_over
 from weft.predict.ledger import STEP, Ledger
 from weft.progress import ProgressReport, progress_file, unwatched
 from weft.run.launch.workers import launch_workers
@@ -113,7 +112,7 @@ def job_in(
     """
     if path.is_dir():
         job = reopen(path)
-        return job if model is None and on is None else _moved(job.file, model, on)
+        return job if model is None and on is None else moved_job(job.file, model, on)
     if holds_json(path):
         return plan_file_job(path, model=model, on=on)
     return plan_by(naming(load_run(path), model=model, on=on))
@@ -231,42 +230,3 @@ def enter_prediction(planned: PlannedJob, ledger: Ledger) -> int:
         source=prediction.source,
         time_s=time.time(),
     )
-
-
-def plan_file_job(path: Path, *, model: str | None = None, on: str | None = None) -> PlannedJob:
-    """Return the job of a plan file, or of its plan for another model or cluster.
-
-    A plan file without its subject names a preset and a cluster.
-
-    Raises:
-        InputError: when they cannot be found, or the plan is not for them.
-    """
-    file = load_plan_file(path)
-    if file.subject is None:
-        file = file._replace(subject=_named_subject(path, file.plan, model, on))
-    return _moved(file, model, on)
-
-
-def _named_subject(path: Path, plan: Plan, model: str | None, on: str | None) -> PlanSubject:
-    """Return the subject that the plan's names mean, or the given names."""
-    try:
-        run = run_of_keywords(
-            model=model or plan.model,
-            on=on or plan.cluster,
-            global_batch=plan.global_batch,
-            sequence=plan.sequence,
-            precision=plan.precision,
-            pins={},
-        )
-        return subject_of(run)
-    except InputError as error:
-        problem = "has no key 'subject', and its names are unknown here; give --model and --on"
-        raise InputError([Violation(str(path), problem), *error.violations]) from None
-
-
-def _moved(file: PlanFile, model: str | None, on: str | None) -> PlannedJob:
-    subject = file.subject
-    assert subject is not None, "a plan without a subject got one by its names"
-    if model is None and on is None:
-        return planned_for(subject, file.plan, file.prediction)
-    return moved(subject.pinned(file.plan).changed(model=model, on=on), file.plan)
