@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -125,6 +126,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = getattr(item, "fixturenames", ())
         if item.get_closest_marker("processes") is not None or "worker_pool" in fixtures:
             item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(TESTS))))
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and collected tests, which stay, out of all collections of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup() -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from weft.bundles import bundles, others, parts, runtime_parts
-from weft.installed import installed
+from weft.installed import entry_points_of_all, installed
 from weft.program.passes import ordered_passes
 
 ROOT = Path(__file__).parents[1]
@@ -76,5 +76,5 @@ def found(folder: Path) -> Iterator[None]:
 
 def forget_installed() -> None:
     """Have packages looked for again."""
-    for known in (installed, others, bundles, parts, runtime_parts, ordered_passes):
+    for known in (entry_points_of_all, installed, others, bundles, parts, runtime_parts, ordered_passes):
         known.cache_clear()

@@ -5,15 +5,25 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from installing import found
 from pool import WorkerPool
 
-from weft.api import finished, prepared
+from weft.api import finished
 from weft.files import weft_home
+from weft.planning.planned import PlannedJob
 from weft.run.launch.worker_start import WorkerContext
+from weft.training.directory.run_directory import RunDirectory
 from weft.training.loop import train
-from weft.training.session import reopen
+from weft.training.session import job_to_train, prepare, reopen
+
+
+def prepared(source: PlannedJob | Path, **options: Any) -> tuple[PlannedJob, RunDirectory]:
+    """Plan a run and write its directory, with the options of `job_to_train`."""
+    planned, path = job_to_train(source, **options)
+    with prepare(planned, path) as directory:
+        return planned, directory
 
 
 def trained(

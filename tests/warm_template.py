@@ -26,6 +26,7 @@ from warm_starts import FOLDER, Start, Template, new_line
 from weft.bundles import own_runtimes
 
 PRELOADED = (
+    "sklearn.datasets",
     "transformers.models.bert.modeling_bert",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
@@ -35,6 +36,7 @@ PRELOADED = (
     "weft.run.runtime",
     "weft.run.stage.families.decoder",
     "weft.run.stage.families.gpt",
+    "weft.run.stage.split_backward",
     "weft.training.evaluation.held_out",
     "weft.training.loop",
     "weft.training.session",

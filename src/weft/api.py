@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -11,10 +11,9 @@ from weft.describe.layout import Pins
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.prediction import Prediction
-from weft.describe.run_file import changed, load_run, run_of_keywords
+from weft.describe.run_file import load_run, run_of_keywords
 from weft.describe.units import format_seconds
 from weft.destinations import require_folder
-from weft.errors import InputError, Violation
 from weft.moves.layout import flops_per_layer
 from weft.moves.layout_of_plan import layout_of
 from weft.planning.planned import PlannedJob, plan_run
@@ -23,15 +22,12 @@ from weft.progress import ProgressReport, unwatched
 from weft.run.launch.workers import require_torch
 from weft.timeline.compare import Comparison
 from weft.timeline.timeline import Timeline
-from weft.training.directory.resuming import as_in, require_job_of, require_not_started
-from weft.training.directory.run_directory import RunDirectory, fresh_directory
-from weft.training.session import PlanBy, execute, finish, job_in, last_job, prepare, reopen
+from weft.training.directory.run_directory import RunDirectory
 from weft.training.session import evaluate as evaluate_run
+from weft.training.session import execute, finish, job_in, job_to_train, last_job, prepare, reopen
 from weft.web.pages.plan import plan_html
 from weft.web.pages.report import write_run_report
 from weft.web.rows.plan import stage_rows
-
-DEFAULT_RUNS = "runs"
 
 
 class PlanPins(Pins, total=False):
@@ -164,7 +160,6 @@ def train(
     directory: str | Path | None = None,
     resume: str | Path | None = None,
     on_poll: Callable[[RunDirectory], None] | None = None,
-    plan_by: PlanBy = plan_run,
 ) -> Run:
     """Train on local ranks and return the finished run; at once if all its steps are done.
 
@@ -175,7 +170,6 @@ def train(
         directory: the run directory to write; default: a fresh one under `runs/`.
         resume: a run directory to continue, under the plan of `source` for the same job.
         on_poll: called several times a second while the workers run.
-        plan_by: the search for the plan of a run file.
 
     Returns:
         The run, with its directory, its summary and its comparison with the prediction.
@@ -185,8 +179,26 @@ def train(
         weft.errors.RunError: when the run failed.
     """
     require_torch()
-    planned, path = _job_and_path(source, model, on, data, steps, directory, resume, plan_by)
-    if resume is None and RunDirectory(path).is_done(planned):
+    planned, path = job_to_train(
+        source.job if isinstance(source, Planned) else Path(source),
+        model=model,
+        on=on,
+        data=data,
+        steps=steps,
+        directory=None if directory is None else Path(directory),
+        resume=None if resume is None else Path(resume),
+    )
+    return train_in(planned, path, on_poll)
+
+
+def train_in(planned: PlannedJob, path: Path, on_poll: Callable[[RunDirectory], None] | None = None) -> Run:
+    """Train a planned job in a run directory; `on_poll` is as in `train`.
+
+    Raises:
+        InputError: when the job is refused; no worker has started then.
+        RunError: when the run failed.
+    """
+    if RunDirectory(path).is_done(planned):
         return Run(path, RunDirectory(path).summary())
     with prepare(planned, path) as run_directory:
         summary = execute(planned, run_directory, (lambda: on_poll(run_directory)) if on_poll else None)
@@ -218,29 +230,6 @@ def evaluate(directory: str | Path, *, report: ProgressReport = unwatched) -> Ma
     return evaluate_run(reopen(run_directory.path), run_directory, report)
 
 
-def prepared(
-    source: Planned | str | Path,
-    *,
-    model: str | None = None,
-    on: str | None = None,
-    data: str | None = None,
-    steps: int | None = None,
-    directory: str | Path | None = None,
-    resume: str | Path | None = None,
-    plan_by: PlanBy = plan_run,
-) -> tuple[PlannedJob, RunDirectory]:
-    """Plan and write a run directory that `weft train` or `torchrun -m weft.training.worker` can start.
-
-    The arguments are those of `train`.
-
-    Raises:
-        InputError: when the input is invalid.
-    """
-    planned, path = _job_and_path(source, model, on, data, steps, directory, resume, plan_by)
-    with prepare(planned, path) as run_directory:
-        return planned, run_directory
-
-
 def finished(path: str | Path) -> Run:
     """Return the finished run of a directory; merge the workers' files unless weft's launcher has done so.
 
@@ -255,49 +244,3 @@ def finished(path: str | Path) -> Run:
         finish(planned, directory)
         write_run_report(directory, planned)
     return Run(directory.path, directory.summary())
-
-
-def _job_and_path(
-    source: Planned | str | Path,
-    model: str | None,
-    on: str | None,
-    data: str | None,
-    steps: int | None,
-    directory: str | Path | None,
-    resume: str | Path | None,
-    plan_by: PlanBy,
-) -> tuple[PlannedJob, Path]:
-    if not isinstance(source, Planned) and Path(source).is_dir():
-        require_folder(Path(source))
-        given = {"resume": resume, "model": model, "on": on}
-        if wrong := [f"--{name}" for name, value in given.items() if value is not None]:
-            problem = f"a run directory; {', '.join(wrong)} goes with a run file or a plan file"
-            raise InputError(Violation(str(source), problem, "RUN.toml"))
-        return _with(reopen(Path(source)), data, steps), Path(source)
-    require_folder(Path(resume or directory or DEFAULT_RUNS))
-    if resume is not None and directory is not None:
-        raise InputError(
-            Violation("directory", f"the run goes on in {resume}; give one of directory and resume")
-        )
-    if resume is not None:
-        path = Path(resume)
-        planned = _job(source, model, on, lambda run: plan_by(as_in(run, path)))
-        require_job_of(planned.run, planned.plan, path)
-        return _with(planned, data, steps), path
-    planned = _job(source, model, on, plan_by)
-    name = planned.plan.model if isinstance(source, Planned) else Path(source).stem
-    path = Path(directory) if directory is not None else fresh_directory(Path(DEFAULT_RUNS), name)
-    require_not_started(path)
-    return _with(planned, data, steps), path
-
-
-def _job(source: Planned | str | Path, model: str | None, on: str | None, plan_by: PlanBy) -> PlannedJob:
-    """Return the job of a source that is no run directory."""
-    if isinstance(source, Planned):
-        return source.job
-    return job_in(Path(source), model=model, on=on, plan_by=plan_by)
-
-
-def _with(planned: PlannedJob, data: str | None, steps: int | None) -> PlannedJob:
-    run = changed(planned.run, {"task": {"data": data}, "train": {"steps": steps}})
-    return replace(planned, run=run)

@@ -26,6 +26,15 @@ class Installed(NamedTuple):
 
 
 @cache
+def entry_points_of_all() -> Any:
+    """Return the entry points of all packages, read once: a search opens a file of each package.
+
+    Their type is `SelectableGroups` in Python 3.11 and `EntryPoints` later.
+    """
+    return entry_points()
+
+
+@cache
 def installed(group: str) -> tuple[Installed, ...]:
     """Load the objects of all entry points in a group; packages are searched once.
 
@@ -33,7 +42,7 @@ def installed(group: str) -> tuple[Installed, ...]:
         InputError: when an entry point's object cannot be imported.
     """
     found = []
-    for entry in entry_points(group=group):
+    for entry in entry_points_of_all().select(group=group):
         try:
             found.append(Installed(entry.name, entry.load()))
         except Exception as error:

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 from pool import WorkerPool
-from pooled_runs import trained
+from pooled_runs import prepared, trained
 from stopped_runs import saved
 
-from weft.api import prepared
 from weft.errors import InputError
 from weft.planning.exposed_codecs import codec_change, exposed_codecs
 from weft.planning.planned import changed_to

@@ -52,7 +52,7 @@ def test_no_plan_gets_the_reserve() -> None:
     assert judged(posed(room + 2**20, reserve_bytes=2**20)).verdict is Verdict.FITS
 
 
-@pytest.mark.parametrize("risk", [0.5, 0.02, 0.001])
+@pytest.mark.parametrize("risk", [0.5, 0.001])
 def test_the_best_plan_keeps_the_accepted_risk(risk: float) -> None:
     """Also on devices that are only just large enough, where stages recompute as their room asks."""
     problem = posed(round(2.2 * 2**30), memory_risk=risk)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,11 @@ import pytest
 import weft
 from weft.describe.plan_file import PlanFile
 from weft.errors import InputError
-from weft.training.session import job_in, plan_file_job
+from weft.planning.plan_file_job import plan_file_job
+from weft.training.session import job_in
+
+# One runner searches for all of them.
+pytestmark = pytest.mark.xdist_group("plan files")
 
 OTHER = """
 [model]
@@ -41,6 +46,7 @@ CONFIG = {
 }
 
 
+@cache
 def planned(on: str = "4xa100-80gb") -> weft.Planned:
     return weft.plan(model="gpt-1m", on=on, global_batch=16)
 

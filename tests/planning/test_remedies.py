@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,13 @@ from weft.planning.remedies import Remedy, remedies
 from weft.planning.what_if import on_cluster
 from weft.progress import WorkDone
 
+# One runner searches for all of them.
+pytestmark = pytest.mark.xdist_group("remedies")
+
 GIB = 2**30
 
 
+@cache
 def remedies_of(
     model: str, on: str, precision: str, **pins: object
 ) -> tuple[NothingFitsError, dict[str, Remedy]]:
@@ -63,7 +68,7 @@ def test_each_remedy_fits_where_the_job_does_not(tmp_path: Path) -> None:
 
 def test_a_job_that_is_far_too_large_learns_of_a_cluster_that_is_large_enough() -> None:
     """No count of nodes next to a power of two divides its layers, and no four devices hold its states."""
-    _, found = remedies_of("gpt3-175b", "4xt4", precision="fp16")
+    _, found = remedies_of("gpt3-175b", "4xt4", precision="fp16", schedule="1f1b", micro_batch_size=1)
     assert [change.split()[1:] for change in found if " more t4 " in change]
     (larger,) = [one for change, one in found.items() if change.endswith(" instead of t4")]
     count, device, *_ = larger.change.split()
@@ -96,7 +101,7 @@ def test_prices_are_told(tmp_path: Path) -> None:
     cluster.write_text(
         '[[node]]\nname = "ours"\ncount = 1\ndevice = "t4"\ndevices = 4\n[device.t4]\nprice_per_hour = 0.5\n'
     )
-    _, found = remedies_of("llama-7b", str(cluster), precision="fp16")
+    _, found = remedies_of("llama-7b", str(cluster), precision="fp16", schedule="1f1b", micro_batch_size=1)
     low_rank = next(one for change, one in found.items() if change.startswith("[lora]"))
     price = 4 * 0.5 * low_rank.best.step_s / 3600 / (8 * 1024) * 1e6
     assert f", {price:.3g} per million tokens (" in low_rank.words

@@ -25,6 +25,9 @@ from weft.planning.planners.weft.stages import Way, deal, dealt
 from weft.planning.problem import problem_of
 from weft.program.verify import verify
 
+# One runner searches for all of them.
+pytestmark = pytest.mark.xdist_group("weft planner")
+
 MIXED = "2xa100-80gb+2xv100-32gb"
 
 

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
+from pooled_runs import prepared
 
-from weft.api import prepared
 from weft.cli.main import run
 from weft.describe.run_file import load_run
 from weft.errors import InputError

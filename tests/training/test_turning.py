@@ -12,11 +12,11 @@ from unittest.mock import patch
 import pytest
 import torch
 from pool import RankError, WorkerPool
+from pooled_runs import prepared
 from training.directory.test_resuming import run_file
 from training.test_loop import STEPS, job_of, losses, new_run, plan_of, rows, run_training, tensors
 
 import weft
-from weft.api import prepared
 from weft.cli.main import run
 from weft.cli.runs import Progress
 from weft.describe.plan import Plan

@@ -11,8 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from weft.api import Run, evaluate, finished, prepared
-from weft.api import train as train_run
+from weft.api import Run, evaluate, finished, train_in
 from weft.cli.codecs import codec_record, codecs_of_run, print_codecs
 from weft.cli.output import Flag, Json, console, print_json, progressing, refuse_options
 from weft.cli.rankings import planned_visibly
@@ -22,6 +21,7 @@ from weft.describe.run_file import load_run
 from weft.describe.units import format_count, format_seconds
 from weft.errors import InputError, RunError, Violation
 from weft.planning.report_sections import BY_SOURCE
+from weft.run.launch.workers import require_torch
 from weft.timeline.compare import Comparison, Pair
 from weft.timeline.compare import compare as compare_timelines
 from weft.timeline.figures import error_text, prediction_error
@@ -29,7 +29,7 @@ from weft.training.directory.event_words import warnings
 from weft.training.directory.live_run import LiveRun
 from weft.training.directory.overview import NEWEST_STEPS
 from weft.training.directory.run_directory import RunDirectory
-from weft.training.session import WORKER_MODULE, job_in
+from weft.training.session import WORKER_MODULE, job_in, job_to_train, prepare
 
 SECONDS_BETWEEN_LINES = 2.0
 
@@ -159,33 +159,26 @@ def train(
         raise InputError(Violation(str(source), "no such run file, plan file or run directory"))
     if prepare_only:
         refuse_options({"--watch": watch or None}, "only while the run trains here, not with --prepare-only")
-        planned, run_directory = prepared(
-            source,
-            model=model,
-            on=on,
-            data=data,
-            steps=steps,
-            directory=directory,
-            resume=resume,
-            plan_by=planned_visibly,
-        )
-        ranks = planned.plan.ranks
-        print(f"torchrun --nproc-per-node {ranks} -m {WORKER_MODULE} {run_directory.path}")
+    else:
+        require_torch()
+    planned, path = job_to_train(
+        source,
+        model=model,
+        on=on,
+        data=data,
+        steps=steps,
+        directory=directory,
+        resume=resume,
+        plan_by=planned_visibly,
+    )
+    if prepare_only:
+        with prepare(planned, path):
+            print(f"torchrun --nproc-per-node {planned.plan.ranks} -m {WORKER_MODULE} {path}")
         return
     progress = Progress(quiet=json)
     try:
         with _polled(progress, watch=watch) as on_poll:
-            run = train_run(
-                source,
-                model=model,
-                on=on,
-                data=data,
-                steps=steps,
-                directory=directory,
-                resume=resume,
-                on_poll=on_poll,
-                plan_by=planned_visibly,
-            )
+            run = train_in(planned, path, on_poll)
     except (RunError, KeyboardInterrupt, SystemExit) as stop:
         for note in getattr(stop, "__notes__", ()):
             print(f"weft: {note}", file=sys.stderr)

@@ -427,12 +427,8 @@ def planned_for(subject: PlanSubject, plan: Plan, prediction: Prediction | None 
     Raises:
         InputError: with every fault of the plan.
     """
-    run = subject.run
-    if run.train.precision == ANY_PRECISION:
-        run = in_precision(run, plan.precision)
-    if run.sync.method == AUTO:
-        run = in_sync(run, plan.sync)
-    return _checked(run, problem_of_subject(subject.model_copy(update={"run": run})), plan, prediction)
+    run, problem = _posed(subject, plan)
+    return _checked(run, problem, plan, prediction)
 
 
 def moved(subject: PlanSubject, plan: Plan) -> PlannedJob:
@@ -441,7 +437,18 @@ def moved(subject: PlanSubject, plan: Plan) -> PlannedJob:
     Raises:
         InputError: with every fault of the plan there.
     """
-    return planned_for(subject, renamed(plan, problem_of_subject(subject).job))
+    run, problem = _posed(subject, plan)
+    return _checked(run, problem, renamed(plan, problem.job), None)
+
+
+def _posed(subject: PlanSubject, plan: Plan) -> tuple[RunFile, Problem]:
+    """Return the run file, with the plan's decisions where it leaves them open, and its problem."""
+    run = subject.run
+    if run.train.precision == ANY_PRECISION:
+        run = in_precision(run, plan.precision)
+    if run.sync.method == AUTO:
+        run = in_sync(run, plan.sync)
+    return run, problem_of_subject(subject.model_copy(update={"run": run}))
 
 
 def renamed(plan: Plan, job: Job) -> Plan:

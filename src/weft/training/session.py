@@ -5,33 +5,82 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from weft.describe.plan import Plan
-from weft.describe.plan_file import PlanFile, load_plan_file
-from weft.describe.plan_subject import PlanSubject, subject_of
+from weft.describe.plan_file import load_plan_file
 from weft.describe.reading import holds_json
-from weft.describe.run_file import RunFile, load_run, naming, run_of_keywords
+from weft.describe.run_file import RunFile, changed, load_run, naming
 from weft.describe.synchronisation import changes_codecs_every
+from weft.destinations import require_folder
 from weft.errors import InputError, Violation
 from weft.lab.inside import require_lab_devices
-from weft.planning.planned import PlannedJob, moved, plan_run, planned_for, taking_over
+from weft.planning.plan_file_job import moved_job, plan_file_job
+from weft.planning.planned import PlannedJob, plan_run, planned_for, taking_over
 from weft.predict.ledger import STEP, Ledger
 from weft.progress import ProgressReport, progress_file, unwatched
 from weft.run.launch.workers import launch_workers
 from weft.training.coordination.hang import HangWatch
-from weft.training.directory.resuming import kept_if_refused, removed_if_refused
-from weft.training.directory.run_directory import RunDirectory
+from weft.training.directory.resuming import (
+    as_in,
+    kept_if_refused,
+    removed_if_refused,
+    require_job_of,
+    require_not_started,
+)
+from weft.training.directory.run_directory import RunDirectory, fresh_directory
 from weft.training.directory.run_lock import only_run
 from weft.training.directory.verified import write_verified
 from weft.training.refusals import refusals
 
 WORKER_MODULE = "weft.training.worker"
 EVALUATION_MODULE = "weft.training.evaluation.worker"
+DEFAULT_RUNS = Path("runs")
 
 # A search for the best plan of a run file, as `plan_run`.
 PlanBy = Callable[[RunFile], PlannedJob]
+
+
+def job_to_train(
+    source: PlannedJob | Path,
+    *,
+    model: str | None = None,
+    on: str | None = None,
+    data: str | None = None,
+    steps: int | None = None,
+    directory: Path | None = None,
+    resume: Path | None = None,
+    plan_by: PlanBy = plan_run,
+) -> tuple[PlannedJob, Path]:
+    """Return the job that a start trains, and the path of its run directory; nothing is written.
+
+    The arguments are those of `weft.train`; `plan_by` searches the plan of a run file.
+
+    Raises:
+        InputError: when they do not go together, name no job, or the directory cannot have the run.
+    """
+    former = source if isinstance(source, Path) and source.is_dir() else None
+    if former is not None:
+        given = {"resume": resume, "directory": directory, "model": model, "on": on}
+        if wrong := [f"--{name}" for name, value in given.items() if value is not None]:
+            problem = f"a run directory; {', '.join(wrong)} goes with a run file or a plan file"
+            raise InputError(Violation(str(source), problem, "RUN.toml"))
+    if resume is not None and directory is not None:
+        problem = f"the run goes on in {resume}; give one of directory and resume"
+        raise InputError(Violation("directory", problem))
+    path = former or resume or directory
+    require_folder(path or DEFAULT_RUNS)
+    filling = plan_by if resume is None else lambda run: plan_by(as_in(run, resume))
+    job = source if isinstance(source, PlannedJob) else job_in(source, model=model, on=on, plan_by=filling)
+    if resume is not None:
+        require_job_of(job.run, job.plan, resume)
+    elif directory is not None:
+        require_not_started(directory)
+    if path is None:
+        path = fresh_directory(DEFAULT_RUNS, source.stem if isinstance(source, Path) else job.plan.model)
+    run = changed(job.run, {"task": {"data": data}, "train": {"steps": steps}})
+    return replace(job, run=run), path
 
 
 @contextmanager
@@ -63,7 +112,7 @@ def job_in(
     """
     if path.is_dir():
         job = reopen(path)
-        return job if model is None and on is None else _moved(job.file, model, on)
+        return job if model is None and on is None else moved_job(job.file, model, on)
     if holds_json(path):
         return plan_file_job(path, model=model, on=on)
     return plan_by(naming(load_run(path), model=model, on=on))
@@ -181,42 +230,3 @@ def enter_prediction(planned: PlannedJob, ledger: Ledger) -> int:
         source=prediction.source,
         time_s=time.time(),
     )
-
-
-def plan_file_job(path: Path, *, model: str | None = None, on: str | None = None) -> PlannedJob:
-    """Return the job of a plan file, or of its plan for another model or cluster.
-
-    A plan file without its subject names a preset and a cluster.
-
-    Raises:
-        InputError: when they cannot be found, or the plan is not for them.
-    """
-    file = load_plan_file(path)
-    if file.subject is None:
-        file = file._replace(subject=_named_subject(path, file.plan, model, on))
-    return _moved(file, model, on)
-
-
-def _named_subject(path: Path, plan: Plan, model: str | None, on: str | None) -> PlanSubject:
-    """Return the subject that the plan's names mean, or the given names."""
-    try:
-        run = run_of_keywords(
-            model=model or plan.model,
-            on=on or plan.cluster,
-            global_batch=plan.global_batch,
-            sequence=plan.sequence,
-            precision=plan.precision,
-            pins={},
-        )
-        return subject_of(run)
-    except InputError as error:
-        problem = "has no key 'subject', and its names are unknown here; give --model and --on"
-        raise InputError([Violation(str(path), problem), *error.violations]) from None
-
-
-def _moved(file: PlanFile, model: str | None, on: str | None) -> PlannedJob:
-    subject = file.subject
-    assert subject is not None, "a plan without a subject got one by its names"
-    if model is None and on is None:
-        return planned_for(subject, file.plan, file.prediction)
-    return moved(subject.pinned(file.plan).changed(model=model, on=on), file.plan)

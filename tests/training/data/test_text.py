@@ -78,6 +78,8 @@ def test_the_split_does_not_depend_on_where_or_when(folder: Path, tmp_path: Path
 
 def test_a_folder_a_glob_and_a_file_name_documents_alike(folder: Path) -> None:
     (folder / ".hidden").write_text("not read")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "note.txt").write_text("not read")
     (folder / "empty.txt").write_text("")
     names = [document.name for document in list_documents(str(folder))]
     assert names == sorted(f"deep/{number:02}.txt" for number in range(60))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pooled_runs import prepared
 
 import weft
-from weft.api import prepared
 from weft.cli.main import run
 from weft.errors import InputError
 from weft.training.directory.resuming import kept_if_refused
@@ -150,8 +150,9 @@ def test_a_run_that_was_only_prepared_can_be_prepared_again(tmp_path: Path, star
 def test_contradicting_directories_are_refused(tmp_path: Path, started: Path) -> None:
     (line,) = refusals(tmp_path / "first.toml", directory=tmp_path / "other", resume=started)
     assert "give one of directory and resume" in line
-    (line,) = refusals(started, resume=started)
-    assert "resume goes with a run file" in line
+    for name in ("resume", "directory"):
+        (line,) = refusals(started, **{name: started})
+        assert f"--{name} goes with a run file" in line
     (line,) = refusals(tmp_path / "first.toml", resume=tmp_path / "absent")
     assert "not a run directory" in line
     # A folder of runs is named in place of one of them.

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 from pool import RankError, WorkerPool
-from pooled_runs import trained
+from pooled_runs import prepared, trained
 
 import weft
-from weft.api import prepared
 from weft.cli.files import Summary
 from weft.cli.main import run as command
 from weft.errors import InputError

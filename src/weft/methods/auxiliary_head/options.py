@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from weft.describe.plan import Choice, Plan
-from weft.describe.run_tables.methods import RunTable, checked_options
+from weft.describe.run_tables.methods import RunTable, checked_options, planned_options
 from weft.describe.toml_table import Count, TomlTable
 
 NAME = "auxiliary-head"
@@ -23,13 +23,13 @@ class AuxiliaryHeadOptions(TomlTable):
 TABLE = RunTable(method=NAME, table=AuxiliaryHeadOptions, options=lambda table: table.model_dump())
 
 
-def read_options(choice: Choice, where: str = NAME) -> AuxiliaryHeadOptions:
+def read_options(choice: Choice) -> AuxiliaryHeadOptions:
     """Return the options of the head in a plan or a job.
 
     Raises:
         InputError: for unknown, missing or wrong options.
     """
-    return checked_options(AuxiliaryHeadOptions, choice, where)
+    return checked_options(AuxiliaryHeadOptions, choice, NAME)
 
 
 def options_of(plan: Plan) -> AuxiliaryHeadOptions | None:
@@ -38,5 +38,4 @@ def options_of(plan: Plan) -> AuxiliaryHeadOptions | None:
     Raises:
         InputError: as `read_options`.
     """
-    choice = plan.method(NAME)
-    return None if choice is None else read_options(choice, "plan: methods: auxiliary-head")
+    return planned_options(AuxiliaryHeadOptions, plan, NAME)

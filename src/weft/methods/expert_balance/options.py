@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from weft.describe.plan import EXPERT_BALANCE, Choice, Plan
-from weft.describe.run_tables.methods import Options, RunTable, checked_options
+from weft.describe.run_tables.methods import Options, RunTable, checked_options, planned_options
 from weft.describe.toml_table import Count, TomlTable
 from weft.errors import InputError, Violation
 
@@ -123,13 +123,13 @@ def _options(table: ExpertsTable) -> Options | None:
 TABLE = RunTable(method=NAME, key=TABLE_NAME, table=ExpertsTable, options=_options)
 
 
-def read_options(choice: Choice, where: str = TABLE_NAME) -> ExpertsTable:
+def read_options(choice: Choice) -> ExpertsTable:
     """Return the options of the balance in a plan or a job.
 
     Raises:
         InputError: for unknown, missing or wrong options.
     """
-    return checked_options(ExpertsTable, choice, where)
+    return checked_options(ExpertsTable, choice, TABLE_NAME)
 
 
 def options_of(plan: Plan) -> ExpertsTable | None:
@@ -138,5 +138,4 @@ def options_of(plan: Plan) -> ExpertsTable | None:
     Raises:
         InputError: as `read_options`.
     """
-    choice = plan.method(NAME)
-    return None if choice is None else read_options(choice, f"plan: methods: {NAME}")
+    return planned_options(ExpertsTable, plan, NAME)

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from weft.describe.contract import Contract
 from weft.describe.plan import MICRO_BATCH_CLIPPING, Choice, Plan
-from weft.describe.run_tables.methods import Options, RunTable, checked_options
+from weft.describe.run_tables.methods import Options, RunTable, checked_options, planned_options
 from weft.describe.run_tables.training import TaskTable
 from weft.describe.tasks import sources_of
 from weft.describe.toml_table import TOML_ARRAY, Count, TomlTable
@@ -124,13 +124,13 @@ TABLE = RunTable(
 )
 
 
-def read_options(choice: Choice, where: str = TABLE_NAME) -> ClipTable:
+def read_options(choice: Choice) -> ClipTable:
     """Return the options of clipping in a plan or a job.
 
     Raises:
         InputError: for unknown, missing or wrong options.
     """
-    return checked_options(ClipTable, choice, where)
+    return checked_options(ClipTable, choice, TABLE_NAME)
 
 
 def options_of(plan: Plan) -> ClipTable | None:
@@ -139,5 +139,4 @@ def options_of(plan: Plan) -> ClipTable | None:
     Raises:
         InputError: as `read_options`.
     """
-    choice = plan.method(NAME)
-    return None if choice is None else read_options(choice, f"plan: methods: {NAME}")
+    return planned_options(ClipTable, plan, NAME)

@@ -12,7 +12,7 @@ import hashlib
 import os
 import stat
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -167,11 +167,10 @@ def _paths(source: str) -> tuple[Path, Iterable[Path]]:
     """Return the base folder of the names, and the files."""
     if source == PYTHON_STDLIB:
         root = Path(sysconfig.get_path("stdlib"))
-        found = (path for path in root.rglob("*.py") if not _INSTALLED.intersection(path.parts))
-        return root, found
+        return root, _below(root, lambda name: name not in _INSTALLED, lambda name: name.endswith(".py"))
     path = Path(source).expanduser()
     if source and path.is_dir():
-        return path, (found for found in path.rglob("*") if not _is_hidden(found.relative_to(path)))
+        return path, _below(path, _is_shown, _is_shown)
     if path.is_file():
         return path.parent, (path,)
     if glob.has_magic(source):
@@ -190,8 +189,16 @@ def _documents(root: Path, paths: Iterable[Path]) -> Iterator[Document]:
             yield Document(name, path.absolute(), status.st_size, status.st_mtime_ns)
 
 
-def _is_hidden(relative: Path) -> bool:
-    return any(part.startswith(".") for part in relative.parts)
+def _below(root: Path, enters: Callable[[str], bool], takes: Callable[[str], bool]) -> Iterator[Path]:
+    """Yield the files below a folder, by the names of the folders that it enters and of the files."""
+    for folder, folders, files in os.walk(root):
+        # Packages installed beside the standard library are often far larger than it.
+        folders[:] = filter(enters, folders)
+        yield from (Path(folder, name) for name in files if takes(name))
+
+
+def _is_shown(name: str) -> bool:
+    return not name.startswith(".")
 
 
 def _glob_root(pattern: Path) -> Path:
