@@ -332,11 +332,7 @@ def stage_input_bytes(graph: LayerGraph, layers: Sequence[int], shape: Shape, pr
 
     The layers before a layer send its input. A layer with none before it keeps the samples that it reads.
     """
-    element, amounts, read = (
-        PRECISION_BYTES[precision],
-        graph.amounts("sent", shape),
-        graph.amounts("read", shape),
-    )
+    element, amounts = PRECISION_BYTES[precision], graph.amounts("sent", shape)
     # An input of several layers is kept once.
     sent = [amounts[one] for one in sorted({one for layer in layers for one in graph.feeders[layer]})]
     first = [layer for layer in layers if not graph.feeders[layer]]
