@@ -1,6 +1,6 @@
 """Every plan of the equality matrix, up to eight ranks, against one process in float64.
 
-mesh (pp, dp, tp) x order x sharding x recomputation x clipping x heads, as `tests/equality_matrix.py` has
+mesh (pp, dp, tp) x order x sharding x recomputation x clipping x heads, as `tests/equality_cases.py` has
 them; the tests run a covering subset on up to four ranks.
 
     python benchmarks/equality_matrix.py             # all, about an hour on two cores
@@ -21,7 +21,7 @@ from harness import Report, parser
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from equality_matrix import cases
+from equality_cases import cases
 from equality_table import TOLERANCE, differences, together, train
 from one_process import Outcome, Training, alone
 from pool import WorkerPool

@@ -24,7 +24,7 @@ class ThreadGroup:
     ) -> None:
         self._barrier, self._given, self._rows = barrier, given, rows
         self.size, self.place = barrier.parties, place
-        self.sent_bytes: dict[str, int] = {"all_gather": 0, "all_to_all": 0, "rows": 0}
+        self.sent_bytes: dict[str, int] = {"all_gather": 0, "all_to_all": 0}
 
     def all_gather(self, flat: torch.Tensor, share: torch.Tensor) -> None:
         self.sent_bytes["all_gather"] += (self.size - 1) * share.nbytes
@@ -38,7 +38,8 @@ class ThreadGroup:
         self, taken: torch.Tensor, given: torch.Tensor, taken_rows: Sequence[int], given_rows: Sequence[int]
     ) -> None:
         parts = list(given.split(list(given_rows)))
-        self.sent_bytes["rows"] += sum(one.nbytes for place, one in enumerate(parts) if place != self.place)
+        sent = sum(one.nbytes for place, one in enumerate(parts) if place != self.place)
+        self.sent_bytes["rows"] = self.sent_bytes.get("rows", 0) + sent
         self._rows[self.place] = parts
         self._barrier.wait(LIMIT_S)
         found = [one[self.place] for one in self._rows]

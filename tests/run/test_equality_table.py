@@ -1,7 +1,7 @@
 """Law: every row of the equality table trains like one process.
 
 Rows of methods stand in `tests/methods/rows/`; those in which every two choices of a plan meet come from
-`tests/equality_matrix.py`. `tests/equality_cover.py` chooses the rows that `make test` trains.
+`tests/equality_cases.py`. `tests/equality_cover.py` chooses the rows that `make test` trains.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import equality_table
 import pytest
 import torch
 from decoder_models import tiny_decoder
+from equality_cases import CHOICES, cases, choices_of, pairs
 from equality_cover import AXES, covering, marks, size, traits
-from equality_matrix import CHOICES, cases, choices_of, pairs
 from equality_table import Row, differences, together, tolerance_of, train, train_late
 from methods.rows.diloco import StepsOutside
 from methods.rows.gradient_norm import Clips

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from installing import register
+from installing import forget_installed, register
 from pool import WorkerPool
 
 from weft.describe.plan import Choice
 from weft.errors import InputError
-from weft.installed import installed
 from weft.run.transport.device_group import DeviceGroup
 from weft.run.transport.host_group import HostGroup
 from weft.run.transport.rank_order import PIECE_ELEMENTS
@@ -183,6 +182,6 @@ def test_methods_of_others_are_found_by_name_and_do_not_take_those_of_weft(packa
     register(packages, "rounded", {"weft.synchronisers": named})
     assert isinstance(get_synchroniser(Choice(name="rounded")), Dense)
     register(packages, "again", {"weft.synchronisers": {"dense": "weft.sync.dense:Dense"}})
-    installed.cache_clear()
+    forget_installed()
     with pytest.raises(InputError, match="two methods are called 'dense'"):
         get_synchroniser(Choice(name="rounded"))

@@ -80,7 +80,8 @@ def messages_sent(columns: Columns, kind: int, ends: tuple[str, str] = ("stage",
     """Return the messages of a kind; `ends` are the columns of the producer and the consumer."""
     mine, found = columns.kind == kind, defaultdict[tuple[int, int, int], tuple[int, ...]](tuple)
     rows = (getattr(columns, name)[mine].tolist() for name in (*ends, "micro_batch", "peer"))
-    for producer, consumer, message, peer in zip(*rows, strict=True):
+    # Every step of a cycle has the same messages.
+    for producer, consumer, message, peer in dict.fromkeys(zip(*rows, strict=True)):
         found[producer, consumer, message] += (peer,)
     return found
 

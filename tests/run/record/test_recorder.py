@@ -192,7 +192,10 @@ def test_the_host_notes_an_instruction_before_it_issues_it(tmp_path: Path, progr
         return issue
 
     handlers = dict.fromkeys((one.kind.name for one in part.instructions()), handler)
-    executor = Executor(part, MagicMock(step=0, step_share=1.0), recorder=recorder, handlers=handlers)
+    workspace = MagicMock(step=0, step_share=1.0)
+    # Streams of a host put nothing in order.
+    workspace.resources.streams.order.return_value = None
+    executor = Executor(part, workspace, recorder=recorder, handlers=handlers)
     executor.run_step(0, MagicMock())
     recorder.close()
     assert noted == [True] * len(part)
