@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+from hypothesis import strategies as st
 
 from weft.program.program import COLUMN_NAMES, Columns, Edges, Program
 
@@ -107,3 +109,12 @@ def with_row(program: Program, like: int, place: int, **values: int) -> Program:
             target=edges.target + (edges.target >= place),
         ),
     )
+
+
+def missing_and_doubled(program: Program, data: st.DataObject) -> Iterator[Program]:
+    """Yield the program without any one of its rows, with this row twice, and without any one edge."""
+    row = data.draw(st.integers(0, len(program) - 1))
+    yield without_row(program, row)
+    yield twice(program, row)
+    edges = np.flatnonzero(program.edges.distance == 0)
+    yield without_edge(program, int(data.draw(st.sampled_from(edges.tolist()))))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from program.layouts import asked, dealt_layout
-from program.mutations import twice, with_value, without_edge, without_row
+from program.mutations import missing_and_doubled, with_value
 
 from weft.describe.plan import Sharding
 from weft.errors import InputError
@@ -126,11 +126,8 @@ def test_any_missing_or_doubled_instruction_or_edge_is_refused(
     layout: PipelineLayout, data: st.DataObject
 ) -> None:
     program = build_training_program(layout, get_schedule("1f1b"), {})
-    row = data.draw(st.integers(0, len(program) - 1))
-    assert verify(without_row(program, row))
-    assert verify(twice(program, row))
-    edges = np.flatnonzero(program.edges.distance == 0)
-    assert verify(without_edge(program, int(data.draw(st.sampled_from(edges.tolist())))))
+    for broken in missing_and_doubled(program, data):
+        assert verify(broken)
 
 
 def test_a_message_to_another_lane_is_refused() -> None:

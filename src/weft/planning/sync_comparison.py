@@ -86,4 +86,5 @@ def sync_figures(model: CostModel, plan: Plan) -> SyncFigures:
 
 
 def _most_added(held: Sequence[int], held_densely: Sequence[int]) -> int:
+    # Servers have the last ranks of a plan, and dense synchronisation has none.
     return max(one - other for one, other in zip(held, held_densely, strict=False))

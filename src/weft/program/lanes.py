@@ -58,7 +58,7 @@ def over_lanes(pipeline: LoweredPipeline, layout: PipelineLayout) -> LoweredPipe
     row stand for the kept one before them. Of a message, the receiver's lanes are kept.
     """
     columns, edges, whole = pipeline.columns, pipeline.edges, layout.most_lanes
-    lanes = (layout.rank_table()[0] != NONE).sum(axis=1)
+    lanes = np.bincount(LanePlaces.of(layout).device)
     first_place = np.cumsum(lanes) - lanes
 
     def place(device: Ints, copy: Ints) -> Ints:
@@ -83,7 +83,7 @@ def over_lanes(pipeline: LoweredPipeline, layout: PipelineLayout) -> LoweredPipe
         ends.append(first[end] + index)
         device = columns.rank[end]
         right &= place(device, index * apart[end]) == place(device, copy)
-    order = np.lexsort((np.arange(len(row), dtype=np.int64), spread.rank))
+    order = np.argsort(spread.rank, kind="stable")
     source, target = ends
     copied = Edges.of(source, target, edges.distance[edge]).take(right)
     return LoweredPipeline(spread.take(order), renumber(copied, order))

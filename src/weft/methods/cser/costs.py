@@ -1,6 +1,7 @@
 """The costs of CSER's meetings: an all-reduce of blocks, or an all-gather of the replicas' own choices.
 
-A returning replica takes all weights from an all-reduce."""
+A returning replica takes all weights from an all-reduce.
+"""
 
 from __future__ import annotations
 

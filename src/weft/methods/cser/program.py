@@ -196,15 +196,15 @@ def groups(layout: PipelineLayout, asked: ResetPlan) -> tuple[GroupTable, ...]:
             for some in dict.fromkeys(members)
         }
         firsts = accumulate((len(one.groups) for one in tables.values()), initial=0)
-        shifted = {
-            some: np.where(one.table == NONE, NONE, one.table + first)
+        numbered = {
+            some: one.numbered_from(first).table
             for (some, one), first in zip(tables.items(), firsts, strict=False)
         }
         return GroupTable(
             kinds=kinds,
             groups=tuple(group for one in tables.values() for group in one.groups),
             by=("iteration", "stage", "replica"),
-            table=np.stack([shifted[some] for some in members]),
+            table=np.stack([numbered[some] for some in members]),
         )
 
     if not absences.missed:

@@ -73,6 +73,10 @@ class GroupTable:
     by: tuple[str, ...]
     table: Ints
 
+    def numbered_from(self, first: int) -> GroupTable:
+        """Return the table whose group 0 has the number `first`."""
+        return replace(self, table=np.where(self.table == NONE, NONE, self.table + first))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pass(Generic[Options]):
@@ -265,7 +269,7 @@ class PassList:
         first = 0
         for method, options in self.passes:
             for one in method.groups(layout, options):
-                tables.append(replace(one, table=np.where(one.table == NONE, NONE, one.table + first)))
+                tables.append(one.numbered_from(first))
                 first += len(one.groups)
         return ProgramGroups(tuple(tables))
 
@@ -290,9 +294,10 @@ class ProgramGroups:
         group = np.full(len(columns), NONE, dtype=np.int64)
         for one in self.tables:
             rows = np.flatnonzero(np.isin(columns.kind, one.kinds))
-            sizes = zip(one.by, one.table.shape, strict=False)
-            place = tuple(getattr(columns, name)[rows] % size for name, size in sizes)
-            group[rows] = one.table[(*place, lane[rows])]
+            places = {name: getattr(columns, name)[rows] for name in one.by}
+            if "iteration" in places:
+                places["iteration"] %= one.table.shape[one.by.index("iteration")]
+            group[rows] = one.table[(*places.values(), lane[rows])]
         return group
 
     @property
