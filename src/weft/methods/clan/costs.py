@@ -37,6 +37,9 @@ from weft.program.arrays import Ints
 
 WireOf = Callable[[Plan], Wire]
 
+# Of the sum of a share: itself, in fp32, decoded, and one that is decoded beside it.
+WORKING_COPIES = 4
+
 
 def _by_codec(hook_of: Callable[[WireOf], CostHook], wire: WireOf) -> CostHook:
     """Return the cost hook of rows whose pieces have several codecs, from that of one wire."""
@@ -109,10 +112,6 @@ def _kept(pricing: Pricing) -> Held:
             taken = min(IN_FLIGHT, stages.pieces[index]) * (copies + 1) * sent
             held[servers] += round(taken + WORKING_COPIES * share)
     return Held(held)
-
-
-# Of the sum of a share: itself, in fp32, decoded, and one that is decoded beside it.
-WORKING_COPIES = 4
 
 
 _CODECS = {"compress": compress_wire, "aggregate": aggregate_wire, "decompress": decompress_wire}

@@ -81,7 +81,12 @@ def _servers(planned: PlannedJob) -> str | None:
     return server_words(servers, planned.problem.job.cluster) if servers else None
 
 
+def _decided(planned: PlannedJob) -> str | None:
+    servers = _servers(planned)
+    return servers and f"clan: {servers}"
+
+
 REPORT = (
     ReportSection(name=NAME, title="Compressed gradients", rows=_rows, chart=_chart, measured=_measured),
-    DecidedWords(method=NAME, words=lambda planned: _servers(planned) and f"clan: {_servers(planned)}"),
+    DecidedWords(method=NAME, words=_decided),
 )

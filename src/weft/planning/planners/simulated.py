@@ -69,13 +69,13 @@ def _misfit(problem: Problem, plan: Plan, step: LongStep) -> str | None:
     fills = filled(Holding(resident=resident, activations=prediction.peak_bytes[rank] - resident))
     if prediction.communicator_bytes:
         fills += f", and {format_bytes(prediction.communicator_bytes[rank])} of communicators"
-    name = f"rank {rank}"
+    name, pause = f"rank {rank}", ""
     if rank in plan.servers:
-        name += f", server {plan.servers.index(rank)},"
+        name, pause = f"{name}, server {plan.servers.index(rank)}", ","
     if missing > 0:
-        return f"{name} would need {format_bytes(missing)} more than its device has: {fills}"
+        return f"{name}{pause} would need {format_bytes(missing)} more than its device has: {fills}"
     chance = prediction.chance_to_fit(usable_bytes.tolist())
-    return f"would not fit in {format_odds(1.0 - chance)}: {fills} on {name.rstrip(',')}"
+    return f"would not fit in {format_odds(1.0 - chance)}: {fills} on {name}"
 
 
 def filled(holding: Holding) -> str:

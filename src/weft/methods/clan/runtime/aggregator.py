@@ -78,13 +78,8 @@ class Aggregator:
         one, server = self._pieces[meeting.stage, meeting.part], self._groups[meeting.stage].server
         elements = one.piece.elements_of(server, self._options.block)
         draw, total = draw_of(meeting, "pull", server, one.piece, server), self._sums(one.piece)
-        one.codec.decode_sum(one.taken, total, draw)
-        total.view(-1)[elements:] = 0.0
-        if one.error is not None:
-            total += one.error
-        one.codec.encode(total.to(torch.float32), elements, one.given, draw)
+        one.codec.encode_sum(one.taken, total, one.error, elements, one.given, draw)
         if one.error is not None and elements:
-            one.codec.leave(total, one.given, elements, draw)
             finite = torch.stack(total.aminmax()).isfinite().all()
             torch.where(finite, total, one.error, out=one.error)
 

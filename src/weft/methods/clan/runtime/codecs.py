@@ -67,6 +67,27 @@ class BlockCodec(ABC):
             self.decode(payload, decoded, draw)
             total.add_(decoded)
 
+    def encode_sum(
+        self,
+        payloads: torch.Tensor,
+        total: torch.Tensor,
+        error: torch.Tensor | None,
+        elements: int,
+        given: torch.Tensor,
+        draw: Draw,
+    ) -> None:
+        """Fill `given` with the encoded sum of `payloads` and their owner's `error`.
+
+        `total`, shape (blocks, block), has `elements` elements. It becomes the new error, if one is kept.
+        """
+        self.decode_sum(payloads, total, draw)
+        total.view(-1)[elements:] = 0.0
+        if error is not None:
+            total += error
+        self.encode(total.to(torch.float32), elements, given, draw)
+        if error is not None:
+            self.leave(total, given, elements, draw)
+
 
 class ScaledSign(BlockCodec):
     """The signs of a block times its mean magnitude; zero counts as positive."""

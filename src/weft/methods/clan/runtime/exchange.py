@@ -214,15 +214,12 @@ class TwoWaySums(Dense):
         codec = self._codec(meeting.stage, meeting.part)
         draw = draw_of(meeting, "pull", place, piece, meeting.replica)
         total = gradient.new_empty(piece.blocks, self._options.block)
-        codec.decode_sum(under_way.payloads, total, draw)
+        error = stage.owned[meeting.part] if stage.owned else None
         elements = piece.elements_of(place, self._options.block)
-        total.view(-1)[elements:] = 0.0
-        if stage.owned:
-            total += stage.owned[meeting.part]
-        under_way.payloads = self._room("own", 1, meeting, gradient)
-        codec.encode(total.to(torch.float32), elements, under_way.payloads[0], draw)
-        if stage.owned:
-            codec.leave(total, under_way.payloads[0], elements, draw)
+        own = self._room("own", 1, meeting, gradient)
+        codec.encode_sum(under_way.payloads, total, error, elements, own[0], draw)
+        under_way.payloads = own
+        if error is not None:
             under_way.error = total
 
     def pull(self, gradient: torch.Tensor, meeting: Meeting) -> None:
