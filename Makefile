@@ -69,6 +69,7 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/check_prose.py
+	$(BIN)/python -m pytest --quiet --no-header tests/mutants/test_mutations.py tests/test_class_names.py
 	# With --quiet no warning reaches --strict.
 	$(BIN)/mkdocs build --strict --site-dir site
 
