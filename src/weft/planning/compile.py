@@ -181,10 +181,14 @@ def _message_bytes(
     It has the samples of a micro-batch of the stage that splits more. It has the tokens that its receiver
     holds, the stage at this end of the edge.
     """
+    shapes = [plan.shape(stage) for stage in range(len(plan.stages))]
 
     def size(edge: Edge, layers: Collection[int]) -> int:
         samples = min(map(plan.size_of, edge)) // plan.ep
-        sent = graph.amounts("sent", replace(plan.shape(edge[end]), micro_batch_size=samples))
+        shape = shapes[edge[end]]
+        if samples != shape.micro_batch_size:
+            shape = replace(shape, micro_batch_size=samples)
+        sent = graph.amounts("sent", shape)
         return round(plan.element_bytes * sum(sent[layer] for layer in layers))
 
     return {edge: size(edge, layers) for edge, layers in crossing.items()}

@@ -44,7 +44,7 @@ from weft.planning.problem import Problem, problem_of_run, problem_of_subject
 from weft.planning.synchronisations import decided_sync, in_sync, merged, synchronised_in_each
 from weft.planning.throughput import Throughput, throughput
 from weft.planning.ties import break_ties
-from weft.predict.cost.communicators import SOURCE, Communicators, communicators
+from weft.predict.cost.communicators import SOURCE, Communicators
 from weft.predict.cost.memory import STEPPED_BYTES
 from weft.predict.cost.placed_plan import PlacedPlan
 from weft.predict.cost.price import price
@@ -187,10 +187,10 @@ class PlannedJob:
         left: list[int] = self.problem.cost_model.network.places.usable_bytes[: self.plan.ranks].tolist()
         return left
 
-    @cached_property
+    @property
     def communicators(self) -> Communicators:
         """The communicators of every rank, and their bytes."""
-        return communicators(self._placed, self.program)
+        return self._placed.communicators
 
     @property
     def fullest_rank(self) -> int:

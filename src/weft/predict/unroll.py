@@ -131,7 +131,9 @@ def _late_rows(costs: Costs, occupancy: Ints, meeting: Ints) -> Ints:
         return np.zeros(0, dtype=np.int64)
     late = (costs.lead > 0) & (costs.lead + costs.rest > occupancy)
     together = late & (meeting != NONE)
-    return np.flatnonzero(late | np.isin(meeting, meeting[together]))
+    if together.any():
+        late = late | np.isin(meeting, meeting[together])
+    return np.flatnonzero(late)
 
 
 def _host_edges(program: Program, costs: Costs) -> tuple[Ints, Mask, Mask]:

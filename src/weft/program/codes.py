@@ -13,17 +13,22 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 def codes(*columns: Ints) -> Ints:
     """Return one integer per row; two rows have equal integers if and only if all their columns are equal."""
-    code = np.zeros(len(columns[0]), dtype=np.int64)
-    largest = 0
-    for column in columns:
-        values = column - column.min(initial=0)
-        radix = int(values.max(initial=0)) + 1
+    code, largest = _from_zero(columns[0])
+    for column in columns[1:]:
+        values, most = _from_zero(column)
+        radix = most + 1
         if (largest + 1) * radix >= 2**62:
             code = np.unique(code, return_inverse=True)[1].astype(np.int64)
             largest = int(code.max(initial=0))
         code = code * radix + values
         largest = (largest + 1) * radix - 1
     return code
+
+
+def _from_zero(column: Ints) -> tuple[Ints, int]:
+    """Return a column without negative values, and its largest value."""
+    least, most = int(column.min(initial=0)), int(column.max(initial=0))
+    return (column - least, most - least) if least else (column, most)
 
 
 def mix(value: Ids) -> Ids:

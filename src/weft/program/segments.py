@@ -20,7 +20,7 @@ import numpy as np
 
 from weft.program import places
 from weft.program.arrays import Ints
-from weft.program.kinds import AddedUses, computation
+from weft.program.kinds import AddedUses, computation, is_any_of
 from weft.program.places import Places
 from weft.program.program import Owed, Program
 from weft.program.values import PER_MICRO_BATCH, VALUES, Read, Use, ValueKind
@@ -71,7 +71,7 @@ def segment_borders(program: Program) -> Ints:
     owed = segments_of(program.obligations.methods)
     stages = () if owed is None else owed.segments
     kinds = sorted({border.kind for one in stages for border in (*one.forward, *one.backward)})
-    return np.flatnonzero(np.isin(program.columns.kind, kinds))
+    return np.flatnonzero(is_any_of(program.columns.kind, kinds))
 
 
 def _borders(program: Program, rows: Ints, *, backward: bool) -> Ints:

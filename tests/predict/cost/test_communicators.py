@@ -26,7 +26,6 @@ from weft.predict.cost.communicators import (
     MOST_CHANNELS,
     Communicators,
     channels,
-    communicators,
 )
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.program.kinds import message_kinds
@@ -39,7 +38,7 @@ ON = "8xa100-80gb"
 
 def counted(plan: Plan, program: Program, on: str = ON) -> Communicators:
     model = CostModel(graph=GRAPH, cluster=parse_cluster(on))
-    return communicators(PlacedPlan(program=program, plan=plan, model=model), program)
+    return PlacedPlan(program=program, plan=plan, model=model).communicators
 
 
 def opened(plan: Plan, program: Program, rank: int) -> int:
@@ -138,6 +137,6 @@ def test_a_given_reserve_and_a_cpu_have_room_for_communicators(given_bytes: int 
     plan = plan_of(GRAPH, where, pp=1, dp=2)
     program = compile_plan(plan, GRAPH)
     placed = PlacedPlan(program=program, plan=plan, model=CostModel(graph=GRAPH, cluster=where))
-    found = communicators(placed, program)
+    found = placed.communicators
     assert found.number.tolist() == [1, 1]
     assert not np.any(found.held_bytes)

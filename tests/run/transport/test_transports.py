@@ -9,7 +9,6 @@ from small_plans import make_plan, make_program, tiny
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
 from weft.errors import InputError
-from weft.predict.cost.communicators import communicators
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.program.rank_program import part_of
 from weft.run.rank_streams import require_queues
@@ -60,7 +59,7 @@ def test_as_many_communicators_are_opened_as_the_prediction_counts(schedule: str
     )
     parts = [part_of(program, rank) for rank in range(4)]
     opened = [len(part.groups) + len(plan.divided_groups(part.rank)) + len(ways_of(part)) for part in parts]
-    assert communicators(placed, program).number.tolist() == opened
+    assert placed.communicators.number.tolist() == opened
 
 
 def test_a_program_of_more_streams_than_a_device_has_queues_is_refused(

@@ -17,9 +17,10 @@ def _outer_states(pricing: Pricing) -> Held:
     """Return the bytes of an outer step: a rank's part of the last agreed weights, and of their momentum."""
     held, plan = np.zeros(pricing.program.ranks, dtype=np.int64), pricing.plan
     for index, stage in enumerate(plan.stages):
-        kept_bytes = kept_numbers(plan.sync, len(stage.replicas)) * plan_states(plan).gradients
-        parameters = stage_parameters(pricing.model.graph, stage.layers, pricing.placed.shape(index))
-        held[pricing.placed.ranks_of_stage[index].ravel()] += round(kept_bytes * parameters)
+        if numbers := kept_numbers(plan.sync, len(stage.replicas)):
+            parameters = stage_parameters(pricing.model.graph, stage.layers, pricing.placed.shape(index))
+            kept_bytes = round(numbers * plan_states(plan).gradients * parameters)
+            held[pricing.placed.ranks_of_stage[index].ravel()] += kept_bytes
     return Held(held)
 
 

@@ -15,7 +15,7 @@ from weft.predict.cost.host_link import SOURCE, SPREAD, host_copy_s
 from weft.predict.cost.memory import with_slack
 from weft.predict.cost.price import TICK_S
 from weft.predict.cost.pricing import Pricing
-from weft.predict.cost.residency import Held, KeptAway, LiveBytes, ResidentBytes, per_place
+from weft.predict.cost.residency import Held, KeptAway, LiveBytes, ResidentBytes
 from weft.program.arrays import Ints
 from weft.program.codes import codes
 from weft.program.kinds import is_any_of
@@ -26,9 +26,8 @@ def _moved(pricing: Pricing, rows: Ints) -> Ints:
     """Return the bytes that each row moves, frees or takes on its rank, without slack."""
     columns, plan, graph = pricing.program.columns, pricing.plan, pricing.model.graph
     stages = range(len(plan.stages))
-    kept = per_place(pricing, pricing.model.compute.kept_bytes)
     staying = np.array([input_bytes(plan, graph, stage) for stage in stages], dtype=np.int64)
-    leaving = np.maximum(kept - staying[:, None], 0)
+    leaving = np.maximum(pricing.placed.kept_bytes - staying[:, None], 0)
     states = np.array([state_bytes(plan, graph, stage) for stage in stages], dtype=np.int64)
     stage, of_rank = columns.stage[rows], pricing.placed.device_set_of_rank[columns.rank[rows]]
     moved: Ints = np.where(columns.micro_batch[rows] == NONE, states[stage], leaving[stage, of_rank])
@@ -80,7 +79,8 @@ def _away(pricing: Pricing) -> Held:
     place = codes(columns.rank[marks], columns.stage[marks], columns.replica[marks])
     _, first = np.unique(place, return_index=True)
     begin = marks[first][columns.kind[marks[first]] == RELEASE]
-    np.add.at(held, columns.rank[begin], _moved(pricing, begin))
+    if len(begin):
+        np.add.at(held, columns.rank[begin], _moved(pricing, begin))
     return Held(held)
 
 

@@ -19,7 +19,7 @@ topology, so an interval of 50 % is assumed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -27,7 +27,8 @@ import numpy as np
 
 from weft.describe.cluster import Cluster
 from weft.describe.one_line import one_line
-from weft.predict.cost.placed_plan import PlacedPlan
+from weft.describe.plan import Plan
+from weft.predict.cost.network import Network
 from weft.program.arrays import Ints, Mask
 from weft.program.kinds import message_kinds
 from weft.program.program import NONE, Program
@@ -50,14 +51,14 @@ class Communicators(NamedTuple):
         return one_line(self, f"of {len(self.number)} ranks: at most {most} on a rank")
 
 
-def communicators(placed: PlacedPlan, program: Program) -> Communicators:
-    """Return the communicators of a plan's program on a cluster.
+def communicators(program: Program, plan: Plan, network: Network, twins: Mapping[int, Ints]) -> Communicators:
+    """Return the communicators of a plan's program on a cluster; `twins` are those of `twins_of`.
 
     Ranks of a synchronous device, and all ranks through host memory, have gloo. It takes none of the device's
     memory: their bytes are 0. So are those of a device whose reserve is given, because it has room for
     communicators. A folded program gives the numbers of all ranks.
     """
-    cluster, number = placed.model.cluster, np.zeros(program.ranks, dtype=np.int64)
+    cluster, number = network.cluster, np.zeros(program.ranks, dtype=np.int64)
     held = np.zeros(program.ranks, dtype=np.int64)
     columns = program.columns
 
@@ -68,8 +69,8 @@ def communicators(placed: PlacedPlan, program: Program) -> Communicators:
     for rank, group in _pairs(columns.rank, columns.group, columns.group != NONE):
         number[rank] += 1
         held[rank] += of_group(tuple(program.groups[group]))
-    for rank in placed.twins:
-        for ranks in placed.plan.divided_groups(rank):
+    for rank in twins:
+        for ranks in plan.divided_groups(rank):
             number[rank] += 1
             held[rank] += of_group(ranks)
     for kinds in message_kinds():
@@ -78,11 +79,11 @@ def communicators(placed: PlacedPlan, program: Program) -> Communicators:
                 number[rank] += 1
                 link = cluster.link_between(rank, peer)
                 held[rank] += message_bytes(link.bytes_per_s, received=kind == kinds[1])
-    for rank, alike in placed.twins.items():
+    for rank, alike in twins.items():
         number[alike], held[alike] = number[rank], held[rank]
     holds = np.array([group.device.holds_communicators for group in cluster.groups])
-    of_rank = holds[placed.model.network.places.group[: program.ranks]]
-    held[~of_rank | placed.model.through_host] = 0
+    of_rank = holds[network.places.group[: program.ranks]]
+    held[~of_rank | network.through_host] = 0
     return Communicators(number, held)
 
 

@@ -128,6 +128,8 @@ class Network:
 
     def half_width(self, ranks: Ranks) -> float:
         """Return the half-width that a collective has where other numbers of ranks were measured."""
+        if self.machine is None:
+            return 0.0
         spread = self._spread_of(ranks)
         tables = self._collectives(spread).values()
         return ranks_half_width({count for one in tables for count in one}, spread.ranks)

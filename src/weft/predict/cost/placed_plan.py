@@ -5,7 +5,7 @@ The tables do not depend on the number of micro-batches, so they price programs 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,8 +19,9 @@ from weft.describe.layer_choices import with_choices
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.loss_choice import other_choices
 from weft.describe.one_line import one_line
-from weft.describe.plan import LayerChoice, Plan
+from weft.describe.plan import LayerChoice, Plan, Recompute
 from weft.predict.corrections import Correction
+from weft.predict.cost.communicators import Communicators, communicators
 from weft.predict.cost.compute import ComputeModel, StageTimes
 from weft.predict.cost.exchanges import Exchanges, StageExchanges, stage_exchanges
 from weft.predict.cost.network import Network
@@ -31,6 +32,8 @@ from weft.program.codes import distinct_rows
 from weft.program.fold import twins_of
 from weft.program.kinds import STEP
 from weft.program.program import Program
+
+BytesOf = Callable[[LayerGraph, Sequence[int], Shape, str, Device, Recompute], int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +100,12 @@ class PlacedPlan:
     model: CostModel
 
     def shape(self, stage: int) -> Shape:
-        return self.plan.shape(stage)
+        """Return the shape of one rank's part of one of a stage's split micro-batches."""
+        return self._shapes[stage]
+
+    @cached_property
+    def _shapes(self) -> tuple[Shape, ...]:
+        return tuple(map(self.plan.shape, range(len(self.plan.stages))))
 
     @cached_property
     def ranks_of_stage(self) -> tuple[Ints, ...]:
@@ -169,6 +177,38 @@ class PlacedPlan:
             )
             for stage, devices in self.places
         }
+
+    @cached_property
+    def kept_bytes(self) -> Ints:
+        """Bytes that a micro-batch leaves in a stage, on the worst device; shape (stages, device sets)."""
+        return self._per_place(self.model.compute.kept_bytes)
+
+    @cached_property
+    def kept_without_recomputation(self) -> Ints:
+        """As `kept_bytes`, if the stages keep everything."""
+        if all(stage.recompute == "none" for stage in self.plan.stages):
+            return self.kept_bytes
+        return self._per_place(lambda *asked: self.model.compute.kept_bytes(*asked[:-1]))
+
+    @cached_property
+    def taken_bytes(self) -> Ints:
+        """The most bytes that a backward pass takes beside them; shape (stages, device sets)."""
+        return self._per_place(self.model.compute.taken_bytes)
+
+    def _per_place(self, bytes_of: BytesOf) -> Ints:
+        table = np.zeros((len(self.plan.stages), len(self.device_sets)), dtype=np.int64)
+        for index, devices in self.places:
+            stage, shape = self.plan.stages[index], self.shape(index)
+            table[index, devices] = max(
+                bytes_of(self.model.graph, stage.layers, shape, self.plan.precision, device, stage.recompute)
+                for device in self.device_sets[devices]
+            )
+        return table
+
+    @cached_property
+    def communicators(self) -> Communicators:
+        """The communicators of every rank, and their bytes."""
+        return communicators(self.program, self.plan, self.model.network, self.twins)
 
     @cached_property
     def slowdowns(self) -> Floats:

@@ -13,7 +13,7 @@ from weft.describe.plan import Plan
 from weft.describe.prediction import SHARED
 from weft.errors import InputError, Violation
 from weft.predict.corrections import UNMEASURED_MEMORY, MemoryCorrection
-from weft.predict.cost.communicators import Communicators, communicators
+from weft.predict.cost.communicators import Communicators
 from weft.predict.cost.hooks import LeadOf, hook_of
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.predict.cost.pricing import Pricing
@@ -110,7 +110,7 @@ def price_placed(placed: PlacedPlan, program: Program) -> Priced:
         base_half_widths=base_half_widths(held.values(), program.ranks),
         held=held,
         twins=placed.twins,
-        communicators=communicators(placed, program),
+        communicators=placed.communicators,
         low_scale=low_scale,
         high_scale=high_scale,
         source=source,

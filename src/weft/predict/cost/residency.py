@@ -13,10 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.bundles import parts
-from weft.describe.amount import Shape
-from weft.describe.device import Device
-from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import Choice, Recompute
+from weft.describe.plan import Choice
 from weft.predict.cost.memory import STEPPED_BYTES, stage_parameters, with_slack
 from weft.predict.cost.pricing import Pricing
 from weft.program.arrays import Floats, Ints
@@ -136,9 +133,8 @@ def _kept_changes(pricing: Pricing) -> Ints:
     columns = pricing.program.columns
     change = np.zeros(len(columns), dtype=np.int64)
     if pricing.program.obligations.purpose == "train":
-        kept_bytes = pricing.model.compute.kept_bytes
-        left = with_slack(per_place(pricing, kept_bytes))
-        whole = with_slack(per_place(pricing, lambda *asked: kept_bytes(*asked[:-1])))
+        left = with_slack(pricing.placed.kept_bytes)
+        whole = with_slack(pricing.placed.kept_without_recomputation)
         for kind, changes in kept_changes(left, whole).items():
             rows = np.flatnonzero(columns.kind == kind)
             change[rows] += changes[
@@ -155,7 +151,7 @@ def working_bytes(pricing: Pricing) -> Ints:
     columns = pricing.program.columns
     working = np.zeros(len(columns), dtype=np.int64)
     if pricing.program.obligations.purpose == "train":
-        taken = with_slack(per_place(pricing, pricing.model.compute.taken_bytes))
+        taken = with_slack(pricing.placed.taken_bytes)
         rows = np.flatnonzero(is_any_of(columns.kind, _BACKWARDS))
         sets = pricing.placed.device_set_of_rank[columns.rank[rows]]
         working[rows] = taken[columns.stage[rows], sets]
@@ -197,22 +193,6 @@ def kept_changes(left: Ints, whole: Ints) -> Mapping[int, Ints]:
     Where stages keep everything both are the same, and the input part of a backward changes nothing.
     """
     return {FORWARD: left, BACKWARD: -left, BACKWARD_INPUT: whole - left, BACKWARD_WEIGHT: -whole}
-
-
-BytesOf = Callable[[LayerGraph, Sequence[int], Shape, str, Device, Recompute], int]
-
-
-def per_place(pricing: Pricing, bytes_of: BytesOf) -> Ints:
-    """Return a stage's bytes on the worst device of a device set; shape (stages, device sets)."""
-    plan = pricing.plan
-    table = np.zeros((len(plan.stages), len(pricing.placed.device_sets)), dtype=np.int64)
-    for index, devices in pricing.placed.places:
-        stage, shape = plan.stages[index], pricing.placed.shape(index)
-        table[index, devices] = max(
-            bytes_of(pricing.model.graph, stage.layers, shape, plan.precision, device, stage.recompute)
-            for device in pricing.placed.device_sets[devices]
-        )
-    return table
 
 
 def _message_changes(pricing: Pricing) -> Ints:

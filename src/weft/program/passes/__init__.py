@@ -23,6 +23,7 @@ from weft.describe.plan import Plan
 from weft.describe.plan_file import unknown_methods
 from weft.errors import InputError, Violation, nearest
 from weft.program.arrays import Ints
+from weft.program.kinds import is_any_of
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline, renumber
 from weft.program.program import NONE, Columns, Edges, GroupKin, Groups, Owed, Program
@@ -293,7 +294,7 @@ class ProgramGroups:
         """Return the group of each row, -1 for none; `lane` is by row, shape (rows,)."""
         group = np.full(len(columns), NONE, dtype=np.int64)
         for one in self.tables:
-            rows = np.flatnonzero(np.isin(columns.kind, one.kinds))
+            rows = np.flatnonzero(is_any_of(columns.kind, one.kinds))
             places = {name: getattr(columns, name)[rows] for name in one.by}
             if "iteration" in places:
                 places["iteration"] %= one.table.shape[one.by.index("iteration")]
