@@ -20,6 +20,7 @@ from harness import Report, parser
 
 from weft.sync.codecs.counter import Key
 from weft.sync.codecs.quantiser import Quantiser
+from weft.sync.codecs.reference import ReferencePath
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -56,6 +57,10 @@ def cells() -> Iterator[tuple[str, Callable[[], None], float | None]]:
         payload, total = payload_of(form), torch.empty_like(values)
         yield f"{bits} bits, Hadamard, encode", partial(form.encode, values, payload, KEY), encode
         yield f"{bits} bits, decode", partial(form.decode, payload, total), decode
+    unfused, plain = ReferencePath(), Quantiser(bits=4, group=GRADIENT_GROUP, smooth=True)
+    packed = payload_of(plain)
+    yield "4 bits, Hadamard, encode, unfused", partial(unfused.encode, plain, values, packed, KEY, 0), None
+    yield "4 bits, decode, unfused", partial(unfused.decode_sum, plain, packed[None], total), None
     payloads = torch.stack([payload] * REPLICAS)
     yield f"{bits} bits, sum of {REPLICAS}", partial(form.decode_sum, payloads, total), None
     again, change = (Quantiser(bits=4, group=group) for group in (GRADIENT_GROUP, WEIGHT_GROUP))

@@ -9,13 +9,33 @@ from weft.describe.plan import Choice, Plan
 from weft.describe.prediction import Prediction
 from weft.describe.synchronisation import DENSE, steps_apart
 from weft.planning.compile import compile_plan
-from weft.planning.long_steps import predict_long
+from weft.planning.long_steps import LongStep, predict_long
 from weft.planning.planners import Ranking
 from weft.planning.problem import Problem
 from weft.planning.synchronisations import Synchronised, synchronised_in_each
+from weft.predict.cost.codec_times import no_codec_s, unfused_codec_s
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan
+from weft.predict.cost.price import price_placed
 from weft.predict.cost.pricing import Pricing
-from weft.predict.cost.traffic import Traffic, price_without_codecs, traffic
+from weft.predict.cost.traffic import Traffic, busiest_codecs_s, price_with_codecs, traffic
+
+
+@dataclass(frozen=True, slots=True)
+class CodecFigures:
+    """Seconds of a step in which the busiest rank encodes and decodes.
+
+    Attributes:
+        exposed_s: the step minus the step of codecs that take no time.
+    """
+
+    busy_s: float
+    exposed_s: float
+
+    @property
+    def hidden_s(self) -> float:
+        """Seconds in which codecs run beside other work."""
+        # Predicted steps are whole nanoseconds.
+        return max(0.0, round(self.busy_s - self.exposed_s, 9))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,23 +43,18 @@ class SyncFigures:
     """Figures of a plan's synchronisation.
 
     Attributes:
-        traffic: the bytes that a node sends per step, and the time of codecs.
+        traffic: the bytes that a node sends per step.
         added_bytes: the most that a rank holds beyond the same plan with dense sums.
-        exposed_s: the step minus the step of codecs that take no time.
+        codecs: in fused kernels, as the plan is predicted. `unfused`: in plain torch.
         steps_apart: steps between two meetings of replicas that step by themselves; None for others.
     """
 
     prediction: Prediction
     traffic: Traffic
     added_bytes: int
-    exposed_s: float
+    codecs: CodecFigures
+    unfused: CodecFigures
     steps_apart: int | None
-
-    @property
-    def hidden_s(self) -> float:
-        """Seconds in which the busiest rank's codecs run beside other work."""
-        # Predicted steps are whole nanoseconds.
-        return max(0.0, round(self.traffic.codecs_s - self.exposed_s, 9))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +86,10 @@ def sync_figures(model: CostModel, plan: Plan) -> SyncFigures:
     Raises:
         InputError: as `compile_plan` and `predict_long` do.
     """
-    step, at_once = predict_long(model, plan), predict_long(model, plan, price_without_codecs)
+    step, at_once, unfused = (
+        predict_long(model, plan, price)
+        for price in (price_placed, price_with_codecs(no_codec_s), price_with_codecs(unfused_codec_s))
+    )
     dense = predict_long(model, plan.model_copy(update={"sync": Choice(name=DENSE)}))
     program = compile_plan(plan, model.graph)
     placed = PlacedPlan(program=program, plan=plan, model=model.of(plan))
@@ -80,9 +98,14 @@ def sync_figures(model: CostModel, plan: Plan) -> SyncFigures:
         prediction=step.prediction,
         traffic=traffic(pricing),
         added_bytes=_most_added(step.resident_bytes, dense.resident_bytes),
-        exposed_s=max(0.0, step.prediction.step_s - at_once.prediction.step_s),
+        codecs=_codecs(busiest_codecs_s(pricing), step, at_once),
+        unfused=_codecs(busiest_codecs_s(pricing, unfused_codec_s), unfused, at_once),
         steps_apart=steps_apart(plan.sync),
     )
+
+
+def _codecs(busy_s: float, step: LongStep, at_once: LongStep) -> CodecFigures:
+    return CodecFigures(busy_s, max(0.0, step.prediction.step_s - at_once.prediction.step_s))
 
 
 def _most_added(held: Sequence[int], held_densely: Sequence[int]) -> int:

@@ -17,11 +17,12 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Choice, Plan, Sharding
 from weft.describe.synchronisation import derived_options
 from weft.planning.compile import compile_plan
+from weft.predict.cost.codec_times import CodecTime, no_codec_s, unfused_codec_s
 from weft.predict.cost.hooks import hook_of
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.predict.cost.price import price_placed
 from weft.predict.cost.pricing import Pricing
-from weft.predict.cost.traffic import Traffic, price_without_codecs, traffic
+from weft.predict.cost.traffic import Traffic, busiest_codecs_s, price_with_codecs, traffic
 from weft.predict.predict import predict_priced
 from weft.program.kinds import KINDS
 
@@ -83,11 +84,12 @@ def test_a_link_between_nodes_is_busy_with_the_counted_bytes(
 def test_dense_sums_send_what_the_formulas_say(nodes: int, devices: int, sharding: Sharding) -> None:
     if nodes * devices == 1:
         return
-    sent = traffic(priced(joined_slowly(nodes, devices), Choice(name="dense"), sharding))
+    pricing = priced(joined_slowly(nodes, devices), Choice(name="dense"), sharding)
+    sent = traffic(pricing)
     both_ways = 2 * 4 * PARAMETERS
     assert sent.between_bytes == pytest.approx((nodes - 1) / nodes * both_ways)
     assert sent.inside_bytes == pytest.approx((devices - 1) * both_ways)
-    assert sent.codecs_s == 0.0
+    assert busiest_codecs_s(pricing) == 0.0
 
 
 @given(st.sampled_from([1, 2, 4]), st.integers(2, 3))
@@ -102,17 +104,18 @@ def test_replicas_that_meet_half_as_often_send_half_as_much(every: int, devices:
 
 
 def test_few_bits_on_two_levels_send_their_bits_and_scales() -> None:
-    sent = traffic(priced(joined_slowly(2, 2), Choice(name="sdp4bit"), "zero-1"))
+    pricing = priced(joined_slowly(2, 2), Choice(name="sdp4bit"), "zero-1")
+    sent = traffic(pricing)
     gradient, inside, weight = (bits + 32 / group for bits, group in ((4, 128), (8, 128), (4, 2048)))
     assert sent.between_bytes == pytest.approx(PARAMETERS / 8 * (gradient + weight) / 2)
     assert sent.inside_bytes == pytest.approx(PARAMETERS / 8 * (inside + weight))
-    assert sent.codecs_s > 0.0
+    assert 0.0 < busiest_codecs_s(pricing) < busiest_codecs_s(pricing, unfused_codec_s)
 
 
 def test_unequal_nodes_are_a_ring_and_the_fullest_node_counts() -> None:
     sent = traffic(priced(joined_slowly(2, 3), Choice(name="dense"), "zero-1", dp=4))
     both_ways = 2 * 4 * PARAMETERS * 3 / 4
-    assert sent == Traffic(pytest.approx(both_ways), pytest.approx(2 * both_ways), 0.0)
+    assert sent == Traffic(pytest.approx(both_ways), pytest.approx(2 * both_ways))
 
 
 def test_copies_of_tied_weights_count() -> None:
@@ -121,15 +124,18 @@ def test_copies_of_tied_weights_count() -> None:
     assert traffic(pricing).between_bytes == pytest.approx(4 * MODEL.vocabulary * MODEL.hidden)
 
 
-def test_only_codecs_become_shorter_without_codecs() -> None:
+@pytest.mark.parametrize("codec", [no_codec_s, unfused_codec_s])
+def test_only_codecs_change_with_other_codecs(codec: CodecTime) -> None:
     for sync, sharding in METHODS:
         pricing = priced(joined_slowly(2, 2), sync, sharding)
-        with_them, without = (
-            one(pricing.placed, pricing.program) for one in (price_placed, price_without_codecs)
+        usual, changed = (
+            one(pricing.placed, pricing.program) for one in (price_placed, price_with_codecs(codec))
         )
+        with_them, without = (usual, changed) if codec is no_codec_s else (changed, usual)
         saved = with_them.costs.occupancy - without.costs.occupancy
         busiest = np.bincount(pricing.program.columns.rank, weights=saved).max()
-        assert busiest == pytest.approx(traffic(pricing).codecs_s / with_them.costs.tick_s, abs=2)
+        saved_s = abs(busiest_codecs_s(pricing) - busiest_codecs_s(pricing, codec))
+        assert busiest == pytest.approx(saved_s / with_them.costs.tick_s, abs=2)
         step_s, at_once_s = (
             predict_priced(pricing.program, one).prediction.step_s for one in (with_them, without)
         )

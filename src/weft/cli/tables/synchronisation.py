@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Group
+from rich.console import ConsoleRenderable, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -13,7 +13,16 @@ from weft.cli.output import named_table
 from weft.cli.tables.candidates import candidate_record
 from weft.describe.synchronisation import sync_words
 from weft.planning.sync_comparison import SyncAnswer
-from weft.web.rows.synchronisation import STEP_HEAD, TRAFFIC_HEAD, TRAFFIC_NOTE, step_row, traffic_row
+from weft.web.rows.synchronisation import (
+    CODEC_HEAD,
+    CODEC_NOTE,
+    STEP_HEAD,
+    TRAFFIC_HEAD,
+    TRAFFIC_NOTE,
+    codec_row,
+    step_row,
+    traffic_row,
+)
 
 
 def sync_record(answer: SyncAnswer) -> dict[str, Any]:
@@ -28,16 +37,18 @@ def sync_record(answer: SyncAnswer) -> dict[str, Any]:
         "sent_between_nodes_bytes": figures and figures.traffic.between_bytes,
         "sent_inside_nodes_bytes": figures and figures.traffic.inside_bytes,
         "added_state_bytes": figures and figures.added_bytes,
-        "codecs_hidden_s": figures and figures.hidden_s,
-        "codecs_exposed_s": figures and figures.exposed_s,
+        "codecs_hidden_s": figures and figures.codecs.hidden_s,
+        "codecs_exposed_s": figures and figures.codecs.exposed_s,
+        "unfused_codecs_hidden_s": figures and figures.unfused.hidden_s,
+        "unfused_codecs_exposed_s": figures and figures.unfused.exposed_s,
         "steps_apart": figures and figures.steps_apart,
         "best": found.candidate and candidate_record(found.candidate),
     }
 
 
 def sync_tables(answers: Sequence[SyncAnswer]) -> Group:
-    """Return tables of steps and of traffic, a row for each method in its order, then layouts and reasons."""
-    steps, sent = named_table(STEP_HEAD), named_table(TRAFFIC_HEAD)
+    """Return tables of steps, traffic and codecs by method in its order, then layouts and reasons."""
+    steps, sent, codecs = map(named_table, (STEP_HEAD, TRAFFIC_HEAD, CODEC_HEAD))
     layouts = Table.grid(padding=(0, 2))
     for share in (1, 3):
         layouts.add_column(overflow="fold", ratio=share)
@@ -46,8 +57,12 @@ def sync_tables(answers: Sequence[SyncAnswer]) -> Group:
         if answer.figures is not None:
             steps.add_row(*step_row(answer, answer.figures), style=style)
             sent.add_row(*traffic_row(answer, answer.figures), style=style)
+            if answer.figures.codecs.busy_s:
+                codecs.add_row(*codec_row(answer, answer.figures), style=style)
         words = Text("refused" if found.candidate is None else found.candidate.words)
         words.append(f"\n{found.reason or (found.candidate and found.candidate.reason)}", style="dim")
         layouts.add_row(sync_words(found.sync), words, style=style)
-    note = Text(TRAFFIC_NOTE, style="dim")
-    return Group(steps, "", sent, note, "", layouts)
+    parts: list[ConsoleRenderable | str] = [steps, "", sent, Text(TRAFFIC_NOTE, style="dim")]
+    if codecs.row_count:
+        parts += ["", codecs, Text(CODEC_NOTE, style="dim")]
+    return Group(*parts, "", layouts)

@@ -18,7 +18,7 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.describe.synchronisation import AS_IT_IS, Wire, wire_of
 from weft.errors import InputError, Violation
-from weft.predict.cost.codec_times import codec_s
+from weft.predict.cost.codec_times import CodecTime, codec_s
 from weft.predict.cost.compute import StageTimes
 from weft.predict.cost.exchanges import Exchanges
 from weft.predict.cost.host_link import SOURCE, TRANSFER_SPREAD
@@ -257,7 +257,7 @@ def gradient_pass_s(pricing: Pricing, rows: Ints) -> Floats:
     return by_table(place_s, columns.stage[rows], sets).occupancy
 
 
-def codecs_s(pricing: Pricing, rows: Ints, wire: Wire) -> Floats:
+def codecs_s(pricing: Pricing, rows: Ints, wire: Wire, codec: CodecTime = codec_s) -> Floats:
     """Return seconds in which the slowest device of each row encodes and decodes what the row moves."""
     columns, placed, model = pricing.program.columns, pricing.placed, pricing.model
 
@@ -265,7 +265,7 @@ def codecs_s(pricing: Pricing, rows: Ints, wire: Wire) -> Floats:
         values = wire.encoded * moved_bytes, wire.decoded * moved_bytes
         each = zip(placed.device_sets[devices], placed.speed_sets[devices], strict=True)
         return (
-            max(codec_s(one, model.compute.measured(one), *values) / speed for one, speed in each),
+            max(codec(one, model.compute.measured(one), *values) / speed for one, speed in each),
             0.0,
             0.0,
         )

@@ -22,6 +22,7 @@ from weft.bundles import parts
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan
 from weft.describe.synchronisation import Wire, wire_of
+from weft.predict.cost.codec_times import CodecTime, codec_s
 from weft.predict.cost.hooks import codecs_s
 from weft.predict.cost.placed_plan import PlacedPlan
 from weft.predict.cost.plan_links import sides_of
@@ -60,22 +61,19 @@ class Traffic(NamedTuple):
 
     Attributes:
         between_bytes, inside_bytes: sent by the node that sends most, to other nodes and inside.
-        codecs_s: seconds in which the busiest rank encodes and decodes.
     """
 
     between_bytes: float
     inside_bytes: float
-    codecs_s: float
 
 
 def traffic(pricing: Pricing) -> Traffic:
     """Return the agreement of replicas in a mean step of a whole program, neither folded nor a part."""
     program, plan, places = pricing.program, pricing.plan, pricing.model.network.places
     columns, cycle = program.columns, program.steps_per_cycle
-    sent, busy_s = np.zeros((2, int(places.node.max()) + 1)), np.zeros(program.ranks)
+    sent = np.zeros((2, int(places.node.max()) + 1))
     for one, wire, rows in _synchronising(plan, program):
         ways = one.ways(plan)
-        np.add.at(busy_s, columns.rank[rows], codecs_s(pricing, rows, wire))
         # Codecs with instructions of their own meet nobody.
         rows = rows[columns.group[rows] != NONE]
         shares = np.array([one.share(plan, pricing.model.graph, stage) for stage in range(len(plan.stages))])
@@ -93,7 +91,15 @@ def traffic(pricing: Pricing) -> Traffic:
             else:
                 sent += each * _sent(places.node[list(ranks)], wire, sent.shape[1])
     between, inside = sent.max(axis=1) / cycle
-    return Traffic(float(between), float(inside), float(busy_s.max(initial=0.0)) / cycle)
+    return Traffic(float(between), float(inside))
+
+
+def busiest_codecs_s(pricing: Pricing, codec: CodecTime = codec_s) -> float:
+    """Return the seconds of a mean step in which the busiest rank of a whole program encodes and decodes."""
+    program, busy_s = pricing.program, np.zeros(pricing.program.ranks)
+    for _, wire, rows in _synchronising(pricing.plan, program):
+        np.add.at(busy_s, program.columns.rank[rows], codecs_s(pricing, rows, wire, codec))
+    return float(busy_s.max(initial=0.0)) / program.steps_per_cycle
 
 
 def _sent(nodes: Ints, wire: Wire, count: int) -> Floats:
@@ -117,18 +123,22 @@ def _flows(senders: Ints, receivers: Ints, wire: Wire, count: int) -> Floats:
     return np.stack([wire.between * each[0], wire.inside * each[1]])
 
 
-def price_without_codecs(placed: PlacedPlan, program: Program) -> Priced:
-    """Return the costs as `price_placed` does, with codecs that take no time."""
-    priced, pricing = price_placed(placed, program), Pricing(program=program, placed=placed)
-    costs, saved = priced.costs, np.zeros(len(program), dtype=np.int64)
-    for _, wire, rows in _synchronising(placed.plan, program):
-        saved[rows] = np.rint(codecs_s(pricing, rows, wire) / TICK_S)
-    occupancy = np.maximum(costs.occupancy - saved, 0)
-    assert costs.demand is not None, "prices have the demand of every row"
-    # The bytes of a shorter collective keep its link busy for a larger part of it.
-    busier = np.divide(costs.occupancy, occupancy, out=np.ones(len(program)), where=occupancy > 0)
-    demand = np.minimum(costs.demand * busier, 1.0)
-    return replace(priced, costs=replace(costs, occupancy=occupancy, demand=demand))
+def price_with_codecs(codec: CodecTime) -> Callable[[PlacedPlan, Program], Priced]:
+    """Return a function that prices as `price_placed` does, with other times of codecs."""
+
+    def price(placed: PlacedPlan, program: Program) -> Priced:
+        priced, pricing = price_placed(placed, program), Pricing(program=program, placed=placed)
+        costs, saved_s = priced.costs, np.zeros(len(program))
+        for _, wire, rows in _synchronising(placed.plan, program):
+            saved_s[rows] = codecs_s(pricing, rows, wire) - codecs_s(pricing, rows, wire, codec)
+        occupancy = np.maximum(costs.occupancy - np.rint(saved_s / TICK_S).astype(np.int64), 0)
+        assert costs.demand is not None, "prices have the demand of every row"
+        # The same bytes keep the link of a shorter collective busy for a larger part of it.
+        busier = np.divide(costs.occupancy, occupancy, out=np.ones(len(program)), where=occupancy > 0)
+        demand = np.minimum(costs.demand * busier, 1.0)
+        return replace(priced, costs=replace(costs, occupancy=occupancy, demand=demand))
+
+    return price
 
 
 def codec_shares(pricing: Pricing, occupancy_s: Floats) -> Floats:
