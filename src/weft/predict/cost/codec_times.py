@@ -1,7 +1,7 @@
 """Times in which a device encodes values in few bits, and decodes them: measured, or by its memory.
 
-Fused kernels read every number once. Plain torch makes the same bits in about a hundred passes, most of them
-over the 64-bit integers of its random numbers.
+Fused kernels read every number once. Plain torch makes the same bits in about a hundred passes. Most of them
+go over the 64-bit integers of its random numbers.
 """
 
 from __future__ import annotations
