@@ -15,14 +15,15 @@ from program.rendezvous import stuck_rows
 from small_plans import make_plan, make_program
 
 from weft.describe.cluster import Cluster, Link, NodeGroup
+from weft.describe.contract import Contract
 from weft.describe.job import Job
-from weft.describe.layout import Layout
+from weft.describe.layout import Layout, PartialLayout
 from weft.describe.plan import Choice, Plan
 from weft.describe.plan_file import check_plan
 from weft.describe.reading import parse_toml
 from weft.describe.request import request_of
 from weft.describe.run_file import RunFile, parse_run
-from weft.describe.servers import refuse_servers, server_words, without_servers
+from weft.describe.servers import hosts_behind, refuse_servers, server_words, without_servers
 from weft.errors import InputError
 from weft.methods.clan.kinds import AGGREGATE, EXCHANGE, PULL_FROM_SERVERS, PUSH_TO_SERVERS
 from weft.methods.clan.options import IN_FLIGHT, NAME, ClanOptions
@@ -30,7 +31,10 @@ from weft.methods.clan.pieces import PiecedStages, exchange_wire
 from weft.moves.layout import refuse
 from weft.planning.compile import compile_folded, compile_part
 from weft.planning.planned import plan_run
+from weft.planning.planners.homogeneous import UniformPlanner
+from weft.planning.problem import problem_of
 from weft.planning.sync_comparison import sync_figures
+from weft.planning.synchronisations import synchronised_in_each
 from weft.predict.cost.memory import with_slack
 from weft.predict.cost.network import Network
 from weft.predict.cost.placed_plan import CostModel
@@ -344,6 +348,45 @@ def test_servers_are_named_by_their_nodes() -> None:
     )
     assert server_words(range(2, 3), hosts(2, 1)) == "server 0 on host (rank 2)"
     assert refuse_servers(2, 0, hosts(2, 1)) is None
+
+
+def test_hosts_behind_accelerators_may_be_servers() -> None:
+    assert hosts_behind(MIXED) == 1
+    # Between nodes of one kind, nothing says which of them hold stages.
+    assert hosts_behind(hosts(2, 1)) == 0
+    turned = replace(MIXED, groups=MIXED.groups[::-1])
+    assert hosts_behind(turned) == 0
+
+
+@pytest.mark.parametrize("transport", ["host", "device"])
+def test_a_choice_of_methods_tries_servers_where_there_are_hosts(transport: str) -> None:
+    found = problem_of(
+        model="gpt-1m",
+        on="4xa100-80gb",
+        global_batch=16,
+        pins=PartialLayout(pp=1, dp=4),
+        contract=Contract.EMPIRICAL,
+        precision="fp32",
+    )
+    where = hosts(4, 4, Link(1e7, 1e-6))
+    workers = replace(where.groups[0], device=found.job.cluster.groups[0].device)
+    where = replace(where, groups=(workers, where.groups[1]))
+    dense = replace(found, job=replace(found.job, cluster=where, transport=transport))
+    tried = synchronised_in_each(UniformPlanner().search(dense), 200)
+    answers = {tuple(sorted(one.sync.options.items())): one for one in tried if one.sync.name == NAME}
+    assert len(answers) == 8
+    for options, one in answers.items():
+        if "servers" not in dict(options):
+            continue
+        if transport == "device":
+            assert "nearest run.transport: host" in one.reason
+            continue
+        alone = answers[tuple(pair for pair in options if pair != ("servers", 4))]
+        assert one.fits
+        assert one.candidate is not None
+        assert alone.candidate is not None
+        # Bytes take most of the step, unless a codec leaves few of them.
+        assert one.candidate.step_s < alone.candidate.step_s or "codec" in dict(options)
 
 
 def test_servers_do_not_decide_the_precision() -> None:

@@ -39,6 +39,16 @@ def without_servers(cluster: Cluster, servers: int) -> Cluster:
     return cluster if len(left) == len(cluster.groups) else replace(cluster, groups=tuple(left))
 
 
+def hosts_behind(cluster: Cluster) -> int:
+    """Return the number of last devices that are hosts without accelerators, behind accelerators; else 0."""
+    hosts = 0
+    for group in reversed(cluster.groups):
+        if not group.device.synchronous:
+            return hosts
+        hosts += group.count * group.devices
+    return 0
+
+
 def server_words(servers: range, cluster: Cluster) -> str:
     """Return the places of servers, given by their ranks, such as "server 0 on host (rank 4)"."""
     each = (

@@ -14,7 +14,8 @@ import numpy as np
 
 from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import Choice, Plan
+from weft.describe.plan import SERVERS, Choice, Plan
+from weft.describe.servers import hosts_behind
 from weft.describe.synchronisation import SyncMethod, Wire, options_in
 from weft.methods.clan.options import CODECS, FP32_BYTES, NAME, ClanOptions, PiecePlace
 from weft.methods.power_sgd.traffic import matrices_of
@@ -120,8 +121,10 @@ def _whole_share(options: ClanOptions, plan: Plan, graph: LayerGraph, stage: int
 
 
 def _proposals(job: Job) -> list[Mapping[str, Any]]:
-    """Return 8 and 4 bits, one bit, and one number of a thousand."""
-    return [{}, {"bits": 4}, {"codec": "scaled-sign"}, {"codec": "top-k"}]
+    """Return 8 and 4 bits, one bit, and one number of a thousand; also on servers, where there are hosts."""
+    each: list[Mapping[str, Any]] = [{}, {"bits": 4}, {"codec": "scaled-sign"}, {"codec": "top-k"}]
+    hosts = hosts_behind(job.cluster)
+    return each + ([{**one, SERVERS: hosts} for one in each] if hosts else [])
 
 
 def _other_codecs(options: ClanOptions, stage: int, part: int) -> list[Mapping[str, Any]]:

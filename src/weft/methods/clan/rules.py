@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from weft.describe.contract import Contract
 from weft.describe.job import Job
 from weft.describe.layout import Layout
-from weft.describe.plan import SCALED
+from weft.describe.plan import SCALED, SERVERS
 from weft.errors import Violation
 from weft.methods.clan.options import NAME, ClanOptions
 from weft.moves.composition import Composition
@@ -33,21 +33,22 @@ def _refuse(options: ClanOptions, of: Replication) -> SyncRefusal | None:
     return None
 
 
-def _refuse_transport(job: Job) -> str | None:
+def _refuse_transport(job: Job, servers: int) -> str | None:
     """Return why servers cannot exchange with the devices of a job, or None."""
     accelerated = any(not group.device.synchronous for group in job.cluster.groups)
     usual = "device" if accelerated else "host"
-    return THROUGH_HOSTS if job.servers and (job.transport or usual) != "host" else None
+    return THROUGH_HOSTS if servers and (job.transport or usual) != "host" else None
 
 
 def _of_layout(job: Job, layout: Layout) -> str | None:
-    reason = None if layout.sync != NAME else _refuse_transport(job)
+    servers = int(layout.sync_options.get(SERVERS, job.servers)) if layout.sync == NAME else 0
+    reason = _refuse_transport(job, servers)
     return None if reason is None else f"{NAME}: {reason}; nearest run.transport: host"
 
 
 def _of_run(planned: PlannedJob) -> Iterator[Violation]:
     """Yield the same of a plan's run, which may come from an edited file."""
-    if planned.plan.servers and (reason := _refuse_transport(planned.problem.job)) is not None:
+    if (reason := _refuse_transport(planned.problem.job, len(planned.plan.servers))) is not None:
         yield Violation("run.transport", reason, "host")
 
 
