@@ -361,10 +361,10 @@ def test_hosts_behind_accelerators_may_be_servers() -> None:
 @pytest.mark.parametrize("transport", ["host", "device"])
 def test_a_choice_of_methods_tries_servers_where_there_are_hosts(transport: str) -> None:
     found = problem_of(
-        model="gpt-1m",
+        model="gpt-10m",
         on="4xa100-80gb",
         global_batch=16,
-        pins=PartialLayout(pp=1, dp=4),
+        pins=PartialLayout(pp=1, dp=4, schedule="1f1b", micro_batch_size=4),
         contract=Contract.EMPIRICAL,
         precision="fp32",
     )
@@ -385,8 +385,9 @@ def test_a_choice_of_methods_tries_servers_where_there_are_hosts(transport: str)
         assert one.fits
         assert one.candidate is not None
         assert alone.candidate is not None
-        # Bytes take most of the step, unless a codec leaves few of them.
-        assert one.candidate.step_s < alone.candidate.step_s or "codec" in dict(options)
+        # In many pieces, pushes and pulls run side by side. One number of a thousand hardly uses the links.
+        shorter = one.candidate.step_s < alone.candidate.step_s
+        assert shorter == (("codec", "top-k") not in options)
 
 
 def test_servers_do_not_decide_the_precision() -> None:
