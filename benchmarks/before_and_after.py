@@ -147,8 +147,8 @@ def collect(checkout: Path, only: str) -> Iterator[tuple[str, Answers]]:
                 yield case, search(checkout, Path(folder), words.split())
         for planner in PLANNERS:
             if only in (case := f"plan gpt2 by {planner}"):
-                words = ["gpt2", "--on", "8xa100-80gb", "--planner", planner]
-                yield case, search(checkout, Path(folder), words)
+                asked = ["gpt2", "--on", "8xa100-80gb", "--planner", planner]
+                yield case, search(checkout, Path(folder), asked)
         for case, (model, keys) in RUNS.items():
             if only in case:
                 yield case, run(checkout, Path(folder) / case.replace(" ", "-"), model, keys)

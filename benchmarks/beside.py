@@ -32,9 +32,9 @@ def side_by_side(ours: Trainer, theirs: Trainer) -> Floats:
 
     All ranks call it. Exits when the two do not compute the same.
     """
-    losses = ours(1), theirs(1)
-    if losses[0] is not None and losses[1] is not None and not np.isclose(*losses, rtol=1e-5):
-        raise SystemExit(f"the two do not compute the same: loss {losses[0]} and {losses[1]}")
+    own, other = ours(1), theirs(1)
+    if own is not None and other is not None and not np.isclose(own, other, rtol=1e-5):
+        raise SystemExit(f"the two do not compute the same: loss {own} and {other}")
     times = np.array([[_block_s(ours), _block_s(theirs)] for _ in range(BLOCKS + WARM_UP_BLOCKS)])
     return times[WARM_UP_BLOCKS:] / STEPS
 

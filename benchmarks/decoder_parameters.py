@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from decoder_files import counted, default_config, tiny_config
 from harness import Report, parser
 
 from weft.describe.decoder_row import ROWS
 
-CONFIGURATIONS = {
+CONFIGURATIONS: Mapping[str, Callable[[str], Any]] = {
     "default": default_config,
     "tiny": tiny_config,
     "switched": lambda model_type: tiny_config(model_type, switched=True),

@@ -65,10 +65,10 @@ class Trained(NamedTuple):
 
     def median_s(self) -> float:
         """The median step after the first decision."""
-        return statistics.median(row["step_s"] for row in self.metrics[EVERY:])
+        return statistics.median(float(row["step_s"]) for row in self.metrics[EVERY:])
 
     def busiest(self) -> float:
-        return statistics.mean(row["busiest_expert_rank"] for row in self.metrics[EVERY:])
+        return statistics.mean(float(row["busiest_expert_rank"]) for row in self.metrics[EVERY:])
 
 
 def options() -> argparse.ArgumentParser:

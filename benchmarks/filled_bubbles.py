@@ -80,7 +80,8 @@ class WorkingStage(OwnStage):
         seconds, layer = self._seconds, next(iter(self.layers.values()))
         scale = Sleeping.apply(self.scale, self._deadline, 0.0, seconds.backward_weight)
         scaled = layer(values) * scale
-        return Sleeping.apply(scaled, self._deadline, seconds.forward, seconds.backward_input)
+        slept: torch.Tensor = Sleeping.apply(scaled, self._deadline, seconds.forward, seconds.backward_input)
+        return slept
 
 
 class Steps(NamedTuple):
@@ -187,7 +188,9 @@ def run_case(case: Case, ranks: int, folder: Path, generation: int) -> tuple[Ste
     plain = replace(plain, features=WIDTH, make_stage=lambda index, own: WorkingStage(index, own, seconds))
     plan = plain.plan.model_copy(update={"methods": asked(case, len(plain.plan.stages))})
     plan, predicted = filled(case, plan, plain.graph)
-    steps = max(one.steps for one in read_windows(options_of(plan).windows))
+    options = options_of(plan)
+    assert options is not None, "the plan fills its bubbles"
+    steps = max(one.steps for one in read_windows(options.windows))
     working = replace(
         plain,
         plan=plan,

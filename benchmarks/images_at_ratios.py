@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -107,7 +107,7 @@ def rendered(images: int, split: str) -> Images:
         font = fonts[random.integers(len(fonts))]
         ImageDraw.Draw(canvas).text((SIZE, SIZE), CHARACTERS[label], fill=255, font=font, anchor="mm")
         turned = canvas.rotate(random.uniform(-25, 25), resample=Image.Resampling.BILINEAR)
-        left, top = (SIZE // 2 + random.integers(-2, 3) for _ in range(2))
+        left, top = (SIZE // 2 + int(random.integers(-2, 3)) for _ in range(2))
         pixels[number, 0] = np.asarray(turned.crop((left, top, left + SIZE, top + SIZE))) / 255.0
     pixels += random.normal(0.0, 0.2, pixels.shape).astype(np.float32)
     return Images(torch.from_numpy(pixels), torch.from_numpy(labels))
@@ -272,11 +272,10 @@ def beside_dense(
     dense, control = (statistics.mean(found[one]) for one in ("dense", ALONE.name))
     lost = dense - statistics.mean(accuracies)
     tells = dense - control >= CONTROL_TIMES * GATE
-    judged = {"target": GATE, "met": lost <= GATE} if name == "cser 256" and tells else {}
-    return {
-        "accuracy": Value(statistics.mean(accuracies), "share"),
-        "below dense": Value(lost, "share", **judged),
-    }
+    below = Value(lost, "share")
+    if name == "cser 256" and tells:
+        below = replace(below, target=GATE, met=lost <= GATE)
+    return {"accuracy": Value(statistics.mean(accuracies), "share"), "below dense": below}
 
 
 def options() -> argparse.ArgumentParser:

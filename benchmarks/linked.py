@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from namespaces import Sent
 from sync_quality import MODEL as QUALITY_MODEL
-from sync_quality import RANKS, batches, loss_of, replicated_plan, text_bytes
+from sync_quality import RANKS as RANKS
+from sync_quality import batches, loss_of, replicated_plan, text_bytes
 from torch import nn
 
 from weft.describe.cluster import Cluster, Link, NodeGroup
@@ -195,5 +196,5 @@ def digest_of(stages: Iterable[nn.Module]) -> int:
     found = hashlib.blake2b(digest_size=6)
     for stage in stages:
         for parameter in stage.parameters():
-            found.update(parameter.detach().contiguous().view(-1).view(torch.uint8).numpy())
+            found.update(parameter.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return int.from_bytes(found.digest(), "little")

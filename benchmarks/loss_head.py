@@ -139,6 +139,7 @@ def tracked_peak(sizes: Sizes, kernel: Chunks) -> int:
     """The bytes that a kernel adds at its peak to those that stay."""
     with FakeTensorMode():
         head, tracker = Head(sizes), MemTracker()
+        assert head.weight.grad is not None, "it begins with one"
         tracker.track_external(head.stream, head.targets, head.weight, head.weight.grad)
         with tracker:
             before = _total(tracker, "current")

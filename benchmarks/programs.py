@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 
 import numpy as np
 from figures import Value
@@ -68,8 +69,8 @@ def main() -> None:
     report.time("simulate one cycle, warm", lambda: simulate(program, costs, max_cycles=1), 3)
     if report.missing(rate := "instructions, one cycle, warm"):
         report.add(rate, Value(len(program) / report.value("simulate one cycle, warm"), "per s"))
-    small = {"devices": 4, "loops": 2, "micro_batches": 8}
-    report.time("weft schedule on 4 devices", lambda: simulate_schedule("breadth-first", **small))
+    small = partial(simulate_schedule, "breadth-first", devices=4, loops=2, micro_batches=8)
+    report.time("weft schedule on 4 devices", small)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ class Read:
     """
 
     sharding: str | None
-    recompute: str | None
+    recompute: str | tuple[str, ...] | None
     modelled: bool = True
     adapter: tuple[int, str | None] | None = None
 

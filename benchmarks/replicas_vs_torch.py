@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -108,13 +109,15 @@ def descent(module: nn.Module) -> torch.optim.Optimizer:
 
 
 def torch_trainer(case: Case, rank: int) -> Trainer:
-    model: nn.Module = nn.Sequential(*(Layer(case, number) for number in range(LAYERS)))
+    layers = nn.Sequential(*(Layer(case, number) for number in range(LAYERS)))
+    # FSDP2 adds methods to its module.
+    model: Any = layers
     if case.peer == "DDP":
-        model = DistributedDataParallel(model)
+        model = DistributedDataParallel(layers)
     else:
-        for layer in model:
+        for layer in layers:
             fully_shard(layer)
-        fully_shard(model)
+        fully_shard(layers)
     optimizer = descent(model)
     mine = samples_of(case)[rank * MICRO_BATCHES : (rank + 1) * MICRO_BATCHES]
 
@@ -204,8 +207,17 @@ def measure(report: Report, case: Case, rank: int, generation: int) -> None:
     with tempfile.TemporaryDirectory(prefix="weft-replicas-") as name:
         recorder = Recorder(Path(name), program=program, plan_id=plan.plan_id, steps=ALL_STEPS)
         stages = {number: LayersOfStage(case, part) for number, part in enumerate(parts_of(case))}
-        options = {"device": "cpu", "seed": SEED, "recorder": recorder, "generation": generation}
-        runtime = RankRuntime(plan, program, stages, loss_of, descent, **options)
+        runtime = RankRuntime(
+            plan,
+            program,
+            stages,
+            loss_of,
+            descent,
+            device="cpu",
+            seed=SEED,
+            recorder=recorder,
+            generation=generation,
+        )
         times = side_by_side(weft_trainer(case, runtime), theirs)
         runtime.close()
         recorder.close()

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from figures import Value
 from harness import Report, parser
@@ -65,7 +66,9 @@ class Way:
 
     def problem(self, cluster: Cluster, home: Path) -> Problem:
         """With the measurements of the lab."""
-        options = {"codec": self.codec, "servers": self.servers, "piece_bytes": 500_000} if self.codec else {}
+        options: dict[str, Any] = (
+            {"codec": self.codec, "servers": self.servers, "piece_bytes": 500_000} if self.codec else {}
+        )
         config = model()
         job = Job(
             graph=layer_graph(config),

@@ -6,6 +6,7 @@ import argparse
 import resource
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from figures import Value
@@ -183,6 +184,10 @@ def unequal_cluster(report: Report) -> None:
     one_step(report, what, cluster, folded=False, target_s=UNEQUAL_S, target_gb=UNEQUAL_GB)
 
 
+def share_of(parts: int, whole_s: float) -> float:
+    return whole_s / parts
+
+
 def growth(report: Report) -> None:
     """One cycle, 8 devices to a node, by devices, by micro-batches and by loops."""
     sizes = [(devices, 128, 8) for devices in (8, 16, 32, 64)]
@@ -193,9 +198,8 @@ def growth(report: Report) -> None:
         if report.missing(what):
             program = build(devices, micro_batches, loops)
             costs = costs_on_nodes(program, 8)
-            whole = timed(lambda p=program, c=costs: simulate(p, c, max_cycles=1, compiled=True), 3)
-            count = len(program)
-            each = whole.changed(lambda seconds, count=count: seconds / count)
+            whole = timed(partial(simulate, program, costs, max_cycles=1, compiled=True), 3)
+            each = whole.changed(partial(share_of, len(program)))
             report.add_cell(what, {"one cycle": whole, "each instruction": each})
 
 

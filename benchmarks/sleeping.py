@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ from weft.program.program import Program
 from weft.program.rank_program import part_of
 from weft.program.schedules import get_schedule
 from weft.program.schedules.base import Pipeline, placements
+from weft.run.parallel.function import Function
 from weft.run.record.recorder import Recorder
 from weft.run.record.slots import read_slots
 from weft.run.runtime import RankRuntime
@@ -69,18 +71,20 @@ class Deadline:
         time.sleep(max(0.0, self._last - now))
 
 
-class Sleeping(torch.autograd.Function):
+class Sleeping(Function):
     """The same values, later."""
 
     @staticmethod
-    def forward(context, values, deadline, forward_s, backward_s):
+    def forward(
+        context: Any, values: torch.Tensor, deadline: Deadline, forward_s: float, backward_s: float
+    ) -> torch.Tensor:
         context.deadline, context.backward_s = deadline, backward_s
         if forward_s:
             deadline.sleep(forward_s)
         return values.clone()
 
     @staticmethod
-    def backward(context, gradient):
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         context.deadline.sleep(context.backward_s)
         return gradient, None, None, None
 
@@ -106,7 +110,8 @@ class SleepingStage(nn.Module):
         seconds = self._seconds
         scale = Sleeping.apply(self.scale[:1], self._deadline, 0.0, seconds.backward_weight)
         scaled = (values + self.shift) * scale
-        return Sleeping.apply(scaled, self._deadline, seconds.forward, seconds.backward_input)
+        slept: torch.Tensor = Sleeping.apply(scaled, self._deadline, seconds.forward, seconds.backward_input)
+        return slept
 
 
 def sleeping_graph(stages: int, parameters: int) -> LayerGraph:

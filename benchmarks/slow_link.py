@@ -104,7 +104,7 @@ def measured_s(sleepers: Sleepers, folder: Path, generation: int) -> float:
     ends = records[sleepers.program.columns.kind[records["position"]] == STEP]
     finish = torch.tensor([int(ends["end_ns"][ends["step"] == step].max()) for step in range(STEPS)])
     dist.all_reduce(finish, op=dist.ReduceOp.MAX)
-    return statistics.median((finish.diff()[WARM_UP_STEPS - 1 :] * 1e-9).tolist())
+    return float(statistics.median((finish.diff()[WARM_UP_STEPS - 1 :] * 1e-9).tolist()))
 
 
 def sleepers_of(case: Case) -> Sleepers:

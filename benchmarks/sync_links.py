@@ -97,10 +97,10 @@ class Rates:
         clock, budget_s = KernelClock(torch.device("cpu"), 0.0), 0.08
         codecs = (codec_seconds(values, clock, budget_s) for values in (2**12, 2**16, 2**20))
         encode, decode = zip(*codecs, strict=True)
-        nothing: dict[str, Any] = {"matmul": {}, "memory": (), "message": (), "collectives": {}}
-        nothing |= {"launch_s": 0.0, "instruction_s": 0.0, "spread": 0.0}
-        alone = {"compute_slowdown": 1.0, "communication_slowdown": 1.0}
-        codes = MachineMeasurement(device="core", encode=encode, decode=decode, **nothing, **alone)
+        others: dict[str, Any] = {"matmul": {}, "memory": (), "message": (), "collectives": {}}
+        others |= {"launch_s": 0.0, "instruction_s": 0.0, "spread": 0.0}
+        others |= {"compute_slowdown": 1.0, "communication_slowdown": 1.0}
+        codes = MachineMeasurement(device="core", encode=encode, decode=decode, **others)
         return cls(memory_speed(2**24, clock, budget_s)[1], codes)
 
     def predicted_s(self, plan: Plan, program: Program, between: Link, compute: Mapping[str, float]) -> float:
@@ -178,7 +178,9 @@ def cell_of(name: str, link: str) -> str:
 
 def torch_stage() -> StageModule:
     """The whole model, in fp32."""
-    return build_stage(MODEL, range(len(GRAPH.layers)), SEED, torch.float32)
+    stage = build_stage(MODEL, range(len(GRAPH.layers)), SEED, torch.float32)
+    assert isinstance(stage, StageModule), "the model is weft's"
+    return stage
 
 
 def peer_model(name: str) -> nn.Module:

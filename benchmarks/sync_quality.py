@@ -294,12 +294,13 @@ def difference(found: Sequence[float], other: Sequence[float]) -> Value:
 def beside_dense(name: str, found: Sequence[float], dense: Sequence[float]) -> dict[str, Value]:
     """The mean loss and the difference to dense; the gate is the upper end, for the control ten times it."""
     more = difference(found, dense)
-    assert more.low is not None
-    assert more.high is not None
+    low, high = more.low, more.high
+    assert low is not None
+    assert high is not None
     if name in GATES:
-        more = replace(more, target=GATES[name], met=more.high <= GATES[name])
+        more = replace(more, target=GATES[name], met=high <= GATES[name])
     elif name == CONTROL:
-        more = replace(more, target=10 * GATE, met=more.low > 10 * GATE)
+        more = replace(more, target=10 * GATE, met=low > 10 * GATE)
     return {"held-out loss": Value(statistics.mean(found), "nats"), "more than dense": more}
 
 

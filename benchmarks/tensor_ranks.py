@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from figures import Value
 from harness import Report, parser
@@ -27,7 +28,13 @@ MICRO_BATCH_SIZES = (2, 4, 8)
 def planned(model: str, micro_batch_size: int, home: Path) -> weft.Planned:
     """The plan that a home's measurements predict."""
     os.environ["WEFT_HOME"] = str(home)
-    pins = {"pp": 1, "dp": 1, "tp": 2, "micro_batch_size": micro_batch_size, "sharding": "zero-0"}
+    pins: dict[str, Any] = {
+        "pp": 1,
+        "dp": 1,
+        "tp": 2,
+        "micro_batch_size": micro_batch_size,
+        "sharding": "zero-0",
+    }
     return weft.plan(model=model, on="this-machine", global_batch=GLOBAL_BATCH, sequence=SEQUENCE, **pins)
 
 

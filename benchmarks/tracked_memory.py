@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from figures import Value
 from harness import Report, parser
@@ -110,7 +110,7 @@ def models_of(name: str) -> Iterator[tuple[str, ModelConfig]]:
         yield from ((f"{name}, {shape}", resized(model, **sizes)) for shape, sizes in SHAPES.items())
 
 
-def resized(model: ModelConfig, **sizes: int) -> ModelConfig:
+def resized(model: ModelConfig, **sizes: Any) -> ModelConfig:
     """The model in other sizes, which its own file says, too."""
     if not model.record:
         return replace(model, **sizes)

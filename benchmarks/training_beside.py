@@ -39,8 +39,8 @@ from figures import Value
 from harness import Report, parser, peak_bytes, python_sources
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedConfig, set_seed
 
+from weft.describe.run_tables.training import HELD_OUT_SAMPLES
 from weft.describe.toml_table import table_text
-from weft.training.evaluation.held_out import HELD_OUT_SAMPLES
 
 RANKS, SEQUENCE, MICRO_BATCH_SIZE, MICRO_BATCHES = 2, 256, 4, 2
 STEPS, WARM_UP, ROUNDS, LOG_EVERY = 15, 4, 3, 5
@@ -55,11 +55,19 @@ TARGET = 1.0
 
 
 def gpt(layers: int, hidden: int, heads: int) -> GPT2Config:
-    dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    shape = {"n_layer": layers, "n_embd": hidden, "n_head": heads, "n_positions": SEQUENCE}
-    tokens = {"bos_token_id": None, "eos_token_id": None}
     return GPT2Config(
-        vocab_size=256, tie_word_embeddings=False, use_cache=False, **shape, **dropouts, **tokens
+        vocab_size=256,
+        n_positions=SEQUENCE,
+        n_embd=hidden,
+        n_layer=layers,
+        n_head=heads,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
+        tie_word_embeddings=False,
+        use_cache=False,
     )
 
 

@@ -16,7 +16,8 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,7 +40,7 @@ from weft.run.stage.build import build_stages
 
 RANKS, SEED = 2, 5
 MICRO_BATCH_SIZE, GLOBAL_BATCH = 2, 16
-PLANS = {
+PLANS: Mapping[str, Mapping[str, Any]] = {
     "pp 2, 1f1b": {"pp": 2, "schedule": "1f1b"},
     "pp 2, breadth-first, 2 loops": {"pp": 2, "loops": 2, "schedule": "breadth-first"},
     "dp 2": {"dp": 2},
@@ -50,7 +51,7 @@ EMPTY_MICRO_BATCHES, EMPTY_STEPS, EMPTY_BLOCKS = 64, 20, 15
 EMPTY_TARGET = 0.5
 
 
-def plan_of(asked: argparse.Namespace, pins: dict[str, object]) -> Plan:
+def plan_of(asked: argparse.Namespace, pins: Mapping[str, Any]) -> Plan:
     degrees = {axis: pins.get(axis, 1) for axis in ("pp", "dp", "tp")}
     return weft.plan(
         model=asked.model,
@@ -75,7 +76,7 @@ def compare(
         generator=torch.Generator().manual_seed(SEED),
     )
     samples = tokens[:, :-1], tokens[:, 1:]
-    runtimes = []
+    runtimes: list[RankRuntime] = []
 
     def trainer(transport: str) -> Callable[[int], float]:
         stages = build_stages(plan, config, rank, SEED, torch.float32)

@@ -24,7 +24,7 @@ SIXTEEN = "16xa100-80gb"
 
 
 # Without these, the files hold placeholders, which stacks refuse.
-CHOSEN = {
+CHOSEN: Mapping[str, Mapping[str, Any]] = {
     "train": {"steps": 200},
     "optimizer": {"learning_rate": 3e-4, "clip_norm": 1.0, "weight_decay": 0.1, "betas": (0.9, 0.95)},
 }
