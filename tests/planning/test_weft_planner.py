@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from itertools import combinations
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from weft.planning.planners import Ranking, Verdict, get_planner
 from weft.planning.planners.bounds import Bounds, LayerBytes
 from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.planners.weft import WeftPlanner
+from weft.planning.planners.weft import stages as stages_of
 from weft.planning.planners.weft.estimates import ideal_step_s
 from weft.planning.planners.weft.placement import beginnings_of, devices_of, placements_of
 from weft.planning.planners.weft.stages import Way, deal, dealt
@@ -208,6 +210,39 @@ def test_stages_fit_and_are_as_short_as_any_of_layers_that_are_alike(data):
     assert found.layers_per_stage in legal
     assert longest(found.layers_per_stage) == pytest.approx(min(map(longest, legal)), rel=1e-6)
     assert dealt(ways, pace, place, found.layers_per_stage, found.ways, batch, uneven=False) == found
+
+
+def with_every_limit(lines):
+    """The stages of halving alone, which tries each limit."""
+    low, high = 0.0, max(line.seconds[-1] for stage in lines for line in stage)
+    counts = stages_of._greedy(lines, high)
+    if len(counts) < len(lines):
+        return None
+    for _ in range(stages_of._HALVINGS):
+        middle = (low + high) / 2.0
+        found = stages_of._greedy(lines, middle)
+        whole = len(found) == len(lines)
+        low, high, counts = (low, middle, found) if whole else (middle, high, counts)
+    return counts
+
+
+@given(st.data())
+def test_limits_that_are_left_out_would_change_no_stage(data):
+    layers, stages, count = data.draw(st.integers(2, 9)), data.draw(st.integers(1, 4)), st.integers(0, 4)
+    each = st.lists(count, min_size=layers, max_size=layers)
+
+    def way():
+        memory = LayerBytes(*[np.array(data.draw(each), dtype=float) for _ in range(4)])
+        return Way([np.array(data.draw(each)) + 0.5 for _ in range(2)], [memory] * 2)
+
+    ways = [way() for _ in range(data.draw(st.integers(1, 2)))]
+    pace = np.array(data.draw(st.lists(st.integers(0, 1), min_size=stages, max_size=stages)))[:, None]
+    room = np.array(data.draw(st.lists(st.integers(8, 60), min_size=stages, max_size=stages)), dtype=float)
+    kept, place = np.arange(stages, 0, -1), np.arange(stages)
+    assume(stages <= layers)
+    found = deal(ways, pace, place, room, kept, 4, uneven=False)
+    with patch.object(stages_of, "_shortest", with_every_limit):
+        assert deal(ways, pace, place, room, kept, 4, uneven=False) == found
 
 
 @given(st.data())
