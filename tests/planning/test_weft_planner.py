@@ -16,6 +16,7 @@ from weft.cli.main import run
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.layout import Layout, PartialLayout, rank_order_of
 from weft.planning.compile import compile_plan
+from weft.planning.long_steps import predict_long
 from weft.planning.planners import Ranking, Verdict, get_planner
 from weft.planning.planners.bounds import Bounds, LayerBytes
 from weft.planning.planners.homogeneous import HomogeneousPlanner
@@ -413,6 +414,14 @@ def test_a_search_tells_the_plan_of_the_rules_first_and_the_best_last() -> None:
     rules = get_planner("megatron").search(problem).fitting[0]
     assert told[0].endswith(f", {rules.words}")
     assert told[-1].endswith(f", {best.words}")
+
+
+def test_a_plan_that_several_planners_find_is_predicted_once() -> None:
+    with patch("weft.planning.problem.predict_long", wraps=predict_long) as predicting:
+        ranking = WeftPlanner().search(problem_of(model="gpt-10m", on="1xa100-80gb+1xt4", global_batch=16))
+    predicted = [call.args[1].plan_id for call in predicting.call_args_list]
+    assert {one.plan.plan_id for one in ranking.fitting} <= {*predicted}
+    assert sorted({*predicted}) == sorted(predicted)
 
 
 def test_pins_that_the_rules_do_not_know_are_searched_and_told() -> None:
