@@ -108,13 +108,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     stack = ExitStack()
     session.config.add_cleanup(stack.close)
-    if find_spec("torch") is None:
-        stack.enter_context(compiling(session.config, COMPILE_ENGINE))
-        return
-    template = stack.enter_context(Template.start())
-    with template.warming(starts_others="cold"):
-        stack.enter_context(compiling(session.config, COMPILE_ENGINE + COMPILE_CODECS))
-    stack.enter_context(template.warming(starts_others="as asked"))
+    has_torch = find_spec("torch") is not None
+    stack.enter_context(compiling(session.config, COMPILE_ENGINE + COMPILE_CODECS * has_torch))
+    if has_torch:
+        template = stack.enter_context(Template.start())
+        stack.enter_context(template.warming(starts_others="as asked"))
 
 
 @contextmanager
