@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -71,13 +73,20 @@ WITH_TORCH = (
 )
 
 
+@cache
 def is_pure(path: Path) -> bool:
     """Return whether the tests of a file run without torch."""
     place = path.relative_to(TESTS)
     return place.parts[0] in PURE_ROOMS and not any(place.match(pattern) for pattern in WITH_TORCH)
 
 
-# Every function of the codecs, each with the types that tests call it with.
+# The simulator's engine, then every function of the codecs, each with the types that tests call it with.
+COMPILE_ENGINE = """
+from weft.predict.abstract import simulate_schedule
+from weft.predict.engine import load_compiled_engine
+load_compiled_engine()
+simulate_schedule("gpipe", devices=2, micro_batches=2)
+"""
 COMPILE_CODECS = """
 import torch
 from weft.sync.codecs.counter import Key
@@ -89,19 +98,36 @@ codec.encode_sum(payload[None], codec, 64, payload, Key(0, 0))
 codec.decode(payload, values)
 unsmooth_(values)
 """
+COMPILING = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Start runners warm, and compile the codecs once, before they all do so at the same time."""
-    starts_runners = getattr(session.config.option, "numprocesses", None)
-    if starts_runners and find_spec("torch") is not None:
-        stack = ExitStack()
-        session.config.add_cleanup(stack.close)
+    """Start runners warm, and compile beside their imports what they would all compile at the same time."""
+    if not getattr(session.config.option, "numprocesses", None):
+        return
+    stack = ExitStack()
+    session.config.add_cleanup(stack.close)
+    has_torch = find_spec("torch") is not None
+    stack.enter_context(compiling(session.config, COMPILE_ENGINE + COMPILE_CODECS * has_torch))
+    if has_torch:
         template = stack.enter_context(Template.start())
-        with template.warming(starts_others="cold"):
-            subprocess.run([sys.executable, "-c", COMPILE_CODECS], check=True)
         stack.enter_context(template.warming(starts_others="as asked"))
+
+
+@contextmanager
+def compiling(config: pytest.Config, code: str) -> Iterator[None]:
+    """Run this code in a process that the session's tests wait for."""
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        config.stash[COMPILING] = process
+        yield
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any) -> None:
+    """Let runners begin their tests when all is compiled."""
+    process = node.config.stash.get(COMPILING, None)
+    assert process is None or process.wait() == 0
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -12,6 +12,7 @@ A row with anything new is therefore trained by `make test`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import fields
 from functools import cache
@@ -30,7 +31,10 @@ AXES = ("pp", "dp", "tp", "cp", "ep")
 def covering(
     of: Sequence[Case], traits: Callable[[Case], frozenset[Any]], cost: Callable[[Case], float] = lambda _: 1
 ) -> list[Case]:
-    """Cases that together have all traits of all, found greedily: the most new ones for the cost first."""
+    """Cases that together have all traits of all, found greedily: the most new ones for the cost first.
+
+    Those whose traits later ones have, too, are left out again, the most costly first.
+    """
     left = frozenset[Any]().union(*map(traits, of))
     # A case never has more new traits than when it was looked at last.
     most = [(-len(traits(case)) / cost(case), place) for place, case in enumerate(of)]
@@ -44,6 +48,11 @@ def covering(
         else:
             left -= new
             chosen.append(of[place])
+    having = Counter(trait for case in chosen for trait in traits(case))
+    for case in sorted(chosen, key=cost, reverse=True):
+        if all(having[trait] > 1 for trait in traits(case)):
+            chosen.remove(case)
+            having.subtract(traits(case))
     return chosen
 
 

@@ -55,6 +55,12 @@ def test_amounts_of_all_layers_are_those_of_each(name, micro_batch_size, degree)
     assert [graph.layers[index].parts for index in graph.alike] == [one.parts for one in graph.layers]
 
 
+def test_equal_sizes_have_one_graph_that_keeps_its_costs():
+    first, second = (layer_graph(replace(PRESETS["gpt2"], layers=3)) for _ in range(2))
+    assert first is second
+    assert layer_graph(replace(PRESETS["gpt2"], layers=4)) != first
+
+
 def test_feeders_are_the_producers_of_the_edges():
     graph = GRAPHS["resnet-50"]
     found = [(producer, index) for index, before in enumerate(graph.feeders) for producer in before]

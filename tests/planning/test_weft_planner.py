@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from itertools import combinations
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,10 +16,12 @@ from weft.cli.main import run
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.layout import Layout, PartialLayout, rank_order_of
 from weft.planning.compile import compile_plan
+from weft.planning.long_steps import predict_long
 from weft.planning.planners import Ranking, Verdict, get_planner
 from weft.planning.planners.bounds import Bounds, LayerBytes
 from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.planners.weft import WeftPlanner
+from weft.planning.planners.weft import stages as stages_of
 from weft.planning.planners.weft.estimates import ideal_step_s
 from weft.planning.planners.weft.placement import beginnings_of, devices_of, placements_of
 from weft.planning.planners.weft.stages import Way, deal, dealt
@@ -42,18 +45,21 @@ def best_s(name: str, problem) -> float:
     return min(steps)
 
 
+# Its problem keeps the predictions for other planners.
 @cache
 def ranked(on: str, batch: int = 16) -> Ranking:
     return get_planner("weft").search(posed(on, batch=batch))
 
 
-@pytest.mark.parametrize("on", [MIXED, "4xa100-80gb+4xt4", "2xv100-16gb+2xa100-80gb", "4xa100-80gb"])
-@pytest.mark.parametrize("batch", [16, 60])
+@pytest.mark.parametrize(
+    ("on", "batch"),
+    [(MIXED, 16), ("4xa100-80gb+4xt4", 16), ("2xv100-16gb+2xa100-80gb", 60), ("4xa100-80gb", 60)],
+)
 def test_no_baseline_has_a_plan_that_is_predicted_to_be_faster(on, batch):
-    problem = posed(on, batch=batch)
-    found = ranked(on, batch).fitting[0].step_s
+    ranking = ranked(on, batch)
+    found = ranking.fitting[0].step_s
     for name in ("amp", "megatron", "metis-form"):
-        assert found <= best_s(name, problem)
+        assert found <= best_s(name, ranking.problem)
 
 
 @pytest.mark.parametrize("on", [MIXED, "4xa100-80gb+4xt4"])
@@ -165,7 +171,7 @@ def test_more_memory_or_speed_never_make_the_best_step_longer():
             )
             for group in slow.groups
         )
-        problem = posed("2xa100-40gb+2xv100-16gb", model="gpt2", batch=8)
+        problem = posed("2xa100-40gb+2xv100-16gb", model="gpt2", batch=8, schedule="1f1b")
         problem = replace(problem, job=replace(problem.job, cluster=replace(slow, groups=groups)))
         steps.append(best_s("weft", problem))
     assert steps == sorted(steps, reverse=True)
@@ -208,6 +214,39 @@ def test_stages_fit_and_are_as_short_as_any_of_layers_that_are_alike(data):
     assert found.layers_per_stage in legal
     assert longest(found.layers_per_stage) == pytest.approx(min(map(longest, legal)), rel=1e-6)
     assert dealt(ways, pace, place, found.layers_per_stage, found.ways, batch, uneven=False) == found
+
+
+def with_every_limit(lines):
+    """The stages of halving alone, which tries each limit."""
+    low, high = 0.0, max(line.seconds[-1] for stage in lines for line in stage)
+    counts = stages_of._greedy(lines, high)
+    if len(counts) < len(lines):
+        return None
+    for _ in range(stages_of._HALVINGS):
+        middle = (low + high) / 2.0
+        found = stages_of._greedy(lines, middle)
+        whole = len(found) == len(lines)
+        low, high, counts = (low, middle, found) if whole else (middle, high, counts)
+    return counts
+
+
+@given(st.data())
+def test_limits_that_are_left_out_would_change_no_stage(data):
+    layers, stages, count = data.draw(st.integers(2, 9)), data.draw(st.integers(1, 4)), st.integers(0, 4)
+    each = st.lists(count, min_size=layers, max_size=layers)
+
+    def way():
+        memory = LayerBytes(*[np.array(data.draw(each), dtype=float) for _ in range(4)])
+        return Way([np.array(data.draw(each)) + 0.5 for _ in range(2)], [memory] * 2)
+
+    ways = [way() for _ in range(data.draw(st.integers(1, 2)))]
+    pace = np.array(data.draw(st.lists(st.integers(0, 1), min_size=stages, max_size=stages)))[:, None]
+    room = np.array(data.draw(st.lists(st.integers(8, 60), min_size=stages, max_size=stages)), dtype=float)
+    kept, place = np.arange(stages, 0, -1), np.arange(stages)
+    assume(stages <= layers)
+    found = deal(ways, pace, place, room, kept, 4, uneven=False)
+    with patch.object(stages_of, "_shortest", with_every_limit):
+        assert deal(ways, pace, place, room, kept, 4, uneven=False) == found
 
 
 @given(st.data())
@@ -378,6 +417,14 @@ def test_a_search_tells_the_plan_of_the_rules_first_and_the_best_last() -> None:
     rules = get_planner("megatron").search(problem).fitting[0]
     assert told[0].endswith(f", {rules.words}")
     assert told[-1].endswith(f", {best.words}")
+
+
+def test_a_plan_that_several_planners_find_is_predicted_once() -> None:
+    with patch("weft.planning.problem.predict_long", wraps=predict_long) as predicting:
+        ranking = WeftPlanner().search(problem_of(model="gpt-10m", on="1xa100-80gb+1xt4", global_batch=16))
+    predicted = [call.args[1].plan_id for call in predicting.call_args_list]
+    assert {one.plan.plan_id for one in ranking.fitting} <= {*predicted}
+    assert sorted({*predicted}) == sorted(predicted)
 
 
 def test_pins_that_the_rules_do_not_know_are_searched_and_told() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from weft.predict.profile import MachineMeasurement
 UNIFORM = "uniform"
 
 
+@cache
 def planned(on: str = "16xa100-80gb", *, price: float | None = None, **pins: object) -> PlannedJob:
     run = run_of_keywords(
         model="gpt2",

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from scipy import stats
 
 from weft.scoring.metrics import Point, figures_of, kendall, pooled_figures, spearman
 
@@ -25,6 +24,9 @@ def point(measured_s: float | None, predicted_s: float, *, fits: bool = True, wi
 
 @given(pairs)
 def test_rank_correlations_are_those_of_scipy(values: list[tuple[int, int]]) -> None:
+    # Every runner would import it with the file.
+    from scipy import stats
+
     left, right = (np.array(column, dtype=np.float64) for column in zip(*values, strict=True))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Unpack
 
 from weft.describe.assumption import assumed_of
-from weft.describe.plan import LayerChoice
+from weft.describe.plan import LayerChoice, Plan
 from weft.describe.plan_subject import PlanSubject, subject_of
 from weft.describe.request import Request, RequestOptions, request_of_names, request_of_subject
 from weft.describe.run_file import RunFile
@@ -16,6 +16,7 @@ from weft.errors import InputError
 from weft.files import weft_home
 from weft.moves.registry import refused_pins
 from weft.planning.assumed_links import assumed_links
+from weft.planning.long_steps import LongStep, predict_long
 from weft.predict.corrections import Correction
 from weft.predict.cost.host_link import assumed_through_host, goes_through_host
 from weft.predict.cost.placed_plan import CostModel
@@ -62,6 +63,21 @@ class Problem(Request):
             correction=measured.correction,
             through_host=goes_through_host(self.job),
         )
+
+    def step_of(self, plan: Plan) -> LongStep:
+        """Predict a step of a plan; planners that find the same plan predict it once.
+
+        Raises:
+            InputError: see `predict_long`.
+        """
+        key = plan.model_dump_json()
+        if key not in self._steps:
+            self._steps[key] = predict_long(self.cost_model, plan)
+        return self._steps[key]
+
+    @cached_property
+    def _steps(self) -> dict[str, LongStep]:
+        return {}
 
 
 def measured_problem(request: Request, *, home: Path | None = None) -> Problem:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from weft.describe.decoder_row import ROWS
 from weft.describe.families import (
@@ -51,11 +52,21 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
     """Return the costed layers of a model: ``embedding``, ``block.0`` and so on, ``head``.
 
     VGG and AlexNet have ``convolution.0`` and so on, ``linear.0`` and so on. Models of towers have
-    ``tower.0.block.0``, ``dense.0.linear.0``, ``table.0`` and so on.
+    ``tower.0.block.0``, ``dense.0.linear.0``, ``table.0`` and so on. Equal sizes have one graph, which keeps
+    its costs. A user's own model is built each time.
 
     Raises:
         InputError: when the family is unknown.
     """
+    return _made(config) if config.family == own.FAMILY else _kept(config)
+
+
+@lru_cache(maxsize=64)
+def _kept(config: ModelConfig) -> LayerGraph:
+    return _made(config)
+
+
+def _made(config: ModelConfig) -> LayerGraph:
     if config.decoder is None:
         require_choice("model family", config.family, FAMILIES)
     # A type without a row may describe its own decoder.

@@ -12,7 +12,7 @@ from weft.describe.plan import Plan
 from weft.describe.units import format_bytes, format_odds, format_seconds
 from weft.errors import InputError
 from weft.moves.layout import build_plan
-from weft.planning.long_steps import LongStep, predict_long
+from weft.planning.long_steps import LongStep
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds, Holding
 from weft.planning.problem import Problem
@@ -42,7 +42,7 @@ def simulated(problem: Problem, candidate: Candidate, layer_seconds: Sequence[fl
 def judged(problem: Problem, candidate: Candidate, plan: Plan) -> Candidate:
     """Return the candidate with this plan, its predicted step and peaks, and a verdict."""
     try:
-        step = predict_long(problem.cost_model, plan)
+        step = problem.step_of(plan)
     except InputError as error:
         # Blocking communication can make an order wait for itself; only the program shows this.
         return replace(candidate, verdict=Verdict.REFUSED, reason=str(error.violations[0]))

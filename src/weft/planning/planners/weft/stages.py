@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,8 @@ from weft.program.arrays import Floats, Ints
 
 # Halvings of the interval that contains the longest stage.
 _HALVINGS = 26
+# More than the rounding of sums of seconds, relative.
+_ROUNDING = 1e-12
 
 
 class Way(NamedTuple):
@@ -100,15 +103,9 @@ def deal(
         [line(way, device, count) for way in range(len(ways))]
         for device, count in zip(place.tolist(), in_flight.tolist(), strict=True)
     ]
-    high = max(line.seconds[-1] for stage in lines for line in stage)
-    counts = _greedy(lines, high)
+    counts = _shortest(lines)
     if counts is None:
         return None
-    low = 0.0
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2.0
-        found = _greedy(lines, middle)
-        low, high, counts = (middle, high, counts) if found is None else (low, middle, found)
     return dealt(ways, pace, place, tuple(counts), _fastest(lines, counts), micro_batches, uneven=uneven)
 
 
@@ -160,7 +157,7 @@ class _Line:
         """Return the end of the longest run of layers from `start` that is within the limit and fits."""
         end = bisect_right(self.seconds, self.seconds[start] + limit_s, start, last + 1) - 1
         end = min(end, bisect_right(self.held, self.held[start] + self.room, start, last + 1) - 1)
-        if end <= start:
+        if end <= start or self.needed(start, end) <= self.room:
             return end
         ends = range(start + 1, end + 1)
         return start + bisect_right(ends, self.room, key=lambda one: self.needed(start, one))
@@ -199,18 +196,71 @@ def _stage_sums(values: Floats, counts: tuple[int, ...]) -> Floats:
     return np.add.reduceat(values, ends - np.array(counts))
 
 
-def _greedy(lines: Sequence[Sequence[_Line]], limit_s: float) -> list[int] | None:
-    """Give each stage as many layers as the limit and its memory admit; leave one for each later stage."""
+def _shortest(lines: Sequence[Sequence[_Line]]) -> list[int] | None:
+    """Return the layers of stages whose longest is as short as `_greedy` finds; None where none fit.
+
+    Limits that are known to give the same stages, or none, are not tried.
+    """
+    stages, low, high = len(lines), 0.0, max(line.seconds[-1] for stage in lines for line in stage)
+    counts = _greedy(lines, high)
+    if len(counts) < stages:
+        return None
+    enough, too_short = _longest(lines, counts), 0.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2.0
+        if too_short < middle < enough:
+            found = _greedy(lines, middle)
+            if len(found) < stages:
+                too_short = _next_limit(lines, found, middle)
+            else:
+                counts, enough = found, min(middle, _longest(lines, found))
+        if too_short >= enough:
+            break
+        low, high = (low, middle) if middle >= enough else (middle, high)
+    return counts
+
+
+def _greedy(lines: Sequence[Sequence[_Line]], limit_s: float) -> list[int]:
+    """Give each stage as many layers as the limit and its memory admit; leave one for each later stage.
+
+    The stages end before one that gets no layer, and before the last one if it cannot take the rest.
+    """
     layers, stages, start = len(lines[0][0].seconds) - 1, len(lines), 0
-    counts = []
+    counts: list[int] = []
     for stage, choice in enumerate(lines):
         last = layers - (stages - stage - 1)
         end = max(line.furthest(start, last, limit_s) for line in choice)
-        if end <= start:
-            return None
+        if end <= start or (end < last == layers):
+            break
         counts.append(end - start)
         start = end
-    return counts if start == layers else None
+    return counts
+
+
+def _longest(lines: Sequence[Sequence[_Line]], counts: Sequence[int]) -> float:
+    """Return the least limit with which `_greedy` gives these stages, rounded up."""
+    ends = [0, *accumulate(counts)]
+    longest_s = max(
+        min(
+            line.seconds[end] - line.seconds[start] for line in choice if line.needed(start, end) <= line.room
+        )
+        for choice, (start, end) in zip(lines, pairwise(ends), strict=True)
+    )
+    return longest_s * (1.0 + _ROUNDING)
+
+
+def _next_limit(lines: Sequence[Sequence[_Line]], counts: Sequence[int], limit_s: float) -> float:
+    """Return the least limit above this one with which `_greedy` may not end after these stages, rounded
+    down."""
+    layers, stages = len(lines[0][0].seconds) - 1, len(lines)
+    least_s = float("inf")
+    for stage, (choice, start) in enumerate(zip(lines, accumulate(counts, initial=0), strict=False)):
+        last = layers - (stages - stage - 1)
+        for line in choice:
+            end = bisect_right(line.seconds, line.seconds[start] + limit_s, start, last + 1)
+            if end <= last:
+                least_s = min(least_s, line.seconds[end] - line.seconds[start])
+    return least_s * (1.0 - _ROUNDING)
 
 
 def _fastest(lines: Sequence[Sequence[_Line]], counts: Sequence[int]) -> tuple[int, ...]:
