@@ -21,10 +21,10 @@ _SIZES: Mapping[str, Any] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer"), 5),
     **dict.fromkeys(("num_attention_heads", "n_head"), 4),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
-    **dict.fromkeys(("max_position_embeddings", "n_positions"), 32),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "model_max_length"), 32),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 6),
-    **dict.fromkeys(("num_experts_per_tok", "moe_k"), 2),
-    **dict.fromkeys(("n_group", "topk_group"), 1),
+    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k"), 2),
+    **dict.fromkeys(("n_group", "topk_group", "num_expert_group"), 1),
     "head_dim": 24,
     "vocab_size": 128,
     "moe_intermediate_size": 24,
@@ -34,6 +34,12 @@ _SIZES: Mapping[str, Any] = {
     "qk_nope_head_dim": 8,
     "qk_rope_head_dim": 4,
     "v_head_dim": 6,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_heads": 3,
+    "linear_head_dim": 8,
     "rotary_dim": 8,
     "pad_token_id": 0,
     "bos_token_id": 1,
@@ -61,6 +67,10 @@ _TINY = {
     "dots1": {"n_routed_experts": 6, "n_shared_experts": 1, "num_experts_per_tok": 2},
     # Its heads have the width of the model together.
     "helium": {"head_dim": 16},
+    # Unsupported choices.
+    "minimax": {"sliding_window": None},
+    "kimi_linear": {"tie_word_embeddings": False},
+    "bailing_hybrid": {"tie_word_embeddings": False},
 }
 
 
@@ -81,11 +91,10 @@ def tiny_config(model_type: str, *, switched: bool = False, **more: Any) -> PreT
         keys["num_key_value_heads"] = keys["num_attention_heads"]
     if given.get("sliding_window") or (switched and "sliding_window" in given):
         keys |= _WINDOW
-    keys |= _TINY.get(model_type, {})
     if switched:
         keys |= {key: not keys[key] for key in _SWITCHES if key in keys}
         keys |= {"q_lora_rank": None} if latent else {}
-    return _config(model_type, keys | more)
+    return _config(model_type, keys | _TINY.get(model_type, {}) | more)
 
 
 def counted(config: PreTrainedConfig) -> tuple[int, int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -23,6 +25,11 @@ from weft.run.stage.stage_module import StageModule
 
 # One of each kind of norms, windows, biases, scales and caps; `test_every_trained_row` builds all types.
 TYPES = ("mistral", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt_neox", "olmo2", "granite", "cohere2")
+# Blocks with linear attention and others; torch inverts chunks of the last row by row.
+HYBRIDS = (
+    *("qwen3_5_text", "qwen3_next", "olmo_hybrid"),
+    pytest.param("kimi_linear", marks=pytest.mark.tables),
+)
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3")
 
 
@@ -82,13 +89,13 @@ def require_as_in_transformers(config: ModelConfig) -> None:
 
 
 @pytest.mark.parametrize("switched", [False, True], ids=["tiny", "switched"])
-@pytest.mark.parametrize("model_type", TYPES + MIXTURES)
+@pytest.mark.parametrize("model_type", [*TYPES, *HYBRIDS, *MIXTURES])
 def test_logits_and_gradients_are_those_of_transformers(model_type: str, switched: bool) -> None:
     config = tiny_decoder(model_type, switched=switched)
     require_as_in_transformers(config)
 
 
-@pytest.mark.parametrize("model_type", TYPES + MIXTURES)
+@pytest.mark.parametrize("model_type", [*TYPES, *HYBRIDS, *MIXTURES])
 def test_stages_have_the_output_and_the_gradients_of_the_whole(model_type: str) -> None:
     config = tiny_decoder(model_type, tie_word_embeddings=False)
     model = whole_of(config)
@@ -191,6 +198,27 @@ def test_a_block_keeps_what_autograd_saves(model_type: str, dtype: torch.dtype) 
     block, shape = layer_graph(config).layers[3], Shape(2, config.sequence)
     predicted = dtype.itemsize * block.kept(shape) + block.kept_bytes(shape)
     assert predicted == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "olmo_hybrid", "bailing_hybrid", "afmoe"])
+def test_blocks_of_every_kind_keep_what_autograd_saves(model_type: str) -> None:
+    # Autograd keeps more copies of linear attention in fp32.
+    config, dtype = replace(tiny_decoder(model_type), sequence=256), torch.bfloat16
+    layers = layer_graph(config).layers
+    shape = Shape(2, config.sequence)
+    for index in (1, 4):
+        if config.architecture.latent is not None and config.architecture.linear_in(index - 1) is None:
+            # Torch has no fused kernel of latent attention on a CPU.
+            continue
+        stage = build_stage(config, [index, index + 1], 0, dtype)
+        block = build_stage(config, [index + 1], 0, dtype)
+        stream = torch.randn(2, config.sequence, config.hidden, dtype=dtype, requires_grad=True)
+        measured = [
+            saved_by_autograd(partial(one, stream), (*one.parameters(), *one.buffers()))
+            for one in (stage, block)
+        ]
+        predicted = dtype.itemsize * layers[index].kept(shape) + layers[index].kept_bytes(shape)
+        assert predicted == pytest.approx(measured[0] - measured[1], rel=0.05)
 
 
 def test_a_configuration_that_transformers_refuses_is_refused_in_one_line() -> None:

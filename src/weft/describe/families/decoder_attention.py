@@ -18,7 +18,8 @@ _ROTARY = 5.0
 def attention_part(config: ModelConfig, decoder: Decoder) -> BlockPart:
     """Return the products, the positions and the norms between the input of attention and its result."""
     if decoder.latent is not None:
-        return _latent(config, decoder.latent, bias=decoder.query_bias)
+        values = config.heads * decoder.latent.value_size
+        return _latent(config, decoder.latent, bias=decoder.query_bias) + _gate(config, decoder, values)
     queries, keys = config.heads * decoder.head_size, config.key_value_heads * decoder.head_size
     projected, parameters = product_with_bias(
         config.hidden, queries + 2 * keys, divided="columns", bias=decoder.query_bias
@@ -42,7 +43,7 @@ def attention_part(config: ModelConfig, decoder: Decoder) -> BlockPart:
         # Three per rotated tensor. Two more, because three products here count as one.
         kernels=(6 if rotated else 0) + 2,
     )
-    return found + _query_key_norms(config, decoder, queries, keys)
+    return found + _query_key_norms(config, decoder, queries, keys) + _gate(config, decoder, queries)
 
 
 def key_elements(config: ModelConfig, decoder: Decoder) -> float:
@@ -71,6 +72,24 @@ def _query_key_norms(config: ModelConfig, decoder: Decoder, queries: int, keys: 
     own = decoder.query_key_norm == "own-heads"
     weights = Amount.of(queries + keys, tensor=1) if own else Amount.of(2 * decoder.head_size)
     return cost.inside(queries + keys, vectors, weights, divided=True)
+
+
+def _gate(config: ModelConfig, decoder: Decoder, results: int) -> BlockPart:
+    """Return the gate on attention's results: its product, and a sigmoid of it that multiplies them."""
+    if decoder.attention_gate == "none":
+        return BlockPart()
+    gates = config.heads if decoder.attention_gate == "heads" else results
+    bias = decoder.query_bias and decoder.attention_gate == "with-queries"
+    product, parameters = product_with_bias(config.hidden, gates, divided="columns", bias=bias)
+    return BlockPart(
+        weights=(product,),
+        parameters=parameters,
+        # The sigmoid, and its product with the results; the results count in attention.
+        kept=per_token(gates + results, divided=True),
+        products=per_token(gates, divided=True),
+        memory=per_token(2.0 * gates + 3.0 * results, divided=True),
+        kernels=2,
+    )
 
 
 def _latent(config: ModelConfig, latent: Latent, *, bias: bool) -> BlockPart:

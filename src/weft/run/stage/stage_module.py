@@ -58,10 +58,14 @@ class RunnableStage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Initial:
-    """Initial values of a parameter: `mean` plus normal noise of standard deviation `deviation`."""
+    """Initial values of a parameter: `mean` plus normal noise of standard deviation `deviation`.
+
+    `made_of_uniform` makes the values of uniform numbers from 0 to 1 instead.
+    """
 
     mean: float = 0.0
     deviation: float = 0.0
+    made_of_uniform: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 class AddedModule(nn.Module, ABC):
@@ -444,6 +448,8 @@ def materialise(
 
 def _drawn(shape: Sequence[int], initial: Initial, key: int) -> torch.Tensor:
     value = torch.full(tuple(shape), initial.mean, dtype=torch.float32)
+    if initial.made_of_uniform is not None:
+        return initial.made_of_uniform(value.uniform_(generator=torch.Generator().manual_seed(key)))
     if initial.deviation:
         value.normal_(initial.mean, initial.deviation, generator=torch.Generator().manual_seed(key))
     return value

@@ -1,0 +1,68 @@
+"""The kinds of a decoder's blocks: how each attends, and whether it has experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.describe.decoder_given import Given
+from weft.describe.decoder_row import DecoderRow, ExpertKeys
+from weft.describe.units import shown
+
+# Attention to all tokens before, to a window of them, and to a state in place of tokens.
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+
+
+def kinds_of_blocks(given: Given, row: DecoderRow, layers: int) -> tuple[str, ...]:
+    """Return how every block attends: by the list of the file, or by the rule of the row."""
+    listed = given.entries("layer_types", layers)
+    if listed is None:
+        return _by_rule(given, row, layers)
+    known = (FULL, SLIDING) if row.linear is None else (FULL, SLIDING, LINEAR)
+    others = [kind for kind in listed if kind not in known]
+    if others:
+        given.note("layer_types", f"{shown(others[0])} is not supported", FULL)
+    return tuple(listed)
+
+
+def windows_of_blocks(given: Given, row: DecoderRow, kinds: Sequence[str]) -> tuple[int, ...]:
+    """Return the attention window of every block; empty if no block has one."""
+    if not _has_windows(given, row) or SLIDING not in kinds:
+        return ()
+    window = given.count(str(row.window))
+    return tuple(window if kind == SLIDING else 0 for kind in kinds)
+
+
+def blocks_without_experts(given: Given, keys: ExpertKeys, layers: int) -> tuple[int, ...]:
+    kinds = given.entries("mlp_layer_types", layers)
+    if kinds is not None:
+        return tuple(index for index, kind in enumerate(kinds) if kind == "dense")
+    first = given.count(keys.first_dense, least=0) if keys.first_dense else 0
+    step = given.count(keys.step) if keys.step and keys.step in given.record else 1
+    named = given.record.get(keys.dense_blocks) if keys.dense_blocks else None
+    dense = {*range(min(first, layers)), *(index for index in range(layers) if (index + 1) % step)}
+    if isinstance(named, list):
+        dense |= {index for index in named if isinstance(index, int) and index < layers}
+    return tuple(sorted(dense))
+
+
+def _has_windows(given: Given, row: DecoderRow) -> bool:
+    if row.window is None or given.record.get(row.window) in (None, 0):
+        return False
+    return not row.window_switch or bool(given.record.get(row.window_switch, False))
+
+
+def _by_rule(given: Given, row: DecoderRow, layers: int) -> tuple[str, ...]:
+    if row.kinds:
+        return tuple(row.kinds[index % len(row.kinds)] for index in range(layers))
+    other = SLIDING if row.linear is None else LINEAR
+    if other == SLIDING and not _has_windows(given, row):
+        return (FULL,) * layers
+    numbers = given.value(row.linear.listed) if row.linear is not None and row.linear.listed else None
+    if isinstance(numbers, list):
+        return tuple(FULL if index + 1 in numbers else other for index in range(layers))
+    if row.first_window:
+        first = given.count(row.first_window, least=0)
+        return tuple(other if index >= first else FULL for index in range(layers))
+    every = given.count(row.interval) if row.interval and row.interval in given.record else row.full_every
+    place = 0 if row.full_first else every - 1
+    return tuple(FULL if every and index % every == place else other for index in range(layers))
