@@ -34,6 +34,9 @@ _SIZES: Mapping[str, Any] = {
     "qk_nope_head_dim": 8,
     "qk_rope_head_dim": 4,
     "v_head_dim": 6,
+    "index_n_heads": 3,
+    "index_head_dim": 10,
+    "index_topk": 5,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 8,
@@ -47,7 +50,15 @@ _SIZES: Mapping[str, Any] = {
 }
 _WINDOW = {"sliding_window": 16}
 # Keys with one entry per layer, or that follow from sizes.
-_DERIVED = ("layer_types", "mlp_layer_types", "layer_rope_theta", "rope_parameters", "qk_head_dim")
+_DERIVED = (
+    "layer_types",
+    "indexer_types",
+    "per_layer_config",
+    "mlp_layer_types",
+    "layer_rope_theta",
+    "rope_parameters",
+    "qk_head_dim",
+)
 # Choices of architecture, which a second tiny model makes the other way.
 _SWITCHES = (
     *("attention_bias", "mlp_bias", "use_bias", "bias", "use_qkv_bias", "qkv_bias", "enable_bias"),
@@ -93,7 +104,7 @@ def tiny_config(model_type: str, *, switched: bool = False, **more: Any) -> PreT
         keys |= _WINDOW
     if switched:
         keys |= {key: not keys[key] for key in _SWITCHES if key in keys}
-        keys |= {"q_lora_rank": None} if latent else {}
+        keys |= {"q_lora_rank": None} if latent and "index_topk" not in given else {}
     return _config(model_type, keys | _TINY.get(model_type, {}) | more)
 
 

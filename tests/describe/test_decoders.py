@@ -242,6 +242,25 @@ def test_what_a_row_does_not_describe_is_refused(tmp_path, model_type, keys, pla
     assert [violation.where.rpartition(" ")[2] for violation in refused.value.violations] == [place]
 
 
+@pytest.mark.parametrize(
+    ("keys", "blocks"),
+    [
+        ({}, (0, 1, 2, 3)),
+        ({"index_topk_freq": 2}, (0, 1, 3)),
+        ({"indexer_types": ["full", "shared", "full", "shared"]}, (0, 2)),
+    ],
+)
+def test_blocks_that_share_a_choice_of_tokens_are_planned_only(tmp_path, keys, blocks):
+    config = described(tmp_path, "glm_moe_dsa", **keys)
+    assert config.decoder is not None
+    assert config.decoder.indexer.blocks == blocks
+    whole, own = layer_graph(described(tmp_path, "glm_moe_dsa")), layer_graph(config)
+    # Queries from the latent vector, a key and its norm, and weights of heads.
+    of_one = 2048 * 32 * 128 + 32 * 128 + 2 * 128 + 32 * 32
+    assert whole.parameters() - own.parameters() == of_one * (4 - len(blocks))
+    assert bool(planned_only(config)) == (len(blocks) < 4)
+
+
 def test_rows_that_are_not_trained_say_so(tmp_path):
     for model_type in ROWS:
         assert bool(planned_only(described(tmp_path, model_type))) == (model_type not in TRAINED)

@@ -76,6 +76,24 @@ class LinearAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Indexer:
+    """Sizes of indexers, which choose the tokens to which each token attends.
+
+    They have no gradients (DeepSeek-V3.2, arXiv 2512.02556, section 2.1, trains them by a loss of their own).
+
+    Attributes:
+        heads, size: heads of an indexer, and the elements of their queries and of the key that they share.
+        chosen: the most tokens to which a token attends.
+        blocks: positions of the blocks with an indexer; the others use the choice of the block before.
+    """
+
+    heads: int
+    size: int
+    chosen: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """Sizes of a mixture of gated feed-forwards.
 
@@ -147,6 +165,7 @@ class Decoder:
     windows: tuple[int, ...] = ()
     latent: Latent | None = None
     linear: LinearAttention | None = None
+    indexer: Indexer | None = None
     experts: Experts | None = None
 
     def __repr__(self) -> str:
@@ -171,9 +190,10 @@ def decoder_from(record: Mapping[str, Any]) -> Decoder:
     parts["windows"] = tuple(parts["windows"])
     if parts["latent"] is not None:
         parts["latent"] = Latent(**parts["latent"])
-    # Plan files of earlier versions lack it.
-    if parts.get("linear") is not None:
-        parts["linear"] = LinearAttention(**{**parts["linear"], "blocks": tuple(parts["linear"]["blocks"])})
+    for name, kind in (("linear", LinearAttention), ("indexer", Indexer)):
+        # Plan files of earlier versions lack both.
+        if parts.get(name) is not None:
+            parts[name] = kind(**{**parts[name], "blocks": tuple(parts[name]["blocks"])})
     if parts["experts"] is not None:
         parts["experts"] = Experts(**{**parts["experts"], "dense": tuple(parts["experts"]["dense"])})
     return Decoder(**parts)

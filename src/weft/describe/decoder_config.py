@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from weft.describe.decoder import Decoder, Experts, Latent, LinearAttention
+from weft.describe.decoder import Decoder, Experts, Indexer, Latent, LinearAttention
 from weft.describe.decoder_given import Given
 from weft.describe.decoder_kinds import (
     LINEAR,
+    blocks_with_indexers,
     blocks_without_experts,
     kinds_of_blocks,
     windows_of_blocks,
 )
-from weft.describe.decoder_row import DecoderRow, ExpertKeys, Fact, LinearKeys
+from weft.describe.decoder_row import DecoderRow, ExpertKeys, Fact, IndexerKeys, LinearKeys
 from weft.describe.hub_sizes import group_problems, head_problems, read_sizes, tied_problems
 from weft.describe.model import ModelConfig, read_constants
 from weft.errors import InputError
@@ -38,9 +39,10 @@ _LATENT = {
 # The families of GPT-J leave out a width of four times the hidden size.
 _FEED_FORWARDS = ("n_inner", "ffn_hidden_size")
 # The fields of `Decoder` that a row has too, and those that a key of the file may decide. Of latent and
-# linear attention and of experts a row names only the keys.
+# linear attention, of indexers and of experts a row names only the keys.
 _SHARED = {field.name for field in fields(Decoder)} & DecoderRow.model_fields.keys() - {
     "latent",
+    "indexer",
     "linear",
     "experts",
 }
@@ -117,6 +119,7 @@ def _decoder(given: Given, row: DecoderRow, sizes: Mapping[str, int]) -> Decoder
         windows=windows_of_blocks(given, row, kinds),
         latent=_latent(given) if row.latent else None,
         linear=None if row.linear is None else _linear(given, row.linear, kinds, sizes),
+        indexer=None if row.indexer is None else _indexer(given, row.indexer, layers),
         experts=None if row.experts is None else _experts(given, row.experts, layers),
         **stated,
     )
@@ -152,6 +155,15 @@ def _linear(
         decay_rank=keys.low_rank * key_size,
         gate_rank=keys.low_rank * key_size,
         placement=keys.placement,
+    )
+
+
+def _indexer(given: Given, keys: IndexerKeys, layers: int) -> Indexer:
+    return Indexer(
+        heads=given.count(keys.heads),
+        size=given.count(keys.size),
+        chosen=given.count(keys.chosen),
+        blocks=blocks_with_indexers(given, keys, layers),
     )
 
 

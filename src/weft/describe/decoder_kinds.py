@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.describe.decoder_given import Given
-from weft.describe.decoder_row import DecoderRow, ExpertKeys
+from weft.describe.decoder_row import DecoderRow, ExpertKeys, IndexerKeys
 from weft.describe.units import shown
 
-# Attention to all tokens before, to a window of them, and to a state in place of tokens.
-FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+# Attention to all tokens before, to a window of them, to a state in place of tokens, and to chosen tokens.
+FULL, SLIDING, LINEAR, INDEXED = (f"{kind}_attention" for kind in ("full", "sliding", "linear", "indexed"))
 
 
 def kinds_of_blocks(given: Given, row: DecoderRow, layers: int) -> tuple[str, ...]:
@@ -17,7 +17,8 @@ def kinds_of_blocks(given: Given, row: DecoderRow, layers: int) -> tuple[str, ..
     listed = given.entries("layer_types", layers)
     if listed is None:
         return _by_rule(given, row, layers)
-    known = (FULL, SLIDING) if row.linear is None else (FULL, SLIDING, LINEAR)
+    more = {LINEAR: row.linear, INDEXED: row.indexer}
+    known = (FULL, SLIDING, *(kind for kind, keys in more.items() if keys is not None))
     others = [kind for kind in listed if kind not in known]
     if others:
         given.note("layer_types", f"{shown(others[0])} is not supported", FULL)
@@ -43,6 +44,15 @@ def blocks_without_experts(given: Given, keys: ExpertKeys, layers: int) -> tuple
     if isinstance(named, list):
         dense |= {index for index in named if isinstance(index, int) and index < layers}
     return tuple(sorted(dense))
+
+
+def blocks_with_indexers(given: Given, keys: IndexerKeys, layers: int) -> tuple[int, ...]:
+    kinds = given.entries(keys.kinds, layers)
+    if kinds is not None:
+        return tuple(index for index, kind in enumerate(kinds) if kind == "full")
+    every = given.count(keys.interval) if keys.interval in given.record else 1
+    offset = given.count(keys.offset) if keys.offset in given.record else 2
+    return tuple(index for index in range(layers) if max(index - offset + 1, 0) % every == 0)
 
 
 def _has_windows(given: Given, row: DecoderRow) -> bool:

@@ -80,6 +80,24 @@ class LinearKeys(TomlTable):
     listed: str | None = None
 
 
+class IndexerKeys(TomlTable):
+    """The keys of indexers.
+
+    Attributes:
+        heads, size, chosen: see `weft.describe.decoder.Indexer`.
+        kinds: a list with the kind of each block's indexer; one of the kind `full` has its own.
+        interval, offset: without the list, every how many blocks one has its own, and the blocks before them
+            that all have their own, plus 1.
+    """
+
+    heads: str = "index_n_heads"
+    size: str = "index_head_dim"
+    chosen: str = "index_topk"
+    kinds: str = "indexer_types"
+    interval: str = "index_topk_freq"
+    offset: str = "index_skip_topk_offset"
+
+
 class DecoderRow(TomlTable):
     """One row of the table; the default is Llama's. Facts are those of `weft.describe.decoder.Decoder`.
 
@@ -134,6 +152,7 @@ class DecoderRow(TomlTable):
     kinds: Keys = ()
     attention_gate: Gate = "none"
     linear: LinearKeys | None = None
+    indexer: IndexerKeys | None = None
     latent: bool = False
     single_key_value_head: bool = False
     attention_products: Keys = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -22,7 +22,8 @@ FP32_PRODUCT = "fp32-product"
 class Matmul:
     """`count` products of a (rows x inner) by an (inner x columns) matrix.
 
-    `kernel` names their kernel: a plain product, one of 8 bits or fp32, of a gradient, or of attention. `weft.predict.cost.layer_times` has their speeds.
+    `kernel` names their kernel: a plain product, one of 8 bits or fp32, of a gradient, or of attention.
+    `weft.predict.cost.layer_times` has their speeds.
     """
 
     count: Amount

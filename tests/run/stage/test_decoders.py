@@ -25,9 +25,9 @@ from weft.run.stage.stage_module import StageModule
 
 # One of each kind of norms, windows, biases, scales and caps; `test_every_trained_row` builds all types.
 TYPES = ("mistral", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt_neox", "olmo2", "granite", "cohere2")
-# Blocks with linear attention and others; torch inverts chunks of the last row by row.
+# Linear attention in some blocks, or attention to chosen tokens; torch inverts chunks of the last row by row.
 HYBRIDS = (
-    *("qwen3_5_text", "qwen3_next", "olmo_hybrid"),
+    *("qwen3_5_text", "qwen3_next", "olmo_hybrid", "deepseek_v32"),
     pytest.param("kimi_linear", marks=pytest.mark.tables),
 )
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3")

@@ -15,6 +15,7 @@ from weft.describe.decoder import Decoder, LinearAttention, Placement
 from weft.describe.families.block_parts import NORMS, BlockPart
 from weft.describe.families.decoder_attention import attention_part, key_elements
 from weft.describe.families.decoder_feed_forward import feed_forward_part, mixture_temporaries
+from weft.describe.families.decoder_indexer import with_indexer
 from weft.describe.families.decoder_linear_attention import linear_part, with_state
 from weft.describe.families.transformer import (
     RESIDUAL,
@@ -53,6 +54,8 @@ class _Kind(NamedTuple):
     experts: bool
     window: int
     linear: LinearAttention | None
+    # True with an indexer, False with the choice of the block before, None for attention to all tokens.
+    chooses: bool | None
 
     def placement(self, decoder: Decoder) -> Placement:
         own = None if self.linear is None else self.linear.placement
@@ -60,7 +63,8 @@ class _Kind(NamedTuple):
 
 
 def _kind(decoder: Decoder, index: int) -> _Kind:
-    return _Kind(decoder.has_experts(index), decoder.window(index), decoder.linear_in(index))
+    chooses = None if decoder.indexer is None else index in decoder.indexer.blocks
+    return _Kind(decoder.has_experts(index), decoder.window(index), decoder.linear_in(index), chooses)
 
 
 def _blocks(config: ModelConfig, decoder: Decoder) -> Iterator[Layer]:
@@ -111,6 +115,8 @@ def _block(config: ModelConfig, decoder: Decoder, kind: _Kind) -> Layer:
     )
     if kind.linear is not None:
         return with_state(block, config, kind.linear)
+    if decoder.indexer is not None:
+        return with_indexer(block, config, decoder.indexer, own=kind.chooses is True)
     if decoder.attention_cap:
         # No fused kernel bounds scores; keys and values are repeated for all heads.
         repeated = 2 * (config.heads - config.key_value_heads) * decoder.head_size

@@ -122,6 +122,8 @@ class StageModule(nn.Module, ABC):
         self.added: frozenset[str] = frozenset()
         # Of the micro-batch whose forward pass begins; None if samples are not packed.
         self.documents: Documents | None = None
+        # Names of the model's own parameters without gradients; no optimizer changes them.
+        self.unlearned: frozenset[str] = frozenset()
         # By the name of a frozen parameter, what packs it; methods add them.
         self.packers: dict[str, Callable[[], None]] = {}
         # Makes the logits with the loss; None for a stage that makes all of them before it.

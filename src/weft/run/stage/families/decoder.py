@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -46,6 +47,10 @@ Mask = torch.Tensor | Documents | None
 _ONE_MORE = ("gemma", "gemma2", "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 
 
+# Parameters that choose tokens or experts, and have no gradients.
+_CHOOSES = re.compile(r"\.indexer\.|\.expert_bias$|\.e_score_correction_bias$")
+
+
 class DecoderStage(StageModule):
     """Every stage computes the rotary angles itself; without an attention mask the blocks attend causally."""
 
@@ -83,6 +88,7 @@ class DecoderStage(StageModule):
         for index, block in zip(self.block_indices, self.blocks, strict=True):
             if config.architecture.linear_in(index) is not None:
                 begin_anew_in_documents(state_of(block))
+        self.unlearned = frozenset(name for name, _ in self.named_parameters() if _CHOOSES.search(name))
         _give_buffers(part)
 
     @classmethod
@@ -110,8 +116,7 @@ class DecoderStage(StageModule):
         vocabulary)."""
         functions: list[LayerFunction] = [self._embed] if self.embeds else []
         functions += [
-            partial(block, position_embeddings=angles, attention_mask=mask)
-            for block, angles, mask in self._blocks_of(inputs)
+            partial(_compute, block, angles, mask) for block, angles, mask in self._blocks_of(inputs)
         ]
         return [*functions, self._head] if self.ends else functions
 
@@ -241,7 +246,7 @@ class DecoderStage(StageModule):
         decoder = self.config.architecture
         for index, block in zip(self.block_indices, self.blocks, strict=True):
             mask: Mask = documents
-            if decoder.attention_cap:
+            if decoder.attention_cap or decoder.indexer is not None:
                 window, like = decoder.window(index), next(block.parameters())
                 mask = documents.mask(window, like) if documents else causal_mask(tokens, window, like)
             yield block, angles_of(kinds[index] if kinds else None), mask
@@ -314,6 +319,13 @@ def _scaled_logits(logits: torch.Tensor, hugging_face: PreTrainedConfig) -> torc
     if (cap := getattr(hugging_face, "final_logit_softcapping", None)) is not None:
         logits = torch.tanh(logits / cap) * cap
     return logits
+
+
+def _compute(block: nn.Module, angles: Angles, mask: Mask, hidden: torch.Tensor) -> torch.Tensor:
+    """Return the result of a block; some return the tokens that they have chosen, too."""
+    result = block(hidden, position_embeddings=angles, attention_mask=mask)
+    output: torch.Tensor = result[0] if isinstance(result, tuple) else result
+    return output
 
 
 def _attend(attention: nn.Module, angles: Angles, mask: Mask, hidden: torch.Tensor) -> torch.Tensor:
