@@ -102,7 +102,8 @@ class DecoderRow(TomlTable):
     """One row of the table; the default is Llama's. Facts are those of `weft.describe.decoder.Decoder`.
 
     Attributes:
-        trained: True if weft's runtime trains the models; else they are planned only.
+        trained: True if weft's runtime trains the models; else they are planned only. `exported`: True if it
+            then also knows the names of their tensors in files.
         undivided: True if weft's tensor ranks cannot divide the blocks.
         tied: True if embeddings are tied unless `tie_word_embeddings` says otherwise.
         keys: the keys of sizes, where they are not those of Llama.
@@ -126,6 +127,7 @@ class DecoderRow(TomlTable):
 
     like: str | None = None
     trained: bool = False
+    exported: bool = True
     undivided: bool = False
     tied: bool = False
     norm: Norm = "rms"
