@@ -54,6 +54,7 @@ _DERIVED = (
     "layer_types",
     "indexer_types",
     "per_layer_config",
+    "num_attention_heads_per_layer",
     "mlp_layer_types",
     "layer_rope_theta",
     "rope_parameters",
@@ -63,7 +64,7 @@ _DERIVED = (
 _SWITCHES = (
     *("attention_bias", "mlp_bias", "use_bias", "bias", "use_qkv_bias", "qkv_bias", "enable_bias"),
     *("lm_head_bias", "use_qk_norm", "use_parallel_residual", "new_decoder_architecture"),
-    "tie_word_embeddings",
+    *("tie_word_embeddings", "attention_k_eq_v"),
 )
 # Values without which the defaults of a type make no model, or none whose heads divide its width.
 _COMPLETED = {
@@ -78,6 +79,11 @@ _TINY = {
     "dots1": {"n_routed_experts": 6, "n_shared_experts": 1, "num_experts_per_tok": 2},
     # Its heads have the width of the model together.
     "helium": {"head_dim": 16},
+    "laguna": {
+        "num_attention_heads_per_layer": [4, 6, 4, 8, 4],
+        "layer_types": [*["full_attention", "sliding_attention"] * 2, "sliding_attention"],
+    },
+    "gemma4_unified_text": {"global_head_dim": 32, "num_global_key_value_heads": 1},
     # Unsupported choices.
     "minimax": {"sliding_window": None},
     "kimi_linear": {"tie_word_embeddings": False},

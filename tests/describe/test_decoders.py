@@ -161,6 +161,36 @@ def test_blocks_have_linear_attention_where_the_file_says(tmp_path, model_type, 
     assert config.decoder.linear.blocks == blocks
 
 
+@pytest.mark.parametrize(
+    ("model_type", "keys", "heads"),
+    [
+        (
+            "laguna",
+            {"num_attention_heads_per_layer": [4, 8, 4, 4]},
+            [(4, 2, 8), (8, 2, 8), (4, 2, 8), (4, 2, 8)],
+        ),
+        ("laguna", {"num_attention_heads_per_layer": [4] * 4}, []),
+        ("gemma4_unified_text", {"global_head_dim": 16}, [*[(4, 2, 8)] * 3, (4, 2, 16)]),
+        (
+            "gemma4_unified_text",
+            {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+            [*[(4, 2, 8)] * 3, (4, 1, 512)],
+        ),
+        (
+            "gemma4_unified_text",
+            {"per_layer_config": {"01": {"head_dim": 4}}},
+            [(4, 2, 8), (4, 2, 4), *[(4, 2, 8)] * 2],
+        ),
+    ],
+)
+def test_blocks_have_the_heads_that_the_file_says(tmp_path, model_type, keys, heads):
+    config = described(tmp_path, model_type, head_dim=8, **keys)
+    assert config.decoder is not None
+    found = [(one.heads, one.key_value_heads, one.head_size) for one in config.decoder.block_heads]
+    assert found == heads
+    assert layer_graph(config).refuse_tensor(2) is not None
+
+
 def test_a_nested_key_comes_before_its_default(tmp_path):
     config = described(tmp_path, "kimi_linear", linear_attn_config={"num_heads": 3, "head_dim": 5})
     assert (config.decoder.linear.key_heads, config.decoder.linear.value_size) == (3, 5)

@@ -28,6 +28,21 @@ Decay = Literal["head", "channel", "constant"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSizes:
+    """Sizes of a block's attention, where blocks differ.
+
+    Attributes:
+        heads, key_value_heads, head_size: those of the model, in this block.
+        keys_as_values: True if the product of keys makes the values, too.
+    """
+
+    heads: int
+    key_value_heads: int
+    head_size: int
+    keys_as_values: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Latent:
     """Sizes of latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
@@ -139,6 +154,9 @@ class Decoder:
         sinks: True if attention has one more learned score per head.
         activation_parameters: parameters of the activation.
         attention_gate: see its type.
+        keys_as_values: True if the product of keys makes the values, too.
+        value_norm: True if a norm without a weight follows the product of values.
+        block_heads: the sizes of attention block by block; empty if all blocks have those of the model.
         undivided: True if tensor ranks cannot divide the blocks.
         windows: tokens to which each token of a block attends, block by block; 0 for all before it. Empty if
             no block has a window.
@@ -161,6 +179,9 @@ class Decoder:
     sinks: bool = False
     activation_parameters: int = 0
     attention_gate: Gate = "none"
+    keys_as_values: bool = False
+    value_norm: bool = False
+    block_heads: tuple[HeadSizes, ...] = ()
     undivided: bool = False
     windows: tuple[int, ...] = ()
     latent: Latent | None = None
@@ -179,6 +200,10 @@ class Decoder:
     def has_experts(self, block: int) -> bool:
         return self.experts is not None and block not in self.experts.dense
 
+    def heads_in(self, block: int) -> HeadSizes | None:
+        """Return the own sizes of a block's attention; None if it has those of the model."""
+        return self.block_heads[block] if self.block_heads else None
+
     def linear_in(self, block: int) -> LinearAttention | None:
         """Return the linear attention of a block; None for one that attends to tokens."""
         return self.linear if self.linear is not None and block in self.linear.blocks else None
@@ -190,8 +215,9 @@ def decoder_from(record: Mapping[str, Any]) -> Decoder:
     parts["windows"] = tuple(parts["windows"])
     if parts["latent"] is not None:
         parts["latent"] = Latent(**parts["latent"])
+    parts["block_heads"] = tuple(HeadSizes(**one) for one in parts.get("block_heads", ()))
     for name, kind in (("linear", LinearAttention), ("indexer", Indexer)):
-        # Plan files of earlier versions lack both.
+        # Plan files of earlier versions lack these.
         if parts.get(name) is not None:
             parts[name] = kind(**{**parts[name], "blocks": tuple(parts[name]["blocks"])})
     if parts["experts"] is not None:

@@ -13,6 +13,7 @@ from weft.describe.decoder_kinds import (
     LINEAR,
     blocks_with_indexers,
     blocks_without_experts,
+    heads_of_blocks,
     kinds_of_blocks,
     windows_of_blocks,
 )
@@ -117,6 +118,7 @@ def _decoder(given: Given, row: DecoderRow, sizes: Mapping[str, int]) -> Decoder
     return Decoder(
         head_size=head_size,
         windows=windows_of_blocks(given, row, kinds),
+        block_heads=() if row.heads is None else heads_of_blocks(given, row.heads, kinds, sizes),
         latent=_latent(given) if row.latent else None,
         linear=None if row.linear is None else _linear(given, row.linear, kinds, sizes),
         indexer=None if row.indexer is None else _indexer(given, row.indexer, layers),

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from weft.describe.decoder import HeadSizes
 from weft.describe.decoder_given import Given
-from weft.describe.decoder_row import DecoderRow, ExpertKeys, IndexerKeys
+from weft.describe.decoder_row import DecoderRow, ExpertKeys, HeadKeys, IndexerKeys
 from weft.describe.units import shown
 
 # Attention to all tokens before, to a window of them, to a state in place of tokens, and to chosen tokens.
 FULL, SLIDING, LINEAR, INDEXED = (f"{kind}_attention" for kind in ("full", "sliding", "linear", "indexed"))
+# Changes of keys for single blocks, by their positions.
+_OWN = "per_layer_config"
+_OWN_SIZES = {
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "key_value_heads",
+    "head_dim": "head_size",
+}
 
 
 def kinds_of_blocks(given: Given, row: DecoderRow, layers: int) -> tuple[str, ...]:
@@ -46,6 +55,44 @@ def blocks_without_experts(given: Given, keys: ExpertKeys, layers: int) -> tuple
     return tuple(sorted(dense))
 
 
+def heads_of_blocks(
+    given: Given, keys: HeadKeys, kinds: Sequence[str], sizes: Mapping[str, int]
+) -> tuple[HeadSizes, ...]:
+    """Return the sizes of every block's attention; empty if all have those of the model."""
+    if not {"heads", "head_size"} <= sizes.keys():
+        return ()
+    usual = HeadSizes(
+        heads=sizes["heads"],
+        key_value_heads=sizes.get("key_value_heads", sizes["heads"]),
+        head_size=sizes["head_size"],
+    )
+    counts = given.entries(keys.counts, len(kinds)) if keys.counts else None
+    full = _full_heads(given, keys, usual)
+    found = [
+        replace(full if kind == FULL else usual, **({} if counts is None else {"heads": count}))
+        for kind, count in zip(kinds, counts or kinds, strict=True)
+    ]
+    own = given.value(_OWN)
+    for index, changes in own.items() if isinstance(own, Mapping) else ():
+        found[int(index)] = replace(
+            found[int(index)], **{size: changes[key] for key, size in _OWN_SIZES.items() if key in changes}
+        )
+    return tuple(found) if any(one != usual for one in found) else ()
+
+
+def _full_heads(given: Given, keys: HeadKeys, usual: HeadSizes) -> HeadSizes:
+    shared = bool(keys.keys_as_values) and given.fact(str(keys.keys_as_values))
+    full = replace(usual, keys_as_values=shared)
+    if given.value(_OWN) is not None:
+        return full
+    if keys.full_size and given.value(keys.full_size) is not None:
+        full = replace(full, head_size=given.count(keys.full_size))
+    grouped = keys.full_key_value_heads if shared or not keys.keys_as_values else None
+    if grouped and given.value(grouped) is not None:
+        full = replace(full, key_value_heads=given.count(grouped))
+    return full
+
+
 def blocks_with_indexers(given: Given, keys: IndexerKeys, layers: int) -> tuple[int, ...]:
     kinds = given.entries(keys.kinds, layers)
     if kinds is not None:
@@ -75,4 +122,7 @@ def _by_rule(given: Given, row: DecoderRow, layers: int) -> tuple[str, ...]:
         return tuple(other if index >= first else FULL for index in range(layers))
     every = given.count(row.interval) if row.interval and row.interval in given.record else row.full_every
     place = 0 if row.full_first else every - 1
-    return tuple(FULL if every and index % every == place else other for index in range(layers))
+    last = layers - 1 if row.full_last else None
+    return tuple(
+        FULL if index == last or (every and index % every == place) else other for index in range(layers)
+    )

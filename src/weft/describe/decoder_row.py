@@ -98,6 +98,22 @@ class IndexerKeys(TomlTable):
     offset: str = "index_skip_topk_offset"
 
 
+class HeadKeys(TomlTable):
+    """The keys of heads in blocks of their own; an object `per_layer_config` of the file takes precedence.
+
+    Attributes:
+        counts: a list with the heads of each block.
+        full_size, full_key_value_heads: the same sizes of blocks that attend to all tokens before.
+        keys_as_values: if true, the product of keys makes the values of these blocks, too. Without it, they
+            have the model's heads of keys and values.
+    """
+
+    counts: str | None = None
+    full_size: str | None = None
+    full_key_value_heads: str | None = None
+    keys_as_values: str | None = None
+
+
 class DecoderRow(TomlTable):
     """One row of the table; the default is Llama's. Facts are those of `weft.describe.decoder.Decoder`.
 
@@ -115,6 +131,7 @@ class DecoderRow(TomlTable):
         full_every: every how many blocks one attends to all tokens before; 0 for never. `full_first`: the
             first of them, and not the last. `interval`: a key of the file that replaces the number. The other
             blocks have a window or linear attention.
+        full_last: True if the last block of the model is one of them, too.
         kinds: the kinds of a period of blocks, where they are more. A list `layer_types` in the `config.json`
             takes precedence over all of these.
         latent: True for the keys of latent attention of DeepSeek-V2.
@@ -150,9 +167,12 @@ class DecoderRow(TomlTable):
     first_window: str | None = None
     full_every: int = 0
     full_first: bool = False
+    full_last: bool = False
     interval: str | None = None
     kinds: Keys = ()
     attention_gate: Gate = "none"
+    value_norm: bool = False
+    heads: HeadKeys | None = None
     linear: LinearKeys | None = None
     indexer: IndexerKeys | None = None
     latent: bool = False

@@ -37,6 +37,7 @@ MIXTURES = (
     "qwen3_next",
     "afmoe",
     "deepseek_v32",
+    "laguna",
 )
 # What training does not change.
 KEPT = {"max_position_embeddings": 48, "eos_token_id": 7, "attention_dropout": 0.25, "mine": {"a": [1]}}

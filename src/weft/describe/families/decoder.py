@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from weft.describe.amount import ZERO, Amount
-from weft.describe.decoder import Decoder, LinearAttention, Placement
+from weft.describe.decoder import Decoder, HeadSizes, LinearAttention, Placement
 from weft.describe.families.block_parts import NORMS, BlockPart
 from weft.describe.families.decoder_attention import attention_part, key_elements
 from weft.describe.families.decoder_feed_forward import feed_forward_part, mixture_temporaries
@@ -54,6 +54,7 @@ class _Kind(NamedTuple):
     experts: bool
     window: int
     linear: LinearAttention | None
+    heads: HeadSizes | None
     # True with an indexer, False with the choice of the block before, None for attention to all tokens.
     chooses: bool | None
 
@@ -64,7 +65,13 @@ class _Kind(NamedTuple):
 
 def _kind(decoder: Decoder, index: int) -> _Kind:
     chooses = None if decoder.indexer is None else index in decoder.indexer.blocks
-    return _Kind(decoder.has_experts(index), decoder.window(index), decoder.linear_in(index), chooses)
+    return _Kind(
+        decoder.has_experts(index),
+        decoder.window(index),
+        decoder.linear_in(index),
+        decoder.heads_in(index),
+        chooses,
+    )
 
 
 def _blocks(config: ModelConfig, decoder: Decoder) -> Iterator[Layer]:
@@ -77,6 +84,9 @@ def _blocks(config: ModelConfig, decoder: Decoder) -> Iterator[Layer]:
 
 
 def _block(config: ModelConfig, decoder: Decoder, kind: _Kind) -> Layer:
+    if kind.heads is not None:
+        config = _with_heads(config, decoder, kind.heads)
+        decoder = config.architecture
     width, experts, placement = config.hidden, kind.experts, kind.placement(decoder)
     parts = _stream_part(config, decoder, placement)
     parts += attention_part(config, decoder) if kind.linear is None else linear_part(config, kind.linear)
@@ -131,6 +141,12 @@ def _block(config: ModelConfig, decoder: Decoder, kind: _Kind) -> Layer:
     keys = key_elements(config, decoder)
     joined = config.heads * (decoder.latent.value_size if decoder.latent else decoder.head_size)
     return over_context(block, keys=keys, kept=joined - 2.0 * keys)
+
+
+def _with_heads(config: ModelConfig, decoder: Decoder, own: HeadSizes) -> ModelConfig:
+    """Return the model with the sizes of one block's attention."""
+    changed = replace(decoder, head_size=own.head_size, keys_as_values=own.keys_as_values)
+    return replace(config, heads=own.heads, key_value_heads=own.key_value_heads, decoder=changed)
 
 
 def _gate_temporaries(width: int, inner: int) -> Temporaries:
@@ -221,7 +237,8 @@ def _divided_sizes(config: ModelConfig, decoder: Decoder) -> tuple[tuple[str, in
 
     None: a norm over the queries of all heads reads those of all ranks.
     """
-    if decoder.undivided or decoder.linear is not None or decoder.query_key_norm == "together":
+    alike = decoder.linear is None and not decoder.block_heads
+    if decoder.undivided or not alike or decoder.query_key_norm == "together":
         return ()
     experts, keys = decoder.experts, config.key_value_heads
     dense = experts is None or bool(experts.dense)

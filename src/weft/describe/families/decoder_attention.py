@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from weft.describe.amount import ZERO, Amount
 from weft.describe.decoder import Decoder, Latent
 from weft.describe.families.block_parts import NORMS, BlockPart, product_with_bias
@@ -21,9 +23,8 @@ def attention_part(config: ModelConfig, decoder: Decoder) -> BlockPart:
         values = config.heads * decoder.latent.value_size
         return _latent(config, decoder.latent, bias=decoder.query_bias) + _gate(config, decoder, values)
     queries, keys = config.heads * decoder.head_size, config.key_value_heads * decoder.head_size
-    projected, parameters = product_with_bias(
-        config.hidden, queries + 2 * keys, divided="columns", bias=decoder.query_bias
-    )
+    made = queries + keys * (1 if decoder.keys_as_values else 2)
+    projected, parameters = product_with_bias(config.hidden, made, divided="columns", bias=decoder.query_bias)
     output, more = product_with_bias(queries, config.hidden, divided="inner", bias=decoder.output_bias)
     rotated = queries + keys if decoder.position_rows is None else 0
     # Beside the rotated queries and keys, a joint result keeps those before the rotation.
@@ -65,6 +66,9 @@ def scores_and_context(heads: int, head_size: int, value_size: int) -> tuple[Mat
 
 def _query_key_norms(config: ModelConfig, decoder: Decoder, queries: int, keys: int) -> BlockPart:
     cost, vectors = NORMS[decoder.norm], config.heads + config.key_value_heads
+    if decoder.value_norm:
+        values = NORMS["rms-without-weight"].inside(keys, config.key_value_heads, ZERO, divided=True)
+        return values + _query_key_norms(config, replace(decoder, value_norm=False), queries, keys)
     if decoder.query_key_norm == "none":
         return BlockPart()
     if decoder.query_key_norm == "together":

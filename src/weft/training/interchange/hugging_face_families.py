@@ -67,6 +67,7 @@ class HuggingFaceFamily:
 _SPELLINGS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "mixtral": ((".mlp.", ".block_sparse_moe."),),
     "exaone_moe": ((".mlp.gate.e_score", ".mlp.e_score"),),
+    "laguna": ((".shared_experts.", ".shared_expert."), (".mlp.gate.e_score", ".mlp.experts.e_score")),
     "granitemoe": (
         (".experts.gate_up_proj", ".input_linear.weight"),
         (".experts.down_proj", ".output_linear.weight"),

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from weft.describe.model import ModelConfig
 from weft.run.parallel.expert_ranks import ExpertRanks
@@ -88,8 +88,14 @@ class DecoderStage(StageModule):
         for index, block in zip(self.block_indices, self.blocks, strict=True):
             if config.architecture.linear_in(index) is not None:
                 begin_anew_in_documents(state_of(block))
+            if config.architecture.block_heads:
+                # Keys and values are stored for other models that read them.
+                block.get_submodule("self_attn").store_full_length_kv = False  # type: ignore[assignment]
         self.unlearned = frozenset(name for name, _ in self.named_parameters() if _CHOOSES.search(name))
-        _give_buffers(part)
+        for name in self.unlearned:
+            # One frozen by the library would be no part of a checkpoint.
+            self.get_parameter(name).requires_grad_(True)
+        _give_buffers(part, whole)
 
     @classmethod
     def load(cls, family: str) -> None:
@@ -278,12 +284,15 @@ class DecoderStage(StageModule):
         return self.context.own_tokens(cosines), self.context.own_tokens(sines)
 
 
-def _give_buffers(module: nn.Module) -> None:
-    """Give buffers of the meta device their first values, zeros: `materialise` gives them none."""
+def _give_buffers(module: nn.Module, whole: PreTrainedModel) -> None:
+    """Give buffers of the meta device the first values of the library: `materialise` gives them none."""
     for part in module.modules():
-        for name, buffer in list(part.named_buffers(recurse=False)):
-            if buffer.is_meta:
-                part.register_buffer(name, torch.zeros_like(buffer, device="cpu"))
+        missing = [name for name, buffer in part.named_buffers(recurse=False) if buffer.is_meta]
+        for name in missing:
+            part.register_buffer(name, torch.zeros_like(part.get_buffer(name), device="cpu"))
+        if missing:
+            with torch.device("cpu"):
+                whole._init_weights(part)
 
 
 def _norms_of(block: nn.Module) -> tuple[tuple[str, str | None], tuple[str, str | None]]:
