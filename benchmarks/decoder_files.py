@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
 from weft.describe.models import CONFIG_FILE, read_config
 
@@ -114,15 +116,22 @@ def tiny_config(model_type: str, *, switched: bool = False, **more: Any) -> PreT
     return _config(model_type, keys | _TINY.get(model_type, {}) | more)
 
 
-def counted(config: PreTrainedConfig) -> tuple[int, int]:
-    """The parameters that weft counts for a configuration, and those of the model of `transformers`."""
+def counted(config: PreTrainedConfig) -> tuple[list[int], list[int]]:
+    """The parameters that weft counts for a configuration, and those of the model of `transformers`.
+
+    Both are of the whole model, then of each block.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / CONFIG_FILE
         config.to_json_file(path)
-        ours = layer_graph(read_config(path)).parameters()
+        graph = layer_graph(read_config(path))
+    shape = Shape(1, graph.sequence)
+    ours = [graph.parameters(), *(round(block.parameters(shape)) for block in graph.layers[1:-1])]
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    return ours, sum(parameter.numel() for parameter in model.parameters())
+    # The list of blocks has another name in some types.
+    blocks = next(one for one in model.modules() if isinstance(one, nn.ModuleList))
+    return ours, [sum(one.numel() for one in part.parameters()) for part in (model, *blocks)]
 
 
 def _config(model_type: str, keys: Mapping[str, Any]) -> PreTrainedConfig:

@@ -87,9 +87,11 @@ def _names(config: ModelConfig) -> tuple[Sequence[str], Sequence[str]]:
         return _NAMES[config.family]
     row = ROWS.get(config.family)
     decoder = config.architecture
-    if row is None or decoder.latent is not None or decoder.linear is not None:
+    alike = decoder.latent is None and decoder.linear is None and not decoder.block_heads
+    if row is None or not alike:
         known = (
-            f"{', '.join(sorted(_NAMES))}, and of decoders with a row and without latent or linear attention"
+            f"{', '.join(sorted(_NAMES))}, and of decoders with a row, without latent or linear attention, "
+            "and with alike heads in all blocks"
         )
         problem = f"{config.name} is of the family {config.family!r}; linear layers are known of {known}"
         raise InputError(Violation("model", problem))

@@ -132,6 +132,17 @@ def test_every_trained_row_counts_and_computes(model_type: str) -> None:
     )
 
 
+@pytest.mark.parametrize("model_type", ["gemma4_unified_text", "deepseek_v3"])
+def test_buffers_begin_as_in_the_library(model_type: str) -> None:
+    config = tiny_decoder(model_type)
+    model = build_stage(config, range(config.layers + 2), 0, torch.float32)
+    theirs = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type].from_dict(json.loads(config.record)))
+    expected = theirs.state_dict()
+    own = {name: buffer for name, buffer in model.named_buffers() if name in expected}
+    assert own
+    assert all(torch.equal(buffer, expected[name]) for name, buffer in own.items())
+
+
 @pytest.mark.parametrize(
     ("model_type", "keys"),
     [
