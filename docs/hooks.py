@@ -23,7 +23,7 @@ from weft.bundles import parts
 from weft.cli.files import SCHEMAS, json_schema
 from weft.cli.main import app
 from weft.describe.catalogue import catalogue
-from weft.describe.decoder_row import ROWS
+from weft.describe.decoder_row import ROWS, DecoderRow
 from weft.describe.families import layer_graph
 from weft.describe.models import PRESETS
 from weft.describe.units import format_bytes, format_count
@@ -171,14 +171,17 @@ def decoders() -> str:
     def word(fact: bool) -> str:
         return "yes" if fact else "-"
 
+    def divides_heads(row: DecoderRow) -> bool:
+        return not (row.undivided or row.linear or row.query_key_norm == "together")
+
     rows = [
         (
             f"`{name}`",
             "yes",
             word(row.trained),
-            word(row.trained),
-            word(row.trained and not row.undivided and row.query_key_norm != "together"),
-            word(row.trained and not row.attention_cap),
+            word(row.trained and row.exported),
+            word(row.trained and divides_heads(row)),
+            word(row.trained and not (row.attention_cap or row.linear or row.indexer)),
         )
         for name, row in ROWS.items()
     ]

@@ -15,9 +15,10 @@ SIZES = {
     **dict.fromkeys(("num_attention_heads", "n_head"), 4),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "moe_intermediate_size"), 48),
-    **dict.fromkeys(("max_position_embeddings", "n_positions"), 64),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "model_max_length"), 64),
     "vocab_size": 50,
     "num_experts_per_tok": 2,
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
 }
 
 

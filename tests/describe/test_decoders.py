@@ -144,6 +144,81 @@ def test_context_ranks_are_refused_where_attention_has_windows(tmp_path):
     assert layer_graph(described(tmp_path, "mistral", sliding_window=8)).refuse_context(2, 64) is not None
 
 
+@pytest.mark.parametrize(
+    ("model_type", "keys", "blocks"),
+    [
+        ("qwen3_next", {}, (0, 1, 2)),
+        ("qwen3_next", {"full_attention_interval": 2}, (0, 2)),
+        ("qwen3_5_text", {"layer_types": ["linear_attention", *["full_attention"] * 3]}, (0,)),
+        ("kimi_linear", {"linear_attn_config": {"full_attn_layers": [2, 3]}}, (0, 3)),
+        ("lara_mini", {}, (0, 2)),
+        ("minimax", {}, (1, 3)),
+    ],
+)
+def test_blocks_have_linear_attention_where_the_file_says(tmp_path, model_type, keys, blocks):
+    config = described(tmp_path, model_type, **keys)
+    assert config.decoder is not None
+    assert config.decoder.linear.blocks == blocks
+
+
+@pytest.mark.parametrize(
+    ("model_type", "keys", "heads"),
+    [
+        (
+            "laguna",
+            {"num_attention_heads_per_layer": [4, 8, 4, 4]},
+            [(4, 2, 8), (8, 2, 8), (4, 2, 8), (4, 2, 8)],
+        ),
+        ("laguna", {"num_attention_heads_per_layer": [4] * 4}, []),
+        ("gemma4_unified_text", {"global_head_dim": 16}, [*[(4, 2, 8)] * 3, (4, 2, 16)]),
+        (
+            "gemma4_unified_text",
+            {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+            [*[(4, 2, 8)] * 3, (4, 1, 512)],
+        ),
+        (
+            "gemma4_unified_text",
+            {"per_layer_config": {"01": {"head_dim": 4}}},
+            [(4, 2, 8), (4, 2, 4), *[(4, 2, 8)] * 2],
+        ),
+    ],
+)
+def test_blocks_have_the_heads_that_the_file_says(tmp_path, model_type, keys, heads):
+    config = described(tmp_path, model_type, head_dim=8, **keys)
+    assert config.decoder is not None
+    found = [(one.heads, one.key_value_heads, one.head_size) for one in config.decoder.block_heads]
+    assert found == heads
+    assert layer_graph(config).refuse_tensor(2) is not None
+
+
+def test_a_nested_key_comes_before_its_default(tmp_path):
+    config = described(tmp_path, "kimi_linear", linear_attn_config={"num_heads": 3, "head_dim": 5})
+    assert (config.decoder.linear.key_heads, config.decoder.linear.value_size) == (3, 5)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "kimi_linear", "minimax"])
+def test_linear_attention_grows_with_the_tokens_and_other_attention_with_their_square(tmp_path, model_type):
+    config = described(tmp_path, model_type)
+
+    def of_blocks(sequence: int) -> list[tuple[float, float]]:
+        graph = layer_graph(replace(config, sequence=sequence))
+        shape = Shape(1, sequence)
+        return [(one.flops(shape), one.kept_bytes(shape)) for one in graph.layers[1:-1]]
+
+    for index, (short, long) in enumerate(zip(of_blocks(1024), of_blocks(2048), strict=True)):
+        linear = config.decoder.linear_in(index) is not None
+        assert (long[0] == pytest.approx(2 * short[0])) == linear
+        assert long[1] == pytest.approx(2 * short[1])
+
+
+@pytest.mark.parametrize(
+    ("model_type", "keys"), [("qwen3_next", {}), ("olmo3", {"sliding_window": 8}), ("minimax", {})]
+)
+def test_context_ranks_divide_the_tokens_of_all_blocks_or_of_none(tmp_path, model_type, keys):
+    graph = layer_graph(described(tmp_path, model_type, **keys))
+    assert graph.refuse_context(2, 64) is not None
+
+
 def test_a_key_that_is_null_is_not_the_default_of_an_absent_key(tmp_path):
     direct = described(tmp_path, "deepseek_v3", q_lora_rank=None).decoder
     absent = described(tmp_path, "deepseek_v3").decoder
@@ -175,7 +250,7 @@ def test_an_unknown_type_with_its_keys_is_planned_like_the_row_with_the_same(tmp
     assert layer_graph(own).to_json() == layer_graph(described(tmp_path, "llama")).to_json()
     assert len(planned_only(own)) == 1
     with pytest.raises(InputError, match="nearest valid: gated"):
-        described(tmp_path, "mine", weft_decoder={**stated, "gate": True})
+        described(tmp_path, "mine", weft_decoder={**stated, "gatd": True})
 
 
 @pytest.mark.parametrize(
@@ -195,6 +270,25 @@ def test_what_a_row_does_not_describe_is_refused(tmp_path, model_type, keys, pla
     with pytest.raises(InputError) as refused:
         described(tmp_path, model_type, **keys)
     assert [violation.where.rpartition(" ")[2] for violation in refused.value.violations] == [place]
+
+
+@pytest.mark.parametrize(
+    ("keys", "blocks"),
+    [
+        ({}, (0, 1, 2, 3)),
+        ({"index_topk_freq": 2}, (0, 1, 3)),
+        ({"indexer_types": ["full", "shared", "full", "shared"]}, (0, 2)),
+    ],
+)
+def test_blocks_that_share_a_choice_of_tokens_are_planned_only(tmp_path, keys, blocks):
+    config = described(tmp_path, "glm_moe_dsa", **keys)
+    assert config.decoder is not None
+    assert config.decoder.indexer.blocks == blocks
+    whole, own = layer_graph(described(tmp_path, "glm_moe_dsa")), layer_graph(config)
+    # Queries from the latent vector, a key and its norm, and weights of heads.
+    of_one = 2048 * 32 * 128 + 32 * 128 + 2 * 128 + 32 * 32
+    assert whole.parameters() - own.parameters() == of_one * (4 - len(blocks))
+    assert bool(planned_only(config)) == (len(blocks) < 4)
 
 
 def test_rows_that_are_not_trained_say_so(tmp_path):

@@ -3,7 +3,10 @@
 import pytest
 from decoder_files import counted, tiny_config
 
-ROWS = ("mistral", "qwen3", "gemma3_text", "gpt_neox", "cohere", "olmo2", "qwen2_moe", "deepseek_v3")
+ROWS = (
+    *("mistral", "gpt_neox", "cohere", "qwen2_moe", "qwen3_next"),
+    *("olmo_hybrid", "gemma4_unified_text", "deepseek_v32"),
+)
 
 
 @pytest.mark.parametrize("switched", [False, True], ids=["tiny", "switched"])

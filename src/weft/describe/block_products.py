@@ -86,8 +86,13 @@ def _names(config: ModelConfig) -> tuple[Sequence[str], Sequence[str]]:
     if config.family in _NAMES:
         return _NAMES[config.family]
     row = ROWS.get(config.family)
-    if row is None or config.architecture.latent is not None:
-        known = f"{', '.join(sorted(_NAMES))}, and of decoders with a row and without latent attention"
+    decoder = config.architecture
+    alike = decoder.latent is None and decoder.linear is None and not decoder.block_heads
+    if row is None or not alike:
+        known = (
+            f"{', '.join(sorted(_NAMES))}, and of decoders with a row, without latent or linear attention, "
+            "and with alike heads in all blocks"
+        )
         problem = f"{config.name} is of the family {config.family!r}; linear layers are known of {known}"
         raise InputError(Violation("model", problem))
     return row.attention_products, row.feed_forward_products

@@ -19,6 +19,27 @@ Placement = Literal["before", "after", "around", "parallel", "shared"]
 QueryKeyNorm = Literal["none", "head", "own-heads", "together"]
 # How a router scores experts: with probabilities of all together, or one by one.
 Scores = Literal["softmax", "sigmoid"]
+# The gate on attention's result: none; one for each element, by a product of its own or by that of queries;
+# or one for each head.
+Gate = Literal["none", "elements", "with-queries", "heads"]
+# The decay of a linear attention's state: one learned for each head and token, one for each channel of keys
+# and token, or a constant for each head.
+Decay = Literal["head", "channel", "constant"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSizes:
+    """Sizes of a block's attention, where blocks differ.
+
+    Attributes:
+        heads, key_value_heads, head_size: those of the model, in this block.
+        keys_as_values: True if the product of keys makes the values, too.
+    """
+
+    heads: int
+    key_value_heads: int
+    head_size: int
+    keys_as_values: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +58,54 @@ class Latent:
     plain_size: int
     rotary_size: int
     value_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearAttention:
+    """Sizes of linear attention: a state of fixed size takes the place of keys and values.
+
+    Sources: the gated delta rule (Yang et al., arXiv 2412.06464) for decays by head; Kimi Linear (arXiv
+    2510.26692) for decays by channel; lightning attention (Qin et al., arXiv 2401.04658) for constant ones.
+
+    Attributes:
+        blocks: positions of the blocks that have it in place of attention.
+        key_heads, value_heads: heads of queries and keys, and of values; the state has the latter's.
+        key_size, value_size: elements of a head's query and key, and of its value.
+        convolution: tokens that a convolution of queries, keys and values reads; 0 without one.
+        decay: see its type.
+        decay_rank, gate_rank: the inner side of the two products that make decays, or the gate of the result;
+            0 for one product.
+        placement: that of its blocks' norms; None: as in other blocks.
+    """
+
+    blocks: tuple[int, ...]
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    convolution: int = 0
+    decay: Decay = "head"
+    decay_rank: int = 0
+    gate_rank: int = 0
+    placement: Placement | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexer:
+    """Sizes of indexers, which choose the tokens to which each token attends.
+
+    They have no gradients (DeepSeek-V3.2, arXiv 2512.02556, section 2.1, trains them by a loss of their own).
+
+    Attributes:
+        heads, size: heads of an indexer, and the elements of their queries and of the key that they share.
+        chosen: the most tokens to which a token attends.
+        blocks: positions of the blocks with an indexer; the others use the choice of the block before.
+    """
+
+    heads: int
+    size: int
+    chosen: int
+    blocks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +153,10 @@ class Decoder:
         attention_cap, logits_cap: True if a hyperbolic tangent bounds attention's scores, or the logits.
         sinks: True if attention has one more learned score per head.
         activation_parameters: parameters of the activation.
+        attention_gate: see its type.
+        keys_as_values: True if the product of keys makes the values, too.
+        value_norm: True if a norm without a weight follows the product of values.
+        block_heads: the sizes of attention block by block; empty if all blocks have those of the model.
         undivided: True if tensor ranks cannot divide the blocks.
         windows: tokens to which each token of a block attends, block by block; 0 for all before it. Empty if
             no block has a window.
@@ -105,9 +178,15 @@ class Decoder:
     logits_cap: bool = False
     sinks: bool = False
     activation_parameters: int = 0
+    attention_gate: Gate = "none"
+    keys_as_values: bool = False
+    value_norm: bool = False
+    block_heads: tuple[HeadSizes, ...] = ()
     undivided: bool = False
     windows: tuple[int, ...] = ()
     latent: Latent | None = None
+    linear: LinearAttention | None = None
+    indexer: Indexer | None = None
     experts: Experts | None = None
 
     def __repr__(self) -> str:
@@ -121,6 +200,14 @@ class Decoder:
     def has_experts(self, block: int) -> bool:
         return self.experts is not None and block not in self.experts.dense
 
+    def heads_in(self, block: int) -> HeadSizes | None:
+        """Return the own sizes of a block's attention; None if it has those of the model."""
+        return self.block_heads[block] if self.block_heads else None
+
+    def linear_in(self, block: int) -> LinearAttention | None:
+        """Return the linear attention of a block; None for one that attends to tokens."""
+        return self.linear if self.linear is not None and block in self.linear.blocks else None
+
 
 def decoder_from(record: Mapping[str, Any]) -> Decoder:
     """Build the decoder from its `dataclasses.asdict` record, also after a JSON round trip."""
@@ -128,6 +215,11 @@ def decoder_from(record: Mapping[str, Any]) -> Decoder:
     parts["windows"] = tuple(parts["windows"])
     if parts["latent"] is not None:
         parts["latent"] = Latent(**parts["latent"])
+    parts["block_heads"] = tuple(HeadSizes(**one) for one in parts.get("block_heads", ()))
+    for name, kind in (("linear", LinearAttention), ("indexer", Indexer)):
+        # Plan files of earlier versions lack these.
+        if parts.get(name) is not None:
+            parts[name] = kind(**{**parts[name], "blocks": tuple(parts[name]["blocks"])})
     if parts["experts"] is not None:
         parts["experts"] = Experts(**{**parts["experts"], "dense": tuple(parts["experts"]["dense"])})
     return Decoder(**parts)

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from weft.describe.decoder import Decoder, Experts, Latent
-from weft.describe.decoder_row import DecoderRow, ExpertKeys, Fact
+from weft.describe.decoder import Decoder, Experts, Indexer, Latent, LinearAttention
+from weft.describe.decoder_given import Given
+from weft.describe.decoder_kinds import (
+    LINEAR,
+    blocks_with_indexers,
+    blocks_without_experts,
+    heads_of_blocks,
+    kinds_of_blocks,
+    windows_of_blocks,
+)
+from weft.describe.decoder_row import DecoderRow, ExpertKeys, Fact, IndexerKeys, LinearKeys
 from weft.describe.hub_sizes import group_problems, head_problems, read_sizes, tied_problems
 from weft.describe.model import ModelConfig, read_constants
-from weft.describe.units import shown
-from weft.errors import InputError, Violation
+from weft.errors import InputError
 
 _REQUIRED = {
     "layers": "num_hidden_layers",
@@ -31,11 +39,15 @@ _LATENT = {
 }
 # The families of GPT-J leave out a width of four times the hidden size.
 _FEED_FORWARDS = ("n_inner", "ffn_hidden_size")
-# The fields of `Decoder` that a row has too, and those that a key of the file may decide. Of latent attention
-# and experts a row names only the keys.
-_SHARED = {field.name for field in fields(Decoder)} & DecoderRow.model_fields.keys() - {"latent", "experts"}
+# The fields of `Decoder` that a row has too, and those that a key of the file may decide. Of latent and
+# linear attention, of indexers and of experts a row names only the keys.
+_SHARED = {field.name for field in fields(Decoder)} & DecoderRow.model_fields.keys() - {
+    "latent",
+    "indexer",
+    "linear",
+    "experts",
+}
 _FACTS = {name for name in _SHARED if DecoderRow.model_fields[name].annotation == Fact}
-_KINDS_OF_LAYERS = ("full_attention", "sliding_attention")
 
 
 def read_decoder(record: Mapping[str, Any], row: DecoderRow, name: str, where: str) -> ModelConfig:
@@ -50,13 +62,14 @@ def read_decoder(record: Mapping[str, Any], row: DecoderRow, name: str, where: s
         InputError: with all mistakes of the file.
     """
     row = row.chosen(record)
-    given = _Given(row.stated(record), where)
-    sizes = given.sizes(row)
+    given = Given(row.stated(record), where)
+    sizes = _sizes(given, row)
     constants, wrong = read_constants(record, str(record["model_type"]), where)
     given.problems += [*tied_problems(record, where), *row.problems(record, where), *wrong]
-    decoder = given.decoder(row, sizes.pop("head_size", 0), sizes.get("layers", 0))
+    decoder = _decoder(given, row, sizes)
     if given.problems:
         raise InputError(given.problems)
+    sizes.pop("head_size")
     sizes.setdefault("key_value_heads", sizes["heads"])
     sizes.setdefault("feed_forward", 4 * sizes["hidden"])
     tied = record.get("tie_word_embeddings")
@@ -72,135 +85,107 @@ def read_decoder(record: Mapping[str, Any], row: DecoderRow, name: str, where: s
     )
 
 
-class _Given:
-    """The keys of one `config.json`, with the defaults of its row, and the mistakes found in them."""
+def _sizes(given: Given, row: DecoderRow) -> dict[str, Any]:
+    """Return the sizes by their names, with that of a head; note their mistakes."""
+    required, optional = {**_REQUIRED, **row.keys}, dict(_OPTIONAL)
+    if "key_value_heads" in row.keys:
+        optional["key_value_heads"] = required.pop("key_value_heads")
+    if required["feed_forward"] in _FEED_FORWARDS:
+        optional["feed_forward"] = required.pop("feed_forward")
+    if row.latent:
+        # Every head has its own keys, and their sizes have keys of their own.
+        optional = {}
+    sizes, problems = read_sizes(given.record, required, optional, given.where)
+    keys = {**required, **optional}
+    if row.single_key_value_head:
+        sizes["key_value_heads"] = 1
+    if "key_value_heads" in keys:
+        problems += group_problems(sizes, keys, given.where)
+    if "head_size" not in sizes and {"hidden", "heads"} <= sizes.keys():
+        problems += [] if row.latent else head_problems(sizes, keys, given.where)
+        sizes["head_size"] = sizes["hidden"] // sizes["heads"]
+    given.problems += problems
+    return sizes
 
-    def __init__(self, record: Mapping[str, Any], where: str) -> None:
-        self.record = record
-        self.where = where
-        self.problems: list[Violation] = []
 
-    def sizes(self, row: DecoderRow) -> dict[str, Any]:
-        """Return the sizes by their names, with that of a head; note their mistakes."""
-        required, optional = {**_REQUIRED, **row.keys}, dict(_OPTIONAL)
-        if "key_value_heads" in row.keys:
-            optional["key_value_heads"] = required.pop("key_value_heads")
-        if required["feed_forward"] in _FEED_FORWARDS:
-            optional["feed_forward"] = required.pop("feed_forward")
-        if row.latent:
-            # Every head has its own keys, and their sizes have keys of their own.
-            optional = {}
-        sizes, problems = read_sizes(self.record, required, optional, self.where)
-        keys = {**required, **optional}
-        if row.single_key_value_head:
-            sizes["key_value_heads"] = 1
-        if "key_value_heads" in keys:
-            problems += group_problems(sizes, keys, self.where)
-        if "head_size" not in sizes and {"hidden", "heads"} <= sizes.keys():
-            problems += [] if row.latent else head_problems(sizes, keys, self.where)
-            sizes["head_size"] = sizes["hidden"] // sizes["heads"]
-        self.problems += problems
-        return sizes
+def _decoder(given: Given, row: DecoderRow, sizes: Mapping[str, int]) -> Decoder:
+    """Return the architecture, and note its mistakes."""
+    layers, head_size = sizes.get("layers", 0), sizes.get("head_size", 0)
+    kinds = kinds_of_blocks(given, row, layers)
+    # Typed loosely because the fields have several types.
+    stated: dict[str, Any] = {name: getattr(row, name) for name in _SHARED}
+    stated |= {name: given.fact(stated[name]) for name in _FACTS}
+    return Decoder(
+        head_size=head_size,
+        windows=windows_of_blocks(given, row, kinds),
+        block_heads=() if row.heads is None else heads_of_blocks(given, row.heads, kinds, sizes),
+        latent=_latent(given) if row.latent else None,
+        linear=None if row.linear is None else _linear(given, row.linear, kinds, sizes),
+        indexer=None if row.indexer is None else _indexer(given, row.indexer, layers),
+        experts=None if row.experts is None else _experts(given, row.experts, layers),
+        **stated,
+    )
 
-    def decoder(self, row: DecoderRow, head_size: int, layers: int) -> Decoder:
-        """Return the architecture, and note its mistakes."""
-        # Typed loosely because the fields have several types.
-        stated: dict[str, Any] = {name: getattr(row, name) for name in _SHARED}
-        stated |= {name: self.fact(stated[name]) for name in _FACTS}
-        return Decoder(
-            head_size=head_size,
-            windows=self.windows(row, layers),
-            latent=self.latent() if row.latent else None,
-            experts=None if row.experts is None else self.experts(row.experts, layers),
-            **stated,
-        )
 
-    def fact(self, fact: Fact) -> bool:
-        return bool(self.record.get(fact, False)) if isinstance(fact, str) else fact
+def _latent(given: Given) -> Latent:
+    # Without a rank, queries are projected directly.
+    return Latent(
+        query_rank=given.count("q_lora_rank", least=0) if "q_lora_rank" in given.record else 0,
+        **{size: given.count(key) for size, key in _LATENT.items()},
+    )
 
-    def count(self, *keys: str, least: int = 1) -> int:
-        """Return the integer of the first present key; note a violation if there is none of `least`."""
-        key = next((key for key in keys if key in self.record), keys[0])
-        value = self.record.get(key)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= least:
-            return value
-        problem = (
-            f"{shown(value)}: must be an integer of at least {least}" if key in self.record else "missing"
-        )
-        self.problems.append(Violation(f"{self.where}: {key}", problem))
-        return least
 
-    def latent(self) -> Latent:
-        # Without a rank, queries are projected directly.
-        return Latent(
-            query_rank=self.count("q_lora_rank", least=0) if "q_lora_rank" in self.record else 0,
-            **{size: self.count(key) for size, key in _LATENT.items()},
-        )
+def _linear(
+    given: Given, keys: LinearKeys, kinds: Sequence[str], sizes: Mapping[str, int]
+) -> LinearAttention | None:
+    blocks = tuple(index for index, kind in enumerate(kinds) if kind == LINEAR)
+    if not blocks:
+        return None
 
-    def experts(self, keys: ExpertKeys, layers: int) -> Experts:
-        width = self.count(*keys.width)
-        shared = self.count(keys.shared, least=0) * width if keys.shared else 0
-        if keys.shared_width:
-            shared = self.count(keys.shared_width)
-        count, active = self.count(*keys.count), self.count(*keys.active)
-        if active > count:
-            problem = f"{active} active experts of {count}"
-            self.problems.append(Violation(f"{self.where}: {keys.active[0]}", problem, str(count)))
-        return Experts(
-            count=count,
-            active=active,
-            width=width,
-            shared_width=shared,
-            shared_gate=keys.shared_gate,
-            router_parameters=keys.router_parameters,
-            biases=keys.biases,
-            scores=keys.scores,
-            choice_bias=keys.choice_bias,
-            dense=self._dense(keys, layers),
-        )
+    def size(names: Sequence[str], own: str) -> int:
+        return given.count(*names) if names else sizes.get(own, 0)
 
-    def _dense(self, keys: ExpertKeys, layers: int) -> tuple[int, ...]:
-        kinds = self._list("mlp_layer_types", layers)
-        if kinds is not None:
-            return tuple(index for index, kind in enumerate(kinds) if kind == "dense")
-        first = self.count(keys.first_dense, least=0) if keys.first_dense else 0
-        step = self.count(keys.step) if keys.step and keys.step in self.record else 1
-        named = self.record.get(keys.dense_blocks) if keys.dense_blocks else None
-        dense = {*range(min(first, layers)), *(index for index in range(layers) if (index + 1) % step)}
-        if isinstance(named, list):
-            dense |= {index for index in named if isinstance(index, int) and index < layers}
-        return tuple(sorted(dense))
+    key_size = size(keys.key_size, "head_size")
+    return LinearAttention(
+        blocks=blocks,
+        key_heads=size(keys.key_heads, "heads"),
+        value_heads=size(keys.value_heads, "heads"),
+        key_size=key_size,
+        value_size=size(keys.value_size, "head_size"),
+        convolution=given.count(*keys.convolution) if keys.convolution else 0,
+        decay=keys.decay,
+        decay_rank=keys.low_rank * key_size,
+        gate_rank=keys.low_rank * key_size,
+        placement=keys.placement,
+    )
 
-    def windows(self, row: DecoderRow, layers: int) -> tuple[int, ...]:
-        """Return the attention window of every block; empty if no block has one."""
-        kinds = self._list("layer_types", layers)
-        others = [kind for kind in kinds or () if kind not in _KINDS_OF_LAYERS]
-        if others:
-            problem = f"{shown(others[0])} is not supported"
-            self.problems.append(Violation(f"{self.where}: layer_types", problem, _KINDS_OF_LAYERS[0]))
-        if row.window is None or self.record.get(row.window) in (None, 0):
-            return ()
-        if row.window_switch and not self.record.get(row.window_switch, False):
-            return ()
-        window = self.count(row.window)
-        found = tuple(window if self._slides(row, index, kinds) else 0 for index in range(layers))
-        return found if any(found) else ()
 
-    def _slides(self, row: DecoderRow, index: int, kinds: list[Any] | None) -> bool:
-        if kinds is not None:
-            return bool(kinds[index] == "sliding_attention")
-        if row.first_window:
-            return index >= self.count(row.first_window, least=0)
-        if row.full_every:
-            return index % row.full_every != (0 if row.full_first else row.full_every - 1)
-        return True
+def _indexer(given: Given, keys: IndexerKeys, layers: int) -> Indexer:
+    return Indexer(
+        heads=given.count(keys.heads),
+        size=given.count(keys.size),
+        chosen=given.count(keys.chosen),
+        blocks=blocks_with_indexers(given, keys, layers),
+    )
 
-    def _list(self, key: str, layers: int) -> list[Any] | None:
-        value = self.record.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, list) or len(value) != layers:
-            problem = f"{shown(value)}: must be a list with an entry for each of {layers} layers"
-            self.problems.append(Violation(f"{self.where}: {key}", problem))
-            return None
-        return value
+
+def _experts(given: Given, keys: ExpertKeys, layers: int) -> Experts:
+    width = given.count(*keys.width)
+    shared = given.count(keys.shared, least=0) * width if keys.shared else 0
+    if keys.shared_width:
+        shared = given.count(keys.shared_width)
+    count, active = given.count(*keys.count), given.count(*keys.active)
+    if active > count:
+        given.note(keys.active[0], f"{active} active experts of {count}", str(count))
+    return Experts(
+        count=count,
+        active=active,
+        width=width,
+        shared_width=shared,
+        shared_gate=keys.shared_gate,
+        router_parameters=keys.router_parameters,
+        biases=keys.biases,
+        scores=keys.scores,
+        choice_bias=keys.choice_bias,
+        dense=blocks_without_experts(given, keys, layers),
+    )

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError
 
-from weft.describe.decoder import Norm, Placement, QueryKeyNorm, Scores
+from weft.describe.decoder import Decay, Gate, Norm, Placement, QueryKeyNorm, Scores
 from weft.describe.reading import violations_of
 from weft.describe.toml_table import TOML_ARRAY, Scalar, TomlTable
 from weft.describe.units import shown
@@ -56,11 +56,70 @@ class ExpertKeys(TomlTable):
     step: str | None = None
 
 
+class LinearKeys(TomlTable):
+    """The keys of linear attention; of several keys, the first present one counts.
+
+    A key `a.b` is the key `b` of an object `a`.
+
+    Attributes:
+        key_heads, value_heads, key_size, value_size, convolution: see
+            `weft.describe.decoder.LinearAttention`; without keys, the sizes are those of attention.
+        decay, placement: the same attributes of `LinearAttention`.
+        low_rank: True if decays and gates are made by two products, with an inner side of `key_size`.
+        listed: the key of a list with the numbers, from 1, of the blocks that attend to tokens.
+    """
+
+    key_heads: Keys = ("linear_num_key_heads",)
+    value_heads: Keys = ("linear_num_value_heads",)
+    key_size: Keys = ("linear_key_head_dim",)
+    value_size: Keys = ("linear_value_head_dim",)
+    convolution: Keys = ("linear_conv_kernel_dim",)
+    decay: Decay = "head"
+    placement: Placement | None = None
+    low_rank: bool = False
+    listed: str | None = None
+
+
+class IndexerKeys(TomlTable):
+    """The keys of indexers.
+
+    Attributes:
+        heads, size, chosen: see `weft.describe.decoder.Indexer`.
+        kinds: a list with the kind of each block's indexer; one of the kind `full` has its own.
+        interval, offset: without the list, every how many blocks one has its own, and the blocks before them
+            that all have their own, plus 1.
+    """
+
+    heads: str = "index_n_heads"
+    size: str = "index_head_dim"
+    chosen: str = "index_topk"
+    kinds: str = "indexer_types"
+    interval: str = "index_topk_freq"
+    offset: str = "index_skip_topk_offset"
+
+
+class HeadKeys(TomlTable):
+    """The keys of heads in blocks of their own; an object `per_layer_config` of the file takes precedence.
+
+    Attributes:
+        counts: a list with the heads of each block.
+        full_size, full_key_value_heads: the same sizes of blocks that attend to all tokens before.
+        keys_as_values: if true, the product of keys makes the values of these blocks, too. Without it, they
+            have the model's heads of keys and values.
+    """
+
+    counts: str | None = None
+    full_size: str | None = None
+    full_key_value_heads: str | None = None
+    keys_as_values: str | None = None
+
+
 class DecoderRow(TomlTable):
     """One row of the table; the default is Llama's. Facts are those of `weft.describe.decoder.Decoder`.
 
     Attributes:
-        trained: True if weft's runtime trains the models; else they are planned only.
+        trained: True if weft's runtime trains the models; else they are planned only. `exported`: True if it
+            then also knows the names of their tensors in files.
         undivided: True if weft's tensor ranks cannot divide the blocks.
         tied: True if embeddings are tied unless `tie_word_embeddings` says otherwise.
         keys: the keys of sizes, where they are not those of Llama.
@@ -69,8 +128,12 @@ class DecoderRow(TomlTable):
         required: keys with the only supported value, unless absent or null.
         window, window_switch: the keys of the attention window, and of a switch that turns windows on.
         first_window: the key of the number of blocks at the start without a window.
-        full_every: every how many blocks one has no window; 0 for never. `full_first`: the first of them, and
-            not the last. A list `layer_types` in the `config.json` takes precedence.
+        full_every: every how many blocks one attends to all tokens before; 0 for never. `full_first`: the
+            first of them, and not the last. `interval`: a key of the file that replaces the number. The other
+            blocks have a window or linear attention.
+        full_last: True if the last block of the model is one of them, too.
+        kinds: the kinds of a period of blocks, where they are more. A list `layer_types` in the `config.json`
+            takes precedence over all of these.
         latent: True for the keys of latent attention of DeepSeek-V2.
         single_key_value_head: True if all heads share the keys and values of one.
         attention_products: the names in `transformers` of attention's linear layers: of queries, keys and
@@ -81,6 +144,7 @@ class DecoderRow(TomlTable):
 
     like: str | None = None
     trained: bool = False
+    exported: bool = True
     undivided: bool = False
     tied: bool = False
     norm: Norm = "rms"
@@ -93,7 +157,7 @@ class DecoderRow(TomlTable):
     head_bias: Fact = False
     query_key_norm: QueryKeyNorm = "none"
     position_rows: int | None = None
-    scaled_embedding: bool = False
+    scaled_embedding: Fact = False
     attention_cap: Fact = False
     logits_cap: Fact = False
     sinks: bool = False
@@ -103,6 +167,14 @@ class DecoderRow(TomlTable):
     first_window: str | None = None
     full_every: int = 0
     full_first: bool = False
+    full_last: bool = False
+    interval: str | None = None
+    kinds: Keys = ()
+    attention_gate: Gate = "none"
+    value_norm: bool = False
+    heads: HeadKeys | None = None
+    linear: LinearKeys | None = None
+    indexer: IndexerKeys | None = None
     latent: bool = False
     single_key_value_head: bool = False
     attention_products: Keys = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -14,13 +14,15 @@ FP8_PRODUCT = "fp8-product"
 GRADIENT_PRODUCT = "gradient-product"
 # With a side as short as the rank of an adapter. No rank exchanges its result by itself.
 LOW_RANK_PRODUCT = "low-rank-product"
+# Small products of heads in fp32, for every precision of the others: of linear attention, and of indexers.
+FP32_PRODUCT = "fp32-product"
 
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
     """`count` products of a (rows x inner) by an (inner x columns) matrix.
 
-    `kernel` names their kernel: a plain product, one of 8 bits, one of a gradient, or one of attention's.
+    `kernel` names their kernel: a plain product, one of 8 bits or fp32, of a gradient, or of attention.
     `weft.predict.cost.layer_times` has their speeds.
     """
 

@@ -40,9 +40,14 @@ def missing_packages(plan: Plan) -> list[Violation]:
 def planned_only(model: ModelConfig) -> list[Violation]:
     """Return one line for a model that weft describes and does not train."""
     trained = model.family not in PLANNED_ONLY if model.decoder is None else model.family in TRAINED
-    if trained:
-        return []
-    return [Violation(f"model {model.name}", f"{model.family} is planned only; weft does not train it yet")]
+    where = f"model {model.name}"
+    if not trained:
+        return [Violation(where, f"{model.family} is planned only; weft does not train it yet")]
+    indexer = None if model.decoder is None else model.decoder.indexer
+    if indexer is not None and len(indexer.blocks) < model.layers:
+        problem = "blocks without an indexer of their own, which use the choice of another, are planned only"
+        return [Violation(where, problem)]
+    return []
 
 
 def unsupported(plan: Plan) -> list[Violation]:

@@ -26,6 +26,8 @@ from weft.run.stage.build import build_stage
 from weft.training.optimizer import optimizers
 
 DENSE = (*(tiny(family) for family in ("gpt", "llama", "bert")), tiny_decoder("gemma2"), tiny_decoder("phi"))
+# With convolutions, which are no matrices.
+HYBRIDS = (tiny_decoder("qwen3_5_text"), tiny_decoder("olmo_hybrid"))
 MIXTURES = (tiny_decoder("mixtral"), tiny_decoder("qwen3_moe"))
 # Their shared experts are counted as other parameters.
 SHARED = (tiny_decoder("qwen2_moe"), tiny_decoder("deepseek_v2"))
@@ -40,7 +42,7 @@ def counted(config: ModelConfig) -> int:
     return sum(matrix_parameters(layer, Shape(1, graph.sequence)) for layer in graph.layers)
 
 
-@pytest.mark.parametrize("config", [*DENSE, *MIXTURES], ids=lambda config: config.name)
+@pytest.mark.parametrize("config", [*DENSE, *HYBRIDS, *MIXTURES], ids=lambda config: config.name)
 def test_predictions_count_the_matrices_that_are_orthogonalised(config: ModelConfig) -> None:
     assert counted(config) == sum(one.numel() for one in real(config))
     assert not hidden_matrices(layer_graph(config).layers[-1], Shape(1, 8))

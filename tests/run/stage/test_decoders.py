@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -23,6 +25,12 @@ from weft.run.stage.stage_module import StageModule
 
 # One of each kind of norms, windows, biases, scales and caps; `test_every_trained_row` builds all types.
 TYPES = ("mistral", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt_neox", "olmo2", "granite", "cohere2")
+# Linear attention or own sizes in some blocks, attention to chosen tokens. Torch inverts chunks of the last
+# one row by row.
+HYBRIDS = (
+    *("qwen3_5_text", "qwen3_next", "olmo_hybrid", "deepseek_v32", "laguna", "gemma4_unified_text"),
+    pytest.param("kimi_linear", marks=pytest.mark.tables),
+)
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3")
 
 
@@ -82,13 +90,13 @@ def require_as_in_transformers(config: ModelConfig) -> None:
 
 
 @pytest.mark.parametrize("switched", [False, True], ids=["tiny", "switched"])
-@pytest.mark.parametrize("model_type", TYPES + MIXTURES)
+@pytest.mark.parametrize("model_type", [*TYPES, *HYBRIDS, *MIXTURES])
 def test_logits_and_gradients_are_those_of_transformers(model_type: str, switched: bool) -> None:
     config = tiny_decoder(model_type, switched=switched)
     require_as_in_transformers(config)
 
 
-@pytest.mark.parametrize("model_type", TYPES + MIXTURES)
+@pytest.mark.parametrize("model_type", [*TYPES, *HYBRIDS, *MIXTURES])
 def test_stages_have_the_output_and_the_gradients_of_the_whole(model_type: str) -> None:
     config = tiny_decoder(model_type, tie_word_embeddings=False)
     model = whole_of(config)
@@ -122,6 +130,17 @@ def test_every_trained_row_counts_and_computes(model_type: str) -> None:
     torch.testing.assert_close(
         logits, reference_of(config, model)(tokens, use_cache=False).logits, rtol=1e-9, atol=1e-10
     )
+
+
+@pytest.mark.parametrize("model_type", ["gemma4_unified_text", "deepseek_v3"])
+def test_buffers_begin_as_in_the_library(model_type: str) -> None:
+    config = tiny_decoder(model_type)
+    model = build_stage(config, range(config.layers + 2), 0, torch.float32)
+    theirs = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type].from_dict(json.loads(config.record)))
+    expected = theirs.state_dict()
+    own = {name: buffer for name, buffer in model.named_buffers() if name in expected}
+    assert own
+    assert all(torch.equal(buffer, expected[name]) for name, buffer in own.items())
 
 
 @pytest.mark.parametrize(
@@ -191,6 +210,29 @@ def test_a_block_keeps_what_autograd_saves(model_type: str, dtype: torch.dtype) 
     block, shape = layer_graph(config).layers[3], Shape(2, config.sequence)
     predicted = dtype.itemsize * block.kept(shape) + block.kept_bytes(shape)
     assert predicted == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "model_type", ["qwen3_next", "olmo_hybrid", "bailing_hybrid", "afmoe", "gemma4_unified_text"]
+)
+def test_blocks_of_every_kind_keep_what_autograd_saves(model_type: str) -> None:
+    # Autograd keeps more copies of linear attention in fp32.
+    config, dtype = replace(tiny_decoder(model_type), sequence=256), torch.bfloat16
+    layers = layer_graph(config).layers
+    shape = Shape(2, config.sequence)
+    for index in (1, 4):
+        if config.architecture.latent is not None and config.architecture.linear_in(index - 1) is None:
+            # Torch has no fused kernel of latent attention on a CPU.
+            continue
+        stage = build_stage(config, [index, index + 1], 0, dtype)
+        block = build_stage(config, [index + 1], 0, dtype)
+        stream = torch.randn(2, config.sequence, config.hidden, dtype=dtype, requires_grad=True)
+        measured = [
+            saved_by_autograd(partial(one, stream), (*one.parameters(), *one.buffers()))
+            for one in (stage, block)
+        ]
+        predicted = dtype.itemsize * layers[index].kept(shape) + layers[index].kept_bytes(shape)
+        assert predicted == pytest.approx(measured[0] - measured[1], rel=0.05)
 
 
 def test_a_configuration_that_transformers_refuses_is_refused_in_one_line() -> None:

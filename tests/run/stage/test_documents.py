@@ -20,6 +20,11 @@ from weft.run.stage.windows import causal_mask
 PACKED = Choice(name=PACKING)
 CPU = torch.device("cpu")
 LENGTHS = ([3, 1, 4], [8], [1, 1, 6])
+# Torch inverts their chunks row by row, in a second or more.
+SLOW = ("kimi_linear", "bailing_hybrid")
+FAMILIES = [
+    pytest.param(family, marks=pytest.mark.tables if family in SLOW else ()) for family in ("gpt", *TRAINED)
+]
 
 
 def config_of(family: str) -> ModelConfig:
@@ -32,7 +37,7 @@ def stage_of(config: ModelConfig, *methods: Choice) -> StageModule:
     return stage
 
 
-@pytest.mark.parametrize("family", ["gpt", *TRAINED])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_packed_sample_computes_what_its_documents_compute_alone(family: str) -> None:
     config = config_of(family)
     packed, plain = stage_of(config, PACKED), stage_of(config)
@@ -53,7 +58,9 @@ def test_a_packed_sample_computes_what_its_documents_compute_alone(family: str) 
         (outputs * weight).sum().backward()
     for (name, one), other in zip(packed.named_parameters(), plain.parameters(), strict=True):
         # Some families compute their norms in fp32, too.
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-5, atol=1e-5 if mixed else 1e-6, msg=name)
+        largest = 0.0 if other.grad is None else float(other.grad.abs().max())
+        near = (1e-5 if mixed else 1e-6) * max(1.0, largest)
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-5, atol=near, msg=name)
 
 
 @pytest.mark.parametrize("family", ["gpt", "llama", "gemma2"])

@@ -19,10 +19,11 @@ from weft.errors import InputError
 from weft.training.checkpoint.tensor_folders import SafetensorsFolder
 from weft.training.interchange.export import _kept_files
 from weft.training.interchange.hugging_face import write_folder
+from weft.training.interchange.hugging_face_families import hugging_face_family
 from weft.training.interchange.imports import read_initial_weights
 from weft.training.interchange.matching import match_weights
 
-TYPES = ("mistral", "qwen3", "gemma2", "phi3", "gpt_neox", "olmo2", "granite", "cohere2")
+TYPES = ("mistral", "qwen3", "gemma2", "phi3", "gpt_neox", "olmo2", "granite", "cohere2", "qwen3_5_text")
 MIXTURES = (
     "mixtral",
     "granitemoe",
@@ -33,6 +34,10 @@ MIXTURES = (
     "deepseek_v2",
     "deepseek_v3",
     "exaone_moe",
+    "qwen3_next",
+    "afmoe",
+    "deepseek_v32",
+    "laguna",
 )
 # What training does not change.
 KEPT = {"max_position_embeddings": 48, "eos_token_id": 7, "attention_dropout": 0.25, "mine": {"a": [1]}}
@@ -103,6 +108,12 @@ def test_experts_are_read_and_written_as_transformers_stores_them(model_type: st
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     again = AutoModelForCausalLM.from_pretrained(written, dtype=torch.float32).state_dict()
     assert all(torch.equal(value, again[name]) for name, value in state.items())
+
+
+def test_a_type_whose_files_have_other_names_is_refused_in_one_line() -> None:
+    with pytest.raises(InputError) as refused:
+        hugging_face_family(tiny_decoder("kimi_linear"))
+    assert len(refused.value.violations) == 1
 
 
 @pytest.mark.parametrize("lost", ["model.layers.0.block_sparse_moe.experts.3.w3.weight", "lm_head.weight"])

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from decoder_models import tiny_decoder
 from hypothesis import given
 from hypothesis import strategies as st
 from own_optimizers import SignMomentum
@@ -14,6 +15,7 @@ from weft.describe.plan_subject import subject_of
 from weft.describe.run_file import parse_run
 from weft.errors import InputError
 from weft.planning.planned import plan_run, planned_for
+from weft.run.stage.build import build_stage
 from weft.run.state.stepped import require_elementwise
 from weft.training.optimizer.optimizers import (
     OptimizerSettings,
@@ -58,6 +60,24 @@ def test_a_tied_head_is_an_embedding() -> None:
     module["head"].weight = module["embedding"].weight
     groups = optimizer_factory(settings_with())(module).param_groups
     assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(4, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "decay_all"), [("adamw", False), ("adamw", True), ("adam", True), ("muon", False)]
+)
+def test_parameters_without_gradients_stay_as_they_are(optimizer: str, decay_all: bool) -> None:
+    module = build_stage(tiny_decoder("deepseek_v32"), [1], 0, torch.float32)
+    before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    made = optimizer_factory(settings_with(name=optimizer, decay_all=decay_all))(module)
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    # Optimizers of matrices step in several parts.
+    for name in ("begin", "finish") if optimizer == "muon" else ("step",):
+        getattr(made, name)()
+    same = {name for name, value in module.named_parameters() if torch.equal(value, before[name])}
+    unlearned = {name for name in before if ".indexer." in name}
+    assert unlearned <= same
+    assert any(name.endswith("q_a_proj.weight") for name in before.keys() - same)
 
 
 def test_every_parameter_is_updated() -> None:

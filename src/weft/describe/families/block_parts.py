@@ -84,6 +84,7 @@ class NormCost:
 NORMS = {
     "rms": NormCost(1, 4.0, 4, kept=1.0, kept_bytes=4.0, bytes_per_vector=4.0, kept_for_weight=1.0),
     "rms-fp32": NormCost(1, 5.0, 5, kept=0.0, kept_bytes=8.0, bytes_per_vector=4.0, bytes_for_weight=4.0),
+    "rms-without-weight": NormCost(0, 4.0, 4, kept=0.0, kept_bytes=4.0, bytes_per_vector=4.0),
     "layer": NormCost(2, 2.0, 1, kept=1.0, kept_bytes=0.0, bytes_per_vector=8.0),
     "layer-without-bias": NormCost(
         1, 8.0, 8, kept=0.0, kept_bytes=12.0, bytes_per_vector=4.0, bytes_for_weight=4.0

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from weft.describe.amount import ZERO, Amount
-from weft.describe.decoder import Decoder
+from weft.describe.decoder import Decoder, HeadSizes, LinearAttention, Placement
 from weft.describe.families.block_parts import NORMS, BlockPart
 from weft.describe.families.decoder_attention import attention_part, key_elements
 from weft.describe.families.decoder_feed_forward import feed_forward_part, mixture_temporaries
+from weft.describe.families.decoder_indexer import with_indexer
+from weft.describe.families.decoder_linear_attention import linear_part, with_state
 from weft.describe.families.transformer import (
     RESIDUAL,
     chain,
@@ -45,19 +48,48 @@ def layer_graph(config: ModelConfig) -> LayerGraph:
     return replace(graph, divided=_divided_sizes(config, decoder), experts=experts)
 
 
+class _Kind(NamedTuple):
+    """Everything in which a block of a decoder may differ from the others."""
+
+    experts: bool
+    window: int
+    linear: LinearAttention | None
+    heads: HeadSizes | None
+    # True with an indexer, False with the choice of the block before, None for attention to all tokens.
+    chooses: bool | None
+
+    def placement(self, decoder: Decoder) -> Placement:
+        own = None if self.linear is None else self.linear.placement
+        return own or decoder.placement
+
+
+def _kind(decoder: Decoder, index: int) -> _Kind:
+    chooses = None if decoder.indexer is None else index in decoder.indexer.blocks
+    return _Kind(
+        decoder.has_experts(index),
+        decoder.window(index),
+        decoder.linear_in(index),
+        decoder.heads_in(index),
+        chooses,
+    )
+
+
 def _blocks(config: ModelConfig, decoder: Decoder) -> Iterator[Layer]:
-    known: dict[tuple[bool, int], Layer] = {}
+    known: dict[_Kind, Layer] = {}
     for index in range(config.layers):
-        experts, window = decoder.has_experts(index), decoder.window(index)
-        if (experts, window) not in known:
-            known[experts, window] = _block(config, decoder, experts=experts, window=window)
-        yield replace(known[experts, window], name=f"block.{index}")
+        kind = _kind(decoder, index)
+        if kind not in known:
+            known[kind] = _block(config, decoder, kind)
+        yield replace(known[kind], name=f"block.{index}")
 
 
-def _block(config: ModelConfig, decoder: Decoder, *, experts: bool, window: int) -> Layer:
-    width = config.hidden
-    parts = _stream_part(config, decoder)
-    parts += attention_part(config, decoder)
+def _block(config: ModelConfig, decoder: Decoder, kind: _Kind) -> Layer:
+    if kind.heads is not None:
+        config = _with_heads(config, decoder, kind.heads)
+        decoder = config.architecture
+    width, experts, placement = config.hidden, kind.experts, kind.placement(decoder)
+    parts = _stream_part(config, decoder, placement)
+    parts += attention_part(config, decoder) if kind.linear is None else linear_part(config, kind.linear)
     parts += feed_forward_part(config, decoder, experts=experts)
     mixture = decoder.experts if experts else None
     inner = config.feed_forward if mixture is None else mixture.active * mixture.width
@@ -71,7 +103,7 @@ def _block(config: ModelConfig, decoder: Decoder, *, experts: bool, window: int)
         product_bytes=parts.product_bytes,
         freed_products=parts.freed_products,
         temporaries=(
-            *last_product_temporaries(width, inner, norms_last=_read_products(decoder) > 1.0),
+            *last_product_temporaries(width, inner, norms_last=_read_products(placement) > 1.0),
             # The activation before the last product of the feed-forward.
             *((_gate_temporaries(width, inner),) if decoder.gated else ()),
         )
@@ -91,14 +123,19 @@ def _block(config: ModelConfig, decoder: Decoder, *, experts: bool, window: int)
             parameters=parts.parameters,
         ),
     )
+    if kind.linear is not None:
+        return with_state(block, config, kind.linear)
+    if decoder.indexer is not None:
+        return with_indexer(block, config, decoder.indexer, own=kind.chooses is True)
     if decoder.attention_cap:
         # No fused kernel bounds scores; keys and values are repeated for all heads.
         repeated = 2 * (config.heads - config.key_value_heads) * decoder.head_size
         block = replace(block, kept=block.kept + per_token(repeated, divided=True))
         return with_attention(block, config, "math")
-    if window:
-        return windowed(block, window, config.sequence)
-    if decoder.sinks:
+    if kind.window:
+        return windowed(block, kind.window, config.sequence)
+    if decoder.sinks or decoder.windows or decoder.linear is not None:
+        # Context ranks divide the tokens of all blocks or of none.
         return block
     # The results of two chunks of queries are joined; gathered keys and values replace the rank's own.
     keys = key_elements(config, decoder)
@@ -106,30 +143,36 @@ def _block(config: ModelConfig, decoder: Decoder, *, experts: bool, window: int)
     return over_context(block, keys=keys, kept=joined - 2.0 * keys)
 
 
+def _with_heads(config: ModelConfig, decoder: Decoder, own: HeadSizes) -> ModelConfig:
+    """Return the model with the sizes of one block's attention."""
+    changed = replace(decoder, head_size=own.head_size, keys_as_values=own.keys_as_values)
+    return replace(config, heads=own.heads, key_value_heads=own.key_value_heads, decoder=changed)
+
+
 def _gate_temporaries(width: int, inner: int) -> Temporaries:
     return Temporaries(elements=per_stream_token(width) + per_token(2.0 * inner, divided=True))
 
 
-def _stream_part(config: ModelConfig, decoder: Decoder) -> BlockPart:
+def _stream_part(config: ModelConfig, decoder: Decoder, placement: Placement) -> BlockPart:
     """Return the norms and the residuals of a block, with the inputs that its branches keep."""
     width, cost = config.hidden, NORMS[decoder.norm]
     found = BlockPart(
         # The gathered input of each branch; branches with one norm keep it once.
-        kept=per_token((1.0 if decoder.placement == "shared" else 2.0) * width),
+        kept=per_token((1.0 if placement == "shared" else 2.0) * width),
         # The attention's product, of which the next norm keeps the sum; norms after branches read both.
-        products=per_token(_read_products(decoder) * width),
-        freed_products=per_token(_read_products(decoder) * width),
+        products=per_token(_read_products(placement) * width),
+        freed_products=per_token(_read_products(placement) * width),
         memory=per_stream_token(2 * RESIDUAL * width),
         kernels=2,
     )
-    for _ in range(_NORMS_OF_BLOCK[decoder.placement]):
+    for _ in range(_NORMS_OF_BLOCK[placement]):
         found += cost.of_stream(width)
     return found
 
 
-def _read_products(decoder: Decoder) -> float:
+def _read_products(placement: Placement) -> float:
     """Return the results of branches, of two, that a block's later kernels read."""
-    return {"before": 1.0, "after": 2.0, "around": 2.0}.get(decoder.placement, 0.0)
+    return {"before": 1.0, "after": 2.0, "around": 2.0}.get(placement, 0.0)
 
 
 def kept_for_norm_weights(config: ModelConfig) -> tuple[Amount, Amount]:
@@ -194,7 +237,8 @@ def _divided_sizes(config: ModelConfig, decoder: Decoder) -> tuple[tuple[str, in
 
     None: a norm over the queries of all heads reads those of all ranks.
     """
-    if decoder.undivided or decoder.query_key_norm == "together":
+    alike = decoder.linear is None and not decoder.block_heads
+    if decoder.undivided or not alike or decoder.query_key_norm == "together":
         return ()
     experts, keys = decoder.experts, config.key_value_heads
     dense = experts is None or bool(experts.dense)

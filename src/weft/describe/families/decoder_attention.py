@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from weft.describe.amount import ZERO, Amount
 from weft.describe.decoder import Decoder, Latent
 from weft.describe.families.block_parts import NORMS, BlockPart, product_with_bias
@@ -18,11 +20,11 @@ _ROTARY = 5.0
 def attention_part(config: ModelConfig, decoder: Decoder) -> BlockPart:
     """Return the products, the positions and the norms between the input of attention and its result."""
     if decoder.latent is not None:
-        return _latent(config, decoder.latent, bias=decoder.query_bias)
+        values = config.heads * decoder.latent.value_size
+        return _latent(config, decoder.latent, bias=decoder.query_bias) + _gate(config, decoder, values)
     queries, keys = config.heads * decoder.head_size, config.key_value_heads * decoder.head_size
-    projected, parameters = product_with_bias(
-        config.hidden, queries + 2 * keys, divided="columns", bias=decoder.query_bias
-    )
+    made = queries + keys * (1 if decoder.keys_as_values else 2)
+    projected, parameters = product_with_bias(config.hidden, made, divided="columns", bias=decoder.query_bias)
     output, more = product_with_bias(queries, config.hidden, divided="inner", bias=decoder.output_bias)
     rotated = queries + keys if decoder.position_rows is None else 0
     # Beside the rotated queries and keys, a joint result keeps those before the rotation.
@@ -42,7 +44,7 @@ def attention_part(config: ModelConfig, decoder: Decoder) -> BlockPart:
         # Three per rotated tensor. Two more, because three products here count as one.
         kernels=(6 if rotated else 0) + 2,
     )
-    return found + _query_key_norms(config, decoder, queries, keys)
+    return found + _query_key_norms(config, decoder, queries, keys) + _gate(config, decoder, queries)
 
 
 def key_elements(config: ModelConfig, decoder: Decoder) -> float:
@@ -64,6 +66,9 @@ def scores_and_context(heads: int, head_size: int, value_size: int) -> tuple[Mat
 
 def _query_key_norms(config: ModelConfig, decoder: Decoder, queries: int, keys: int) -> BlockPart:
     cost, vectors = NORMS[decoder.norm], config.heads + config.key_value_heads
+    if decoder.value_norm:
+        values = NORMS["rms-without-weight"].inside(keys, config.key_value_heads, ZERO, divided=True)
+        return values + _query_key_norms(config, replace(decoder, value_norm=False), queries, keys)
     if decoder.query_key_norm == "none":
         return BlockPart()
     if decoder.query_key_norm == "together":
@@ -71,6 +76,24 @@ def _query_key_norms(config: ModelConfig, decoder: Decoder, queries: int, keys: 
     own = decoder.query_key_norm == "own-heads"
     weights = Amount.of(queries + keys, tensor=1) if own else Amount.of(2 * decoder.head_size)
     return cost.inside(queries + keys, vectors, weights, divided=True)
+
+
+def _gate(config: ModelConfig, decoder: Decoder, results: int) -> BlockPart:
+    """Return the gate on attention's results: its product, and a sigmoid of it that multiplies them."""
+    if decoder.attention_gate == "none":
+        return BlockPart()
+    gates = config.heads if decoder.attention_gate == "heads" else results
+    bias = decoder.query_bias and decoder.attention_gate == "with-queries"
+    product, parameters = product_with_bias(config.hidden, gates, divided="columns", bias=bias)
+    return BlockPart(
+        weights=(product,),
+        parameters=parameters,
+        # The sigmoid, and its product with the results; the results count in attention.
+        kept=per_token(gates + results, divided=True),
+        products=per_token(gates, divided=True),
+        memory=per_token(2.0 * gates + 3.0 * results, divided=True),
+        kernels=2,
+    )
 
 
 def _latent(config: ModelConfig, latent: Latent, *, bias: bool) -> BlockPart:

@@ -10,6 +10,7 @@ from weft.describe.amount import Shape
 from weft.describe.device import FP8, PRECISION_BYTES, Device
 from weft.describe.layer import (
     FP8_PRODUCT,
+    FP32_PRODUCT,
     GRADIENT_PRODUCT,
     LOW_RANK_PRODUCT,
     PLAIN_PRODUCT,
@@ -30,6 +31,7 @@ from weft.predict.profile import MachineMeasurement, seconds_of_speeds, value_at
 MATMUL_SHARE = 0.82
 MEMORY_SHARE = 0.60
 START_UP_LAUNCHES = 1.0
+_FP32 = "fp32"
 
 # Speed of a kernel relative to a large plain product, in products of the whole square of scores. A product of
 # 8 bits is assumed to reach the same share of its own peak, as in torchao's roofline_utils.py. By its
@@ -42,6 +44,7 @@ KERNEL_SPEEDS: Mapping[str, float] = {
     GRADIENT_PRODUCT: 1.0,
     LOW_RANK_PRODUCT: 1.0,
     "scores": 0.7,
+    FP32_PRODUCT: 0.7,
     "flash1": 0.37,
     "flash1-causal": 0.56,
     "flash2": 0.63,
@@ -98,7 +101,8 @@ class MeasuredSpeeds:
     """Tables measured kernel by kernel; the one launch inside each time is taken out.
 
     Products of attention count as plain ones; only a profile of the layers has separate times of its kernels.
-    A product of 8 bits takes a plain one's time, divided by the quotient of the data sheet's peaks.
+    Those in fp32 have its table. A product of 8 bits takes a plain one's time, divided by the quotient of the
+    data sheet's peaks.
     """
 
     def __init__(self, machine: MachineMeasurement, device: Device) -> None:
@@ -112,7 +116,8 @@ class MeasuredSpeeds:
         return self._matmul.keys()
 
     def matmul_s(self, flops: float, precision: str, kernel: str = PLAIN_PRODUCT) -> float:
-        seconds = max(0.0, value_at(self._matmul[precision], flops) - self.launch_s)
+        known = _FP32 if kernel == FP32_PRODUCT and _FP32 in self._matmul else precision
+        seconds = max(0.0, value_at(self._matmul[known], flops) - self.launch_s)
         if kernel != FP8_PRODUCT:
             return seconds
         return seconds * _peak(self._device, precision) / _peak(self._device, precision, kernel)
@@ -128,6 +133,8 @@ def _peak(device: Device, precision: str, kernel: str = PLAIN_PRODUCT) -> float:
         InputError: for a precision that the device lacks.
     """
     needed = FP8 if kernel == FP8_PRODUCT and not device.synchronous else precision
+    if kernel == FP32_PRODUCT and _FP32 in device.flops_per_s:
+        needed = _FP32
     peak = device.flops_per_s.get(needed)
     if peak is None:
         has = ", ".join(sorted(device.flops_per_s))

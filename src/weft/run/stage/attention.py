@@ -92,7 +92,8 @@ def give_documents(block: nn.Module) -> None:
 
 
 def _attends_causally(part: nn.Module) -> TypeGuard[CausalAttention]:
-    return getattr(part, "is_causal", False)
+    # Attention to chosen tokens takes a mask, and makes another one of it.
+    return getattr(part, "is_causal", False) and not hasattr(part, "indexer")
 
 
 register_attention(_IN_DOCUMENTS, lambda module, *given: attend_causally(*given))

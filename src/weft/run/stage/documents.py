@@ -55,6 +55,14 @@ class Documents:
         )
         return torch.cat(list(attended))
 
+    def each(self, function: Callable[[torch.Tensor], torch.Tensor], stream: torch.Tensor) -> torch.Tensor:
+        """Return the results of a function of each document's part of a stream, (samples, tokens, hidden)."""
+        samples = (
+            torch.cat([function(document) for document in sample.split(list(lengths), 1)], 1)
+            for sample, lengths in zip(stream.split(1), self.lengths, strict=True)
+        )
+        return torch.cat(list(samples))
+
     def mask(self, window: int, like: torch.Tensor) -> torch.Tensor:
         """Return the summand of scores, (samples, 1, tokens, tokens), for kernels that store them.
 

@@ -58,10 +58,14 @@ class RunnableStage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Initial:
-    """Initial values of a parameter: `mean` plus normal noise of standard deviation `deviation`."""
+    """Initial values of a parameter: `mean` plus normal noise of standard deviation `deviation`.
+
+    `made_of_uniform` makes the values of uniform numbers from 0 to 1 instead.
+    """
 
     mean: float = 0.0
     deviation: float = 0.0
+    made_of_uniform: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 class AddedModule(nn.Module, ABC):
@@ -118,6 +122,8 @@ class StageModule(nn.Module, ABC):
         self.added: frozenset[str] = frozenset()
         # Of the micro-batch whose forward pass begins; None if samples are not packed.
         self.documents: Documents | None = None
+        # Names of the model's own parameters without gradients; no optimizer changes them.
+        self.unlearned: frozenset[str] = frozenset()
         # By the name of a frozen parameter, what packs it; methods add them.
         self.packers: dict[str, Callable[[], None]] = {}
         # Makes the logits with the loss; None for a stage that makes all of them before it.
@@ -444,6 +450,8 @@ def materialise(
 
 def _drawn(shape: Sequence[int], initial: Initial, key: int) -> torch.Tensor:
     value = torch.full(tuple(shape), initial.mean, dtype=torch.float32)
+    if initial.made_of_uniform is not None:
+        return initial.made_of_uniform(value.uniform_(generator=torch.Generator().manual_seed(key)))
     if initial.deviation:
         value.normal_(initial.mean, initial.deviation, generator=torch.Generator().manual_seed(key))
     return value

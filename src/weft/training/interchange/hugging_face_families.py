@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from weft.describe.decoder_row import ROWS, TRAINED
 from weft.describe.model import ModelConfig
-from weft.errors import require_choice
+from weft.errors import InputError, Violation, require_choice
 from weft.run.stage.decoder_parts import decoder_class, decoder_config, decoder_names
 from weft.run.stage.families.bert import bert_config
 from weft.run.stage.families.gpt import gpt_config
@@ -67,6 +67,7 @@ class HuggingFaceFamily:
 _SPELLINGS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "mixtral": ((".mlp.", ".block_sparse_moe."),),
     "exaone_moe": ((".mlp.gate.e_score", ".mlp.e_score"),),
+    "laguna": ((".shared_experts.", ".shared_expert."), (".mlp.gate.e_score", ".mlp.experts.e_score")),
     "granitemoe": (
         (".experts.gate_up_proj", ".input_linear.weight"),
         (".experts.down_proj", ".output_linear.weight"),
@@ -141,6 +142,9 @@ def hugging_face_family(config: ModelConfig) -> HuggingFaceFamily:
     Raises:
         InputError: for a family without folders of `transformers`.
     """
+    if config.family in TRAINED and not ROWS[config.family].exported:
+        problem = f"weft does not know the names of the tensors of {config.family} in files"
+        raise InputError(Violation(f"model {config.name}", problem))
     require_choice(f"model {config.name}", config.family, (*_FAMILIES, *TRAINED))
     # The names of a decoder need its modules, which take time to import.
     return _decoder(config.family) if config.family in TRAINED else _FAMILIES[config.family]

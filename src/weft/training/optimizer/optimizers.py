@@ -17,6 +17,7 @@ from torch import nn
 from weft.describe.optimizers import WORK, declared_work, own_optimizer, require_optimizer
 from weft.describe.run_file import RunFile
 from weft.errors import InputError, Violation
+from weft.run.stage.stage_module import StageModule
 from weft.training.optimizer.layer_wise import Lamb, Lans, NvLamb
 from weft.training.optimizer.muon import Muon
 
@@ -93,7 +94,7 @@ def _momentum(name: str) -> float:
 def hidden_matrices(stage: nn.Module) -> list[nn.Parameter]:
     """Return the matrices, and the stacks of experts' matrices, of a stage's blocks.
 
-    So embeddings, heads, norms and biases are none.
+    So embeddings, heads, norms, biases and convolutions are none, nor are parameters without gradients.
 
     Raises:
         InputError: for a stage that does not name its blocks.
@@ -102,20 +103,30 @@ def hidden_matrices(stage: nn.Module) -> list[nn.Parameter]:
     if blocks is None:
         problem = f"muon needs the blocks of a stage, and {type(stage).__name__} names none"
         raise InputError(Violation("optimizer.name", problem, "adamw"))
+    unlearned = _unlearned(stage)
     return [
         parameter
         for block in blocks
-        for name, parameter in block.named_parameters()
-        if parameter.ndim in (2, 3) and not name.endswith("bias")
+        for module in block.modules()
+        if not isinstance(module, nn.Conv1d)
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.ndim in (2, 3) and not name.endswith("bias") and id(parameter) not in unlearned
     ]
+
+
+def _unlearned(stage: nn.Module) -> set[int]:
+    """Return the identities of a stage's parameters without gradients."""
+    names = stage.unlearned if isinstance(stage, StageModule) else ()
+    return {id(stage.get_parameter(name)) for name in names}
 
 
 def parameter_groups(stage: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
     """Return all parameters of a stage in groups, the group with weight decay first.
 
     Unless `decay_all`, only matrices have weight decay. Vectors (norms and biases) have none, nor have
-    embedding tables, which a tied head shares.
+    embedding tables, which a tied head shares. Parameters without gradients never have any.
     """
+    unlearned = _unlearned(stage)
     tables = {
         id(parameter)
         for module in stage.modules()
@@ -124,7 +135,8 @@ def parameter_groups(stage: nn.Module, settings: OptimizerSettings) -> list[dict
     }
 
     def decays(parameter: nn.Parameter) -> bool:
-        return settings.decay_all or (parameter.ndim >= 2 and id(parameter) not in tables)
+        usual = parameter.ndim >= 2 and id(parameter) not in tables
+        return (settings.decay_all or usual) and id(parameter) not in unlearned
 
     decayed = [parameter for parameter in stage.parameters() if decays(parameter)]
     kept = [parameter for parameter in stage.parameters() if not decays(parameter)]

@@ -6,6 +6,8 @@ They train the types in `weft.describe.decoder_row.TRAINED`.
 from __future__ import annotations
 
 import inspect
+import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from weft.describe.model import ModelConfig
 from weft.run.parallel.expert_ranks import ExpertRanks
@@ -30,17 +32,23 @@ from weft.run.stage.decoder_parts import (
 from weft.run.stage.documents import Documents
 from weft.run.stage.experts import Capacity
 from weft.run.stage.layers import LayerFunction
+from weft.run.stage.linear_attention import begin_anew_in_documents, initial_decay, state_of
 from weft.run.stage.pieces import Branch
 from weft.run.stage.stage_module import Initial, StageModule
 from weft.run.stage.submodules import Submodules, weight_of
 from weft.run.stage.windows import causal_mask, give_window
 
-# Cosines and sines of positions, each (1 or samples, tokens, head size); or complex numbers of both.
-Angles = tuple[torch.Tensor, torch.Tensor] | torch.Tensor
+# Cosines and sines of positions, each (1 or samples, tokens, head size); or complex numbers of both. None for
+# attention without positions.
+Angles = tuple[torch.Tensor, torch.Tensor] | torch.Tensor | None
 # The mask of scores, or the documents that tokens attend to; None for all tokens before.
 Mask = torch.Tensor | Documents | None
 # Families whose norms scale by one more than their weight.
-_ONE_MORE = ("gemma", "gemma2", "gemma3_text")
+_ONE_MORE = ("gemma", "gemma2", "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+
+
+# Parameters that choose tokens or experts, and have no gradients.
+_CHOOSES = re.compile(r"\.indexer\.|\.expert_bias$|\.e_score_correction_bias$")
 
 
 class DecoderStage(StageModule):
@@ -59,23 +67,35 @@ class DecoderStage(StageModule):
         inside: Any = whole.base_model
         self._embedding_scale = _embedding_scale(inside.get_submodule(names.table), self.hugging_face)
         self._last_norm = f"{names.model}.{names.norm}"
-        self._rotary = f"{names.model}.rotary_emb"
         part = nn.Module()
         if self.has_table:
             # A plain table, which tensor ranks divide; windows of tokens have no padding.
             part.add_module(names.table, nn.Embedding(config.vocabulary, config.hidden))
         self._layers = {str(index): inside.layers[index] for index in self.block_indices}
         part.add_module("layers", Submodules(self._layers))
-        # The angles are a buffer: `materialise` gives it no values, so it skips the meta device.
-        with torch.device("cpu"):
-            part.add_module("rotary_emb", type(inside.rotary_emb)(self.hugging_face))
+        rotary = getattr(inside, "rotary_emb", None)
+        self._rotary = "" if rotary is None else f"{names.model}.rotary_emb"
+        if rotary is not None:
+            # The angles are a buffer: `materialise` gives it no values, so it skips the meta device.
+            with torch.device("cpu"):
+                part.add_module("rotary_emb", type(rotary)(self.hugging_face))
         if self.ends:
             part.add_module(names.norm, inside.get_submodule(names.norm))
         self.add_module(names.model, part)
         if self.ends and not config.tied_embeddings:
             self.lm_head = whole.get_submodule("lm_head")
         self._give_windows()
-        _give_buffers(part)
+        for index, block in zip(self.block_indices, self.blocks, strict=True):
+            if config.architecture.linear_in(index) is not None:
+                begin_anew_in_documents(state_of(block))
+            if config.architecture.block_heads:
+                # Keys and values are stored for other models that read them.
+                block.get_submodule("self_attn").store_full_length_kv = False  # type: ignore[assignment]
+        self.unlearned = frozenset(name for name, _ in self.named_parameters() if _CHOOSES.search(name))
+        for name in self.unlearned:
+            # One frozen by the library would be no part of a checkpoint.
+            self.get_parameter(name).requires_grad_(True)
+        _give_buffers(part, whole)
 
     @classmethod
     def load(cls, family: str) -> None:
@@ -90,7 +110,11 @@ class DecoderStage(StageModule):
         if parameter == "bias":
             return Initial()
         if "norm" in module.rpartition(".")[2]:
-            return Initial(mean=0.0 if self.config.family in _ONE_MORE else 1.0)
+            # The norm of a state scales by its weight.
+            one_more = self.config.family in _ONE_MORE and not module.endswith("linear_attn.norm")
+            return Initial(mean=0.0 if one_more else 1.0)
+        if (decay := initial_decay(self.config.family, parameter)) is not None:
+            return decay
         return Initial(deviation=self.hugging_face.initializer_range)
 
     def layer_functions(self, inputs: torch.Tensor) -> list[LayerFunction]:
@@ -98,8 +122,7 @@ class DecoderStage(StageModule):
         vocabulary)."""
         functions: list[LayerFunction] = [self._embed] if self.embeds else []
         functions += [
-            partial(block, position_embeddings=angles, attention_mask=mask)
-            for block, angles, mask in self._blocks_of(inputs)
+            partial(_compute, block, angles, mask) for block, angles, mask in self._blocks_of(inputs)
         ]
         return [*functions, self._head] if self.ends else functions
 
@@ -229,13 +252,15 @@ class DecoderStage(StageModule):
         decoder = self.config.architecture
         for index, block in zip(self.block_indices, self.blocks, strict=True):
             mask: Mask = documents
-            if decoder.attention_cap:
+            if decoder.attention_cap or decoder.indexer is not None:
                 window, like = decoder.window(index), next(block.parameters())
                 mask = documents.mask(window, like) if documents else causal_mask(tokens, window, like)
             yield block, angles_of(kinds[index] if kinds else None), mask
 
     def _angles(self, positions: torch.Tensor) -> Callable[[str | None], Angles]:
         """Return the angles of positions for each kind of layer; some types have several kinds."""
+        if not self._rotary:
+            return lambda kind: None
         rotary = self.get_submodule(self._rotary)
         # The module takes the device and precision of its result from its first argument.
         like = next(self.blocks[0].parameters())
@@ -253,18 +278,21 @@ class DecoderStage(StageModule):
         return angles_of
 
     def _own_angles(self, angles: Angles) -> Angles:
-        if isinstance(angles, torch.Tensor):
-            return self.context.own_tokens(angles)
+        if angles is None or isinstance(angles, torch.Tensor):
+            return None if angles is None else self.context.own_tokens(angles)
         cosines, sines = angles
         return self.context.own_tokens(cosines), self.context.own_tokens(sines)
 
 
-def _give_buffers(module: nn.Module) -> None:
-    """Give buffers of the meta device their first values, zeros: `materialise` gives them none."""
+def _give_buffers(module: nn.Module, whole: PreTrainedModel) -> None:
+    """Give buffers of the meta device the first values of the library: `materialise` gives them none."""
     for part in module.modules():
-        for name, buffer in list(part.named_buffers(recurse=False)):
-            if buffer.is_meta:
-                part.register_buffer(name, torch.zeros_like(buffer, device="cpu"))
+        missing = [name for name, buffer in part.named_buffers(recurse=False) if buffer.is_meta]
+        for name in missing:
+            part.register_buffer(name, torch.zeros_like(part.get_buffer(name), device="cpu"))
+        if missing:
+            with torch.device("cpu"):
+                whole._init_weights(part)
 
 
 def _norms_of(block: nn.Module) -> tuple[tuple[str, str | None], tuple[str, str | None]]:
@@ -285,6 +313,8 @@ def _embedding_scale(table: nn.Module, hugging_face: PreTrainedConfig) -> torch.
     """Return the factor of the rows of a table; a tensor where the library has one, in fp32."""
     if hasattr(table, "scalar_embed_scale"):
         return torch.tensor(table.scalar_embed_scale, device="cpu")
+    if getattr(hugging_face, "mup_enabled", False):
+        return math.sqrt(hugging_face.hidden_size)
     factor: float | None = getattr(hugging_face, "embedding_multiplier", None)
     return factor
 
@@ -298,6 +328,13 @@ def _scaled_logits(logits: torch.Tensor, hugging_face: PreTrainedConfig) -> torc
     if (cap := getattr(hugging_face, "final_logit_softcapping", None)) is not None:
         logits = torch.tanh(logits / cap) * cap
     return logits
+
+
+def _compute(block: nn.Module, angles: Angles, mask: Mask, hidden: torch.Tensor) -> torch.Tensor:
+    """Return the result of a block; some return the tokens that they have chosen, too."""
+    result = block(hidden, position_embeddings=angles, attention_mask=mask)
+    output: torch.Tensor = result[0] if isinstance(result, tuple) else result
+    return output
 
 
 def _attend(attention: nn.Module, angles: Angles, mask: Mask, hidden: torch.Tensor) -> torch.Tensor:
