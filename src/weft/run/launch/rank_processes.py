@@ -26,7 +26,8 @@ class RankProcesses:
     but those of libraries that handle forks, as BLAS and Arrow do.
 
     Args:
-        main: takes a rank and the pipe for the report of a failure. Outside of Linux it must be picklable.
+        main: takes a rank and the pipe for the report of a failure. It must be picklable outside of Linux,
+            and where processes are replaced.
 
     Attributes:
         exit_codes: those of the ended ranks, in the order of their ends; negative for a signal.
@@ -34,21 +35,39 @@ class RankProcesses:
     """
 
     def __init__(self, main: Callable[[int, Connection], None], ranks: int) -> None:
-        context = get_context("fork") if sys.platform == "linux" else get_context("spawn")
+        self._main = main
         self.exit_codes: dict[int, int] = {}
         self.words = dict.fromkeys(range(ranks), b"")
         self._running: dict[int, tuple[BaseProcess, Connection]] = {}
         for rank in range(ranks):
-            reader, writer = context.Pipe(duplex=False)
-            process = context.Process(target=_in_own_group, args=(main, rank, writer))
-            process.start()
-            assert process.pid is not None
-            # Both sides make the group: a signal may come before the process runs, or after it has ended.
-            with suppress(OSError):
-                os.setpgid(process.pid, process.pid)
-            writer.close()
-            os.set_blocking(reader.fileno(), False)
-            self._running[rank] = process, reader
+            self._start(rank, "fork" if sys.platform == "linux" else "spawn")
+
+    def replace(self, rank: int) -> None:
+        """Start a new process for a rank that has ended.
+
+        It is a fresh interpreter: the agent has threads by now.
+        """
+        del self.exit_codes[rank]
+        self.words[rank] = b""
+        self._start(rank, "spawn")
+
+    def give_up(self, rank: int) -> None:
+        """Forget the end of a rank, so that it does not count as a failure."""
+        del self.exit_codes[rank]
+
+    def _start(self, rank: int, method: str) -> None:
+        context = get_context(method)
+        reader, writer = context.Pipe(duplex=False)
+        # Typeshed has no process on the base of all contexts.
+        process: BaseProcess = context.Process(target=_in_own_group, args=(self._main, rank, writer))  # type: ignore[attr-defined]
+        process.start()
+        assert process.pid is not None
+        # Both sides make the group: a signal may come before the process runs, or after it has ended.
+        with suppress(OSError):
+            os.setpgid(process.pid, process.pid)
+        writer.close()
+        os.set_blocking(reader.fileno(), False)
+        self._running[rank] = process, reader
 
     @property
     def running(self) -> dict[int, int]:
