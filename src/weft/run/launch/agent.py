@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,7 +67,10 @@ def main(run_dir: Path, world_size: int, module: str, launcher_pid: int, least: 
     store = _host_store(server)
     why = ""
     if least:
-        why = _go_on(ranks, RollKeeper(roll_call(store, world_size), world_size, least), stops)
+        keeper = RollKeeper(roll_call(store, world_size), world_size, least)
+        why = _go_on(
+            ranks, keeper, lambda rank: ranks.replace(rank, worker.__module__, module, str(run_dir)), stops
+        )
     while ranks.running and not ranks.failed and not stops:
         ranks.poll()
     if stops:
@@ -80,7 +83,9 @@ def main(run_dir: Path, world_size: int, module: str, launcher_pid: int, least: 
     return 0
 
 
-def _go_on(ranks: RankProcesses, keeper: RollKeeper, stops: Sequence[int]) -> str:
+def _go_on(
+    ranks: RankProcesses, keeper: RollKeeper, replace: Callable[[int], None], stops: Sequence[int]
+) -> str:
     """Replace killed ranks until all present ones have succeeded.
 
     It returns earlier after a signal, and with the reason where the run cannot go on.
@@ -97,7 +102,7 @@ def _go_on(ranks: RankProcesses, keeper: RollKeeper, stops: Sequence[int]) -> st
                 return why
         for rank, exit_code in ended.items():
             if keeper.replaces(rank, exit_code):
-                ranks.replace(rank)
+                replace(rank)
             else:
                 ranks.give_up(rank)
         keeper.admit()
