@@ -33,7 +33,13 @@ from weft.training.checkpoint.manifest import generation_path, generations
 from weft.training.checkpoint.saver import Saved, Saver
 from weft.training.checkpoint.training_state import TrainingState
 from weft.training.codec_changes import CodecChanges
-from weft.training.coordination.agreement import StopRequest, gather, meeting_peers, together
+from weft.training.coordination.agreement import (
+    StopRequest,
+    from_first_rank,
+    gather,
+    meeting_peers,
+    together,
+)
 from weft.training.coordination.membership import Change, Membership
 from weft.training.data.reader import (
     BatchReader,
@@ -123,16 +129,21 @@ def train_plan(
     change = None if membership is None else membership.change
     if membership is not None and change is not None:
         _turn_to(job, run_dir, membership.job)
-    run = open_run(job, run_dir, context, generation=generation, former=former)
+    stop = StopRequest()
+    begins_at = None if change is None else change.state.step
+    run = open_run(job, run_dir, context, generation=generation, former=former, begins_at=begins_at)
     if membership is not None:
         membership.runtime = run.runtime
+        run.runtime.others += [stop.group, run.checkpoint_ranks.group]
     with beating(run.recorder, run.runtime.notice), run.journal:
         if membership is not None and change is not None:
+            # The other groups are open, and a loss ends what is under way in all of them.
+            membership.begin()
             state = _go_on(run, membership, change)
         else:
             state = _resume(run, run.newest) if run.newest else _start(run)
         _tell_data(run, state)
-        end = _train_steps(run, state, membership)
+        end = _train_steps(run, state, stop, membership)
         if end == PlanEnd():
             _finish(run, state)
         run.close()
@@ -184,7 +195,9 @@ def _go_on(run: OpenRun, membership: Membership, change: Change) -> TrainingStat
     _tell_plan(run, state.step, last_plan_id(run.directory))
     run.journal.event("went on", step=state.step, plan_id=run.begin.plan_id)
     if lost:
-        run.journal.event("replicas died", step=state.step, replicas=lost, reached=change.reached)
+        named = f"replica {lost[0]}" if len(lost) == 1 else f"replicas {' and '.join(map(str, lost))}"
+        about = {"replicas": lost, "reached": change.reached, "told": named}
+        run.journal.event("replicas died", step=state.step, **about)
     if back:
         away = {replica_of_rank(of_all, rank): change.away_since[rank] for rank in change.back}
         for method in run.runtime.methods.values():
@@ -215,7 +228,9 @@ def _verify_resume(run: OpenRun, result: StepResult) -> None:
         print(f"warning: {warnings(run.directory.events(), 0.0)[-1]}", file=sys.stderr)
 
 
-def _train_steps(run: OpenRun, state: TrainingState, membership: Membership | None) -> PlanEnd:
+def _train_steps(
+    run: OpenRun, state: TrainingState, stop: StopRequest, membership: Membership | None
+) -> PlanEnd:
     """Train the remaining steps of a plan with their checkpoints."""
     plan, runtime, journal = run.job.plan, run.runtime, run.journal
     steps, every = run.job.last_step, run.job.run.checkpoint.every
@@ -229,7 +244,7 @@ def _train_steps(run: OpenRun, state: TrainingState, membership: Membership | No
     if run.weight_log is not None:
         run.weight_log.begin(state.step)
     with (
-        StopRequest() as stop,
+        stop,
         _saver(run, state) as saver,
         _reader(run, state, ledger, samples) as reader,
         _collecting_by_hand() as collect,
@@ -238,13 +253,11 @@ def _train_steps(run: OpenRun, state: TrainingState, membership: Membership | No
         changes = CodecChanges(run, state.step)
         apart = steps_apart(plan.sync) or run.program.steps_per_cycle
         if membership is not None:
-            runtime.others += [stop.group, run.checkpoint_ranks.group]
             membership.keep(runtime, state)
             membership.begin()
-        if state.step and (state.step % every == 0 or state.step == steps) and _is_unsaved(run, state):
-            # Another rank was lost before this checkpoint was whole.
-            _save(run, saver, state, goes_on=False)
-            _report(run, saver.wait())
+            if state.step and state.step % every == 0 and _is_unsaved(run, state):
+                # Another rank was lost before this checkpoint was whole.
+                _save(run, saver, state, goes_on=False)
         for step in range(state.step, steps):
             batch = reader.step(step)
             rate = run.settings.rate(step)
@@ -252,7 +265,7 @@ def _train_steps(run: OpenRun, state: TrainingState, membership: Membership | No
 
             joins = False
             if membership is not None:
-                membership.reach(step)
+                membership.reached = step
                 joins = (step + 1) % apart == 0 and membership.others_wait()
             stop.post_vote(failed=saver.failed, joins=joins)
             started_ns = time.monotonic_ns()
@@ -384,8 +397,8 @@ def _reader(run: OpenRun, state: TrainingState, ledger: SampleLedger, samples: S
 
 
 def _is_unsaved(run: OpenRun, state: TrainingState) -> bool:
-    """Return True if a state other than the first has no whole checkpoint."""
-    return run.newest != generation_path(run.checkpoints, state.step)
+    """Return True if a state has no whole checkpoint; every rank calls it."""
+    return not from_first_rank(generation_path(run.checkpoints, state.step).exists())
 
 
 def _save(run: OpenRun, saver: Saver, state: TrainingState, *, goes_on: bool) -> None:

@@ -131,15 +131,18 @@ class StopRequest:
     A failure in one rank's background work reaches all ranks in the same way.
     No step ends before every rank has begun it, so the vote adds no wait.
 
-    Use it as a context manager: its exit restores the former signal handlers and frees its process `group`.
+    Every rank makes one at the same point. As a context manager it handles the signals; its exit restores the
+    former handlers and frees its process `group`.
     """
 
-    def __enter__(self) -> StopRequest:
+    def __init__(self) -> None:
         self._received = 0
         self.group = dist.new_group(backend="gloo", group_desc="weft stop votes")
         # A rank without steps would leave, and close connections that a slower one still makes.
         with meeting_peers():
             dist.barrier(group=self.group)
+
+    def __enter__(self) -> StopRequest:
         self._former = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
         return self
 

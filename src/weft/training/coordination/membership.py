@@ -25,10 +25,11 @@ from weft.run.launch.worker_start import START_TIMEOUT_S, WorkerContext
 from weft.run.runtime import RankRuntime
 from weft.training.checkpoint.kept_state import KEPT, KeptState
 from weft.training.checkpoint.training_state import TrainingState
+from weft.training.coordination.agreement import meeting_peers
 
 POLL_S = 0.02
 # The agent sees the end of a process within its poll. Other errors than lost peers rarely follow from it.
-NOTICE_TIMEOUT_S, OTHER_TIMEOUT_S = 30.0, 3.0
+NOTICE_TIMEOUT_S, OTHER_TIMEOUT_S = 30.0, 5.0
 # A member notices a loss in its next collective, so after a step at most.
 GATHER_TIMEOUT_S = 600.0
 
@@ -64,6 +65,7 @@ class Membership:
         context: its rank is the place in the roll.
         change: the way into this roll; None in the first.
         runtime: that of this roll, which ends with it.
+        reached: the step that this rank has begun last.
     """
 
     def __init__(self, job: PlannedJob, context: WorkerContext, store: dist.Store, *, joins: bool) -> None:
@@ -75,7 +77,7 @@ class Membership:
         self.roll = Roll(0, () if joins else tuple(range(context.world_size)))
         self._kept: list[KeptState] = []
         self._away_since: dict[int, int] = {}
-        self._reached = 0
+        self.reached = 0
 
     def begin(self) -> None:
         """Note that this rank takes the roll's steps: from now on it can lose another member."""
@@ -84,9 +86,9 @@ class Membership:
     def keep(self, runtime: RankRuntime, state: TrainingState) -> None:
         """Keep the state of this rank, to which all members can go back."""
         self._kept = [*self._kept[1 - KEPT :], KeptState.of(runtime, state)]
-
-    def reach(self, step: int) -> None:
-        self._reached = step
+        for rank in self.roll.members:
+            # Whoever is here has come back by now.
+            self._away_since.pop(rank, None)
 
     def others_wait(self) -> bool:
         """Return True if new processes wait to join; rank 0 of the roll asks."""
@@ -119,8 +121,6 @@ class Membership:
         former, roll = self.roll, self._gathered()
         told = dict(zip(roll.members, self._call.told(roll), strict=True))
         self.change = self._change(former, roll, told)
-        for rank in self.change.back:
-            self._away_since.pop(rank, None)
         self.roll = roll
         place = roll.members.index(self._rank)
         self.context = replace(self.context, rank=place, world_size=len(roll.members))
@@ -140,10 +140,11 @@ class Membership:
         if self._kept:
             self._kept[-1].restore(runtime)
         if change.back:
-            for method in runtime.methods.values():
-                method.take_in(away=not self._kept)
-            source = next(place for place, one in enumerate(self.roll.members) if one not in change.back)
-            _give_buffers(runtime, source, away=not self._kept)
+            with meeting_peers():
+                for method in runtime.methods.values():
+                    method.take_in(away=not self._kept)
+                source = next(place for place, one in enumerate(self.roll.members) if one not in change.back)
+                _give_buffers(runtime, source, away=not self._kept)
         return change.state
 
     def _gathered(self) -> Roll:
@@ -155,7 +156,7 @@ class Membership:
             "states": [asdict(one.state) for one in self._kept],
             "members": self.roll.members,
             "away_since": self._away_since,
-            "reached": self._reached,
+            "reached": self.reached,
         }
         deadline_s = time.monotonic() + GATHER_TIMEOUT_S
         roll: Roll | None = None
@@ -177,7 +178,8 @@ class Membership:
         """Return what all members conclude from what they have told; new processes have nothing."""
         survivors = {rank: one for rank, one in told.items() if one["states"]}
         steps = [{state["step"] for state in one["states"]} for one in survivors.values()]
-        common = set.intersection(*steps) if steps else set()
+        # The members of the last roll train a step at least, which its report needs.
+        common = set.intersection(*steps) & set(range(self.job.last_step)) if steps else set()
         if not common:
             raise RunError("the ranks have no common step from which they could go on")
         first = survivors[min(survivors)]
@@ -185,7 +187,7 @@ class Membership:
         lost = tuple(sorted(set(first["members"]) - set(roll.members)))
         back = tuple(sorted(set(roll.members) - set(survivors)))
         away_since = {int(rank): step for rank, step in first["away_since"].items()}
-        away_since |= {rank: max(common) for rank in lost}
+        away_since = {**dict.fromkeys(lost, max(common)), **away_since}
         self._away_since = dict(away_since)
         reached = max(one["reached"] for one in survivors.values())
         return Change(
