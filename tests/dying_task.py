@@ -2,7 +2,8 @@
 
 $DEATHS names the places as "RANK LIFE PLACE CALL", separated by commas: in that life of the rank, counted
 from 0, at that call of the place, counted from 1. Places are `PLACES`, and `read`, the read of training
-samples. From step $JOIN_AT on, the last step of a round waits for a new process while ranks are absent.
+samples. From step $JOIN_AT on, the last step of a round waits for new processes of all absent ranks. None
+joins before.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ PLACES: dict[str, tuple[Any, str, bool]] = {
     "entered": (Membership, "enter", False),
     "collect": (saver, "collect", True),
     "write": (saver, "write", True),
-    "plan to write": (checkpoints, "plan_to_write", False),
+    "plan-to-write": (checkpoints, "plan_to_write", False),
     "finish": (loop, "_finish", True),
 }
 
@@ -72,13 +73,13 @@ def _dying(function: Callable[..., Any], call: int, before: bool) -> Callable[..
 
 
 def _wait_for_others() -> None:
-    others_wait, first = Membership.others_wait, int(os.environ.get("JOIN_AT", "1000000"))
+    first = int(os.environ["JOIN_AT"])
 
     def waited(membership: Membership) -> bool:
-        absent = len(membership.roll.members) < membership.job.plan.ranks
-        while not others_wait(membership):
-            if not absent or membership.context.rank or membership.reached < first:
-                return False
+        absent = set(range(membership.job.plan.ranks)) - set(membership.roll.members)
+        if not absent or membership.context.rank or membership.reached < first:
+            return False
+        while len(membership._call.waiting(absent)) < len(absent):
             time.sleep(0.01)
         return True
 
@@ -99,13 +100,13 @@ class Dies(CausalLanguageModelling):
         _wait_for_others()
         life = _life()
         for death in filter(None, os.environ.get("DEATHS", "").split(",")):
-            rank, of_life, *words, call = death.split()
+            rank, of_life, place, call = death.split()
             if (rank, int(of_life)) != (os.environ["RANK"], life):
                 continue
-            if words == ["read"]:
+            if place == "read":
                 Dies._reads = int(call)
             else:
-                owner, name, before = PLACES[" ".join(words)]
+                owner, name, before = PLACES[place]
                 setattr(owner, name, _dying(getattr(owner, name), int(call), before))
 
     def batch(self, samples: np.ndarray, *, held_out: bool = False) -> tuple[torch.Tensor, torch.Tensor]:

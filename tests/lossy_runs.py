@@ -31,7 +31,7 @@ RUN = """
 [model]
 hf = "{folder}/config.json"
 [task]
-kind = "dying_task:Dies"
+kind = "{kind}"
 data = "{folder}/text.txt"
 [train]
 steps = {steps}
@@ -74,14 +74,22 @@ def write_run_file(
     (folder / "text.txt").write_text("the weft goes under and over the warp\n" * 100)
     (folder / "cluster.toml").write_text(CLUSTER.format(replicas=replicas))
     path = folder / "run.toml"
+    kind = "dying_task:Dies" if on_death == "go-on" else "causal-lm"
     table = f'[run]\non_death = "{on_death}"\n'
-    values = {"steps": steps, "batch": 2 * replicas, "every": EVERY, "replicas": replicas, "sync": sync}
+    values = {
+        "kind": kind,
+        "steps": steps,
+        "batch": 2 * replicas,
+        "every": EVERY,
+        "replicas": replicas,
+        "sync": sync,
+    }
     path.write_text(RUN.format(folder=folder, checkpoint_every=checkpoint_every, **values) + table)
     return path
 
 
 def train(
-    source: Path, directory: Path, deaths: str = "", *more: str, join_at: int = 1000000
+    source: Path, directory: Path, deaths: str = "", *more: str, join_at: int | None = None
 ) -> subprocess.CompletedProcess[str]:
     """What `weft train` says, in processes that die so; new ones join by the first reset from a step on."""
     command = [sys.executable, "-m", "weft", "train", str(source), *more]
@@ -90,7 +98,7 @@ def train(
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     lives = directory.parent / "lives"
     home = {"PYTHONPATH": path, "WEFT_HOME": str(directory.parent / "home"), "LIVES": str(lives)}
-    home |= {"JOIN_AT": str(join_at), "DEATHS": deaths}
+    home |= {"JOIN_AT": str(1_000_000 if join_at is None else join_at), "DEATHS": deaths}
     return subprocess.run(command, env={**os.environ, **home}, capture_output=True, text=True, timeout=300)
 
 

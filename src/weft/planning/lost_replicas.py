@@ -10,6 +10,8 @@ from weft.describe.synchronisation import indispensable
 from weft.errors import Violation
 from weft.planning.planned import PlannedJob, changed_to
 
+# The event of replicas whose processes were killed, and that of the others with their first step after it.
+DIED, WENT_ON = "replicas died", "went on"
 # The fewest replicas that can meet.
 LEAST = 2
 

@@ -21,7 +21,7 @@ from weft.describe.plan_versions import current_id, former_ids
 from weft.describe.servers import server_words
 from weft.describe.synchronisation import micro_batches_of_steps, steps_apart
 from weft.errors import RunError
-from weft.planning.lost_replicas import replica_of_rank
+from weft.planning.lost_replicas import DIED, WENT_ON, replica_of_rank
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import BY_SOURCE, SAMPLE_SOURCES
 from weft.program.arrays import Ints
@@ -193,11 +193,11 @@ def _go_on(run: OpenRun, membership: Membership, change: Change) -> TrainingStat
     state, of_all = membership.restore(run.runtime), membership.job.plan
     lost, back = ([replica_of_rank(of_all, rank) for rank in ranks] for ranks in (change.lost, change.back))
     _tell_plan(run, state.step, last_plan_id(run.directory))
-    run.journal.event("went on", step=state.step, plan_id=run.begin.plan_id)
+    run.journal.event(WENT_ON, step=state.step, plan_id=run.begin.plan_id)
     if lost:
         named = f"replica {lost[0]}" if len(lost) == 1 else f"replicas {' and '.join(map(str, lost))}"
         about = {"replicas": lost, "reached": change.reached, "told": named}
-        run.journal.event("replicas died", step=state.step, **about)
+        run.journal.event(DIED, step=state.step, **about)
     if back:
         away = {replica_of_rank(of_all, rank): change.away_since[rank] for rank in change.back}
         for method in run.runtime.methods.values():

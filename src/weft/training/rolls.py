@@ -14,6 +14,7 @@ from weft.run.launch.worker_main import AGENT_PID
 from weft.run.launch.worker_start import own_context
 from weft.training.coordination.membership import Membership, connect_store
 from weft.training.directory.process_memory import ProcessMemory
+from weft.training.directory.run_directory import RunDirectory
 from weft.training.loop import train_plan
 from weft.training.worker import load, meet
 
@@ -35,7 +36,7 @@ def train_rolls(job: PlannedJob, run_dir: Path) -> int:
         # The others wait while it opens its run, and the agent has loaded nothing for this process.
         load(run_dir)
     context = own_context(job.run.run.transport) if joins else meet(job)
-    membership = Membership(job, context, connect_store(), joins=joins)
+    membership = Membership(job, RunDirectory(run_dir), context, connect_store(), joins=joins)
     memory: ProcessMemory | None = None
     if joins:
         membership.enter()

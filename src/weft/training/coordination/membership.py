@@ -26,6 +26,7 @@ from weft.run.runtime import RankRuntime
 from weft.training.checkpoint.kept_state import KEPT, KeptState
 from weft.training.checkpoint.training_state import TrainingState
 from weft.training.coordination.agreement import meeting_peers
+from weft.training.directory.run_directory import RunDirectory
 
 POLL_S = 0.02
 # The agent sees the end of a process within its poll. Other errors than lost peers rarely follow from it.
@@ -68,8 +69,17 @@ class Membership:
         reached: the step that this rank has begun last.
     """
 
-    def __init__(self, job: PlannedJob, context: WorkerContext, store: dist.Store, *, joins: bool) -> None:
+    def __init__(
+        self,
+        job: PlannedJob,
+        directory: RunDirectory,
+        context: WorkerContext,
+        store: dist.Store,
+        *,
+        joins: bool,
+    ) -> None:
         self.job, self.context = job, context
+        self._directory = directory
         self.change: Change | None = None
         self.runtime: RankRuntime | None = None
         self._rank, self._ranks, self._store = context.rank, context.world_size, store
@@ -157,6 +167,7 @@ class Membership:
             "members": self.roll.members,
             "away_since": self._away_since,
             "reached": self.reached,
+            "recorded": max((row["step"] + 1 for row in self._directory.metrics()), default=0),
         }
         deadline_s = time.monotonic() + GATHER_TIMEOUT_S
         roll: Roll | None = None
@@ -180,6 +191,9 @@ class Membership:
         steps = [{state["step"] for state in one["states"]} for one in survivors.values()]
         # The members of the last roll train a step at least, which its report needs.
         common = set.intersection(*steps) & set(range(self.job.last_step)) if steps else set()
+        # Rank 0 may have died with figures of steps that it had not written.
+        recorded = max((one["recorded"] for one in survivors.values()), default=0)
+        common = {step for step in common if step <= recorded} or common
         if not common:
             raise RunError("the ranks have no common step from which they could go on")
         first = survivors[min(survivors)]

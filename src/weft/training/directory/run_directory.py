@@ -32,6 +32,7 @@ from weft.describe.prediction import Prediction
 from weft.describe.run_file import load_run
 from weft.errors import InputError, RunError, Violation
 from weft.files import append_record, records_in, write_whole
+from weft.planning.lost_replicas import WENT_ON
 from weft.planning.planned import PlannedJob
 from weft.program.program import Program
 from weft.program.table import format_program
@@ -303,7 +304,7 @@ def fresh_directory(parent: Path, name: str) -> Path:
     return candidate
 
 
-_STARTS = ("started", "resumed", "went on")
+_STARTS = ("started", "resumed", WENT_ON)
 
 
 def last_plan_id(directory: RunDirectory) -> str | None:
