@@ -193,7 +193,9 @@ def _go_on(run: OpenRun, membership: Membership, change: Change) -> TrainingStat
     state, of_all = membership.restore(run.runtime), membership.job.plan
     lost, back = ([replica_of_rank(of_all, rank) for rank in ranks] for ranks in (change.lost, change.back))
     _tell_plan(run, state.step, last_plan_id(run.directory))
-    run.journal.event(WENT_ON, step=state.step, plan_id=run.begin.plan_id)
+    # The ranks of this plan, by the numbers with which the run began; logs and processes keep these.
+    ranks = list(membership.roll.members)
+    run.journal.event(WENT_ON, step=state.step, plan_id=run.begin.plan_id, ranks=ranks)
     if lost:
         named = f"replica {lost[0]}" if len(lost) == 1 else f"replicas {' and '.join(map(str, lost))}"
         about = {"replicas": lost, "reached": change.reached, "told": named}

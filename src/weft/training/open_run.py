@@ -163,14 +163,15 @@ def open_run(
             trained_by = replace(saved, plan_id=current_id(saved.plan_id, plan))
             require_steps_left(begin, trained_by, run.train.steps)
         # Without remaining steps, the measurements of the start before stay.
-        left = job.last_step - (saved.step if begins_at is None else begins_at) if records else 0
+        first_step = saved.step if begins_at is None else begins_at
+        left = job.last_step - first_step if records else 0
         recorder = Recorder(run_dir, program=program, plan_id=plan.plan_id, steps=left) if left > 0 else None
         if records and context.rank == 0:
             checkpoints.remove_unfinished(run_dir / "checkpoints")
     if records:
         compile_stages(job, program, stages, task, context.device)
     if records and context.rank == 0:
-        journal.report_to(open_feeds(job, run_dir, saved.step, journal.event))
+        journal.report_to(open_feeds(job, run_dir, first_step, journal.event))
     meter = Meter(task)
     runtime = RankRuntime(
         plan,

@@ -15,7 +15,7 @@ _WARNINGS = {
     "hang over": "goes on after {after_s:.0f} s",
     "began anew": "step {step}: what each rank kept to itself under plan {former} is left behind; all "
     "replicas go on from their average",
-    DIED: "{told} died in step {reached}; the others go on from the reset after {step} steps",
+    DIED: "{told} died in step {reached}; the others go on from the state after {step} steps",
     "replicas lost": "step {step}: the loss of ranks {ranks} is not finite; the next average of weights "
     "leaves their replicas out",
     "resume differs": "step {step} has the loss {loss} after resuming; before, it was {recorded}",
