@@ -129,7 +129,7 @@ def train_plan(
     change = None if membership is None else membership.change
     if membership is not None and change is not None:
         _turn_to(job, run_dir, membership.job)
-    stop = StopRequest()
+    stop = StopRequest(None if membership is None else membership.signals)
     begins_at = None if change is None else change.state.step
     run = open_run(job, run_dir, context, generation=generation, former=former, begins_at=begins_at)
     if membership is not None:

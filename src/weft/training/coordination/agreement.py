@@ -123,6 +123,24 @@ class Vote:
     joins: bool = False
 
 
+class StopSignals:
+    """The stop signals that this process has received.
+
+    Attributes:
+        received: the place of the latest in `STOP_SIGNALS`, counted from 1; 0: none.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+
+    def handle(self) -> dict[signal.Signals, Any]:
+        """Note signals from now on; return the former handlers."""
+        return {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received = max(self.received, 1 + STOP_SIGNALS.index(signal.Signals(number)))
+
+
 class StopRequest:
     """SIGTERM and SIGINT as a request to stop after the step under way, agreed on by all ranks.
 
@@ -133,17 +151,20 @@ class StopRequest:
 
     Every rank makes one at the same point. As a context manager it handles the signals; its exit restores the
     former handlers and frees its process `group`.
+
+    Args:
+        signals: those that were noted before; None: none were.
     """
 
-    def __init__(self) -> None:
-        self._received = 0
+    def __init__(self, signals: StopSignals | None = None) -> None:
+        self._signals = signals or StopSignals()
         self.group = dist.new_group(backend="gloo", group_desc="weft stop votes")
         # A rank without steps would leave, and close connections that a slower one still makes.
         with meeting_peers():
             dist.barrier(group=self.group)
 
     def __enter__(self) -> StopRequest:
-        self._former = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
+        self._former = self._signals.handle()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -158,7 +179,7 @@ class StopRequest:
             failed: its background work has failed.
             joins: it knows of new processes that wait to join after the step.
         """
-        self._vote = torch.tensor([self._received, int(failed), int(joins)], dtype=torch.int32)
+        self._vote = torch.tensor([self._signals.received, int(failed), int(joins)], dtype=torch.int32)
         with meeting_peers():
             self._work = dist.all_reduce(self._vote, dist.ReduceOp.MAX, group=self.group, async_op=True)
 
@@ -168,6 +189,3 @@ class StopRequest:
             self._work.wait()
         place, failed, joins = self._vote.tolist()
         return Vote(STOP_SIGNALS[place - 1] if place else None, bool(failed), bool(joins))
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        self._received = max(self._received, 1 + STOP_SIGNALS.index(signal.Signals(number)))

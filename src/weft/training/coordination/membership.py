@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -25,7 +25,7 @@ from weft.run.launch.worker_start import START_TIMEOUT_S, WorkerContext
 from weft.run.runtime import RankRuntime
 from weft.training.checkpoint.kept_state import KEPT, KeptState
 from weft.training.checkpoint.training_state import TrainingState
-from weft.training.coordination.agreement import meeting_peers
+from weft.training.coordination.agreement import StopSignals, meeting_peers
 from weft.training.directory.run_directory import RunDirectory
 
 POLL_S = 0.02
@@ -67,6 +67,7 @@ class Membership:
         change: the way into this roll; None in the first.
         runtime: that of this roll, which ends with it.
         reached: the step that this rank has begun last.
+        signals: those that ask this process to stop, between two rolls, too.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Membership:
         self._kept: list[KeptState] = []
         self._away_since: dict[int, int] = {}
         self.reached = 0
+        self.signals = StopSignals()
 
     def begin(self) -> None:
         """Note that this rank takes the roll's steps: from now on it can lose another member."""
@@ -113,14 +115,21 @@ class Membership:
     def is_followed(self, error: Exception) -> bool:
         """Return True if the error follows from the loss of another member: then there is a later roll."""
         limit_s = NOTICE_TIMEOUT_S if isinstance(error, PeerLostError) else OTHER_TIMEOUT_S
-        return _within(limit_s, lambda: self._call.at(self.roll.number + 1) is not None)
+        deadline_s = time.monotonic() + limit_s
+        # The agent writes no roll once the run is to stop.
+        while not self.signals.received and time.monotonic() < deadline_s:
+            if self._call.at(self.roll.number + 1) is not None:
+                return True
+            time.sleep(POLL_S)
+        return False
 
     def enter(self) -> None:
         """Enter the next roll and open the job's process group anew; all its members call it.
 
         Raises:
-            RunError: if they do not meet in time.
+            RunError: if they do not meet in time, or the run is to stop before there is such a roll.
         """
+        self.signals.handle()
         if self.runtime is not None:
             # After a loss its work has failed. After a farewell it is closed.
             with suppress(RunError):
@@ -128,9 +137,9 @@ class Membership:
             self.runtime = None
         if dist.is_initialized():
             dist.destroy_process_group()
-        former, roll = self.roll, self._gathered()
+        roll = self._gathered()
         told = dict(zip(roll.members, self._call.told(roll), strict=True))
-        self.change = self._change(former, roll, told)
+        self.change = self._change(roll, told)
         self.roll = roll
         place = roll.members.index(self._rank)
         self.context = replace(self.context, rank=place, world_size=len(roll.members))
@@ -181,11 +190,13 @@ class Membership:
                 if self._call.at(number + 1) is None:
                     return roll
                 continue
+            if self.signals.received and (roll is None or self._rank not in roll.members):
+                raise RunError("the run was stopped while its ranks went on without a lost one")
             if self.roll.members and time.monotonic() > deadline_s:
                 raise RunError(f"the others did not come within {GATHER_TIMEOUT_S:g} s to go on")
             time.sleep(POLL_S)
 
-    def _change(self, former: Roll, roll: Roll, told: Mapping[int, Mapping[str, Any]]) -> Change:
+    def _change(self, roll: Roll, told: Mapping[int, Mapping[str, Any]]) -> Change:
         """Return what all members conclude from what they have told; new processes have nothing."""
         survivors = {rank: one for rank, one in told.items() if one["states"]}
         steps = [{state["step"] for state in one["states"]} for one in survivors.values()]
@@ -217,15 +228,6 @@ def connect_store() -> dist.Store:
         is_master=False,
         timeout=timedelta(seconds=START_TIMEOUT_S),
     )
-
-
-def _within(limit_s: float, holds: Callable[[], bool]) -> bool:
-    deadline_s = time.monotonic() + limit_s
-    while not holds():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(POLL_S)
-    return True
 
 
 def _give_buffers(runtime: RankRuntime, source: int, *, away: bool) -> None:
