@@ -9,16 +9,22 @@ import lossy_runs
 import psutil
 import pytest
 import torch
+from lossy_replay import replayed
 from lossy_runs import EVERY, lives, write_run_file
 from pool import WorkerPool
 from pooled_runs import trained
 from stopped_runs import saved
 
+from weft.describe.run_file import load_run
+from weft.errors import InputError
 from weft.methods.cser.absences import Absence
 from weft.methods.cser.options import ABSENCES, RETURNED
 from weft.planning.lost_replicas import DIED
+from weft.planning.planned import plan_run
+from weft.run.launch.worker_main import AGENT_PID
 from weft.run.stage.build import build_stages
 from weft.training.directory.run_directory import PLAN_OF_ALL, RunDirectory
+from weft.training.rolls import train_rolls
 from weft.training.session import reopen
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("warm_starts")]
@@ -78,7 +84,21 @@ def test_a_new_process_takes_the_place_of_rank_0_behind_a_later_reset(tmp_path: 
     assert not (directory.path / PLAN_OF_ALL).exists()
     assert [row["step"] for row in directory.metrics()] == list(range(steps))
     require_common_weights(directory.path)
+    found = saved(directory.path)
+    for rank, one in enumerate(replayed(directory.path, {range(2 * EVERY, 3 * EVERY): [0]}, steps=steps)):
+        for name, weight in one.model.named_parameters():
+            mine = found[f"rank/{rank}/{name}"]
+            assert torch.allclose(mine, weight.detach(), rtol=0.0, atol=1e-9), (rank, name)
     assert "missed reset 2, rejoined at 3" in (directory.path / "report.html").read_text()
+
+
+def test_only_an_agent_that_replaces_processes_trains_such_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(AGENT_PID, raising=False)
+    job = plan_run(load_run(write_run_file(tmp_path, steps=8)))
+    with pytest.raises(InputError, match=r"run\.on_death: 'go-on' needs an agent that replaces processes"):
+        train_rolls(job, tmp_path)
 
 
 def require_common_weights(directory: Path) -> None:
