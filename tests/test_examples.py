@@ -8,8 +8,10 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import weft
@@ -17,6 +19,9 @@ from weft.cli.main import run
 from weft.describe.cluster_file import load_cluster
 from weft.describe.run_file import load_run
 from weft.lab.scheme import scheme_of
+from weft.methods.cser.options import ABSENCES, RETURNED
+from weft.planning.lost_replicas import DIED
+from weft.training.directory.run_directory import RunDirectory
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FILES = sorted(path for path in EXAMPLES.rglob("*.toml") if "runs" not in path.parts)
@@ -36,21 +41,29 @@ def test_a_lab_can_be_made_of_every_cluster(path):
 
 @pytest.mark.examples
 @pytest.mark.processes
-def test_others_go_on_without_a_killed_rank_and_a_new_one_takes_its_place():
-    script = str(EXAMPLES / "lost-rank" / "lost_rank.py")
-    finished = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=600, check=False
-    )
-    assert finished.returncode == 0, finished.stderr
-    rolls = re.findall(r"roll (\d): replicas (.*) train on from step (\d+)", finished.stdout)
-    assert [one[:2] for one in rolls] == [("0", "[0, 1, 2]"), ("1", "[0, 1]"), ("2", "[0, 1, 2]")]
-    # The others go on from the last reset, and the new one comes behind a reset.
-    begun = [int(step) for *_, step in rolls]
-    assert begun[:2] == [0, 8]
-    assert begun[2] % 4 == 0
-    [apart] = re.findall(r"weights minus errors of \[0, 1, 2\] differ by (\S+)", finished.stdout)
-    assert float(apart) < 1e-5
-    losses = [float(value) for value in re.findall(r"loss ([\d.]+)", finished.stdout)]
+def test_others_go_on_without_a_killed_rank_and_a_new_one_takes_its_place(tmp_path):
+    directory = RunDirectory(tmp_path / "run")
+    words = ["train", str(EXAMPLES / "lost-rank" / "run.toml"), "--directory", str(directory.path)]
+    with subprocess.Popen([sys.executable, "-m", "weft", *words, "--steps", "1000"]) as launcher:
+        while len(directory.metrics()) < 10:
+            assert launcher.poll() is None
+            time.sleep(0.01)
+        workers = {one.name(): one for one in psutil.Process(launcher.pid).children(recursive=True)}
+        workers["weft-rank-2"].kill()
+        while not any(event["event"] == ABSENCES for event in directory.events()):
+            assert launcher.poll() is None
+            time.sleep(0.1)
+        assert all(workers[f"weft-rank-{rank}"].is_running() for rank in (0, 1))
+        # It saves the last step.
+        launcher.terminate()
+    told = directory.events()
+    [died] = [event for event in told if event["event"] == DIED]
+    assert died["replicas"] == [2]
+    assert died["step"] % 4 == 0
+    [back] = [one for event in told if event["event"] == ABSENCES for one in event[RETURNED]]
+    assert back["first"] == died["step"] // 4
+    assert told[-1]["event"] == "stopped"
+    losses = [row["loss"] for row in directory.metrics()]
     assert losses[-1] < losses[0] - 1.0
 
 

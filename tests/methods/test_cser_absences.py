@@ -22,6 +22,7 @@ from weft.methods.cser.absences import Absence, Absences, absences_in, first_pro
 from weft.methods.cser.kinds import REJOIN, RESET_ERROR, SYNCHRONISE_UPDATE
 from weft.methods.cser.options import ABSENCES, RETURNED
 from weft.planning.job_rules import refused_by_methods
+from weft.planning.lost_replicas import DIED
 from weft.planning.planned import plan_run
 from weft.planning.report_sections import sections_of
 from weft.program.kinds import STEP
@@ -224,3 +225,16 @@ def test_a_report_and_events_tell_who_missed_which_resets() -> None:
     assert event_words(told) == ("step 36: replica 1 missed resets 14 to 16, rejoined at 17", False)
     [rows] = [dict(one.rows) for one in sections_of(planned, [], events=[told]) if one.name == "cser"]
     assert rows["replica 1"] == "missed resets 14 to 16, rejoined at 17"
+
+
+def test_a_report_names_replicas_that_died_and_those_that_came_back() -> None:
+    planned = plan_run(
+        parse_run(parse_toml(_run("reset_ratio = 2\nevery = 2\nkeep_errors = true", 40), "run"))
+    )
+    died = {"event": DIED, "step": 8, "reached": 9, "replicas": [1, 2], "told": "replicas 1 and 2"}
+    text = "replicas 1 and 2 died in step 9; the others go on from the state after 8 steps"
+    assert event_words(died) == (text, True)
+    back = {"event": ABSENCES, "step": 12, RETURNED: [Absence(1, 4, 5)._asdict()], "told": ""}
+    [rows] = [dict(one.rows) for one in sections_of(planned, [], events=[died, back]) if one.name == "cser"]
+    assert rows["replica 1"] == "missed resets 4 to 5, rejoined at 6"
+    assert rows["replica 2"] == "died in step 9, and is away since 8 steps were done"

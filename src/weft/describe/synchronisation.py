@@ -48,6 +48,8 @@ Table = TypeVar("Table", bound=TomlTable)
 DENSE = "dense"
 # The planner chooses among all methods that the goal's contract admits.
 AUTO = "auto"
+# The reason of methods whose replicas cannot be absent.
+ALWAYS_ALL = "all replicas meet, and none can be absent"
 # All bytes are sent uncompressed.
 AS_IT_IS = Wire()
 
@@ -138,6 +140,8 @@ class SyncMethod:
             checked options, the stage and the piece; once for each codec that sends no fewer bits, and with
             which ranks keep the same tensors.
         changes_every: returns the steps after which a run may change such a codec by itself; 0: never.
+        indispensable: returns why a run cannot go on without one of its replicas, and take it in again, from
+            the checked options; None: it can.
     """
 
     name: str
@@ -152,6 +156,7 @@ class SyncMethod:
     proposals: Callable[[Job], Sequence[Mapping[str, Any]]] = lambda job: ({},)
     codecs: Callable[[Any, int, int], Sequence[Mapping[str, Any]]] = lambda options, stage, piece: ()
     changes_every: Callable[[Any], int] = lambda options: 0
+    indispensable: Callable[[Any], str | None] = lambda options: ALWAYS_ALL
 
 
 def proposed_steps(job: Job) -> Sequence[Mapping[str, Any]]:
@@ -274,6 +279,16 @@ def changes_codecs_every(sync: Choice) -> int:
     """
     method = sync_methods().get(sync.name)
     return 0 if method is None else method.changes_every(sync_options(sync.name, sync.options))
+
+
+def indispensable(sync: Choice) -> str | None:
+    """Return why a run cannot go on without one of its replicas, and take it in again; None: it can.
+
+    Raises:
+        InputError: as `sync_options` does.
+    """
+    method = sync_methods().get(sync.name)
+    return ALWAYS_ALL if method is None else method.indispensable(sync_options(sync.name, sync.options))
 
 
 def steps_apart(sync: Choice) -> int | None:

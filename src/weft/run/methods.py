@@ -239,6 +239,13 @@ class MethodState:
         """
         return None
 
+    def take_in(self, *, away: bool) -> None:
+        """Let in replicas that were away between two steps; every rank calls it. `away`: this one was."""
+
+    def returned(self, away_since: Mapping[int, int], step: int) -> Mapping[str, Any] | None:
+        """Return the event of replicas that are back before a step, by the first steps of their absences."""
+        return None
+
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """Return the tensors that a checkpoint keeps, by name; loading fills the same tensors."""
         return {}

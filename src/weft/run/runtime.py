@@ -199,6 +199,9 @@ class RankRuntime:
         generation: counts the runtimes of one job.
         timeout_s: seconds that a rank waits for another one before it gives up.
 
+    Attributes:
+        others: groups of the caller whose calls under way end, too, if another rank is gone.
+
     Raises:
         InputError: when the runtime cannot execute the program, or plan, stages and ranks do not fit.
     """
@@ -247,6 +250,7 @@ class RankRuntime:
             program, self._workspace(program, training=True), recorder=recorder
         )
         self._gone, self._flight_record = Gone(), flight_record
+        self.others: list[dist.ProcessGroup] = []
         self._detector = FailureDetector(WeakMethod(self._abort), self._held.groups.losses, timeout_s)
 
     @property
@@ -300,7 +304,7 @@ class RankRuntime:
 
     def gather_weights(self) -> None:
         """Bring the parameters and statistics of `stages` up to date; every rank must call it."""
-        self._catch_up()
+        self.catch_up()
         gather_weights(self.shards)
         self.average_statistics()
 
@@ -328,20 +332,20 @@ class RankRuntime:
         found = []
         for method in self.methods.values():
             if method.moves_after(done):
-                self._catch_up()
+                self.catch_up()
                 found.append(method.move(done, job))
         return [one for one in found if one is not None]
 
     def average_statistics(self) -> None:
         """Average running statistics, such as batch norms', over replicas; every rank must call it."""
-        self._catch_up()
+        self.catch_up()
         average_statistics(self._resources.statistics)
 
     @contextmanager
     def settled(self) -> Iterator[None]:
         """Enter a block where the parameters of `stages` stand for all replicas, even if each steps by
         itself. Every rank must enter it, and take no step in it."""
-        self._catch_up()
+        self.catch_up()
         with ExitStack() as held:
             for one in self.methods.values():
                 held.enter_context(one.settled())
@@ -377,7 +381,8 @@ class RankRuntime:
         if held is not None:
             held.messages.hang_up()
             world = [] if dist.group.WORLD is None else [DeviceGroup(dist.group.WORLD)]
-            abort([*held.groups.all, *held.messages.groups, *world])
+            others = map(DeviceGroup, self.others)
+            abort([*held.groups.all, *held.messages.groups, *world, *others])
 
     def evaluate(self, program: RankProgram, batches: Iterable[Batch]) -> float:
         """Return the mean loss over batches, computed by this rank's part of a forward-only program.
@@ -452,7 +457,7 @@ class RankRuntime:
             last_gradients=frozenset(program.first_row + row for row in last),
         )
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
         """Wait between two steps until all streams have done what the host reads now."""
         if self._training is not None:
             self._training.drain()

@@ -21,6 +21,7 @@ from weft.describe.plan_versions import current_id, former_ids
 from weft.describe.servers import server_words
 from weft.describe.synchronisation import micro_batches_of_steps, steps_apart
 from weft.errors import RunError
+from weft.planning.lost_replicas import DIED, WENT_ON, replica_of_rank
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import BY_SOURCE, SAMPLE_SOURCES
 from weft.program.arrays import Ints
@@ -28,11 +29,18 @@ from weft.run.launch.heartbeat import beating
 from weft.run.launch.worker_start import WorkerContext
 from weft.run.runtime import StepResult
 from weft.training.checkpoint.checkpoints import has_rank_tensors
-from weft.training.checkpoint.manifest import generations
+from weft.training.checkpoint.manifest import generation_path, generations
 from weft.training.checkpoint.saver import Saved, Saver
 from weft.training.checkpoint.training_state import TrainingState
 from weft.training.codec_changes import CodecChanges
-from weft.training.coordination.agreement import StopRequest, gather, meeting_peers, together
+from weft.training.coordination.agreement import (
+    StopRequest,
+    from_first_rank,
+    gather,
+    meeting_peers,
+    together,
+)
+from weft.training.coordination.membership import Change, Membership
 from weft.training.data.reader import (
     BatchReader,
     micro_batches_read,
@@ -85,7 +93,7 @@ def train(job: PlannedJob, run_dir: Path, context: WorkerContext) -> int:
         if generation:
             _turn(job, run_dir)
         # The run ends with the call, so no tensor of a plan stays under the next one.
-        end, memory = _train_plan(job, run_dir, context, generation, memory)
+        end, memory = train_plan(job, run_dir, context, generation, memory)
         if end.stopped_by is not None:
             return 128 + end.stopped_by
         if end.later is None:
@@ -95,36 +103,73 @@ def train(job: PlannedJob, run_dir: Path, context: WorkerContext) -> int:
 
 
 class PlanEnd(NamedTuple):
-    """The end of a plan's steps: the signal that stopped them, and the job that takes over; None for none."""
+    """The end of a plan's steps: the signal that stopped them, and the job that takes over; None for none.
+
+    `joins`: the steps ended because new processes wait to join.
+    """
 
     stopped_by: signal.Signals | None = None
     later: PlannedJob | None = None
+    joins: bool = False
 
 
-def _train_plan(
-    job: PlannedJob, run_dir: Path, context: WorkerContext, generation: int, former: ProcessMemory | None
+def train_plan(
+    job: PlannedJob,
+    run_dir: Path,
+    context: WorkerContext,
+    generation: int,
+    former: ProcessMemory | None,
+    membership: Membership | None = None,
 ) -> tuple[PlanEnd, ProcessMemory]:
-    """Train the steps of one plan; return how they ended, and their memory."""
-    run = open_run(job, run_dir, context, generation=generation, former=former)
-    runtime = run.runtime
-    with beating(run.recorder, runtime.notice), run.journal:
-        state = _resume(run, run.newest) if run.newest else _start(run)
+    """Train the steps of one plan; return how they ended, and their memory.
+
+    Args:
+        membership: that of a rank that may lose others; None: the run ends with them.
+    """
+    change = None if membership is None else membership.change
+    if membership is not None and change is not None:
+        _turn_to(job, run_dir, membership.job)
+    stop = StopRequest(None if membership is None else membership.signals)
+    begins_at = None if change is None else change.state.step
+    run = open_run(job, run_dir, context, generation=generation, former=former, begins_at=begins_at)
+    if membership is not None:
+        membership.runtime = run.runtime
+        run.runtime.others += [stop.group, run.checkpoint_ranks.group]
+    with beating(run.recorder, run.runtime.notice), run.journal:
+        if membership is not None and change is not None:
+            # The other groups are open, and a loss ends what is under way in all of them.
+            membership.begin()
+            state = _go_on(run, membership, change)
+        else:
+            state = _resume(run, run.newest) if run.newest else _start(run)
         _tell_data(run, state)
-        end = _train_steps(run, state)
+        end = _train_steps(run, state, stop, membership)
         if end == PlanEnd():
             _finish(run, state)
         run.close()
     return end, run.memory
 
 
+def _turn_to(job: PlannedJob, run_dir: Path, of_all: PlannedJob) -> None:
+    """Write the files of the replicas that are present now."""
+    _require_one_plan(job)
+    with together():
+        if dist.get_rank() == 0:
+            RunDirectory(run_dir).turn_to(job, of_all)
+
+
 def _turn(job: PlannedJob, run_dir: Path) -> None:
     """Replace the plan by the later one, which begins with the former's last checkpoint, on all ranks."""
-    plan_ids = gather(job.plan.plan_id)
-    if len(set(plan_ids)) > 1:
-        raise RunError(f"ranks would go on under different plans: {', '.join(plan_ids)}")
+    _require_one_plan(job)
     with together():
         if dist.get_rank() == 0:
             RunDirectory(run_dir).turn()
+
+
+def _require_one_plan(job: PlannedJob) -> None:
+    plan_ids = gather(job.plan.plan_id)
+    if len(set(plan_ids)) > 1:
+        raise RunError(f"ranks would go on under different plans: {', '.join(plan_ids)}")
 
 
 def _start(run: OpenRun) -> TrainingState:
@@ -141,6 +186,26 @@ def _resume(run: OpenRun, newest: Path) -> TrainingState:
         run.journal.event("began anew", step=state.step, former=state.plan_id)
     run.journal.event("resumed", step=state.step, plan_id=plan_id, checkpoint=newest.name)
     return replace(state, plan_id=plan_id, precision=run.begin.precision)
+
+
+def _go_on(run: OpenRun, membership: Membership, change: Change) -> TrainingState:
+    """Go on behind the last common reset with whoever is present now."""
+    state, of_all = membership.restore(run.runtime), membership.job.plan
+    lost, back = ([replica_of_rank(of_all, rank) for rank in ranks] for ranks in (change.lost, change.back))
+    _tell_plan(run, state.step, last_plan_id(run.directory))
+    # The ranks of this plan, by the numbers with which the run began; logs and processes keep these.
+    ranks = list(membership.roll.members)
+    run.journal.event(WENT_ON, step=state.step, plan_id=run.begin.plan_id, ranks=ranks)
+    if lost:
+        named = f"replica {lost[0]}" if len(lost) == 1 else f"replicas {' and '.join(map(str, lost))}"
+        about = {"replicas": lost, "reached": change.reached, "told": named}
+        run.journal.event(DIED, step=state.step, **about)
+    if back:
+        away = {replica_of_rank(of_all, rank): change.away_since[rank] for rank in change.back}
+        for method in run.runtime.methods.values():
+            if (told := method.returned(away, state.step)) is not None:
+                run.journal.event(**told)
+    return replace(state, plan_id=run.begin.plan_id, precision=run.begin.precision)
 
 
 def _tell_plan(run: OpenRun, step: int, former: str | None) -> None:
@@ -165,7 +230,9 @@ def _verify_resume(run: OpenRun, result: StepResult) -> None:
         print(f"warning: {warnings(run.directory.events(), 0.0)[-1]}", file=sys.stderr)
 
 
-def _train_steps(run: OpenRun, state: TrainingState) -> PlanEnd:
+def _train_steps(
+    run: OpenRun, state: TrainingState, stop: StopRequest, membership: Membership | None
+) -> PlanEnd:
     """Train the remaining steps of a plan with their checkpoints."""
     plan, runtime, journal = run.job.plan, run.runtime, run.journal
     steps, every = run.job.last_step, run.job.run.checkpoint.every
@@ -179,7 +246,7 @@ def _train_steps(run: OpenRun, state: TrainingState) -> PlanEnd:
     if run.weight_log is not None:
         run.weight_log.begin(state.step)
     with (
-        StopRequest() as stop,
+        stop,
         _saver(run, state) as saver,
         _reader(run, state, ledger, samples) as reader,
         _collecting_by_hand() as collect,
@@ -187,12 +254,22 @@ def _train_steps(run: OpenRun, state: TrainingState) -> PlanEnd:
         left_out, former, due, beside = 0, None, False, BesideSteps(run)
         changes = CodecChanges(run, state.step)
         apart = steps_apart(plan.sync) or run.program.steps_per_cycle
+        if membership is not None:
+            membership.keep(runtime, state)
+            membership.begin()
+            if state.step and state.step % every == 0 and _is_unsaved(run, state):
+                # Another rank was lost before this checkpoint was whole.
+                _save(run, saver, state, goes_on=False)
         for step in range(state.step, steps):
             batch = reader.step(step)
             rate = run.settings.rate(step)
             set_learning_rate(runtime.optimizers.values(), rate)
 
-            stop.post_vote(failed=saver.failed)
+            joins = False
+            if membership is not None:
+                membership.reached = step
+                joins = (step + 1) % apart == 0 and membership.others_wait()
+            stop.post_vote(failed=saver.failed, joins=joins)
             started_ns = time.monotonic_ns()
             result = runtime.step(step, batch)
             step_s = (time.monotonic_ns() - started_ns) / 1e9
@@ -226,13 +303,17 @@ def _train_steps(run: OpenRun, state: TrainingState) -> PlanEnd:
                 journal.event("evaluated", step=weights_of, held_out_loss=loss, **metrics)
             evaluate_every = run.job.run.train.evaluate_every
             due |= evaluate_every is not None and done % evaluate_every == 0
+            if membership is not None and done % apart == 0:
+                journal.flush()
+                membership.keep(runtime, replace(state, step=done, samples=consumed))
+            leaves = vote.joins and vote.stop is None and done < steps
             goes_on = vote.stop is None and done < steps
             later = changes.after(done) if goes_on else None
-            ends = not goes_on or later is not None
+            ends = not goes_on or leaves or later is not None
             # Before the save, so that a resumed run evaluates these weights, too.
             if due and not ends and beside.begin(done, steps - done):
                 due = False
-            if ends or done % every == 0:
+            if (ends and not leaves) or done % every == 0:
                 _save(run, saver, replace(state, step=done, samples=consumed), goes_on=not ends)
             _report(run, saver.wait() if ends else saver.poll())
             # Replicas that agree every few steps are evaluated when they have agreed.
@@ -245,6 +326,9 @@ def _train_steps(run: OpenRun, state: TrainingState) -> PlanEnd:
                 return PlanEnd(stopped_by=vote.stop)
             if later is not None:
                 return PlanEnd(later=later)
+            if leaves and membership is not None:
+                membership.leave()
+                return PlanEnd(joins=True)
             collect(step)
     return PlanEnd(later=None if run.job.later is None else run.job.later.job)
 
@@ -312,6 +396,11 @@ def _reader(run: OpenRun, state: TrainingState, ledger: SampleLedger, samples: S
         range(state.step, run.job.last_step),
         samples.runs,
     )
+
+
+def _is_unsaved(run: OpenRun, state: TrainingState) -> bool:
+    """Return True if a state has no whole checkpoint; every rank calls it."""
+    return not from_first_rank(generation_path(run.checkpoints, state.step).exists())
 
 
 def _save(run: OpenRun, saver: Saver, state: TrainingState, *, goes_on: bool) -> None:

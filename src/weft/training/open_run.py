@@ -97,6 +97,7 @@ def open_run(
     records: bool = True,
     generation: int = 0,
     former: ProcessMemory | None = None,
+    begins_at: int | None = None,
 ) -> OpenRun:
     """Check a planned job, on all ranks, and open its run for the next step; every rank calls it.
 
@@ -104,6 +105,7 @@ def open_run(
         records: keep measured times, in place of an earlier start's.
         generation: the number of runs that these processes have opened before.
         former: the memory of the last of them.
+        begins_at: the step with which it goes on from tensors in memory; None: from the newest checkpoint.
 
     Raises:
         InputError: if the plan, a logger, the optimizer, the task or the newest checkpoint is refused.
@@ -122,7 +124,10 @@ def open_run(
     task = _open_task(job, checkpoint_ranks)
     memory = ProcessMemory(torch.device(context.device), former)
     journal = Journal(run_dir, writes=context.rank == 0, memory=memory)
-    newest = _newest_checkpoint(job, run_dir / "checkpoints", journal, checkpoint_ranks)
+    newest = None
+    if begins_at is None:
+        newest = _newest_checkpoint(job, run_dir / "checkpoints", journal, checkpoint_ranks)
+    begun = newest is not None or begins_at is not None
     # The job's own group would time out: some ranks read initial weights far longer than others.
     with together(checkpoint_ranks.group):
         begin = TrainingState(
@@ -141,11 +146,11 @@ def open_run(
         if run.run.deterministic:
             require_same_bits()
         dtype = STEPPED[job.plan.precision]
-        filling = Filling(weights=run.model.weights, checkpoint=newest is not None)
+        filling = Filling(weights=run.model.weights, checkpoint=begun)
         stages = build_stages(
             job.plan, job.problem.model, context.rank, run.train.seed, dtype, filling=filling
         )
-        if run.model.weights and (newest is None or begin.frozen):
+        if run.model.weights and (not begun or begin.frozen):
             # Imports every family's part of `transformers`, which takes a second.
             from weft.training.interchange.imports import read_initial_weights
 
@@ -158,14 +163,15 @@ def open_run(
             trained_by = replace(saved, plan_id=current_id(saved.plan_id, plan))
             require_steps_left(begin, trained_by, run.train.steps)
         # Without remaining steps, the measurements of the start before stay.
-        left = job.last_step - saved.step if records else 0
+        first_step = saved.step if begins_at is None else begins_at
+        left = job.last_step - first_step if records else 0
         recorder = Recorder(run_dir, program=program, plan_id=plan.plan_id, steps=left) if left > 0 else None
         if records and context.rank == 0:
             checkpoints.remove_unfinished(run_dir / "checkpoints")
     if records:
         compile_stages(job, program, stages, task, context.device)
     if records and context.rank == 0:
-        journal.report_to(open_feeds(job, run_dir, saved.step, journal.event))
+        journal.report_to(open_feeds(job, run_dir, first_step, journal.event))
     meter = Meter(task)
     runtime = RankRuntime(
         plan,

@@ -16,6 +16,7 @@ from weft.describe.synchronisation import changes_codecs_every
 from weft.destinations import require_folder
 from weft.errors import InputError, Violation
 from weft.lab.inside import require_lab_devices
+from weft.planning.lost_replicas import LEAST, goes_on
 from weft.planning.plan_file_job import moved_job, plan_file_job
 from weft.planning.planned import PlannedJob, plan_run, planned_for, taking_over
 from weft.predict.ledger import STEP, Ledger
@@ -111,22 +112,25 @@ def job_in(
         InputError: if the path is none of these, something it names cannot be found, or no plan fits.
     """
     if path.is_dir():
-        job = reopen(path)
+        job = reopen(path, of_all=True)
         return job if model is None and on is None else moved_job(job.file, model, on)
     if holds_json(path):
         return plan_file_job(path, model=model, on=on)
     return plan_by(naming(load_run(path), model=model, on=on))
 
 
-def reopen(path: Path) -> PlannedJob:
+def reopen(path: Path, *, of_all: bool = False) -> PlannedJob:
     """Return the planned job of an existing run directory, to resume or to look at.
+
+    Args:
+        of_all: take the plan of all replicas, also while some are lost.
 
     Raises:
         InputError: if it is not a run directory or a file in it is broken.
     """
     directory = RunDirectory(path)
     directory.require()
-    subject, given = directory.planned()
+    subject, given = directory.planned(of_all=of_all)
     job, run = planned_for(subject, given.plan, given.prediction), subject.run
     if run.plan.then is None or not directory.turns:
         return job
@@ -150,7 +154,8 @@ def execute(
     with Ledger() as ledger:
         entry = enter_prediction(planned.all[-1], ledger)
         poll = _watching(planned, directory, on_poll)
-        launch_workers(directory.path, planned.plan.ranks, WORKER_MODULE, poll)
+        least = LEAST if goes_on(planned) else 0
+        launch_workers(directory.path, planned.plan.ranks, WORKER_MODULE, poll, least=least)
         last = last_job(planned, directory)
         if last is not planned.all[-1]:
             # Its steps were predicted before they ran, too.
@@ -174,7 +179,7 @@ def _watching(
         return HangWatch(directory, job.program, step_s=step_s, report=planned.run.report)
 
     watch, later = watch_of(planned), planned.later
-    by_itself = changes_codecs_every(planned.plan.sync) > 0
+    by_itself = changes_codecs_every(planned.plan.sync) > 0 or goes_on(planned)
     written = directory.plan_written_ns if by_itself else 0
 
     def poll() -> None:

@@ -34,7 +34,14 @@ def main(run_dir: Path) -> int:
         InputError: if the directory holds no run, something in it is refused, or another process trains it.
         RunError: if the run failed.
     """
-    job, context = join(run_dir)
+    job = read(run_dir, of_all=True)
+    from weft.planning.lost_replicas import goes_on
+
+    if goes_on(job):
+        from weft.training.rolls import train_rolls
+
+        return train_rolls(job, run_dir)
+    context = meet(job)
     from weft.training.coordination.agreement import together
     from weft.training.loop import train
 
@@ -71,24 +78,45 @@ def join(run_dir: Path) -> tuple[PlannedJob, WorkerContext]:
         InputError: if the directory holds no run, or something in it is refused.
         RunError: if the ranks did not meet.
     """
+    job = read(run_dir)
+    return job, meet(job)
+
+
+def read(run_dir: Path, *, of_all: bool = False) -> PlannedJob:
+    """Read the run of a run directory; `of_all` as `weft.training.session.reopen`.
+
+    Raises:
+        InputError: if the directory holds no run, or something in it is refused.
+    """
     # Before the loop takes stop requests, there is nothing to save. Python would not call a handler of its
     # own while a rank is stuck in a call that waits for a file or for another rank.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    # These imports take seconds, so they follow the signals.
-    from weft.run.launch.worker_start import start_worker
+    # This import takes seconds, so it follows the signals.
     from weft.training.session import reopen
 
-    job = reopen(run_dir)
+    job = reopen(run_dir, of_all=of_all)
     if job.elsewhere:
         raise InputError(job.elsewhere)
+    return job
+
+
+def meet(job: PlannedJob) -> WorkerContext:
+    """Join the other ranks of a job.
+
+    Raises:
+        InputError: if other ranks were started than the plan uses.
+        RunError: if the ranks did not meet.
+    """
+    from weft.run.launch.worker_start import start_worker
+
     context = start_worker(transport=job.run.run.transport)
     given, needed = context.world_size, job.plan.ranks
     if given != needed:
         raise InputError(
             f"{given} ranks were started; the plan uses {needed} (torchrun --nproc-per-node {needed})"
         )
-    return job, context
+    return context
 
 
 def command(main: Callable[[Path], int], module: str) -> None:

@@ -50,6 +50,16 @@ def signal_rank(rank: int, ranks: int, signals: dict[int, signal.Signals]) -> tu
     return votes, signal.getsignal(signal.SIGTERM) is former
 
 
+def wait_on_rank_two(rank: int, ranks: int) -> list[bool]:
+    """Votes of three steps; rank 2 knows of new processes in the second one."""
+    votes = []
+    with StopRequest() as stop:
+        for step in range(3):
+            stop.post_vote(joins=rank == 2 and step == 1)
+            votes.append(stop.read_vote().joins)
+    return votes
+
+
 def enter_and_leave(rank: int, ranks: int, times: int) -> int:
     """Leave at once, as a resumed run without steps does; the higher ranks begin a bit later."""
     for number in range(times):
@@ -143,3 +153,7 @@ def test_a_rank_that_is_gone_is_a_lost_peer_in_one_line(worker_pool: WorkerPool,
 
 def test_ranks_without_steps_leave_together(worker_pool: WorkerPool) -> None:
     assert worker_pool.run(enter_and_leave, 60, ranks=2) == [60] * 2
+
+
+def test_all_ranks_learn_in_the_same_step_of_new_processes_that_wait(worker_pool: WorkerPool) -> None:
+    assert worker_pool.run(wait_on_rank_two, ranks=3) == [[False, True, False]] * 3

@@ -10,8 +10,10 @@ from pooled_runs import prepared
 import weft
 from weft.cli.main import run
 from weft.errors import InputError
+from weft.planning.lost_replicas import job_among
 from weft.training.directory.resuming import kept_if_refused
-from weft.training.directory.run_directory import RunDirectory
+from weft.training.directory.run_directory import PLAN_OF_ALL, RunDirectory
+from weft.training.session import job_to_train, reopen
 
 RUN = """
 [model]
@@ -192,3 +194,30 @@ def test_a_new_run_that_is_refused_leaves_what_it_wrote(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no data"):
         refuse()
     assert (tmp_path / "plan.json").read_text() == "{}"
+
+
+def test_a_run_that_ended_without_a_lost_replica_resumes_with_the_plan_of_all(tmp_path: Path) -> None:
+    text = RUN.format(
+        train="global_batch = 12", plan='pp = 1\ndp = 3\ntp = 1\nmicro_batch_size = 4\nschedule = "1f1b"'
+    )
+    keys = 'method = "cser"\nreset_ratio = 2\nevery = 2\nkeep_errors = true'
+    source = tmp_path / "lossy.toml"
+    cluster = text.replace("2xv100-32gb", "4xv100-32gb")
+    source.write_text(f'{cluster}[goal]\ncontract = "empirical"\n[sync]\n{keys}\n[run]\non_death = "go-on"\n')
+    whole, directory = prepared(source, directory=tmp_path / "run")
+    some = job_among(whole, [0, 2])
+    directory.turn_to(some, whole)
+    assert directory.plan() == some.plan
+    assert reopen(directory.path).plan == some.plan
+    assert reopen(directory.path, of_all=True).plan == whole.plan
+    # With its plan, or as a run file with an open batch says.
+    assert job_to_train(directory.path)[0].plan == whole.plan
+    source.write_text(source.read_text().replace("global_batch = 12\n", ""))
+    assert job_to_train(source, resume=directory.path)[0].plan.global_batch == 12
+    directory.turn_to(whole, whole)
+    assert directory.plan() == whole.plan
+    assert not (directory.path / PLAN_OF_ALL).exists()
+    directory.turn_to(some, whole)
+    directory.prepare(whole)
+    assert directory.plan() == whole.plan
+    assert not (directory.path / PLAN_OF_ALL).exists()

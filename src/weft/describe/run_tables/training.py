@@ -20,6 +20,8 @@ from weft.errors import InputError, Violation, nearest
 BYTES = "bytes"
 MODEL = "model"
 ANY_PRECISION = "any"
+# A run goes on without a replica whose process was killed.
+GO_ON = "go-on"
 # The most samples for the held-out loss, before they fill whole global batches; always the same samples.
 HELD_OUT_SAMPLES = 256
 Betas = Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], TOML_ARRAY]
@@ -188,6 +190,11 @@ class ExecutionTable(TomlTable):
         default=False,
         description="true: only kernels that give the same bits in every repetition; an operation without "
         "such a kernel fails",
+    )
+    on_death: Literal["stop", "go-on"] = Field(
+        default="stop",
+        description="what a run does when a rank's process is killed; go-on: the others go on without its "
+        "replica, and a new process takes its place; only with cser and keep_errors",
     )
 
 

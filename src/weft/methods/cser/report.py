@@ -10,6 +10,7 @@ from weft.methods.cser.absences import Absence
 from weft.methods.cser.options import ABSENCES, DISAGREEMENT, NAME, RETURNED, STALEST, CserOptions
 from weft.methods.cser.program import owed_by, real_ratio
 from weft.methods.local_averaging.options import LEFT_OUT
+from weft.planning.lost_replicas import DIED
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import ReportSection
 
@@ -38,8 +39,17 @@ def _rows(planned: PlannedJob, metrics: Sequence[Mapping[str, Any]]) -> list[tup
 
 
 def _returns(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    told = [one for event in events if event["event"] == ABSENCES for one in event[RETURNED]]
-    return [(f"replica {one['replica']}", str(Absence(**one))) for one in told]
+    found, away = [], dict[int, str]()
+    for event in events:
+        if event["event"] == DIED:
+            words = f"died in step {event['reached']}, and is away since {event['step']} steps were done"
+            away |= dict.fromkeys(event["replicas"], words)
+        elif event["event"] == ABSENCES:
+            back = [Absence(**one) for one in event[RETURNED]]
+            found += [(f"replica {one.replica}", str(one)) for one in back]
+            for one in back:
+                away.pop(one.replica, None)
+    return [*found, *((f"replica {replica}", words) for replica, words in away.items())]
 
 
 REPORT = (ReportSection(name=NAME, title="Updates and resets", rows=_rows, events=_returns),)

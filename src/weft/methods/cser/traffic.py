@@ -83,6 +83,12 @@ def _kept(options: CserOptions, replicas: int) -> float:
     return 1.0 / update if options.variant == "paper" and update is not None else 0.0
 
 
+def _indispensable(options: CserOptions) -> str | None:
+    if options.variant != "paper" or not options.explicit:
+        return "replicas keep no errors, without which none comes back; set sync.keep_errors"
+    return "sync.absent states who is absent; leave one of them out" if options.absent else None
+
+
 def _proposals(job: Job) -> Sequence[Mapping[str, Any]]:
     """Return the smaller two of the paper's totals; a cycle of more steps would take long to simulate."""
     return [{"every": every, "ratio": ratio} for every, ratio in ((16, 32.0), (32, 256.0))]
@@ -95,4 +101,5 @@ SYNC = SyncMethod(
     wire=_wire,
     kept=_kept,
     proposals=_proposals,
+    indispensable=_indispensable,
 )

@@ -1,6 +1,8 @@
 """The agent of a local run: starts the workers, hosts their store, and ends them all when one fails.
 
-    python -m weft.run.launch.agent RUN_DIR WORLD_SIZE MODULE LAUNCHER_PID
+    python -m weft.run.launch.agent RUN_DIR WORLD_SIZE MODULE LAUNCHER_PID LEAST
+
+LEAST is the fewest ranks that go on when the process of another one is killed; 0: none do.
 
 It prints one JSON line about a failure to its standard output, which the launcher reads.
 
@@ -16,6 +18,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +28,7 @@ from weft.run.launch.failures import first_failure, log_path, logs_folder
 from weft.run.launch.flight_recorder import ignore
 from weft.run.launch.lifeline import die_with_parent
 from weft.run.launch.rank_processes import POLL_S, RankProcesses
+from weft.run.launch.rolls import REPLACES, RollCall, RollKeeper
 from weft.run.launch.threads import threads_per_rank
 from weft.run.launch.worker_main import AGENT_PID, load
 from weft.run.launch.worker_main import main as worker
@@ -43,7 +47,7 @@ STOP_TIMEOUT_S = 1800.0
 LOOK_EVERY_S = 1.0
 
 
-def main(run_dir: Path, world_size: int, module: str, launcher_pid: int) -> int:
+def main(run_dir: Path, world_size: int, module: str, launcher_pid: int, least: int) -> int:
     """Run the workers to their end and return the exit code: 0, 1, 2, or 128 plus a signal."""
     die_with_parent(launcher_pid)
     # Nothing is under way yet: these signals end the agent at once.
@@ -60,7 +64,13 @@ def main(run_dir: Path, world_size: int, module: str, launcher_pid: int) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: stops.append(number))
     # After the copies, because it has a thread; it lives until this function returns.
-    _store = _host_store(server)
+    store = _host_store(server)
+    why = ""
+    if least:
+        keeper = RollKeeper(roll_call(store, world_size), world_size, least)
+        why = _go_on(
+            ranks, keeper, lambda rank: ranks.replace(rank, worker.__module__, module, str(run_dir)), stops
+        )
     while ranks.running and not ranks.failed and not stops:
         ranks.poll()
     if stops:
@@ -69,8 +79,38 @@ def main(run_dir: Path, world_size: int, module: str, launcher_pid: int) -> int:
     if ranks.failed:
         ranks.ask_for_record()
         ranks.end(FAREWELL_TIMEOUT_S)
-        return _report_first(run_dir, ranks, ranks.exit_codes)
+        return _report_first(run_dir, ranks, ranks.exit_codes, why)
     return 0
+
+
+def _go_on(
+    ranks: RankProcesses, keeper: RollKeeper, replace: Callable[[int], None], stops: Sequence[int]
+) -> str:
+    """Replace killed ranks until all present ones have succeeded.
+
+    It returns earlier after a signal, and with the reason where the run cannot go on.
+    """
+    os.environ[REPLACES] = "1"
+    while any(map(keeper.is_member, ranks.running)):
+        if stops:
+            return ""
+        ranks.poll()
+        ended = {rank: code for rank, code in ranks.exit_codes.items() if code}
+        if lost := [rank for rank in ended if keeper.is_member(rank)]:
+            why = keeper.lose(lost, ranks.exit_codes)
+            if why is not None:
+                return why
+        for rank, exit_code in ended.items():
+            if keeper.replaces(rank, exit_code):
+                replace(rank)
+            else:
+                ranks.give_up(rank)
+        keeper.admit()
+    # A new process may still be on its way.
+    ranks.kill()
+    for rank in [one for one in ranks.exit_codes if not keeper.is_member(one)]:
+        ranks.give_up(rank)
+    return ""
 
 
 def _host_store(server: socket.socket) -> TCPStore:
@@ -80,6 +120,13 @@ def _host_store(server: socket.socket) -> TCPStore:
     address, port = server.getsockname()
     # A socket made by the store would listen on all interfaces, whatever its address.
     return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
+
+
+def roll_call(store: TCPStore, world_size: int) -> RollCall:
+    """Return the record of rolls in a job's store."""
+    from torch.distributed import PrefixStore
+
+    return RollCall(PrefixStore("weft rolls", store), world_size)
 
 
 def _stop(run_dir: Path, ranks: RankProcesses, number: signal.Signals) -> None:
@@ -106,9 +153,10 @@ def _stop(run_dir: Path, ranks: RankProcesses, number: signal.Signals) -> None:
         _report_first(run_dir, ranks, failed)
 
 
-def _report_first(run_dir: Path, ranks: RankProcesses, exit_codes: dict[int, int]) -> int:
+def _report_first(run_dir: Path, ranks: RankProcesses, exit_codes: dict[int, int], why: str = "") -> int:
     failure = first_failure(ranks.words, {rank: code for rank, code in exit_codes.items() if code})
-    _report(run_dir, failure.rank, failure.lines, refused=failure.refused)
+    lines = [f"{failure.lines[0]}; {why}", *failure.lines[1:]] if why else failure.lines
+    _report(run_dir, failure.rank, lines, refused=failure.refused)
     return 2 if failure.refused else 1
 
 
@@ -155,7 +203,7 @@ def _environment(run_dir: Path, world_size: int, address: str, port: int) -> dic
 
 if __name__ == "__main__":
     try:
-        exit_code = main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+        exit_code = main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
     except Exception:
         traceback.print_exc()
         exit_code = 1

@@ -1,5 +1,9 @@
 """The process that the agent starts for every rank: a lifeline and a log, then the worker's module.
 
+    python -m weft.run.launch.worker_main MODULE RUN_DIR RANK PIPE
+
+The first ones are copies of the agent. This command starts those that take the place of others.
+
 A worker's module has `main(run_dir)`, which returns the exit code, or None for 0. It may have
 `load(run_dir)`, which imports the modules of the run: the agent calls it once for all ranks.
 """
@@ -58,3 +62,9 @@ def _print_to(path: Path) -> None:
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
+
+
+if __name__ == "__main__":
+    with suppress(OSError):
+        os.setpgid(0, 0)
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), Connection(int(sys.argv[4]), readable=False))

@@ -49,22 +49,31 @@ def start_worker(*, transport: str | None = None, timeout_s: float = START_TIMEO
         InputError: when the environment is incomplete, or the machine has no device for this rank.
         RunError: when the address is taken, or the ranks did not meet within `timeout_s`.
     """
+    context, timeout = own_context(transport), timedelta(seconds=timeout_s)
+    rank, world_size = context.rank, context.world_size
+    try:
+        if "RANK" not in os.environ:
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        else:
+            dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        raise RunError(_why_not_met(error, rank, world_size, timeout_s)) from error
+    return context
+
+
+def own_context(transport: str | None = None) -> WorkerContext:
+    """Tie this process to its parent and set its threads, as `start_worker`, but join nobody.
+
+    Raises:
+        InputError: when the environment is incomplete, or the machine has no device for this rank.
+    """
     alone = "RANK" not in os.environ
     if not alone:
         die_with_parent(os.getppid())
     rank, world_size, local_rank, local_ranks = (0, 1, 0, 1) if alone else _environment()
     threads = int(os.environ.get("OMP_NUM_THREADS", 0)) or threads_per_rank(local_ranks)
     torch.set_num_threads(threads)
-    device = _device(local_rank, local_ranks, transport)
-    timeout = timedelta(seconds=timeout_s)
-    try:
-        if alone:
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
-        else:
-            dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timeout)
-    except (RuntimeError, ValueError) as error:
-        raise RunError(_why_not_met(error, rank, world_size, timeout_s)) from error
-    return WorkerContext(rank, world_size, local_rank, device, threads)
+    return WorkerContext(rank, world_size, local_rank, _device(local_rank, local_ranks, transport), threads)
 
 
 def _environment() -> list[int]:

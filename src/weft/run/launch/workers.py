@@ -21,7 +21,12 @@ POLL_S = 0.2
 
 
 def launch_workers(
-    run_dir: Path, world_size: int, module: str, on_poll: Callable[[], None] | None = None
+    run_dir: Path,
+    world_size: int,
+    module: str,
+    on_poll: Callable[[], None] | None = None,
+    *,
+    least: int = 0,
 ) -> None:
     """Run `python -m MODULE RUN_DIR` on `world_size` local ranks and return when all have succeeded.
 
@@ -32,6 +37,8 @@ def launch_workers(
 
     Args:
         on_poll: called several times a second while the workers run.
+        least: the fewest ranks that go on when the process of another one is killed, which is replaced
+            (`weft.run.launch.rolls`); 0: none do.
 
     Raises:
         InputError: when torch is missing, the workers refused their input, or a lab has fewer devices.
@@ -44,7 +51,7 @@ def launch_workers(
         lab.require_ranks(world_size)
     logs = logs_folder(run_dir)
     logs.mkdir(parents=True, exist_ok=True)
-    options = [str(run_dir), str(world_size), module, str(os.getpid())]
+    options = [str(run_dir), str(world_size), module, str(os.getpid()), str(least)]
     command = [sys.executable, "-m", "weft.run.launch.agent", *options]
     with (
         terminable(),

@@ -115,10 +115,30 @@ class Vote:
     Attributes:
         stop: the signal that some rank had received, or None.
         failed: True if some rank's background work had failed.
+        joins: True if new processes are to join after the step.
     """
 
     stop: signal.Signals | None
     failed: bool
+    joins: bool = False
+
+
+class StopSignals:
+    """The stop signals that this process has received.
+
+    Attributes:
+        received: the place of the latest in `STOP_SIGNALS`, counted from 1; 0: none.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+
+    def handle(self) -> dict[signal.Signals, Any]:
+        """Note signals from now on; return the former handlers."""
+        return {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received = max(self.received, 1 + STOP_SIGNALS.index(signal.Signals(number)))
 
 
 class StopRequest:
@@ -129,35 +149,43 @@ class StopRequest:
     A failure in one rank's background work reaches all ranks in the same way.
     No step ends before every rank has begun it, so the vote adds no wait.
 
-    Use it as a context manager: its exit restores the former signal handlers and frees its process group.
+    Every rank makes one at the same point. As a context manager it handles the signals; its exit restores the
+    former handlers and frees its process `group`.
+
+    Args:
+        signals: those that were noted before; None: none were.
     """
 
-    def __enter__(self) -> StopRequest:
-        self._received = 0
-        self._group = dist.new_group(backend="gloo", group_desc="weft stop votes")
+    def __init__(self, signals: StopSignals | None = None) -> None:
+        self._signals = signals or StopSignals()
+        self.group = dist.new_group(backend="gloo", group_desc="weft stop votes")
         # A rank without steps would leave, and close connections that a slower one still makes.
         with meeting_peers():
-            dist.barrier(group=self._group)
-        self._former = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
+            dist.barrier(group=self.group)
+
+    def __enter__(self) -> StopRequest:
+        self._former = self._signals.handle()
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._former.items():
             signal.signal(number, handler)
-        dist.destroy_process_group(self._group)
+        dist.destroy_process_group(self.group)
 
-    def post_vote(self, *, failed: bool = False) -> None:
-        """Send this rank's vote at the beginning of a step; `failed`: its background work has failed."""
-        self._vote = torch.tensor([self._received, int(failed)], dtype=torch.int32)
+    def post_vote(self, *, failed: bool = False, joins: bool = False) -> None:
+        """Send this rank's vote at the beginning of a step.
+
+        Args:
+            failed: its background work has failed.
+            joins: it knows of new processes that wait to join after the step.
+        """
+        self._vote = torch.tensor([self._signals.received, int(failed), int(joins)], dtype=torch.int32)
         with meeting_peers():
-            self._work = dist.all_reduce(self._vote, dist.ReduceOp.MAX, group=self._group, async_op=True)
+            self._work = dist.all_reduce(self._vote, dist.ReduceOp.MAX, group=self.group, async_op=True)
 
     def read_vote(self) -> Vote:
         """Wait for the joint vote of the step that ends and return it."""
         with meeting_peers():
             self._work.wait()
-        place, failed = self._vote.tolist()
-        return Vote(STOP_SIGNALS[place - 1] if place else None, bool(failed))
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        self._received = max(self._received, 1 + STOP_SIGNALS.index(signal.Signals(number)))
+        place, failed, joins = self._vote.tolist()
+        return Vote(STOP_SIGNALS[place - 1] if place else None, bool(failed), bool(joins))

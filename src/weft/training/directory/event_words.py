@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from weft.planning.lost_replicas import DIED
+
 _WARNINGS = {
     "checkpoint skipped": "skipped a checkpoint: {reason}",
     "data warning": "{warning}",
@@ -13,6 +15,7 @@ _WARNINGS = {
     "hang over": "goes on after {after_s:.0f} s",
     "began anew": "step {step}: what each rank kept to itself under plan {former} is left behind; all "
     "replicas go on from their average",
+    DIED: "{told} died in step {reached}; the others go on from the state after {step} steps",
     "replicas lost": "step {step}: the loss of ranks {ranks} is not finite; the next average of weights "
     "leaves their replicas out",
     "resume differs": "step {step} has the loss {loss} after resuming; before, it was {recorded}",

@@ -20,7 +20,7 @@ from weft.errors import InputError, Violation
 from weft.files import replacing
 from weft.planning.synchronisations import in_sync
 from weft.training.checkpoint.training_state import PRECISION, refuse_differences
-from weft.training.directory.run_directory import PLAN_FILES, RunDirectory, fresh_directory
+from weft.training.directory.run_directory import PLAN_FILES, PLAN_OF_ALL, RunDirectory, fresh_directory
 
 
 def as_in(run: RunFile, path: Path) -> RunFile:
@@ -32,7 +32,7 @@ def as_in(run: RunFile, path: Path) -> RunFile:
         InputError: if `path` is not a run directory or a file in it is broken.
     """
     RunDirectory(path).require()
-    former = load_plan(path / "plan.json")
+    former = load_plan(RunDirectory(path).own_plan)
     names = ("global_batch", "precision", "reduce_precision")
     train = {name: getattr(former, name) for name in names}
     open_keys = {
@@ -51,7 +51,7 @@ def require_job_of(run: RunFile, plan: Plan, path: Path) -> None:
     Raises:
         InputError: one line per difference.
     """
-    former_run, former_plan = load_run(path / "run.toml"), load_plan(path / "plan.json")
+    former_run, former_plan = load_run(path / "run.toml"), load_plan(RunDirectory(path).own_plan)
     refuse_differences(_job(run, plan), _job(former_run, former_plan), str(path))
 
 
@@ -93,7 +93,11 @@ def removed_if_refused(path: Path) -> Iterator[None]:
 def kept_if_refused(path: Path) -> Iterator[None]:
     """Restore the former files of a run directory if the block, which replaces them, is refused."""
     folders = (path, RunDirectory(path).then)
-    files = [path / "run.toml", *(folder / name for folder in folders for name in PLAN_FILES)]
+    files = [
+        path / "run.toml",
+        path / PLAN_OF_ALL,
+        *(folder / name for folder in folders for name in PLAN_FILES),
+    ]
     former = {file: file.read_bytes() for file in files if file.exists()}
     try:
         yield

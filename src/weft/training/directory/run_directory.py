@@ -6,6 +6,7 @@ The launcher uses it; it does not import torch.
       run.toml plan.json program.txt predicted.parquet      written before the start
       verified.json                                         the launcher's verified digests, for its workers
       then/plan.json ...                                    the same files of a plan that takes over later
+      plan-of-all.json                                      the plan of all replicas, while some are lost
       metrics.jsonl events.jsonl slots/ logs/ checkpoints/  written by the workers
       weight_log/                                           few bits of stepped weights, if asked for
       measured.parquet summary.json trace.json report.html  written when the run ends
@@ -31,6 +32,7 @@ from weft.describe.prediction import Prediction
 from weft.describe.run_file import load_run
 from weft.errors import InputError, RunError, Violation
 from weft.files import append_record, records_in, write_whole
+from weft.planning.lost_replicas import WENT_ON
 from weft.planning.planned import PlannedJob
 from weft.program.program import Program
 from weft.program.table import format_program
@@ -43,6 +45,7 @@ from weft.training.checkpoint.manifest import generations
 from weft.training.directory.verified import write_verified
 
 PROGRAM_ROWS = 4000
+PLAN_OF_ALL = "plan-of-all.json"
 # The files of each plan in a run directory.
 PLAN_FILES = ("plan.json", "program.txt", "predicted.parquet", "verified.json")
 
@@ -63,6 +66,7 @@ class RunDirectory:
         # Each file is written whole or not at all: a kill must not cost a run to resume its plan.
         write_whole(self.path / "run.toml", planned.run.to_toml())
         _write_plan(self.path, planned)
+        self._plan_of_all.unlink(missing_ok=True)
         if planned.later is None:
             shutil.rmtree(self.then, ignore_errors=True)
         else:
@@ -98,6 +102,26 @@ class RunDirectory:
             if (self.then / name).exists():
                 (self.then / name).replace(self.path / name)
         self.then.rmdir()
+
+    @property
+    def _plan_of_all(self) -> Path:
+        """The plan of all replicas, while `plan.json` is that of some of them."""
+        return self.path / PLAN_OF_ALL
+
+    @property
+    def own_plan(self) -> Path:
+        """The plan file with which the run starts: that of all replicas."""
+        return self._plan_of_all if self._plan_of_all.exists() else self.path / PLAN_FILES[0]
+
+    def turn_to(self, planned: PlannedJob, of_all: PlannedJob) -> None:
+        """Replace the plan's files by those of the replicas that are present now, and keep that of all."""
+        whole = planned.plan.plan_id == of_all.plan.plan_id
+        if not whole:
+            write_whole(self._plan_of_all, of_all.file.to_json())
+        self.prepare_turn(planned)
+        self.turn()
+        if whole:
+            self._plan_of_all.unlink(missing_ok=True)
 
     def require(self) -> None:
         """Refuse a path that is not a run directory.
@@ -141,15 +165,20 @@ class RunDirectory:
     def plan(self) -> Plan:
         return load_plan(self.path / "plan.json")
 
-    def planned(self) -> tuple[PlanSubject, PlanFile]:
+    def planned(self, *, of_all: bool = False) -> tuple[PlanSubject, PlanFile]:
         """Return the plan file, and the run as `run.toml` states it, for the file's model and cluster.
 
-        A plan file without a subject is for what `run.toml` names.
+        A plan file without a subject is for what `run.toml` names. `of_all`: take the plan of all replicas,
+        also while some are lost.
 
         Raises:
             InputError: if a file is broken, or names what cannot be found.
         """
-        run, file = load_run(self.path / "run.toml"), load_plan_file(self.path / "plan.json")
+        run = load_run(self.path / "run.toml")
+        file = load_plan_file(self.path / PLAN_FILES[0])
+        # Asked now: that file is there before another plan takes the place of `plan.json`.
+        if of_all and self._plan_of_all.exists():
+            file = load_plan_file(self._plan_of_all)
         subject = file.subject
         return subject_of(run) if subject is None else subject.model_copy(update={"run": run}), file
 
@@ -275,7 +304,7 @@ def fresh_directory(parent: Path, name: str) -> Path:
     return candidate
 
 
-_STARTS = ("started", "resumed")
+_STARTS = ("started", "resumed", WENT_ON)
 
 
 def last_plan_id(directory: RunDirectory) -> str | None:

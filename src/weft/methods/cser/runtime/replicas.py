@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import torch
 
 from weft.describe.synchronisation import options_in
 from weft.errors import InputError, RunError, Violation
+from weft.methods.cser.absences import Absence
 from weft.methods.cser.kinds import ResetsErrors
 from weft.methods.cser.options import ABSENCES, DISAGREEMENT, NAME, RETURNED, STALEST, CserOptions
 from weft.methods.cser.runtime.meeting import Assembly, require_alike
@@ -116,11 +117,7 @@ class CserReplicas(ReplicaMeans):
 
     def move(self, done: int, job: PlannedJob) -> Mapping[str, Any]:
         """Return the event of the replicas that the last reset has brought back, or that leave behind it."""
-        back, left = self._away.ended_by(done - 1), self._away.begun_after(done - 1)
-        told = [f"replica {one.replica} {one}" for one in back]
-        told += [f"replica {one.replica} is away until reset {one.back}" for one in left]
-        named = {RETURNED: [one._asdict() for one in back], "left": [one._asdict() for one in left]}
-        return {"event": ABSENCES, "step": done, **named, "told": "; ".join(told)}
+        return _absences(done, self._away.ended_by(done - 1), self._away.begun_after(done - 1))
 
     def begin_step(self, stage: int, step: int) -> None:
         """Keep what the meetings need; set gradients of a part that are not all finite to 0.
@@ -179,6 +176,11 @@ class CserReplicas(ReplicaMeans):
             for part in parts:
                 part.present = True
 
+    def returned(self, away_since: Mapping[int, int], step: int) -> Mapping[str, Any]:
+        every = self._owed.every
+        back = [Absence(replica, since // every, step // every - 1) for replica, since in away_since.items()]
+        return _absences(step, back, [])
+
     def rejoin(self, stage: int, step: int, group: Group) -> None:
         """Bring the replica back if it was absent; those that are present give it their common weights."""
         for part in self.stages[stage]:
@@ -215,6 +217,14 @@ class CserReplicas(ReplicaMeans):
 
     def _compare(self, stage: int, assembly: Assembly) -> None:
         self._alike[stage] = self._alike.get(stage, assembly.alike) & assembly.alike
+
+
+def _absences(step: int, back: Sequence[Absence], left: Sequence[Absence]) -> Mapping[str, Any]:
+    """Return the event of absences that end or begin before a step."""
+    told = [f"replica {one.replica} {one}" for one in back]
+    told += [f"replica {one.replica} is away until reset {one.back}" for one in left]
+    named = {RETURNED: [one._asdict() for one in back], "left": [one._asdict() for one in left]}
+    return {"event": ABSENCES, "step": step, **named, "told": "; ".join(told)}
 
 
 class _MeetingStep:
