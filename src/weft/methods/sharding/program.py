@@ -87,6 +87,9 @@ def refuse(layout: PipelineLayout, shared: Shared, others: Mapping[str, Any]) ->
                 "zero-0",
             )
         ]
+    if layout.mixes_replicas and shared.level != "zero-0":
+        problem = f"{shared.level} needs replicas of equally many ranks"
+        return [Violation("sharding", problem, "zero-0")]
     if island is None:
         return []
     if island < 1 or replicas % island:
@@ -292,6 +295,7 @@ PASS = Pass(
     evaluates=True,
     deals=True,
     mixes_lanes=True,
+    mixes_replicas=True,
     refuse=refuse,
     groups=lambda layout, shared: group_tables(layout, shared.sharers(layout)),
     owes=owes,
