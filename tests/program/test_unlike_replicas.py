@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from program.layouts import asked, dealt_layout
 from program.mutations import with_value
 
+from weft.describe.plan import Sharding
 from weft.errors import InputError
 from weft.methods.sharding.kinds import REDUCE
 from weft.program.assemble import assemble_part
@@ -59,11 +60,16 @@ def unlike(draw: st.DrawFn) -> PipelineLayout:
 
 
 @settings(max_examples=20)
-@given(layout=unlike(), name=st.sampled_from(("1f1b", "gpipe", "zb-h1")), norm=st.booleans())
+@given(
+    layout=unlike(),
+    name=st.sampled_from(("1f1b", "gpipe", "zb-h1")),
+    sharding=st.sampled_from(("zero-0", "zero-1")),
+    norm=st.booleans(),
+)
 def test_every_layout_of_unlike_replicas_has_a_valid_program(
-    layout: PipelineLayout, name: str, norm: bool
+    layout: PipelineLayout, name: str, sharding: Sharding, norm: bool
 ) -> None:
-    methods = asked(norm=norm)
+    methods = asked(sharding, norm=norm)
     lowered = lowered_training(layout, get_schedule(name), {}, methods)
     program = build_training_program(layout, get_schedule(name), {}, methods=methods)
     assert verify(program) == []
@@ -158,6 +164,8 @@ def test_a_sum_of_unlike_shards_is_refused() -> None:
         (unlike_layout([(4, 2)], (1, 1)), "zero-2", "zero-2 needs replicas of equally many ranks"),
     ],
 )
-def test_what_unlike_replicas_cannot_do_is_said(layout: PipelineLayout, sharding: str, words: str) -> None:
+def test_what_unlike_replicas_cannot_do_is_said(
+    layout: PipelineLayout, sharding: Sharding, words: str
+) -> None:
     with pytest.raises(InputError, match=words):
-        build_training_program(layout, get_schedule("1f1b"), {}, methods=asked(sharding))  # type: ignore[arg-type]
+        build_training_program(layout, get_schedule("1f1b"), {}, methods=asked(sharding))

@@ -87,9 +87,10 @@ def refuse(layout: PipelineLayout, shared: Shared, others: Mapping[str, Any]) ->
                 "zero-0",
             )
         ]
-    if layout.mixes_replicas and shared.level != "zero-0":
-        problem = f"{shared.level} needs replicas of equally many ranks"
-        return [Violation("sharding", problem, "zero-0")]
+    if layout.mixes_replicas and (shared.level in ("zero-2", "zero-3") or island is not None):
+        words = shared.level if island is None else f"{shared.level} in islands"
+        problem = f"{words} needs replicas of equally many ranks"
+        return [Violation("sharding", problem, "zero-1")]
     if island is None:
         return []
     if island < 1 or replicas % island:

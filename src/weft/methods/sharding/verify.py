@@ -2,8 +2,8 @@
 
 A gather takes the room of exactly one free. No more stages accumulate gradients at once than there are
 buffers for them. Islands add up the gradients of all islands, each once. They are disjoint, and together they
-hold every replica. Ranks that meet across islands own the same shard. A rank among replicas of unlike widths
-reduces each shard of its own once.
+hold every replica. Ranks that meet across islands own the same shard. Ranks of replicas with unlike numbers
+of them hold the shard in which they meet.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def check_sharding(program: Program, owed: SharesOut | None) -> list[Violation]:
     """Return the violations of the sharding that a program owes."""
     if owed is None:
         return _check_shards(program)
-    found = _check_room(program) if owed.level == "zero-3" else []
+    found = _check_shards(program)
+    if owed.level == "zero-3":
+        found += _check_room(program)
     if owed.level in ("zero-2", "zero-3"):
         found += _check_gradient_buffers(program)
     # A folded program has the rows of one replica only.
@@ -61,7 +63,7 @@ def _check_room(program: Program) -> list[Violation]:
 
 
 def _check_shards(program: Program) -> list[Violation]:
-    """Check that ranks of unlike replicas reduce the shards that they hold: lane j of a those of j."""
+    """Check that ranks of unlike replicas exchange shards that they hold: those of one lane of the widest."""
     columns, owners = program.columns, program.obligations.owners
     widths: dict[int, set[int]] = {}
     for (stage, _), ranks in owners.items():
@@ -76,7 +78,7 @@ def _check_shards(program: Program) -> list[Violation]:
         for apart in [unlike[stage] // len(ranks)]
         for lane, rank in enumerate(ranks)
     }
-    rows = [row for row in rows_of(program, REDUCE).tolist() if int(columns.stage[row]) in unlike]
+    rows = [row for row in rows_of(program, GATHER, REDUCE).tolist() if int(columns.stage[row]) in unlike]
     strange = []
     for row in rows:
         held = shards.get((int(columns.stage[row]), int(columns.rank[row])), set())
