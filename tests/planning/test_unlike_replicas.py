@@ -11,11 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_plans import divisible, make_plan
 
+import weft
+from weft.cli.tables.answer import plain_words
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.families import layer_graph
 from weft.describe.plan import Plan
 from weft.describe.plan_file import check_plan
 from weft.planning.compile import compile_evaluation, compile_folded, compile_part, compile_plan
+from weft.planning.planned import PlannedJob
+from weft.planning.planners.base import Candidate, Verdict
+from weft.planning.planners.bounds import Bounds
+from weft.planning.planners.simulated import judged
+from weft.planning.planners.weft.degrees import in_orders
+from weft.planning.planners.weft.unlike_replicas import ReplicaSpace
+from weft.planning.problem import Problem, problem_of
 from weft.predict.cost.memory import gradient_element_bytes, stage_parameters
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.predict.cost.price import price_placed
@@ -149,3 +158,56 @@ def test_what_such_plans_cannot_do_is_one_line(update: dict[str, object], words:
     plan = Plan.model_validate({**plan.model_dump(), **update})
     found = [str(one) for one in check_plan(plan, GRAPH, CLUSTER)]
     assert any(words in one for one in found)
+
+
+def problem(on: str = "4xl4+2xa100-80gb", **pins: object) -> Problem:
+    """A job on four small devices beside two large ones."""
+    found = problem_of(model="llama-1b", on=on, global_batch=16, precision="bf16", sequence=2048)
+    return replace(found, pins=found.pins.replaced(**pins))
+
+
+def test_every_group_of_nodes_holds_whole_pipelines() -> None:
+    of = problem()
+    found = ReplicaSpace(of, Bounds(of)).search()
+    assert found
+    estimates = [one.estimate_s for one in found]
+    assert estimates == sorted(estimates)
+    for one in found:
+        assert check_plan(one.plan, of.job.graph, of.job.cluster) == []
+        assert one.plan.ranks == of.job.cluster.ranks
+        assert not one.plan.has_like_replicas
+        for pipeline in zip(*(stage.replicas for stage in one.plan.stages), strict=True):
+            ranks = [rank for copy in pipeline for rank in copy.ranks]
+            assert len({of.job.cluster.group_index_of(rank) for rank in ranks}) == 1
+        (plan, *_) = in_orders(of, one.plan)
+        step_s = judged(of, Candidate(verdict=Verdict.PRUNED, reason=""), plan).step_s
+        assert one.estimate_s == pytest.approx(step_s, rel=0.35)
+
+
+def test_large_devices_take_more_of_the_batch() -> None:
+    of = problem()
+    best = ReplicaSpace(of, Bounds(of)).search()[0].plan
+    small, large = (copy.micro_batches for copy in best.stages[0].replicas)
+    assert small < large
+
+
+@pytest.mark.parametrize("pins", [{"tp": 2}, {"dp": 5}, {"schedule": "gpipe"}, {"sharding": "zero-1"}])
+def test_pins_that_no_such_plan_keeps_leave_none(pins: dict[str, object]) -> None:
+    of = problem(**pins)
+    assert ReplicaSpace(of, Bounds(of)).search() == []
+
+
+def test_one_group_of_nodes_has_no_such_plan() -> None:
+    of = problem("8xa100-80gb")
+    assert ReplicaSpace(of, Bounds(of)).search() == []
+
+
+def test_a_user_who_asks_for_two_replicas_gets_them_on_unlike_nodes() -> None:
+    job: PlannedJob = weft.plan(
+        model="llama-1b", on="4xl4+2xa100-80gb", global_batch=16, precision="bf16", sequence=2048, pp=1, dp=2
+    ).job
+    assert job.plan.degree_words == "4|2"
+    assert plain_words(job).startswith("tp 4 on l4 and 2 on a100-80gb, DDP over 2, ")
+    assert job.ranking is not None
+    others = [one.step_s for one in job.ranking.fitting if one.layout is not None]
+    assert job.prediction.step_s < 0.7 * min(others)
