@@ -207,7 +207,9 @@ def test_a_user_who_asks_for_two_replicas_gets_them_on_unlike_nodes() -> None:
         model="llama-1b", on="4xl4+2xa100-80gb", global_batch=16, precision="bf16", sequence=2048, pp=1, dp=2
     ).job
     assert job.plan.degree_words == "4|2"
-    assert plain_words(job).startswith("tp 4 on l4 and 2 on a100-80gb, DDP over 2, ")
+    assert plain_words(job).startswith(
+        "tp 4 in 1 replica on l4, tp 2 in 1 replica on a100-80gb, DDP over 2, "
+    )
     assert job.ranking is not None
     others = [one.step_s for one in job.ranking.fitting if one.layout is not None]
     assert job.prediction.step_s < 0.7 * min(others)

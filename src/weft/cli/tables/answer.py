@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -49,10 +50,12 @@ def plain_words(planned: PlannedJob) -> str:
     if plan.has_like_replicas:
         return f"tp {counts_text(plan.tensor_degrees)} by stage, {words}"
     cluster, first = planned.problem.job.cluster, plan.stages[0].replicas
-    pairs = zip(
-        plan.replica_degrees[0], (cluster.device_of(copy.ranks[0]).name for copy in first), strict=True
+    names = (cluster.device_of(copy.ranks[0]).name for copy in first)
+    alike = Counter(zip(plan.replica_degrees[0], names, strict=True)).items()
+    of_each = (
+        f"tp {degree} in {count} replica{'s' * (count > 1)} on {name}" for (degree, name), count in alike
     )
-    return f"tp {' and '.join(f'{degree} on {name}' for degree, name in dict.fromkeys(pairs))}, {words}"
+    return f"{', '.join(of_each)}, {words}"
 
 
 def alternative_record(one: Alternative) -> dict[str, Any]:
