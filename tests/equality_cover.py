@@ -59,7 +59,8 @@ def covering(
 def size(row: Row) -> int:
     """What a row costs, more or less: the steps of its ranks."""
     copies, degrees = row.copies or (1,) * row.pp, row.degrees or (1,) * row.pp
-    return sum(map(mul, copies, degrees)) * row.dp * row.tp * row.cp * row.ep * row.steps
+    ranks = sum(map(sum, row.unlike)) or sum(map(mul, copies, degrees)) * row.dp
+    return ranks * row.tp * row.cp * row.ep * row.steps
 
 
 @cache
@@ -67,7 +68,7 @@ def marks(row: Row) -> frozenset[tuple[str, str]]:
     """Order, sharding, methods, divided axes, unlike copies and degrees, and the precision of reductions."""
     reduced = {("reduced in", one) for one in [row.reduce_precision] if one is not None}
     axes = {("axis", axis) for axis in AXES if getattr(row, axis) > 1}
-    axes |= {("axis", name) for name in ("copies", "degrees") if getattr(row, name)}
+    axes |= {("axis", name) for name in ("copies", "degrees", "unlike") if getattr(row, name)}
     methods = {("method", type(one).__name__) for one in row.methods}
     return frozenset({("order", row.schedule), ("sharding", row.sharding), *axes, *methods, *reduced})
 

@@ -47,6 +47,7 @@ class Row:
         splits: into how many parts each stage splits micro-batches.
         copies: the replicas of each stage in a pipeline, where they are unlike.
         degrees: the tensor ranks of each stage's replicas, where they are unlike.
+        unlike: the tensor ranks of each stage in every pipeline, where pipelines are unlike.
         devices: the order of the devices, for `planned_by`.
         recompute: of all stages, or of each.
         loss: a name of `equality_jobs.LOSSES`; of shares of the logits where none is given.
@@ -72,6 +73,7 @@ class Row:
     splits: tuple[int, ...] = ()
     copies: tuple[int, ...] = ()
     degrees: tuple[int, ...] = ()
+    unlike: tuple[tuple[int, ...], ...] = ()
     devices: tuple[int, ...] = ()
     sharding: Sharding = "zero-0"
     island: int | None = None
@@ -116,6 +118,7 @@ class Row:
             precision=self.precision,
             copies=self.copies,
             degrees=self.degrees,
+            unlike=self.unlike,
         )
         stages = tuple(self._stage(index, stage) for index, stage in enumerate(plan.stages))
         shares = [one.micro_batches for one in stages[0].replicas]

@@ -48,11 +48,12 @@ def make_plan(
     precision: str = "fp64",
     copies: tuple[int, ...] = (),
     degrees: tuple[int, ...] = (),
+    unlike: tuple[tuple[int, ...], ...] = (),
 ) -> Plan:
     """`micro_batches` per pipeline; the schedule places the stages; rank = pipeline * pp + device.
 
     `copies` are the replicas of each stage in a pipeline, `degrees` the tensor ranks of each of them, where
-    they are unlike.
+    they are unlike. `unlike` has the degrees of every pipeline, where pipelines are.
     """
     number, graph = pp * loops, layer_graph(config)
     placement = placements(get_schedule(schedule), Pipeline(pp, number, micro_batches))
@@ -69,9 +70,13 @@ def make_plan(
         )
         for stage, devices in enumerate(placement.T.tolist())
     )
-    if copies or degrees:
-        copies, degrees = copies or (1,) * pp, degrees or (1,) * pp
-        stages, pp = _unlike(stages, copies, degrees, dp, micro_batches), sum(map(mul, copies, degrees))
+    mesh = {"dp": dp, "pp": pp}
+    if copies or degrees or unlike:
+        copies, each = copies or (1,) * pp, unlike or (degrees or (1,) * pp,) * dp
+        stages = _unlike(stages, copies, each, micro_batches)
+        mesh = {"dp": dp, "pp": sum(map(mul, copies, each[0]))}
+    if unlike:
+        mesh = {"pp": sum(map(sum, unlike))}
     return Plan(
         model=config.name,
         model_fingerprint=graph.fingerprint,
@@ -81,19 +86,19 @@ def make_plan(
         global_batch=dp * micro_batches * micro_batch_size,
         micro_batch_size=micro_batch_size,
         precision=precision,
-        mesh={"dp": dp, "pp": pp},
+        mesh=mesh,
         stages=stages,
         schedule=Choice(name=schedule),
     )
 
 
 def _unlike(
-    stages: tuple[Stage, ...], copies: tuple[int, ...], degrees: tuple[int, ...], dp: int, micro_batches: int
+    stages: tuple[Stage, ...], copies: tuple[int, ...], each: tuple[tuple[int, ...], ...], micro_batches: int
 ) -> tuple[Stage, ...]:
     """The stages with so many replicas of so many ranks in every pipeline; ranks go by pipeline and stage."""
     rank = count()
     replicas: list[list[Replica]] = [[] for _ in stages]
-    for _ in range(dp):
+    for degrees in each:
         for own, number, degree in zip(replicas, copies, degrees, strict=True):
             share = micro_batches // number
             own += [Replica(ranks=tuple(islice(rank, degree)), micro_batches=share) for _ in range(number)]

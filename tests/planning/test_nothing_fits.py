@@ -31,3 +31,18 @@ def test_layouts_that_lack_other_amounts_are_told_one_by_one() -> None:
     error = refused(model={"preset": "llama-7b"}, cluster={"use": "1xt4"})
     assert len(error.violations) == 3
     assert all("more than its device has" in one.problem for one in error.violations)
+
+
+def test_servers_that_leave_no_layout_are_named() -> None:
+    asked = {"method": "clan", "servers": 4}
+    error = refused(cluster={"use": "4xl4"}, sync=asked, goal={"contract": "empirical"})
+    (told,) = error.violations
+    assert told.problem.startswith(
+        "no layout of 4 devices in nodes of 4 has sync clan (4 servers leave 0 for"
+    )
+
+
+def test_more_tensor_ranks_than_a_node_has_are_priced_over_nodes() -> None:
+    """The second node has fewer devices than a replica has tensor ranks."""
+    error = refused(cluster={"use": "4xl4+2xa100-80gb"}, plan={"pp": 1, "dp": 2, "tp": 4})
+    assert "8 ranks, the cluster has 6" in error.violations[0].problem

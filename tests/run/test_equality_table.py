@@ -77,6 +77,9 @@ DEGREES = (
     Row(WIDE_GPT, "gpipe", pp=2, dp=2, degrees=(2, 1), sharding="zero-3", recompute="full"),
     Row(WIDE_LLAMA, "1f1b", pp=2, copies=(2, 1), degrees=(1, 2), cp=2),
     Row(WIDE_BERT, "1f1b", pp=2, degrees=(1, 2), transport="device"),
+    Row(WIDE_LLAMA, "1f1b", dp=2, unlike=((2,), (1,)), shares=(5, 3)),
+    Row(divisible("llama", heads=4), "gpipe", dp=3, unlike=((4,), (1,), (2,)), loss=""),
+    Row(WIDE_GPT, "1f1b", pp=2, dp=2, unlike=((2, 1), (1, 2)), methods=(Clips(0.2),), evaluates=True),
 )
 
 UNEVEN = (

@@ -10,6 +10,7 @@ from weft.run.runtime import require_runnable
 from weft.run.supported import unsupported
 
 PLAN = make_plan(tiny(), pp=2)
+UNLIKE = make_plan(tiny(), pp=2, dp=2, unlike=((2, 2), (1, 1)))
 
 
 def recomputing():
@@ -29,7 +30,7 @@ def doubled(*, falling=False):
 
 
 def test_what_the_runtime_executes_is_not_refused():
-    assert unsupported(PLAN) == []
+    assert unsupported(PLAN) == unsupported(UNLIKE) == []
     assert unsupported(PLAN.model_copy(update={"stages": recomputing()})) == []
     assert unsupported(PLAN.model_copy(update={"stages": doubled()})) == []
     for level in ("zero-1", "zero-2", "zero-3"):
@@ -53,6 +54,10 @@ def test_what_the_runtime_executes_is_not_refused():
         ),
         ({"blocking": ("messages", "reductions")}, "blocking messages and reductions"),
         ({"stages": doubled(falling=True)}, "a replica whose ranks do not rise"),
+        (
+            {"stages": UNLIKE.stages, "sharding": "zero-1"},
+            "zero-1 among replicas with unlike tensor ranks (2|1+2|1)",
+        ),
     ],
 )
 def test_everything_else_is(changes, expected):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -93,8 +94,17 @@ TIED_PLANS = {
     "whole copies": of_tied("zero-0", pp=2, loops=2),
     "two whole copies on a rank": of_tied("zero-0", dp=1, loops=2),
 }
+# Where all parts of parameters fill whole vectors, unlike replicas step with the same bits.
+WIDE = replace(CONFIG, hidden=64, feed_forward=64)
+WIDE_PLANS = {
+    "replicas of unlike tensor ranks": make_plan(
+        WIDE, dp=2, schedule="1f1b", micro_batches=2, precision="fp32", unlike=((2,), (1,))
+    ),
+    "one process of wide layers": plan_of("zero-0", dp=1, config=WIDE),
+}
 ALL_PLANS = [(CONFIG, PLANS, source) for source in PLANS]
 ALL_PLANS += [(TIED, TIED_PLANS, source) for source in TIED_PLANS]
+ALL_PLANS += [(WIDE, WIDE_PLANS, source) for source in WIDE_PLANS]
 
 
 def runtime_of(rank: int, config: ModelConfig, plan: Plan) -> RankRuntime:
@@ -180,7 +190,7 @@ def test_every_plan_restores_what_another_saved(
     for other in plans[place : place + 2]:
         found = worker_pool.run(restore, config, other, tmp_path / "checkpoints", ranks=other.ranks)
         require_same(together([tensors for tensors, _ in found]), saved)
-        orders = [(set(one.replicas), set(one.tensor_degrees)) for one in (other, plan)]
+        orders = [(set(one.replicas), set(one.replica_degrees)) for one in (other, plan)]
         if orders[0] == orders[1] and other.precision == plan.precision:
             require_same(together([tensors for _, (_, tensors) in found]), after)
             assert [loss for _, (loss, _) in found] == [answers[0][1][0]] * other.ranks

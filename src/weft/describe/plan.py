@@ -134,7 +134,8 @@ class Plan(_Record):
     Micro-batches of a step are numbered globally. Replica j of a stage runs the next
     `replicas[j].micro_batches` of them. So the replicas of each stage cover the global batch exactly once.
     Stages may have unlike numbers of replicas, or of tensor ranks. The mesh's `pp` then counts all ranks of a
-    pipeline that divide no tokens, samples or experts.
+    pipeline that divide no tokens, samples or experts. Replicas of one stage may have unlike numbers of
+    tensor ranks, too. Then it counts those of all pipelines.
     `mesh` keeps the order of the axes, outermost first. `sharding` names the tensors that a stage's replicas
     shard: none, optimizer states, gradients too, weights too (Rajbhandari et al., ZeRO, arXiv 1910.02054).
     `island` is the number of replicas in a sharding group; None: all replicas. Groups all-reduce each shard
@@ -185,13 +186,31 @@ class Plan(_Record):
 
     @property
     def tensor_degrees(self) -> tuple[int, ...]:
-        """The number of tensor ranks in each replica of each stage."""
-        return tuple(self.grid(stage).tensor for stage in range(len(self.stages)))
+        """The number of tensor ranks in the replicas of each stage; in the widest of unlike ones."""
+        return tuple(max(degrees) for degrees in self.replica_degrees)
+
+    @property
+    def replica_degrees(self) -> tuple[tuple[int, ...], ...]:
+        """The number of tensor ranks in each replica, by stage."""
+        inner = self.cp * self.ep
+        return tuple(tuple(len(copy.ranks) // inner for copy in stage.replicas) for stage in self.stages)
+
+    @property
+    def has_like_replicas(self) -> bool:
+        """True if the replicas of each stage have equally many tensor ranks."""
+        return all(len(set(degrees)) == 1 for degrees in self.replica_degrees)
+
+    def like_replicas(self, stage: int) -> list[list[int]]:
+        """Return the replicas of a stage with equally many tensor ranks together, by their numbers."""
+        together: dict[int, list[int]] = {}
+        for number, copy in enumerate(self.stages[stage].replicas):
+            together.setdefault(len(copy.ranks), []).append(number)
+        return list(together.values())
 
     @property
     def has_like_stages(self) -> bool:
         """True if all stages have equally many replicas and tensor ranks, so that devices form a mesh."""
-        return len(set(self.replicas)) == len(set(self.tensor_degrees)) == 1
+        return len(set(self.replicas)) == 1 and len({n for each in self.replica_degrees for n in each}) == 1
 
     @property
     def pp(self) -> int:
@@ -232,33 +251,52 @@ class Plan(_Record):
     @property
     def words(self) -> str:
         """The plan in one line, for tables and messages."""
-        axes = " x ".join(f"{axis} {size}" for axis, size in self.mesh.items())
+        axes = " x ".join(f"{axis} {size}" for axis, size in self.axes.items())
         shared = "" if self.sharding == "zero-0" else f", {shared_out(self)}"
         sizes = f"{len(self.stages)} stages, micro-batch size {self.micro_batch_size}"
         if len(set(self.replicas)) > 1:
             sizes += f", replicas {'+'.join(map(str, self.replicas))}"
-        if len(set(self.tensor_degrees)) > 1:
-            sizes += f", tensor ranks {'+'.join(map(str, self.tensor_degrees))}"
+        if degrees := self.degree_words:
+            sizes += f", tensor ranks {degrees}"
         if any(stage.splits > 1 for stage in self.stages):
             sizes += f", splits {'+'.join(str(stage.splits) for stage in self.stages)}"
         return f"{axes}, {self.schedule.name}, {sizes}{shared}"
 
-    def grid(self, stage: int) -> ReplicaGrid:
-        """Return the degrees inside each replica of a stage."""
-        width = len(self.stages[stage].replicas[0].ranks)
+    @property
+    def axes(self) -> dict[str, int]:
+        """The mesh in words of users: `pp` and `dp` count stages and replicas of plans that are no mesh."""
+        if self.has_like_stages:
+            return dict(self.mesh)
+        dp = self.replicas[0] if len(set(self.replicas)) == 1 else self.mesh.get("dp", 1)
+        return {**self.mesh, "pp": self.pp, "dp": dp}
+
+    @property
+    def degree_words(self) -> str:
+        """The tensor ranks of unlike stages, joined by +, and of unlike replicas, joined by |; else empty."""
+        if len({n for each in self.replica_degrees for n in each}) == 1:
+            return ""
+        return "+".join("|".join(map(str, dict.fromkeys(each))) for each in self.replica_degrees)
+
+    def grid(self, stage: int, replica: int = 0) -> ReplicaGrid:
+        """Return the degrees inside a replica of a stage."""
+        width = len(self.stages[stage].replicas[replica].ranks)
         return ReplicaGrid(width // (self.cp * self.ep), self.cp, self.ep)
 
-    def stages_of(self, rank: int) -> dict[int, tuple[int, ...]]:
-        """Return the numbers of a rank's stages, each with the ranks of the rank's replica."""
-        replicas = ((index, copy.ranks) for index, stage in enumerate(self.stages) for copy in stage.replicas)
-        return {index: ranks for index, ranks in replicas if rank in ranks}
+    def stages_of(self, rank: int) -> dict[int, int]:
+        """Return the numbers of a rank's stages, each with the number of the rank's replica."""
+        return {
+            index: number
+            for index, stage in enumerate(self.stages)
+            for number, copy in enumerate(stage.replicas)
+            if rank in copy.ranks
+        }
 
     def divided_groups(self, rank: int) -> list[tuple[int, ...]]:
         """Return the sorted groups of ranks, two or more, with which a rank divides layers or tokens."""
         groups = {
             group
-            for stage, ranks in self.stages_of(rank).items()
-            for along in self.grid(stage).groups(ranks)
+            for stage, copy in self.stages_of(rank).items()
+            for along in self.grid(stage, copy).groups(self.stages[stage].replicas[copy].ranks)
             for group in along
         }
         return sorted(group for group in groups if len(group) > 1 and rank in group)
@@ -267,9 +305,14 @@ class Plan(_Record):
         """Return the samples of one of a stage's split micro-batches."""
         return self.micro_batch_size // self.stages[stage].splits
 
-    def shape(self, stage: int) -> Shape:
-        """Return the shape of one rank's part of one of a stage's split micro-batches."""
-        return Shape(self.size_of(stage) // self.ep, self.sequence, *self.grid(stage))
+    def shape(self, stage: int, replica: int = 0) -> Shape:
+        """Return the shape of one rank's part of one of a stage's split micro-batches, in a replica."""
+        return Shape(self.size_of(stage) // self.ep, self.sequence, *self.grid(stage, replica))
+
+    def shape_of_shards(self, stage: int) -> Shape:
+        """Return the shape of a rank in a stage's widest replica: replicas reduce its parameters at once."""
+        first = (copies[0] for copies in self.like_replicas(stage))
+        return max((self.shape(stage, copy) for copy in first), key=lambda shape: shape.tensor_parallel)
 
     def sharers(self, stage: int) -> int:
         """Return the number of replicas that shard a stage's states among themselves; 1 without sharding."""

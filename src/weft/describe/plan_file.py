@@ -248,15 +248,23 @@ def _unlike(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:
 
     A message to a stage with other tensor ranks has its tokens, which a value between branches may not have.
     """
-    for counts, what in ((plan.replicas, "replicas"), (plan.tensor_degrees, "tensor ranks")):
+    degrees = list(dict.fromkeys(degree for each in plan.replica_degrees for degree in each))
+    for counts, what in ((list(plan.replicas), "replicas"), (degrees, "tensor ranks")):
         if len(set(counts)) > 1 and plan.sync.name != DENSE:
             problem = (
-                f"{shown(plan.sync.name)} needs equally many {what} of every stage, not {listed([*counts])}"
+                f"{shown(plan.sync.name)} needs equally many {what} of every stage, not {listed(counts)}"
             )
             yield Violation("plan: sync", problem, DENSE)
-    if len(set(plan.tensor_degrees)) > 1 and not graph.is_chain:
-        problem = f"{listed([*plan.tensor_degrees])} tensor ranks: layers that form no chain need one number"
-        yield Violation("plan: stages", problem, shown(min(plan.tensor_degrees)))
+    if len(degrees) > 1 and not graph.is_chain:
+        problem = f"{listed(degrees)} tensor ranks: layers that form no chain need one number"
+        yield Violation("plan: stages", problem, shown(min(degrees)))
+    if not plan.has_like_replicas:
+        unlike = f"replicas of one stage with unlike numbers of tensor ranks ({plan.degree_words})"
+        if plan.cp * plan.ep > 1:
+            yield Violation("plan: mesh", f"{unlike} divide no tokens or experts", "cp = ep = 1")
+        if len(set(plan.replicas)) > 1:
+            problem = f"{unlike}: every stage has equally many replicas, not {listed([*plan.replicas])}"
+            yield Violation("plan: stages", problem, shown(min(plan.replicas)))
 
 
 def _splits(plan: Plan) -> Iterable[Violation]:

@@ -67,10 +67,11 @@ def compile_folded(
 ) -> Program:
     """Return the training program with one pipeline for all equal ones, and one lane where lanes are equal.
 
-    All pipelines stay where shares of the batch or steps of a cycle are unequal, and beside servers. They
-    also stay where none is slowest in all of its stages. Lanes are equal when each replica's ranks are
-    equally fast devices of one node, and all stages have equally many. Then they do the same at the same time
-    over the same links. Prices are those of the slowest. `micro_batches` is as for `compile_plan`.
+    All pipelines stay beside servers, and where shares of the batch, steps of a cycle or ranks are unequal.
+    They also stay where none is slowest in all of its stages. Lanes are equal when each
+    replica's ranks are equally fast devices of one node, and all stages have equally many. Then they do the
+    same at the same time over the same links. Prices are those of the slowest. `micro_batches` is as for
+    `compile_plan`.
 
     Raises:
         InputError: see `compile_plan`.
@@ -80,7 +81,9 @@ def compile_folded(
     places, ranks = ClusterPlaces(cluster), layout.rank_tables
     lowered = _lowered(plan, graph, layout)
     alike = len(set(layout.micro_batches)) == len(set(lowered.taken)) == 1
-    foldable = alike and not layout.servers and _one_is_slowest(plan, places, layout)
+    foldable = (
+        alike and not (layout.servers or layout.mixes_replicas) and _one_is_slowest(plan, places, layout)
+    )
     program = assemble(lowered, 0 if foldable else None)
     equal = not layout.mixes_lanes and all(
         (column[held] == column[held[:, :1]]).all() for column in (places.node, places.pace) for held in ranks
@@ -138,6 +141,12 @@ def pipeline_layout(plan: Plan, graph: LayerGraph) -> PipelineLayout:
         micro_batches=micro_batches,
         message_bytes=_message_bytes(plan, graph, crossing, 1),
         returned_bytes=_message_bytes(plan, graph, crossing, 0),
+        own_bytes=()
+        if plan.has_like_replicas
+        else tuple(
+            (_message_bytes(plan, graph, crossing, 1, copy), _message_bytes(plan, graph, crossing, 0, copy))
+            for copy in range(len(plan.stages[0].replicas))
+        ),
         paths=paths,
         sources=tuple(
             index
@@ -174,14 +183,14 @@ def _in_parts(share: Sequence[int], parts: int) -> list[Sequence[int]]:
 
 
 def _message_bytes(
-    plan: Plan, graph: LayerGraph, crossing: Mapping[Edge, Collection[int]], end: int
+    plan: Plan, graph: LayerGraph, crossing: Mapping[Edge, Collection[int]], end: int, copy: int = 0
 ) -> dict[Edge, int]:
     """Return the bytes of a message on every stage edge: each tensor that crosses it, once.
 
     It has the samples of a micro-batch of the stage that splits more. It has the tokens that its receiver
-    holds, the stage at this end of the edge.
+    holds, a replica of the stage at this end of the edge.
     """
-    shapes = [plan.shape(stage) for stage in range(len(plan.stages))]
+    shapes = [plan.shape(stage, copy) for stage in range(len(plan.stages))]
 
     def size(edge: Edge, layers: Collection[int]) -> int:
         samples = min(map(plan.size_of, edge)) // plan.ep

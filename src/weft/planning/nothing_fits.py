@@ -32,6 +32,10 @@ def nothing_fits(ranking: Ranking) -> NothingFitsError:
         words = pins_words(pinned)
         cluster = asked.job.cluster
         devices = f"{cluster.ranks} devices in nodes of {max(group.devices for group in cluster.groups)}"
+        servers = asked.job.servers
+        if servers:
+            left = f"{servers} servers leave {max(cluster.ranks - servers, 0)} for stages"
+            words = f"{words} ({left})"
         problem = f"no layout of {devices} has {words}; degrees must divide the devices"
         return NothingFitsError(ranking, [Violation("plan", problem)])
     changes = SmallestChanges(ranking.problem, ranking.candidates)

@@ -7,8 +7,10 @@ rank, so the copies' row counts alone give the first row of each rank.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -27,15 +29,17 @@ from weft.program.splits import per_micro_batch
 
 
 class PipelineWork(NamedTuple):
-    """The micro-batches of a pipeline's steps, and the steps of a cycle that it takes."""
+    """The micro-batches of a pipeline's steps, the steps of a cycle that it takes, and its stages' lanes."""
 
     micro_batches: int
     taken: tuple[int, ...]
+    lanes: tuple[int, ...]
 
 
 def pipeline_works(layout: PipelineLayout, taken: Sequence[tuple[int, ...]]) -> tuple[PipelineWork, ...]:
     """Return the work of each pipeline; `taken` has its steps of a cycle."""
-    each = list(zip(layout.pipeline_micro_batches, taken, strict=True))
+    lanes = map(layout.pipeline_lanes, range(layout.pipelines))
+    each = list(zip(layout.pipeline_micro_batches, taken, lanes, strict=True))
     # Thousands of pipelines share few kinds of work.
     made = {work: PipelineWork(*work) for work in set(each)}
     return tuple(made[work] for work in each)
@@ -60,10 +64,29 @@ class LoweredLayout:
     purpose: str
     schedule: str = ""
 
-    @property
+    @cached_property
     def works(self) -> tuple[PipelineWork, ...]:
         """The work of each pipeline."""
         return pipeline_works(self.layout, self.taken)
+
+    @cached_property
+    def places(self) -> tuple[tuple[Ints, LanePlaces], ...]:
+        """The numbers of pipelines whose stages have equally many lanes, and their places."""
+        numbers = defaultdict[tuple[int, ...], list[int]](list)
+        for pipeline, work in enumerate(self.works):
+            numbers[work.lanes].append(pipeline)
+        return tuple(
+            (np.array(alike, dtype=np.int64), LanePlaces.of(self.layout, alike)) for alike in numbers.values()
+        )
+
+    def ranks_of(self, pipeline: int) -> tuple[LanePlaces, Ints]:
+        """Return the places of a pipeline, and their ranks in its copies, shape (places, copies)."""
+        places, index = next(
+            (places, index)
+            for alike, places in self.places
+            for index in np.flatnonzero(alike == pipeline).tolist()
+        )
+        return places, places.ranks[index]
 
 
 def assemble(lowered: LoweredLayout, only_replica: int | None = None) -> Program:
@@ -74,7 +97,6 @@ def assemble(lowered: LoweredLayout, only_replica: int | None = None) -> Program
     """
     layout, passes = lowered.layout, lowered.passes
     kept = _kept_pipelines(layout, only_replica)
-    places = LanePlaces.of(layout)
     meetings = passes.groups(layout)
     works = lowered.works
     parts: list[Columns] = []
@@ -82,9 +104,10 @@ def assemble(lowered: LoweredLayout, only_replica: int | None = None) -> Program
     first_row = 0
     for pipeline in kept:
         one = lowered.pipelines[works[pipeline]]
-        for number in range(places.ranks.shape[2]):
-            copy = _copy(layout, one.columns, places.ranks[..., number], pipeline)
-            lane = places.lane[one.columns.rank, number]
+        places, ranks = lowered.ranks_of(pipeline)
+        for number in range(ranks.shape[1]):
+            copy = _copy(layout, one.columns, ranks[:, number], pipeline)
+            lane = places.lane_of(layout, one.columns, number)
             parts.append(replace(copy, group=meetings.of(copy, lane)))
             shifted = one.edges.source + first_row, one.edges.target + first_row
             edges.append(replace(one.edges, source=shifted[0], target=shifted[1]))
@@ -115,24 +138,25 @@ def assemble_part(lowered: LoweredLayout, rank: int) -> RankProgram:
         InputError: when the layout has no such rank.
     """
     layout, passes = lowered.layout, lowered.passes
-    places = LanePlaces.of(layout)
-    ranks = places.ranks
-    found = np.argwhere(ranks == rank)
+    found = np.argwhere(layout.rank_table() == rank)
     if rank in layout.server_ranks:
-        one, place, lane, here, held = lowered.beside, rank, 0, np.arange(layout.ranks), _held(layout, [])
+        one, place, here, held = lowered.beside, rank, np.arange(layout.ranks), _held(layout, [])
         copy = one.columns.take(np.flatnonzero(one.columns.rank == rank))
+        lane = np.zeros(len(copy), dtype=np.int64)
     elif len(found):
-        pipeline, place, number = found[0].tolist()
-        one, here = lowered.pipelines[lowered.works[pipeline]], ranks[pipeline, :, number]
+        pipeline = int(found[0, 0])
+        places, ranks = lowered.ranks_of(pipeline)
+        place, number = np.argwhere(ranks == rank)[0].tolist()
+        one, here = lowered.pipelines[lowered.works[pipeline]], ranks[:, number]
         mine = one.columns.take(np.flatnonzero(one.columns.rank == place))
-        copy, lane = _copy(layout, mine, ranks[..., number], pipeline), int(places.lane[place, number])
+        copy, lane = _copy(layout, mine, here, pipeline), places.lane_of(layout, mine, number)
         held = _held(layout, [pipeline], int(places.device[place]))
     else:
         problem = f"{rank} holds no stage; ranks 0 to {layout.ranks - 1} do"
         raise InputError(Violation("rank", problem, str(layout.ranks - 1)))
     meetings = passes.groups(layout)
-    columns = replace(copy, group=meetings.of(copy, np.full(len(copy), lane)))
-    firsts, place_of = _first_rows(lowered, ranks), one.columns.rank
+    columns = replace(copy, group=meetings.of(copy, lane))
+    firsts, place_of = _first_rows(lowered), one.columns.rank
     # Rows of a lowered pipeline are sorted by place.
     within = np.arange(len(place_of), dtype=np.int64) - np.searchsorted(place_of, place_of)
     position = firsts[here[place_of]] + within
@@ -150,15 +174,18 @@ def assemble_part(lowered: LoweredLayout, rank: int) -> RankProgram:
     )
 
 
-def _first_rows(lowered: LoweredLayout, ranks: Ints) -> Ints:
-    """Return the first row of each rank; `ranks` has shape (pipelines, places, copies)."""
-    counts = {
-        work: np.bincount(one.columns.rank, minlength=ranks.shape[1])
-        for work, one in lowered.pipelines.items()
-    }
-    rows = np.stack([counts[work] for work in lowered.works])
+def _first_rows(lowered: LoweredLayout) -> Ints:
+    """Return the first row of each rank."""
+    works = lowered.works
     of_rank = np.bincount(lowered.beside.columns.rank, minlength=lowered.layout.ranks)
-    of_rank[ranks] = rows[..., None]
+    for alike, places in lowered.places:
+        made = {works[pipeline] for pipeline in alike.tolist()}
+        counts = {
+            work: np.bincount(lowered.pipelines[work].columns.rank, minlength=places.ranks.shape[1])
+            for work in made
+        }
+        rows = np.stack([counts[works[pipeline]] for pipeline in alike.tolist()])
+        of_rank[places.ranks] = rows[..., None]
     return np.cumsum(of_rank) - of_rank
 
 
@@ -196,14 +223,14 @@ def _held(layout: PipelineLayout, pipelines: Sequence[int], device: int | None =
 
 
 def _copy(layout: PipelineLayout, columns: Columns, ranks: Ints, pipeline: int) -> Columns:
-    """Return the rows of one copy of a pipeline; `ranks` has shape (pipelines, places)."""
+    """Return the rows of one copy of a pipeline; `ranks` has shape (places,)."""
     micro_batch, copies = columns.micro_batch, np.array(layout.copies, dtype=np.int64)
     first = layout.first_micro_batch[pipeline * layout.paths]
     each = per_micro_batch(columns, layout.splits)
     return replace(
         columns,
-        rank=ranks[pipeline, columns.rank],
-        peer=np.where(columns.peer == NONE, NONE, ranks[pipeline, columns.peer]),
+        rank=ranks[columns.rank],
+        peer=np.where(columns.peer == NONE, NONE, ranks[columns.peer]),
         micro_batch=np.where(micro_batch == NONE, NONE, micro_batch + first * each),
         replica=pipeline * copies[np.maximum(columns.stage, 0)] + columns.replica,
     )

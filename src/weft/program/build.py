@@ -71,7 +71,7 @@ def lowered_training(
     pipelines: dict[PipelineWork, LoweredPipeline] = {}
     for work in dict.fromkeys(pipeline_works(layout, taken)):
         orders = _schedule_orders(layout, schedule, options, work.micro_batches)
-        lowered = lower(layout, orders, work.micro_batches, schedule.name, trains=True)
+        lowered = lower(layout.of_lanes(work.lanes), orders, work.micro_batches, schedule.name, trains=True)
         pipelines[work] = passes.apply(lowered, layout, work.taken)
     for steps in dict.fromkeys(taken):
         same = {work.micro_batches: one for work, one in pipelines.items() if work.taken == steps}
@@ -99,7 +99,8 @@ def lowered_evaluation(layout: PipelineLayout, methods: Mapping[str, Any] | None
             split_order(_forward_order(layout, device, each), layout.splits)
             for device in range(int(layout.placement.max()) + 1)
         ]
-        lowered = lower(layout, orders, work.micro_batches, "evaluation", trains=False)
+        of_lanes = layout.of_lanes(work.lanes)
+        lowered = lower(of_lanes, orders, work.micro_batches, "evaluation", trains=False)
         pipelines[work] = passes.apply(lowered, layout, work.taken)
     return LoweredLayout(
         layout=layout,
@@ -117,7 +118,7 @@ def _in_places(
     """Return pipelines over places: over devices, or over all lanes if stages have unlike numbers of them."""
     if not layout.mixes_lanes:
         return pipelines
-    return {work: over_lanes(one, layout) for work, one in pipelines.items()}
+    return {work: over_lanes(one, layout, work.lanes) for work, one in pipelines.items()}
 
 
 def _require_one_sequence(pipelines: Mapping[int, LoweredPipeline]) -> None:

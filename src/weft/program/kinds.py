@@ -259,6 +259,11 @@ def is_collective(kind: Ints) -> Mask:
     return np.array([entry.collective for entry in KINDS], dtype=np.bool_)[kind]
 
 
+def joins_replicas(kind: Ints) -> Mask:
+    """Return True for each kind code of a collective among replicas with the same weights."""
+    return np.array([entry.joins_replicas for entry in KINDS], dtype=np.bool_)[kind]
+
+
 def message_kinds() -> tuple[tuple[int, int], ...]:
     """Return the codes of all pairs of a send and its receive, also those of methods."""
     return KINDS.messages

@@ -11,7 +11,7 @@ replica (`weft.program.lanes`). The graph of stages may be any DAG.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import lcm
@@ -23,14 +23,15 @@ from weft.program.arrays import Ints
 from weft.program.program import NONE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StageLayout:
     """The ranks, bytes and splits of one stage.
 
     Attributes:
         replicas: ranks of each replica. Ranks of one replica share the stage by tensor and context
-            parallelism. Ranks at the same position (lane) of different replicas hold the same weights.
-        gradient_bytes: bytes of weight gradients that one rank reduces per step.
+            parallelism. Ranks at the same position (lane) of different replicas hold the same weights. A
+            replica of fewer ranks than the widest one has several of its shards on each rank.
+        gradient_bytes: bytes of weight gradients that one rank of the widest replica reduces per step.
         weight_bytes: bytes of weights that one rank gathers if the replicas shard them.
         splits: number of the stage's own equal micro-batches per micro-batch of the batch.
     """
@@ -39,6 +40,11 @@ class StageLayout:
     gradient_bytes: int = 0
     weight_bytes: int = 0
     splits: int = 1
+
+    @cached_property
+    def widths(self) -> Ints:
+        """The lanes of each replica, shape (replicas,)."""
+        return np.array([len(ranks) for ranks in self.replicas], dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +58,7 @@ class PipelineLayout:
         message_bytes: for each edge (producer, consumer) of the stage graph, the bytes that one rank sends
             per micro-batch of the stage with more splits.
         returned_bytes: the same of the gradient in return; default: as many.
+        own_bytes: by pipeline, both of these; empty if all pipelines have equally many lanes.
         paths: number of paths through one pipeline, a multiple of each stage's `copies`.
         frozen_stages: number of untrained stages, from the first on; no gradient reaches them.
         sources: the stages that read samples; default: the stages that read no other stage.
@@ -65,6 +72,7 @@ class PipelineLayout:
     frozen_stages: int = 0
     sources: tuple[int, ...] = ()
     returned_bytes: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    own_bytes: tuple[tuple[Mapping[tuple[int, int], int], Mapping[tuple[int, int], int]], ...] = ()
     servers: int = 0
 
     @property
@@ -94,8 +102,8 @@ class PipelineLayout:
 
     @cached_property
     def lanes(self) -> tuple[int, ...]:
-        """The ranks of each replica of a stage, by stage."""
-        return tuple(len(stage.replicas[0]) for stage in self.stages)
+        """The ranks of each replica of a stage, by stage; those of the widest of unlike replicas."""
+        return tuple(int(stage.widths.max()) for stage in self.stages)
 
     @property
     def most_lanes(self) -> int:
@@ -104,8 +112,30 @@ class PipelineLayout:
 
     @cached_property
     def mixes_lanes(self) -> bool:
-        """True if the stages have unlike numbers of lanes."""
-        return len(set(self.lanes)) > 1
+        """True if stages, or replicas of one, have unlike numbers of lanes."""
+        return len(set(self.lanes)) > 1 or self.mixes_replicas
+
+    @cached_property
+    def mixes_replicas(self) -> bool:
+        """True if replicas of one stage have unlike numbers of lanes."""
+        return any(int(stage.widths.min()) < int(stage.widths.max()) for stage in self.stages)
+
+    def pipeline_lanes(self, pipeline: int) -> tuple[int, ...]:
+        """Return the ranks of each stage's replica in a pipeline."""
+        if not self.mixes_replicas:
+            return self.lanes
+        return tuple(
+            int(stage.widths[pipeline * copies])
+            for stage, copies in zip(self.stages, self.copies, strict=True)
+        )
+
+    def of_lanes(self, lanes: tuple[int, ...]) -> PipelineLayout:
+        """Return the layout with the bytes of messages of pipelines whose replicas have these ranks."""
+        if not self.own_bytes:
+            return self
+        one = next(one for one in range(self.pipelines) if self.pipeline_lanes(one) == lanes)
+        message_bytes, returned_bytes = self.own_bytes[one]
+        return replace(self, message_bytes=message_bytes, returned_bytes=returned_bytes)
 
     @cached_property
     def path_copies(self) -> Ints:
@@ -141,9 +171,12 @@ class PipelineLayout:
 
     @cached_property
     def rank_tables(self) -> tuple[Ints, ...]:
-        """For each stage of a valid layout, the ranks of its replicas, shape (replicas, lanes)."""
+        """For each stage of a valid layout, the ranks of its replicas, shape (replicas, lanes).
+
+        It is -1 where a replica has fewer lanes than others.
+        """
         # Stages on the same ranks share a table: there may be thousands of replicas.
-        tables = {held: np.array(held, dtype=np.int64) for held in {stage.replicas for stage in self.stages}}
+        tables = {held: rank_rows(held) for held in {stage.replicas for stage in self.stages}}
         return tuple(tables[stage.replicas] for stage in self.stages)
 
     @property
@@ -228,6 +261,14 @@ class PipelineLayout:
         return problems or _lane_problems(self) or _device_problems(self)
 
 
+def rank_rows(held: Sequence[Sequence[int]]) -> Ints:
+    """Return the ranks of replicas, -1 behind those of narrower ones, shape (replicas, lanes)."""
+    width = max(map(len, held))
+    if min(map(len, held)) < width:
+        held = [[*ranks, *[NONE] * (width - len(ranks))] for ranks in held]
+    return np.array(held, dtype=np.int64)
+
+
 def _graph_problems(layout: PipelineLayout) -> list[Violation]:
     """Return the violations of edges that lead to no later stage, or else the violations of splits."""
     return [
@@ -257,16 +298,30 @@ def _split_problems(layout: PipelineLayout) -> list[Violation]:
 
 
 def _lane_problems(layout: PipelineLayout) -> list[Violation]:
-    """Return a violation for each number of lanes that the next larger one is no multiple of."""
-    return [
+    """Return the violations of numbers of lanes: each divides the next larger one.
+
+    Replicas with unlike ones form pipelines of one path.
+    """
+    known = {
+        width: stage
+        for stage, one in reversed([*enumerate(layout.stages)])
+        for width in set(one.widths.tolist())
+    }
+    problems = [
         Violation(
-            f"stage {layout.lanes.index(more)}",
+            f"stage {known[more]}",
             f"has replicas of {more} ranks, others have {fewer}; one must be a multiple of the other",
             str(more // fewer * fewer),
         )
-        for fewer, more in pairwise(sorted(set(layout.lanes)))
+        for fewer, more in pairwise(sorted(known))
         if more % fewer
     ]
+    if layout.mixes_replicas and layout.paths > 1:
+        problem = (
+            f"{layout.paths} paths through each pipeline: replicas with unlike numbers of ranks need one"
+        )
+        problems.append(Violation("layout", problem, "1"))
+    return problems
 
 
 def _path_problems(layout: PipelineLayout) -> list[Violation]:
@@ -313,7 +368,8 @@ def _device_problems(layout: PipelineLayout) -> list[Violation]:
                 if users.setdefault(rank, place) != place:
                     problem = f"rank {rank} already has another place in the pipelines"
                     problems.append(Violation(where, problem))
-            if tuple(table[pipeline, device, : len(ranks)].tolist()) != ranks:
+            held = table[pipeline, device]
+            if tuple(held[held != NONE].tolist()) != ranks:
                 problem = "stages that share a device in one pipeline must share it in all"
                 problems.append(Violation(where, problem))
     return problems
@@ -346,17 +402,17 @@ def _divides_paths(replicas: int, layout: PipelineLayout) -> bool:
 def _stage_problems(held: Sequence[Sequence[int]], layout: PipelineLayout) -> list[str]:
     """Return the mistakes in the ranks of a stage's replicas, in words."""
     problems = []
-    lanes = max((len(ranks) for ranks in held[:1]), default=1) or 1
+    widths = set(map(len, held))
     if len(held) != layout.replicas and not _divides_paths(len(held), layout):
         problems.append(f"has {len(held)} replicas, but there are {layout.replicas} pipelines")
-    if all(len(ranks) == lanes for ranks in held):
+    if len(widths) == 1 and 0 not in widths:
         # All at once, because there may be thousands of replicas.
-        ordered = np.sort(np.array(held, dtype=np.int64).reshape(-1, lanes), axis=1)
+        ordered = np.sort(np.array(held, dtype=np.int64), axis=1)
         if not (ordered < 0).any() and (np.diff(ordered) > 0).all():
             return problems
     for replica, ranks in enumerate(held):
-        if len(ranks) != lanes:
-            problems.append(f"replica {replica} has {len(ranks)} ranks; all must have {lanes}")
+        if not ranks:
+            problems.append(f"replica {replica} has no rank")
         if len(set(ranks)) != len(ranks) or min(ranks, default=0) < 0:
             problems.append(f"replica {replica}: ranks {list(ranks)} must be different and not negative")
     return problems

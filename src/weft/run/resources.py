@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -27,7 +27,7 @@ from weft.run.parallel.tensor_stage import (
 from weft.run.rank_streams import open_streams, require_queues
 from weft.run.stage.borders import Borders, borders_of
 from weft.run.stage.roots import StageRoots, stage_roots
-from weft.run.stage.stage_module import rest
+from weft.run.stage.stage_module import StageModule, rest
 from weft.run.stage.statistics import StageStatistics
 from weft.run.stage.taps import StageTaps, stage_taps
 from weft.run.state.bucket import FlatLayout, GradientBucket
@@ -36,6 +36,7 @@ from weft.run.state.shards import StageShard
 from weft.run.state.states import StageStates, make_states
 from weft.run.state.stepped import SteppedWeights, require_elementwise
 from weft.run.state.synchroniser_state import REPLICAS, SYNCHRONISER, ReplicaState, SynchroniserState
+from weft.run.state.unlike_shards import HeldShards
 from weft.run.state.whole_sums import require_counted
 from weft.run.streams import Streams
 from weft.run.transport.device_messages import ways_of
@@ -71,6 +72,7 @@ class Resources:
         recompute: the part of a stage that its backward pass runs forward again.
         shards, own_gradients: the stages that the rank shards, and the gradients that it steps.
         methods: the states of methods, by name.
+        held_shards: the stages of which a wider replica divides every rank's part into several shards.
         summed: the gradients that a replica's ranks add up before a stage's gradient is complete.
         packed: whether samples hold several documents, of which every stage must know.
         taps, roots: the stages that methods observe, and those with more roots of backward than their
@@ -98,6 +100,7 @@ class Resources:
     loss_function: LossFunction
     seed: int
     packed: bool = False
+    held_shards: Mapping[int, HeldShards] = field(default_factory=dict)
     summed: Mapping[int, tuple[SummedGradients, ...]] = field(default_factory=dict)
     taps: Mapping[int, StageTaps] = field(default_factory=dict)
     roots: Mapping[int, StageRoots] = field(default_factory=dict)
@@ -147,8 +150,10 @@ def make_resources(
         rest(module, dtype)
     connect_stages(plan, rank, stages, groups.replica)
     replicas = {stage: _groups_joining(program, stage) for stage in sorted(stages)}
+    unlike = {stage for stage in stages if len(set(plan.replica_degrees[stage])) > 1}
     for stage, over in replicas.items():
-        for group in over:
+        # Unlike replicas have no equal parts to send; each has drawn or read those of the same whole.
+        for group in () if stage in unlike else over:
             _equalise(stages[stage], groups.collective[group], program.groups[group][0])
     making = Making(plan=plan, program=program, stages=stages, groups=groups, device=device)
     methods = states_of(making, settings)
@@ -183,7 +188,7 @@ def make_resources(
         stages=stages,
         layers={stage: plan.stages[stage].layers for stage in stages},
         borders={
-            stage: borders_of(plan, stage, module, *_neighbours(program, stage))
+            stage: borders_of(plan, stage, replica_of(program, stage), module, *_neighbours(program, stage))
             for stage, module in stages.items()
         },
         recompute={index: plan.stages[index].recompute for index in stages},
@@ -198,7 +203,7 @@ def make_resources(
         shards=states.shards,
         stepped=states.stepped,
         methods=methods,
-        own_gradients=_own_gradients(stages, layouts, states, methods, program, groups),
+        own_gradients=_own_gradients(stages, layouts, states, methods, program, groups, unlike),
         groups=groups,
         messages=exchange.open_messages(ways_of(program), groups.name, timeout),
         streams=open_streams(device, exchanges_in_kernels=exchange.in_kernels),
@@ -206,6 +211,7 @@ def make_resources(
         loss_function=loss_fn,
         seed=seed,
         packed=plan.method(PACKING) is not None,
+        held_shards=_held_shards(plan, stages, states, unlike),
         summed=summed_gradients(
             stages, layouts, {stage: bucket.flat for stage, bucket in states.buckets.items()}
         ),
@@ -313,6 +319,19 @@ def _layouts(
     }
 
 
+def _held_shards(
+    plan: Plan, stages: Mapping[int, nn.Module], states: StageStates, unlike: Collection[int]
+) -> dict[int, HeldShards]:
+    """Return the shards of the stages that a wider replica of them divides over more ranks."""
+    found = {}
+    for stage in unlike:
+        module, degree = stages[stage], plan.tensor_degrees[stage]
+        assert isinstance(module, StageModule), "plans refuse tensor ranks for other stages"
+        if module.tensor.size < degree:
+            found[stage] = HeldShards(module, states.buckets[stage], degree)
+    return found
+
+
 def _own_gradients(
     stages: Mapping[int, nn.Module],
     layouts: Mapping[int, FlatLayout],
@@ -320,10 +339,12 @@ def _own_gradients(
     methods: Mapping[str, MethodState],
     program: RankProgram,
     groups: Groups,
+    unlike: Collection[int],
 ) -> dict[int, OwnGradient]:
     """Return, by stage, the gradients that this rank steps, and those that it counts for all ranks.
 
     The first tensor rank counts elements that all hold; ranks with the same shard count an equal part each.
+    Of unlike replicas, whose ranks hold unlike parts, the first one counts all.
     """
     reducing = groups_of_stages(program, "gather", "reduce")
     crossing, found = groups_of_stages(program, "reduce_across"), {}
@@ -333,6 +354,8 @@ def _own_gradients(
         group = reducing.get(stage)
         own = layout.share(0 if group is None else groups.collective[group].place)
         counts = _part(own, groups.collective[crossing[stage]]) if stage in crossing else own
+        if stage in unlike:
+            counts = slice(0, 0 if replica_of(program, stage) else layout.length)
         if stage in states.shards:
             stepped = states.shards[stage].own_gradient
             counted = stepped[counts.start - own.start : counts.stop - own.start]

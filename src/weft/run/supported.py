@@ -65,6 +65,11 @@ def unsupported(plan: Plan) -> list[Violation]:
             f"the method {MICRO_BATCH_NORMS} in precision {plan.precision!r}, whose losses are scaled,",
             "bf16",
         ),
+        (
+            plan.sharding != "zero-0" and not plan.has_like_replicas,
+            f"{plan.sharding} among replicas with unlike tensor ranks ({plan.degree_words})",
+            "zero-0",
+        ),
         (plan.stack != "weft", f"a plan of {plan.stack}", "weft"),
         (bool(plan.blocking), f"blocking {' and '.join(plan.blocking)}", "overlapped"),
     )

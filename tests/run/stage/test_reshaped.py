@@ -39,7 +39,7 @@ def test_each_rank_of_the_other_stage_gets_the_tokens_that_it_holds_from_one_ran
     for place in range(size):
         ranks = Gathering(place, size, divides_sequence=divides)
         ranks.whole = whole
-        reshaped = Reshaped.between(plan, 0, 1, ranks)
+        reshaped = Reshaped.between(plan, 0, 1, replica=0, tensor=ranks)
         assert reshaped is not None
         own = ranks.own_tokens(whole)
         parts = reshaped.of(own)
@@ -53,4 +53,4 @@ def test_each_rank_of_the_other_stage_gets_the_tokens_that_it_holds_from_one_ran
 
 def test_stages_with_equally_many_ranks_exchange_values_as_they_are() -> None:
     plan = make_plan(divisible("llama"), pp=2)
-    assert Reshaped.between(plan, 0, 1, TensorRanks()) is None
+    assert Reshaped.between(plan, 0, 1, replica=0, tensor=TensorRanks()) is None

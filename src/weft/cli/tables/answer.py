@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,14 +40,22 @@ def plain_words(planned: PlannedJob) -> str:
     best, plan = planned.searched.fitting[0], planned.plan
     if best.layout is not None:
         return layout_words(best.layout, shares_of(planned.problem.job, best.layout))
-    if len(set(plan.tensor_degrees)) == 1:
+    if not plan.degree_words:
         return best.words
     # Tensor degrees are all that makes it no layout.
     layout = replace(
         usual_layout_of(plan), tp=1, layers_per_stage=tuple(len(stage.layers) for stage in plan.stages)
     ).recomputing([stage.recompute for stage in plan.stages])
     words = layout_words(layout, [copy.micro_batches for copy in plan.stages[0].replicas])
-    return f"tp {counts_text(plan.tensor_degrees)} by stage, {words}"
+    if plan.has_like_replicas:
+        return f"tp {counts_text(plan.tensor_degrees)} by stage, {words}"
+    cluster, first = planned.problem.job.cluster, plan.stages[0].replicas
+    names = (cluster.device_of(copy.ranks[0]).name for copy in first)
+    alike = Counter(zip(plan.replica_degrees[0], names, strict=True)).items()
+    of_each = (
+        f"tp {degree} in {count} replica{'s' * (count > 1)} on {name}" for (degree, name), count in alike
+    )
+    return f"{', '.join(of_each)}, {words}"
 
 
 def alternative_record(one: Alternative) -> dict[str, Any]:

@@ -40,7 +40,9 @@ class ClanOptions(TomlTable):
     codec: Codec = Field(
         default="linear-dithering", description="how gradients and their sums are encoded on the way"
     )
-    bits: Annotated[int, Field(ge=2, le=8)] = Field(default=8, description="of a number, in both ditherings")
+    bits: Annotated[int, Field(ge=2, le=8)] = Field(
+        default=8, description="of a number, in both ditherings; no other codec reads it"
+    )
     ratio: Annotated[float, Field(ge=1)] = Field(
         default=1000.0, description="gradients for each one that top-k or random-k sends"
     )

@@ -65,6 +65,7 @@ PASS = Pass(
     after=("sharding", "tying", "blocking"),
     deals=True,
     mixes_lanes=True,
+    mixes_replicas=True,
     refuse=refuse,
     groups=lambda layout, options: meeting_groups(layout, NORM, by_replica=options.by_replica),
     owes=lambda layout, options: TakesNorm(),

@@ -91,11 +91,12 @@ def _resident(pricing: Pricing) -> ResidentStates:
     plan, ranks = pricing.plan, pricing.program.ranks
     stages = (
         (
-            pricing.placed.ranks_of_stage[index].ravel(),
-            stage_parameters(pricing.model.graph, stage.layers, pricing.placed.shape(index)),
+            np.array([rank for one in copies for rank in stage.replicas[one].ranks], dtype=np.int64),
+            stage_parameters(pricing.model.graph, stage.layers, plan.shape(index, copies[0])),
             plan.reducers(index),
         )
         for index, stage in enumerate(plan.stages)
+        for copies in plan.like_replicas(index)
     )
     stack, stated = STACKS[plan.stack], plan.buffers
     return resident_states(stages, ranks, plan_states(plan), plan.sharding, stack=stack, stated=stated)
@@ -109,9 +110,27 @@ def _states(pricing: Pricing) -> Held:
 def _buffers(pricing: Pricing) -> Held:
     held, plan = _resident(pricing), pricing.plan
     stack = STACKS[plan.stack]
+    if not plan.has_like_replicas:
+        held = held._replace(arriving_gradients=_arriving_shards(pricing))
     each = {name: getattr(held, name) for name in BUFFERS}
     source = stack.source if plan.buffers is None else STATED_BUFFERS
     return Held(held.arriving_gradients + held.sharding_buffers, stack.spread, source, each)
+
+
+def _arriving_shards(pricing: Pricing) -> Ints:
+    """Return the bytes of gradients that arrive at every rank, among unlike replicas; shape (ranks,).
+
+    A rank of a narrower replica copies each of its shards out of its gradient first.
+    """
+    plan, graph = pricing.plan, pricing.model.graph
+    found = np.zeros(pricing.program.ranks, dtype=np.int64)
+    for index, stage in enumerate(plan.stages):
+        shard = stage_parameters(graph, stage.layers, plan.shape_of_shards(index))
+        for copy, degree in zip(stage.replicas, plan.replica_degrees[index], strict=True):
+            rooms = 1 if degree == plan.tensor_degrees[index] else 2
+            held = list(copy.ranks)
+            found[held] = np.maximum(found[held], rooms * shard * plan_states(plan).arriving)
+    return found
 
 
 _REDUCE = synchronising_hook(_reduction, share_of=sent_share_of)

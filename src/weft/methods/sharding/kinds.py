@@ -13,10 +13,32 @@ from weft.program.arrays import Ints
 from weft.program.kinds import KINDS, AddedUses, Kind
 from weft.program.places import Places, is_stepped, stepped_on_rank
 from weft.program.program import Owed, Program
-from weft.program.values import PER_STAGE, VALUES, Read, ValueKind
+from weft.program.values import PER_STAGE, VALUES, Read, Use, ValueKind
 
 VALUES.register(ValueKind(name="gathered_weights", scope=PER_STAGE, until="read"))
 VALUES.register(ValueKind(name="island_sum", scope=PER_STAGE, until="freed"))
+
+
+def _followed(program: Program, rows: Ints) -> npt.NDArray[np.bool_]:
+    """Return True where the rank exchanges another shard of the same stage next, among unlike replicas."""
+    columns, after = program.columns, np.minimum(rows + 1, len(program.columns) - 1)
+    alike = (getattr(columns, name)[rows] == getattr(columns, name)[after] for name in _OF_SHARDS)
+    found: npt.NDArray[np.bool_] = np.logical_and.reduce([after > rows, *alike])
+    return found
+
+
+_OF_SHARDS = ("kind", "rank", "stage", "iteration")
+
+
+def first_shards(program: Program, rows: Ints) -> Places:
+    """Return the exchanges of shards that one of the rank's next shard follows."""
+    return Places(rows[_followed(program, rows)])
+
+
+def last_shards(program: Program, rows: Ints) -> Places:
+    """Return the exchanges of a rank's last or only shard of a stage."""
+    return Places(rows[~_followed(program, rows)])
+
 
 GATHER = KINDS.register(
     Kind(
@@ -24,7 +46,7 @@ GATHER = KINDS.register(
         symbol="G",
         stream="collective",
         reads=("weights",),
-        writes=("gathered_weights",),
+        writes=(Use("gathered_weights", at=last_shards),),
         collective=True,
         joins_replicas=True,
     )
@@ -42,7 +64,10 @@ REDUCE = KINDS.register(
         name="reduce",
         symbol="R",
         stream="collective",
-        reads=(Read("weight_gradient", consumes=True),),
+        reads=(
+            Read("weight_gradient", at=first_shards),
+            Read("weight_gradient", at=last_shards, consumes=True),
+        ),
         writes=("reduced_gradient",),
         collective=True,
         joins_replicas=True,

@@ -87,6 +87,10 @@ def refuse(layout: PipelineLayout, shared: Shared, others: Mapping[str, Any]) ->
                 "zero-0",
             )
         ]
+    if layout.mixes_replicas and (shared.level in ("zero-2", "zero-3") or island is not None):
+        words = shared.level if island is None else f"{shared.level} in islands"
+        problem = f"{words} needs replicas of equally many ranks"
+        return [Violation("sharding", problem, "zero-1")]
     if island is None:
         return []
     if island < 1 or replicas % island:
@@ -292,6 +296,7 @@ PASS = Pass(
     evaluates=True,
     deals=True,
     mixes_lanes=True,
+    mixes_replicas=True,
     refuse=refuse,
     groups=lambda layout, shared: group_tables(layout, shared.sharers(layout)),
     owes=owes,

@@ -43,13 +43,15 @@ def reduce(workspace: Workspace, instruction: Instruction) -> Issue:
     """
     stage, part, label, resources = instruction.stage, instruction.part, str(instruction), workspace.resources
     bucket, shard = resources.buckets[stage], resources.shards.get(stage)
-    synchroniser = resources.synchroniser
+    synchroniser, held = resources.synchroniser, resources.held_shards.get(stage)
 
     def issue(stream: Stream) -> Completion:
         meeting = meeting_of(workspace, instruction)
 
         def work() -> None:
-            if shard is None:
+            if held is not None:
+                held.reduce(part, lambda flat: synchroniser.reduce(flat, meeting))
+            elif shard is None:
                 synchroniser.reduce(bucket.flat, meeting)
             else:
                 shard.take_in(synchroniser.reduce_scatter(bucket.flat, meeting), part)

@@ -2,7 +2,8 @@
 
 A gather takes the room of exactly one free. No more stages accumulate gradients at once than there are
 buffers for them. Islands add up the gradients of all islands, each once. They are disjoint, and together they
-hold every replica. Ranks that meet across islands own the same shard.
+hold every replica. Ranks that meet across islands own the same shard. Ranks of replicas with unlike numbers
+of them hold the shard in which they meet.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from weft.program.program import NONE, Program
 def check_sharding(program: Program, owed: SharesOut | None) -> list[Violation]:
     """Return the violations of the sharding that a program owes."""
     if owed is None:
-        return []
-    found = _check_room(program) if owed.level == "zero-3" else []
+        return _check_shards(program)
+    found = _check_shards(program)
+    if owed.level == "zero-3":
+        found += _check_room(program)
     if owed.level in ("zero-2", "zero-3"):
         found += _check_gradient_buffers(program)
     # A folded program has the rows of one replica only.
@@ -56,6 +59,37 @@ def _check_room(program: Program) -> list[Violation]:
         "sharding",
         np.flatnonzero(buffers > SHARDED_BUFFERS),
         lambda rank: f"rank {rank} gathers into {buffers[rank]} buffers; it has {SHARDED_BUFFERS}",
+    )
+
+
+def _check_shards(program: Program) -> list[Violation]:
+    """Check that ranks of unlike replicas exchange shards that they hold: those of one lane of the widest."""
+    columns, owners = program.columns, program.obligations.owners
+    widths: dict[int, set[int]] = {}
+    for (stage, _), ranks in owners.items():
+        widths.setdefault(stage, set()).add(len(ranks))
+    unlike = {stage: max(each) for stage, each in widths.items() if len(each) > 1}
+    if not unlike:
+        return []
+    shards = {
+        (stage, rank): set(range(lane * apart, (lane + 1) * apart))
+        for (stage, _), ranks in owners.items()
+        if stage in unlike
+        for apart in [unlike[stage] // len(ranks)]
+        for lane, rank in enumerate(ranks)
+    }
+    rows = [row for row in rows_of(program, GATHER, REDUCE).tolist() if int(columns.stage[row]) in unlike]
+    strange = []
+    for row in rows:
+        held = shards.get((int(columns.stage[row]), int(columns.rank[row])), set())
+        group = program.groups[int(columns.group[row])]
+        joined = (shards.get((int(columns.stage[row]), rank), set()) for rank in group)
+        if int(columns.part[row]) not in held.intersection(*joined):
+            strange.append(row)
+    return violations(
+        "sharding",
+        np.array(strange, dtype=np.int64),
+        lambda row: f"{name(program, row)} joins ranks that do not all hold shard {columns.part[row]}",
     )
 
 

@@ -107,8 +107,13 @@ class _ProblemLayers:
         return times.forward_s + reduced_s, backward_s, again_s
 
     def _all_reduce_s(self, group: int, degree: int, reduced_bytes: int) -> float:
-        """Return the seconds of an all-reduce over the first tensor ranks of a group of nodes."""
-        first = sum(before.count * before.devices for before in self._job.cluster.groups[:group])
+        """Return the seconds of an all-reduce over the first tensor ranks of a group of nodes.
+
+        A group with fewer devices takes those before it, too.
+        """
+        cluster = self._job.cluster
+        first = sum(before.count * before.devices for before in cluster.groups[:group])
+        first = min(first, cluster.ranks - degree)
         return self._network.all_reduce_s(range(first, first + degree), reduced_bytes)
 
 

@@ -10,7 +10,7 @@ the layers and of the tokens.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -71,39 +71,58 @@ def stage_exchanges(
 ) -> Mapping[int, StageExchanges]:
     """Return the exchanges by stage, for stages with several ranks per replica.
 
-    `ranks_of_stage` has shape (replicas, ranks of one) for each stage. `timed` gets a stage and the first
-    rank of a replica. It returns True if the times of the stage there contain the tensor ranks' exchanges.
+    `ranks_of_stage` has shape (replicas, ranks of one) for each stage, -1 behind the ranks of narrower ones.
+    `timed` gets a stage and the first rank of a replica. It returns True if the times of the stage there
+    contain the tensor ranks' exchanges.
     """
     found: dict[int, StageExchanges] = {}
-    gathers = _gathered_values(plan, graph)
-    for stage, ranks in enumerate(ranks_of_stage):
-        grid = plan.grid(stage)
-        sizes = zip((_tensor, _context, _expert), grid, strict=True)
-        axes = [one(plan, graph, network, stage) for one, size in sizes if size > 1]
-        if not axes:
+    alike = plan.has_like_replicas
+    for stage, rows in enumerate(ranks_of_stage):
+        if rows.shape[1] == 1:
             continue
-        if stage in gathers:
-            axes.append(_gathered(plan, network, stage, *gathers[stage]))
-        without_tensor = axes[1:] if grid.tensor > 1 else axes
-        first, of_replica = _places(network, ranks)
-        parts = (
-            [
-                seconds_of(tuple(ranks[one].tolist()))
-                for seconds_of in (without_tensor if timed(stage, int(ranks[one, 0])) else axes)
-            ]
-            for one in first
-        )
-        exchanges = tuple(Exchanges(*map(sum, zip(*each, strict=True))) for each in parts)
-        groups = (
-            group
-            for one in first
-            for axis, along in enumerate(grid.groups(ranks[one].tolist()))
-            if grid[axis] > 1 and not (axis == 0 and timed(stage, int(ranks[one, 0])))
-            for group in along
-        )
-        half_width = max((network.half_width(group) for group in groups), default=0.0)
-        found[stage] = StageExchanges(exchanges, first, of_replica, half_width)
+        exchanges: list[Exchanges] = []
+        firsts: list[int] = []
+        of_replica, half_widths = np.zeros(len(rows), dtype=np.int64), [0.0]
+        for gathered, copies in _like_replicas(plan, graph, stage, alike=alike):
+            grid = plan.grid(stage, copies[0])
+            ranks = rows[copies, : grid.ranks]
+            sizes = zip((_tensor, _context, _expert), grid, strict=True)
+            axes = [one(plan, graph, network, stage, copies[0]) for one, size in sizes if size > 1]
+            if any(gathered):
+                axes.append(_gathered(plan, network, stage, copies[0], *gathered))
+            without_tensor = axes[1:] if grid.tensor > 1 else axes
+            first, kind = _places(network, ranks)
+            of_replica[copies] = len(exchanges) + kind
+            for one in first:
+                inside = without_tensor if timed(stage, int(ranks[one, 0])) else axes
+                each = [seconds_of(tuple(ranks[one].tolist())) for seconds_of in inside]
+                exchanges.append(Exchanges(*map(sum, zip(*each, strict=True))))
+                firsts.append(copies[one])
+            half_widths += (
+                network.half_width(group)
+                for one in first
+                for axis, along in enumerate(grid.groups(ranks[one].tolist()))
+                if grid[axis] > 1 and not (axis == 0 and timed(stage, int(ranks[one, 0])))
+                for group in along
+            )
+        found[stage] = StageExchanges(tuple(exchanges), tuple(firsts), of_replica, max(half_widths))
     return found
+
+
+# Bytes of values that tensor ranks gather for stages with fewer: of each forward and of each backward pass.
+_GatheredBytes = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def _like_replicas(
+    plan: Plan, graph: LayerGraph, stage: int, *, alike: bool
+) -> list[tuple[_GatheredBytes, list[int]]]:
+    """Return the replicas of a stage that exchange alike, together, with the bytes of values they gather."""
+    if alike:
+        return [(_gathered_bytes(plan, graph, stage, 0), list(range(len(plan.stages[stage].replicas))))]
+    together = defaultdict[tuple[int, _GatheredBytes], list[int]](list)
+    for copy, degree in enumerate(plan.replica_degrees[stage]):
+        together[degree, _gathered_bytes(plan, graph, stage, copy)].append(copy)
+    return [(gathered, copies) for (_, gathered), copies in together.items()]
 
 
 def _places(network: Network, ranks: Ints) -> tuple[tuple[int, ...], Ints]:
@@ -123,8 +142,10 @@ def _places(network: Network, ranks: Ints) -> tuple[tuple[int, ...], Ints]:
     return tuple(first[order].tolist()), number[of_replica]
 
 
-def _tensor(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Callable[[Ranks], Exchanges]:
-    shape = plan.shape(stage)
+def _tensor(
+    plan: Plan, graph: LayerGraph, network: Network, stage: int, copy: int
+) -> Callable[[Ranks], Exchanges]:
+    shape = plan.shape(stage, copy)
     reduced, exchanges = graph.amounts("tensor_reduced", shape), graph.tensor_exchanges
     sizes: Counter[int] = Counter()
     for layer in plan.stages[stage].layers:
@@ -132,7 +153,7 @@ def _tensor(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Call
             sizes[size] += exchanges[layer]
 
     def seconds_of(ranks: Ranks) -> Exchanges:
-        groups = plan.grid(stage).tensor_groups(ranks)
+        groups = plan.grid(stage, copy).tensor_groups(ranks)
         seconds = sum(
             count * _at_once(network, network.all_reduce, groups, size) for size, count in sizes.items()
         )
@@ -141,30 +162,27 @@ def _tensor(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Call
     return seconds_of
 
 
-def _gathered_values(plan: Plan, graph: LayerGraph) -> Mapping[int, tuple[list[int], list[int]]]:
-    """Return the bytes of values that a stage's tensor ranks gather for stages with fewer, by stage.
+def _gathered_bytes(plan: Plan, graph: LayerGraph, stage: int, copy: int) -> _GatheredBytes:
+    """Return the bytes of values that a replica's tensor ranks gather.
 
-    The first list has those of each forward pass, the second those of each backward pass. Ranks that divide
-    the tokens of the stream by more than the receiving stage gather them.
+    Ranks that divide the tokens of the stream by more than the receiving replica gather them.
     """
-    found: dict[int, tuple[list[int], list[int]]] = {}
-    if len({plan.grid(stage).tensor for stage in range(len(plan.stages))}) == 1:
-        return found
-    for edge, layers in graph.crossing(stage.layers for stage in plan.stages).items():
-        for direction, (stage, receiver) in enumerate((edge, edge[::-1])):
-            shape, held = plan.shape(stage), plan.shape(stage).sequence_parallel
-            if held > plan.shape(receiver).sequence_parallel:
-                own = sum(graph.amounts("sent", shape)[layer] for layer in layers)
-                sizes = found.setdefault(stage, ([], []))[direction]
-                sizes.append(round(own * held * plan.element_bytes))
-    return found
+    found: tuple[list[int], list[int]] = ([], [])
+    shape, held = plan.shape(stage, copy), plan.shape(stage, copy).sequence_parallel
+    if held > 1:
+        for edge, layers in graph.crossing(one.layers for one in plan.stages).items():
+            for direction, (sender, receiver) in enumerate((edge, edge[::-1])):
+                if sender == stage and held > plan.shape(receiver, copy).sequence_parallel:
+                    own = sum(graph.amounts("sent", shape)[layer] for layer in layers)
+                    found[direction].append(round(own * held * plan.element_bytes))
+    return tuple(found[0]), tuple(found[1])
 
 
 def _gathered(
-    plan: Plan, network: Network, stage: int, forward: Sequence[int], backward: Sequence[int]
+    plan: Plan, network: Network, stage: int, copy: int, forward: Sequence[int], backward: Sequence[int]
 ) -> Callable[[Ranks], Exchanges]:
     def seconds_of(ranks: Ranks) -> Exchanges:
-        groups = plan.grid(stage).tensor_groups(ranks)
+        groups = plan.grid(stage, copy).tensor_groups(ranks)
         there_s, back_s = (
             sum(_at_once(network, network.all_gather, groups, size) for size in sizes)
             for sizes in (forward, backward)
@@ -187,11 +205,13 @@ def tensor_exchanges_s(
         left += graph.amounts("tensor_reduced", shape)[layer] - between / 2.0
     groups, left_bytes = plan.grid(stage).tensor_groups(ranks), round(left * plan.element_bytes)
     left_s = _at_once(network, network.all_reduce, groups, left_bytes) if left_bytes > 0 else 0.0
-    return _tensor(plan, graph, network, stage)(ranks).forward_s, left_s
+    return _tensor(plan, graph, network, stage, 0)(ranks).forward_s, left_s
 
 
-def _context(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Callable[[Ranks], Exchanges]:
-    shape, grid, layers = plan.shape(stage), plan.grid(stage), plan.stages[stage].layers
+def _context(
+    plan: Plan, graph: LayerGraph, network: Network, stage: int, copy: int
+) -> Callable[[Ranks], Exchanges]:
+    shape, grid, layers = plan.shape(stage, copy), plan.grid(stage, copy), plan.stages[stage].layers
     gathered = (gathered_bytes(graph, layer, shape, plan.element_bytes) for layer in layers)
     sizes = Counter(size for size in gathered if size)
     sums = _sums(plan, graph, network, stage, reduced_parameters(plan, graph, stage))
@@ -208,12 +228,14 @@ def _context(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Cal
     return seconds_of
 
 
-def _expert(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Callable[[Ranks], Exchanges]:
+def _expert(
+    plan: Plan, graph: LayerGraph, network: Network, stage: int, copy: int
+) -> Callable[[Ranks], Exchanges]:
     """Price rows that go to their experts and back, as if all experts had as many.
 
     Forward passes of a mixture gather the counts of rows first.
     """
-    shape, grid, layers = plan.shape(stage), plan.grid(stage), plan.stages[stage].layers
+    shape, grid, layers = plan.shape(stage, copy), plan.grid(stage, copy), plan.stages[stage].layers
     dispatched = graph.amounts("dispatched", shape)
     sizes = Counter(round(dispatched[layer] * plan.element_bytes) for layer in layers if dispatched[layer])
     counts_bytes = COUNT_BYTES * graph.experts * grid.expert

@@ -270,9 +270,12 @@ def shards_copies(plan: Plan) -> bool:
 
 
 def reduced_parameters(plan: Plan, graph: LayerGraph, stage: int) -> int:
-    """Return the count of parameters with gradients that a rank reduces for a stage: without whole copies."""
+    """Return the count of parameters with gradients that a rank reduces for a stage: without whole copies.
+
+    Replicas of unlike tensor degrees reduce as many at once as a rank of the widest one has.
+    """
     count = stage_parameters if shards_copies(plan) else own_parameters
-    return count(graph, plan.stages[stage].layers, plan.shape(stage))
+    return count(graph, plan.stages[stage].layers, plan.shape_of_shards(stage))
 
 
 def alike_parameters(graph: LayerGraph, layers: Sequence[int], shape: Shape) -> int:

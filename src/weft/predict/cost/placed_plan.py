@@ -31,6 +31,7 @@ from weft.program.arrays import Floats, Ints
 from weft.program.codes import distinct_rows
 from weft.program.fold import twins_of
 from weft.program.kinds import STEP
+from weft.program.layout import rank_rows
 from weft.program.program import Program
 
 BytesOf = Callable[[LayerGraph, Sequence[int], Shape, str, Device, Recompute], int]
@@ -99,9 +100,11 @@ class PlacedPlan:
     plan: Plan
     model: CostModel
 
-    def shape(self, stage: int) -> Shape:
-        """Return the shape of one rank's part of one of a stage's split micro-batches."""
-        return self._shapes[stage]
+    def shape(self, stage: int, devices: int | None = None) -> Shape:
+        """Return the shape of a rank's part of a stage, in the first replica or on a device set."""
+        shape = self._shapes[stage]
+        degree = 0 if devices is None else self._sets[0][devices][0]
+        return replace(shape, tensor_parallel=degree) if degree else shape
 
     @cached_property
     def _shapes(self) -> tuple[Shape, ...]:
@@ -109,10 +112,11 @@ class PlacedPlan:
 
     @cached_property
     def ranks_of_stage(self) -> tuple[Ints, ...]:
-        """By stage, the ranks of its replicas, shape (replicas, ranks of one)."""
-        return tuple(
-            np.array([copy.ranks for copy in stage.replicas], dtype=np.int64) for stage in self.plan.stages
-        )
+        """By stage, the ranks of its replicas, shape (replicas, ranks of one).
+
+        It is -1 behind the ranks of replicas with fewer of them than others.
+        """
+        return tuple(rank_rows([copy.ranks for copy in stage.replicas]) for stage in self.plan.stages)
 
     @cached_property
     def twins(self) -> Mapping[int, Ints]:
@@ -123,31 +127,50 @@ class PlacedPlan:
         return twins_of(self.program, self.ranks_of_stage)
 
     @cached_property
-    def _paces(self) -> tuple[tuple[tuple[tuple[int, float], ...], ...], Ints]:
-        """The combinations of (group of nodes, speed) among the twins of a rank, and each rank's index."""
-        places = self.model.network.places
-        sets: dict[tuple[int, ...], int] = {}
+    def _sets(self) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], Ints]:
+        """The combinations of paces among the twins of a rank, each after the rank's tensor degree, and each
+        rank's index.
+
+        The degree is 0 if it follows from the stage.
+        """
+        places, degree = self.model.network.places, self._degree_of_rank
+        sets: dict[tuple[int, tuple[int, ...]], int] = {}
         index = np.zeros(self.program.ranks, dtype=np.int64)
         for rank, twins in self.twins.items():
             paces = set(places.pace[twins].tolist()) if len(places.paces) > 1 else (0,)
-            index[rank] = sets.setdefault(tuple(sorted(paces)), len(sets))
-        return tuple(tuple(places.paces[pace] for pace in paces) for paces in sets), index
+            index[rank] = sets.setdefault((int(degree[rank]), tuple(sorted(paces))), len(sets))
+        return tuple(sets), index
+
+    @cached_property
+    def _degree_of_rank(self) -> Ints:
+        """By rank, its number of tensor ranks if replicas of a stage have unlike ones, else 0."""
+        degree = np.zeros(self.program.ranks, dtype=np.int64)
+        for index, stage in enumerate(() if self.plan.has_like_replicas else self.plan.stages):
+            for copy, tensor in zip(stage.replicas, self.plan.replica_degrees[index], strict=True):
+                degree[list(copy.ranks)] = tensor
+        return degree
+
+    @cached_property
+    def _paces(self) -> tuple[tuple[tuple[int, float], ...], ...]:
+        """The pairs of (group of nodes, speed) of each device set."""
+        places = self.model.network.places
+        return tuple(tuple(places.paces[pace] for pace in paces) for _, paces in self._sets[0])
 
     @cached_property
     def device_sets(self) -> tuple[tuple[Device, ...], ...]:
-        """The combinations of devices among the twins of a rank."""
+        """The combinations of devices among the twins of a rank; unlike tensor degrees have sets apart."""
         groups = self.model.cluster.groups
-        return tuple(tuple(groups[group].device for group, _ in paces) for paces in self._paces[0])
+        return tuple(tuple(groups[group].device for group, _ in paces) for paces in self._paces)
 
     @cached_property
     def speed_sets(self) -> tuple[tuple[float, ...], ...]:
         """Relative speed of each device of `device_sets`."""
-        return tuple(tuple(speed for _, speed in paces) for paces in self._paces[0])
+        return tuple(tuple(speed for _, speed in paces) for paces in self._paces)
 
     @property
     def device_set_of_rank(self) -> Ints:
         """Index into `device_sets` and `speed_sets`, shape (ranks,)."""
-        return self._paces[1]
+        return self._sets[1]
 
     @cached_property
     def places(self) -> tuple[tuple[int, int], ...]:
@@ -166,7 +189,7 @@ class PlacedPlan:
                 self.model.compute.stage_times(
                     self.model.graph,
                     self.plan.stages[stage].layers,
-                    self.shape(stage),
+                    self.shape(stage, devices),
                     self.plan.precision,
                     device,
                     recompute=self.plan.stages[stage].recompute,
@@ -198,7 +221,7 @@ class PlacedPlan:
     def _per_place(self, bytes_of: BytesOf) -> Ints:
         table = np.zeros((len(self.plan.stages), len(self.device_sets)), dtype=np.int64)
         for index, devices in self.places:
-            stage, shape = self.plan.stages[index], self.shape(index)
+            stage, shape = self.plan.stages[index], self.shape(index, devices)
             table[index, devices] = max(
                 bytes_of(self.model.graph, stage.layers, shape, self.plan.precision, device, stage.recompute)
                 for device in self.device_sets[devices]

@@ -157,19 +157,20 @@ def working_bytes(pricing: Pricing) -> Ints:
         working[rows] = taken[columns.stage[rows], sets]
         if pricing.plan.optimizer.step_states:
             rows = np.flatnonzero(columns.kind == STEP)
-            working[rows] = with_slack(_step_bytes(pricing))[columns.stage[rows]]
+            sets = pricing.placed.device_set_of_rank[columns.rank[rows]]
+            working[rows] = with_slack(_step_bytes(pricing))[columns.stage[rows], sets]
     return working
 
 
 def _step_bytes(pricing: Pricing) -> Ints:
-    """Return the bytes that a rank's step of a stage takes in temporary tensors; shape (stages,)."""
-    plan, graph = pricing.plan, pricing.model.graph
+    """Return the bytes that a rank's step of a stage takes in temporary tensors; (stages, device sets)."""
+    plan, graph, placed = pricing.plan, pricing.model.graph, pricing.placed
     each = plan.optimizer.step_states * STEPPED_BYTES[plan.precision]
-    stepped = [
-        -(-stage_parameters(graph, stage.layers, pricing.placed.shape(index)) // plan.sharers(index))
-        for index, stage in enumerate(plan.stages)
-    ]
-    return each * np.array(stepped, dtype=np.int64)
+    stepped = np.zeros((len(plan.stages), len(placed.device_sets)), dtype=np.int64)
+    for index, devices in placed.places:
+        parameters = stage_parameters(graph, plan.stages[index].layers, placed.shape(index, devices))
+        stepped[index, devices] = -(-parameters // plan.sharers(index))
+    return each * stepped
 
 
 def _border_changes(pricing: Pricing) -> Ints:

@@ -96,6 +96,7 @@ class Pass(Generic[Options]):
         evaluates: True: the pass runs in forward-only programs, too.
         deals: True: the pass runs where stages have unlike numbers of replicas.
         mixes_lanes: True: the pass runs where stages have unlike numbers of ranks in each replica.
+        mixes_replicas: True: the pass runs where replicas of one stage have.
         refuse: returns the violations of a layout, given the options of all methods by name.
         beside: returns the rows of ranks that hold no stage, for one step of a pipeline with all passes, and
             their edges among themselves; `rank` is the rank itself.
@@ -122,6 +123,7 @@ class Pass(Generic[Options]):
     evaluates: bool = False
     deals: bool = False
     mixes_lanes: bool = False
+    mixes_replicas: bool = False
     refuse: Callable[[PipelineLayout, Options, Mapping[str, Any]], Sequence[Violation]] = (
         lambda layout, options, others: ()
     )
@@ -197,6 +199,11 @@ class PassList:
             for uneven, named, nearby in (
                 (layout.deals and not one.deals, "replicas", "equally many replicas of every stage"),
                 (layout.mixes_lanes and not one.mixes_lanes, "ranks", "one tensor degree"),
+                (
+                    layout.mixes_replicas and one.mixes_lanes and not one.mixes_replicas,
+                    "ranks in their replicas",
+                    "replicas of one tensor degree",
+                ),
             )
             if uneven
         ]
@@ -315,7 +322,8 @@ def replica_groups(
 ) -> GroupTable:
     """Build a group for each lane of each part of a stage's replicas; `parts` lists these replicas by stage.
 
-    Stages on the same ranks share groups; a replica in no part has no group.
+    Stages on the same ranks share groups; a replica in no part has no group. Of unlike replicas, the lanes
+    are those of the widest. A narrower replica has the rank there that holds this lane's shard.
     """
     numbers: dict[bytes, int] = {}
     first_on: dict[tuple[tuple[int, ...], ...], int] = {}
@@ -329,7 +337,8 @@ def replica_groups(
             continue
         for replicas in parts[index]:
             for lane in range(layout.lanes[index]):
-                group = ranks[replicas, lane]
+                own = lane * layout.stages[index].widths[replicas] // layout.lanes[index]
+                group = ranks[replicas, own]
                 number = numbers.setdefault(np.sort(group).tobytes(), len(groups))
                 if number == len(groups):
                     groups.append(tuple(group.tolist()))

@@ -91,8 +91,9 @@ def connect_stages(
         InputError: one line for every stage that is not the share which the plan gives to this rank.
     """
     problems = []
-    for stage, ranks in plan.stages_of(rank).items():
-        for given, along in zip(_axes(stages[stage]), plan.grid(stage).groups(ranks), strict=True):
+    for stage, copy in plan.stages_of(rank).items():
+        ranks = plan.stages[stage].replicas[copy].ranks
+        for given, along in zip(_axes(stages[stage]), plan.grid(stage, copy).groups(ranks), strict=True):
             group = next(one for one in along if rank in one)
             place, size = group.index(rank), len(group)
             if (given.place, given.size) != (place, size):

@@ -114,15 +114,16 @@ def received(crossings: Collection[Crossing], messages: Iterable[torch.Tensor]) 
 
 
 def borders_of(
-    plan: Plan, stage: int, module: nn.Module, before: Sequence[int], after: Sequence[int]
+    plan: Plan, stage: int, replica: int, module: nn.Module, before: Sequence[int], after: Sequence[int]
 ) -> Borders:
-    """Return the borders of a stage with the neighbours `before` and `after`."""
+    """Return the borders of a replica of a stage with the neighbours `before` and `after`."""
     faces = (
         _wired(plan, module, before, after)
         if isinstance(module, Wired)
         else _plain(plan, module, before, after)
     )
-    size, form_for = plan.size_of(stage), partial(Reshaped.between, plan, stage, tensor=tensor_ranks(module))
+    size = plan.size_of(stage)
+    form_for = partial(Reshaped.between, plan, stage, replica=replica, tensor=tensor_ranks(module))
 
     def crossing(other: int, places: tuple[int, ...], shape: _Shape) -> Crossing:
         samples = min(size, plan.size_of(other))

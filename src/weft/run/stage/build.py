@@ -103,9 +103,9 @@ def build_stages(
         InputError: as `build_stage`.
     """
     stages = {}
-    for index, ranks in plan.stages_of(rank).items():
-        layers = plan.stages[index].layers
-        tensor, context, expert = plan.grid(index).shares(ranks.index(rank))
+    for index, copy in plan.stages_of(rank).items():
+        layers, ranks = plan.stages[index].layers, plan.stages[index].replicas[copy].ranks
+        tensor, context, expert = plan.grid(index, copy).shares(ranks.index(rank))
         stages[index] = build_stage(
             model_config,
             layers,

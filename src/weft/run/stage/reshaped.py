@@ -32,9 +32,14 @@ class Reshaped:
     of_receivers: tuple[int, ...]
 
     @classmethod
-    def between(cls, plan: Plan, stage: int, other: int, tensor: TensorRanks) -> Reshaped | None:
-        """Return the form of values from `stage` to `other`; None if both have equally many tensor ranks."""
-        ours, theirs = plan.shape(stage), plan.shape(other)
+    def between(
+        cls, plan: Plan, stage: int, other: int, *, replica: int, tensor: TensorRanks
+    ) -> Reshaped | None:
+        """Return the form of values from a replica of `stage` to `other`; None if both have equally many
+        tensor ranks."""
+        # Where replicas of a stage have unlike numbers of ranks, each meets those of its own pipeline.
+        replica = 0 if plan.has_like_replicas else replica
+        ours, theirs = plan.shape(stage, replica), plan.shape(other, replica)
         size, lanes = ours.tensor_parallel, theirs.tensor_parallel
         if size == lanes:
             return None

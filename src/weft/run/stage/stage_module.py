@@ -279,12 +279,8 @@ class StageModule(nn.Module, ABC):
 
         `materialise` later gives the parameters their divided shapes with their values.
         """
+        self.divisions = self.possible_divisions()
         self.tensor = ranks
-        self.divisions = {
-            name: Division(held.axis, held.blocks, parameter.shape[held.axis])
-            for name, parameter in self.named_parameters()
-            if (held := self._held(name)).axis is not None
-        }
         for index, block in zip(self.block_indices, self.blocks, strict=True):
             self.narrow(block, ranks.size)
             end_regions(block, self.region_ends_of(index), ranks)
@@ -294,6 +290,16 @@ class StageModule(nn.Module, ABC):
             path, _, leaf = self.token_table.rpartition(".")
             parent = self.get_submodule(path)
             setattr(parent, leaf, DividedTable(getattr(parent, leaf), ranks))
+
+    def possible_divisions(self) -> Mapping[str, Division]:
+        """Return the divisions of parameters over tensor ranks, also of a stage that none divide."""
+        if self.tensor.size > 1:
+            return self.divisions
+        return {
+            name: Division(held.axis, held.blocks, parameter.shape[held.axis])
+            for name, parameter in self.named_parameters()
+            if (held := self._held(name)).axis is not None
+        }
 
     def spread(self, ranks: ContextRanks) -> None:
         """Compute one context rank's tokens only."""

@@ -240,7 +240,7 @@ def plan_in_words(planned: PlannedJob) -> list[tuple[str, str]]:
     plan = planned.plan
     return [
         ("plan", plan.plan_id),
-        ("mesh", " x ".join(f"{axis} {degree}" for axis, degree in plan.mesh.items())),
+        ("mesh", " x ".join(f"{axis} {degree}" for axis, degree in plan.axes.items())),
         ("schedule", plan.schedule.name),
         ("global batch", f"{plan.global_batch} samples of {plan.sequence} tokens"),
         ("micro-batches", f"{plan.micro_batches} of {plan.micro_batch_size} samples"),

@@ -79,8 +79,9 @@ def _placed(stage: Stage, plan: Plan) -> tuple[str, str]:
     recomputation."""
     ranks, copies = spans(ranks_of(stage)), len(stage.replicas)
     counts = [f"{copies} replica{'s' * (copies > 1)}"] if len(set(plan.replicas)) > 1 else []
-    if len(set(plan.tensor_degrees)) > 1:
-        counts.append(f"tp {len(stage.replicas[0].ranks) // (plan.cp * plan.ep)}")
+    if plan.degree_words:
+        widths = dict.fromkeys(len(copy.ranks) // (plan.cp * plan.ep) for copy in stage.replicas)
+        counts.append(f"tp {'|'.join(map(str, widths))}")
     return f"{ranks} ({', '.join(counts)})" if counts else ranks, stage.recompute
 
 

@@ -7,7 +7,7 @@ stages have equally many replicas. The devices of a stage, divided by these, are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, product
 from math import gcd
@@ -15,7 +15,7 @@ from math import gcd
 import numpy as np
 
 from weft.describe.layout import DENSE, Layout
-from weft.describe.plan import Choice, Plan, Recompute, Replica, Stage
+from weft.describe.plan import Choice, Plan, Recompute, Replica, Sharding, Stage
 from weft.describe.plan_file import check_plan
 from weft.moves.layout import build_plan
 from weft.planning.planners.bounds import Bounds
@@ -64,7 +64,7 @@ class DegreeSpace:
     def __init__(self, problem: Problem, bounds: Bounds) -> None:
         self._problem, self._bounds = problem, bounds
         self._uneven = UnevenSpace(problem, bounds)
-        self._words: tuple[Recompute, ...] = choices(problem) or (_pinned_word(problem),)
+        self._words = words_of(problem)
 
     def search(self) -> list[DegreePlan]:
         """Return the plans that fit by their bounds, least estimates first: one for each row of stages.
@@ -112,51 +112,16 @@ class DegreeSpace:
         """Return the plan of a row with the least estimate; None if none fits."""
         problem = self._problem
         found: tuple[float, Layout, Dealt] | None = None
-        for layout in self._layouts(row):
+        for layout in decisions(problem, row.replicas, LIGHT):
             one = self._dealt(row, layout)
             if one is not None and (found is None or one[0] < found[0]):
                 found = one[0], layout, one[1]
         if found is None:
             return None
         estimate_s, layout, dealt = found
-        plan = build_plan(problem.job, layout, [1.0] * len(problem.job.graph.layers))
-        ends = [0, *accumulate(dealt.layers_per_stage)]
-        stages = tuple(
-            Stage(
-                layers=tuple(range(ends[index], ends[index + 1])),
-                replicas=tuple(
-                    Replica(ranks=tuple(ranks), micro_batches=share)
-                    for ranks, share in zip(held.tolist(), dealt.micro_batches, strict=True)
-                ),
-                recompute=self._words[dealt.ways[index]],
-            )
-            for index, held in enumerate(row.ranks)
-        )
-        mesh = {**plan.mesh, "pp": sum(row.degrees)}
-        return DegreePlan(
-            plan=plan.model_copy(update={"stages": stages, "mesh": mesh}), estimate_s=estimate_s
-        )
-
-    def _layouts(self, row: _StageRow) -> Iterator[Layout]:
-        """Yield the decisions of plans besides stages, as layouts of one stage on one tensor rank."""
-        pins, batch = self._problem.pins, self._problem.job.global_batch
-        samples, rest = divmod(batch, row.replicas)
-        sizes = [2**turn for turn in range(samples.bit_length())]
-        for size in sizes if pins.micro_batch_size is None else [pins.micro_batch_size]:
-            for sharding in LIGHT if pins.sharding is None else (pins.sharding,):
-                if rest or samples % size or (sharding != "zero-0" and row.replicas == 1):
-                    continue
-                yield Layout(
-                    pp=1,
-                    dp=row.replicas,
-                    tp=1,
-                    loops=1,
-                    micro_batch_size=size,
-                    schedule=SCHEDULE,
-                    sync=DENSE,
-                    sharding=sharding,
-                    **pins.besides(DECIDED | {"cp", "ep"}),
-                )
+        mesh = {"pp": sum(row.degrees), "dp": row.replicas}
+        plan = plan_of(problem, layout, dealt, [held.tolist() for held in row.ranks], self._words, mesh)
+        return DegreePlan(plan=plan, estimate_s=estimate_s)
 
     def _dealt(self, row: _StageRow, layout: Layout) -> tuple[float, Dealt] | None:
         """Return cuts of the layers for a row, and the estimate of the step; None if nothing fits."""
@@ -198,9 +163,70 @@ class DegreeSpace:
         return most_s
 
 
+def decisions(
+    problem: Problem, replicas: int, shardings: Sequence[Sharding], *, uneven: bool = False
+) -> Iterator[Layout]:
+    """Yield the decisions of plans besides stages, as layouts of one stage on one tensor rank.
+
+    Replicas share the batch equally, or in any way (`uneven`), in whole micro-batches.
+    """
+    pins, batch = problem.pins, problem.job.global_batch
+    unit = 1 if uneven else replicas
+    sizes = [2**turn for turn in range((batch // replicas).bit_length())]
+    for size in sizes if pins.micro_batch_size is None else [pins.micro_batch_size]:
+        for sharding in shardings if pins.sharding is None else (pins.sharding,):
+            fits = batch >= size * replicas and batch % (size * unit) == 0
+            if not fits or (sharding != "zero-0" and replicas == 1):
+                continue
+            yield Layout(
+                pp=1,
+                dp=replicas,
+                tp=1,
+                loops=1,
+                micro_batch_size=size,
+                schedule=SCHEDULE,
+                sync=DENSE,
+                sharding=sharding,
+                **pins.besides(DECIDED | {"cp", "ep"}),
+            )
+
+
+def plan_of(
+    problem: Problem,
+    layout: Layout,
+    dealt: Dealt,
+    ranks: Sequence[Sequence[Sequence[int]]],
+    words: Sequence[Recompute],
+    mesh: Mapping[str, int],
+) -> Plan:
+    """Return the plan of a layout's decisions with dealt stages on these ranks, by stage and replica."""
+    shares = dealt.micro_batches if len(set(dealt.micro_batches)) > 1 else None
+    layout = replace(layout, micro_batches_per_replica=shares)
+    plan = build_plan(problem.job, layout, [1.0] * len(problem.job.graph.layers))
+    ends = [0, *accumulate(dealt.layers_per_stage)]
+    stages = tuple(
+        Stage(
+            layers=tuple(range(ends[index], ends[index + 1])),
+            replicas=tuple(
+                Replica(ranks=tuple(own), micro_batches=share)
+                for own, share in zip(held, dealt.micro_batches, strict=True)
+            ),
+            recompute=words[dealt.ways[index]],
+        )
+        for index, held in enumerate(ranks)
+    )
+    return plan.model_copy(update={"stages": stages, "mesh": {**plan.mesh, **mesh}})
+
+
+def words_of(problem: Problem) -> tuple[Recompute, ...]:
+    """Return the words of recomputation for each stage: the choices, or the pinned one."""
+    return choices(problem) or (_pinned_word(problem),)
+
+
 def in_orders(problem: Problem, plan: Plan) -> Iterator[Plan]:
     """Yield a plan in its order of micro-batches, and in one with split backward passes, if the job may."""
-    job, names = problem.job, (SCHEDULE, SPLIT) if problem.pins.schedule is None else (SCHEDULE,)
+    job, splits = problem.job, problem.pins.schedule is None and len(plan.stages) > 1
+    names = (SCHEDULE, SPLIT) if splits else (SCHEDULE,)
     for name in names:
         ordered = plan.model_copy(update={"schedule": Choice(name=name)})
         if not check_plan(ordered, job.graph, job.cluster):

@@ -11,7 +11,7 @@ with a shorter predicted step.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -38,11 +38,12 @@ from weft.planning.planners.simulated import (
     states_too_big,
 )
 from weft.planning.planners.space import MAX_LOOPS, by_count, in_chunks, layouts
-from weft.planning.planners.weft.degrees import DegreeSpace, in_orders
+from weft.planning.planners.weft.degrees import DegreePlan, DegreeSpace, in_orders
 from weft.planning.planners.weft.findings import NEAR, Findings
 from weft.planning.planners.weft.mixed import MixedSpace, choices
 from weft.planning.planners.weft.placement import problems_of, unlike_devices
 from weft.planning.planners.weft.uneven import Suited, UnevenSpace
+from weft.planning.planners.weft.unlike_replicas import ReplicaSpace
 from weft.planning.problem import Problem
 from weft.progress import CountedWork, ProgressReport, unwatched
 
@@ -237,15 +238,20 @@ class _Search:
                 left -= 1
 
     def take_unlike_degrees(self) -> None:
-        """Simulate the plans with unlike tensor degrees that may win by their estimates."""
-        if not self._unlike:
-            return
-        try:
-            found = DegreeSpace(self._problem, self._bounds).search()
-        except InputError:
-            return  # a profile was not measured at some degree
+        """Simulate the plans with unlike tensor degrees that may win by their estimates.
+
+        Either stages or replicas have degrees of their own.
+        """
+        for space in (DegreeSpace, ReplicaSpace) if self._unlike else ():
+            try:
+                found = space(self._problem, self._bounds).search()
+            except InputError:
+                continue  # a profile was not measured at some degree
+            self._take(found[: self._planner.degrees])
+
+    def _take(self, found: Iterable[DegreePlan]) -> None:
         unjudged = Candidate(verdict=Verdict.PRUNED, reason="")
-        for one in found[: self._planner.degrees]:
+        for one in found:
             goal = goal_of_step(self._problem, one.estimate_s, one.plan.ranks)
             # An order with split passes may be faster than the estimated one.
             if not self._goes_on() or not self.found.wins(goal / NEAR):
