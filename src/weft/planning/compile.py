@@ -38,7 +38,10 @@ def compile_plan(
     Raises:
         InputError: when the plan's replicas do not form equal pipelines, or its schedule refuses them.
     """
-    return assemble(_lowered(plan, graph, _layout(plan, graph, micro_batches)), only_replica)
+    layout = pipeline_layout(plan, graph)
+    if micro_batches is not None:
+        layout = layout.of_length(micro_batches)
+    return assemble(_lowered(plan, graph, layout), only_replica)
 
 
 def compile_part(plan: Plan, graph: LayerGraph, rank: int) -> RankProgram:
@@ -55,28 +58,20 @@ def _lowered(plan: Plan, graph: LayerGraph, layout: PipelineLayout) -> LoweredLa
     return lowered_training(layout, schedule, plan.schedule.options, options_of(plan, graph))
 
 
-def _layout(plan: Plan, graph: LayerGraph, micro_batches: int | None) -> PipelineLayout:
-    layout = pipeline_layout(plan, graph)
-    if micro_batches is None:
-        return layout
-    return replace(layout, micro_batches=(micro_batches,) * layout.replicas)
-
-
 def compile_folded(
-    plan: Plan, graph: LayerGraph, cluster: Cluster, *, micro_batches: int | None = None
+    plan: Plan, graph: LayerGraph, cluster: Cluster, layout: PipelineLayout | None = None
 ) -> Program:
     """Return the training program with one pipeline for all equal ones, and one lane where lanes are equal.
 
     All pipelines stay beside servers, and where shares of the batch, steps of a cycle or ranks are unequal.
-    They also stay where none is slowest in all of its stages. Lanes are equal when each
-    replica's ranks are equally fast devices of one node, and all stages have equally many. Then they do the
-    same at the same time over the same links. Prices are those of the slowest. `micro_batches` is as for
-    `compile_plan`.
+    They also stay where none is slowest in all of its stages. Lanes are equal when each replica's ranks are
+    equally fast devices of one node, and all stages have equally many. Then they do the same at the same time
+    over the same links. Prices are those of the slowest. `layout` is the plan's, perhaps in another length.
 
     Raises:
         InputError: see `compile_plan`.
     """
-    layout = _layout(plan, graph, micro_batches)
+    layout = pipeline_layout(plan, graph) if layout is None else layout
     layout.require_valid()
     places, ranks = ClusterPlaces(cluster), layout.rank_tables
     lowered = _lowered(plan, graph, layout)

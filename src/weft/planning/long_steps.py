@@ -14,7 +14,7 @@ from math import lcm
 
 from weft.describe.plan import Plan
 from weft.describe.prediction import Prediction
-from weft.planning.compile import compile_folded
+from weft.planning.compile import compile_folded, pipeline_layout
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.predict.cost.price import Priced, price_placed
 from weft.predict.cost.residency import Held
@@ -54,9 +54,10 @@ def predict_long(model: CostModel, plan: Plan, price: PriceOf = price_placed) ->
     Raises:
         InputError: see `predict`.
     """
-    shorter = _shorter(plan)
+    shorter, layout = _shorter(plan), pipeline_layout(plan, model.graph)
+    layout.require_valid()
     programs = [
-        compile_folded(one, model.graph, model.cluster, micro_batches=length)
+        compile_folded(one, model.graph, model.cluster, layout.of_length(length) if length else layout)
         for one, length in shorter or ((plan, None),)
     ]
     placed = PlacedPlan(program=programs[0], plan=plan, model=model.of(plan))

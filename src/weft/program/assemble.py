@@ -138,7 +138,7 @@ def assemble_part(lowered: LoweredLayout, rank: int) -> RankProgram:
         InputError: when the layout has no such rank.
     """
     layout, passes = lowered.layout, lowered.passes
-    found = np.argwhere(layout.rank_table() == rank)
+    found = np.argwhere(layout.rank_table == rank)
     if rank in layout.server_ranks:
         one, place, here, held = lowered.beside, rank, np.arange(layout.ranks), _held(layout, [])
         copy = one.columns.take(np.flatnonzero(one.columns.rank == rank))

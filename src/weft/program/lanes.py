@@ -47,7 +47,7 @@ class LanePlaces(NamedTuple):
     @classmethod
     def of(cls, layout: PipelineLayout, pipelines: Sequence[int]) -> LanePlaces:
         """Return the places of these lowered pipelines, whose stages have equally many lanes."""
-        table = layout.rank_table()[list(pipelines)]
+        table = layout.rank_table[list(pipelines)]
         _, devices, copies = table.shape
         if not layout.mixes_lanes:
             lane = np.broadcast_to(np.arange(copies, dtype=np.int64), (devices, copies))

@@ -153,7 +153,7 @@ class PipelineLayout:
         shared = [path % (self.paths // copies) for copies in sorted(set(self.copies))]
         return np.lexsort([path, *shared])
 
-    @property
+    @cached_property
     def pipeline_micro_batches(self) -> tuple[int, ...]:
         """Micro-batches per step of each pipeline, over all of its paths."""
         return tuple(map(sum, zip(*[iter(self.micro_batches)] * self.paths, strict=True)))
@@ -200,7 +200,7 @@ class PipelineLayout:
         """Global number of the first micro-batch of each path."""
         return tuple(accumulate(self.micro_batches[:-1], initial=0))
 
-    @property
+    @cached_property
     def placement(self) -> Ints:
         """Device of each stage on each path, shape (paths, stages).
 
@@ -218,8 +218,9 @@ class PipelineLayout:
             dtype=np.int64,
         )
 
+    @cached_property
     def rank_table(self) -> Ints:
-        """Return the rank of each (pipeline, device, lane), devices as in `placement`.
+        """The rank of each (pipeline, device, lane), devices as in `placement`.
 
         It is -1 where a device has fewer lanes than others.
         """
@@ -230,6 +231,16 @@ class PipelineLayout:
             ranks = self.rank_tables[stage][self.path_copies[path, stage] :: self.copies[stage]]
             table[:, device, : self.lanes[stage]] = ranks
         return table
+
+    def of_length(self, micro_batches: int) -> PipelineLayout:
+        """Return the layout with so many micro-batches, 1 or more, on each path.
+
+        It shares the tables of ranks, and a valid layout stays so.
+        """
+        found = replace(self, micro_batches=(micro_batches,) * self.replicas)
+        if not self._problems:
+            vars(found).update({name: one for name, one in vars(self).items() if name in _OF_RANKS})
+        return found
 
     def require_valid(self) -> None:
         """Check that a program can be built for the layout.
@@ -259,6 +270,10 @@ class PipelineLayout:
         problems += [*_graph_problems(self), *_path_problems(self), *_frozen_problems(self)]
         # These checks need stages that are well-formed by themselves.
         return problems or _lane_problems(self) or _device_problems(self)
+
+
+# What micro-batches do not change.
+_OF_RANKS = ("copies", "lanes", "path_copies", "placement", "rank_table", "rank_tables", "_problems")
 
 
 def rank_rows(held: Sequence[Sequence[int]]) -> Ints:
@@ -349,7 +364,7 @@ def _frozen_problems(layout: PipelineLayout) -> list[Violation]:
 
 
 def _device_problems(layout: PipelineLayout) -> list[Violation]:
-    placement, table = layout.placement, layout.rank_table()
+    placement, table = layout.placement, layout.rank_table
     if _devices_are_shared_rightly(layout, placement, table):
         return []
     problems = [

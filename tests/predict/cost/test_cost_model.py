@@ -14,7 +14,7 @@ from predict.plans import plan_of
 from weft.describe.cluster import Cluster, NodeGroup
 from weft.describe.families import layer_graph
 from weft.describe.plan import Plan
-from weft.planning.compile import compile_folded
+from weft.planning.compile import compile_folded, pipeline_layout
 from weft.planning.long_steps import predict_long
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.predict.cost.price import Priced, price, price_placed
@@ -92,8 +92,9 @@ def test_programs_of_other_lengths_are_priced_with_the_same_tables(
     model: CostModel, shape: dict[str, Any], choice: dict[str, Any], rounds: int
 ) -> None:
     plan, length = planned(model, {**shape, "micro_batches": 4}, choice), rounds * shape["pp"]
+    whole = pipeline_layout(plan, model.graph)
     first, other = (
-        compile_folded(plan, model.graph, model.cluster, micro_batches=count) for count in (None, length)
+        compile_folded(plan, model.graph, model.cluster, one) for one in (whole, whole.of_length(length))
     )
     assert_same(
         price_placed(PlacedPlan(program=first, plan=plan, model=model), other),
