@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import cache
@@ -80,6 +81,8 @@ def is_pure(path: Path) -> bool:
     return place.parts[0] in PURE_ROOMS and not any(place.match(pattern) for pattern in WITH_TORCH)
 
 
+# Tests that start processes of one file: more have two runners, which get so many neighbours in turn.
+LONG_TABLE, NEIGHBOURS = 100, 16
 # The simulator's engine, then every function of the codecs, each with the types that tests call it with.
 COMPILE_ENGINE = """
 from weft.predict.abstract import simulate_schedule
@@ -144,14 +147,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of the pure half, and keep a file's tests that start processes on one runner.
 
     Each runner has one pool, and other runners' tests fill the time in which processes wait (pytest-xdist,
-    `--dist loadgroup`).
+    `--dist loadgroup`). A long table has two runners: its rows would take longer than all others together.
     """
+    starting: dict[Path, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if is_pure(item.path):
             item.add_marker(pytest.mark.pure)
         fixtures = getattr(item, "fixturenames", ())
         if item.get_closest_marker("processes") is not None or "worker_pool" in fixtures:
-            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(TESTS))))
+            starting[item.path].append(item)
+    for path, some in starting.items():
+        for number, item in enumerate(some):
+            half = f" {number // NEIGHBOURS % 2}" if len(some) > LONG_TABLE else ""
+            item.add_marker(pytest.mark.xdist_group(f"{path.relative_to(TESTS)}{half}"))
 
 
 def pytest_collection_finish() -> None:
