@@ -86,6 +86,12 @@ _TINY = {
         "layer_types": [*["full_attention", "sliding_attention"] * 2, "sliding_attention"],
     },
     "gemma4_unified_text": {"global_head_dim": 32, "num_global_key_value_heads": 1},
+    "gemma4_text": {
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "vocab_size_per_layer_input": 100,
+        "hidden_size_per_layer_input": 0,
+    },
     # Unsupported choices.
     "minimax": {"sliding_window": None},
     "kimi_linear": {"tie_word_embeddings": False},

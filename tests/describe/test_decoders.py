@@ -186,7 +186,7 @@ def test_blocks_have_linear_attention_where_the_file_says(tmp_path, model_type, 
 def test_blocks_have_the_heads_that_the_file_says(tmp_path, model_type, keys, heads):
     config = described(tmp_path, model_type, head_dim=8, **keys)
     assert config.decoder is not None
-    found = [(one.heads, one.key_value_heads, one.head_size) for one in config.decoder.block_heads]
+    found = [(one.heads, one.key_value_heads, one.head_size) for one in config.decoder.block_sizes]
     assert found == heads
     assert layer_graph(config).refuse_tensor(2) is not None
 
@@ -291,8 +291,54 @@ def test_blocks_that_share_a_choice_of_tokens_are_planned_only(tmp_path, keys, b
     assert bool(planned_only(config)) == (len(blocks) < 4)
 
 
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({}, "rows of a table beside the stream"),
+        ({"num_kv_shared_layers": 1}, "rows of a table beside the stream"),
+        ({"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 1}, "without keys of their own"),
+        (
+            {
+                "hidden_size_per_layer_input": 0,
+                "enable_moe_block": True,
+                "num_experts": 4,
+                "top_k_experts": 1,
+            },
+            "beside a plain feed-forward",
+        ),
+    ],
+)
+def test_blocks_that_read_more_than_the_stream_are_planned_only(tmp_path, keys, words):
+    [violation] = planned_only(described(tmp_path, "gemma4_text", **keys))
+    assert words in str(violation)
+
+
+def test_stages_hand_on_what_later_blocks_read(tmp_path):
+    def sent(**keys: object) -> list[float]:
+        graph = layer_graph(described(tmp_path, "gemma4_text", head_dim=8, **keys))
+        return [layer.sent(Shape(1, 1)) for layer in graph.layers]
+
+    none = sent(hidden_size_per_layer_input=0)
+    assert none == [32.0] * 5 + none[5:]
+    inputs = sent(hidden_size_per_layer_input=6)
+    assert [one - other for one, other in zip(inputs, none, strict=True)] == [24, 18, 12, 6, 0, 0]
+    # The second block stores keys and values of windows and the third of all tokens, for the last two.
+    kinds = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    keys = sent(hidden_size_per_layer_input=0, num_kv_shared_layers=1, layer_types=kinds)
+    assert [one - other for one, other in zip(keys, none, strict=True)] == [
+        0,
+        0,
+        2 * 16,
+        2 * 16 + 2 * 1024,
+        0,
+        0,
+    ]
+
+
 def test_rows_that_are_not_trained_say_so(tmp_path):
     for model_type in ROWS:
-        assert bool(planned_only(described(tmp_path, model_type))) == (model_type not in TRAINED)
+        # One type is trained without inputs of blocks alone.
+        config = described(tmp_path, model_type, hidden_size_per_layer_input=0)
+        assert bool(planned_only(config)) == (model_type not in TRAINED)
     [violation] = planned_only(described(tmp_path, "phimoe"))
     assert "phimoe is planned only" in str(violation)

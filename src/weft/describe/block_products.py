@@ -87,7 +87,7 @@ def _names(config: ModelConfig) -> tuple[Sequence[str], Sequence[str]]:
         return _NAMES[config.family]
     row = ROWS.get(config.family)
     decoder = config.architecture
-    alike = decoder.latent is None and decoder.linear is None and not decoder.block_heads
+    alike = decoder.latent is None and decoder.linear is None and not decoder.block_sizes
     if row is None or not alike:
         known = (
             f"{', '.join(sorted(_NAMES))}, and of decoders with a row, without latent or linear attention, "

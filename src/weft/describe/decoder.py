@@ -28,18 +28,35 @@ Decay = Literal["head", "channel", "constant"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadSizes:
-    """Sizes of a block's attention, where blocks differ.
+class BlockSizes:
+    """Sizes of one block, where blocks differ.
 
     Attributes:
-        heads, key_value_heads, head_size: those of the model, in this block.
+        heads, key_value_heads, head_size, feed_forward: those of the model, in this block. A block without
+            heads of keys and values reads those of a block before it.
         keys_as_values: True if the product of keys makes the values, too.
     """
 
     heads: int
     key_value_heads: int
     head_size: int
+    feed_forward: int
     keys_as_values: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockInputs:
+    """Sizes of vectors that all blocks read beside the stream, one of each token and block (Gemma 3n).
+
+    They are rows of a table of their own, plus a product of the rows of the token table.
+
+    Attributes:
+        size: elements of a vector.
+        rows: those of the table.
+    """
+
+    size: int
+    rows: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +138,8 @@ class Experts:
         biases: True if the products of the experts have biases.
         scores: the function from a token's logits to its scores of all experts.
         choice_bias: True if a bias is added to scores for the choice of experts alone. It has no gradient.
+        beside: True if blocks with experts have a plain feed-forward, too. Both have norms of their own, and
+            the router scales its input.
         dense: positions of the blocks with a plain feed-forward in place of experts.
     """
 
@@ -133,6 +152,7 @@ class Experts:
     biases: bool = False
     scores: Scores = "softmax"
     choice_bias: bool = False
+    beside: bool = False
     dense: tuple[int, ...] = ()
 
 
@@ -156,7 +176,7 @@ class Decoder:
         attention_gate: see its type.
         keys_as_values: True if the product of keys makes the values, too.
         value_norm: True if a norm without a weight follows the product of values.
-        block_heads: the sizes of attention block by block; empty if all blocks have those of the model.
+        block_sizes: sizes block by block; empty if all blocks have those of the model.
         undivided: True if tensor ranks cannot divide the blocks.
         windows: tokens to which each token of a block attends, block by block; 0 for all before it. Empty if
             no block has a window.
@@ -181,9 +201,10 @@ class Decoder:
     attention_gate: Gate = "none"
     keys_as_values: bool = False
     value_norm: bool = False
-    block_heads: tuple[HeadSizes, ...] = ()
+    block_sizes: tuple[BlockSizes, ...] = ()
     undivided: bool = False
     windows: tuple[int, ...] = ()
+    block_inputs: BlockInputs | None = None
     latent: Latent | None = None
     linear: LinearAttention | None = None
     indexer: Indexer | None = None
@@ -200,9 +221,9 @@ class Decoder:
     def has_experts(self, block: int) -> bool:
         return self.experts is not None and block not in self.experts.dense
 
-    def heads_in(self, block: int) -> HeadSizes | None:
-        """Return the own sizes of a block's attention; None if it has those of the model."""
-        return self.block_heads[block] if self.block_heads else None
+    def sizes_in(self, block: int) -> BlockSizes | None:
+        """Return the own sizes of a block; None if it has those of the model."""
+        return self.block_sizes[block] if self.block_sizes else None
 
     def linear_in(self, block: int) -> LinearAttention | None:
         """Return the linear attention of a block; None for one that attends to tokens."""
@@ -215,7 +236,9 @@ def decoder_from(record: Mapping[str, Any]) -> Decoder:
     parts["windows"] = tuple(parts["windows"])
     if parts["latent"] is not None:
         parts["latent"] = Latent(**parts["latent"])
-    parts["block_heads"] = tuple(HeadSizes(**one) for one in parts.get("block_heads", ()))
+    parts["block_sizes"] = tuple(BlockSizes(**one) for one in parts.get("block_sizes", ()))
+    if parts.get("block_inputs") is not None:
+        parts["block_inputs"] = BlockInputs(**parts["block_inputs"])
     for name, kind in (("linear", LinearAttention), ("indexer", Indexer)):
         # Plan files of earlier versions lack these.
         if parts.get(name) is not None:

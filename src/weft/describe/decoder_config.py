@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from weft.describe.decoder import Decoder, Experts, Indexer, Latent, LinearAttention
+from weft.describe.decoder import BlockInputs, Decoder, Experts, Indexer, Latent, LinearAttention
 from weft.describe.decoder_given import Given
 from weft.describe.decoder_kinds import (
     LINEAR,
     blocks_with_indexers,
     blocks_without_experts,
-    heads_of_blocks,
     kinds_of_blocks,
+    sizes_of_blocks,
     windows_of_blocks,
 )
-from weft.describe.decoder_row import DecoderRow, ExpertKeys, Fact, IndexerKeys, LinearKeys
+from weft.describe.decoder_row import BlockInputKeys, DecoderRow, ExpertKeys, Fact, IndexerKeys, LinearKeys
 from weft.describe.hub_sizes import group_problems, head_problems, read_sizes, tied_problems
 from weft.describe.model import ModelConfig, read_constants
 from weft.errors import InputError
@@ -39,9 +39,10 @@ _LATENT = {
 }
 # The families of GPT-J leave out a width of four times the hidden size.
 _FEED_FORWARDS = ("n_inner", "ffn_hidden_size")
-# The fields of `Decoder` that a row has too, and those that a key of the file may decide. Of latent and
-# linear attention, of indexers and of experts a row names only the keys.
+# The fields of `Decoder` that a row has too, and those that a key of the file may decide. Of those
+# that are tables, a row names only the keys.
 _SHARED = {field.name for field in fields(Decoder)} & DecoderRow.model_fields.keys() - {
+    "block_inputs",
     "latent",
     "indexer",
     "linear",
@@ -118,10 +119,11 @@ def _decoder(given: Given, row: DecoderRow, sizes: Mapping[str, int]) -> Decoder
     return Decoder(
         head_size=head_size,
         windows=windows_of_blocks(given, row, kinds),
-        block_heads=() if row.heads is None else heads_of_blocks(given, row.heads, kinds, sizes),
+        block_sizes=() if row.sizes is None else sizes_of_blocks(given, row.sizes, kinds, sizes),
         latent=_latent(given) if row.latent else None,
         linear=None if row.linear is None else _linear(given, row.linear, kinds, sizes),
         indexer=None if row.indexer is None else _indexer(given, row.indexer, layers),
+        block_inputs=None if row.block_inputs is None else _block_inputs(given, row.block_inputs),
         experts=None if row.experts is None else _experts(given, row.experts, layers),
         **stated,
     )
@@ -169,7 +171,15 @@ def _indexer(given: Given, keys: IndexerKeys, layers: int) -> Indexer:
     )
 
 
-def _experts(given: Given, keys: ExpertKeys, layers: int) -> Experts:
+def _block_inputs(given: Given, keys: BlockInputKeys) -> BlockInputs | None:
+    if not given.value(keys.size):
+        return None
+    return BlockInputs(size=given.count(keys.size), rows=given.count(keys.rows))
+
+
+def _experts(given: Given, keys: ExpertKeys, layers: int) -> Experts | None:
+    if keys.switch and not given.fact(keys.switch):
+        return None
     width = given.count(*keys.width)
     shared = given.count(keys.shared, least=0) * width if keys.shared else 0
     if keys.shared_width:
@@ -187,5 +197,6 @@ def _experts(given: Given, keys: ExpertKeys, layers: int) -> Experts:
         biases=keys.biases,
         scores=keys.scores,
         choice_bias=keys.choice_bias,
+        beside=keys.beside,
         dense=blocks_without_experts(given, keys, layers),
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from weft.describe.decoder import HeadSizes
+from weft.describe.decoder import BlockSizes
 from weft.describe.decoder_given import Given
-from weft.describe.decoder_row import DecoderRow, ExpertKeys, HeadKeys, IndexerKeys
+from weft.describe.decoder_row import DecoderRow, ExpertKeys, IndexerKeys, SizeKeys
 from weft.describe.units import shown
 
 # Attention to all tokens before, to a window of them, to a state in place of tokens, and to chosen tokens.
@@ -55,19 +55,20 @@ def blocks_without_experts(given: Given, keys: ExpertKeys, layers: int) -> tuple
     return tuple(sorted(dense))
 
 
-def heads_of_blocks(
-    given: Given, keys: HeadKeys, kinds: Sequence[str], sizes: Mapping[str, int]
-) -> tuple[HeadSizes, ...]:
-    """Return the sizes of every block's attention; empty if all have those of the model."""
-    if not {"heads", "head_size"} <= sizes.keys():
+def sizes_of_blocks(
+    given: Given, keys: SizeKeys, kinds: Sequence[str], sizes: Mapping[str, int]
+) -> tuple[BlockSizes, ...]:
+    """Return the sizes of every block; empty if all have those of the model."""
+    if not {"heads", "head_size", "feed_forward"} <= sizes.keys():
         return ()
-    usual = HeadSizes(
+    usual = BlockSizes(
         heads=sizes["heads"],
         key_value_heads=sizes.get("key_value_heads", sizes["heads"]),
         head_size=sizes["head_size"],
+        feed_forward=sizes["feed_forward"],
     )
     counts = given.entries(keys.counts, len(kinds)) if keys.counts else None
-    full = _full_heads(given, keys, usual)
+    full = _full_sizes(given, keys, usual)
     found = [
         replace(full if kind == FULL else usual, **({} if counts is None else {"heads": count}))
         for kind, count in zip(kinds, counts or kinds, strict=True)
@@ -77,10 +78,14 @@ def heads_of_blocks(
         found[int(index)] = replace(
             found[int(index)], **{size: changes[key] for key, size in _OWN_SIZES.items() if key in changes}
         )
+    shared = given.count(keys.shared, least=0) if keys.shared and keys.shared in given.record else 0
+    factor = 2 if keys.doubled and given.fact(keys.doubled) else 1
+    for index in range(max(0, len(found) - shared), len(found)):
+        found[index] = replace(found[index], key_value_heads=0, feed_forward=factor * usual.feed_forward)
     return tuple(found) if any(one != usual for one in found) else ()
 
 
-def _full_heads(given: Given, keys: HeadKeys, usual: HeadSizes) -> HeadSizes:
+def _full_sizes(given: Given, keys: SizeKeys, usual: BlockSizes) -> BlockSizes:
     shared = bool(keys.keys_as_values) and given.fact(str(keys.keys_as_values))
     full = replace(usual, keys_as_values=shared)
     if given.value(_OWN) is not None:

@@ -36,7 +36,8 @@ class ExpertKeys(TomlTable):
     Attributes:
         count, active, width: see `weft.describe.decoder.Experts`.
         shared, shared_width: the number of shared experts of `width`, or their columns.
-        shared_gate, router_parameters, biases, scores, choice_bias: the same attributes of `Experts`.
+        shared_gate, router_parameters, biases, scores, choice_bias, beside: the same attributes of `Experts`.
+        switch: a key of the file without which no block has experts.
         first_dense, dense_blocks, step: the number of blocks without experts at the start; the list of
             others; every how many blocks one has experts.
     """
@@ -51,6 +52,8 @@ class ExpertKeys(TomlTable):
     biases: bool = False
     scores: Scores = "softmax"
     choice_bias: bool = False
+    beside: bool = False
+    switch: str | None = None
     first_dense: str | None = None
     dense_blocks: str | None = None
     step: str | None = None
@@ -98,11 +101,13 @@ class IndexerKeys(TomlTable):
     offset: str = "index_skip_topk_offset"
 
 
-class HeadKeys(TomlTable):
-    """The keys of heads in blocks of their own; an object `per_layer_config` of the file takes precedence.
+class SizeKeys(TomlTable):
+    """The keys of sizes that differ from block to block; `per_layer_config` of the file takes precedence.
 
     Attributes:
         counts: a list with the heads of each block.
+        shared: the number of blocks at the end that read the keys and values of a block before them, and
+            `doubled` a switch of twice the feed-forward in these.
         full_size, full_key_value_heads: the same sizes of blocks that attend to all tokens before.
         keys_as_values: if true, the product of keys makes the values of these blocks, too. Without it, they
             have the model's heads of keys and values.
@@ -112,6 +117,18 @@ class HeadKeys(TomlTable):
     full_size: str | None = None
     full_key_value_heads: str | None = None
     keys_as_values: str | None = None
+    shared: str | None = None
+    doubled: str | None = None
+
+
+class BlockInputKeys(TomlTable):
+    """The keys of vectors that all blocks read beside the stream; see `weft.describe.decoder.BlockInputs`.
+
+    Without the key of `size`, or with zero, there are none.
+    """
+
+    size: str = "hidden_size_per_layer_input"
+    rows: str = "vocab_size_per_layer_input"
 
 
 class DecoderRow(TomlTable):
@@ -172,7 +189,8 @@ class DecoderRow(TomlTable):
     kinds: Keys = ()
     attention_gate: Gate = "none"
     value_norm: bool = False
-    heads: HeadKeys | None = None
+    sizes: SizeKeys | None = None
+    block_inputs: BlockInputKeys | None = None
     linear: LinearKeys | None = None
     indexer: IndexerKeys | None = None
     latent: bool = False

@@ -54,6 +54,11 @@ class PassWork:
     def flops(self, shape: Shape) -> float:
         return sum(matmul.flops(shape) for matmul in self.matmuls)
 
+    def plus(self, other: PassWork) -> PassWork:
+        return PassWork(
+            self.matmuls + other.matmuls, self.memory + other.memory, self.kernels + other.kernels
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Temporaries:

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from weft.bundles import parts
 from weft.describe.clip_config import CLIP
+from weft.describe.decoder import Decoder
 from weft.describe.decoder_row import TRAINED
 from weft.describe.model import ModelConfig
 from weft.describe.plan import GRADIENT_NORM, MICRO_BATCH_NORMS, SCALED, Plan
@@ -43,11 +44,21 @@ def planned_only(model: ModelConfig) -> list[Violation]:
     where = f"model {model.name}"
     if not trained:
         return [Violation(where, f"{model.family} is planned only; weft does not train it yet")]
-    indexer = None if model.decoder is None else model.decoder.indexer
-    if indexer is not None and len(indexer.blocks) < model.layers:
-        problem = "blocks without an indexer of their own, which use the choice of another, are planned only"
-        return [Violation(where, problem)]
-    return []
+    reason = None if model.decoder is None else _uncut(model.decoder, model.layers)
+    return [] if reason is None else [Violation(where, f"{reason} are planned only")]
+
+
+def _uncut(decoder: Decoder, layers: int) -> str | None:
+    """Return the blocks that the runtime cannot cut from others, or None."""
+    if decoder.indexer is not None and len(decoder.indexer.blocks) < layers:
+        return "blocks without an indexer of their own, which use the choice of another,"
+    if decoder.block_inputs is not None:
+        return "blocks that read rows of a table beside the stream"
+    if not all(one.key_value_heads for one in decoder.block_sizes):
+        return "blocks without keys of their own, which read those of another,"
+    if decoder.experts is not None and decoder.experts.beside:
+        return "blocks with experts beside a plain feed-forward"
+    return None
 
 
 def unsupported(plan: Plan) -> list[Violation]:

@@ -19,9 +19,8 @@ from weft.errors import InputError
 from weft.training.checkpoint.tensor_folders import SafetensorsFolder
 from weft.training.interchange.export import _kept_files
 from weft.training.interchange.hugging_face import write_folder
-from weft.training.interchange.hugging_face_families import hugging_face_family
 from weft.training.interchange.imports import read_initial_weights
-from weft.training.interchange.matching import match_weights
+from weft.training.interchange.matching import match_weights, model_shapes
 
 TYPES = ("mistral", "qwen3", "gemma2", "phi3", "gpt_neox", "olmo2", "granite", "cohere2", "qwen3_5_text")
 MIXTURES = (
@@ -110,10 +109,14 @@ def test_experts_are_read_and_written_as_transformers_stores_them(model_type: st
     assert all(torch.equal(value, again[name]) for name, value in state.items())
 
 
-def test_a_type_whose_files_have_other_names_is_refused_in_one_line() -> None:
+def test_a_type_whose_files_have_other_names_is_refused_in_one_line(tmp_path: Path) -> None:
+    config = tiny_decoder("kimi_linear")
+    folder = model_folder(tmp_path / "model", config)
     with pytest.raises(InputError) as refused:
-        hugging_face_family(tiny_decoder("kimi_linear"))
+        match_weights(SafetensorsFolder(folder), config)
     assert len(refused.value.violations) == 1
+    # `weft check` asks for the shapes of every trained model.
+    assert model_shapes(config)
 
 
 @pytest.mark.parametrize("lost", ["model.layers.0.block_sparse_moe.experts.3.w3.weight", "lm_head.weight"])

@@ -11,9 +11,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from weft.describe.amount import ZERO, Amount
-from weft.describe.decoder import Decoder, HeadSizes, LinearAttention, Placement
+from weft.describe.decoder import BlockSizes, Decoder, LinearAttention, Placement
 from weft.describe.families.block_parts import NORMS, BlockPart
 from weft.describe.families.decoder_attention import attention_part, key_elements
+from weft.describe.families.decoder_block_inputs import (
+    block_input_part,
+    handed_on,
+    with_block_inputs,
+)
 from weft.describe.families.decoder_feed_forward import feed_forward_part, mixture_temporaries
 from weft.describe.families.decoder_indexer import with_indexer
 from weft.describe.families.decoder_linear_attention import linear_part, with_state
@@ -54,7 +59,7 @@ class _Kind(NamedTuple):
     experts: bool
     window: int
     linear: LinearAttention | None
-    heads: HeadSizes | None
+    sizes: BlockSizes | None
     # True with an indexer, False with the choice of the block before, None for attention to all tokens.
     chooses: bool | None
 
@@ -69,7 +74,7 @@ def _kind(decoder: Decoder, index: int) -> _Kind:
         decoder.has_experts(index),
         decoder.window(index),
         decoder.linear_in(index),
-        decoder.heads_in(index),
+        decoder.sizes_in(index),
         chooses,
     )
 
@@ -80,17 +85,22 @@ def _blocks(config: ModelConfig, decoder: Decoder) -> Iterator[Layer]:
         kind = _kind(decoder, index)
         if kind not in known:
             known[kind] = _block(config, decoder, kind)
-        yield replace(known[kind], name=f"block.{index}")
+        block = known[kind]
+        yield replace(block, name=f"block.{index}", sent=block.sent + handed_on(config, decoder, index + 1))
 
 
 def _block(config: ModelConfig, decoder: Decoder, kind: _Kind) -> Layer:
-    if kind.heads is not None:
-        config = _with_heads(config, decoder, kind.heads)
+    if kind.sizes is not None:
+        config = _with_sizes(config, decoder, kind.sizes)
         decoder = config.architecture
     width, experts, placement = config.hidden, kind.experts, kind.placement(decoder)
     parts = _stream_part(config, decoder, placement)
     parts += attention_part(config, decoder) if kind.linear is None else linear_part(config, kind.linear)
     parts += feed_forward_part(config, decoder, experts=experts)
+    if decoder.experts is not None and experts and decoder.experts.beside:
+        parts += _beside_experts(config, decoder)
+    if decoder.block_inputs is not None:
+        parts += block_input_part(config, decoder, decoder.block_inputs)
     mixture = decoder.experts if experts else None
     inner = config.feed_forward if mixture is None else mixture.active * mixture.width
     block = Layer(
@@ -143,10 +153,24 @@ def _block(config: ModelConfig, decoder: Decoder, kind: _Kind) -> Layer:
     return over_context(block, keys=keys, kept=joined - 2.0 * keys)
 
 
-def _with_heads(config: ModelConfig, decoder: Decoder, own: HeadSizes) -> ModelConfig:
-    """Return the model with the sizes of one block's attention."""
+def _with_sizes(config: ModelConfig, decoder: Decoder, own: BlockSizes) -> ModelConfig:
+    """Return the model with the sizes of one block."""
     changed = replace(decoder, head_size=own.head_size, keys_as_values=own.keys_as_values)
-    return replace(config, heads=own.heads, key_value_heads=own.key_value_heads, decoder=changed)
+    return replace(
+        config,
+        heads=own.heads,
+        key_value_heads=own.key_value_heads,
+        feed_forward=own.feed_forward,
+        decoder=changed,
+    )
+
+
+def _beside_experts(config: ModelConfig, decoder: Decoder) -> BlockPart:
+    """Return the plain feed-forward beside experts, the norms of both, and the router's scale."""
+    parts = feed_forward_part(config, decoder, experts=False)
+    for _ in range(3):
+        parts += NORMS[decoder.norm].of_stream(config.hidden)
+    return parts + BlockPart(parameters=Amount.of(config.hidden))
 
 
 def _gate_temporaries(width: int, inner: int) -> Temporaries:
@@ -189,15 +213,16 @@ def _embedding(config: ModelConfig, decoder: Decoder) -> Layer:
     layer = embedding(config, learned_positions=rows is not None)
     if rows:
         layer = replace(layer, parameters=layer.parameters + Amount.of(rows * width))
+    if decoder.block_inputs is not None:
+        layer = with_block_inputs(layer, config, decoder, decoder.block_inputs)
+        layer = replace(layer, sent=layer.sent + handed_on(config, decoder, 0))
     if not decoder.scaled_embedding:
         return layer
     scaled = per_stream_token(2.0 * width)
     return replace(
         layer,
-        forward=PassWork(memory=layer.forward.memory + scaled, kernels=layer.forward.kernels + 1),
-        backward_weight=PassWork(
-            memory=layer.backward_weight.memory + scaled, kernels=layer.backward_weight.kernels + 1
-        ),
+        forward=layer.forward.plus(PassWork(memory=scaled, kernels=1)),
+        backward_weight=layer.backward_weight.plus(PassWork(memory=scaled, kernels=1)),
     )
 
 
@@ -237,7 +262,7 @@ def _divided_sizes(config: ModelConfig, decoder: Decoder) -> tuple[tuple[str, in
 
     None: a norm over the queries of all heads reads those of all ranks.
     """
-    alike = decoder.linear is None and not decoder.block_heads
+    alike = decoder.linear is None and not decoder.block_sizes
     if decoder.undivided or not alike or decoder.query_key_norm == "together":
         return ()
     experts, keys = decoder.experts, config.key_value_heads

@@ -74,7 +74,9 @@ def _query_key_norms(config: ModelConfig, decoder: Decoder, queries: int, keys: 
     if decoder.query_key_norm == "together":
         return cost.inside(queries + keys, 2, Amount.of(queries + keys), divided=True)
     own = decoder.query_key_norm == "own-heads"
-    weights = Amount.of(queries + keys, tensor=1) if own else Amount.of(2 * decoder.head_size)
+    # Without keys of its own, a block has the norm of queries alone.
+    norms = 2 if keys else 1
+    weights = Amount.of(queries + keys, tensor=1) if own else Amount.of(norms * decoder.head_size)
     return cost.inside(queries + keys, vectors, weights, divided=True)
 
 

@@ -36,15 +36,10 @@ def with_indexer(block: Layer, config: ModelConfig, indexer: Indexer, *, own: bo
         return block
     work, parameters = _work(config, indexer)
     scores = pairs * float(indexer.heads)
-    forward = block.forward
     return replace(
         block,
         parameters=block.parameters + parameters,
-        forward=PassWork(
-            forward.matmuls + work,
-            forward.memory + scores * _MOVED,
-            forward.kernels + len(work) + _KERNELS,
-        ),
+        forward=block.forward.plus(PassWork(work, scores * _MOVED, len(work) + _KERNELS)),
         # The scores of all heads before and after the rectifier, in a forward pass.
         temporaries=(*block.temporaries, Temporaries(bytes=scores * (2.0 * _FP32_BYTES))),
     )

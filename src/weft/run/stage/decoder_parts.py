@@ -7,12 +7,14 @@ states the division of their products over tensor ranks (`base_model_tp_plan`).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
@@ -221,3 +223,35 @@ def _held_of_mixture(mixture: str) -> dict[str, HeldByTensorRanks]:
         for shared in ("shared_expert", "shared_experts")
         for name in ("gate_proj", "up_proj", "down_proj")
     }
+
+
+def give_buffers(module: nn.Module, whole: PreTrainedModel) -> None:
+    """Give buffers of the meta device the first values of the library: `materialise` gives them none."""
+    for part in module.modules():
+        missing = [name for name, buffer in part.named_buffers(recurse=False) if buffer.is_meta]
+        for name in missing:
+            part.register_buffer(name, torch.zeros_like(part.get_buffer(name), device="cpu"))
+        if missing:
+            with torch.device("cpu"):
+                whole._init_weights(part)
+
+
+def embedding_scale(table: nn.Module, hugging_face: PreTrainedConfig) -> torch.Tensor | float | None:
+    """Return the factor of the rows of a table; a tensor where the library has one, in fp32."""
+    if hasattr(table, "scalar_embed_scale"):
+        return torch.tensor(table.scalar_embed_scale, device="cpu")
+    if getattr(hugging_face, "mup_enabled", False):
+        return math.sqrt(hugging_face.hidden_size)
+    factor: float | None = getattr(hugging_face, "embedding_multiplier", None)
+    return factor
+
+
+def scaled_logits(logits: torch.Tensor, hugging_face: PreTrainedConfig) -> torch.Tensor:
+    """Return logits with the scale and the bound of their family, as its model computes them."""
+    if (divisor := getattr(hugging_face, "logits_scaling", None)) is not None:
+        logits = logits / divisor
+    if (factor := getattr(hugging_face, "logit_scale", None)) is not None:
+        logits = logits * factor
+    if (cap := getattr(hugging_face, "final_logit_softcapping", None)) is not None:
+        logits = torch.tanh(logits / cap) * cap
+    return logits

@@ -24,7 +24,7 @@ from weft.files import building_folder, write_whole
 from weft.progress import CountedWork, ProgressReport, unwatched
 from weft.training.checkpoint.tensor_folders import TensorFolder
 from weft.training.interchange.adapters import Adapter
-from weft.training.interchange.hugging_face_families import HuggingFaceFamily, hugging_face_family
+from weft.training.interchange.hugging_face_families import HuggingFaceFamily, family_of_files
 from weft.training.interchange.matching import Weights
 from weft.training.interchange.weight_files import INDEX, SUFFIX, WHOLE
 
@@ -70,7 +70,7 @@ def write_folder(
         InputError: if the path exists, the family has no such folder, or a tensor cannot be read.
         RunError: if the disk is full or cannot be written; no files stay.
     """
-    family = hugging_face_family(config)
+    family = family_of_files(config)
     with _new_folder(path) as folder:
         for name, text in (extra_files or {}).items():
             write_whole(folder / name, text)
@@ -165,7 +165,7 @@ def require_same_function(path: Path, config: ModelConfig) -> None:
     Raises:
         InputError: one line per key, with the value of the family's stages.
     """
-    family = hugging_face_family(config)
+    family = family_of_files(config)
     ours = family.configuration(config)
     given = type(ours).from_dict(read_json(path))
     problems = [

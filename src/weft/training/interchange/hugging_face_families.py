@@ -142,12 +142,21 @@ def hugging_face_family(config: ModelConfig) -> HuggingFaceFamily:
     Raises:
         InputError: for a family without folders of `transformers`.
     """
-    if config.family in TRAINED and not ROWS[config.family].exported:
-        problem = f"weft does not know the names of the tensors of {config.family} in files"
-        raise InputError(Violation(f"model {config.name}", problem))
     require_choice(f"model {config.name}", config.family, (*_FAMILIES, *TRAINED))
     # The names of a decoder need its modules, which take time to import.
     return _decoder(config.family) if config.family in TRAINED else _FAMILIES[config.family]
+
+
+def family_of_files(config: ModelConfig) -> HuggingFaceFamily:
+    """Return the family of a model whose tensors have known names in files.
+
+    Raises:
+        InputError: for a family without folders of `transformers`, or one with other names.
+    """
+    if config.family in TRAINED and not ROWS[config.family].exported:
+        problem = f"weft does not know the names of the tensors of {config.family} in files"
+        raise InputError(Violation(f"model {config.name}", problem))
+    return hugging_face_family(config)
 
 
 def _decoder(model_type: str) -> HuggingFaceFamily:

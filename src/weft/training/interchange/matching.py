@@ -13,7 +13,11 @@ from weft.errors import InputError, Violation, nearest
 from weft.run.stage.families import stage_family
 from weft.training.checkpoint.tensor_folders import Shape, TensorFolder
 from weft.training.interchange.expert_tensors import JoinedExperts
-from weft.training.interchange.hugging_face_families import HuggingFaceFamily, hugging_face_family
+from weft.training.interchange.hugging_face_families import (
+    HuggingFaceFamily,
+    family_of_files,
+    hugging_face_family,
+)
 
 _UNTIED = "tie_word_embeddings = false"
 
@@ -67,8 +71,8 @@ def match_weights(folder: TensorFolder, config: ModelConfig, *, others: bool = F
         InputError: one line for every missing or superfluous tensor, for every wrong shape, and for a tied
             head that differs from its embedding.
     """
+    family = family_of_files(config)
     shapes = model_shapes(config)
-    family = hugging_face_family(config)
     if family.experts is not None:
         folder = JoinedExperts(folder, family.experts)
     names = _best_names(folder.shapes, shapes, family)

@@ -6,7 +6,6 @@ They train the types in `weft.describe.decoder_row.TRAINED`.
 from __future__ import annotations
 
 import inspect
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -15,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
 
 from weft.describe.model import ModelConfig
 from weft.run.parallel.expert_ranks import ExpertRanks
@@ -25,8 +23,11 @@ from weft.run.stage.decoder_parts import (
     decoder_class,
     decoder_config,
     decoder_names,
+    embedding_scale,
+    give_buffers,
     meta_model,
     router_of,
+    scaled_logits,
     tensor_division,
 )
 from weft.run.stage.documents import Documents
@@ -65,7 +66,7 @@ class DecoderStage(StageModule):
         whole = meta_model(config, self.hugging_face)
         # The type of a model says nothing of its modules.
         inside: Any = whole.base_model
-        self._embedding_scale = _embedding_scale(inside.get_submodule(names.table), self.hugging_face)
+        self._embedding_scale = embedding_scale(inside.get_submodule(names.table), self.hugging_face)
         self._last_norm = f"{names.model}.{names.norm}"
         part = nn.Module()
         if self.has_table:
@@ -88,14 +89,15 @@ class DecoderStage(StageModule):
         for index, block in zip(self.block_indices, self.blocks, strict=True):
             if config.architecture.linear_in(index) is not None:
                 begin_anew_in_documents(state_of(block))
-            if config.architecture.block_heads:
-                # Keys and values are stored for other models that read them.
-                block.get_submodule("self_attn").store_full_length_kv = False  # type: ignore[assignment]
+            attention: Any = getattr(block, "self_attn", None)
+            if getattr(attention, "store_full_length_kv", False):
+                # Other models may read stored keys and values; no block of a trained model does.
+                attention.store_full_length_kv = False
         self.unlearned = frozenset(name for name, _ in self.named_parameters() if _CHOOSES.search(name))
         for name in self.unlearned:
             # One frozen by the library would be no part of a checkpoint.
             self.get_parameter(name).requires_grad_(True)
-        _give_buffers(part, whole)
+        give_buffers(part, whole)
 
     @classmethod
     def load(cls, family: str) -> None:
@@ -222,7 +224,7 @@ class DecoderStage(StageModule):
         return (weight_of(head), *bias)
 
     def multiply_out(self, hidden: torch.Tensor) -> torch.Tensor:
-        return _scaled_logits(self.logits(hidden, *self.head_weights), self.hugging_face)
+        return scaled_logits(self.logits(hidden, *self.head_weights), self.hugging_face)
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.embed(self.look_up(tokens), tokens)
@@ -284,17 +286,6 @@ class DecoderStage(StageModule):
         return self.context.own_tokens(cosines), self.context.own_tokens(sines)
 
 
-def _give_buffers(module: nn.Module, whole: PreTrainedModel) -> None:
-    """Give buffers of the meta device the first values of the library: `materialise` gives them none."""
-    for part in module.modules():
-        missing = [name for name, buffer in part.named_buffers(recurse=False) if buffer.is_meta]
-        for name in missing:
-            part.register_buffer(name, torch.zeros_like(part.get_buffer(name), device="cpu"))
-        if missing:
-            with torch.device("cpu"):
-                whole._init_weights(part)
-
-
 def _norms_of(block: nn.Module) -> tuple[tuple[str, str | None], tuple[str, str | None]]:
     """Return the names of a block's norms by branch: before it, and after it if there is one.
 
@@ -307,27 +298,6 @@ def _norms_of(block: nn.Module) -> tuple[tuple[str, str | None], tuple[str, str 
     if second is None:
         return ("input_layernorm", None), ("post_attention_layernorm", None)
     return ("input_layernorm", attention), (second, last)
-
-
-def _embedding_scale(table: nn.Module, hugging_face: PreTrainedConfig) -> torch.Tensor | float | None:
-    """Return the factor of the rows of a table; a tensor where the library has one, in fp32."""
-    if hasattr(table, "scalar_embed_scale"):
-        return torch.tensor(table.scalar_embed_scale, device="cpu")
-    if getattr(hugging_face, "mup_enabled", False):
-        return math.sqrt(hugging_face.hidden_size)
-    factor: float | None = getattr(hugging_face, "embedding_multiplier", None)
-    return factor
-
-
-def _scaled_logits(logits: torch.Tensor, hugging_face: PreTrainedConfig) -> torch.Tensor:
-    """Return logits with the scale and the bound of their family, as its model computes them."""
-    if (divisor := getattr(hugging_face, "logits_scaling", None)) is not None:
-        logits = logits / divisor
-    if (factor := getattr(hugging_face, "logit_scale", None)) is not None:
-        logits = logits * factor
-    if (cap := getattr(hugging_face, "final_logit_softcapping", None)) is not None:
-        logits = torch.tanh(logits / cap) * cap
-    return logits
 
 
 def _compute(block: nn.Module, angles: Angles, mask: Mask, hidden: torch.Tensor) -> torch.Tensor:
