@@ -93,6 +93,8 @@ def test_the_job_of_all_ranks_is_the_job_itself_and_that_of_some_is_planned_for_
     assert some.program.ranks == some.plan.ranks == 2
     assert some.plan.global_batch == 4
     assert some.run == whole.run
+    assert some.run.run.used_transport == "host"
+    assert job(KEEPS, run="").run.run.used_transport is None
     assert [replicas_of(whole.plan, [rank]) for rank in range(3)] == [[0], [1], [2]]
 
 
