@@ -17,7 +17,7 @@ name = "small"
 name = "all"
 count = 1
 device = "cpu"
-devices = {replicas}
+devices = {devices}
 bandwidth = "1 GB/s"
 latency = "50 us"
 [device.cpu]
@@ -51,7 +51,9 @@ every = {every}
 keep_errors = true
 {sync}
 [plan]
-pp = 1
+pp = {pp}
+tp = {tp}
+schedule = "1f1b"
 dp = {replicas}
 micro_batch_size = 2
 [checkpoint]
@@ -64,6 +66,8 @@ def write_run_file(
     *,
     steps: int,
     replicas: int = 3,
+    pp: int = 1,
+    tp: int = 1,
     sync: str = "",
     checkpoint_every: int = 1000,
     on_death: str = "go-on",
@@ -72,7 +76,7 @@ def write_run_file(
     (folder / "lives").mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "text.txt").write_text("the weft goes under and over the warp\n" * 100)
-    (folder / "cluster.toml").write_text(CLUSTER.format(replicas=replicas))
+    (folder / "cluster.toml").write_text(CLUSTER.format(devices=replicas * pp * tp))
     path = folder / "run.toml"
     kind = "dying_task:Dies" if on_death == "go-on" else "causal-lm"
     table = f'[run]\non_death = "{on_death}"\n'
@@ -82,6 +86,8 @@ def write_run_file(
         "batch": 2 * replicas,
         "every": EVERY,
         "replicas": replicas,
+        "pp": pp,
+        "tp": tp,
         "sync": sync,
     }
     path.write_text(RUN.format(folder=folder, checkpoint_every=checkpoint_every, **values) + table)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from program.mutations import without_row
 from small_plans import make_plan, make_program, tiny
 
+from weft.describe.families import layer_graph
 from weft.describe.plan import Plan
 from weft.describe.reading import parse_toml
 from weft.describe.run_file import parse_run
@@ -21,12 +22,14 @@ from weft.errors import InputError
 from weft.methods.cser.absences import Absence, Absences, absences_in, first_problem
 from weft.methods.cser.kinds import REJOIN, RESET_ERROR, SYNCHRONISE_UPDATE
 from weft.methods.cser.options import ABSENCES, RETURNED
+from weft.planning.compile import compile_part, compile_plan
 from weft.planning.job_rules import refused_by_methods
 from weft.planning.lost_replicas import DIED
 from weft.planning.planned import plan_run
 from weft.planning.report_sections import sections_of
 from weft.program.kinds import STEP
 from weft.program.program import Program
+from weft.program.rank_program import digests
 from weft.program.verify import require_valid, verify
 from weft.training.directory.event_words import event_words
 
@@ -212,6 +215,14 @@ def test_a_layout_without_the_absent_replica_is_refused() -> None:
     keys = 'reset_ratio = 2\nevery = 2\nkeep_errors = true\nabsent = "2: 1"\nrounds = 4'
     with pytest.raises(InputError, match="cser: replica 2 is not one of 0 to 1"):
         plan_run(parse_run(parse_toml(_run(keys, 40), "run")))
+
+
+@pytest.mark.parametrize("absent", ["1: 1", "1: 1-2, 2: 2", "2: 2"])
+def test_parts_of_ranks_are_those_of_the_whole_program_where_a_replica_returns_last(absent: str) -> None:
+    """With the last reset of a cycle, it has meetings behind its last step."""
+    plan, graph = absent_plan(absent, 4, pp=2), layer_graph(CONFIG)
+    expected = digests(compile_plan(plan, graph)).tolist()
+    assert [compile_part(plan, graph, rank).digest for rank in range(plan.ranks)] == expected
 
 
 def test_a_report_and_events_tell_who_missed_which_resets() -> None:

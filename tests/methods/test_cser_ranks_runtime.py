@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from convolutional_jobs import images_of
+from convolutional_jobs import tiny as convolutional
 from equality_table import Row
 from methods.test_local_averaging_runtime import resume
 from methods.test_lost_replicas_runtime import broken_after
 from pool import WorkerPool
 from small_jobs import batch_of, descent, make_runtime, parameters_of
 from small_plans import divisible, make_plan, make_program, tiny
+from torch import nn
 
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
@@ -24,6 +27,7 @@ from weft.methods.cser.options import DISAGREEMENT, STALEST
 from weft.methods.cser.runtime.replicas import CserReplicas
 from weft.methods.cser.traffic import part_sizes
 from weft.methods.local_averaging.options import LEFT_OUT
+from weft.run.stage.batch_norm import StepBatchNorm
 
 pytestmark = pytest.mark.processes
 
@@ -105,6 +109,37 @@ def test_a_new_replica_takes_the_common_weights_of_the_others(worker_pool: Worke
         worker_pool.run(refuse_to_let_in, config, with_sync(plan, "cser", **PAPER), ranks=2)
         == ["plan: sync.options: replicas keep no errors (nearest valid: keep_errors = true)"] * 2
     )
+
+
+def statistics_of(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> tuple[list[torch.Tensor], ...]:
+    """The running statistics of a rank before and after a new replica 2 is let in."""
+    runtime = make_runtime(
+        rank, config, plan, make_program(config, plan), loss_fn=nn.functional.cross_entropy
+    )
+    for step in range(2):
+        runtime.step(step, images_of(config, plan, step))
+    norms = [part for part in runtime.stages[0].modules() if isinstance(part, StepBatchNorm)]
+    found = [value for part in norms for value in part.statistics()]
+    for value in found if rank == 2 else ():
+        value.fill_(7.0)
+    before = [value.clone() for value in found]
+    state = runtime.methods["cser"]
+    assert isinstance(state, CserReplicas)
+    state.take_in(away=rank == 2)
+    after = [value.clone() for value in found]
+    runtime.close()
+    return before, after
+
+
+def test_a_new_replica_takes_the_means_of_running_statistics(worker_pool: WorkerPool) -> None:
+    config = convolutional("resnet")
+    plan = with_sync(make_plan(config, dp=3, micro_batches=1), "cser", **PAPER, keep_errors=True)
+    one, other, new = worker_pool.run(statistics_of, config, plan, ranks=3)
+    assert one[0]
+    for before, after in (one, other):
+        assert all(map(torch.equal, before, after))
+    for mine, its, found in zip(one[0], other[0], new[1], strict=True):
+        assert torch.allclose(found, (mine + its) / 2, rtol=1e-12, atol=1e-12)
 
 
 def refuse_to_let_in(rank: int, ranks: int, config: ModelConfig, plan: Plan) -> str:

@@ -13,7 +13,13 @@ from weft.describe.plan import Choice, Plan
 from weft.describe.reading import parse_toml
 from weft.describe.run_file import parse_run
 from weft.describe.synchronisation import micro_batches_of_steps
-from weft.planning.lost_replicas import job_among, plan_among, refused_deaths, replica_of_rank
+from weft.planning.lost_replicas import (
+    job_among,
+    plan_among,
+    ranks_of_replicas,
+    refused_deaths,
+    replicas_of,
+)
 from weft.planning.planned import PlannedJob, plan_run
 from weft.program.verify import verify
 
@@ -30,13 +36,13 @@ steps = 40
 [goal]
 contract = "empirical"
 [cluster]
-use = "4x l4"
+use = "8x l4"
 [sync]
 {sync}
 [plan]
 pp = {pp}
 dp = {dp}
-tp = 1
+tp = {tp}
 schedule = "1f1b"
 micro_batch_size = 2
 [run]
@@ -71,8 +77,8 @@ def plan_with(shares: list[int]) -> Plan:
 GOES_ON = 'on_death = "go-on"'
 
 
-def job(sync: str, *, pp: int = 1, dp: int = 3, run: str = GOES_ON) -> PlannedJob:
-    text = RUN.format(sync=sync, pp=pp, dp=dp, batch=2 * dp, run=run)
+def job(sync: str, *, pp: int = 1, tp: int = 1, dp: int = 3, run: str = GOES_ON) -> PlannedJob:
+    text = RUN.format(sync=sync, pp=pp, tp=tp, dp=dp, batch=2 * dp, run=run)
     return plan_run(parse_run(parse_toml(text, "run")))
 
 
@@ -87,7 +93,9 @@ def test_the_job_of_all_ranks_is_the_job_itself_and_that_of_some_is_planned_for_
     assert some.program.ranks == some.plan.ranks == 2
     assert some.plan.global_batch == 4
     assert some.run == whole.run
-    assert [replica_of_rank(whole.plan, rank) for rank in range(3)] == [0, 1, 2]
+    assert some.run.run.used_transport == "host"
+    assert job(KEEPS, run="").run.run.used_transport is None
+    assert [replicas_of(whole.plan, [rank]) for rank in range(3)] == [[0], [1], [2]]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +106,7 @@ def test_the_job_of_all_ranks_is_the_job_itself_and_that_of_some_is_planned_for_
         ('method = "cser"\nreset_ratio = 2\nevery = 4', {}, "replicas keep no errors"),
         (f'{KEEPS}\nabsent = "2: 1"\nrounds = 4', {}, "sync.absent states who is absent"),
         (KEEPS, {"dp": 2}, "2 replicas; without one, fewer than 2 are left to meet"),
-        (KEEPS, {"pp": 2, "dp": 2}, "only one of a single rank can be lost"),
+        (KEEPS, {"pp": 2, "dp": 2}, "2 replicas; without one"),
         (KEEPS, {"run": f'{GOES_ON}\ntransport = "device"'}, "use 'host'"),
     ],
 )
@@ -110,3 +118,21 @@ def test_a_run_that_cannot_go_on_is_refused_in_one_line(
     assert str(problem).startswith("run.on_death: 'go-on' ")
     assert str(problem).endswith("(nearest valid: stop)")
     assert not refused_deaths(job(sync, **{**options, "run": ""}))
+
+
+@pytest.mark.parametrize(("pp", "tp"), [(2, 1), (1, 2)])
+def test_replicas_of_several_ranks_stay_whole(pp: int, tp: int) -> None:
+    job_of_all = job(KEEPS, pp=pp, tp=tp)
+    assert not refused_deaths(job_of_all)
+    whole = ranks_of_replicas(job_of_all.plan)
+    assert whole is not None
+    kept = sorted({*whole[0], *whole[2]})
+    found = job_among(job_of_all, kept)
+    assert found.program.ranks == len(kept) == 4
+    own = ranks_of_replicas(found.plan)
+    assert own is not None
+    assert [tuple(kept[rank] for rank in one) for one in own] == [whole[0], whole[2]]
+
+
+def test_replicas_that_share_ranks_cannot_be_lost() -> None:
+    assert ranks_of_replicas(make_plan(CONFIG, pp=2, loops=1, schedule="chimera")) is None

@@ -176,7 +176,7 @@ def request_of_subject(subject: PlanSubject) -> Request:
             *requested_methods(run.methods, subject.model),
         ),
         optimizer=counted.work,
-        transport=run.run.transport,
+        transport=run.run.used_transport,
     )
     tables, graph = run_tables(), found.job.graph
     choices = (one for name, table in run.methods.items() for one in tables[name].choices(table, graph))

@@ -23,22 +23,34 @@ def goes_on(job: PlannedJob) -> bool:
 
 def refused_deaths(job: PlannedJob) -> list[Violation]:
     """Return the first reason why a run that is to go on without a replica cannot; empty if it can."""
-    plan = job.plan
+    plan, problem = job.plan, None
     if not goes_on(job):
         return []
-    widest = max(len(copy.ranks) for stage in plan.stages for copy in stage.replicas)
-    problem = None
     if (why := indispensable(plan.sync)) is not None:
         problem = f"with sync {plan.sync.name!r}: {why}"
-    elif len(plan.stages) * widest > 1:
-        problem = "a replica has several ranks, and only one of a single rank can be lost"
-    elif len(plan.stages[0].replicas) <= LEAST:
-        problem = f"{len(plan.stages[0].replicas)} replicas; without one, fewer than {LEAST} are left to meet"
+    elif (replicas := ranks_of_replicas(plan)) is None:
+        problem = "some ranks have stages of several replicas, and would be lost with each of them"
+    elif len(replicas) <= LEAST:
+        problem = f"{len(replicas)} replicas; without one, fewer than {LEAST} are left to meet"
     elif job.run.plan.then is not None:
         problem = "plan.then changes the plan, too"
     elif job.run.run.transport == "device":
         problem = "transport 'device' does not open new groups after a death; use 'host'"
     return [] if problem is None else [Violation("run.on_death", f"{GO_ON!r} {problem}", "stop")]
+
+
+def ranks_of_replicas(plan: Plan) -> list[tuple[int, ...]] | None:
+    """Return the sorted ranks of each replica over all stages; None if replicas share ranks."""
+    if len(set(plan.replicas)) > 1:
+        return None
+    copies = zip(*(stage.replicas for stage in plan.stages), strict=True)
+    found = [tuple(sorted({rank for copy in one for rank in copy.ranks})) for one in copies]
+    return found if sum(map(len, found)) == plan.ranks else None
+
+
+def replicas_of(plan: Plan, ranks: Collection[int]) -> list[int]:
+    """Return the replicas that have some of these ranks."""
+    return [number for number, own in enumerate(ranks_of_replicas(plan) or ()) if set(own) & set(ranks)]
 
 
 def job_among(job: PlannedJob, ranks: Collection[int]) -> PlannedJob:
@@ -47,32 +59,31 @@ def job_among(job: PlannedJob, ranks: Collection[int]) -> PlannedJob:
     Raises:
         InputError: with every fault of that plan.
     """
-    return job if len(ranks) == job.plan.ranks else changed_to(job, plan_among(job.plan, ranks), None)
+    if len(ranks) == job.plan.ranks:
+        return job
+    return changed_to(job, plan_among(job.plan, replicas_of(job.plan, ranks)), None)
 
 
-def replica_of_rank(plan: Plan, rank: int) -> int:
-    """Return the replica of a rank in such a plan."""
-    return next(number for number, copy in enumerate(plan.stages[0].replicas) if rank in copy.ranks)
+def plan_among(plan: Plan, replicas: Collection[int]) -> Plan:
+    """Return a plan of some replicas, whose ranks are numbered anew, in the old order.
 
-
-def plan_among(plan: Plan, ranks: Collection[int]) -> Plan:
-    """Return a plan of the replicas of some ranks, which are numbered anew, in the old order.
-
-    The plan has one stage, and one rank for each replica. Each replica keeps its micro-batches.
+    Each replica keeps its micro-batches.
     """
-    (stage,) = plan.stages
-    places = {rank: place for place, rank in enumerate(sorted(ranks))}
-    kept = tuple(
-        copy.model_copy(update={"ranks": (places[rank],)})
-        for copy in stage.replicas
-        for rank in copy.ranks
-        if rank in places
+    chosen = sorted(replicas)
+    own = ranks_of_replicas(plan)
+    assert own is not None, "others are refused"
+    places = {rank: place for place, rank in enumerate(sorted(rank for one in chosen for rank in own[one]))}
+    stages = tuple(
+        stage.model_copy(
+            update={
+                "replicas": tuple(
+                    copy.model_copy(update={"ranks": tuple(places[rank] for rank in copy.ranks)})
+                    for copy in (stage.replicas[one] for one in chosen)
+                )
+            }
+        )
+        for stage in plan.stages
     )
-    batch = plan.micro_batch_size * sum(one.micro_batches for one in kept)
-    return plan.model_copy(
-        update={
-            "stages": (stage.model_copy(update={"replicas": kept}),),
-            "global_batch": batch,
-            "mesh": {**plan.mesh, "dp": len(kept)},
-        }
-    )
+    batch = plan.micro_batch_size * sum(copy.micro_batches for copy in stages[0].replicas)
+    mesh = {**plan.mesh, "dp": len(chosen)}
+    return plan.model_copy(update={"stages": stages, "global_batch": batch, "mesh": mesh})

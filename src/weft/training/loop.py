@@ -21,7 +21,7 @@ from weft.describe.plan_versions import current_id, former_ids
 from weft.describe.servers import server_words
 from weft.describe.synchronisation import micro_batches_of_steps, steps_apart
 from weft.errors import RunError
-from weft.planning.lost_replicas import DIED, WENT_ON, replica_of_rank
+from weft.planning.lost_replicas import DIED, WENT_ON, replicas_of
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import BY_SOURCE, SAMPLE_SOURCES
 from weft.program.arrays import Ints
@@ -191,7 +191,7 @@ def _resume(run: OpenRun, newest: Path) -> TrainingState:
 def _go_on(run: OpenRun, membership: Membership, change: Change) -> TrainingState:
     """Go on behind the last common reset with whoever is present now."""
     state, of_all = membership.restore(run.runtime), membership.job.plan
-    lost, back = ([replica_of_rank(of_all, rank) for rank in ranks] for ranks in (change.lost, change.back))
+    lost, back = (replicas_of(of_all, ranks) for ranks in (change.lost, change.back))
     _tell_plan(run, state.step, last_plan_id(run.directory))
     # The ranks of this plan, by the numbers with which the run began; logs and processes keep these.
     ranks = list(membership.roll.members)
@@ -201,7 +201,7 @@ def _go_on(run: OpenRun, membership: Membership, change: Change) -> TrainingStat
         about = {"replicas": lost, "reached": change.reached, "told": named}
         run.journal.event(DIED, step=state.step, **about)
     if back:
-        away = {replica_of_rank(of_all, rank): change.away_since[rank] for rank in change.back}
+        away = {replicas_of(of_all, [rank])[0]: change.away_since[rank] for rank in change.back}
         for method in run.runtime.methods.values():
             if (told := method.returned(away, state.step)) is not None:
                 run.journal.event(**told)

@@ -184,7 +184,7 @@ def open_run(
         clip_norm=run.optimizer.clip_norm,
         skip_non_finite=run.optimizer.skip_non_finite,
         recorder=recorder,
-        transport=run.run.transport,
+        transport=run.run.used_transport,
         generation=generation,
         flight_record=record_path(run_dir, context.rank),
     )

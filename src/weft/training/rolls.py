@@ -35,7 +35,7 @@ def train_rolls(job: PlannedJob, run_dir: Path) -> int:
     if joins:
         # The others wait while it opens its run, and the agent has loaded nothing for this process.
         load(run_dir)
-    context = own_context(job.run.run.transport) if joins else meet(job)
+    context = own_context(job.run.run.used_transport) if joins else meet(job)
     membership = Membership(job, RunDirectory(run_dir), context, connect_store(), joins=joins)
     memory: ProcessMemory | None = None
     if joins:

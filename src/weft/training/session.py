@@ -16,11 +16,12 @@ from weft.describe.synchronisation import changes_codecs_every
 from weft.destinations import require_folder
 from weft.errors import InputError, Violation
 from weft.lab.inside import require_lab_devices
-from weft.planning.lost_replicas import LEAST, goes_on
+from weft.planning.lost_replicas import LEAST, goes_on, ranks_of_replicas
 from weft.planning.plan_file_job import moved_job, plan_file_job
 from weft.planning.planned import PlannedJob, plan_run, planned_for, taking_over
 from weft.predict.ledger import STEP, Ledger
 from weft.progress import ProgressReport, progress_file, unwatched
+from weft.run.launch.rolls import Replicas
 from weft.run.launch.workers import launch_workers
 from weft.training.coordination.hang import HangWatch
 from weft.training.directory.resuming import (
@@ -154,8 +155,9 @@ def execute(
     with Ledger() as ledger:
         entry = enter_prediction(planned.all[-1], ledger)
         poll = _watching(planned, directory, on_poll)
-        least = LEAST if goes_on(planned) else 0
-        launch_workers(directory.path, planned.plan.ranks, WORKER_MODULE, poll, least=least)
+        own = ranks_of_replicas(planned.plan) if goes_on(planned) else None
+        replicas = None if own is None else Replicas(tuple(own), LEAST)
+        launch_workers(directory.path, planned.plan.ranks, WORKER_MODULE, poll, replicas=replicas)
         last = last_job(planned, directory)
         if last is not planned.all[-1]:
             # Its steps were predicted before they ran, too.

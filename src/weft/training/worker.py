@@ -110,7 +110,7 @@ def meet(job: PlannedJob) -> WorkerContext:
     """
     from weft.run.launch.worker_start import start_worker
 
-    context = start_worker(transport=job.run.run.transport)
+    context = start_worker(transport=job.run.run.used_transport)
     given, needed = context.world_size, job.plan.ranks
     if given != needed:
         raise InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import product
 from types import SimpleNamespace
@@ -10,9 +11,10 @@ from unittest.mock import patch
 
 import pytest
 
-from weft.run.launch.rolls import Roll, RollCall, RollKeeper
+from weft.run.launch.rolls import Replicas, Roll, RollCall, RollKeeper
 
 RANKS = 4
+SINGLE = Replicas(tuple((rank,) for rank in range(RANKS)), least=2)
 
 
 class Memory:
@@ -41,7 +43,7 @@ def call() -> RollCall:
 
 def keeper_of(call: RollCall, *, begun: bool = True, least: int = 2) -> RollKeeper:
     """A keeper of the first roll, whose members take its steps."""
-    keeper = RollKeeper(call, RANKS, least)
+    keeper = RollKeeper(call, SINGLE._replace(least=least))
     for rank in keeper.roll.members if begun else ():
         call.begin(keeper.roll, rank)
     return keeper
@@ -60,7 +62,24 @@ def test_a_killed_member_is_in_no_later_roll_until_a_new_process_waits(call: Rol
     call.leave(keeper.roll)
     keeper.admit()
     assert call.at(2) == keeper.roll == Roll(2, (0, 1, 2, 3))
-    assert call.waiting(range(RANKS)) == []
+    assert call.waiting(SINGLE) == []
+
+
+def test_a_replica_of_several_ranks_is_lost_and_comes_back_as_a_whole() -> None:
+    replicas = Replicas(((0, 3), (1, 4), (2, 5)), least=2)
+    assert Replicas.of_json(json.dumps(replicas)) == replicas
+    call = RollCall(Memory(), 6)
+    keeper = RollKeeper(call, replicas)
+    for rank in range(6):
+        call.begin(keeper.roll, rank)
+    assert keeper.lose([4], {4: -9}) is None
+    assert keeper.roll.members == (0, 2, 3, 5)
+    call.wait_in(1)
+    call.leave(keeper.roll)
+    assert call.waiting(replicas) == []
+    call.wait_in(4)
+    keeper.admit()
+    assert keeper.roll.members == (0, 1, 2, 3, 4, 5)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +87,7 @@ def test_a_killed_member_is_in_no_later_roll_until_a_new_process_waits(call: Rol
     [
         ([1], {1: 1}, True, ""),
         ([1, 2], {1: -9, 2: 2}, True, ""),
-        ([1, 2, 3], {1: -9, 2: -9, 3: -6}, True, "fewer than 2 ranks are left"),
+        ([1, 2, 3], {1: -9, 2: -9, 3: -6}, True, "fewer than 2 replicas are left"),
         ([1], {1: -9, 2: 0}, True, "other ranks have finished"),
         ([1], {1: -9}, False, "the ranks had not begun to step together"),
         ([1, 2], {1: -9, 2: -11}, True, None),

@@ -197,6 +197,11 @@ class ExecutionTable(TomlTable):
         "replica, and a new process takes its place; only with cser and keep_errors",
     )
 
+    @property
+    def used_transport(self) -> Literal["host", "device"] | None:
+        """The transport; None leaves the choice to the device. Host memory survives the loss of a rank."""
+        return self.transport or ("host" if self.on_death == GO_ON else None)
+
 
 class OptimizerTable(TomlTable):
     """`[optimizer]`."""

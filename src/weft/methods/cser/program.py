@@ -147,8 +147,8 @@ def add_meetings(pipeline: LoweredPipeline, layout: PipelineLayout, asked: Reset
     source = np.where(met, last[pipeline.edges.source], pipeline.edges.source)
     moved = Edges(source=source, target=pipeline.edges.target, distance=pipeline.edges.distance)
     meetings = Columns.join(rows)
-    # The rows of a device's step are neighbours.
-    steps = int(columns.iteration.max(initial=0)) + 1
+    # The rows of a device's step are neighbours. A return may come after the last step.
+    steps = 1 + max(int(one.iteration.max(initial=0)) for one in (columns, meetings))
     place, meeting_place = (one.rank * steps + one.iteration for one in (columns, meetings))
     anchors = np.searchsorted(place, meeting_place, side="right") - 1
     # The meetings of a stage after a step keep their order.

@@ -1,8 +1,8 @@
 """The agent of a local run: starts the workers, hosts their store, and ends them all when one fails.
 
-    python -m weft.run.launch.agent RUN_DIR WORLD_SIZE MODULE LAUNCHER_PID LEAST
+    python -m weft.run.launch.agent RUN_DIR WORLD_SIZE MODULE LAUNCHER_PID [REPLICAS]
 
-LEAST is the fewest ranks that go on when the process of another one is killed; 0: none do.
+With REPLICAS (`weft.run.launch.rolls.Replicas`, in JSON), the others go on when a process is killed.
 
 It prints one JSON line about a failure to its standard output, which the launcher reads.
 
@@ -28,7 +28,7 @@ from weft.run.launch.failures import first_failure, log_path, logs_folder
 from weft.run.launch.flight_recorder import ignore
 from weft.run.launch.lifeline import die_with_parent
 from weft.run.launch.rank_processes import POLL_S, RankProcesses
-from weft.run.launch.rolls import REPLACES, RollCall, RollKeeper
+from weft.run.launch.rolls import REPLACES, Replicas, RollCall, RollKeeper
 from weft.run.launch.threads import threads_per_rank
 from weft.run.launch.worker_main import AGENT_PID, load
 from weft.run.launch.worker_main import main as worker
@@ -47,7 +47,7 @@ STOP_TIMEOUT_S = 1800.0
 LOOK_EVERY_S = 1.0
 
 
-def main(run_dir: Path, world_size: int, module: str, launcher_pid: int, least: int) -> int:
+def main(run_dir: Path, world_size: int, module: str, launcher_pid: int, replicas: str = "") -> int:
     """Run the workers to their end and return the exit code: 0, 1, 2, or 128 plus a signal."""
     die_with_parent(launcher_pid)
     # Nothing is under way yet: these signals end the agent at once.
@@ -66,8 +66,8 @@ def main(run_dir: Path, world_size: int, module: str, launcher_pid: int, least: 
     # After the copies, because it has a thread; it lives until this function returns.
     store = _host_store(server)
     why = ""
-    if least:
-        keeper = RollKeeper(roll_call(store, world_size), world_size, least)
+    if replicas:
+        keeper = RollKeeper(roll_call(store, world_size), Replicas.of_json(replicas))
         why = _go_on(
             ranks, keeper, lambda rank: ranks.replace(rank, worker.__module__, module, str(run_dir)), stops
         )
@@ -203,7 +203,7 @@ def _environment(run_dir: Path, world_size: int, address: str, port: int) -> dic
 
 if __name__ == "__main__":
     try:
-        exit_code = main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
+        exit_code = main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), *sys.argv[5:])
     except Exception:
         traceback.print_exc()
         exit_code = 1

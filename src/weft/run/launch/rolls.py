@@ -1,8 +1,8 @@
 """Rolls: the ranks of a local run that are present, where processes may be killed and replaced.
 
 Roll 0 has all ranks. The agent, which sees its processes end, alone writes the later ones, each into the
-job's store. A roll without a killed member follows as soon as the agent notices. A roll with new processes
-follows when the members have left the one before, between two steps. This module imports no torch.
+job's store. A roll without a killed member's replica follows as soon as the agent notices. A roll with new
+processes follows when the members have left the one before, between two steps. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -27,6 +27,22 @@ class Store(Protocol):
     def check(self, keys: list[str]) -> bool: ...
 
     def delete_key(self, key: str) -> bool: ...
+
+
+class Replicas(NamedTuple):
+    """The ranks of each replica of a run, and the fewest replicas that go on without the others."""
+
+    ranks: tuple[tuple[int, ...], ...]
+    least: int
+
+    @classmethod
+    def of_json(cls, text: str) -> Replicas:
+        ranks, least = json.loads(text)
+        return cls(tuple(map(tuple, ranks)), least)
+
+    def among(self, ranks: Collection[int]) -> list[tuple[int, ...]]:
+        """Return the replicas that have all their ranks among these."""
+        return [one for one in self.ranks if set(one) <= set(ranks)]
 
 
 class Roll(NamedTuple):
@@ -68,12 +84,12 @@ class RollCall:
         return self._store.check([f"left/{roll.number}"])
 
     def wait_in(self, rank: int) -> None:
-        """Note that the new process of a rank can join."""
+        """Note that the process of a rank can join."""
         self._store.set(f"waiting/{rank}", "")
 
-    def waiting(self, ranks: Collection[int]) -> list[int]:
-        """Return the ranks whose new processes can join."""
-        return [rank for rank in ranks if self._store.check([f"waiting/{rank}"])]
+    def waiting(self, replicas: Replicas) -> list[tuple[int, ...]]:
+        """Return the replicas of which all processes wait to join."""
+        return [one for one in replicas.ranks if self._store.check([f"waiting/{rank}" for rank in one])]
 
     def forget(self, rank: int) -> None:
         """Note that the process of a rank waits no more: it has joined, or was killed."""
@@ -98,20 +114,20 @@ class RollCall:
 class RollKeeper:
     """The agent's part: it decides who is present.
 
-    Args:
-        least: the fewest members that can go on.
+    Attributes:
+        roll: the newest one.
     """
 
-    def __init__(self, call: RollCall, ranks: int, least: int) -> None:
-        self._call, self._least, self._ranks = call, least, ranks
-        self._attempts = dict.fromkeys(range(ranks), 0)
-        self.roll = Roll(0, tuple(range(ranks)))
+    def __init__(self, call: RollCall, replicas: Replicas) -> None:
+        self._call, self._replicas = call, replicas
+        self.roll = Roll(0, tuple(sorted(rank for one in replicas.ranks for rank in one)))
+        self._attempts = dict.fromkeys(self.roll.members, 0)
 
     def is_member(self, rank: int) -> bool:
         return rank in self.roll.members
 
     def lose(self, killed: Collection[int], exit_codes: Mapping[int, int]) -> str | None:
-        """Write the roll without killed members; return why the run ends instead, None if it goes on.
+        """Write the roll without the replicas of killed members; return why the run ends instead, if it does.
 
         Args:
             exit_codes: those of the ended ranks, negative for a signal. Of a rank that has failed by itself,
@@ -120,9 +136,10 @@ class RollKeeper:
         former = self.roll
         if any(exit_codes[rank] >= 0 for rank in killed):
             return ""
-        left = [one for one in former.members if one not in killed]
-        if len(left) < self._least:
-            return f"fewer than {self._least} ranks are left"
+        replicas = self._replicas.among(set(former.members) - set(killed))
+        if len(replicas) < self._replicas.least:
+            return f"fewer than {self._replicas.least} replicas are left"
+        left = [rank for one in replicas for rank in one]
         if any(exit_codes.get(one) == 0 for one in left):
             return "other ranks have finished"
         self._write(left)
@@ -138,10 +155,10 @@ class RollKeeper:
         return exit_code < 0 and self._attempts[rank] <= _ATTEMPTS
 
     def admit(self) -> None:
-        """Write the roll with all processes that wait, if the members have left theirs for it."""
+        """Write the roll with all replicas that wait, if the members have left theirs for it."""
         if not self._call.is_left(self.roll):
             return
-        waiting = self._call.waiting(set(range(self._ranks)) - set(self.roll.members))
+        waiting = [rank for one in self._call.waiting(self._replicas) for rank in one]
         for rank in waiting:
             self._call.forget(rank)
             self._attempts[rank] = 0

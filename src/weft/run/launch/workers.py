@@ -15,6 +15,7 @@ from weft.errors import InputError, RunError, Violation
 from weft.installed import remedy
 from weft.lab.place import current_lab
 from weft.run.launch.failures import logs_folder
+from weft.run.launch.rolls import Replicas
 from weft.signals import terminable
 
 POLL_S = 0.2
@@ -26,7 +27,7 @@ def launch_workers(
     module: str,
     on_poll: Callable[[], None] | None = None,
     *,
-    least: int = 0,
+    replicas: Replicas | None = None,
 ) -> None:
     """Run `python -m MODULE RUN_DIR` on `world_size` local ranks and return when all have succeeded.
 
@@ -37,8 +38,7 @@ def launch_workers(
 
     Args:
         on_poll: called several times a second while the workers run.
-        least: the fewest ranks that go on when the process of another one is killed, which is replaced
-            (`weft.run.launch.rolls`); 0: none do.
+        replicas: the others go on when the process of one is killed, which is replaced; None: the run ends.
 
     Raises:
         InputError: when torch is missing, the workers refused their input, or a lab has fewer devices.
@@ -51,7 +51,9 @@ def launch_workers(
         lab.require_ranks(world_size)
     logs = logs_folder(run_dir)
     logs.mkdir(parents=True, exist_ok=True)
-    options = [str(run_dir), str(world_size), module, str(os.getpid()), str(least)]
+    options = [str(run_dir), str(world_size), module, str(os.getpid())]
+    if replicas is not None:
+        options.append(json.dumps(replicas))
     command = [sys.executable, "-m", "weft.run.launch.agent", *options]
     with (
         terminable(),

@@ -53,6 +53,11 @@ class StageStatistics:
         """True if the stage has any."""
         return bool(self._parts)
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The statistics, which may be changed in place."""
+        return [value for part in self._parts for value in part.statistics()]
+
     def count(self) -> None:
         for part in self._parts:
             part.count()
@@ -65,7 +70,7 @@ class StageStatistics:
         """Give all replicas the weighted mean of their statistics; every rank of the groups calls it."""
         if not self._groups or not self._parts:
             return
-        values = [value for part in self._parts for value in part.statistics()]
+        values = self.tensors
         mean = torch.cat([value.double().flatten() for value in values]) * self._share
         for group in self._groups:
             group.all_reduce(mean)

@@ -19,7 +19,7 @@ KEPT = 2
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """Copies of all tensors that a rank goes on from; those of the model are in host memory."""
+    """Copies, in host memory, of all tensors that a rank goes on from."""
 
     state: TrainingState
     weights: Mapping[str, torch.Tensor]
@@ -34,7 +34,7 @@ class KeptState:
         return cls(
             state,
             {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()},
-            {stage: deepcopy(one.state_dict()) for stage, one in runtime.optimizers.items()},
+            {stage: _copied(one.state_dict()) for stage, one in runtime.optimizers.items()},
             {name: tensor.to("cpu", copy=True) for name, tensor in _tensors_of_methods(runtime).items()},
         )
 
@@ -46,13 +46,27 @@ class KeptState:
             slot.fill()
         for stage, one in runtime.optimizers.items():
             # The optimizer would step tensors of this state in place.
-            one.load_state_dict(deepcopy(dict(self.optimizers[stage])))
+            one.load_state_dict(_copied(self.optimizers[stage]))
         for key, tensor in _tensors_of_methods(runtime).items():
             tensor.copy_(self.methods[key])
         for method in runtime.methods.values():
             method.resume()
         for stepped in runtime.stepped.values():
             stepped.publish()
+
+
+def _copied(states: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of an optimizer's `state_dict` in host memory."""
+
+    def copied(value: Any) -> Any:
+        return value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else deepcopy(value)
+
+    return {
+        "state": {
+            key: {leaf: copied(value) for leaf, value in one.items()} for key, one in states["state"].items()
+        },
+        "param_groups": deepcopy(states["param_groups"]),
+    }
 
 
 def _tensors_of_methods(runtime: RankRuntime) -> dict[tuple[str, str], torch.Tensor]:

@@ -18,9 +18,10 @@ from typing import Any
 import torch.distributed as dist
 
 from weft.errors import RunError
+from weft.planning.lost_replicas import LEAST, ranks_of_replicas
 from weft.planning.planned import PlannedJob
 from weft.run.launch.failures import PeerLostError
-from weft.run.launch.rolls import Roll, RollCall
+from weft.run.launch.rolls import Replicas, Roll, RollCall
 from weft.run.launch.worker_start import START_TIMEOUT_S, WorkerContext
 from weft.run.runtime import RankRuntime
 from weft.training.checkpoint.kept_state import KEPT, KeptState
@@ -83,7 +84,8 @@ class Membership:
         self._directory = directory
         self.change: Change | None = None
         self.runtime: RankRuntime | None = None
-        self._rank, self._ranks, self._store = context.rank, context.world_size, store
+        self._rank, self._store = context.rank, store
+        self._replicas = Replicas(tuple(ranks_of_replicas(job.plan) or ()), LEAST)
         self._call = RollCall(dist.PrefixStore("weft rolls", store), context.world_size)
         self.roll = Roll(0, () if joins else tuple(range(context.world_size)))
         self._kept: list[KeptState] = []
@@ -104,8 +106,7 @@ class Membership:
 
     def others_wait(self) -> bool:
         """Return True if new processes wait to join; rank 0 of the roll asks."""
-        absent = set(range(self._ranks)) - set(self.roll.members)
-        return self.context.rank == 0 and bool(self._call.waiting(absent))
+        return self.context.rank == 0 and bool(self._call.waiting(self._replicas))
 
     def leave(self) -> None:
         """Leave the roll between two steps, so that new processes can join."""
@@ -162,8 +163,6 @@ class Membership:
             with meeting_peers():
                 for method in runtime.methods.values():
                     method.take_in(away=not self._kept)
-                source = next(place for place, one in enumerate(self.roll.members) if one not in change.back)
-                _give_buffers(runtime, source, away=not self._kept)
         return change.state
 
     def _gathered(self) -> Roll:
@@ -171,7 +170,7 @@ class Membership:
         number = self.roll.number
         if not self.roll.members:
             self._call.wait_in(self._rank)
-        own = {
+        own: dict[str, Any] = {
             "states": [asdict(one.state) for one in self._kept],
             "members": self.roll.members,
             "away_since": self._away_since,
@@ -185,6 +184,11 @@ class Membership:
                 number, roll = number + 1, later
                 if self._rank in roll.members:
                     self._call.tell(roll, self._rank, own)
+                elif self.roll.members:
+                    # Another rank of this replica was killed: this one comes back with its new process.
+                    self._kept, own["states"] = [], []
+                    self.roll = Roll(number, ())
+                    self._call.wait_in(self._rank)
             if roll is not None and self._rank in roll.members and self._call.all_told(roll):
                 # A later one must not come between.
                 if self._call.at(number + 1) is None:
@@ -228,13 +232,3 @@ def connect_store() -> dist.Store:
         is_master=False,
         timeout=timedelta(seconds=START_TIMEOUT_S),
     )
-
-
-def _give_buffers(runtime: RankRuntime, source: int, *, away: bool) -> None:
-    """Give running statistics and other buffers of one member to the new processes."""
-    for module in runtime.stages.values():
-        for buffer in module.buffers():
-            shared = buffer.detach().to("cpu", copy=True)
-            dist.broadcast(shared, source)
-            if away:
-                buffer.copy_(shared)

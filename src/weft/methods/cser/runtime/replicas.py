@@ -22,6 +22,7 @@ from weft.program.program import NONE, Instruction
 from weft.run.handlers.base import WEIGHTS, Issue
 from weft.run.methods import Making, PartOfSum, StepGate
 from weft.run.resources import Resources, groups_of_stages, replica_of, share_of
+from weft.run.stage.statistics import StageStatistics
 from weft.run.streams import Completion, Stream, Value
 from weft.run.workspace import Workspace
 from weft.sync.base import Group
@@ -47,8 +48,10 @@ class CserReplicas(ReplicaMeans):
         # By stage, the step after which the next reset is due; -1 before the first step.
         self._due: dict[int, torch.Tensor] = {}
         self._replica: dict[int, int] = {}
+        self._statistics: Mapping[int, StageStatistics] = {}
 
     def begin(self, resources: Resources) -> None:
+        self._statistics = resources.statistics
         groups = groups_of_stages(self._program, "synchronise_update", "reset_error")
         for stage, group in sorted(groups.items()):
             share, replicas = share_of(self._program, stage), resources.groups.collective[group]
@@ -162,7 +165,8 @@ class CserReplicas(ReplicaMeans):
     def take_in(self, *, away: bool) -> None:
         """Let in a replica that was `away`; every replica calls it between two steps.
 
-        The replica takes the common weights of the others, plus its own error. That of a new process is 0.
+        The replica takes the common weights of the others, plus its own error. That of a new process is 0. It
+        takes their means of running statistics, too.
 
         Raises:
             InputError: if the plan's replicas keep no errors.
@@ -173,6 +177,11 @@ class CserReplicas(ReplicaMeans):
             for part in parts:
                 part.present = not away
             self.rejoin(stage, 0, parts[0].group)
+            present = torch.tensor(not away, device=parts[0].finite.device)
+            assembly = Assembly.of(parts[0].group, parts[0].share, present)
+            for one in self._statistics[stage].tensors:
+                mean = assembly.mean(one.double().flatten(), 0)
+                one.copy_(torch.where(present, one, mean.view_as(one)))
             for part in parts:
                 part.present = True
 
