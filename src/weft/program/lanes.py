@@ -58,6 +58,8 @@ class LanePlaces(NamedTuple):
     def lane_of(self, layout: PipelineLayout, columns: Columns, copy: int) -> Ints:
         """Return the lane of each row in a copy; of a shard among unlike replicas, that in the widest."""
         lane: Ints = self.lane[columns.rank, copy]
+        if not layout.mixes_replicas:
+            return lane
         return np.where(_meets_by_shard(layout, columns), columns.part, lane)
 
 

@@ -76,6 +76,7 @@ ROWS = (
     Row(LLAMA, "1f1b", dp=2, pp=2, sharding="zero-2", steps=3, methods=(ALL,)),
     Row(WIDE_LLAMA, "1f1b", tp=2, steps=3, methods=(ALL,)),
     Row(WIDE_GPT, "1f1b", tp=2, steps=3, methods=(ALL, Clips(0.001))),
+    Row(WIDE_GPT, "1f1b", dp=2, unlike=((2,), (1,)), steps=3, methods=(ALL, Clips(0.001))),
     Row(WIDE_LLAMA, "1f1b", tp=2, pp=2, recompute="full", steps=3, methods=(SOME,)),
     Row(WIDE_LLAMA, "1f1b", tp=2, chunks="by size", steps=3, methods=(ALL,)),
     Row(WIDE_LLAMA, "1f1b", tp=2, steps=3, methods=(ALL, OVERLAPPED)),

@@ -13,10 +13,10 @@ from weft.predict.cost.residency import Held, ResidentBytes
 def _frozen(pricing: Pricing) -> Held:
     held = np.zeros(pricing.program.ranks, dtype=np.int64)
     for index, stage in enumerate(pricing.plan.stages):
-        shape = pricing.placed.shape(index)
-        held[pricing.placed.ranks_of_stage[index].ravel()] += frozen_bytes(
-            pricing.model.graph, stage.layers, shape, PRECISION_BYTES[pricing.plan.precision]
-        )
+        for ranks, shape in pricing.placed.holders(index):
+            held[ranks] += frozen_bytes(
+                pricing.model.graph, stage.layers, shape, PRECISION_BYTES[pricing.plan.precision]
+            )
     return Held(held)
 
 

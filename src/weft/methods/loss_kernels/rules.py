@@ -34,7 +34,7 @@ def _divided(layout: Layout) -> str | None:
 
 def _of_plan(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
     fused = any(choice.name == FUSED for choice in plan.layer_choices)
-    if fused and any(plan.grid(stage).tensor > 1 for stage in range(len(plan.stages))):
+    if fused and max(plan.tensor_degrees) > 1:
         yield Violation("plan: mesh.tp", DIVIDED, "1")
 
 

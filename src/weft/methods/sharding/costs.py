@@ -90,13 +90,9 @@ def _resident(pricing: Pricing) -> ResidentStates:
     """Return the bytes of the states and buffers of a rank's stages, or of its shard of them."""
     plan, ranks = pricing.plan, pricing.program.ranks
     stages = (
-        (
-            np.array([rank for one in copies for rank in stage.replicas[one].ranks], dtype=np.int64),
-            stage_parameters(pricing.model.graph, stage.layers, plan.shape(index, copies[0])),
-            plan.reducers(index),
-        )
+        (held, stage_parameters(pricing.model.graph, stage.layers, shape), plan.reducers(index))
         for index, stage in enumerate(plan.stages)
-        for copies in plan.like_replicas(index)
+        for held, shape in pricing.placed.holders(index)
     )
     stack, stated = STACKS[plan.stack], plan.buffers
     return resident_states(stages, ranks, plan_states(plan), plan.sharding, stack=stack, stated=stated)
@@ -126,9 +122,8 @@ def _arriving_shards(pricing: Pricing) -> Ints:
     found = np.zeros(pricing.program.ranks, dtype=np.int64)
     for index, stage in enumerate(plan.stages):
         shard = stage_parameters(graph, stage.layers, plan.shape_of_shards(index))
-        for copy, degree in zip(stage.replicas, plan.replica_degrees[index], strict=True):
-            rooms = 1 if degree == plan.tensor_degrees[index] else 2
-            held = list(copy.ranks)
+        for held, shape in pricing.placed.holders(index):
+            rooms = 1 if shape.tensor_parallel == plan.tensor_degrees[index] else 2
             found[held] = np.maximum(found[held], rooms * shard * plan_states(plan).arriving)
     return found
 

@@ -10,7 +10,7 @@ from weft.moves.move import Context, Move
 
 def _applies(context: Context) -> str | None:
     plan = context.plan
-    if all(plan.grid(stage).tensor == 1 for stage in range(len(plan.stages))):
+    if max(plan.tensor_degrees) == 1:
         return "no ranks divide layers"
     return None if way_of(plan) == "inside" else "collectives inside layers are instructions already"
 

@@ -77,7 +77,7 @@ def crossed(enters: bool, *, divides_sequence: bool, backward: bool) -> bool:
 def options(plan: Plan, graph: LayerGraph) -> ExchangeOptions | None:
     way = way_of(plan)
     grids = tuple(plan.grid(stage) for stage in range(len(plan.stages)))
-    if way == "inside" or all(grid.tensor == 1 for grid in grids):
+    if way == "inside" or max(plan.tensor_degrees) == 1:
         return None
     if problems := [*problems_of(plan, graph)]:
         raise InputError(problems)
@@ -87,7 +87,7 @@ def options(plan: Plan, graph: LayerGraph) -> ExchangeOptions | None:
 
 def problems_of(plan: Plan, graph: LayerGraph) -> Sequence[Violation]:
     """Return the violations of a plan with segments: context ranks, and recomputation."""
-    if way_of(plan) == "inside" or all(plan.grid(stage).tensor == 1 for stage in range(len(plan.stages))):
+    if way_of(plan) == "inside" or max(plan.tensor_degrees) == 1:
         return []
     where, found = f"plan: methods.{NAME}", []
     if plan.cp > 1:

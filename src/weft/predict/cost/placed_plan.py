@@ -5,7 +5,7 @@ The tables do not depend on the number of micro-batches, so they price programs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -32,7 +32,7 @@ from weft.program.codes import distinct_rows
 from weft.program.fold import twins_of
 from weft.program.kinds import STEP
 from weft.program.layout import rank_rows
-from weft.program.program import Program
+from weft.program.program import NONE, Program
 
 BytesOf = Callable[[LayerGraph, Sequence[int], Shape, str, Device, Recompute], int]
 
@@ -117,6 +117,12 @@ class PlacedPlan:
         It is -1 behind the ranks of replicas with fewer of them than others.
         """
         return tuple(rank_rows([copy.ranks for copy in stage.replicas]) for stage in self.plan.stages)
+
+    def holders(self, stage: int) -> Iterator[tuple[Ints, Shape]]:
+        """Yield the ranks of a stage whose replicas have equally many tensor ranks, and their shape."""
+        for copies in self.plan.like_replicas(stage):
+            ranks = self.ranks_of_stage[stage][copies]
+            yield ranks[ranks != NONE], self.plan.shape(stage, copies[0])
 
     @cached_property
     def twins(self) -> Mapping[int, Ints]:

@@ -335,7 +335,7 @@ def replica_groups(
         if first < index and parts[first] == parts[index]:
             table[index] = table[first]
             continue
-        for replicas in parts[index]:
+        for replicas in map(list, parts[index]):
             for lane in range(layout.lanes[index]):
                 own = lane * layout.stages[index].widths[replicas] // layout.lanes[index]
                 group = ranks[replicas, own]

@@ -144,7 +144,7 @@ class StageModule(nn.Module, ABC):
         if held is None:
             return
         self.held = {f"{name}.{own}": held for own, _ in module.named_parameters()} | dict(self.held)
-        if held.axis is not None:
+        if held.axis is not None and self.tensor.size > 1:
             self.divisions = dict(self.divisions) | {
                 f"{name}.{own}": Division(held.axis, held.blocks, parameter.shape[held.axis])
                 for own, parameter in module.named_parameters()

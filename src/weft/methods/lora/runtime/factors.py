@@ -125,13 +125,15 @@ def _add(stage: StageModule, name: str, product: Product, low_rank: LowRank) -> 
     """Add both products beside one linear layer, whose weight still has the shape of the whole."""
     transposed = product.transposed if isinstance(product, LinearProduct) else isinstance(product, Conv1D)
     inner, columns = product.weight.shape if transposed else reversed(product.weight.shape)
-    division = stage.divisions.get(f"{name}.weight")
+    # A stage that no ranks divide may have replicas that some do.
+    division = stage.possible_divisions().get(f"{name}.weight")
+    inside = division is not None and division.axis == (0 if transposed else 1)
     by_rows = isinstance(product, RowProduct)
     rank = low_rank.rank
     # Uniform values between -1 / sqrt(inner) and 1 / sqrt(inner) have this deviation.
     down, up = LowRankFactor(inner, rank, (3.0 * inner) ** -0.5), LowRankFactor(rank, columns)
-    divides_columns = division is not None and not by_rows
-    stage.add(f"{name}.{A}", down, HeldByTensorRanks(axis=1) if by_rows else _WHOLE)
+    divides_columns = division is not None and not inside
+    stage.add(f"{name}.{A}", down, HeldByTensorRanks(axis=1) if inside else _WHOLE)
     stage.add(
         f"{name}.{B}",
         up,

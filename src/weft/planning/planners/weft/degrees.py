@@ -32,7 +32,7 @@ from weft.program.schedules.ring import divisors
 # The order with split backward passes.
 SPLIT = "zb-h1"
 # Most stages of one group of nodes, and orders of the groups.
-_MOST_STAGES, _ORDERS = 4, 2
+MOST_STAGES, _ORDERS = 4, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class DegreeSpace:
         orders = dict.fromkeys(placement.groups for placement in placements_of(cluster, _ORDERS))
         for order in orders:
             held = [range(starts[group], starts[group + 1]) for group in order]
-            cuts = [[one for one in divisors(len(ranks)) if one <= _MOST_STAGES] for ranks in held]
+            cuts = [[one for one in divisors(len(ranks)) if one <= MOST_STAGES] for ranks in held]
             for stages in product(*cuts):
                 if sum(stages) > len(graph.layers) or pins.pp not in (None, sum(stages)):
                     continue

@@ -15,14 +15,15 @@ import numpy as np
 from weft.describe.layout import DENSE, Layout
 from weft.describe.plan import Recompute
 from weft.planning.planners.bounds import Bounds, LayerBytes
-from weft.planning.planners.weft.degrees import DegreePlan, decisions, plan_of, words_of
+from weft.planning.planners.weft.degrees import MOST_STAGES, DegreePlan, decisions, plan_of, words_of
 from weft.planning.planners.weft.stages import Dealt, Way, deal
 from weft.planning.planners.weft.uneven import SCHEDULE, UnevenSpace
 from weft.planning.problem import Problem
 from weft.program.arrays import Floats, Ints
 from weft.program.schedules.ring import divisors
 
-_MOST_STAGES = 4
+# Most kinds of nodes whose degrees are searched together.
+_MOST_KINDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +59,31 @@ class ReplicaSpace:
         return sorted((one for one in best if one is not None), key=lambda one: one.estimate_s)
 
     def _sets(self) -> Iterator[_Pipelines]:
-        """Yield pipelines that use every device; a group of nodes has equal ones."""
+        """Yield pipelines that use every device; groups of nodes of one kind have equal ones.
+
+        Kinds are devices and their number on a node. Of many kinds, there are too many combinations.
+        """
         problem, cluster = self._problem, self._problem.job.cluster
         pins, graph, groups = problem.pins, problem.job.graph, cluster.groups
         open_axes = pins.tp is None and {pins.cp, pins.ep, pins.loops} <= {None, 1}
         asked = pins.schedule in (None, SCHEDULE) and (problem.sync or DENSE) == DENSE
         shards_nothing = pins.sharding in (None, "zero-0")
-        if not (open_axes and asked and shards_nothing and graph.is_chain and len(groups) > 1):
+        kinds = list(dict.fromkeys((group.device.name, group.devices) for group in groups))
+        few = 1 < len(kinds) <= _MOST_KINDS
+        if not (open_axes and asked and shards_nothing and graph.is_chain and few):
             return
         starts = [0, *accumulate(group.count * group.devices for group in groups)]
         held = [np.arange(start, end, dtype=np.int64) for start, end in pairwise(starts)]
+        kind_of = [kinds.index((group.device.name, group.devices)) for group in groups]
         legal = [
-            [one for one in divisors(group.devices) if graph.refuse_tensor(one) is None] for group in groups
+            [one for one in divisors(devices) if graph.refuse_tensor(one) is None] for _, devices in kinds
         ]
         # Stages that share a weight hold shards of it that do not match.
-        most = 1 if graph.tied else min(_MOST_STAGES, len(graph.layers))
+        most = 1 if graph.tied else min(MOST_STAGES, len(graph.layers))
         for stages, *degrees in product(range(1, most + 1), *legal):
             distinct = sorted(set(degrees))
             odd = any(more % fewer for fewer, more in pairwise(distinct))
-            pairs = list(zip(held, degrees, strict=True))
+            pairs = [(ranks, degrees[kind]) for ranks, kind in zip(held, kind_of, strict=True)]
             whole = not any(len(ranks) % (stages * degree) for ranks, degree in pairs)
             if len(distinct) > 1 and whole and not odd and pins.pp in (None, stages):
                 found = _Pipelines(
