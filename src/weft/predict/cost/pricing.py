@@ -25,7 +25,7 @@ from weft.program.buffers import last_gradients
 from weft.program.codes import distinct_rows
 from weft.program.kinds import is_send
 from weft.program.program import NONE, Program
-from weft.program.segments import CutInSegments, segments_of
+from weft.program.segments import CutInSegments, cutter_of, segments_of
 
 
 class StageShares(NamedTuple):
@@ -99,11 +99,11 @@ def _own(times: StageTimes, shares: StageShares, kind: str, number: int) -> Stag
 
 def segmented_times(program: Program) -> SegmentedTimes | None:
     """Return the prices of a program's segments; None where all passes are whole."""
-    owed = segments_of(program.obligations.methods)
+    methods = program.obligations.methods
+    owed = segments_of(methods)
     if owed is None:
         return None
-    names = {name for name, one in program.obligations.methods.items() if one is owed}
-    priced = next(one for one in parts(SegmentShares) if one.method in names)
+    priced = next(one for one in parts(SegmentShares) if one.method == cutter_of(methods))
     return SegmentedTimes(owed=owed, priced=priced)
 
 
