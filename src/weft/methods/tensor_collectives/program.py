@@ -12,14 +12,14 @@ Interleaved, two micro-batches take turns, segment by segment (`weft.program.pas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal, get_args
 
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layer_pieces import TensorBorder, cut_of
 from weft.describe.plan import Plan
-from weft.errors import InputError, Violation, nearest
+from weft.errors import InputError
 from weft.methods.tensor_collectives.kinds import TENSOR_BACKWARD, TENSOR_FORWARD
+from weft.moves.cutting import Cutter
 from weft.program.passes.cutting import CutOptions, cutting_pass
 from weft.program.segments import Border, CutInSegments, StageSegments
 
@@ -28,21 +28,7 @@ Way = Literal["inside", "instructions", "overlapped", "interleaved"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
 TOKENS = "context ranks exchange inside of the segments, which nothing predicts"
-AGAIN = "a layer that is run again would exchange again"
-
-
-def way_of(plan: Plan) -> Way:
-    """Return the way in which a plan's tensor ranks exchange.
-
-    Raises:
-        InputError: for an unknown way.
-    """
-    choice = plan.method(NAME)
-    word = "inside" if choice is None else str(choice.options.get("run", "inside"))
-    if word not in WAYS:
-        problem = f"{word!r} is not one of {', '.join(WAYS)}"
-        raise InputError(Violation(f"plan: methods.{NAME}.run", problem, nearest(word, WAYS)))
-    return word
+CUTTER = Cutter(name=NAME, axis="tensor", ways=WAYS, apart={"context": TOKENS})
 
 
 def stage_borders(plan: Plan, graph: LayerGraph, stage: int) -> list[TensorBorder]:
@@ -56,30 +42,20 @@ def crossed(enters: bool, *, divides_sequence: bool, backward: bool) -> bool:
 
 
 def options(plan: Plan, graph: LayerGraph) -> CutOptions | None:
-    way = way_of(plan)
-    grids = tuple(plan.grid(stage) for stage in range(len(plan.stages)))
-    if way == "inside" or all(grid.tensor == 1 for grid in grids):
+    if not CUTTER.cuts(plan):
         return None
-    if problems := [*problems_of(plan, graph)]:
+    if problems := CUTTER.problems_of(plan, graph):
         raise InputError(problems)
-    segments = (_segments(plan, graph, stage, way) for stage in range(len(plan.stages)))
-    owed = CutInSegments(segments=tuple(segments), grids=grids, axis="tensor")
+    way, stages = CUTTER.way_of(plan), range(len(plan.stages))
+    owed = CutInSegments(
+        segments=tuple(_segments(plan, graph, stage, way) for stage in stages),
+        grids=tuple(map(plan.grid, stages)),
+        axis=CUTTER.axis,
+    )
     return CutOptions(owed, way == "interleaved")
 
 
-def problems_of(plan: Plan, graph: LayerGraph) -> Sequence[Violation]:
-    """Return the violations of a plan with segments: context ranks, and recomputation."""
-    if way_of(plan) == "inside" or all(plan.grid(stage).tensor == 1 for stage in range(len(plan.stages))):
-        return []
-    where, found = f"plan: methods.{NAME}", []
-    if plan.cp > 1:
-        found.append(Violation(where, TOKENS, "cp 1"))
-    if any(stage.recompute != "none" for stage in plan.stages):
-        found.append(Violation(where, AGAIN, "recompute none"))
-    return found
-
-
-def _segments(plan: Plan, graph: LayerGraph, stage: int, way: Way) -> StageSegments:
+def _segments(plan: Plan, graph: LayerGraph, stage: int, way: str) -> StageSegments:
     shape = plan.shape(stage)
     if shape.tensor_parallel == 1:
         return StageSegments()

@@ -78,7 +78,7 @@ def stage_exchanges(
     gathers = _gathered_values(plan, graph)
     for stage, ranks in enumerate(ranks_of_stage):
         grid = plan.grid(stage)
-        sizes = zip((_tensor, _context, _expert), grid, strict=True)
+        sizes = zip((_tensor, _context, expert_exchanges), grid, strict=True)
         axes = [one(plan, graph, network, stage) for one, size in sizes if size > 1]
         if not axes:
             continue
@@ -208,14 +208,18 @@ def _context(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Cal
     return seconds_of
 
 
-def _expert(plan: Plan, graph: LayerGraph, network: Network, stage: int) -> Callable[[Ranks], Exchanges]:
+def expert_exchanges(
+    plan: Plan, graph: LayerGraph, network: Network, stage: int, *, rows: bool = True
+) -> Callable[[Ranks], Exchanges]:
     """Price rows that go to their experts and back, as if all experts had as many.
 
-    Forward passes of a mixture gather the counts of rows first.
+    Forward passes of a mixture gather the counts of rows first. Without `rows`, price the sums of the loss
+    and of the gradient alone.
     """
     shape, grid, layers = plan.shape(stage), plan.grid(stage), plan.stages[stage].layers
     dispatched = graph.amounts("dispatched", shape)
-    sizes = Counter(round(dispatched[layer] * plan.element_bytes) for layer in layers if dispatched[layer])
+    mixtures = [layer for layer in layers if rows and dispatched[layer]]
+    sizes = Counter(round(dispatched[layer] * plan.element_bytes) for layer in mixtures)
     counts_bytes = COUNT_BYTES * graph.experts * grid.expert
     sums = _sums(plan, graph, network, stage, alike_parameters(graph, layers, shape))
 

@@ -6,7 +6,7 @@ the part of the computations that its collectives replace.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -39,6 +39,15 @@ class StageShares(NamedTuple):
     backward_input: tuple[float, ...]
     backward_weight: tuple[float, ...]
     contained_s: float = 0.0
+
+
+def parts_of(seconds: Sequence[float], segment: Sequence[int]) -> tuple[float, ...]:
+    """Return each segment's part of a whole, from the times of pieces and the segment of each."""
+    total = np.zeros(segment[-1] + 1)
+    np.add.at(total, list(segment), seconds)
+    whole = float(total.sum())
+    found: list[float] = (total / whole if whole else np.full(len(total), 1.0 / len(total))).tolist()
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)
