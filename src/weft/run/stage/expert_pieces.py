@@ -16,7 +16,7 @@ from torch import nn
 from weft.run.parallel.expert_ranks import Dispatch, ExpertRanks
 from weft.run.stage.experts import Sorted, add_results, compute_rows
 from weft.run.stage.layers import LayerFunction
-from weft.run.stage.pieces import Border, Branch, PieceList, StagePiece, State
+from weft.run.stage.pieces import Branch, PieceBorder, PieceList, StagePiece, State
 from weft.sync.base import Group
 
 
@@ -46,9 +46,9 @@ class ExpertCut:
         return cls(module) if isinstance(module, WithMixtures) else None
 
     @property
-    def borders(self) -> Sequence[Border]:
+    def borders(self) -> Sequence[PieceBorder]:
         """Two for every mixture, before its experts and behind them."""
-        return [Border(forward=True, backward=True)] * (2 * len(self._stage.experts()))
+        return [PieceBorder(forward=True, backward=True)] * (2 * len(self._stage.experts()))
 
     def pieces(self, inputs: torch.Tensor) -> Sequence[StagePiece]:
         found, mixtures = PieceList(), iter(self._stage.experts().values())

@@ -24,7 +24,7 @@ State = tuple[torch.Tensor, ...]
 Step = Callable[[State], State]
 
 
-class Crossing(Protocol):
+class BorderExchange(Protocol):
     """The exchange of one micro-batch's values at a border."""
 
     def __call__(self, value: torch.Tensor, group: Group, *, backward: bool) -> torch.Tensor:
@@ -32,7 +32,7 @@ class Crossing(Protocol):
         ...
 
 
-class Border(NamedTuple):
+class PieceBorder(NamedTuple):
     """A border between two pieces; True for each pass that exchanges there."""
 
     forward: bool
@@ -48,7 +48,7 @@ class StagePiece:
 
     steps: Sequence[Step]
     weights: tuple[nn.Parameter, ...] = ()
-    crossing: Crossing | None = None
+    crossing: BorderExchange | None = None
 
     def __call__(self, state: State) -> State:
         for step in self.steps:
@@ -81,7 +81,7 @@ class StageCut(Protocol):
     """A way to cut a stage into pieces, one more than its borders."""
 
     @property
-    def borders(self) -> Sequence[Border]: ...
+    def borders(self) -> Sequence[PieceBorder]: ...
 
     def pieces(self, inputs: torch.Tensor) -> Sequence[StagePiece]:
         """Return the pieces that, in order, turn one micro-batch's input into its output."""
@@ -149,7 +149,7 @@ class PieceList:
         """Append a function of the state's only value."""
         self.append(lambda state: (function(state[0]),))
 
-    def cross(self, crossing: Crossing, weights: Iterable[nn.Parameter] = ()) -> None:
+    def cross(self, crossing: BorderExchange, weights: Iterable[nn.Parameter] = ()) -> None:
         """Begin another piece behind a border."""
         self.pieces[-1] = replace(self.pieces[-1], crossing=crossing)
         self.pieces.append(StagePiece([], tuple(weights)))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from weft.run.parallel.tensor_parallel import TensorRanks
-from weft.run.stage.pieces import Border, Branch, PieceList, StagePiece
+from weft.run.stage.pieces import Branch, PieceBorder, PieceList, StagePiece
 from weft.run.stage.stage_module import StageModule
 from weft.sync.base import Group
 
@@ -26,14 +26,16 @@ class TensorCut:
         return cls(module) if isinstance(module, StageModule) else None
 
     @property
-    def borders(self) -> Sequence[Border]:
+    def borders(self) -> Sequence[PieceBorder]:
         """The entry and the exit of every region: of a table the exit only, and of a head the entry."""
         stage, has_table = self._stage, bool(self._stage.token_table)
         enters = [False] * (stage.embeds and has_table)
         enters += [True, False] * (2 * len(stage.blocks))
         enters += [True] * (stage.ends and has_table)
         exchanges = stage.tensor.exchanges
-        return [Border(*(exchanges(enters=one, backward=way) for way in (False, True))) for one in enters]
+        return [
+            PieceBorder(*(exchanges(enters=one, backward=way) for way in (False, True))) for one in enters
+        ]
 
     def pieces(self, inputs: torch.Tensor) -> Sequence[StagePiece]:
         stage, found, divided = self._stage, PieceList(), bool(self._stage.token_table)
