@@ -203,7 +203,8 @@ def border_kind(name: str, symbol: str, stream: str, *, backward: bool) -> int:
     )
 
 
-SEGMENTS = (FORWARD_SEGMENT, BACKWARD_SEGMENT, INPUT_SEGMENT, WEIGHT_SEGMENT)
+BACKWARD_SEGMENTS = (BACKWARD_SEGMENT, INPUT_SEGMENT, WEIGHT_SEGMENT)
+SEGMENTS = (FORWARD_SEGMENT, *BACKWARD_SEGMENTS)
 
 # Segments that add to a stage's gradient before its backward completes it.
 ADDS_GRADIENTS = (BACKWARD_SEGMENT, WEIGHT_SEGMENT)

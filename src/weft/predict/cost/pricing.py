@@ -20,12 +20,12 @@ from weft.describe.plan import Plan
 from weft.predict.cost.compute import StageTimes
 from weft.predict.cost.exchanges import Exchanges
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan
-from weft.program.arrays import Ints
+from weft.program.arrays import Floats, Ints
 from weft.program.buffers import last_gradients
 from weft.program.codes import distinct_rows
-from weft.program.kinds import is_send
+from weft.program.kinds import BACKWARD, is_any_of, is_send
 from weft.program.program import NONE, Program
-from weft.program.segments import CutInSegments, cutter_of, segments_of
+from weft.program.segments import BACKWARD_SEGMENTS, CutInSegments, cutter_of, segments_of
 
 
 class StageShares(NamedTuple):
@@ -104,6 +104,26 @@ def _own(times: StageTimes, shares: StageShares, kind: str, number: int) -> Stag
             backward_weight_s=times.backward_weight_s * shares.backward_weight[number],
         )
     return times
+
+
+def of_whole_passes(program: Program, seconds: Floats) -> Floats:
+    """Return seconds by instruction; of a backward that completes a pass in segments, those of the pass.
+
+    Both have shape (instructions,). Exchanges count, except where they overlap with weight parts.
+    """
+    owed = segments_of(program.obligations.methods)
+    if owed is None:
+        return seconds
+    columns, overlaps = program.columns, any(True in one.split for one in owed.segments)
+    exchanges = () if overlaps else (border.kind for one in owed.segments for border in one.backward)
+    rows = np.flatnonzero(is_any_of(columns.kind, (BACKWARD, *BACKWARD_SEGMENTS, *exchanges)))
+    own = (columns.rank, columns.stage, columns.micro_batch, columns.iteration)
+    first, which = distinct_rows(*(one[rows] for one in own))
+    totals = np.bincount(which, weights=seconds[rows], minlength=len(first))
+    whole = seconds.copy()
+    completes = columns.kind[rows] == BACKWARD
+    whole[rows[completes]] = totals[which[completes]]
+    return whole
 
 
 def segmented_times(program: Program) -> SegmentedTimes | None:
