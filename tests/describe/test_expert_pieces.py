@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from methods.rows.expert_exchanges import MIXTRAL, SHORT
+from methods.rows.expert_exchanges import MIXTRAL, SHARED_EXPERTS
 
 from weft.describe.amount import Shape
 from weft.describe.expert_pieces import expert_pieces
@@ -13,9 +13,7 @@ from weft.describe.model import ModelConfig
 SHAPE = Shape(micro_batch_size=4, sequence=8, expert_parallel=2)
 
 
-@pytest.mark.parametrize(
-    "config", [MIXTRAL, SHORT("qwen2_moe", mlp_only_layers=[1])], ids=["mixtral", "qwen2_moe"]
-)
+@pytest.mark.parametrize("config", [MIXTRAL, SHARED_EXPERTS], ids=["mixtral", "qwen2_moe"])
 def test_pieces_of_a_layer_have_its_work(config: ModelConfig) -> None:
     for layer in layer_graph(config).layers:
         pieces = expert_pieces(layer)
@@ -28,7 +26,7 @@ def test_pieces_of_a_layer_have_its_work(config: ModelConfig) -> None:
 
 
 def test_experts_compute_what_tokens_choose_and_shared_ones_before_them() -> None:
-    [layer] = [one for one in layer_graph(SHORT("qwen2_moe", mlp_only_layers=[1])).layers if one.routed]
+    [layer] = [one for one in layer_graph(SHARED_EXPERTS).layers if one.routed]
     before, inside, behind = (one.forward for one in expert_pieces(layer))
     routed = sum(one.flops(SHAPE) for one in layer.routed)
     assert inside.flops(SHAPE) == pytest.approx(layer.routed_share * routed)

@@ -14,7 +14,8 @@ from equality_table import Row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from methods.rows.expert_balance import Balances
-from methods.rows.expert_exchanges import MIXTRAL, SHORT
+from methods.rows.expert_exchanges import MIXTRAL
+from methods.rows.expert_exchanges import SHARED_EXPERTS as MIXED
 from methods.rows.micro_batch_clipping import ClipsMicro
 from one_process import Method
 from program.mutations import with_value, without_edge, without_row
@@ -39,7 +40,6 @@ from weft.program.segments import FORWARD_SEGMENT
 from weft.program.verify import require_valid, verify
 
 KINDS_OF_BORDERS = (EXPERT_DISPATCH, EXPERT_COMBINE, EXPERT_COMBINE_BACKWARD, EXPERT_DISPATCH_BACKWARD)
-MIXED = SHORT("qwen2_moe", mlp_only_layers=[1])
 run_by = partial(cut_by, name=NAME)
 with_ranks = partial(Row, MIXTRAL, ep=2)
 

@@ -9,14 +9,12 @@ from dataclasses import replace
 
 import pytest
 from equality_table import Outcome, Row, train
-from methods.rows.expert_exchanges import MIXTRAL, SHORT, Exchanges
+from methods.rows.expert_exchanges import MIXTRAL, SHARED_EXPERTS, Exchanges
 from methods.rows.gradient_norm import Clips
 from pool import WorkerPool
 
 from weft.describe.plan import Plan
 from weft.methods.expert_exchanges.program import WAYS
-
-SHARED_EXPERTS = SHORT("qwen2_moe", mlp_only_layers=[1])
 
 
 def train_all(rank: int, ranks: int, rows: list[Row], plans: list[Plan]) -> list[Outcome]:
