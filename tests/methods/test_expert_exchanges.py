@@ -124,20 +124,27 @@ def test_any_missing_edge_or_row_is_refused(way: str, data: st.DataObject) -> No
     assert verify(without_row(program, data.draw(st.integers(0, len(program) - 1))))
 
 
-@settings(max_examples=12)
+@settings(max_examples=15)
 @given(
     config=st.sampled_from([MIXTRAL, MIXED]),
     order=st.sampled_from([("gpipe", 1), ("1f1b", 1), ("1f1b", 2)]),
+    dp=st.integers(1, 2),
     samples=st.integers(1, 4),
     ep=st.sampled_from([2, 3]),
     latency_us=st.sampled_from([0, 20]),
     synchronous=st.booleans(),
 )
 def test_a_step_in_segments_takes_as_long_as_inside_and_beside_others_no_longer(
-    config: ModelConfig, order: tuple[str, int], samples: int, ep: int, latency_us: int, synchronous: bool
+    config: ModelConfig,
+    order: tuple[str, int],
+    dp: int,
+    samples: int,
+    ep: int,
+    latency_us: int,
+    synchronous: bool,
 ) -> None:
     schedule, pp = order
-    row = Row(config, schedule, pp=pp, ep=ep, micro_batch_size=samples * ep)
+    row = Row(config, schedule, pp=pp, dp=dp, ep=ep, micro_batch_size=samples * ep)
     on = cluster(latency_us, synchronous=synchronous)
     inside, ordered, interleaved = (
         predicted(config, run_by(row.plan, way=way), on).prediction.step_s for way in WAYS

@@ -36,5 +36,5 @@ ROWS = (
     Row(MIXTRAL, "breadth-first", dp=2, ep=2, loops=2, sharding="zero-3", methods=(INTERLEAVED,)),
     Row(MIXTRAL, "1f1b", pp=2, ep=2, transport="device", methods=(BETWEEN,)),
     Row(SHARED_EXPERTS, "breadth-first", dp=2, ep=2, loops=2, transport="device", methods=(INTERLEAVED,)),
-    Row(MIXTRAL, "chimera", pp=2, ep=2, evaluates=True, methods=(INTERLEAVED,)),
+    Row(MIXTRAL, ep=2, evaluates=True, methods=(INTERLEAVED,)),
 )

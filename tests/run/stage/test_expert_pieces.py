@@ -1,4 +1,4 @@
-"""Laws: a stage cut around its experts computes what the whole one computes, to the bit, in each family."""
+"""Laws: a stage cut around its experts computes and sends what the whole one does, to the bit."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def in_segments(stage: Any, tokens: torch.Tensor, group: ThreadGroup) -> torch.T
 
 
 @pytest.mark.parametrize("model_type", MIXTURES)
-def test_a_stage_in_segments_computes_what_the_whole_one_does(model_type: str) -> None:
+def test_a_stage_in_segments_computes_and_sends_what_the_whole_one_does(model_type: str) -> None:
     config = tiny_decoder(model_type, vocab_size=19, max_position_embeddings=8)
     tokens = torch.randint(19, (SAMPLES, 8), generator=torch.Generator().manual_seed(5))
 
-    def on_rank(group: ThreadGroup) -> list[list[torch.Tensor | None]]:
+    def on_rank(group: ThreadGroup) -> list[tuple[dict[str, int], list[torch.Tensor | None]]]:
         found = []
         for run in (lambda stage: whole(stage, tokens), lambda stage: in_segments(stage, tokens, group)):
             stage: Any = build_stage(
@@ -63,9 +63,14 @@ def test_a_stage_in_segments_computes_what_the_whole_one_does(model_type: str) -
             )
             stage.expert.connect(group)
             assert len(stage.experts())
-            found.append([run(stage), *(one.grad for one in stage.parameters())])
+            before = dict(group.sent_bytes)
+            tensors = [run(stage), *(one.grad for one in stage.parameters())]
+            sent = {name: size - before.get(name, 0) for name, size in group.sent_bytes.items()}
+            found.append((sent, tensors))
         return found
 
-    for one, two in in_groups(RANKS, on_rank):
+    for (sent, one), (sent_in_segments, two) in in_groups(RANKS, on_rank):
+        # Of counts, too: they are gathered once.
+        assert sent_in_segments == sent
         for ours, theirs in zip(two, one, strict=True):
             assert (ours is None and theirs is None) or torch.equal(ours, theirs)
