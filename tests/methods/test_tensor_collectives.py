@@ -5,29 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cut_programs import broken_borders, cluster, collective, cut_by, predicted
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from program.mutations import swap, twice, with_value, without_edge, without_row
+from program.mutations import twice, without_edge, without_row
 from small_plans import divisible, make_program
 from tensor_plans import tensor_plan
 
 import weft
-from weft.describe.cluster import Cluster
-from weft.describe.cluster_file import cluster_of
 from weft.describe.families import layer_graph
-from weft.describe.model import ModelConfig
-from weft.describe.plan import Choice, Plan
 from weft.errors import InputError
 from weft.methods.tensor_collectives.kinds import TENSOR_BACKWARD, TENSOR_FORWARD
 from weft.methods.tensor_collectives.program import NAME, WAYS
 from weft.planning.compile import compile_evaluation, compile_folded
 from weft.planning.report_sections import sections_of
 from weft.predict.cost.placed_plan import CostModel
-from weft.predict.predict import PredictedStep, predict
+from weft.predict.predict import predict
 from weft.program.kinds import BACKWARD, FORWARD
 from weft.program.program import COLUMN_NAMES, Program
 from weft.program.segments import FORWARD_SEGMENT, INPUT_SEGMENT, WEIGHT_SEGMENT
@@ -37,38 +35,7 @@ AS_INSTRUCTIONS = WAYS[1:]
 CONFIG = divisible("gpt")
 
 
-def run_by(plan: Plan, way: str) -> Plan:
-    """The plan with tensor collectives run in this way."""
-    return plan.model_copy(update={"methods": (*plan.methods, Choice(name=NAME, options={"run": way}))})
-
-
-def cluster(latency_us: int, *, synchronous: bool = True) -> Cluster:
-    record = {
-        "name": "cores",
-        "node": [
-            {
-                "name": "host",
-                "count": 1,
-                "device": "core",
-                "devices": 8,
-                "bandwidth": "1 GB/s",
-                "latency": f"{latency_us} us",
-            }
-        ],
-        "device": {
-            "core": {
-                "memory": "4 GiB",
-                "memory_bandwidth": "10 GB/s",
-                "synchronous": synchronous,
-                "flops": {"fp64": 1e10},
-            }
-        },
-    }
-    return cluster_of(record, "cores")
-
-
-def predicted(config: ModelConfig, plan: Plan, on: Cluster) -> PredictedStep:
-    return predict(CostModel(graph=layer_graph(config), cluster=on), plan, make_program(config, plan))
+run_by = partial(cut_by, name=NAME)
 
 
 @pytest.mark.parametrize("way", AS_INSTRUCTIONS)
@@ -85,13 +52,13 @@ def predicted(config: ModelConfig, plan: Plan, on: Cluster) -> PredictedStep:
 def test_programs_are_proven(family: str, sequence: int, options: dict, sharding: str, way: str) -> None:
     config = divisible(family, sequence=sequence)
     plan = tensor_plan(config, **options).model_copy(update={"sharding": sharding})
-    require_valid(make_program(config, run_by(plan, way)))
+    require_valid(make_program(config, run_by(plan, way=way)))
 
 
 def test_blocks_exchange_four_times_a_pass_where_ranks_divide_the_tokens_else_twice() -> None:
     for sequence, in_a_block in ((8, 4), (7, 2)):
         config = divisible("gpt", sequence=sequence)
-        kinds = make_program(config, run_by(tensor_plan(config), "instructions")).columns.kind
+        kinds = make_program(config, run_by(tensor_plan(config), way="instructions")).columns.kind
         blocks = in_a_block * config.layers
         # Tokens leave the table forward, and enter the head backward; both ways where ranks divide them.
         ends = 2 if sequence == 8 else 1
@@ -104,7 +71,7 @@ def test_plans_without_segments_compile_to_the_same_table(tp: int) -> None:
     plan = tensor_plan(CONFIG, tp=tp)
     one = make_program(CONFIG, plan)
     # One rank has nobody to exchange with, whatever it is told.
-    two = make_program(CONFIG, run_by(plan, "inside" if tp > 1 else "overlapped"))
+    two = make_program(CONFIG, run_by(plan, way="inside" if tp > 1 else "overlapped"))
     for name in COLUMN_NAMES:
         assert np.array_equal(getattr(one.columns, name), getattr(two.columns, name))
     assert np.array_equal(one.edges.source, two.edges.source)
@@ -112,13 +79,13 @@ def test_plans_without_segments_compile_to_the_same_table(tp: int) -> None:
 
 
 def test_an_evaluation_exchanges_inside() -> None:
-    program = compile_evaluation(run_by(tensor_plan(CONFIG), "instructions"), layer_graph(CONFIG))
+    program = compile_evaluation(run_by(tensor_plan(CONFIG), way="instructions"), layer_graph(CONFIG))
     require_valid(program)
     assert not np.isin(program.columns.kind, [TENSOR_FORWARD, FORWARD_SEGMENT]).any()
 
 
 def test_weight_parts_are_issued_behind_the_collective_that_they_run_beside() -> None:
-    columns = make_program(CONFIG, run_by(tensor_plan(CONFIG), "overlapped")).columns
+    columns = make_program(CONFIG, run_by(tensor_plan(CONFIG), way="overlapped")).columns
     inputs = np.flatnonzero(columns.kind == INPUT_SEGMENT)
     assert len(inputs)
     assert (columns.kind[inputs + 1] == TENSOR_BACKWARD).all()
@@ -127,7 +94,7 @@ def test_weight_parts_are_issued_behind_the_collective_that_they_run_beside() ->
 
 def test_interleaved_passes_are_those_of_two_micro_batches_that_wait_for_nobody() -> None:
     plan = tensor_plan(CONFIG, schedule="1f1b", micro_batches=4)
-    ordered, mixed = (make_program(CONFIG, run_by(plan, way)).columns for way in WAYS[1::2])
+    ordered, mixed = (make_program(CONFIG, run_by(plan, way=way)).columns for way in WAYS[1::2])
     assert sorted(ordered.kind.tolist()) == sorted(mixed.kind.tolist())
     # The first forward and the last backward have nothing beside them.
     ends = np.flatnonzero(np.isin(mixed.kind, (FORWARD, BACKWARD)) & (mixed.rank == 0))
@@ -142,69 +109,24 @@ def test_interleaved_passes_are_those_of_two_micro_batches_that_wait_for_nobody(
     )
 
 
-def _collective(program: Program, kind: int = TENSOR_FORWARD) -> int:
-    return int(np.flatnonzero(program.columns.kind == kind)[1])
-
-
-def _other_group(program: Program) -> Program:
-    row = _collective(program)
-    other = next(number for number in range(len(program.groups)) if number != program.columns.group[row])
-    return with_value(program, "group", row, other)
-
-
-def _other_order(program: Program) -> Program:
-    """The ranks of a group in another order than that of their shares."""
-    group = int(program.columns.group[_collective(program)])
-    groups = list(program.groups)
-    groups[group] = groups[group][::-1]
-    return replace(program, groups=tuple(groups))
-
-
-def _overtaking(program: Program) -> Program:
-    """One rank comes to two collectives in another order than the others."""
-    columns = program.columns
-    rows = np.flatnonzero((columns.kind == TENSOR_FORWARD) & (columns.rank == 0))
-    return swap(program, int(rows[0]), int(rows[1]))
-
-
-def _other_size(program: Program) -> Program:
-    columns = program.columns
-    size = int(columns.bytes[_collective(program)])
-    grown = np.where(columns.kind == TENSOR_FORWARD, size - 8, columns.bytes)
-    return replace(program, columns=replace(columns, bytes=grown))
-
-
-def _little_room(program: Program) -> Program:
-    row = _collective(program)
-    return with_value(program, "most_bytes", row, int(program.columns.bytes[row]) - 1)
-
-
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
-        (lambda program: twice(program, _collective(program)), "have the same id"),
-        (lambda program: twice(program, _collective(program, TENSOR_BACKWARD)), "takes part twice"),
-        (lambda program: without_row(program, _collective(program)), "'segment_input'"),
-        (_other_group, "is not with the tensor ranks of its replica"),
-        (_other_order, "is not with the tensor ranks of its replica, in their order"),
-        (_overtaking, "wait for each other"),
-        (_other_size, "bytes, its border another amount"),
-        (_little_room, "has room for"),
+        *broken_borders(TENSOR_FORWARD, "tensor"),
+        (lambda program: twice(program, collective(program, TENSOR_BACKWARD)), "takes part twice"),
     ],
 )
 def test_broken_programs_are_refused(broken: Callable[[Program], Program], said: str) -> None:
-    plan = run_by(tensor_plan(CONFIG, dp=2, micro_batches=1), "overlapped")
-    program = make_program(CONFIG, plan)
-    assert any(said in str(one) for one in verify(broken(program))), [
-        str(x) for x in verify(broken(program))
-    ][:4]
+    program = make_program(CONFIG, run_by(tensor_plan(CONFIG, dp=2, micro_batches=1), way="overlapped"))
+    problems = [str(one) for one in verify(broken(program))]
+    assert any(said in one for one in problems), problems[:4]
 
 
 @settings(max_examples=25)
 @given(st.sampled_from(AS_INSTRUCTIONS), st.sampled_from([7, 8]), st.data())
 def test_any_missing_edge_or_row_is_refused(way: str, sequence: int, data: st.DataObject) -> None:
     config = divisible("llama", sequence=sequence)
-    program = make_program(config, run_by(tensor_plan(config, micro_batches=2), way))
+    program = make_program(config, run_by(tensor_plan(config, micro_batches=2), way=way))
     edges = np.flatnonzero(program.edges.distance == 0)
     assert verify(without_edge(program, int(data.draw(st.sampled_from(edges.tolist())))))
     assert verify(without_row(program, data.draw(st.integers(0, len(program) - 1))))
@@ -231,13 +153,13 @@ def test_a_step_in_segments_takes_as_long_as_inside_and_beside_others_no_longer(
     plan = tensor_plan(config, pp=pp, schedule=schedule, micro_batch_size=micro_batch_size)
     on = cluster(latency_us, synchronous=synchronous)
     inside, ordered, overlapped, interleaved = (
-        predicted(config, run_by(plan, way), on).prediction.step_s for way in WAYS
+        predicted(config, run_by(plan, way=way), on).prediction.step_s for way in WAYS
     )
     # Every instruction is rounded to a tick. An embedding and a head exchange once, where two halves are
     # counted, and a loss by itself: what is launched differs, so far as links have a latency.
     launched = 6 * plan.micro_batches * latency_us * 1e-6
     assert ordered == pytest.approx(
-        inside, abs=launched + 1e-9 * len(make_program(config, run_by(plan, WAYS[1])))
+        inside, abs=launched + 1e-9 * len(make_program(config, run_by(plan, way=WAYS[1])))
     )
     assert overlapped <= ordered + 1e-6
     assert interleaved <= ordered + 1e-6
@@ -245,7 +167,7 @@ def test_a_step_in_segments_takes_as_long_as_inside_and_beside_others_no_longer(
 
 def test_a_folded_program_is_predicted_alike() -> None:
     on, graph = cluster(20), layer_graph(CONFIG)
-    plan = run_by(tensor_plan(CONFIG, dp=2), "overlapped")
+    plan = run_by(tensor_plan(CONFIG, dp=2), way="overlapped")
     whole = predict(CostModel(graph=graph, cluster=on), plan, make_program(CONFIG, plan)).prediction
     folded = compile_folded(plan, graph, on)
     assert len(folded) * 4 == len(make_program(CONFIG, plan))
@@ -256,7 +178,7 @@ def test_a_folded_program_is_predicted_alike() -> None:
 
 
 def test_time_follows_the_expected_bytes_and_room_the_most() -> None:
-    plan = run_by(tensor_plan(CONFIG), "instructions")
+    plan = run_by(tensor_plan(CONFIG), way="instructions")
     program = make_program(CONFIG, plan)
     columns = program.columns
     roomy = replace(program, columns=replace(columns, most_bytes=4 * columns.most_bytes))
@@ -265,19 +187,19 @@ def test_time_follows_the_expected_bytes_and_room_the_most() -> None:
         for each in (program, roomy)
     )
     assert one.prediction.step_s == two.prediction.step_s
-    crossing = int(columns.bytes[_collective(program)])
+    crossing = int(columns.bytes[collective(program, TENSOR_FORWARD)])
     more = np.array(two.prediction.peak_bytes) - np.array(one.prediction.peak_bytes)
     assert (more >= 3 * crossing).all()
 
 
 def test_backward_passes_in_two_parts_are_refused() -> None:
-    plan = run_by(tensor_plan(CONFIG, pp=2, schedule="zb-h1"), "instructions")
+    plan = run_by(tensor_plan(CONFIG, pp=2, schedule="zb-h1"), way="instructions")
     with pytest.raises(InputError, match="runs backward passes in two parts"):
         make_program(CONFIG, plan)
 
 
 def test_recomputation_and_context_ranks_are_refused_in_one_line() -> None:
-    plan = run_by(tensor_plan(CONFIG, tp=4), "instructions")
+    plan = run_by(tensor_plan(CONFIG, tp=4), way="instructions")
     stages = tuple(stage.model_copy(update={"recompute": "full"}) for stage in plan.stages)
     for changed in ({"stages": stages}, {"mesh": {**plan.mesh, "cp": 2, "tp": 2}}):
         with pytest.raises(InputError) as refused:
@@ -287,7 +209,7 @@ def test_recomputation_and_context_ranks_are_refused_in_one_line() -> None:
 
 def test_an_unknown_way_is_refused_with_the_nearest() -> None:
     with pytest.raises(InputError, match="nearest valid: overlapped"):
-        make_program(CONFIG, run_by(tensor_plan(CONFIG), "overlaped"))
+        make_program(CONFIG, run_by(tensor_plan(CONFIG), way="overlaped"))
 
 
 def run_file(folder: Path, way: str, **keys: str | int) -> Path:

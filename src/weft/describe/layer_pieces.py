@@ -56,10 +56,15 @@ def cut_of(layer: Layer) -> Cut:
     """Cut a layer at its borders; return one piece if its tensor ranks exchange nothing."""
     planned = _planned(layer)
     if not planned.borders:
-        return Cut((LayerPiece(layer.forward, layer.backward_input, layer.backward_weight),), ())
+        return Cut(uncut(layer), ())
     parts = (_parts(one, planned) for one in (layer.forward, layer.backward_input, layer.backward_weight))
     pieces = map(LayerPiece, *parts, planned.divided)
     return Cut(tuple(pieces), tuple(planned.borders))
+
+
+def uncut(layer: Layer) -> tuple[LayerPiece]:
+    """Return a layer as one piece."""
+    return (LayerPiece(layer.forward, layer.backward_input, layer.backward_weight),)
 
 
 def _planned(layer: Layer) -> _Plan:

@@ -45,6 +45,8 @@ MICRO_BATCH_NORMS = "micro-batch-norms"
 MICRO_BATCH_CLIPPING = "micro-batch-clipping"
 # The method that a balance of experts requests.
 EXPERT_BALANCE = "expert-balance"
+# The method that says how expert ranks exchange rows.
+EXPERT_EXCHANGES = "expert-exchanges"
 # The method that packed samples request: attention stays inside the documents of a sample.
 PACKING = "packing"
 # The option of a synchronisation with the number of ranks that hold no stage and add up gradients.

@@ -6,24 +6,27 @@ forward order; border b lies between segments b and b + 1. The last segment of a
 segment before it is a row of its own, and so is the collective of every border. A backward segment may be
 split: its input part comes before the collective, its weight part overlaps with it.
 
-A method declares the cuts of its stages (`CutInSegments`) and registers the kinds of its collectives. One
-kind reads `segment_output` and writes `segment_input`. The other reads `segment_gradient` and writes
-`border_gradient`.
+A method declares the cuts of its stages (`CutInSegments`) and registers the kinds of its collectives
+(`border_kind`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
+from weft.describe.replica_grid import Groups, ReplicaGrid
 from weft.program import places
 from weft.program.arrays import Ints
-from weft.program.kinds import AddedUses, computation, is_any_of
+from weft.program.kinds import KINDS, AddedUses, Kind, computation, is_any_of
 from weft.program.places import Places
 from weft.program.program import Owed, Program
 from weft.program.values import PER_MICRO_BATCH, VALUES, Read, Use, ValueKind
+
+Axis = Literal["tensor", "context", "expert"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +54,34 @@ class StageSegments:
 
 @dataclass(frozen=True, kw_only=True)
 class CutInSegments(Owed):
-    """The segments of each stage's passes; a stage with whole passes has no borders."""
+    """The obligation of ranks along one axis of each replica to exchange between segments.
+
+    Attributes:
+        segments: of each stage's passes; a stage with whole passes has no borders.
+        grids: of each stage's replicas.
+        axis: of these grids.
+    """
 
     segments: tuple[StageSegments, ...]
+    grids: tuple[ReplicaGrid, ...]
+    axis: Axis
 
     @property
     def facts(self) -> Mapping[str, str]:
         most = max(len(one.forward) for one in self.segments)
-        return {"segments of a forward pass": f"up to {most + 1}"}
+        return {
+            "segments of a forward pass": f"up to {most + 1}",
+            f"exchanges of {self.axis} ranks": "instructions",
+        }
+
+    @property
+    def kinds(self) -> tuple[int, ...]:
+        """The codes of the collectives, ascending."""
+        return tuple(sorted({one.kind for each in self.segments for one in (*each.forward, *each.backward)}))
+
+    def groups(self, stage: int, ranks: Sequence[int]) -> Groups:
+        """Return the groups of a replica's ranks that exchange, each in the order of its shares."""
+        return self.grids[stage].groups(ranks)[ReplicaGrid._fields.index(self.axis)]
 
 
 def segments_of(methods: Mapping[str, Owed]) -> CutInSegments | None:
@@ -66,12 +89,15 @@ def segments_of(methods: Mapping[str, Owed]) -> CutInSegments | None:
     return next((one for one in methods.values() if isinstance(one, CutInSegments)), None)
 
 
+def cutter_of(methods: Mapping[str, Owed]) -> str | None:
+    """Return the name of the method that cuts a program; None if all passes are whole."""
+    return next((name for name, one in methods.items() if isinstance(one, CutInSegments)), None)
+
+
 def segment_borders(program: Program) -> Ints:
     """Return the rows of collectives between segments."""
     owed = segments_of(program.obligations.methods)
-    stages = () if owed is None else owed.segments
-    kinds = sorted({border.kind for one in stages for border in (*one.forward, *one.backward)})
-    return np.flatnonzero(is_any_of(program.columns.kind, kinds))
+    return np.flatnonzero(is_any_of(program.columns.kind, () if owed is None else owed.kinds))
 
 
 def _borders(program: Program, rows: Ints, *, backward: bool) -> Ints:
@@ -159,7 +185,26 @@ USES = (
     AddedUses(kinds=("backward",), reads=(_CROSSED_BACK,)),
 )
 
-SEGMENTS = (FORWARD_SEGMENT, BACKWARD_SEGMENT, INPUT_SEGMENT, WEIGHT_SEGMENT)
+
+def border_kind(name: str, symbol: str, stream: str, *, backward: bool) -> int:
+    """Register a collective between two segments of a forward or a backward pass, and return its code."""
+    read, written = (
+        ("segment_gradient", "border_gradient") if backward else ("segment_output", "segment_input")
+    )
+    return KINDS.register(
+        Kind(
+            name=name,
+            symbol=symbol,
+            stream=stream,
+            reads=(Read(read, consumes=True),),
+            writes=(written,),
+            collective=True,
+        )
+    )
+
+
+BACKWARD_SEGMENTS = (BACKWARD_SEGMENT, INPUT_SEGMENT, WEIGHT_SEGMENT)
+SEGMENTS = (FORWARD_SEGMENT, *BACKWARD_SEGMENTS)
 
 # Segments that add to a stage's gradient before its backward completes it.
 ADDS_GRADIENTS = (BACKWARD_SEGMENT, WEIGHT_SEGMENT)

@@ -8,7 +8,7 @@ from weft.describe.job import Job
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import DENSE, Layout
 from weft.describe.loss_choice import other_choices
-from weft.describe.plan import EXPERT_BALANCE, GRADIENT_NORM, MICRO_BATCH_CLIPPING, Plan
+from weft.describe.plan import EXPERT_BALANCE, EXPERT_EXCHANGES, GRADIENT_NORM, MICRO_BATCH_CLIPPING, Plan
 from weft.describe.plan_file import PlanRule, listed
 from weft.describe.units import shown
 from weft.errors import Violation, nearest_divisor
@@ -17,7 +17,7 @@ from weft.moves.composition import Composition
 _METHOD = "expert parallelism"
 _OTHERS = "other methods take the parameters of experts for those of all ranks"
 # The methods that know which ranks divide the experts.
-_ALLOWED = (GRADIENT_NORM, EXPERT_BALANCE, MICRO_BATCH_CLIPPING)
+_ALLOWED = (GRADIENT_NORM, EXPERT_BALANCE, EXPERT_EXCHANGES, MICRO_BATCH_CLIPPING)
 
 
 def _samples(job: Job, layout: Layout) -> str | None:

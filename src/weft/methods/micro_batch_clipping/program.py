@@ -33,6 +33,7 @@ from weft.program.kinds import BACKWARD_INPUT, COMPUTATIONS, KINDS, MAKES_GRADIE
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
 from weft.program.passes import GroupTable, Pass
+from weft.program.passes.cutting import refuse_cut
 from weft.program.passes.insert import after_sends, insert, moved_behind
 from weft.program.passes.meeting import meeting_groups
 from weft.program.places import join
@@ -64,13 +65,10 @@ def options(plan: Plan, graph: LayerGraph) -> Clipped | None:
 
 
 def refuse(layout: PipelineLayout, clipped: Clipped, others: Mapping[str, Any]) -> list[Violation]:
-    problems = []
+    problems = refuse_cut(TABLE_NAME, "make a gradient in several parts", others)
     if "tying" in others:
         problem = "stages with copies of one weight see parts of its gradient, of which no square adds up"
         problems.append(Violation(TABLE_NAME, problem, "pp 1"))
-    if "tensor-collectives" in others:
-        problem = "passes in segments make a gradient in several parts; let tensor ranks exchange inside"
-        problems.append(Violation(TABLE_NAME, problem, 'plan.tensor_exchanges = "inside"'))
     if layout.paths > 1:
         problem = "a rank holds stages of several replicas, whose norms are taken apart"
         problems.append(Violation(TABLE_NAME, problem, "schedule 1f1b"))

@@ -38,10 +38,9 @@ from weft.program.kinds import STEP, is_any_of, is_compute
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
 from weft.program.passes import Pass
+from weft.program.passes.cutting import refuse_cut
 from weft.program.passes.insert import after_sends, insert
 from weft.program.program import NONE, Columns, Edges
-
-IN_SEGMENTS = "passes in segments hand their graphs on, which stay on the device"
 
 # The order of rows at one place.
 _RELEASE, _ROOM, _LOAD, _STORE = range(1, 5)
@@ -71,9 +70,9 @@ def options(plan: Plan, graph: LayerGraph) -> OffloadOptions | None:
 
 
 def refuse(layout: PipelineLayout, options: OffloadOptions, others: Mapping[str, Any]) -> list[Violation]:
-    if options.stages.activations and "tensor-collectives" in others:
-        return [Violation(f"{NAME}.activations", IN_SEGMENTS, "tensor-collectives.run inside")]
-    return []
+    if not options.stages.activations:
+        return []
+    return refuse_cut(f"{NAME}.activations", "hand their graphs on, which stay on the device", others)
 
 
 def owes(layout: PipelineLayout, options: OffloadOptions) -> Offloads:

@@ -29,7 +29,7 @@ from weft.predict.cost.memory import (
     stage_parameters,
 )
 from weft.predict.cost.network import Network
-from weft.predict.cost.pricing import Pricing
+from weft.predict.cost.pricing import Pricing, of_whole_passes
 from weft.predict.cost.residency import Held, ResidentBytes
 from weft.predict.cost.traffic import TrafficOf
 from weft.program.arrays import Floats, Ints
@@ -74,7 +74,8 @@ def reduction_lead(pricing: Pricing, rows: Ints, occupancy: Floats, link_s: Floa
     columns, edges, links = pricing.program.columns, pricing.program.edges, pricing.placed.links
     made = is_any_of(columns.kind[edges.source], MAKES_GRADIENTS) & (columns.kind[edges.target] == REDUCE)
     made_s = np.zeros(len(columns))
-    np.maximum.at(made_s, edges.target[made], occupancy[edges.source[made]])
+    of_passes = of_whole_passes(pricing.program, occupancy)
+    np.maximum.at(made_s, edges.target[made], of_passes[edges.source[made]])
     layers = np.array([len(stage.layers) for stage in pricing.plan.stages])[columns.stage[rows]]
     synchronous = pricing.model.network.places.synchronous[columns.rank[rows]]
     hidden = np.where(synchronous, 0.0, 1.0 - 1.0 / layers)

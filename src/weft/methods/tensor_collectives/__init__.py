@@ -6,12 +6,19 @@ from weft.bundles import Bundle
 from weft.methods.tensor_collectives import program
 from weft.methods.tensor_collectives.costs import COSTS
 from weft.methods.tensor_collectives.moves import MOVES
-from weft.methods.tensor_collectives.report import REPORT
 from weft.methods.tensor_collectives.rules import RULES
+from weft.planning.segment_report import exchanges_section
 from weft.program.segments import USES
 
 BUNDLE = Bundle(
     name=program.NAME,
-    parts=(program.PASS, *USES, *COSTS, *RULES, *MOVES, *REPORT),
+    parts=(
+        program.PASS,
+        *USES,
+        *COSTS,
+        *RULES,
+        *MOVES,
+        exchanges_section(program.CUTTER, "Tensor collectives"),
+    ),
     runtime="weft.methods.tensor_collectives.runtime",
 )

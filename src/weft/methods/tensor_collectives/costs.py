@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -12,7 +11,7 @@ from weft.methods.tensor_collectives.program import NAME, crossed, stage_borders
 from weft.predict.cost.exchanges import Exchanges, tensor_exchanges_s
 from weft.predict.cost.hooks import CostOf, Taken, collective_hook
 from weft.predict.cost.network import Network
-from weft.predict.cost.pricing import Pricing, SegmentShares, StageShares
+from weft.predict.cost.pricing import Pricing, SegmentShares, StageShares, parts_of
 from weft.program.arrays import Ints
 
 _all_reduce = collective_hook(lambda pricing: Network.all_reduce)
@@ -44,20 +43,11 @@ def _shares(pricing: Pricing, stage: int, device: Device) -> StageShares:
         all_s, left_s = tensor_exchanges_s(plan, graph, pricing.model.network, stage, ranks)
         contained_s = all_s - left_s
     return StageShares(
-        _parts([one.forward_s for one in pieces], segment_of[False]),
-        _parts([one.backward_input_s for one in pieces], segment_of[True]),
-        _parts([one.backward_weight_s for one in pieces], segment_of[True]),
+        parts_of([one.forward_s for one in pieces], segment_of[False]),
+        parts_of([one.backward_input_s for one in pieces], segment_of[True]),
+        parts_of([one.backward_weight_s for one in pieces], segment_of[True]),
         contained_s,
     )
-
-
-def _parts(seconds: Sequence[float], segment: Sequence[int]) -> tuple[float, ...]:
-    """Return each segment's part of a whole, from the times of pieces and the segment of each."""
-    total = np.zeros(segment[-1] + 1)
-    np.add.at(total, list(segment), seconds)
-    whole = float(total.sum())
-    found: list[float] = (total / whole if whole else np.full(len(total), 1.0 / len(total))).tolist()
-    return tuple(found)
 
 
 def _left(pricing: Pricing, stage: int, replica: int, exchanges: Exchanges) -> Exchanges:

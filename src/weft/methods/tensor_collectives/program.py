@@ -12,56 +12,23 @@ Interleaved, two micro-batches take turns, segment by segment (`weft.program.pas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, get_args
-
-import numpy as np
 
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layer_pieces import TensorBorder, cut_of
 from weft.describe.plan import Plan
-from weft.describe.replica_grid import ReplicaGrid
-from weft.errors import InputError, Violation, nearest
-from weft.methods.tensor_collectives.kinds import TENSOR_BACKWARD, TENSOR_FORWARD, ExchangesBetweenSegments
-from weft.methods.tensor_collectives.verify import check_exchanges
-from weft.program.layout import PipelineLayout
-from weft.program.lower import LoweredPipeline
-from weft.program.passes import GroupTable, Pass
-from weft.program.passes.cut import cut
-from weft.program.passes.interleave import interleave
-from weft.program.program import NONE
-from weft.program.segments import Border, StageSegments
+from weft.errors import InputError
+from weft.methods.tensor_collectives.kinds import TENSOR_BACKWARD, TENSOR_FORWARD
+from weft.moves.cutting import Cutter
+from weft.program.passes.cutting import CutOptions, cutting_pass
+from weft.program.segments import Border, CutInSegments, StageSegments
 
 NAME = "tensor-collectives"
 Way = Literal["inside", "instructions", "overlapped", "interleaved"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
 TOKENS = "context ranks exchange inside of the segments, which nothing predicts"
-AGAIN = "a layer that is run again would exchange again"
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangeOptions:
-    """The segments of each stage, and the grid of ranks that divides each of its replicas."""
-
-    segments: tuple[StageSegments, ...]
-    grids: tuple[ReplicaGrid, ...]
-    interleaved: bool = False
-
-
-def way_of(plan: Plan) -> Way:
-    """Return the way in which a plan's tensor ranks exchange.
-
-    Raises:
-        InputError: for an unknown way.
-    """
-    choice = plan.method(NAME)
-    word = "inside" if choice is None else str(choice.options.get("run", "inside"))
-    if word not in WAYS:
-        problem = f"{word!r} is not one of {', '.join(WAYS)}"
-        raise InputError(Violation(f"plan: methods.{NAME}.run", problem, nearest(word, WAYS)))
-    return word
+CUTTER = Cutter(name=NAME, axis="tensor", ways=WAYS, apart={"context": TOKENS})
 
 
 def stage_borders(plan: Plan, graph: LayerGraph, stage: int) -> list[TensorBorder]:
@@ -74,30 +41,21 @@ def crossed(enters: bool, *, divides_sequence: bool, backward: bool) -> bool:
     return divides_sequence or enters == backward
 
 
-def options(plan: Plan, graph: LayerGraph) -> ExchangeOptions | None:
-    way = way_of(plan)
-    grids = tuple(plan.grid(stage) for stage in range(len(plan.stages)))
-    if way == "inside" or max(plan.tensor_degrees) == 1:
+def options(plan: Plan, graph: LayerGraph) -> CutOptions | None:
+    if not CUTTER.cuts(plan):
         return None
-    if problems := [*problems_of(plan, graph)]:
+    if problems := CUTTER.problems_of(plan, graph):
         raise InputError(problems)
-    segments = (_segments(plan, graph, stage, way) for stage in range(len(plan.stages)))
-    return ExchangeOptions(tuple(segments), grids, way == "interleaved")
+    way, stages = CUTTER.way_of(plan), range(len(plan.stages))
+    owed = CutInSegments(
+        segments=tuple(_segments(plan, graph, stage, way) for stage in stages),
+        grids=tuple(map(plan.grid, stages)),
+        axis=CUTTER.axis,
+    )
+    return CutOptions(owed, way == "interleaved")
 
 
-def problems_of(plan: Plan, graph: LayerGraph) -> Sequence[Violation]:
-    """Return the violations of a plan with segments: context ranks, and recomputation."""
-    if way_of(plan) == "inside" or max(plan.tensor_degrees) == 1:
-        return []
-    where, found = f"plan: methods.{NAME}", []
-    if plan.cp > 1:
-        found.append(Violation(where, TOKENS, "cp 1"))
-    if any(stage.recompute != "none" for stage in plan.stages):
-        found.append(Violation(where, AGAIN, "recompute none"))
-    return found
-
-
-def _segments(plan: Plan, graph: LayerGraph, stage: int, way: Way) -> StageSegments:
+def _segments(plan: Plan, graph: LayerGraph, stage: int, way: str) -> StageSegments:
     shape = plan.shape(stage)
     if shape.tensor_parallel == 1:
         return StageSegments()
@@ -116,35 +74,5 @@ def _segments(plan: Plan, graph: LayerGraph, stage: int, way: Way) -> StageSegme
     return StageSegments(forward=tuple(forward), backward=tuple(backward), split=tuple(splits))
 
 
-def exchange(pipeline: LoweredPipeline, layout: PipelineLayout, options: ExchangeOptions) -> LoweredPipeline:
-    pipeline = cut(pipeline, options.segments)
-    return interleave(pipeline, options.segments) if options.interleaved else pipeline
-
-
-def groups(layout: PipelineLayout, exchanges: ExchangeOptions) -> tuple[GroupTable, ...]:
-    """Return each replica's tensor ranks of a stage, lane by lane; stages on the same ranks share groups."""
-    numbers: dict[tuple[int, ...], int] = {}
-    lanes = len(layout.stages[0].replicas[0])
-    table = np.full((len(layout.stages), layout.replicas, lanes), NONE, dtype=np.int64)
-    for stage, (one, grid) in enumerate(zip(layout.stages, exchanges.grids, strict=True)):
-        for replica, ranks in enumerate(one.replicas):
-            for group in grid.tensor_groups(ranks) if grid.tensor > 1 else ():
-                number = numbers.setdefault(group, len(numbers))
-                table[stage, replica, [ranks.index(rank) for rank in group]] = number
-    kinds = (TENSOR_FORWARD, TENSOR_BACKWARD)
-    return (GroupTable(kinds=kinds, groups=tuple(numbers), by=("stage", "replica"), table=table),)
-
-
-PASS = Pass(
-    name=NAME,
-    options=options,
-    apply=exchange,
-    # The methods before it look at forwards and backwards, and see whole passes.
-    after=("auxiliary-head", "local-averaging", "micro-batch-norms"),
-    last=True,
-    groups=groups,
-    owes=lambda layout, exchanges: ExchangesBetweenSegments(
-        segments=exchanges.segments, grids=exchanges.grids
-    ),
-    check=check_exchanges,
-)
+# The methods before it look at forwards and backwards, and see whole passes.
+PASS = cutting_pass(NAME, options, after=("auxiliary-head", "local-averaging", "micro-batch-norms"))

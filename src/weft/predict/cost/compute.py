@@ -7,7 +7,7 @@ launches add to the time.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -16,7 +16,7 @@ from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES, Device
 from weft.describe.layer import Layer, PassWork
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.layer_pieces import cut_of
+from weft.describe.layer_pieces import LayerPiece, cut_of
 from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.describe.plan import Recompute
 from weft.predict.corrections import Correction
@@ -151,11 +151,17 @@ class ComputeModel:
         return kernels * self._speeds(device, precision)[0].launch_s * self._factor(device)
 
     def piece_times(
-        self, graph: LayerGraph, layers: Sequence[int], shape: Shape, precision: str, device: Device
+        self,
+        graph: LayerGraph,
+        layers: Sequence[int],
+        shape: Shape,
+        precision: str,
+        device: Device,
+        pieces_of: Callable[[Layer], Sequence[LayerPiece]] = lambda layer: cut_of(layer).pieces,
     ) -> list[LayerTimes]:
-        """Return the times of a stage's computations between the exchanges of tensor ranks, by the speeds.
+        """Return the times of a stage's computations between exchanges, by the speeds.
 
-        The end of one layer and the beginning of the next are one piece.
+        The end of one layer and the beginning of the next are one piece. By default, tensor ranks exchange.
         """
         speeds = self._speeds(device, precision)[0]
         known: dict[int, list[LayerTimes]] = {}
@@ -163,7 +169,7 @@ class ComputeModel:
         for layer in layers:
             alike = graph.alike[layer]
             if alike not in known:
-                pieces = cut_of(graph.layers[layer]).pieces
+                pieces = pieces_of(graph.layers[layer])
                 known[alike] = [piece_times(one, shape, precision, device, speeds) for one in pieces]
             first, *others = known[alike]
             found[-1] = found[-1].plus(first, 1)

@@ -86,7 +86,7 @@ def stage_exchanges(
         for gathered, copies in _like_replicas(plan, graph, stage, alike=alike):
             grid = plan.grid(stage, copies[0])
             ranks = rows[copies, : grid.ranks]
-            sizes = zip((_tensor, _context, _expert), grid, strict=True)
+            sizes = zip((_tensor, _context, expert_exchanges), grid, strict=True)
             axes = [one(plan, graph, network, stage, copies[0]) for one, size in sizes if size > 1]
             if any(gathered):
                 axes.append(_gathered(plan, network, stage, copies[0], *gathered))
@@ -228,16 +228,18 @@ def _context(
     return seconds_of
 
 
-def _expert(
-    plan: Plan, graph: LayerGraph, network: Network, stage: int, copy: int
+def expert_exchanges(
+    plan: Plan, graph: LayerGraph, network: Network, stage: int, copy: int = 0, *, rows: bool = True
 ) -> Callable[[Ranks], Exchanges]:
     """Price rows that go to their experts and back, as if all experts had as many.
 
-    Forward passes of a mixture gather the counts of rows first.
+    Forward passes of a mixture gather the counts of rows first. Without `rows`, price the sums of the loss
+    and of the gradient alone.
     """
     shape, grid, layers = plan.shape(stage, copy), plan.grid(stage, copy), plan.stages[stage].layers
     dispatched = graph.amounts("dispatched", shape)
-    sizes = Counter(round(dispatched[layer] * plan.element_bytes) for layer in layers if dispatched[layer])
+    mixtures = [layer for layer in layers if rows and dispatched[layer]]
+    sizes = Counter(round(dispatched[layer] * plan.element_bytes) for layer in mixtures)
     counts_bytes = COUNT_BYTES * graph.experts * grid.expert
     sums = _sums(plan, graph, network, stage, alike_parameters(graph, layers, shape))
 

@@ -190,12 +190,14 @@ def carried(pricing: Pricing, taken: Taken) -> Taken:
 TimeOf = Callable[[Network, Spread, int], CollectiveTime]
 
 
-def collective_hook(time_of: Callable[[Pricing], TimeOf]) -> CostHook:
+def collective_hook(
+    time_of: Callable[[Pricing], TimeOf],
+    bytes_of: Callable[[Pricing, Ints], Ints] = lambda pricing, rows: pricing.program.columns.bytes[rows],
+) -> CostHook:
     """Return the cost hook of collectives, from the time of one alone on a distribution of ranks."""
 
     def hook(pricing: Pricing, rows: Ints) -> Taken:
-        moved_bytes = pricing.program.columns.bytes[rows]
-        return _collective(pricing, rows, time_of(pricing), AS_IT_IS, moved_bytes)
+        return _collective(pricing, rows, time_of(pricing), AS_IT_IS, bytes_of(pricing, rows))
 
     return hook
 

@@ -6,7 +6,7 @@ the part of the computations that its collectives replace.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -20,12 +20,12 @@ from weft.describe.plan import Plan
 from weft.predict.cost.compute import StageTimes
 from weft.predict.cost.exchanges import Exchanges
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan
-from weft.program.arrays import Ints
+from weft.program.arrays import Floats, Ints
 from weft.program.buffers import last_gradients
 from weft.program.codes import distinct_rows
-from weft.program.kinds import is_send
+from weft.program.kinds import BACKWARD, is_any_of, is_send
 from weft.program.program import NONE, Program
-from weft.program.segments import CutInSegments, segments_of
+from weft.program.segments import BACKWARD_SEGMENTS, CutInSegments, cutter_of, segments_of
 
 
 class StageShares(NamedTuple):
@@ -39,6 +39,15 @@ class StageShares(NamedTuple):
     backward_input: tuple[float, ...]
     backward_weight: tuple[float, ...]
     contained_s: float = 0.0
+
+
+def parts_of(seconds: Sequence[float], segment: Sequence[int]) -> tuple[float, ...]:
+    """Return each segment's part of a whole, from the times of pieces and the segment of each."""
+    total = np.zeros(segment[-1] + 1)
+    np.add.at(total, list(segment), seconds)
+    whole = float(total.sum())
+    found: list[float] = (total / whole if whole else np.full(len(total), 1.0 / len(total))).tolist()
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +106,33 @@ def _own(times: StageTimes, shares: StageShares, kind: str, number: int) -> Stag
     return times
 
 
-def segmented_times(program: Program) -> SegmentedTimes | None:
-    """Return the prices of a program's segments; None where all passes are whole."""
+def of_whole_passes(program: Program, seconds: Floats) -> Floats:
+    """Return seconds by instruction; of a backward that completes a pass in segments, those of the pass.
+
+    Both have shape (instructions,). Exchanges count, except where they overlap with weight parts.
+    """
     owed = segments_of(program.obligations.methods)
     if owed is None:
+        return seconds
+    columns, overlaps = program.columns, any(True in one.split for one in owed.segments)
+    exchanges = () if overlaps else (border.kind for one in owed.segments for border in one.backward)
+    rows = np.flatnonzero(is_any_of(columns.kind, (BACKWARD, *BACKWARD_SEGMENTS, *exchanges)))
+    own = (columns.rank, columns.stage, columns.micro_batch, columns.iteration)
+    first, which = distinct_rows(*(one[rows] for one in own))
+    totals = np.bincount(which, weights=seconds[rows], minlength=len(first))
+    whole = seconds.copy()
+    completes = columns.kind[rows] == BACKWARD
+    whole[rows[completes]] = totals[which[completes]]
+    return whole
+
+
+def segmented_times(program: Program) -> SegmentedTimes | None:
+    """Return the prices of a program's segments; None where all passes are whole."""
+    methods = program.obligations.methods
+    owed = segments_of(methods)
+    if owed is None:
         return None
-    names = {name for name, one in program.obligations.methods.items() if one is owed}
-    priced = next(one for one in parts(SegmentShares) if one.method in names)
+    priced = next(one for one in parts(SegmentShares) if one.method == cutter_of(methods))
     return SegmentedTimes(owed=owed, priced=priced)
 
 

@@ -1,4 +1,4 @@
-"""Segments of a stage's passes on one micro-batch; methods run the collectives between them."""
+"""Segments of a stage's passes on one micro-batch, and the exchanges at the borders between them."""
 
 from __future__ import annotations
 
@@ -211,5 +211,37 @@ def weight_segment(workspace: Workspace, instruction: Instruction) -> Issue:
             run(left, step=step)
 
         return stream.run(label, work, left, bucket.buffer.emptied)
+
+    return issue
+
+
+def cross_forward(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Exchange the value that a forward segment leaves for the next one."""
+    return _cross(workspace, instruction, SEGMENT_OUTPUT, SEGMENT_INPUT, backward=False)
+
+
+def cross_backward(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Exchange the gradient that a backward segment leaves for the one before it."""
+    return _cross(workspace, instruction, SEGMENT_GRADIENT, BORDER_GRADIENT, backward=True)
+
+
+def _cross(
+    workspace: Workspace, instruction: Instruction, left_as: str, made_as: str, *, backward: bool
+) -> Issue:
+    stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
+    group, values = workspace.resources.groups.collective[instruction.group], workspace.values
+    cut, part = workspace.segments[stage], instruction.part
+
+    def issue(stream: Stream) -> Completion:
+        left: Value[torch.Tensor] = values.pop((left_as, stage, number))
+        tape: Tape = values[SAVED, stage, number].content
+        made: Value[torch.Tensor] = Value()
+        values[made_as, stage, number] = made
+
+        def work() -> None:
+            made.content = cut.cross(tape, part, left.content, group, backward=backward)
+
+        made.completion = stream.run(label, work, left)
+        return made.completion
 
     return issue

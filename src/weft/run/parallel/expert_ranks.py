@@ -6,7 +6,8 @@ of their experts and come back (Lepikhin et al., GShard, arXiv 2006.16668, secti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -19,9 +20,19 @@ _SAMPLES = 0
 
 
 class ExpertRanks(TokenRanks):
-    """The ranks of one replica of a stage that divide experts and samples, seen from one of them."""
+    """The ranks of one replica of a stage that divide experts and samples, seen from one of them.
+
+    Attributes:
+        elsewhere: True while the caller exchanges the rows of mixtures itself, between segments.
+        left: these rows, as the mixtures leave them.
+    """
 
     name = "expert"
+
+    def __init__(self, place: int = 0, size: int = 1) -> None:
+        super().__init__(place, size)
+        self.elsewhere = False
+        self.left: list[Any] = []
 
     def own_tokens(self, whole: torch.Tensor, dimension: int = 1, place: int | None = None) -> torch.Tensor:
         """Return the samples of a rank, by default this one; `dimension` is of no matter."""
@@ -30,14 +41,11 @@ class ExpertRanks(TokenRanks):
     def joined(self, shares: torch.Tensor, dimension: int = 1) -> torch.Tensor:
         return shares.flatten(0, 1)
 
-    def dispatch(self, rows: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, Dispatch]:
-        """Send rows (pairs, hidden), sorted by expert, to the ranks of their experts.
+    def route(self, counts: torch.Tensor) -> Dispatch:
+        """Return the way of rows, sorted by expert, to the ranks of their experts; the ranks gather counts.
 
         Args:
             counts: rows of each expert, (experts,).
-
-        Returns:
-            The rows for this rank's experts, sorted by expert and then by sender, and the route back.
         """
         of_all = self.gather(counts)
         own = of_all.chunk(self.size, 1)[self.place]
@@ -45,8 +53,17 @@ class ExpertRanks(TokenRanks):
         order = torch.argsort(expert.repeat_interleave(own.flatten()), stable=True)
         # The host needs the sizes of all sends.
         given, taken = (one.tolist() for one in (counts.view(self.size, -1).sum(1), own.sum(1)))
-        route = Dispatch(self, given, taken, own.sum(0), order, inverse(order))
-        return route.there(rows), route
+        return Dispatch(self, given, taken, own.sum(0), order, inverse(order))
+
+    @contextmanager
+    def exchanging_elsewhere(self) -> Iterator[None]:
+        """Leave the rows of mixtures to the caller within this block, in `left`."""
+        self.elsewhere = True
+        try:
+            yield
+        finally:
+            self.elsewhere = False
+            self.left.clear()
 
 
 class Dispatch(NamedTuple):
@@ -66,36 +83,61 @@ class Dispatch(NamedTuple):
     place: torch.Tensor
 
     def there(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the rows that all ranks have for this rank's experts, sorted by expert."""
-        received: torch.Tensor = _Exchange.apply(rows, self.ranks, self.given, self.taken)
-        return permuted(received, self.order, self.place)
+        """Return the rows that all ranks have for this rank's experts, sorted by expert and then by sender.
+
+        `rows` (pairs, hidden) are sorted by expert.
+        """
+        received: torch.Tensor = _Exchange.apply(rows, self)
+        return self.by_expert(received)
 
     def back(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the results of this rank's own rows, in their first order."""
-        by_sender = permuted(rows, self.place, self.order)
-        returned: torch.Tensor = _Exchange.apply(by_sender, self.ranks, self.taken, self.given)
+        returned: torch.Tensor = _Return.apply(self.by_sender(rows), self)
         return returned
+
+    def by_expert(self, received: torch.Tensor) -> torch.Tensor:
+        """Return received rows, which are sorted by sender, sorted by expert."""
+        return permuted(received, self.order, self.place)
+
+    def by_sender(self, rows: torch.Tensor) -> torch.Tensor:
+        return permuted(rows, self.place, self.order)
+
+    def send(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the rows that all ranks send to this one; no gradient follows."""
+        return self._exchanged(rows, self.given, self.taken)
+
+    def send_back(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return this rank's own rows from the ranks of their experts; no gradient follows."""
+        return self._exchanged(rows, self.taken, self.given)
+
+    def _exchanged(self, rows: torch.Tensor, given: Sequence[int], taken: Sequence[int]) -> torch.Tensor:
+        received = rows.new_empty(sum(taken), rows.shape[1])
+        with self.ranks.meeting():
+            self.ranks.group.all_to_all_rows(received, rows.contiguous(), taken, given)
+        return received
 
 
 class _Exchange(Function):
-    """Rows to other ranks; their gradients go back."""
+    """Rows to the ranks of their experts; their gradients come back."""
 
     @staticmethod
-    def forward(
-        ctx: Any, rows: torch.Tensor, ranks: ExpertRanks, given: Sequence[int], taken: Sequence[int]
-    ) -> torch.Tensor:
-        ctx.ranks, ctx.given, ctx.taken = ranks, given, taken
-        return _exchanged(rows, ranks, given, taken)
+    def forward(ctx: Any, rows: torch.Tensor, route: Dispatch) -> torch.Tensor:
+        ctx.route = route
+        return route.send(rows)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return _exchanged(gradient, ctx.ranks, ctx.taken, ctx.given), None, None, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.route.send_back(gradient), None
 
 
-def _exchanged(
-    rows: torch.Tensor, ranks: ExpertRanks, given: Sequence[int], taken: Sequence[int]
-) -> torch.Tensor:
-    received = rows.new_empty(sum(taken), rows.shape[1])
-    with ranks.meeting():
-        ranks.group.all_to_all_rows(received, rows.contiguous(), taken, given)
-    return received
+class _Return(Function):
+    """Results back to the ranks of their tokens; their gradients go there."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, route: Dispatch) -> torch.Tensor:
+        ctx.route = route
+        return route.send_back(rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.route.send(gradient), None

@@ -163,6 +163,20 @@ def grouped_product(rows: torch.Tensor, matrices: torch.Tensor, counts: torch.Te
     return nn.functional.grouped_mm(rows, matrices.transpose(-2, -1), offs=ends)
 
 
+class Scattered(NamedTuple):
+    """The rows of a mixture on their way to its experts.
+
+    Attributes:
+        rows: sorted by expert, (pairs, hidden).
+        weights: of each token's experts, (tokens, choices).
+        places: of the rows.
+    """
+
+    rows: torch.Tensor
+    weights: torch.Tensor
+    places: Sorted
+
+
 def compute_experts(
     experts: Any, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
@@ -175,6 +189,9 @@ def compute_experts(
             whole samples.
         tokens: (tokens, hidden).
         chosen, weights: the experts of each token and their weights, (tokens, choices).
+
+    Returns:
+        The sums (tokens, hidden), or zeros if the caller exchanges the `Scattered` rows that are left to it.
     """
     ranks: ExpertRanks | None = getattr(experts, "ranks", None)
     places: torch.Tensor | None = getattr(experts, "places", None)
@@ -184,18 +201,25 @@ def compute_experts(
     rows = sort_rows(chosen if places is None else places[chosen], count, keeps)
     scattered: torch.Tensor = _Scatter.apply(tokens, rows, chosen.shape[1])
     if ranks is None:
-        results = _compute(experts, scattered, rows.counts)
-    else:
-        received, route = ranks.dispatch(scattered, rows.counts)
-        results = route.back(_compute(experts, received, route.counts))
-    summed: torch.Tensor = _Gather.apply(results, weights, rows)
-    return summed
+        return add_results(compute_rows(experts, scattered, rows.counts), weights, rows)
+    if ranks.elsewhere:
+        ranks.left.append(Scattered(scattered, weights, rows))
+        return torch.zeros_like(tokens)
+    route = ranks.route(rows.counts)
+    results = route.back(compute_rows(experts, route.there(scattered), route.counts))
+    return add_results(results, weights, rows)
 
 
-def _compute(experts: Any, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+def compute_rows(experts: Any, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Return the results of rows (pairs, hidden), sorted by expert."""
     gate, columns = grouped_product(rows, experts.gate_up_proj, counts).chunk(2, dim=-1)
     return grouped_product(experts.act_fn(gate) * columns, experts.down_proj, counts)
+
+
+def add_results(results: torch.Tensor, weights: torch.Tensor, places: Sorted) -> torch.Tensor:
+    """Return the weighted sums by token (tokens, hidden) of results (pairs, hidden)."""
+    summed: torch.Tensor = _Gather.apply(results, weights, places)
+    return summed
 
 
 ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, compute_experts)

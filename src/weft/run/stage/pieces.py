@@ -1,33 +1,54 @@
-"""The pieces of a stage between its borders, where the ranks that divide it exchange.
+"""The pieces of a stage between its borders, where ranks of its replica exchange.
 
 Pieces hand on a state, a tuple: its first value crosses the border, the others stay on the rank. A stage with
 branches beside a stream, each with one region of divided products, names its branches
-(`weft.run.stage.stage_module.StageModule.branches`).
+(`weft.run.stage.stage_module.StageModule.branches`). A method that cuts stages contributes its way to do so
+(`CutOf`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
 
 from weft.run.parallel.tensor_layers import finish
-from weft.run.parallel.tensor_parallel import TensorRanks
 from weft.run.stage.layers import LayerFunction
+from weft.sync.base import Group
 
 State = tuple[torch.Tensor, ...]
 Step = Callable[[State], State]
 
 
+class BorderExchange(Protocol):
+    """The exchange of one micro-batch's values at a border."""
+
+    def __call__(self, value: torch.Tensor, group: Group, *, backward: bool) -> torch.Tensor:
+        """Return the value on the other side, from the group's ranks; of a backward pass, the gradient."""
+        ...
+
+
+class PieceBorder(NamedTuple):
+    """A border between two pieces; True for each pass that exchanges there."""
+
+    forward: bool
+    backward: bool
+
+
 @dataclass(frozen=True, slots=True)
 class StagePiece:
-    """One piece. `weights` are those of its region of divided products; empty outside of regions."""
+    """One piece, and the exchange at the border behind it.
+
+    `weights` are those of its region of divided products; empty outside of regions.
+    """
 
     steps: Sequence[Step]
     weights: tuple[nn.Parameter, ...] = ()
+    crossing: BorderExchange | None = None
 
     def __call__(self, state: State) -> State:
         for step in self.steps:
@@ -56,21 +77,30 @@ class Tape:
         return self.ran[-1].outputs[0]
 
 
-@runtime_checkable
-class InPieces(Protocol):
-    """A stage that names its pieces."""
-
-    tensor: TensorRanks
+class StageCut(Protocol):
+    """A way to cut a stage into pieces, one more than its borders."""
 
     @property
-    def borders(self) -> tuple[bool, ...]:
-        """True for each border where a region of divided products begins, False where it ends."""
-        ...
+    def borders(self) -> Sequence[PieceBorder]: ...
 
     def pieces(self, inputs: torch.Tensor) -> Sequence[StagePiece]:
-        """Return the pieces that, in order, turn the stage's input into its output; the caller runs the
-        exchanges."""
+        """Return the pieces that, in order, turn one micro-batch's input into its output."""
         ...
+
+    def exchanging_elsewhere(self) -> AbstractContextManager[None]:
+        """Run pieces within this block: they leave the exchanges to the caller."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutOf:
+    """A method's way to cut stages; the method contributes it.
+
+    `cut` returns it for a stage, or None for a stage that cannot be cut so.
+    """
+
+    method: str
+    cut: Callable[[nn.Module], StageCut | None]
 
 
 class Branch(NamedTuple):
@@ -87,6 +117,14 @@ class Branch(NamedTuple):
     inside: LayerFunction
     after: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     weights: tuple[nn.Parameter, ...]
+
+    def run(self, stream: torch.Tensor) -> torch.Tensor:
+        """Return the stream behind the branch, on a rank that exchanges nothing in it."""
+        return self.after(self.inside(self.before(stream)), stream)
+
+    def __call__(self, stream: torch.Tensor) -> torch.Tensor:
+        """Return the stream behind the branch, on a rank that exchanges nothing in it."""
+        return self.after(self.inside(self.before(stream)), stream)
 
 
 def plain_branch(norm: nn.Module, inside: LayerFunction, product: nn.Module, region: nn.Module) -> Branch:
@@ -106,24 +144,15 @@ class PieceList:
     """A list of pieces under construction: computations, and borders where ranks exchange."""
 
     pieces: list[StagePiece] = field(default_factory=lambda: [StagePiece([])])
-    borders: list[bool] = field(default_factory=list)
 
     def compute(self, function: LayerFunction) -> None:
         """Append a function of the state's only value."""
-        self._append(lambda state: (function(state[0]),))
+        self.append(lambda state: (function(state[0]),))
 
-    def cross(self, *, enters: bool, weights: Iterable[nn.Parameter] = ()) -> None:
+    def cross(self, crossing: BorderExchange, weights: Iterable[nn.Parameter] = ()) -> None:
         """Begin another piece behind a border."""
-        self.borders.append(enters)
+        self.pieces[-1] = replace(self.pieces[-1], crossing=crossing)
         self.pieces.append(StagePiece([], tuple(weights)))
 
-    def branch(self, one: Branch) -> None:
-        self._append(lambda state: (one.before(state[0]), state[0]))
-        self.cross(enters=True, weights=one.weights)
-        self._append(lambda state: (one.inside(state[0]), *state[1:]))
-        self.cross(enters=False)
-        self._append(lambda state: (one.after(*state),))
-
-    def _append(self, step: Step) -> None:
-        last = self.pieces[-1]
-        self.pieces[-1] = StagePiece([*last.steps, step], last.weights)
+    def append(self, step: Step) -> None:
+        self.pieces[-1] = replace(self.pieces[-1], steps=[*self.pieces[-1].steps, step])

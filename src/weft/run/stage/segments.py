@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from weft.bundles import runtime_parts
 from weft.errors import InputError, Violation
 from weft.program.rank_program import RankProgram
-from weft.program.segments import StageSegments, segments_of
-from weft.run.parallel.tensor_parallel import TensorRanks
-from weft.run.stage.pieces import InPieces, Ran, StagePiece, State, Tape
+from weft.program.segments import StageSegments, cutter_of, segments_of
+from weft.run.stage.pieces import CutOf, Ran, StageCut, StagePiece, State, Tape
 from weft.run.stage.stage_pass import draws_numbers
 from weft.sync.base import Group
 
@@ -36,35 +36,29 @@ class StageRun:
     """The run of one stage in segments on this rank.
 
     Args:
-        stage, module: the stage.
+        stage: its number.
+        cut: the way in which its pieces are made.
         segments: the borders at which the program has collectives.
 
     Raises:
-        InputError: when the stage's pieces differ from the program's, or it cannot be cut.
+        InputError: when the stage's borders differ from the program's.
     """
 
-    def __init__(self, stage: int, module: nn.Module, segments: StageSegments) -> None:
-        if not isinstance(module, InPieces):
-            raise _refusal(stage, f"{type(module).__name__} does not say what its pieces are")
-        if draws_numbers(module):
-            raise _refusal(stage, "layers that drop out numbers do not run in pieces yet")
-        self._module = module
-        ranks, borders = module.tensor, module.borders
-        forward, backward = (
-            tuple(b for b, enters in enumerate(borders) if ranks.exchanges(enters=enters, backward=way))
-            for way in (False, True)
+    def __init__(self, stage: int, cut: StageCut, segments: StageSegments) -> None:
+        self._cut, self._count = cut, len(cut.borders)
+        self._forward, self._backward = (
+            tuple(number for number, one in enumerate(cut.borders) if one[way]) for way in (False, True)
         )
-        if (len(forward), len(backward)) != (len(segments.forward), len(segments.backward)):
-            has = f"{len(forward)} borders forward and {len(backward)} backward"
+        if (len(self._forward), len(self._backward)) != (len(segments.forward), len(segments.backward)):
+            has = f"it has {len(self._forward)} borders forward and {len(self._backward)} backward"
             told = f"{len(segments.forward)} and {len(segments.backward)}"
-            raise _refusal(stage, f"{type(module).__name__} has {has}, the program {told}")
-        self._forward, self._backward = forward, backward
-        self.last_forward, self.last_backward = len(forward), len(backward)
+            raise _refusal(stage, f"{has}, the program {told}")
+        self.last_forward, self.last_backward = len(self._forward), len(self._backward)
         self.split = segments.split
 
     def begin(self, tape: Tape, inputs: torch.Tensor) -> None:
         """Begin a micro-batch's way, with the stage's input."""
-        tape.pieces = self._module.pieces(inputs)
+        tape.pieces = self._cut.pieces(inputs)
 
     def run(self, tape: Tape, segment: int, entered: torch.Tensor, finish: Finish = None) -> torch.Tensor:
         """Run a segment forward, and return the value that crosses the border behind it.
@@ -76,7 +70,7 @@ class StageRun:
         for number in self._pieces(self._forward, segment):
             inputs = _leaves(tape.ran[-1], entered) if tape.ran else (entered,)
             with torch.enable_grad():
-                with self._module.tensor.exchanging_elsewhere():
+                with self._cut.exchanging_elsewhere():
                     outputs = tape.pieces[number](inputs)
                 if finish is not None and number == len(tape.pieces) - 1:
                     outputs = (finish(outputs[0]),)
@@ -103,21 +97,17 @@ class StageRun:
             tape.behind, gradient = ran.inputs, ran.inputs[0].grad
         return gradient, left
 
-    def exchanger(self, part: int, group: Group, *, backward: bool) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return the exchange of a group's ranks for values that cross a border."""
-        own = self._module.tensor
-        ranks = TensorRanks(group.place, group.size, divides_sequence=own.divides_sequence)
-        ranks.connect(group)
-        enters = self._module.borders[(self._backward if backward else self._forward)[part]]
-
-        def exchange(value: torch.Tensor) -> torch.Tensor:
-            return ranks.exchange(value, enters=enters, backward=backward)
-
-        return exchange
+    def cross(
+        self, tape: Tape, part: int, value: torch.Tensor, group: Group, *, backward: bool
+    ) -> torch.Tensor:
+        """Return a value that crosses a border of a pass, exchanged by a group's ranks."""
+        crossing = tape.pieces[(self._backward if backward else self._forward)[part]].crossing
+        assert crossing is not None, "every border has an exchange"
+        return crossing(value, group, backward=backward)
 
     def _pieces(self, borders: Sequence[int], segment: int) -> range:
         """Return the pieces of a segment; each border lies behind the piece of its number."""
-        ends = [-1, *borders, len(self._module.borders)]
+        ends = [-1, *borders, self._count]
         return range(ends[segment] + 1, ends[segment + 1] + 1)
 
 
@@ -158,16 +148,26 @@ def _refusal(stage: int, problem: str) -> InputError:
     return InputError(Violation(f"stage {stage}", f"{problem}, so that it cannot run in segments"))
 
 
+def _cut(stage: int, module: nn.Module, cut: StageCut | None) -> StageCut:
+    if cut is None:
+        raise _refusal(stage, f"{type(module).__name__} does not say what its pieces are")
+    if draws_numbers(module):
+        raise _refusal(stage, "layers that drop out numbers do not run in pieces yet")
+    return cut
+
+
 def stage_runs(program: RankProgram, resources: Resources) -> Mapping[int, StageRun]:
     """Return the runs of the rank's stages that the program cuts in segments.
 
     Raises:
         InputError: for a stage that cannot be cut so, that has roots, or with layers that taps see.
     """
-    owed = segments_of(program.obligations.methods)
+    methods = program.obligations.methods
+    owed = segments_of(methods)
     found: dict[int, StageRun] = {}
     if owed is None:
         return found
+    cut_of = next(one.cut for one in runtime_parts(CutOf) if one.method == cutter_of(methods))
     for stage, module in resources.stages.items():
         segments = owed.segments[stage]
         if not segments.forward and not segments.backward:
@@ -177,5 +177,5 @@ def stage_runs(program: RankProgram, resources: Resources) -> Mapping[int, Stage
             raise _refusal(stage, "a method looks at its layers")
         if stage in resources.roots:
             raise _refusal(stage, "its backward passes start from more than its output")
-        found[stage] = StageRun(stage, module, segments)
+        found[stage] = StageRun(stage, _cut(stage, module, cut_of(module)), segments)
     return found

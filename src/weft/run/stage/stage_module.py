@@ -32,7 +32,7 @@ from weft.run.parallel.token_ranks import TokenRanks
 from weft.run.parallel.unmade_logits import LossKernel, UnmadeLogits
 from weft.run.stage.documents import Documents
 from weft.run.stage.layers import LayerFunction
-from weft.run.stage.pieces import Branch, PieceList, StagePiece
+from weft.run.stage.pieces import Branch
 from weft.run.state.precision import at_least_fp32, lower_precision
 
 
@@ -240,32 +240,6 @@ class StageModule(nn.Module, ABC):
     def head_weights(self) -> tuple[nn.Parameter, ...]:
         """The weights that compute the logits."""
         return ()
-
-    @property
-    def borders(self) -> tuple[bool, ...]:
-        """The borders where tensor ranks exchange: True if a divided region begins, False if it ends."""
-        table, head = self.embeds and bool(self.token_table), self.ends and bool(self.token_table)
-        return (*(False,) * table, *(True, False) * (2 * len(self.blocks)), *(True,) * head)
-
-    def pieces(self, inputs: torch.Tensor) -> Sequence[StagePiece]:
-        """Return the stage cut at its borders."""
-        found, divided = PieceList(), bool(self.token_table)
-        if self.embeds and divided:
-            found.compute(self.look_up)
-            found.cross(enters=False)
-            documents = self.documents
-            found.compute(lambda rows: self.embed(rows, inputs, documents))
-        elif self.embeds:
-            found.compute(self.layer_functions(inputs)[0])
-        for one in self.branches(inputs):
-            found.branch(one)
-        if self.ends and divided:
-            found.compute(self.last_norm)
-            found.cross(enters=True, weights=self.head_weights)
-            found.compute(self.multiply_out)
-        elif self.ends:
-            found.compute(self.layer_functions(inputs)[-1])
-        return found.pieces
 
     def region_ends_of(self, index: int) -> tuple[str, ...]:
         """Return the names of the modules that end the regions of a block of the model, in order."""

@@ -129,20 +129,50 @@ class DecoderStage(StageModule):
         return [*functions, self._head] if self.ends else functions
 
     def branches(self, inputs: torch.Tensor) -> Iterator[Branch]:
-        scale = float(getattr(self.hugging_face, "residual_multiplier", 1.0))
         of_blocks = zip(self.block_indices, self._blocks_of(inputs), strict=True)
         for index, (block, angles, mask) in of_blocks:
             region, other = (block.get_submodule(name) for name in self.regions)
             functions: tuple[LayerFunction, ...] = (partial(_attend, region, angles, mask), other)
-            for inside, own, last, (before, after) in zip(
+            for inside, own, last, norms in zip(
                 functions, (region, other), self.region_ends_of(index), _norms_of(block), strict=True
             ):
-                yield Branch(
-                    block.get_submodule(before),
-                    inside,
-                    _end_of_branch(block, last, after, scale),
-                    tuple(own.parameters()),
-                )
+                ends = partial(finish, block.get_submodule(last))
+                yield self._branch(norms, inside, ends, tuple(own.parameters()))
+
+    def functions_or_branches(self, inputs: torch.Tensor) -> list[LayerFunction | tuple[Branch, Branch]]:
+        """Return the stage's layers; of a block with experts, the branches of attention and of the mixture.
+
+        No tensor ranks divide the stage.
+        """
+        found: list[LayerFunction | tuple[Branch, Branch]] = [*self.layer_functions(inputs)]
+        blocks = zip(self.block_indices, self._blocks_of(inputs), strict=True)
+        for place, (index, (block, angles, mask)) in enumerate(blocks, start=int(self.embeds)):
+            if self.config.architecture.has_experts(index):
+                first, second = _norms_of(block)
+                attend = partial(_attend, block.get_submodule("self_attn"), angles, mask)
+                mixture = block.get_submodule(self._mixture)
+                found[place] = self._branch(first, attend), self._branch(second, mixture)
+        return found
+
+    def _branch(
+        self,
+        norms: tuple[nn.Module, nn.Module],
+        inside: LayerFunction,
+        ends: LayerFunction = lambda value: value,
+        weights: tuple[nn.Parameter, ...] = (),
+    ) -> Branch:
+        """Return a branch with its norms, before and after, its scale and the residual.
+
+        `ends` is the rest of its last module, behind the sum of all ranks' results.
+        """
+        scale = float(getattr(self.hugging_face, "residual_multiplier", 1.0))
+        before, after = norms
+
+        def end(summed: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
+            value: torch.Tensor = after(ends(summed))
+            return value * scale + stream
+
+        return Branch(before, inside, end, weights)
 
     def region_ends_of(self, index: int) -> tuple[str, ...]:
         if not self.config.architecture.has_experts(index):
@@ -286,18 +316,17 @@ class DecoderStage(StageModule):
         return self.context.own_tokens(cosines), self.context.own_tokens(sines)
 
 
-def _norms_of(block: nn.Module) -> tuple[tuple[str, str | None], tuple[str, str | None]]:
-    """Return the names of a block's norms by branch: before it, and after it if there is one.
+def _norms_of(block: nn.Module) -> tuple[tuple[nn.Module, nn.Module], tuple[nn.Module, nn.Module]]:
+    """Return a block's norms by branch: before it and after it, the identity where there is none.
 
     The name of the second one alone does not tell its place.
     """
-    second, attention, last = (
-        name if hasattr(block, name) else None
-        for name in ("pre_feedforward_layernorm", "post_attention_layernorm", "post_feedforward_layernorm")
-    )
-    if second is None:
-        return ("input_layernorm", None), ("post_attention_layernorm", None)
-    return ("input_layernorm", attention), (second, last)
+    names = ("input_layernorm", "post_attention_layernorm")
+    others = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+    first, attention, second, last = (getattr(block, name, nn.Identity()) for name in (*names, *others))
+    if any(hasattr(block, name) for name in others):
+        return (first, attention), (second, last)
+    return (first, nn.Identity()), (attention, nn.Identity())
 
 
 def _compute(block: nn.Module, angles: Angles, mask: Mask, hidden: torch.Tensor) -> torch.Tensor:
@@ -310,17 +339,3 @@ def _compute(block: nn.Module, angles: Angles, mask: Mask, hidden: torch.Tensor)
 def _attend(attention: nn.Module, angles: Angles, mask: Mask, hidden: torch.Tensor) -> torch.Tensor:
     output: torch.Tensor = attention(hidden_states=hidden, position_embeddings=angles, attention_mask=mask)[0]
     return output
-
-
-def _end_of_branch(
-    block: nn.Module, last: str, norm: str | None, scale: float
-) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return the end of a branch: the rest of its last module, its norm and scale, and the residual."""
-    ends = block.get_submodule(last)
-    after = None if norm is None else block.get_submodule(norm)
-
-    def end(summed: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
-        value = finish(ends, summed)
-        return (value if after is None else after(value)) * scale + stream
-
-    return end

@@ -1,0 +1,40 @@
+"""Rows whose expert ranks exchange between segments of passes; one process exchanges nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from decoder_models import tiny_decoder
+from equality_table import Row
+from methods.rows.gradient_norm import Clips
+from one_process import Method
+
+from weft.describe.plan import Choice
+from weft.methods.expert_exchanges.program import NAME, Way
+
+
+@dataclass(frozen=True)
+class Exchanges(Method):
+    """Expert exchanges that run in one of the ways there are."""
+
+    way: Way
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        return (Choice(name=NAME, options={"run": self.way}),)
+
+
+SHORT = partial(tiny_decoder, num_hidden_layers=2, vocab_size=19, max_position_embeddings=8)
+MIXTRAL = SHORT("mixtral", intermediate_size=24)
+BETWEEN, INTERLEAVED = map(Exchanges, ("instructions", "interleaved"))
+SHARED_EXPERTS = SHORT("qwen2_moe", mlp_only_layers=[1])
+ROWS = (
+    Row(MIXTRAL, "1f1b", pp=2, ep=2, methods=(BETWEEN,)),
+    Row(MIXTRAL, ep=3, micro_batch_size=3, micro_batches=2, methods=(INTERLEAVED,)),
+    Row(SHARED_EXPERTS, dp=2, ep=2, sharding="zero-2", methods=(INTERLEAVED, Clips(0.2))),
+    Row(MIXTRAL, "breadth-first", dp=2, ep=2, loops=2, sharding="zero-3", methods=(INTERLEAVED,)),
+    Row(MIXTRAL, "1f1b", pp=2, ep=2, transport="device", methods=(BETWEEN,)),
+    Row(SHARED_EXPERTS, "breadth-first", dp=2, ep=2, loops=2, transport="device", methods=(INTERLEAVED,)),
+    Row(MIXTRAL, ep=2, evaluates=True, methods=(INTERLEAVED,)),
+)

@@ -1,0 +1,233 @@
+"""Laws: exchanges of experts between segments cost what they cost inside, and broken ones are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cut_programs import broken_borders, cluster, cut_by, predicted
+from equality_table import Row
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from methods.rows.expert_balance import Balances
+from methods.rows.expert_exchanges import MIXTRAL
+from methods.rows.expert_exchanges import SHARED_EXPERTS as MIXED
+from methods.rows.micro_batch_clipping import ClipsMicro
+from one_process import Method
+from program.mutations import with_value, without_edge, without_row
+from small_plans import make_program
+
+import weft
+from weft.describe.families import layer_graph
+from weft.describe.model import ModelConfig
+from weft.errors import InputError
+from weft.methods.expert_exchanges.kinds import (
+    EXPERT_COMBINE,
+    EXPERT_COMBINE_BACKWARD,
+    EXPERT_DISPATCH,
+    EXPERT_DISPATCH_BACKWARD,
+)
+from weft.methods.expert_exchanges.program import NAME, WAYS
+from weft.planning.compile import compile_evaluation
+from weft.planning.report_sections import sections_of
+from weft.program.kinds import BACKWARD, FORWARD
+from weft.program.program import COLUMN_NAMES, Program
+from weft.program.segments import FORWARD_SEGMENT
+from weft.program.verify import require_valid, verify
+
+KINDS_OF_BORDERS = (EXPERT_DISPATCH, EXPERT_COMBINE, EXPERT_COMBINE_BACKWARD, EXPERT_DISPATCH_BACKWARD)
+run_by = partial(cut_by, name=NAME)
+with_ranks = partial(Row, MIXTRAL, ep=2)
+
+
+@pytest.mark.parametrize("way", WAYS[1:])
+@pytest.mark.parametrize(
+    "row",
+    [
+        with_ranks(),
+        with_ranks("1f1b", pp=2),
+        with_ranks("breadth-first", dp=2, loops=2, sharding="zero-3"),
+        with_ranks("depth-first", dp=2, loops=2, sharding="zero-2"),
+        with_ranks("chimera", pp=2, sharding="zero-1"),
+        Row(MIXED, "1f1b", ep=3, micro_batch_size=3, splits=(1,)),
+    ],
+    ids=str,
+)
+def test_programs_are_proven(row: Row, way: str) -> None:
+    require_valid(make_program(row.model, run_by(row.plan, way=way)))
+
+
+@pytest.mark.parametrize(("config", "mixtures"), [(MIXTRAL, 2), (MIXED, 1)], ids=["mixtral", "qwen2_moe"])
+def test_a_mixture_exchanges_twice_in_each_pass(config: ModelConfig, mixtures: int) -> None:
+    kinds = make_program(config, run_by(Row(config, ep=2).plan, way="instructions")).columns.kind
+    for passes, borders in ((FORWARD, KINDS_OF_BORDERS[:2]), (BACKWARD, KINDS_OF_BORDERS[2:])):
+        for kind in borders:
+            assert (kinds == kind).sum() == mixtures * (kinds == passes).sum() > 0
+
+
+@pytest.mark.parametrize(("ep", "most"), [(2, 2), (3, 3), (6, 3)])
+def test_borders_have_room_for_the_tokens_of_all_ranks(ep: int, most: int) -> None:
+    """A token has two experts of six; a rank with one of them gets it once."""
+    plan = run_by(Row(MIXTRAL, ep=ep, micro_batch_size=ep).plan, way="instructions")
+    columns = make_program(MIXTRAL, plan).columns
+    rows = np.isin(columns.kind, KINDS_OF_BORDERS)
+    tokens = MIXTRAL.sequence
+    assert set(columns.bytes[rows].tolist()) == {2 * tokens * MIXTRAL.hidden * 8}
+    assert (columns.most_bytes[rows] == most * columns.bytes[rows]).all()
+
+
+@pytest.mark.parametrize(("ep", "way"), [(1, "interleaved"), (2, "inside")])
+def test_plans_without_segments_compile_to_the_same_table(ep: int, way: str) -> None:
+    plan = Row(MIXTRAL, ep=ep).plan
+    one, two = make_program(MIXTRAL, plan), make_program(MIXTRAL, run_by(plan, way=way))
+    for name in COLUMN_NAMES:
+        assert np.array_equal(getattr(one.columns, name), getattr(two.columns, name))
+    assert one.groups == two.groups
+
+
+def test_an_evaluation_exchanges_inside() -> None:
+    program = compile_evaluation(run_by(with_ranks().plan, way="instructions"), layer_graph(MIXTRAL))
+    require_valid(program)
+    assert not np.isin(program.columns.kind, [*KINDS_OF_BORDERS, FORWARD_SEGMENT]).any()
+
+
+def _combines_first(program: Program) -> Program:
+    rows = np.flatnonzero(program.columns.kind == EXPERT_DISPATCH)
+    return with_value(program, "kind", int(rows[1]), EXPERT_COMBINE)
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        *broken_borders(EXPERT_DISPATCH, "expert"),
+        (_combines_first, "is not the collective of its border"),
+    ],
+)
+def test_broken_programs_are_refused(broken: Callable[[Program], Program], said: str) -> None:
+    row = with_ranks(dp=2, micro_batches=1)
+    problems = [
+        str(one) for one in verify(broken(make_program(MIXTRAL, run_by(row.plan, way="instructions"))))
+    ]
+    assert any(said in one for one in problems), problems[:4]
+
+
+@settings(max_examples=20)
+@given(st.sampled_from(WAYS[1:]), st.data())
+def test_any_missing_edge_or_row_is_refused(way: str, data: st.DataObject) -> None:
+    program = make_program(MIXED, run_by(Row(MIXED, ep=2, micro_batches=2).plan, way=way))
+    edges = np.flatnonzero(program.edges.distance == 0)
+    assert verify(without_edge(program, int(data.draw(st.sampled_from(edges.tolist())))))
+    assert verify(without_row(program, data.draw(st.integers(0, len(program) - 1))))
+
+
+@settings(max_examples=15)
+@given(
+    config=st.sampled_from([MIXTRAL, MIXED]),
+    order=st.sampled_from([("gpipe", 1), ("1f1b", 1), ("1f1b", 2)]),
+    dp=st.integers(1, 2),
+    samples=st.integers(1, 4),
+    ep=st.sampled_from([2, 3]),
+    latency_us=st.sampled_from([0, 20]),
+    synchronous=st.booleans(),
+)
+def test_a_step_in_segments_takes_as_long_as_inside_and_beside_others_no_longer(
+    config: ModelConfig,
+    order: tuple[str, int],
+    dp: int,
+    samples: int,
+    ep: int,
+    latency_us: int,
+    synchronous: bool,
+) -> None:
+    schedule, pp = order
+    row = Row(config, schedule, pp=pp, dp=dp, ep=ep, micro_batch_size=samples * ep)
+    on = cluster(latency_us, synchronous=synchronous)
+    inside, ordered, interleaved = (
+        predicted(config, run_by(row.plan, way=way), on).prediction.step_s for way in WAYS
+    )
+    # Every instruction is rounded to a tick.
+    ticks = 1e-9 * len(make_program(config, run_by(row.plan, way=WAYS[1])))
+    assert ordered == pytest.approx(inside, abs=ticks)
+    assert interleaved <= ordered + 1e-6
+
+
+def test_on_slow_links_another_micro_batch_hides_exchanges() -> None:
+    row = with_ranks("1f1b", micro_batch_size=64)
+    ordered, interleaved = (
+        predicted(MIXTRAL, run_by(row.plan, way=way), cluster(0, synchronous=False)).prediction.step_s
+        for way in WAYS[1:]
+    )
+    assert interleaved < 0.97 * ordered
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (with_ranks(recompute="full"), "nearest valid: recompute none"),
+        (with_ranks(tp=2), "nearest valid: tp 1"),
+        (with_ranks(cp=2), "nearest valid: cp 1"),
+        (with_ranks("zb-h1", pp=2), "runs backward passes in two parts"),
+    ],
+)
+def test_plans_are_refused_in_one_line(row: Row, said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        make_program(MIXTRAL, run_by(row.plan, way="instructions"))
+    [problem] = refused.value.violations
+    assert said in str(problem)
+
+
+def run_file(folder: Path, way: str, **keys: str | int) -> Path:
+    tables = [
+        '[model]\npreset = "mixtral-1m"',
+        "[train]\nglobal_batch = 16\nsteps = 1",
+        '[cluster]\nuse = "4xa100-80gb"',
+        "[plan]\n" + "\n".join(f"{key} = {json.dumps(value)}" for key, value in keys.items()),
+        f'[expert-exchanges]\nrun = "{way}"\n',
+    ]
+    path = folder / "run.toml"
+    path.write_text("\n".join(tables))
+    return path
+
+
+@pytest.mark.parametrize("way", ["inside", "interleaved"])
+def test_a_run_file_asks_for_it_and_its_report_says_so(tmp_path: Path, way: str) -> None:
+    pins = {"pp": 1, "ep": 2, "loops": 1, "micro_batch_size": 2, "recompute": "none", "schedule": "1f1b"}
+    planned = weft.plan(run_file(tmp_path, way, **pins))
+    choice = planned.plan.method(NAME)
+    assert (choice.options if choice is not None else {"run": "inside"}) == {"run": way}
+    columns = planned.job.program.columns
+    exchanges = (columns.rank == 0) & np.isin(columns.kind, KINDS_OF_BORDERS)
+    told = [dict(one.rows) for one in sections_of(planned.job, []) if one.name == NAME]
+    assert exchanges.any() == bool(told) == (way != "inside")
+    for rows in told:
+        assert rows["how expert exchanges run"] == way
+        assert rows["in a step on rank 0"] == str(exchanges.sum())
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"ep": 2, "recompute": "full"}, "nearest recompute: none"),
+        ({"ep": 2, "cp": 2}, "nearest cp: 1"),
+        ({"ep": 2, "tp": 2}, "nearest tp: 1"),
+        ({"ep": 2, "pp": 2, "schedule": "zb-h1"}, "nearest schedule: 1f1b"),
+    ],
+)
+def test_a_run_file_that_pins_what_does_not_go_with_it_is_refused(
+    tmp_path: Path, keys: dict[str, str | int], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        weft.plan(run_file(tmp_path, "instructions", **keys))
+
+
+@pytest.mark.parametrize(
+    "other", [Balances(ranks=2), ClipsMicro()], ids=["balance of experts", "clipped micro-batches"]
+)
+def test_methods_that_look_into_passes_refuse_segments(other: Method) -> None:
+    plan = run_by(with_ranks("gpipe", methods=(other,)).plan, way="interleaved")
+    with pytest.raises(InputError, match=r"passes in segments .*expert-exchanges\.run inside"):
+        make_program(MIXTRAL, plan)

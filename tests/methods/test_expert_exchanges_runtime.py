@@ -1,0 +1,41 @@
+"""Laws: mixtures whose rows are exchanged between segments train like those inside of passes, to the bit.
+
+Rows of the equality table hold them against one process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from equality_table import Outcome, Row, train
+from methods.rows.expert_exchanges import MIXTRAL, SHARED_EXPERTS, Exchanges
+from methods.rows.gradient_norm import Clips
+from pool import WorkerPool
+
+from weft.describe.plan import Plan
+from weft.methods.expert_exchanges.program import WAYS
+
+
+def train_all(rank: int, ranks: int, rows: list[Row], plans: list[Plan]) -> list[Outcome]:
+    return [train(rank, ranks, row, plan) for row, plan in zip(rows, plans, strict=True)]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "row",
+    [
+        Row(MIXTRAL, "1f1b", ep=2, steps=2),
+        Row(SHARED_EXPERTS, "1f1b", ep=2, precision="fp32", methods=(Clips(0.2),)),
+    ],
+    ids=str,
+)
+def test_segments_train_like_whole_passes_to_the_bit(worker_pool: WorkerPool, row: Row) -> None:
+    rows = [replace(row, methods=(*row.methods, Exchanges(way))) for way in WAYS]
+    ranks = rows[0].plan.ranks
+    for inside, *others in worker_pool.run(train_all, rows, [one.plan for one in rows], ranks=ranks):
+        for told, tensors in others:
+            assert told == inside[0]
+            assert tensors.keys() == inside[1].keys()
+            for name, value in tensors.items():
+                assert value.equal(inside[1][name]), name
