@@ -20,10 +20,13 @@ from weft.run.stage.windows import causal_mask
 PACKED = Choice(name=PACKING)
 CPU = torch.device("cpu")
 LENGTHS = ([3, 1, 4], [8], [1, 1, 6])
-# Torch inverts their chunks row by row, in a second or more.
-SLOW = ("kimi_linear", "bailing_hybrid")
+# Their blocks are like those of other types.
+ALIKE = (
+    *("kimi_linear", "bailing_hybrid", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"),
+    *("glm_moe_dsa", "laguna", "gemma4_text"),
+)
 FAMILIES = [
-    pytest.param(family, marks=pytest.mark.tables if family in SLOW else ()) for family in ("gpt", *TRAINED)
+    pytest.param(family, marks=pytest.mark.tables if family in ALIKE else ()) for family in ("gpt", *TRAINED)
 ]
 
 
