@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,8 +23,12 @@ from program.mutations import with_value, without_edge, without_row
 from small_plans import make_program
 
 import weft
+from weft.describe.cluster_file import cluster_of
 from weft.describe.families import layer_graph
+from weft.describe.job import Job
+from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
+from weft.describe.models import resolve_model
 from weft.errors import InputError
 from weft.methods.expert_exchanges.kinds import (
     EXPERT_COMBINE,
@@ -32,8 +37,11 @@ from weft.methods.expert_exchanges.kinds import (
     EXPERT_DISPATCH_BACKWARD,
 )
 from weft.methods.expert_exchanges.program import NAME, WAYS
-from weft.planning.compile import compile_evaluation
+from weft.moves.layout import build_plan
+from weft.planning.compile import compile_evaluation, compile_folded
 from weft.planning.report_sections import sections_of
+from weft.predict.cost.placed_plan import CostModel
+from weft.predict.predict import predict
 from weft.program.kinds import BACKWARD, FORWARD
 from weft.program.program import COLUMN_NAMES, Program
 from weft.program.segments import FORWARD_SEGMENT
@@ -162,6 +170,37 @@ def test_on_slow_links_another_micro_batch_hides_exchanges() -> None:
         for way in WAYS[1:]
     )
     assert interleaved < 0.97 * ordered
+
+
+@pytest.mark.parametrize(
+    ("inside_nodes", "whole_s", "interleaved_s"), [("450 GB/s", 4.39, 4.34), ("64 GB/s", 4.88, 4.59)]
+)
+def test_steps_of_mixtral_on_64_h100_are_those_of_the_page(
+    inside_nodes: str, whole_s: float, interleaved_s: float
+) -> None:
+    node = {"name": "host", "count": 8, "device": "h100-80gb", "devices": 8, "bandwidth": inside_nodes}
+    on = cluster_of({"name": "h100", "node": [node]}, "h100")
+    graph = layer_graph(replace(resolve_model("mixtral-8x7b"), sequence=1024))
+    job = Job(graph=graph, cluster=on, global_batch=1024, sequence=1024, precision="bf16")
+    layout = Layout(
+        pp=1,
+        dp=8,
+        ep=8,
+        loops=8,
+        micro_batch_size=8,
+        schedule="hybrid",
+        options={"depth": 8},
+        sharding="zero-2",
+    )
+    plan = build_plan(job, layout, [1.0] * len(graph.layers))
+    inside, ordered, interleaved = (
+        predict(CostModel(graph=graph, cluster=on), each, compile_folded(each, graph, on)).prediction
+        for each in (run_by(plan, way=way) for way in WAYS)
+    )
+    assert max(interleaved.peak_bytes) < on.device_of(0).memory_bytes
+    assert inside.step_s == pytest.approx(whole_s, abs=0.005)
+    assert ordered.step_s == pytest.approx(inside.step_s, rel=1e-6)
+    assert interleaved.step_s == pytest.approx(interleaved_s, abs=0.005)
 
 
 @pytest.mark.parametrize(

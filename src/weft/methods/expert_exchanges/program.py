@@ -1,8 +1,8 @@
 """Exchanges of expert ranks as instructions: passes are cut before the experts of a mixture and behind them.
 
 Rows of tokens go to the ranks of their experts and come back (Lepikhin et al., GShard, arXiv 2006.16668,
-section 3.2), and their gradients go the same way. So each mixture has two borders in either pass. The first
-one of a forward pass also gathers the counts of rows; the others reuse them.
+section 3.2). Their gradients go the same way, so each mixture has two borders in either pass. The first one
+of a forward pass also gathers the counts of rows; the others reuse them.
 
 Interleaved, two micro-batches take turns, so that one exchanges while the other computes (DeepSeek-V3, arXiv
 2412.19437, section 3.2.1; `weft.program.passes.interleave`).
