@@ -77,7 +77,7 @@ _COMPLETED = {
     "nemotron": {"num_key_value_heads": 8},
 }
 # Values without which a tiny model cannot be made, as above.
-_TINY = {
+_TINY: dict[str, dict[str, Any]] = {
     "dots1": {"n_routed_experts": 6, "n_shared_experts": 1, "num_experts_per_tok": 2},
     # Its heads have the width of the model together.
     "helium": {"head_dim": 16},

@@ -55,10 +55,10 @@ def test_parts_of_a_plan_are_checked_where_they_are_edited(part, changes, where)
     assert str(refused.value).startswith(where)
 
 
-def test_a_rank_has_stages_with_the_ranks_of_its_replica():
+def test_a_rank_has_stages_with_the_numbers_of_its_replicas():
     (first, _), (_, last) = (stage.replicas for stage in PLAN.stages)
-    assert PLAN.stages_of(first.ranks[0]) == {0: first.ranks}
-    assert PLAN.stages_of(last.ranks[0]) == {1: last.ranks}
+    assert PLAN.stages_of(first.ranks[0]) == {0: 0}
+    assert PLAN.stages_of(last.ranks[0]) == {1: 1}
     assert PLAN.stages_of(PLAN.ranks) == {}
 
 
