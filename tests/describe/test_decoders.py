@@ -236,6 +236,13 @@ def test_an_unknown_type_is_asked_for_its_keys_in_one_line(tmp_path):
     assert not any(name in str(violation).replace("mistralish", "") for name in ROWS)
 
 
+def test_a_type_with_a_known_text_model_is_told_how_to_plan_the_text(tmp_path):
+    with pytest.raises(InputError, match=r"parts beside its text.* text_config \(gemma3_text\)"):
+        described(tmp_path, "gemma3", text_config={"model_type": "gemma3_text"})
+    with pytest.raises(InputError, match="weft_decoder"):
+        described(tmp_path, "gemma3", text_config={"model_type": "mistralish"})
+
+
 def test_an_unknown_type_with_its_keys_is_planned_like_the_row_with_the_same(tmp_path):
     stated = {
         "norm": "rms",

@@ -252,6 +252,12 @@ def own_row(record: Mapping[str, Any], where: str) -> DecoderRow:
     given = record.get(OWN_ROW)
     stated = given if isinstance(given, dict) else {}
     missing = [key for key in _NEEDED if key not in stated]
+    text = record.get("text_config")
+    inner = text.get("model_type") if isinstance(text, dict) else None
+    if not stated and inner in ROWS:
+        what = f"{shown(record.get('model_type'))} has parts beside its text, which weft does not know"
+        problem = f"{what}; to plan the text alone, give the object text_config ({inner}) as a config.json"
+        raise InputError(Violation(f"{where}: model_type", problem))
     if missing:
         what = f"{shown(record.get('model_type'))} has no row in the table of decoders"
         problem = f"{what}; to plan it, state {', '.join(missing)} in an object {OWN_ROW}"
