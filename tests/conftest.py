@@ -81,7 +81,7 @@ def is_pure(path: Path) -> bool:
     return place.parts[0] in PURE_ROOMS and not any(place.match(pattern) for pattern in WITH_TORCH)
 
 
-# Tests that start processes of one file: more have two runners, which get so many neighbours in turn.
+# More tests of one file may have two runners, which get so many neighbours in turn.
 LONG_TABLE, NEIGHBOURS = 100, 16
 # The simulator's engine, then every function of the codecs, each with the types that tests call it with.
 COMPILE_ENGINE = """
@@ -143,11 +143,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests of the pure half, and keep a file's tests that start processes on one runner.
 
     Each runner has one pool, and other runners' tests fill the time in which processes wait (pytest-xdist,
-    `--dist loadgroup`). A long table has two runners: its rows would take longer than all others together.
+    `--dist loadgroup`). In `make tables` little else fills it, so a long table has both runners.
     """
     starting: dict[Path, list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -157,8 +157,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("processes") is not None or "worker_pool" in fixtures:
             starting[item.path].append(item)
     for path, some in starting.items():
+        shared = len(some) > LONG_TABLE and config.getoption("markexpr") == "tables"
         for number, item in enumerate(some):
-            half = f" {number // NEIGHBOURS % 2}" if len(some) > LONG_TABLE else ""
+            half = f" {number // NEIGHBOURS % 2}" if shared else ""
             item.add_marker(pytest.mark.xdist_group(f"{path.relative_to(TESTS)}{half}"))
 
 
