@@ -32,7 +32,7 @@ from weft.program.passes.before_steps import before_steps
 # (Llama) to 16 (BERT), and the latency of so few bytes decides anyway.
 SUM_BYTES, TENSORS_PER_LAYER = 8, 12
 # Passes that add to what a step follows, or change the order of computations.
-AFTER = ("auxiliary-head", "micro-batch-norms", "offload", "tensor-collectives")
+AFTER = ("auxiliary-head", "expert-exchanges", "micro-batch-norms", "offload", "tensor-collectives")
 
 
 @dataclass(frozen=True, slots=True)
