@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cut_programs import broken_borders, cluster, cut_by, predicted
+from described_decoders import described
 from equality_table import Row
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,6 +40,7 @@ from weft.methods.expert_exchanges.kinds import (
 from weft.methods.expert_exchanges.program import NAME, WAYS
 from weft.moves.layout import build_plan
 from weft.planning.compile import compile_evaluation, compile_folded
+from weft.planning.job_rules import refused_by_methods
 from weft.planning.report_sections import sections_of
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
@@ -230,6 +232,15 @@ def run_file(folder: Path, way: str, **keys: str | int) -> Path:
     path = folder / "run.toml"
     path.write_text("\n".join(tables))
     return path
+
+
+@pytest.mark.parametrize("way", ["inside", "instructions"])
+def test_blocks_with_linear_attention_are_refused(tmp_path: Path, way: str) -> None:
+    described(tmp_path, "qwen3_next", num_experts=4)
+    path = run_file(tmp_path, way, pp=1, ep=2, micro_batch_size=2, recompute="none")
+    path.write_text(path.read_text().replace('preset = "mixtral-1m"', f'hf = "{tmp_path}"'))
+    refused = [one for one in refused_by_methods(weft.plan(path).job) if one.where == f"{NAME}.run"]
+    assert bool(refused) == (way != "inside")
 
 
 @pytest.mark.parametrize("way", ["inside", "interleaved"])

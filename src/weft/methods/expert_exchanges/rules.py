@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import Field
@@ -9,7 +10,10 @@ from pydantic import Field
 from weft.describe.plan_file import PlanRule
 from weft.describe.run_tables.methods import RunTable
 from weft.describe.toml_table import TomlTable
+from weft.errors import Violation
 from weft.methods.expert_exchanges.program import CUTTER, NAME, Way
+from weft.planning.job_rules import JobRule
+from weft.planning.planned import PlannedJob
 
 
 class ExpertExchangesTable(TomlTable):
@@ -24,9 +28,19 @@ class ExpertExchangesTable(TomlTable):
     ] = "inside"
 
 
+LINEAR = "blocks with linear attention are not cut before their experts"
+
+
+def _of_blocks(planned: PlannedJob) -> Iterator[Violation]:
+    decoder = planned.problem.model.decoder
+    if decoder is not None and decoder.linear is not None and CUTTER.cuts(planned.plan):
+        yield Violation(f"{NAME}.run", LINEAR, "inside")
+
+
 RULES = (
     *CUTTER.compositions,
     PlanRule(refuse=CUTTER.problems_of),
+    JobRule(refuse=_of_blocks),
     RunTable(
         method=NAME,
         table=ExpertExchangesTable,

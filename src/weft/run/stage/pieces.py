@@ -122,10 +122,6 @@ class Branch(NamedTuple):
         """Return the stream behind the branch, on a rank that exchanges nothing in it."""
         return self.after(self.inside(self.before(stream)), stream)
 
-    def __call__(self, stream: torch.Tensor) -> torch.Tensor:
-        """Return the stream behind the branch, on a rank that exchanges nothing in it."""
-        return self.after(self.inside(self.before(stream)), stream)
-
 
 def plain_branch(norm: nn.Module, inside: LayerFunction, product: nn.Module, region: nn.Module) -> Branch:
     """Return a branch that begins with a norm of the stream and adds its result to the stream.

@@ -321,11 +321,14 @@ def _norms_of(block: nn.Module) -> tuple[tuple[nn.Module, nn.Module], tuple[nn.M
 
     The name of the second one alone does not tell its place.
     """
-    names = ("input_layernorm", "post_attention_layernorm")
-    others = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
-    first, attention, second, last = (getattr(block, name, nn.Identity()) for name in (*names, *others))
-    if any(hasattr(block, name) for name in others):
-        return (first, attention), (second, last)
+    first, attention = (
+        getattr(block, name, nn.Identity()) for name in ("input_layernorm", "post_attention_layernorm")
+    )
+    for part in ("feedforward", "mlp"):
+        names = (f"pre_{part}_layernorm", f"post_{part}_layernorm")
+        if any(hasattr(block, name) for name in names):
+            second, last = (getattr(block, name, nn.Identity()) for name in names)
+            return (first, attention), (second, last)
     return (first, nn.Identity()), (attention, nn.Identity())
 
 
