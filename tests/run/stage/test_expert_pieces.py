@@ -17,7 +17,12 @@ from weft.run.stage.expert_pieces import ExpertCut
 from weft.run.stage.pieces import Tape
 from weft.run.stage.segments import StageRun
 
-MIXTURES = sorted(name for name, row in ROWS.items() if row.trained and row.experts)
+# Without those whose blocks are not cut: linear attention, and experts beside a feed-forward.
+MIXTURES = sorted(
+    name
+    for name, row in ROWS.items()
+    if row.trained and row.experts and not row.experts.beside and row.linear is None
+)
 RANKS, SAMPLES = 2, 4
 
 
