@@ -67,12 +67,14 @@ class Problem(Request):
     def step_of(self, plan: Plan) -> LongStep:
         """Predict a step of a plan; planners that find the same plan predict it once.
 
+        The parts of held bytes are left out: a search keeps the steps of thousands of plans.
+
         Raises:
             InputError: see `predict_long`.
         """
         key = plan.model_dump_json()
         if key not in self._steps:
-            self._steps[key] = predict_long(self.cost_model, plan)
+            self._steps[key] = replace(predict_long(self.cost_model, plan), held={})
         return self._steps[key]
 
     @cached_property
