@@ -32,7 +32,7 @@ def cluster(latency_us: int, *, synchronous: bool = True) -> Cluster:
                 "name": "host",
                 "count": 1,
                 "device": "core",
-                "devices": 8,
+                "devices": 16,
                 "bandwidth": "1 GB/s",
                 "latency": f"{latency_us} us",
             }

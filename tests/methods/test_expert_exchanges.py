@@ -16,7 +16,7 @@ from equality_table import Row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from methods.rows.expert_balance import Balances
-from methods.rows.expert_exchanges import MIXTRAL
+from methods.rows.expert_exchanges import MIXTRAL, SHORT
 from methods.rows.expert_exchanges import SHARED_EXPERTS as MIXED
 from methods.rows.micro_batch_clipping import ClipsMicro
 from one_process import Method
@@ -163,6 +163,16 @@ def test_a_step_in_segments_takes_as_long_as_inside_and_beside_others_no_longer(
     ticks = 1e-9 * len(make_program(config, run_by(row.plan, way=WAYS[1])))
     assert ordered == pytest.approx(inside, abs=ticks)
     assert interleaved <= ordered + 1e-6
+
+
+def test_reductions_begin_as_early_as_in_whole_passes() -> None:
+    config = SHORT("mixtral", intermediate_size=240)
+    row = Row(config, "1f1b", dp=4, ep=2)
+    inside, ordered = (
+        predicted(config, run_by(row.plan, way=way), cluster(0, synchronous=False)).prediction.step_s
+        for way in WAYS[:2]
+    )
+    assert ordered == pytest.approx(inside, abs=1e-6)
 
 
 def test_on_slow_links_another_micro_batch_hides_exchanges() -> None:
