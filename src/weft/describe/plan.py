@@ -313,8 +313,8 @@ class Plan(_Record):
 
     def shape_of_shards(self, stage: int) -> Shape:
         """Return the shape of a rank in a stage's widest replica: replicas reduce its parameters at once."""
-        first = (copies[0] for copies in self.like_replicas(stage))
-        return max((self.shape(stage, copy) for copy in first), key=lambda shape: shape.tensor_parallel)
+        widths = [len(copy.ranks) for copy in self.stages[stage].replicas]
+        return self.shape(stage, widths.index(max(widths)))
 
     def sharers(self, stage: int) -> int:
         """Return the number of replicas that shard a stage's states among themselves; 1 without sharding."""

@@ -76,14 +76,14 @@ def stage_exchanges(
     contain the tensor ranks' exchanges.
     """
     found: dict[int, StageExchanges] = {}
-    alike = plan.has_like_replicas
+    alike, uniform = plan.has_like_replicas, len({n for each in plan.replica_degrees for n in each}) == 1
     for stage, rows in enumerate(ranks_of_stage):
         if rows.shape[1] == 1:
             continue
         exchanges: list[Exchanges] = []
         firsts: list[int] = []
         of_replica, half_widths = np.zeros(len(rows), dtype=np.int64), [0.0]
-        for gathered, copies in _like_replicas(plan, graph, stage, alike=alike):
+        for gathered, copies in _like_replicas(plan, graph, stage, alike=alike, uniform=uniform):
             grid = plan.grid(stage, copies[0])
             ranks = rows[copies, : grid.ranks]
             sizes = zip((_tensor, _context, expert_exchanges), grid, strict=True)
@@ -114,11 +114,15 @@ _GatheredBytes = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _like_replicas(
-    plan: Plan, graph: LayerGraph, stage: int, *, alike: bool
+    plan: Plan, graph: LayerGraph, stage: int, *, alike: bool, uniform: bool
 ) -> list[tuple[_GatheredBytes, list[int]]]:
-    """Return the replicas of a stage that exchange alike, together, with the bytes of values they gather."""
+    """Return the replicas of a stage that exchange alike, together, with the bytes of values they gather.
+
+    `alike`: replicas of each stage have equally many tensor ranks; `uniform`: all stages have, too.
+    """
     if alike:
-        return [(_gathered_bytes(plan, graph, stage, 0), list(range(len(plan.stages[stage].replicas))))]
+        gathered: _GatheredBytes = ((), ()) if uniform else _gathered_bytes(plan, graph, stage, 0)
+        return [(gathered, list(range(len(plan.stages[stage].replicas))))]
     together = defaultdict[tuple[int, _GatheredBytes], list[int]](list)
     for copy, degree in enumerate(plan.replica_degrees[stage]):
         together[degree, _gathered_bytes(plan, graph, stage, copy)].append(copy)
