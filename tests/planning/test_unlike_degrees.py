@@ -21,9 +21,10 @@ from weft.planning.compile import compile_evaluation, compile_folded, compile_pa
 from weft.planning.planners.base import Candidate, Verdict
 from weft.planning.planners.bounds import Bounds, LayerBytes
 from weft.planning.planners.simulated import judged
-from weft.planning.planners.weft.degrees import DegreeSpace, in_orders
+from weft.planning.planners.weft.degrees import DegreeSpace
 from weft.planning.planners.weft.planner import WeftPlanner
 from weft.planning.planners.weft.stages import Way, deal
+from weft.planning.planners.weft.unlike_space import in_orders
 from weft.planning.problem import Problem, problem_of
 from weft.predict.cost.exchanges import stage_exchanges
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan

@@ -22,8 +22,8 @@ from weft.planning.planned import PlannedJob
 from weft.planning.planners.base import Candidate, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.simulated import judged
-from weft.planning.planners.weft.degrees import in_orders
 from weft.planning.planners.weft.unlike_replicas import ReplicaSpace
+from weft.planning.planners.weft.unlike_space import in_orders
 from weft.planning.problem import Problem, problem_of
 from weft.predict.cost.memory import gradient_element_bytes, stage_parameters
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan

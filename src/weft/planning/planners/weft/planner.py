@@ -38,12 +38,13 @@ from weft.planning.planners.simulated import (
     states_too_big,
 )
 from weft.planning.planners.space import MAX_LOOPS, by_count, in_chunks, layouts
-from weft.planning.planners.weft.degrees import DegreePlan, DegreeSpace, in_orders
+from weft.planning.planners.weft.degrees import DegreeSpace
 from weft.planning.planners.weft.findings import NEAR, Findings
 from weft.planning.planners.weft.mixed import MixedSpace, choices
 from weft.planning.planners.weft.placement import problems_of, unlike_devices
 from weft.planning.planners.weft.uneven import Suited, UnevenSpace
 from weft.planning.planners.weft.unlike_replicas import ReplicaSpace
+from weft.planning.planners.weft.unlike_space import DegreePlan, in_orders
 from weft.planning.problem import Problem
 from weft.progress import CountedWork, ProgressReport, unwatched
 
