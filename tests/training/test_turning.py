@@ -72,13 +72,13 @@ PEAK_BYTES = 300_000_000
 
 
 def run_turning_at_a_peak(rank: int, ranks: int, run_dir: Path) -> int:
-    turn = loop._turn
+    turn = loop.turn
 
     def turn_at_a_peak(*arguments: Any) -> None:
         torch.ones(PEAK_BYTES // 4)
         turn(*arguments)
 
-    with patch.object(loop, "_turn", turn_at_a_peak):
+    with patch.object(loop, "turn", turn_at_a_peak):
         return run_turning(rank, ranks, run_dir, BEFORE, AFTER)
 
 

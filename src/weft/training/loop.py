@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,21 +13,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch.distributed as dist
 
 from weft.describe.plan import Plan
-from weft.describe.plan_versions import current_id, former_ids
-from weft.describe.servers import server_words
 from weft.describe.synchronisation import micro_batches_of_steps, steps_apart
 from weft.errors import RunError
-from weft.planning.lost_replicas import DIED, WENT_ON, replicas_of
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import BY_SOURCE, SAMPLE_SOURCES
 from weft.program.arrays import Ints
 from weft.run.launch.heartbeat import beating
 from weft.run.launch.worker_start import WorkerContext
-from weft.run.runtime import StepResult
-from weft.training.checkpoint.checkpoints import has_rank_tensors
+from weft.training.beginnings import go_on, resume, start, turn, turn_to, verify_resume
 from weft.training.checkpoint.manifest import generation_path, generations
 from weft.training.checkpoint.saver import Saved, Saver
 from weft.training.checkpoint.training_state import TrainingState
@@ -40,7 +34,7 @@ from weft.training.coordination.agreement import (
     meeting_peers,
     together,
 )
-from weft.training.coordination.membership import Change, Membership
+from weft.training.coordination.membership import Membership
 from weft.training.data.reader import (
     BatchReader,
     micro_batches_read,
@@ -49,14 +43,8 @@ from weft.training.data.reader import (
 )
 from weft.training.data.sampler import SampleLedger, StepSamples
 from weft.training.data.text import Source
-from weft.training.directory.event_words import warnings
 from weft.training.directory.process_memory import ProcessMemory
-from weft.training.directory.run_directory import (
-    RunDirectory,
-    checkpoint_figures,
-    last_plan_id,
-    recorded_loss,
-)
+from weft.training.directory.run_directory import checkpoint_figures
 from weft.training.evaluation.held_out import (
     BesideSteps,
     by_source,
@@ -64,7 +52,7 @@ from weft.training.evaluation.held_out import (
     held_out_samples,
     samples_of_sources,
 )
-from weft.training.open_run import OpenRun, load, open_run
+from weft.training.open_run import OpenRun, open_run
 from weft.training.optimizer.optimizers import set_learning_rate
 from weft.training.tasks.base import sources_of_task
 
@@ -91,7 +79,7 @@ def train(job: PlannedJob, run_dir: Path, context: WorkerContext) -> int:
     memory: ProcessMemory | None = None
     for generation in count():
         if generation:
-            _turn(job, run_dir)
+            turn(job, run_dir)
         # The run ends with the call, so no tensor of a plan stays under the next one.
         end, memory = train_plan(job, run_dir, context, generation, memory)
         if end.stopped_by is not None:
@@ -128,7 +116,7 @@ def train_plan(
     """
     change = None if membership is None else membership.change
     if membership is not None and change is not None:
-        _turn_to(job, run_dir, membership.job)
+        turn_to(job, run_dir, membership.job)
     stop = StopRequest(None if membership is None else membership.signals)
     begins_at = None if change is None else change.state.step
     run = open_run(job, run_dir, context, generation=generation, former=former, begins_at=begins_at)
@@ -139,95 +127,15 @@ def train_plan(
         if membership is not None and change is not None:
             # The other groups are open, and a loss ends what is under way in all of them.
             membership.begin()
-            state = _go_on(run, membership, change)
+            state = go_on(run, membership, change)
         else:
-            state = _resume(run, run.newest) if run.newest else _start(run)
+            state = resume(run, run.newest) if run.newest else start(run)
         _tell_data(run, state)
         end = _train_steps(run, state, stop, membership)
         if end == PlanEnd():
             _finish(run, state)
         run.close()
     return end, run.memory
-
-
-def _turn_to(job: PlannedJob, run_dir: Path, of_all: PlannedJob) -> None:
-    """Write the files of the replicas that are present now."""
-    _require_one_plan(job)
-    with together():
-        if dist.get_rank() == 0:
-            RunDirectory(run_dir).turn_to(job, of_all)
-
-
-def _turn(job: PlannedJob, run_dir: Path) -> None:
-    """Replace the plan by the later one, which begins with the former's last checkpoint, on all ranks."""
-    _require_one_plan(job)
-    with together():
-        if dist.get_rank() == 0:
-            RunDirectory(run_dir).turn()
-
-
-def _require_one_plan(job: PlannedJob) -> None:
-    plan_ids = gather(job.plan.plan_id)
-    if len(set(plan_ids)) > 1:
-        raise RunError(f"ranks would go on under different plans: {', '.join(plan_ids)}")
-
-
-def _start(run: OpenRun) -> TrainingState:
-    first_loss, metrics = held_out(run, held_out_samples(run))
-    _tell_plan(run, 0, last_plan_id(run.directory))
-    run.journal.event("started", step=0, plan_id=run.begin.plan_id, held_out_loss=first_loss, **metrics)
-    return replace(run.begin, first_loss=first_loss)
-
-
-def _resume(run: OpenRun, newest: Path) -> TrainingState:
-    state, plan_id = load(run, newest), run.begin.plan_id
-    _tell_plan(run, state.step, last_plan_id(run.directory) or state.plan_id)
-    if current_id(state.plan_id, run.job.plan) != plan_id and has_rank_tensors(newest):
-        run.journal.event("began anew", step=state.step, former=state.plan_id)
-    run.journal.event("resumed", step=state.step, plan_id=plan_id, checkpoint=newest.name)
-    return replace(state, plan_id=plan_id, precision=run.begin.precision)
-
-
-def _go_on(run: OpenRun, membership: Membership, change: Change) -> TrainingState:
-    """Go on behind the last common reset with whoever is present now."""
-    state, of_all = membership.restore(run.runtime), membership.job.plan
-    lost, back = (replicas_of(of_all, ranks) for ranks in (change.lost, change.back))
-    _tell_plan(run, state.step, last_plan_id(run.directory))
-    # The ranks of this plan, by the numbers with which the run began; logs and processes keep these.
-    ranks = list(membership.roll.members)
-    run.journal.event(WENT_ON, step=state.step, plan_id=run.begin.plan_id, ranks=ranks)
-    if lost:
-        named = f"replica {lost[0]}" if len(lost) == 1 else f"replicas {' and '.join(map(str, lost))}"
-        about = {"replicas": lost, "reached": change.reached, "told": named}
-        run.journal.event(DIED, step=state.step, **about)
-    if back:
-        away = {replicas_of(of_all, [rank])[0]: change.away_since[rank] for rank in change.back}
-        for method in run.runtime.methods.values():
-            if (told := method.returned(away, state.step)) is not None:
-                run.journal.event(**told)
-    return replace(state, plan_id=run.begin.plan_id, precision=run.begin.precision)
-
-
-def _tell_plan(run: OpenRun, step: int, former: str | None) -> None:
-    plan_id, servers = run.begin.plan_id, run.job.plan.servers
-    if servers:
-        cluster = run.job.problem.job.cluster
-        run.journal.event("servers", step=step, servers=server_words(servers, cluster))
-    if former is not None and current_id(former, run.job.plan) != plan_id:
-        run.journal.event("plan changed", step=step, former=former, now=plan_id)
-
-
-def _verify_resume(run: OpenRun, result: StepResult) -> None:
-    """Compare the loss of the first step after a resume with the recorded loss of the interrupted run."""
-    if run.runtime.rank != 0:
-        return
-    plan_ids = {run.begin.plan_id, *former_ids(run.job.plan)}
-    recorded = recorded_loss(run.directory, result.step, plan_ids)
-    with meeting_peers():
-        loss = result.loss
-    if recorded not in (None, loss):
-        run.journal.event("resume differs", step=result.step, loss=loss, recorded=recorded)
-        print(f"warning: {warnings(run.directory.events(), 0.0)[-1]}", file=sys.stderr)
 
 
 def _train_steps(
@@ -294,7 +202,7 @@ def _train_steps(
             if vote.failed:
                 saver.fail()
             if run.newest is not None and step == state.step:
-                _verify_resume(run, result)
+                verify_resume(run, result)
             done = step + 1
             for told in runtime.move_weights(done, run.job):
                 journal.event(**told)
@@ -306,8 +214,8 @@ def _train_steps(
             if membership is not None and done % apart == 0:
                 journal.flush()
                 membership.keep(runtime, replace(state, step=done, samples=consumed))
-            leaves = vote.joins and vote.stop is None and done < steps
             goes_on = vote.stop is None and done < steps
+            leaves = vote.joins and goes_on
             later = changes.after(done) if goes_on else None
             ends = not goes_on or leaves or later is not None
             # Before the save, so that a resumed run evaluates these weights, too.
