@@ -67,7 +67,7 @@ def main(run_dir: Path, world_size: int, module: str, launcher_pid: int, replica
     store = _host_store(server)
     why = ""
     if replicas:
-        keeper = RollKeeper(roll_call(store, world_size), Replicas.of_json(replicas))
+        keeper = RollKeeper(RollCall(store, world_size), Replicas.of_json(replicas))
         why = _go_on(
             ranks, keeper, lambda rank: ranks.replace(rank, worker.__module__, module, str(run_dir)), stops
         )
@@ -120,13 +120,6 @@ def _host_store(server: socket.socket) -> TCPStore:
     address, port = server.getsockname()
     # A socket made by the store would listen on all interfaces, whatever its address.
     return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
-
-
-def roll_call(store: TCPStore, world_size: int) -> RollCall:
-    """Return the record of rolls in a job's store."""
-    from torch.distributed import PrefixStore
-
-    return RollCall(PrefixStore("weft rolls", store), world_size)
 
 
 def _stop(run_dir: Path, ranks: RankProcesses, number: signal.Signals) -> None:

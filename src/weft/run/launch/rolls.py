@@ -63,41 +63,41 @@ class RollCall:
         """Return a roll; None if it is not written yet."""
         if number == 0:
             return self._first
-        key = f"roll/{number}"
+        key = _key("roll", number)
         return Roll(number, tuple(json.loads(self._store.get(key)))) if self._store.check([key]) else None
 
     def write(self, roll: Roll) -> None:
-        self._store.set(f"roll/{roll.number}", json.dumps(roll.members))
+        self._store.set(_key("roll", roll.number), json.dumps(roll.members))
 
     def begin(self, roll: Roll, rank: int) -> None:
         """Note that a rank takes the steps of a roll, so that it can lose another member."""
-        self._store.set(f"begun/{roll.number}/{rank}", "")
+        self._store.set(_key("begun", roll.number, rank), "")
 
     def all_begun(self, roll: Roll) -> bool:
-        return self._store.check([f"begun/{roll.number}/{rank}" for rank in roll.members])
+        return self._store.check([_key("begun", roll.number, rank) for rank in roll.members])
 
     def leave(self, roll: Roll) -> None:
         """Note that the members have left a roll between two steps, to take in new processes."""
-        self._store.set(f"left/{roll.number}", "")
+        self._store.set(_key("left", roll.number), "")
 
     def is_left(self, roll: Roll) -> bool:
-        return self._store.check([f"left/{roll.number}"])
+        return self._store.check([_key("left", roll.number)])
 
     def wait_in(self, rank: int) -> None:
         """Note that the process of a rank can join."""
-        self._store.set(f"waiting/{rank}", "")
+        self._store.set(_key("waiting", rank), "")
 
     def waiting(self, replicas: Replicas) -> list[tuple[int, ...]]:
         """Return the replicas of which all processes wait to join."""
-        return [one for one in replicas.ranks if self._store.check([f"waiting/{rank}" for rank in one])]
+        return [one for one in replicas.ranks if self._store.check([_key("waiting", rank) for rank in one])]
 
     def forget(self, rank: int) -> None:
         """Note that the process of a rank waits no more: it has joined, or was killed."""
-        self._store.delete_key(f"waiting/{rank}")
+        self._store.delete_key(_key("waiting", rank))
 
     def tell(self, roll: Roll, rank: int, told: object) -> None:
         """Leave a value in JSON for the other members of a roll."""
-        self._store.set(f"told/{roll.number}/{rank}", json.dumps(told))
+        self._store.set(_key("told", roll.number, rank), json.dumps(told))
 
     def all_told(self, roll: Roll) -> bool:
         """Return True if all members have left their values; those of the first roll have none to leave."""
@@ -108,7 +108,12 @@ class RollCall:
         return [json.loads(self._store.get(key)) for key in self._keys(roll)]
 
     def _keys(self, roll: Roll) -> list[str]:
-        return [f"told/{roll.number}/{rank}" for rank in roll.members]
+        return [_key("told", roll.number, rank) for rank in roll.members]
+
+
+def _key(*parts: str | int) -> str:
+    """Return a key of the record; the job's store has other keys, too."""
+    return "/".join(map(str, ("rolls", *parts)))
 
 
 class RollKeeper:

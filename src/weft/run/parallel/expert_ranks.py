@@ -6,7 +6,7 @@ of their experts and come back (Lepikhin et al., GShard, arXiv 2006.16668, secti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -17,6 +17,8 @@ from weft.run.parallel.permutation import inverse, permuted
 from weft.run.parallel.token_ranks import TokenRanks
 
 _SAMPLES = 0
+
+_Way = Callable[[torch.Tensor], torch.Tensor]
 
 
 class ExpertRanks(TokenRanks):
@@ -87,12 +89,12 @@ class Dispatch(NamedTuple):
 
         `rows` (pairs, hidden) are sorted by expert.
         """
-        received: torch.Tensor = _Exchange.apply(rows, self)
+        received: torch.Tensor = _Exchange.apply(rows, self.send, self.send_back)
         return self.by_expert(received)
 
     def back(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the results of this rank's own rows, in their first order."""
-        returned: torch.Tensor = _Return.apply(self.by_sender(rows), self)
+        returned: torch.Tensor = _Exchange.apply(self.by_sender(rows), self.send_back, self.send)
         return returned
 
     def by_expert(self, received: torch.Tensor) -> torch.Tensor:
@@ -118,26 +120,13 @@ class Dispatch(NamedTuple):
 
 
 class _Exchange(Function):
-    """Rows to the ranks of their experts; their gradients come back."""
+    """Rows to other ranks one way; their gradients come the other way."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, route: Dispatch) -> torch.Tensor:
-        ctx.route = route
-        return route.send(rows)
+    def forward(ctx: Any, rows: torch.Tensor, way: _Way, back: _Way) -> torch.Tensor:
+        ctx.back = back
+        return way(rows)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.route.send_back(gradient), None
-
-
-class _Return(Function):
-    """Results back to the ranks of their tokens; their gradients go there."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, route: Dispatch) -> torch.Tensor:
-        ctx.route = route
-        return route.send_back(rows)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.route.send(gradient), None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.back(gradient), None, None

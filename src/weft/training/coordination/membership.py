@@ -86,7 +86,7 @@ class Membership:
         self.runtime: RankRuntime | None = None
         self._rank, self._store = context.rank, store
         self._replicas = Replicas(tuple(ranks_of_replicas(job.plan) or ()), LEAST)
-        self._call = RollCall(dist.PrefixStore("weft rolls", store), context.world_size)
+        self._call = RollCall(store, context.world_size)
         self.roll = Roll(0, () if joins else tuple(range(context.world_size)))
         self._kept: list[KeptState] = []
         self._away_since: dict[int, int] = {}
