@@ -198,6 +198,11 @@ class Plan(_Record):
         return tuple(tuple(len(copy.ranks) // inner for copy in stage.replicas) for stage in self.stages)
 
     @property
+    def distinct_degrees(self) -> list[int]:
+        """The numbers of tensor ranks in the plan's replicas, each once, in order of stages and replicas."""
+        return list(dict.fromkeys(degree for each in self.replica_degrees for degree in each))
+
+    @property
     def has_like_replicas(self) -> bool:
         """True if the replicas of each stage have equally many tensor ranks."""
         return all(len(set(degrees)) == 1 for degrees in self.replica_degrees)
@@ -212,7 +217,7 @@ class Plan(_Record):
     @property
     def has_like_stages(self) -> bool:
         """True if all stages have equally many replicas and tensor ranks, so that devices form a mesh."""
-        return len(set(self.replicas)) == 1 and len({n for each in self.replica_degrees for n in each}) == 1
+        return len(set(self.replicas)) == 1 and len(self.distinct_degrees) == 1
 
     @property
     def pp(self) -> int:
@@ -275,7 +280,7 @@ class Plan(_Record):
     @property
     def degree_words(self) -> str:
         """The tensor ranks of unlike stages, joined by +, and of unlike replicas, joined by |; else empty."""
-        if len({n for each in self.replica_degrees for n in each}) == 1:
+        if len(self.distinct_degrees) == 1:
             return ""
         return "+".join("|".join(map(str, dict.fromkeys(each))) for each in self.replica_degrees)
 

@@ -248,7 +248,7 @@ def _unlike(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:
 
     A message to a stage with other tensor ranks has its tokens, which a value between branches may not have.
     """
-    degrees = list(dict.fromkeys(degree for each in plan.replica_degrees for degree in each))
+    degrees = plan.distinct_degrees
     for counts, what in ((list(plan.replicas), "replicas"), (degrees, "tensor ranks")):
         if len(set(counts)) > 1 and plan.sync.name != DENSE:
             problem = (

@@ -55,7 +55,6 @@ def predict_long(model: CostModel, plan: Plan, price: PriceOf = price_placed) ->
         InputError: see `predict`.
     """
     shorter, layout = _shorter(plan), pipeline_layout(plan, model.graph)
-    layout.require_valid()
     programs = [
         compile_folded(one, model.graph, model.cluster, layout.of_length(length) if length else layout)
         for one, length in shorter or ((plan, None),)

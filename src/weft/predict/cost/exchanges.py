@@ -76,7 +76,7 @@ def stage_exchanges(
     contain the tensor ranks' exchanges.
     """
     found: dict[int, StageExchanges] = {}
-    alike, uniform = plan.has_like_replicas, len({n for each in plan.replica_degrees for n in each}) == 1
+    alike, uniform = plan.has_like_replicas, len(plan.distinct_degrees) == 1
     for stage, rows in enumerate(ranks_of_stage):
         if rows.shape[1] == 1:
             continue
