@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from program.mutations import swap, twice, with_value, without_row
 from small_plans import make_program
 
+import weft
 from weft.describe.cluster import Cluster
 from weft.describe.cluster_file import cluster_of
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice, Plan
+from weft.planning.report_sections import sections_of
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import PredictedStep, predict
 from weft.program.program import Program
@@ -22,6 +26,34 @@ from weft.program.program import Program
 def cut_by(plan: Plan, *, name: str, way: str) -> Plan:
     """The plan with a method's exchanges run in this way."""
     return plan.model_copy(update={"methods": (*plan.methods, Choice(name=name, options={"run": way}))})
+
+
+def run_file(folder: Path, way: str, *, name: str, preset: str, global_batch: int, **keys: str | int) -> Path:
+    """A run file that asks for a method's exchanges in this way, and pins these keys of the plan."""
+    tables = [
+        f'[model]\npreset = "{preset}"',
+        f"[train]\nglobal_batch = {global_batch}\nsteps = 1",
+        '[cluster]\nuse = "4xa100-80gb"',
+        "[plan]\n" + "\n".join(f"{key} = {json.dumps(value)}" for key, value in keys.items()),
+        f'[{name}]\nrun = "{way}"\n',
+    ]
+    path = folder / "run.toml"
+    path.write_text("\n".join(tables))
+    return path
+
+
+def require_told(path: Path, name: str, way: str, kinds: Sequence[int]) -> None:
+    """Require that a run file's plan has a method's exchanges run in this way, and that reports say so."""
+    planned = weft.plan(path)
+    choice = planned.plan.method(name)
+    assert (choice.options if choice is not None else {"run": "inside"}) == {"run": way}
+    columns = planned.job.program.columns
+    exchanges = (columns.rank == 0) & np.isin(columns.kind, kinds)
+    told = [dict(one.rows) for one in sections_of(planned.job, []) if one.name == name]
+    assert exchanges.any() == bool(told) == (way != "inside")
+    for rows in told:
+        assert rows[f"how {name.replace('-', ' ')} run"] == way
+        assert rows["in a step on rank 0"] == str(exchanges.sum())
 
 
 def cluster(latency_us: int, *, synchronous: bool = True) -> Cluster:

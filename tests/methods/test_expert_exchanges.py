@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cut_programs import broken_borders, cluster, cut_by, predicted
+from cut_programs import broken_borders, cluster, cut_by, predicted, require_told, run_file
 from described_decoders import described
 from equality_table import Row
 from hypothesis import given, settings
@@ -41,7 +40,6 @@ from weft.methods.expert_exchanges.program import NAME, WAYS
 from weft.moves.layout import build_plan
 from weft.planning.compile import compile_evaluation, compile_folded
 from weft.planning.job_rules import refused_by_methods
-from weft.planning.report_sections import sections_of
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
 from weft.program.kinds import BACKWARD, FORWARD
@@ -51,6 +49,7 @@ from weft.program.verify import require_valid, verify
 
 KINDS_OF_BORDERS = (EXPERT_DISPATCH, EXPERT_COMBINE, EXPERT_COMBINE_BACKWARD, EXPERT_DISPATCH_BACKWARD)
 run_by = partial(cut_by, name=NAME)
+asking = partial(run_file, name=NAME, preset="mixtral-1m", global_batch=16)
 with_ranks = partial(Row, MIXTRAL, ep=2)
 
 
@@ -231,23 +230,10 @@ def test_plans_are_refused_in_one_line(row: Row, said: str) -> None:
     assert said in str(problem)
 
 
-def run_file(folder: Path, way: str, **keys: str | int) -> Path:
-    tables = [
-        '[model]\npreset = "mixtral-1m"',
-        "[train]\nglobal_batch = 16\nsteps = 1",
-        '[cluster]\nuse = "4xa100-80gb"',
-        "[plan]\n" + "\n".join(f"{key} = {json.dumps(value)}" for key, value in keys.items()),
-        f'[expert-exchanges]\nrun = "{way}"\n',
-    ]
-    path = folder / "run.toml"
-    path.write_text("\n".join(tables))
-    return path
-
-
 @pytest.mark.parametrize("way", ["inside", "instructions"])
 def test_blocks_with_linear_attention_are_refused(tmp_path: Path, way: str) -> None:
     described(tmp_path, "qwen3_next", num_experts=4)
-    path = run_file(tmp_path, way, pp=1, ep=2, micro_batch_size=2, recompute="none")
+    path = asking(tmp_path, way, pp=1, ep=2, micro_batch_size=2, recompute="none")
     path.write_text(path.read_text().replace('preset = "mixtral-1m"', f'hf = "{tmp_path}"'))
     refused = [one for one in refused_by_methods(weft.plan(path).job) if one.where == f"{NAME}.run"]
     assert bool(refused) == (way != "inside")
@@ -256,16 +242,7 @@ def test_blocks_with_linear_attention_are_refused(tmp_path: Path, way: str) -> N
 @pytest.mark.parametrize("way", ["inside", "interleaved"])
 def test_a_run_file_asks_for_it_and_its_report_says_so(tmp_path: Path, way: str) -> None:
     pins = {"pp": 1, "ep": 2, "loops": 1, "micro_batch_size": 2, "recompute": "none", "schedule": "1f1b"}
-    planned = weft.plan(run_file(tmp_path, way, **pins))
-    choice = planned.plan.method(NAME)
-    assert (choice.options if choice is not None else {"run": "inside"}) == {"run": way}
-    columns = planned.job.program.columns
-    exchanges = (columns.rank == 0) & np.isin(columns.kind, KINDS_OF_BORDERS)
-    told = [dict(one.rows) for one in sections_of(planned.job, []) if one.name == NAME]
-    assert exchanges.any() == bool(told) == (way != "inside")
-    for rows in told:
-        assert rows["how expert exchanges run"] == way
-        assert rows["in a step on rank 0"] == str(exchanges.sum())
+    require_told(asking(tmp_path, way, **pins), NAME, way, KINDS_OF_BORDERS)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +258,7 @@ def test_a_run_file_that_pins_what_does_not_go_with_it_is_refused(
     tmp_path: Path, keys: dict[str, str | int], said: str
 ) -> None:
     with pytest.raises(InputError, match=said):
-        weft.plan(run_file(tmp_path, "instructions", **keys))
+        weft.plan(asking(tmp_path, "instructions", **keys))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cut_programs import broken_borders, cluster, collective, cut_by, predicted
+from cut_programs import broken_borders, cluster, collective, cut_by, predicted, require_told, run_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from program.mutations import twice, without_edge, without_row
@@ -23,7 +22,6 @@ from weft.errors import InputError
 from weft.methods.tensor_collectives.kinds import TENSOR_BACKWARD, TENSOR_FORWARD
 from weft.methods.tensor_collectives.program import NAME, WAYS
 from weft.planning.compile import compile_evaluation, compile_folded
-from weft.planning.report_sections import sections_of
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
 from weft.program.kinds import BACKWARD, FORWARD
@@ -36,6 +34,7 @@ CONFIG = divisible("gpt")
 
 
 run_by = partial(cut_by, name=NAME)
+asking = partial(run_file, name=NAME, preset="gpt-1m", global_batch=8)
 
 
 @pytest.mark.parametrize("way", AS_INSTRUCTIONS)
@@ -212,32 +211,10 @@ def test_an_unknown_way_is_refused_with_the_nearest() -> None:
         make_program(CONFIG, run_by(tensor_plan(CONFIG), way="overlaped"))
 
 
-def run_file(folder: Path, way: str, **keys: str | int) -> Path:
-    tables = [
-        '[model]\npreset = "gpt-1m"',
-        "[train]\nglobal_batch = 8\nsteps = 1",
-        '[cluster]\nuse = "4xa100-80gb"',
-        "[plan]\n" + "\n".join(f"{key} = {json.dumps(value)}" for key, value in keys.items()),
-        f'[tensor-collectives]\nrun = "{way}"\n',
-    ]
-    path = folder / "run.toml"
-    path.write_text("\n".join(tables))
-    return path
-
-
 @pytest.mark.parametrize("way", ["inside", "overlapped"])
 def test_a_run_file_asks_for_it_and_its_report_says_so(tmp_path: Path, way: str) -> None:
     pins = {"pp": 1, "tp": 2, "loops": 1, "micro_batch_size": 1, "recompute": "none", "schedule": "1f1b"}
-    planned = weft.plan(run_file(tmp_path, way, **pins))
-    choice = planned.plan.method(NAME)
-    assert (choice.options if choice is not None else {"run": "inside"}) == {"run": way}
-    columns = planned.job.program.columns
-    exchanges = (columns.rank == 0) & np.isin(columns.kind, [TENSOR_FORWARD, TENSOR_BACKWARD])
-    told = [dict(one.rows) for one in sections_of(planned.job, []) if one.name == NAME]
-    assert exchanges.any() == bool(told) == (way != "inside")
-    for rows in told:
-        assert rows["how tensor collectives run"] == way
-        assert rows["in a step on rank 0"] == str(exchanges.sum())
+    require_told(asking(tmp_path, way, **pins), NAME, way, (TENSOR_FORWARD, TENSOR_BACKWARD))
 
 
 @pytest.mark.parametrize(
@@ -252,4 +229,4 @@ def test_a_run_file_that_pins_what_does_not_go_with_it_is_refused(
     tmp_path: Path, keys: dict[str, str | int], said: str
 ) -> None:
     with pytest.raises(InputError, match=said):
-        weft.plan(run_file(tmp_path, "instructions", **keys))
+        weft.plan(asking(tmp_path, "instructions", **keys))
