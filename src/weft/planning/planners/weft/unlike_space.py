@@ -60,6 +60,8 @@ class UnlikeSpace(ABC, Generic[Ranks]):
     Attributes:
         shardings: those that are searched where none is pinned.
         uneven: replicas share the batch in any way, not equally.
+        paces: how fast devices are, and their memory.
+        words: the words of recomputation that a stage may have.
     """
 
     shardings: ClassVar[Sequence[Sharding]]
@@ -155,7 +157,7 @@ class UnlikeSpace(ABC, Generic[Ranks]):
 
 
 def in_kinds(degrees: Ints, paces: Ints) -> tuple[list[tuple[int, int]], Ints]:
-    """Return the pairs of a tensor degree and a pace, and the number of the pair of each stage and replica.
+    """Return the pairs of a tensor degree and a pace, and for each stage and replica its pair's number.
 
     For `deal`, devices of one pace and unlike degrees have unlike paces. All arrays have shape (stages,
     replicas).
