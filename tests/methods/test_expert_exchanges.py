@@ -37,6 +37,7 @@ from weft.methods.expert_exchanges.kinds import (
     EXPERT_DISPATCH_BACKWARD,
 )
 from weft.methods.expert_exchanges.program import NAME, WAYS
+from weft.methods.sharding.kinds import REDUCE
 from weft.moves.layout import build_plan
 from weft.planning.compile import compile_evaluation, compile_folded
 from weft.planning.job_rules import refused_by_methods
@@ -63,6 +64,9 @@ with_ranks = partial(Row, MIXTRAL, ep=2)
         with_ranks("depth-first", dp=2, loops=2, sharding="zero-2"),
         with_ranks("chimera", pp=2, sharding="zero-1"),
         Row(MIXED, "1f1b", ep=3, micro_batch_size=3, splits=(1,)),
+        # The last forward pass, a sum of counts and the first backward pass follow each other.
+        with_ranks(dp=2, micro_batches=3, methods=(Balances(ranks=2),)),
+        with_ranks("1f1b", pp=2, methods=(Balances("buffer", samples=2, replicas=1, ranks=2),)),
     ],
     ids=str,
 )
@@ -104,6 +108,19 @@ def test_an_evaluation_exchanges_inside() -> None:
     assert not np.isin(program.columns.kind, [*KINDS_OF_BORDERS, FORWARD_SEGMENT]).any()
 
 
+def test_reductions_keep_their_place_between_interleaved_passes() -> None:
+    row = with_ranks("breadth-first", dp=2, loops=2, micro_batches=3, sharding="zero-2")
+    orders = []
+    for way in WAYS[1:]:
+        columns = make_program(MIXTRAL, run_by(row.plan, way=way)).columns
+        rows = np.isin(columns.kind, [BACKWARD, REDUCE])
+        told = (columns.kind[rows], columns.rank[rows], columns.stage[rows], columns.micro_batch[rows])
+        orders.append([one.tolist() for one in told])
+    ordered, interleaved = orders
+    assert REDUCE in ordered[0]
+    assert interleaved == ordered
+
+
 def _combines_first(program: Program) -> Program:
     rows = np.flatnonzero(program.columns.kind == EXPERT_DISPATCH)
     return with_value(program, "kind", int(rows[1]), EXPERT_COMBINE)
@@ -125,9 +142,11 @@ def test_broken_programs_are_refused(broken: Callable[[Program], Program], said:
 
 
 @settings(max_examples=20)
-@given(st.sampled_from(WAYS[1:]), st.data())
-def test_any_missing_edge_or_row_is_refused(way: str, data: st.DataObject) -> None:
-    program = make_program(MIXED, run_by(Row(MIXED, ep=2, micro_batches=2).plan, way=way))
+@given(st.sampled_from(WAYS[1:]), st.sampled_from([(), (Balances(ranks=2),)]), st.data())
+def test_any_missing_edge_or_row_is_refused(
+    way: str, methods: tuple[Method, ...], data: st.DataObject
+) -> None:
+    program = make_program(MIXED, run_by(Row(MIXED, ep=2, micro_batches=2, methods=methods).plan, way=way))
     edges = np.flatnonzero(program.edges.distance == 0)
     assert verify(without_edge(program, int(data.draw(st.sampled_from(edges.tolist())))))
     assert verify(without_row(program, data.draw(st.integers(0, len(program) - 1))))
@@ -142,6 +161,7 @@ def test_any_missing_edge_or_row_is_refused(way: str, data: st.DataObject) -> No
     ep=st.sampled_from([2, 3]),
     latency_us=st.sampled_from([0, 20]),
     synchronous=st.booleans(),
+    methods=st.sampled_from([(), (Balances("sequence", ranks=1),)]),
 )
 def test_a_step_in_segments_takes_as_long_as_inside_and_beside_others_no_longer(
     config: ModelConfig,
@@ -151,9 +171,10 @@ def test_a_step_in_segments_takes_as_long_as_inside_and_beside_others_no_longer(
     ep: int,
     latency_us: int,
     synchronous: bool,
+    methods: tuple[Method, ...],
 ) -> None:
     schedule, pp = order
-    row = Row(config, schedule, pp=pp, dp=dp, ep=ep, micro_batch_size=samples * ep)
+    row = Row(config, schedule, pp=pp, dp=dp, ep=ep, micro_batch_size=samples * ep, methods=methods)
     on = cluster(latency_us, synchronous=synchronous)
     inside, ordered, interleaved = (
         predicted(config, run_by(row.plan, way=way), on).prediction.step_s for way in WAYS
@@ -174,8 +195,16 @@ def test_reductions_begin_as_early_as_in_whole_passes() -> None:
     assert ordered == pytest.approx(inside, abs=1e-6)
 
 
-def test_on_slow_links_another_micro_batch_hides_exchanges() -> None:
-    row = with_ranks("1f1b", micro_batch_size=64)
+@pytest.mark.parametrize(
+    "row",
+    [
+        with_ranks("1f1b", micro_batch_size=64),
+        # Sums of counts between forward passes come behind both.
+        with_ranks("gpipe", micro_batch_size=64, methods=(Balances("buffer", samples=64, replicas=1),)),
+    ],
+    ids=str,
+)
+def test_on_slow_links_another_micro_batch_hides_exchanges(row: Row) -> None:
     ordered, interleaved = (
         predicted(MIXTRAL, run_by(row.plan, way=way), cluster(0, synchronous=False)).prediction.step_s
         for way in WAYS[1:]
@@ -261,10 +290,7 @@ def test_a_run_file_that_pins_what_does_not_go_with_it_is_refused(
         weft.plan(asking(tmp_path, "instructions", **keys))
 
 
-@pytest.mark.parametrize(
-    "other", [Balances(ranks=2), ClipsMicro()], ids=["balance of experts", "clipped micro-batches"]
-)
-def test_methods_that_look_into_passes_refuse_segments(other: Method) -> None:
-    plan = run_by(with_ranks("gpipe", methods=(other,)).plan, way="interleaved")
+def test_clipped_micro_batches_refuse_segments() -> None:
+    plan = run_by(with_ranks("gpipe", methods=(ClipsMicro(),)).plan, way="interleaved")
     with pytest.raises(InputError, match=r"passes in segments .*expert-exchanges\.run inside"):
         make_program(MIXTRAL, plan)

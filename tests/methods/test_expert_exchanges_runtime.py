@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from equality_table import Outcome, Row, train
+from methods.rows.expert_balance import Balances
 from methods.rows.expert_exchanges import MIXTRAL, SHARED_EXPERTS, Exchanges
 from methods.rows.gradient_norm import Clips
 from pool import WorkerPool
@@ -27,6 +28,7 @@ def train_all(rank: int, ranks: int, rows: list[Row], plans: list[Plan]) -> list
     [
         Row(MIXTRAL, "1f1b", ep=2, steps=2),
         Row(SHARED_EXPERTS, "1f1b", ep=2, precision="fp32", methods=(Clips(0.2),)),
+        Row(SHARED_EXPERTS, ep=2, steps=2, methods=(Balances(samples=1, micro_weight=0.5, ranks=2),)),
     ],
     ids=str,
 )

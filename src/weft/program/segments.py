@@ -138,7 +138,7 @@ def _first(program: Program, rows: Ints) -> Ints:
     return first
 
 
-def _last(program: Program, rows: Ints) -> Ints:
+def last_segments(program: Program, rows: Ints) -> Ints:
     """Return the rows of last segments, with which backward passes begin."""
     last: Ints = rows[program.columns.part[rows] == _borders(program, rows, backward=True)]
     return last
@@ -158,9 +158,9 @@ _BACK = (
     Read("saved", waits="first"),
     Read(
         "output_gradient",
-        at=lambda program, rows: places.from_next(program, _last(program, rows)),
+        at=lambda program, rows: places.from_next(program, last_segments(program, rows)),
         otherwise=Read(
-            "input_gradient", at=lambda program, rows: places.of_next(program, _last(program, rows))
+            "input_gradient", at=lambda program, rows: places.of_next(program, last_segments(program, rows))
         ),
     ),
     "weights",

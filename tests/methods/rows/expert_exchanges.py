@@ -7,6 +7,7 @@ from functools import partial
 
 from decoder_models import tiny_decoder
 from equality_table import Row
+from methods.rows.expert_balance import MOVES, SIGMOID, Balances
 from methods.rows.gradient_norm import Clips
 from one_process import Method
 
@@ -29,6 +30,7 @@ SHORT = partial(tiny_decoder, num_hidden_layers=2, vocab_size=19, max_position_e
 MIXTRAL = SHORT("mixtral", intermediate_size=24)
 BETWEEN, INTERLEAVED = map(Exchanges, ("instructions", "interleaved"))
 SHARED_EXPERTS = SHORT("qwen2_moe", mlp_only_layers=[1])
+BALANCED = partial(Row, MIXTRAL, masks=True)
 ROWS = (
     Row(MIXTRAL, "1f1b", pp=2, ep=2, methods=(BETWEEN,)),
     Row(MIXTRAL, ep=3, micro_batch_size=3, micro_batches=2, methods=(INTERLEAVED,)),
@@ -37,4 +39,12 @@ ROWS = (
     Row(MIXTRAL, "1f1b", pp=2, ep=2, transport="device", methods=(BETWEEN,)),
     Row(SHARED_EXPERTS, "breadth-first", dp=2, ep=2, loops=2, transport="device", methods=(INTERLEAVED,)),
     Row(MIXTRAL, ep=2, evaluates=True, methods=(INTERLEAVED,)),
+    # Balances, whose losses begin between the borders.
+    Row(MIXTRAL, dp=2, ep=2, masks=True, methods=(Balances(ranks=2), INTERLEAVED)),
+    BALANCED("1f1b", pp=2, ep=2, methods=(Balances("buffer", samples=2, replicas=1, ranks=2), BETWEEN)),
+    BALANCED(ep=2, methods=(Balances("synchronised", samples=2, replicas=1, ranks=2), INTERLEAVED)),
+    BALANCED("1f1b", ep=2, methods=(Balances("sequence", ranks=2), INTERLEAVED, Clips(0.2))),
+    Row(SIGMOID, dp=2, ep=2, tolerance=1e-5, methods=(Balances(bias_rate=0.2, ranks=2), INTERLEAVED)),
+    BALANCED(ep=2, evaluates=True, methods=(Balances(capacity=1.0, ranks=2), INTERLEAVED)),
+    BALANCED(ep=2, optimizer="adamw", steps=3, methods=(Balances(ranks=2, moves=MOVES), INTERLEAVED)),
 )

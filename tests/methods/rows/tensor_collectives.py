@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equality_table import Row
+from methods.rows.expert_balance import MIXTRAL, Balances
 from methods.rows.gradient_norm import Clips
 from methods.rows.micro_batch_norms import TellsNorms
 from one_process import Method
@@ -36,4 +37,6 @@ ROWS = (
     Row(GPT, "breadth-first", dp=2, tp=2, loops=2, sharding="zero-3", methods=(INTERLEAVED, Clips(0.2))),
     Row(TIED, tp=2, loss="tokens", methods=(OVERLAPPED, TellsNorms())),
     Row(TIED, "1f1b", pp=2, tp=2, methods=(OVERLAPPED,)),
+    Row(MIXTRAL, tp=2, tolerance=1e-5, methods=(Balances(samples=1, micro_weight=0.3), OVERLAPPED)),
+    Row(MIXTRAL, "1f1b", tp=2, tolerance=1e-5, methods=(Balances("sequence"), INTERLEAVED)),
 )

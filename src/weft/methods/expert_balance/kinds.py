@@ -13,6 +13,7 @@ from weft.program.codes import codes
 from weft.program.kinds import FORWARD, KINDS, AddedUses, Kind
 from weft.program.places import Places, is_stepped, join
 from weft.program.program import NONE, Owed, Program
+from weft.program.segments import last_segments
 from weft.program.values import PER_MICRO_BATCH, PER_RANK, VALUES, Read, Use, ValueKind
 
 
@@ -122,5 +123,11 @@ EXPERT_LOADS = KINDS.register(
 USES = (
     AddedUses(kinds=("forward",), writes=(Use("expert_share", at=balanced),)),
     AddedUses(kinds=("backward", "backward_input"), reads=(Read("expert_counts", at=counted),)),
+    AddedUses(
+        kinds=("backward_segment", "input_segment"),
+        reads=(
+            Read("expert_counts", at=lambda program, rows: counted(program, last_segments(program, rows))),
+        ),
+    ),
     AddedUses(kinds=("step",), reads=(Read("expert_loads", at=biased),)),
 )

@@ -23,7 +23,6 @@ from weft.program.kinds import BACKWARD, BACKWARD_INPUT, FORWARD, is_any_of
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
 from weft.program.passes import GroupTable, Pass
-from weft.program.passes.cutting import refuse_cut
 from weft.program.passes.insert import after_sends, insert
 from weft.program.passes.meeting import add_meeting, meeting_groups
 from weft.program.program import NONE, Columns, Edges
@@ -70,7 +69,7 @@ def options(plan: Plan, graph: LayerGraph) -> Balanced | None:
 
 
 def refuse(layout: PipelineLayout, balanced: Balanced, others: Mapping[str, Any]) -> list[Violation]:
-    problems = refuse_cut(NAME, "do not show what routers choose", others)
+    problems = []
     if balanced.by_index and len(set(layout.micro_batches)) > 1:
         problem = "replicas with unequal shares of micro-batches cannot count them one by one together"
         problems.append(Violation(NAME, problem, "equal shares"))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.plan import EXPERT_EXCHANGES, Plan
+from weft.describe.plan import EXPERT_BALANCE, EXPERT_EXCHANGES, Plan
 from weft.errors import InputError
 from weft.methods.expert_exchanges.kinds import (
     EXPERT_COMBINE,
@@ -70,5 +70,5 @@ def _segments(plan: Plan, graph: LayerGraph, stage: int) -> StageSegments:
     )
 
 
-# Methods that look at forwards and backwards see whole passes.
-PASS = cutting_pass(NAME, options, after=())
+# The methods before it look at forwards and backwards, and see whole passes.
+PASS = cutting_pass(NAME, options, after=(EXPERT_BALANCE,))

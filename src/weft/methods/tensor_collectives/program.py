@@ -16,7 +16,7 @@ from typing import Literal, get_args
 
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layer_pieces import TensorBorder, cut_of
-from weft.describe.plan import Plan
+from weft.describe.plan import EXPERT_BALANCE, Plan
 from weft.errors import InputError
 from weft.methods.tensor_collectives.kinds import TENSOR_BACKWARD, TENSOR_FORWARD
 from weft.moves.cutting import Cutter
@@ -75,4 +75,6 @@ def _segments(plan: Plan, graph: LayerGraph, stage: int, way: str) -> StageSegme
 
 
 # The methods before it look at forwards and backwards, and see whole passes.
-PASS = cutting_pass(NAME, options, after=("auxiliary-head", "local-averaging", "micro-batch-norms"))
+PASS = cutting_pass(
+    NAME, options, after=("auxiliary-head", EXPERT_BALANCE, "local-averaging", "micro-batch-norms")
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,8 @@ from weft.run.parallel.tensor_stage import leads_replica
 from weft.run.stage.borders import received
 from weft.run.stage.documents import tell_documents
 from weft.run.stage.pieces import Tape
-from weft.run.stage.stage_pass import weighted_loss
+from weft.run.stage.roots import root_gradient
+from weft.run.stage.stage_pass import roots_of, weighted_loss
 from weft.run.streams import THERE, Completion, Stream, Value
 from weft.run.workspace import Workspace
 
@@ -74,11 +76,12 @@ def _forward(workspace: Workspace, instruction: Instruction, segment: int) -> Is
     left = outputs_left(workspace, stage, number) if completes else ()
     counts, loss = ends and leads_replica(resources.stages[stage]), weighted_loss(workspace, stage)
     saved, weights = (SAVED, stage, number), (WEIGHTS, stage, NONE)
-    require_weights = weights_required(workspace, stage)
-    statistics = resources.statistics[stage]
+    require_weights, statistics = weights_required(workspace, stage), resources.statistics[stage]
+    roots = roots_of(workspace, stage)
+    asked = ends or (begins and roots is not None and roots.reads_targets)
 
     def issue(stream: Stream) -> Completion:
-        loaded = workspace.micro_batch(number, borders.splits, inputs=read, targets=ends, begins=begins)
+        loaded = workspace.micro_batch(number, borders.splits, inputs=read, targets=asked, begins=begins)
         given = [workspace.crossed.pop(key) for key in taken]
         if not begins:
             given = [values.pop((SEGMENT_INPUT, stage, number))]
@@ -86,7 +89,8 @@ def _forward(workspace: Workspace, instruction: Instruction, segment: int) -> Is
         before = Value.of(Tape()) if begins else values[saved]
         tape = before.content
         made: Value[torch.Tensor] = Value()
-        messages = messages_of(left)
+        messages, step = messages_of(left), workspace.step
+        rooted = None if roots is None or not completes else roots.empty()
 
         def work() -> None:
             require_weights()
@@ -99,15 +103,22 @@ def _forward(workspace: Workspace, instruction: Instruction, segment: int) -> Is
                 entered = entered.detach().requires_grad_()
             if begins:
                 tell_documents(resources.stages[stage], documents)
-                cut.begin(tape, entered)
-            finish = None if targets is None else partial(loss, targets=targets)
+                growth = None if roots is None else roots.growth(step, number, targets)
+                cut.begin(tape, entered, growth)
+            finish = partial(loss, targets=targets) if ends and targets is not None else None
             made.content = cut.run(tape, segment, entered, finish)
+            if rooted is not None and tape.growth is not None:
+                grown = tape.growth.take()
+                for place, value in rooted.items():
+                    value.content = grown[place].detach()
             if completes:
                 statistics.count()
             fill(left, messages, [made.content])
 
         made.completion = ended = stream.run(label, work, loaded, *given, values.get(weights, THERE), before)
         values[saved] = Value.of(tape, ended)
+        if rooted is not None and roots is not None:
+            roots.leave(values, number, rooted, ended)
         if counts:
             workspace.losses.append(made)
         if not completes:
@@ -143,7 +154,7 @@ def _backward(workspace: Workspace, instruction: Instruction, segment: int) -> I
     messages_left = gradients_left(workspace, stage, number) if completes else ()
     last = instruction.position in workspace.last_gradients
     require_weights, weights = weights_required(workspace, stage), (WEIGHTS, stage, NONE)
-    add_up = added_up(workspace, instruction)
+    add_up, roots = added_up(workspace, instruction), roots_of(workspace, stage)
 
     def go_back(tape: Tape, gradient: torch.Tensor | None, *, step: int) -> Crossed:
         bucket.claim()
@@ -160,6 +171,7 @@ def _backward(workspace: Workspace, instruction: Instruction, segment: int) -> I
         if not begins:
             given = [values.pop((BORDER_GRADIENT, stage, number))]
         step = workspace.step
+        coefficients = roots.coefficients(workspace, number) if begins and roots is not None else ()
         made: Value[torch.Tensor | None] = Value()
         left: Value[list[WeightPart]] = Value()
         messages = messages_of(messages_left)
@@ -174,10 +186,13 @@ def _backward(workspace: Workspace, instruction: Instruction, segment: int) -> I
                 gradient = received(borders.after.values(), contents)[0]
             else:
                 gradient = workspace.loss_gradient(tape.output)
+            if coefficients:
+                tape.of_root = partial(_gradient_of_root, coefficients, workspace.loss_factor())
             made.content, left.content = run(tape, gradient, step=step)
             fill(messages_left, messages, [made.content])
 
-        ended = stream.run(label, work, saved, *given, values.get(weights, THERE), bucket.buffer.emptied)
+        there = values.get(weights, THERE), bucket.buffer.emptied
+        ended = stream.run(label, work, saved, *given, *there, *coefficients)
         made.completion = left.completion = ended
         if not completes:
             values[SAVED, stage, number] = Value.of(tape, ended)
@@ -190,6 +205,15 @@ def _backward(workspace: Workspace, instruction: Instruction, segment: int) -> I
         return ended
 
     return issue
+
+
+def _gradient_of_root(
+    coefficients: Sequence[Value[torch.Tensor]],
+    factor: float | torch.Tensor,
+    place: int,
+    root: torch.Tensor,
+) -> torch.Tensor:
+    return root_gradient(root, coefficients[place], factor)
 
 
 def weight_segment(workspace: Workspace, instruction: Instruction) -> Issue:

@@ -8,7 +8,7 @@ branches beside a stream, each with one region of divided products, names its br
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
@@ -18,6 +18,7 @@ from torch import nn
 
 from weft.run.parallel.tensor_layers import finish
 from weft.run.stage.layers import LayerFunction
+from weft.run.stage.roots import Growth
 from weft.sync.base import Group
 
 State = tuple[torch.Tensor, ...]
@@ -57,17 +58,24 @@ class StagePiece:
 
 
 class Ran(NamedTuple):
-    """A piece that has run: its inputs, which are leaves of its graph, and its outputs."""
+    """A piece that has run: its inputs, which are leaves of its graph, its outputs, and roots by place."""
 
     inputs: State
     outputs: State
+    roots: Mapping[int, torch.Tensor]
 
 
 @dataclass(slots=True)
 class Tape:
-    """A micro-batch's way through the pieces of a stage; backward takes them off its end."""
+    """A micro-batch's way through the pieces of a stage; backward takes them off its end.
+
+    `growth` makes the roots of its forward pass. In the backward pass, `of_root` returns the gradient of a
+    root by its place. Both are None for a stage without roots.
+    """
 
     pieces: Sequence[StagePiece] = ()
+    growth: Growth | None = None
+    of_root: Callable[[int, torch.Tensor], torch.Tensor] | None = None
     ran: list[Ran] = field(default_factory=list)
     behind: State = ()
 

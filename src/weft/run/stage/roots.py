@@ -41,6 +41,8 @@ class Root:
         reads_targets: True passes the targets to `make`, False None.
         left_as: the value's name, for a stage and micro-batch, under which the forward pass leaves the root;
             None leaves nothing. The reader of the value takes it away.
+        ready: of a root that needs only a part of the layer: True once the running pass has computed this
+            part. A pass in segments then makes the root, and refuses roots of whole layers.
     """
 
     layer: int
@@ -48,6 +50,7 @@ class Root:
     coefficient: Callable[[Workspace, Passing], Value[torch.Tensor]]
     reads_targets: bool = False
     left_as: str | None = None
+    ready: Callable[[], bool] | None = None
 
 
 class StageRoots:
@@ -64,6 +67,11 @@ class StageRoots:
         self._roots = tuple(roots)
         self._left = tuple((place, one.left_as) for place, one in enumerate(self._roots) if one.left_as)
         self.reads_targets = any(one.reads_targets for one in self._roots)
+
+    @property
+    def of_parts(self) -> bool:
+        """True if no root needs a whole layer."""
+        return all(one.ready is not None for one in self._roots)
 
     def growth(self, step: int, micro_batch: int, targets: torch.Tensor | None) -> Growth:
         """Return the maker of the roots of one forward pass."""
@@ -108,10 +116,17 @@ class StageRoots:
         ) -> Any:
             pairs = zip(outputs[-count:], gradients[-count:], strict=True)
             factor = loss_factor()
-            begins = ((coefficient.content * factor).to(root).expand_as(root) for root, coefficient in pairs)
+            begins = (root_gradient(root, coefficient, factor) for root, coefficient in pairs)
             return differentiate(inputs, outputs, (*gradients[:-count], *begins), step=step)
 
         return differentiate_all
+
+
+def root_gradient(
+    root: torch.Tensor, coefficient: Value[torch.Tensor], factor: float | torch.Tensor
+) -> torch.Tensor:
+    """Return the gradient of a root, of its shape; `factor` is that of all losses."""
+    return (coefficient.content * factor).to(root).expand_as(root)
 
 
 class Growth:
@@ -136,6 +151,14 @@ class Growth:
 
         return grown
 
+    def ready(self, output: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Make the roots that are ready, and return them by their places; `output` is that so far."""
+        return {
+            place: self._make(place, output)
+            for place, one in enumerate(self._roots)
+            if one.ready is not None and one.ready()
+        }
+
     def take(self) -> tuple[torch.Tensor, ...]:
         """Return the roots in their order, once; later results of rerun layers are dropped.
 
@@ -156,11 +179,15 @@ class Growth:
     def _run(self, function: LayerFunction, places: Sequence[int], *values: torch.Tensor) -> torch.Tensor:
         output = function(*values)
         for place in places:
-            one = self._roots[place]
-            root = one.make(self._now, output, self._targets if one.reads_targets else None)
-            if self._made is not None:
-                self._made[place] = root
+            self._make(place, output)
         return output
+
+    def _make(self, place: int, output: torch.Tensor) -> torch.Tensor:
+        one = self._roots[place]
+        root = one.make(self._now, output, self._targets if one.reads_targets else None)
+        if self._made is not None:
+            self._made[place] = root
+        return root
 
 
 def stage_roots(

@@ -18,6 +18,7 @@ from weft.errors import InputError, Violation
 from weft.program.rank_program import RankProgram
 from weft.program.segments import StageSegments, cutter_of, segments_of
 from weft.run.stage.pieces import CutOf, Ran, StageCut, StagePiece, State, Tape
+from weft.run.stage.roots import Growth
 from weft.run.stage.stage_pass import draws_numbers
 from weft.sync.base import Group
 
@@ -56,9 +57,9 @@ class StageRun:
         self.last_forward, self.last_backward = len(self._forward), len(self._backward)
         self.split = segments.split
 
-    def begin(self, tape: Tape, inputs: torch.Tensor) -> None:
+    def begin(self, tape: Tape, inputs: torch.Tensor, growth: Growth | None) -> None:
         """Begin a micro-batch's way, with the stage's input."""
-        tape.pieces = self._cut.pieces(inputs)
+        tape.pieces, tape.growth = self._cut.pieces(inputs), growth
 
     def run(self, tape: Tape, segment: int, entered: torch.Tensor, finish: Finish = None) -> torch.Tensor:
         """Run a segment forward, and return the value that crosses the border behind it.
@@ -74,7 +75,8 @@ class StageRun:
                     outputs = tape.pieces[number](inputs)
                 if finish is not None and number == len(tape.pieces) - 1:
                     outputs = (finish(outputs[0]),)
-            tape.ran.append(Ran(inputs, outputs))
+                roots = {} if tape.growth is None else tape.growth.ready(outputs[0])
+            tape.ran.append(Ran(inputs, outputs, roots))
             entered = outputs[0].detach().requires_grad_()
         return outputs[0].detach()
 
@@ -86,14 +88,14 @@ class StageRun:
         left: list[WeightPart] = []
         for number in reversed(self._pieces(self._backward, segment)):
             ran = tape.ran.pop()
-            roots, gradients = _roots(ran, gradient, tape.behind)
+            starts, gradients = _starts(ran, gradient, tape)
             if self.split[segment] and tape.pieces[number].weights:
-                left.append(_input_part(tape.pieces[number], ran, roots, gradients))
+                left.append(_input_part(tape.pieces[number], ran, starts, gradients))
             else:
                 # Nothing before the first trained parameter of a model has a gradient.
-                pairs = [pair for pair in zip(roots, gradients, strict=True) if pair[0].requires_grad]
+                pairs = [pair for pair in zip(starts, gradients, strict=True) if pair[0].requires_grad]
                 if pairs:
-                    torch.autograd.backward([root for root, _ in pairs], [given for _, given in pairs])
+                    torch.autograd.backward([start for start, _ in pairs], [given for _, given in pairs])
             tape.behind, gradient = ran.inputs, ran.inputs[0].grad
         return gradient, left
 
@@ -121,27 +123,32 @@ def _leaves(before: Ran, entered: torch.Tensor) -> State:
     return (entered, *kept)
 
 
-def _roots(
-    ran: Ran, gradient: torch.Tensor | None, behind: State
+def _starts(
+    ran: Ran, gradient: torch.Tensor | None, tape: Tape
 ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
-    """Return a piece's outputs with their gradients; values that passed unchanged have theirs in the leaf."""
+    """Return a piece's outputs and roots with their gradients.
+
+    Values that passed unchanged have their gradient in the leaf.
+    """
     given = {id(one) for one in ran.inputs}
-    roots, gradients = [ran.outputs[0]], [gradient]
-    for output, leaf in zip(ran.outputs[1:], behind[1:], strict=True):
+    starts, gradients = [ran.outputs[0]], [gradient]
+    for output, leaf in zip(ran.outputs[1:], tape.behind[1:], strict=True):
         if id(output) not in given:
-            roots.append(output)
+            starts.append(output)
             gradients.append(leaf.grad)
-    return roots, gradients
+    if tape.of_root is not None:
+        starts += ran.roots.values()
+        gradients += [tape.of_root(place, root) for place, root in ran.roots.items()]
+    return starts, gradients
 
 
 def _input_part(
-    piece: StagePiece, ran: Ran, roots: list[torch.Tensor], gradients: list[torch.Tensor | None]
+    piece: StagePiece, ran: Ran, starts: list[torch.Tensor], gradients: list[torch.Tensor | None]
 ) -> WeightPart:
     # The part of torch that splits autograd takes seconds to import; whole passes do not need it.
     from weft.run.stage.split_backward import input_part
 
-    [root], [gradient] = roots, gradients
-    return input_part(piece.weights, ran.inputs[:1], [root], [gradient])
+    return input_part(piece.weights, ran.inputs[:1], starts, gradients)
 
 
 def _refusal(stage: int, problem: str) -> InputError:
@@ -160,7 +167,8 @@ def stage_runs(program: RankProgram, resources: Resources) -> Mapping[int, Stage
     """Return the runs of the rank's stages that the program cuts in segments.
 
     Raises:
-        InputError: for a stage that cannot be cut so, that has roots, or with layers that taps see.
+        InputError: for a stage that cannot be cut so, that has roots of whole layers, or with layers that
+            taps see.
     """
     methods = program.obligations.methods
     owed = segments_of(methods)
@@ -175,7 +183,8 @@ def stage_runs(program: RankProgram, resources: Resources) -> Mapping[int, Stage
         taps = resources.taps.get(stage)
         if taps is not None and taps.sees_layers:
             raise _refusal(stage, "a method looks at its layers")
-        if stage in resources.roots:
-            raise _refusal(stage, "its backward passes start from more than its output")
+        roots = resources.roots.get(stage)
+        if roots is not None and not roots.of_parts:
+            raise _refusal(stage, "its backward passes start from outputs of layers")
         found[stage] = StageRun(stage, _cut(stage, module, cut_of(module)), segments)
     return found

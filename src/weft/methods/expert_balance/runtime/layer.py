@@ -70,6 +70,10 @@ class BalancedLayer:
         """The number of ranks that route each token of this rank."""
         return self._stage.tensor.size
 
+    def has_routed(self) -> bool:
+        """Return True if the running pass has chosen experts, and no root knows them yet."""
+        return self._watch.has_routed
+
     def make(self, now: Passing, output: torch.Tensor, targets: torch.Tensor | None) -> torch.Tensor:
         """Return the root of a forward pass that has just run the layer."""
         routed, experts, table = self._watch.take(), self.experts, self._table

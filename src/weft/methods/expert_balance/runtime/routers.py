@@ -38,6 +38,10 @@ class RouterWatch:
         if self._routed is None and self.evaluated is not None:
             self.evaluated(routed)
 
+    @property
+    def has_routed(self) -> bool:
+        return self._routed is not None
+
     def take(self) -> Routed:
         routed, self._routed = self._routed, None
         assert routed is not None, "a layer with experts runs its router"

@@ -105,6 +105,7 @@ class ExpertBalance(MethodState):
                 coefficient=partial(self._coefficient, layer, self._known(one)),
                 reads_targets=True,
                 left_as=f"{SHARE}.{layer}",
+                ready=one.has_routed,
             )
             for layer, one in self.layers.get(stage, {}).items()
         ]
