@@ -16,7 +16,7 @@ from weft.describe.plan_subject import subject_of
 from weft.describe.run_file import load_run
 from weft.doors.emit import emit
 from weft.doors.emit.base import Decided
-from weft.doors.emit.own_run import files, nodes_of, run_name
+from weft.doors.emit.own_run import files, nodes_of, run_name, start_commands
 from weft.errors import InputError
 from weft.planning.planned import PlannedJob, planned_for
 from weft.training.session import reopen
@@ -57,6 +57,20 @@ def calls(script: str, folder: Path, **environment: str) -> list[str]:
     }
     subprocess.run(["bash", "-c", script], env=given | environment, check=True, cwd=folder, timeout=60)
     return (folder / "calls").read_text().splitlines()
+
+
+def test_the_command_of_each_kind_of_node_is_told_for_a_shell(tmp_path: Path) -> None:
+    one, two = (
+        start_commands(job, "runs/a") for job in (planned(run_of(on="8xa100-80gb"), dp=8), two_nodes())
+    )
+    assert one == ["torchrun --nproc-per-node 8 -m weft.training.worker runs/a"]
+    called = calls(two[0], tmp_path, NODE_RANK="1", MASTER_ADDR="10.0.0.1")
+    sizes = "--nnodes 2 --nproc-per-node 8 --node-rank 1 --master-addr 10.0.0.1 --master-port 29500"
+    assert called == [f"torchrun {sizes} -m weft.training.worker runs/a"]
+    assert [one.partition("  # ")[2] for one in start_commands(mixed(), "runs/a")] == [
+        "node 0 to 1",
+        "node 2",
+    ]
 
 
 def test_a_slurm_script_prepares_once_and_starts_every_node(tmp_path: Path) -> None:
@@ -117,9 +131,8 @@ def test_a_skypilot_task_starts_every_node(tmp_path: Path) -> None:
     assert "--node-rank 1 --master-addr 10.0.0.1 " in second
     [loss] = emitted.losses
     assert str(loss) == (
-        "lost: a run directory that all nodes share, which SkyPilot makes only from a volume or a bucket; "
-        "nearest: "
-        "mount one and set RUN_DIRECTORY to a folder in it"
+        "lost: checkpoints, which each node keeps for its own ranks, as SkyPilot gives nodes no common folder"
+        "; nearest: mount a volume or a bucket and set RUN_DIRECTORY to a folder in it"
     )
 
 

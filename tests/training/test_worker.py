@@ -7,14 +7,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 import waiting_runs
+from torchrun_runs import ending, run_directory, worker
 from warm_starts import Template
 
 import weft
@@ -22,36 +22,9 @@ from weft.cli.main import run
 from weft.describe.families.own import FAMILY
 from weft.describe.plan_file import PlanFile
 from weft.describe.plan_subject import PlanSubject
-from weft.describe.run_file import load_run, parse_run
-from weft.planning.planned import plan_run
+from weft.describe.run_file import parse_run
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("warm_starts")]
-
-CONFIG = {
-    "model_type": "gpt2",
-    "n_layer": 2,
-    "n_embd": 16,
-    "n_head": 2,
-    "vocab_size": 256,
-    "n_positions": 16,
-    "tie_word_embeddings": False,
-}
-CLUSTER = """
-name = "two"
-[[node]]
-name = "all"
-count = 1
-device = "cpu"
-devices = {ranks}
-bandwidth = "1 GB/s"
-latency = "50 us"
-[device.cpu]
-flops = {{ fp32 = "50 GFLOP/s" }}
-memory = "4 GB"
-memory_bandwidth = "10 GB/s"
-launch = "1 us"
-synchronous = true
-"""
 
 LOAD = """
 import os, sys, threading
@@ -67,70 +40,6 @@ asked = {"weft.training.loop", "weft.methods.lora.runtime", "weft.run.stage.fami
 print(sorted(asked & set(sys.modules)))
 """
 OF_ALL_RUNS = ["weft.methods.lora.runtime", "weft.training.loop"]
-
-
-def run_directory(tmp_path: Path, *, ranks: int, steps: int) -> Path:
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    (run_dir / "config.json").write_text(json.dumps(CONFIG))
-    (run_dir / "cluster.toml").write_text(CLUSTER.format(ranks=ranks))
-    (run_dir / "text.txt").write_text("the weft goes under and over the warp\n" * 100)
-    (run_dir / "run.toml").write_text(
-        f"""
-        [model]
-        hf = "config.json"
-        [task]
-        data = "text.txt"
-        [train]
-        steps = {steps}
-        global_batch = 8
-        precision = "fp32"
-        [cluster]
-        use = "cluster.toml"
-        [plan]
-        pp = {ranks}
-        micro_batch_size = 2
-        """
-    )
-    planned = plan_run(load_run(run_dir / "run.toml"))
-    (run_dir / "plan.json").write_text(PlanFile(planned.plan).to_json())
-    return run_dir
-
-
-def environment(tmp_path: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    return {**kept, "WEFT_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
-
-
-@contextmanager
-def worker(
-    run_dir: Path, tmp_path: Path, *launcher: str, **variables: str
-) -> Iterator[subprocess.Popen[str]]:
-    command = [
-        sys.executable,
-        "-m",
-        *launcher,
-        *(["-m"] if launcher else []),
-        "weft.training.worker",
-        str(run_dir),
-    ]
-    with subprocess.Popen(
-        command,
-        env=environment(tmp_path) | variables,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def ending(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Exit code and what it printed."""
-    _, errors = process.communicate(timeout=180)
-    return process.returncode, errors
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from weft.cli.tables.plans_side_by_side import side_by_side_record, side_by_side
 from weft.describe.reading import holds_json
 from weft.describe.run_file import load_run
 from weft.describe.units import format_count, format_seconds
+from weft.doors.emit.own_run import start_commands
 from weft.errors import InputError, RunError, Violation
 from weft.planning.report_sections import BY_SOURCE
 from weft.run.launch.workers import require_torch
@@ -29,7 +30,7 @@ from weft.training.directory.event_words import warnings
 from weft.training.directory.live_run import LiveRun
 from weft.training.directory.overview import NEWEST_STEPS
 from weft.training.directory.run_directory import RunDirectory
-from weft.training.session import WORKER_MODULE, job_in, job_to_train, prepare
+from weft.training.session import job_in, job_to_train, prepare
 
 SECONDS_BETWEEN_LINES = 2.0
 
@@ -173,7 +174,7 @@ def train(
     )
     if prepare_only:
         with prepare(planned, path):
-            print(f"torchrun --nproc-per-node {planned.plan.ranks} -m {WORKER_MODULE} {path}")
+            print(*start_commands(planned, shlex.quote(str(path))), sep="\n")
         return
     progress = Progress(quiet=json)
     try:

@@ -262,6 +262,7 @@ def _saver(run: OpenRun, state: TrainingState) -> Saver:
         resumed_step=state.step,
         ranks=run.checkpoint_ranks,
         copy=run.runtime.copy,
+        nodes=run.nodes,
     )
 
 

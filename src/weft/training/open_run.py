@@ -22,6 +22,7 @@ from weft.planning.planned import PlannedJob
 from weft.program.rank_program import RankProgram
 from weft.run.accelerator import require_same_bits
 from weft.run.launch.flight_recorder import record_path
+from weft.run.launch.nodes import Nodes
 from weft.run.launch.worker_start import WorkerContext
 from weft.run.record.recorder import Recorder
 from weft.run.runtime import RankRuntime, require_runnable
@@ -62,6 +63,7 @@ class OpenRun:
     job: PlannedJob
     checkpoints: Path
     newest: Path | None
+    nodes: Nodes
     # All ranks, for checkpoints alone.
     checkpoint_ranks: Attendance
     begin: TrainingState
@@ -121,12 +123,13 @@ def open_run(
         make_optimizer = optimizer_factory(settings)
     require_verified([program, evaluation], verified)
     checkpoint_ranks = Attendance()
-    task = _open_task(job, checkpoint_ranks)
+    nodes = context.nodes
+    task = _open_task(job, checkpoint_ranks, nodes)
     memory = ProcessMemory(torch.device(context.device), former)
     journal = Journal(run_dir, writes=context.rank == 0, memory=memory)
     newest = None
     if begins_at is None:
-        newest = _newest_checkpoint(job, run_dir / "checkpoints", journal, checkpoint_ranks)
+        newest = _newest_checkpoint(job, run_dir / "checkpoints", journal, checkpoint_ranks, nodes)
     begun = newest is not None or begins_at is not None
     # The job's own group would time out: some ranks read initial weights far longer than others.
     with together(checkpoint_ranks.group):
@@ -166,7 +169,7 @@ def open_run(
         first_step = saved.step if begins_at is None else begins_at
         left = job.last_step - first_step if records else 0
         recorder = Recorder(run_dir, program=program, plan_id=plan.plan_id, steps=left) if left > 0 else None
-        if records and context.rank == 0:
+        if records and nodes.leads_folder:
             checkpoints.remove_unfinished(run_dir / "checkpoints")
     if records:
         compile_stages(job, program, stages, task, context.device)
@@ -194,6 +197,7 @@ def open_run(
         job=job,
         checkpoints=run_dir / "checkpoints",
         newest=newest,
+        nodes=nodes,
         checkpoint_ranks=checkpoint_ranks,
         begin=begin,
         settings=settings,
@@ -254,10 +258,11 @@ def load(run: OpenRun, newest: Path) -> TrainingState:
     )
 
 
-def _open_task(job: PlannedJob, ranks: Attendance) -> Task:
+def _open_task(job: PlannedJob, ranks: Attendance, nodes: Nodes) -> Task:
     """Return the task. Rank 0 prepares the data first, and the other ranks find it in the cache.
 
-    They wait in the group of `ranks`: a large corpus takes longer than the timeout of the job's own group.
+    A node with a cache of its own prepares it by its first rank. Ranks wait in the group of `ranks`: a large
+    corpus takes longer than the timeout of the job's own group.
     """
     settings = TaskSettings(
         data=job.run.task.data,
@@ -273,11 +278,12 @@ def _open_task(job: PlannedJob, ranks: Attendance) -> Task:
         towers=job.problem.model.towers,
     )
     task: Task | None = None
-    for first in (True, False):
+    own_turn = 0 if nodes.rank == 0 else 1 if nodes.leads_node else 2
+    for turn in range(3):
         with together(ranks.group):
-            if first == (dist.get_rank() == 0):
+            if turn == own_turn:
                 task = make_task(job.run.task.kind, settings)
-    assert task is not None, "every rank has one of the two turns"
+    assert task is not None, "every rank has one of the turns"
     with together(ranks.group):
         require_inputs(job, task)
     return task
@@ -312,9 +318,11 @@ def _shapes(shapes: Sequence[tuple[int, ...]]) -> str:
     return " and ".join(str(list(shape)) for shape in shapes)
 
 
-def _newest_checkpoint(job: PlannedJob, directory: Path, journal: Journal, ranks: Attendance) -> Path | None:
+def _newest_checkpoint(
+    job: PlannedJob, directory: Path, journal: Journal, ranks: Attendance, nodes: Nodes
+) -> Path | None:
     timeout_s = job.run.checkpoint.load_timeout_s
-    newest, skipped = checkpoints.agree_on_newest(directory, ranks, timeout_s=timeout_s)
+    newest, skipped = checkpoints.agree_on_newest(directory, ranks, timeout_s=timeout_s, nodes=nodes)
     for reason in skipped:
         journal.event("checkpoint skipped", reason=reason)
         print(f"warning: skipped a checkpoint: {reason}", file=sys.stderr)

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ from weft.training.directory.run_lock import only_run
 if TYPE_CHECKING:
     from weft.planning.planned import PlannedJob
     from weft.run.launch.worker_start import WorkerContext
+    from weft.training.directory.node_meeting import Met
 
 
 def main(run_dir: Path) -> int:
@@ -34,6 +36,11 @@ def main(run_dir: Path) -> int:
         InputError: if the directory holds no run, something in it is refused, or another process trains it.
         RunError: if the run failed.
     """
+    as_the_system_does()
+    # This import takes seconds, so it follows the signals.
+    from weft.training.directory.node_meeting import meet_nodes
+
+    met = meet_nodes(run_dir)
     job = read(run_dir, of_all=True)
     from weft.planning.lost_replicas import goes_on
 
@@ -41,15 +48,18 @@ def main(run_dir: Path) -> int:
         from weft.training.rolls import train_rolls
 
         return train_rolls(job, run_dir)
-    context = meet(job)
+    context = meet(job, met)
     from weft.training.coordination.agreement import together
+    from weft.training.directory.node_records import keeping_records
     from weft.training.loop import train
 
     with ExitStack() as held:
         with together():
-            if context.rank == 0 and AGENT_PID not in os.environ:  # else the launcher holds the lock
+            # Else the launcher holds the lock.
+            if context.nodes.leads_folder and AGENT_PID not in os.environ:
                 held.enter_context(only_run(run_dir))
-        exit_code = train(job, run_dir, context)
+        with keeping_records(run_dir, context.nodes):
+            exit_code = train(job, run_dir, context)
     context.close()
     return exit_code
 
@@ -60,7 +70,8 @@ def load(run_dir: Path) -> None:
     Raises:
         InputError: when the directory has no plan file, or a broken one.
     """
-    for module in ("weft.training.loop", "weft.training.session", *own_runtimes()):
+    own = ("directory.node_meeting", "directory.node_records", "loop", "session")
+    for module in (*(f"weft.training.{name}" for name in own), *own_runtimes()):
         import_module(module)
     from weft.describe.families.own import FAMILY
     from weft.describe.plan_file import load_plan_file
@@ -88,11 +99,7 @@ def read(run_dir: Path, *, of_all: bool = False) -> PlannedJob:
     Raises:
         InputError: if the directory holds no run, or something in it is refused.
     """
-    # Before the loop takes stop requests, there is nothing to save. Python would not call a handler of its
-    # own while a rank is stuck in a call that waits for a file or for another rank.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    # This import takes seconds, so it follows the signals.
+    as_the_system_does()
     from weft.training.session import reopen
 
     job = reopen(run_dir, of_all=of_all)
@@ -101,8 +108,18 @@ def read(run_dir: Path, *, of_all: bool = False) -> PlannedJob:
     return job
 
 
-def meet(job: PlannedJob) -> WorkerContext:
-    """Join the other ranks of a job.
+def as_the_system_does() -> None:
+    """Let stop signals end this process.
+
+    Before the loop takes stop requests, there is nothing to save. Python calls no handler while a rank is
+    stuck in a call that waits for a file or for others.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def meet(job: PlannedJob, met: Met | None = None) -> WorkerContext:
+    """Join the other ranks of a job; `met` are its nodes, if there are several.
 
     Raises:
         InputError: if other ranks were started than the plan uses.
@@ -110,7 +127,8 @@ def meet(job: PlannedJob) -> WorkerContext:
     """
     from weft.run.launch.worker_start import start_worker
 
-    context = start_worker(transport=job.run.run.used_transport)
+    store, nodes = met or (None, None)
+    context = replace(start_worker(transport=job.run.run.used_transport, store=store), met=nodes)
     given, needed = context.world_size, job.plan.ranks
     if given != needed:
         raise InputError(

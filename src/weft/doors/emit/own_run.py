@@ -1,7 +1,8 @@
 """The common parts of launchers of weft's own runs: the run directory's files, and one command per node.
 
 A run directory needs `run.toml` and `plan.json`; `weft train DIRECTORY --prepare-only` makes the rest of it.
-`torchrun -m weft.training.worker DIRECTORY` on every node joins the ranks. All nodes must see the directory.
+`torchrun -m weft.training.worker DIRECTORY` on every node joins the ranks. Nodes that do not see the first
+one's directory take copies of its files.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from weft.describe.device import Device
 from weft.describe.plan_file import PlanFile
 from weft.describe.tasks import sources_of
 from weft.doors.emit.base import Decided, Loss
+from weft.planning.planned import PlannedJob
 
 PORT = 29500
 WORKER = "-m weft.training.worker"
@@ -76,6 +78,21 @@ def worker(nodes: int, devices: int | str, rank: str, master: str, folder: str) 
         return f"torchrun --standalone --nproc-per-node {devices} {WORKER} {folder}"
     sizes = f"--nnodes {nodes} --nproc-per-node {devices} --node-rank {rank}"
     return f"torchrun {sizes} --master-addr {master} --master-port {PORT} {WORKER} {folder}"
+
+
+def start_commands(job: PlannedJob, folder: str) -> list[str]:
+    """Return the command of torchrun for each kind of node; its shell knows NODE_RANK and MASTER_ADDR."""
+    nodes = nodes_of(Decided(job))
+    count = sum(one.count for one in nodes)
+    if count == 1:
+        return [f"torchrun --nproc-per-node {job.plan.ranks} {WORKER} {folder}"]
+    commands = [worker(count, one.devices, '"$NODE_RANK"', '"$MASTER_ADDR"', folder) for one in nodes]
+    if len(nodes) == 1:
+        return commands
+    return [
+        f"{command}  # node {one.first}" + (f" to {one.first + one.count - 1}" if one.count > 1 else "")
+        for command, one in zip(commands, nodes, strict=True)
+    ]
 
 
 def run_name(decided: Decided) -> str:

@@ -38,8 +38,10 @@ def emit(planned: PlannedJob) -> Emitted:
         raise InputError(Violation("--emit", f"all nodes of a SkyPilot task are alike, not {kinds}", "slurm"))
     one = nodes[0]
     if one.count > 1:
-        what = "a run directory that all nodes share, which SkyPilot makes only from a volume or a bucket"
-        losses.append(Loss(what, "mount one and set RUN_DIRECTORY to a folder in it"))
+        what = (
+            "checkpoints, which each node keeps for its own ranks, as SkyPilot gives nodes no common folder"
+        )
+        losses.append(Loss(what, "mount a volume or a bucket and set RUN_DIRECTORY to a folder in it"))
     file = f"{NAME}.yaml"
     launch = f"sky launch {file} --env WEFT=..."
     command = worker(one.count, one.devices, '"$SKYPILOT_NODE_RANK"', '"$MASTER_ADDR"', _FOLDER)

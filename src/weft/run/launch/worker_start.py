@@ -13,10 +13,12 @@ import torch.distributed as dist
 # would keep the job's group and its threads alive until the interpreter ends. This sometimes aborts the
 # process.
 import torch.distributed.nn.functional
+from torch.distributed.rendezvous import rendezvous
 
 from weft.errors import InputError, RunError, Violation
 from weft.run.accelerator import device_count, take_device
 from weft.run.launch.lifeline import die_with_parent
+from weft.run.launch.nodes import Nodes, RankPlace
 from weft.run.launch.threads import threads_per_rank
 
 START_TIMEOUT_S = 120.0
@@ -31,19 +33,27 @@ class WorkerContext:
     local_rank: int
     device: str
     threads: int
+    met: Nodes | None = None
+
+    @property
+    def nodes(self) -> Nodes:
+        """The nodes of the job; one, unless they have met."""
+        return self.met or Nodes.one(self.rank, self.world_size)
 
     def close(self) -> None:
         """Leave the job; every rank must call this when it has finished."""
         dist.destroy_process_group()
 
 
-def start_worker(*, transport: str | None = None, timeout_s: float = START_TIMEOUT_S) -> WorkerContext:
+def start_worker(
+    *, transport: str | None = None, timeout_s: float = START_TIMEOUT_S, store: dist.Store | None = None
+) -> WorkerContext:
     """Tie this process to its parent, set its threads and join the job's process group (gloo).
 
     It reads the variables of `torchrun` (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
     MASTER_PORT, OMP_NUM_THREADS). Without RANK the job is this process alone. On a machine with CUDA devices
     each rank has its own; otherwise each rank has its share of the cores. With the transport `host`, ranks
-    may share devices, in turn.
+    may share devices, in turn. With a `store`, ranks meet there.
 
     Raises:
         InputError: when the environment is incomplete, or the machine has no device for this rank.
@@ -52,13 +62,23 @@ def start_worker(*, transport: str | None = None, timeout_s: float = START_TIMEO
     context, timeout = own_context(transport), timedelta(seconds=timeout_s)
     rank, world_size = context.rank, context.world_size
     try:
-        if "RANK" not in os.environ:
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
-        else:
-            dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timeout)
+        if store is None:
+            store = dist.HashStore() if "RANK" not in os.environ else job_store(rank, world_size, timeout)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise RunError(_why_not_met(error, rank, world_size, timeout_s)) from error
     return context
+
+
+def job_store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+    """Return the store of the job, at MASTER_ADDR and MASTER_PORT, as an attempt sees it.
+
+    With a fixed address, the agents of torchrun keep one store for all attempts (torch 2.13). So each attempt
+    has keys of its own: it would else meet the ranks of the one before.
+    """
+    store, _, _ = next(rendezvous("env://", rank, world_size, timeout=timeout))
+    store.set_timeout(timeout)
+    return dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def own_context(transport: str | None = None) -> WorkerContext:
@@ -67,27 +87,12 @@ def own_context(transport: str | None = None) -> WorkerContext:
     Raises:
         InputError: when the environment is incomplete, or the machine has no device for this rank.
     """
-    alone = "RANK" not in os.environ
-    if not alone:
+    if "RANK" in os.environ:
         die_with_parent(os.getppid())
-    rank, world_size, local_rank, local_ranks = (0, 1, 0, 1) if alone else _environment()
+    rank, world_size, local_rank, local_ranks = RankPlace.of()
     threads = int(os.environ.get("OMP_NUM_THREADS", 0)) or threads_per_rank(local_ranks)
     torch.set_num_threads(threads)
     return WorkerContext(rank, world_size, local_rank, _device(local_rank, local_ranks, transport), threads)
-
-
-def _environment() -> list[int]:
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    problems = [
-        Violation(
-            "environment", f"{name} is {os.environ.get(name)!r}, allowed: a whole number (torchrun sets it)"
-        )
-        for name in names
-        if not os.environ.get(name, "").isdigit()
-    ]
-    if problems:
-        raise InputError(problems)
-    return [int(os.environ[name]) for name in names]
 
 
 def _device(local_rank: int, local_ranks: int, transport: str | None) -> str:

@@ -24,6 +24,7 @@ from weft.program.checks.messages import collective_codes
 from weft.program.kinds import is_collective, message_kinds
 from weft.program.program import NONE, Program
 from weft.program.rank_program import RankProgram
+from weft.run.record.clocks import read_clocks
 from weft.run.record.slots import (
     HEADER,
     HEADER_BYTES,
@@ -125,10 +126,10 @@ def collect_timeline(
     `former_ids` are the ids under which earlier versions of weft recorded the same plan. With `steps`, only
     the records of these steps are read.
 
-    Ranks of one host share the monotonic clock. A message begins when both ends are ready, and a collective
-    when its last member is. So the start of a receive or a collective moves to that time; `posted_ns` keeps
-    the time at which the rank itself was ready. Steps that any rank's ring has begun to overwrite are left
-    out. The last step may be incomplete if the run was killed.
+    Ranks of one node share the monotonic clock; those of others are mapped to rank 0's. A message begins when
+    both ends are ready, and a collective when its last member is. So the start of a receive or a collective
+    moves to that time; `posted_ns` keeps the time at which the rank itself was ready. Steps that any rank's
+    ring has begun to overwrite are left out. The last step may be incomplete if the run was killed.
 
     Raises:
         RunError: when a file is missing or broken, belongs to another plan, or nothing was recorded.
@@ -136,7 +137,8 @@ def collect_timeline(
     slots = [read_slots(slots_path(run_dir, rank), steps) for rank in range(program.ranks)]
     for rank, found in enumerate(slots):
         _require_same_program(slots_path(run_dir, rank), found, program, (plan_id, *former_ids), rank)
-    records = np.concatenate([found.records for found in slots])
+    clocks = read_clocks(run_dir)
+    records = np.concatenate([clocks.on_first(rank, found.records) for rank, found in enumerate(slots)])
     if not len(records):
         raise RunError(f"{Path(run_dir) / 'slots'}: no rank has recorded an instruction yet")
     oldest = int(records["step"].max()) - min(found.capacity_steps for found in slots) + 1
@@ -164,7 +166,7 @@ def collect_timeline(
         posted_ns=records["posted_ns"] - origin,
         start_ns=start_ns - origin,
         end_ns=records["end_ns"] - origin,
-        clock_error_ns=max(found.clock_error_ns for found in slots),
+        clock_error_ns=max(found.clock_error_ns for found in slots) + clocks.error_ns,
     )
 
 

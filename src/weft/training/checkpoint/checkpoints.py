@@ -34,6 +34,7 @@ from torch import nn
 
 from weft.describe.run_tables.training import CheckpointTable
 from weft.files import flush, naming
+from weft.run.launch.nodes import Nodes
 from weft.run.methods import MethodState
 from weft.run.state.synchroniser_state import UNSENT
 from weft.training.checkpoint.manifest import (
@@ -45,6 +46,7 @@ from weft.training.checkpoint.manifest import (
     newest_complete,
     untold,
 )
+from weft.training.checkpoint.node_files import completed_newest
 from weft.training.checkpoint.stage_tensors import (
     NO_SHARDS,
     Shards,
@@ -149,22 +151,26 @@ def write(
     damaged: Collection[Path] = (),
     ranks: Attendance | None = None,
     timeout_s: float = SAVE_TIMEOUT_S,
+    nodes: Nodes | None = None,
 ) -> int:
     """Write the ranks' collected tensors as one generation, name it last, and return its bytes.
 
     Every rank calls it. In a separate thread it needs separate `ranks`. They wait at most `timeout_s` for a
     rank that writes nothing. After the rename, only the newest `keep` generations not `damaged` stay.
 
+    If `nodes` have run directories apart, each keeps the files of its own ranks, and the manifest of all.
+
     Raises:
         RunError: on every rank if one rank cannot write or is late; earlier checkpoints stay unchanged.
     """
     final = generation_path(directory, state.step)
     building = directory / f"{_UNFINISHED}{final.name}"
-    first_rank = dist.get_rank() == 0
+    nodes = nodes or Nodes.one(dist.get_rank(), dist.get_world_size())
+    leads = nodes.leads_folder
     where = f"{directory}: the checkpoint of step {state.step}"
     group, meet, progress = _waiting(ranks, where, "wrote nothing", timeout_s)
     with together(group, meet):
-        if first_rank:
+        if leads:
             remove_unfinished(directory)
             building.mkdir(parents=True)
             _write(building / STATE, state.record())
@@ -174,11 +180,11 @@ def write(
     mine: dict[str, tuple[int, str]] = {}
     with together(group, meet):
         names = sorted(file.name for file in building.iterdir())
-        for name in names[dist.get_rank() :: dist.get_world_size()]:
+        for name in names[nodes.folder.index(nodes.rank) :: len(nodes.folder)]:
             mine[name] = ((building / name).stat().st_size, digest_of(building / name, lambda _: progress()))
     files = {name: entry for part in gather(mine, group) for name, entry in part.items()}
     with together(group, meet):
-        if first_rank:
+        if leads:
             _write(building / MANIFEST, manifest(files))
             flush(building)
             if final.exists():
@@ -186,6 +192,9 @@ def write(
                 shutil.rmtree(final)
             building.rename(final)
             flush(directory)
+    # No directory loses an earlier checkpoint before all have this one.
+    with together(group, meet):
+        if leads:
             worthless = set(damaged) - {final}
             whole = [path for _, path in generations(directory) if path not in worthless]
             for old in [*whole[keep:], *worthless]:
@@ -200,15 +209,24 @@ def remove_unfinished(directory: Path) -> None:
 
 
 def agree_on_newest(
-    directory: Path, ranks: Attendance | None = None, *, timeout_s: float = LOAD_TIMEOUT_S
+    directory: Path,
+    ranks: Attendance | None = None,
+    *,
+    timeout_s: float = LOAD_TIMEOUT_S,
+    nodes: Nodes | None = None,
 ) -> tuple[Path | None, list[str]]:
     """Return rank 0's `newest_complete` on every rank; `ranks` and `timeout_s` are as in `load`.
 
+    `nodes` with run directories apart first complete each other's files of the newest checkpoint that is
+    whole among them.
+
     Raises:
-        RunError: on every rank, if there are checkpoints and none is whole, or rank 0 is late.
+        RunError: on every rank, if there are checkpoints and none is whole, or a rank is late.
     """
     found: tuple[Path | None, list[str]] = (None, [])
     group, meet, progress = _waiting(ranks, str(directory), "read nothing", timeout_s)
+    if nodes is not None and nodes.are_apart:
+        return completed_newest(directory, nodes, group, meet, progress)
     with together(group, meet):
         if dist.get_rank() == 0:
             found = newest_complete(directory, lambda _: progress())

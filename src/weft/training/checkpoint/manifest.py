@@ -67,13 +67,35 @@ def verify(path: Path, progress: Callable[[int], None] = untold) -> None:
     Raises:
         RunError: in one line, for the first problem.
     """
-    expected = _read(path)
-    present = {file.name for file in path.iterdir()} - {MANIFEST}
+    expected, present = read_manifest(path), _present(path)
     if present != set(expected):
         missing, unknown = sorted(set(expected) - present), sorted(present - set(expected))
         raise RunError(
             f"{path}: files missing: {missing or 'none'}, not in the manifest: {unknown or 'none'}"
         )
+    _verify_files(path, expected, progress)
+
+
+def verify_part(path: Path, progress: Callable[[int], None] = untold) -> list[str]:
+    """Check those files of a checkpoint that its folder has, and return their names.
+
+    Raises:
+        RunError: as `verify`.
+    """
+    expected, present = read_manifest(path), _present(path)
+    if unknown := sorted(present - set(expected)):
+        raise RunError(f"{path}: files not in the manifest: {unknown}")
+    _verify_files(path, {name: expected[name] for name in present}, progress)
+    return sorted(present)
+
+
+def _present(path: Path) -> set[str]:
+    return {file.name for file in path.iterdir()} - {MANIFEST}
+
+
+def _verify_files(
+    path: Path, expected: Mapping[str, tuple[int, str]], progress: Callable[[int], None]
+) -> None:
     for name, (size, digest) in sorted(expected.items()):
         if (path / name).stat().st_size != size:
             raise RunError(f"{path / name}: {(path / name).stat().st_size} bytes; the manifest says {size}")
@@ -101,7 +123,7 @@ def digest_of(path: Path, progress: Callable[[int], None] = untold) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path) -> dict[str, tuple[int, str]]:
+def read_manifest(path: Path) -> dict[str, tuple[int, str]]:
     """Return (size, digest) by file name; refuse bytes that `manifest` itself would not write."""
     try:
         content = (path / MANIFEST).read_bytes()

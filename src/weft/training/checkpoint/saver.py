@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from weft.errors import RunError
+from weft.run.launch.nodes import Nodes
 from weft.run.methods import CopyBeside, MethodState
 from weft.run.streams import Completion, Value
 from weft.training.checkpoint.checkpoints import (
@@ -80,6 +81,7 @@ class Saver:
         ranks: all ranks, for this saver alone.
         copy: does the work that copies the tensors; the passes of the next step may run beside it.
         timeout_s: the longest wait of a save for a rank that writes nothing.
+        nodes: as in `checkpoints.write`.
     """
 
     def __init__(
@@ -91,8 +93,10 @@ class Saver:
         ranks: Attendance,
         copy: Copy,
         timeout_s: float = SAVE_TIMEOUT_S,
+        nodes: Nodes | None = None,
     ) -> None:
         self._copy = copy
+        self._nodes = nodes
         self._directory = directory
         self._keep = keep
         self._ranks = ranks
@@ -203,6 +207,7 @@ class Saver:
                 damaged=self._damaged,
                 ranks=self._ranks,
                 timeout_s=self._timeout_s,
+                nodes=self._nodes,
             )
         except RunError:
             raise

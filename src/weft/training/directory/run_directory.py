@@ -48,6 +48,8 @@ PROGRAM_ROWS = 4000
 PLAN_OF_ALL = "plan-of-all.json"
 # The files of each plan in a run directory.
 PLAN_FILES = ("plan.json", "program.txt", "predicted.parquet", "verified.json")
+# The files that a start of a rank reads, under `torchrun`.
+STARTING_FILES = ("run.toml", PLAN_FILES[0], PLAN_OF_ALL, f"then/{PLAN_FILES[0]}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,111 @@
+"""`Nodes`: the nodes of a job, by their ranks, and which of them share the run directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from weft.errors import InputError, Violation
+
+# Ranks, rising.
+Ranks = tuple[int, ...]
+
+
+class RankPlace(NamedTuple):
+    """The place of a rank in its job and on its node, as torchrun states it."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_ranks: int
+
+    @property
+    def leader(self) -> int:
+        """The first rank of the node: ranks of a node follow each other."""
+        return self.rank - self.local_rank
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str] | None = None) -> RankPlace:
+        """Return the place that the variables of torchrun state; without RANK the job is one process.
+
+        Raises:
+            InputError: when some of the variables are missing.
+        """
+        environment = os.environ if environment is None else environment
+        if "RANK" not in environment:
+            return cls(0, 1, 0, 1)
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        problems = [
+            Violation(
+                "environment",
+                f"{name} is {environment.get(name)!r}, allowed: a whole number (torchrun sets it)",
+            )
+            for name in names
+            if not environment.get(name, "").isdigit()
+        ]
+        if problems:
+            raise InputError(problems)
+        return cls(*(int(environment[name]) for name in names))
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The nodes of a job, seen from one rank.
+
+    Attributes:
+        rank: the one that sees them.
+        nodes: the ranks of each node.
+        folders: the ranks that see each run directory, those of rank 0 first. Nodes with a common file system
+            are in one folder.
+        hosts: the name of each node.
+    """
+
+    rank: int
+    nodes: tuple[Ranks, ...]
+    folders: tuple[Ranks, ...]
+    hosts: tuple[str, ...] = ("",)
+
+    @classmethod
+    def one(cls, rank: int, ranks: int) -> Nodes:
+        """Return a job of one node."""
+        every = tuple(range(ranks))
+        return cls(rank, (every,), (every,))
+
+    @classmethod
+    def of(
+        cls, rank: int, local_ranks: Mapping[int, int], folder_of: Mapping[int, int], hosts: Iterable[str]
+    ) -> Nodes:
+        """Return the nodes with these numbers of ranks and folders, by their first ranks."""
+        nodes = {leader: tuple(range(leader, leader + local_ranks[leader])) for leader in sorted(local_ranks)}
+        folders = {
+            folder: tuple(
+                one for leader, ranks in nodes.items() if folder_of[leader] == folder for one in ranks
+            )
+            for folder in sorted(set(folder_of.values()))
+        }
+        return cls(rank, tuple(nodes.values()), tuple(folders.values()), tuple(hosts))
+
+    @property
+    def folder(self) -> Ranks:
+        """The ranks that see this rank's run directory."""
+        return next(one for one in self.folders if self.rank in one)
+
+    @property
+    def leads_folder(self) -> bool:
+        """True if the rank makes, moves and removes files for all ranks of its folder."""
+        return self.folder[0] == self.rank
+
+    @property
+    def leads_node(self) -> bool:
+        return any(one[0] == self.rank for one in self.nodes)
+
+    @property
+    def folder_leaders(self) -> Ranks:
+        return tuple(one[0] for one in self.folders)
+
+    @property
+    def are_apart(self) -> bool:
+        """True if some ranks see another run directory than others."""
+        return len(self.folders) > 1

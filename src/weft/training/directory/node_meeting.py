@@ -1,0 +1,240 @@
+"""The meeting of a job's nodes in its store, before any of them reads the run.
+
+The first rank of each node speaks for it. Versions are compared. Each node writes a mark into its run
+directory and looks for those of others. Nodes without rank 0's directory get copies of the files that a start
+reads. Nothing is pickled.
+
+    token                 rank 0's name for this meeting
+    here/LEADER           a node's host, versions and number of ranks
+    offer                 rank 0's files, or what is refused
+    folder/LEADER         the first leader whose mark the node sees
+    verdict               all folders, or what is refused
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import astuple
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+
+import weft
+from weft.errors import InputError, RunError, Violation
+from weft.files import write_whole
+from weft.run.launch.nodes import Nodes, RankPlace
+from weft.run.launch.worker_start import START_TIMEOUT_S, job_store
+from weft.training.directory.run_directory import STARTING_FILES, RunDirectory
+
+# Names one run in all its folders; only runs of several nodes have it.
+RUN_ID = "run-id"
+_MARK = ".weft-node-"
+_PREFIX = "weft nodes"
+_HEARING_S = 5.0
+
+
+class Met(NamedTuple):
+    """The store of a job, and its nodes."""
+
+    store: dist.Store
+    nodes: Nodes
+
+
+def meet_nodes(run_dir: Path, timeout_s: float = START_TIMEOUT_S) -> Met | None:
+    """Meet the other nodes of the job; every rank calls it. None if the job has one node.
+
+    Raises:
+        InputError: on every rank, if versions differ, or the directory of a node holds another run.
+        RunError: if a node does not come within `timeout_s`.
+    """
+    place = RankPlace.of()
+    if place.local_ranks == place.world_size:
+        return None
+    with _named(place, timeout_s):
+        store = job_store(place.rank, place.world_size, timedelta(seconds=timeout_s))
+        meeting = _Meeting(dist.PrefixStore(_PREFIX, store), run_dir, place)
+        return Met(store, meeting.hold())
+
+
+@contextmanager
+def _named(place: RankPlace, timeout_s: float) -> Iterator[None]:
+    try:
+        yield
+    except (dist.DistError, RuntimeError) as error:
+        if isinstance(error, RunError):
+            raise
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        reason = str(error).strip().splitlines()[0]
+        problem = f"rank {place.rank}: not all nodes met at {address} within {timeout_s:g} s: {reason}"
+        raise RunError(problem) from error
+
+
+class _Meeting:
+    """One rank's part in the meeting."""
+
+    def __init__(self, store: dist.Store, run_dir: Path, place: RankPlace) -> None:
+        self._store, self._run_dir, self._place = store, run_dir, place
+
+    def hold(self) -> Nodes:
+        place = self._place
+        if place.local_rank:
+            return self._heard()
+        if place.rank == 0:
+            self._put("token", uuid4().hex)
+        mark = self._run_dir / f"{_MARK}{self._get('token')}-{place.rank}"
+        made, problem = not self._run_dir.exists(), ""
+        try:
+            self._run_dir.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+        except OSError as error:
+            problem = f"{self._run_dir}: cannot be written: {error.strerror}"
+        try:
+            self._put(f"here/{place.rank}", _here(place, problem))
+            if place.rank == 0:
+                self._offer()
+            self._look()
+            if place.rank == 0:
+                self._judge()
+            return self._heard()
+        finally:
+            with suppress(OSError):
+                mark.unlink()
+                if made:
+                    self._run_dir.rmdir()  # it has files, unless the run was refused
+
+    def _offer(self) -> None:
+        """Offer the files of the run, once all nodes are here and have the same versions."""
+        here = [_Here(*self._get(f"here/{leader}")) for leader in self._leaders()]
+        problems = [Violation(one.host, one.problem) for one in here if one.problem] + _other_versions(here)
+        files: dict[str, str] = {}
+        if not problems:
+            try:
+                files = _files(RunDirectory(self._run_dir))
+            except InputError as error:
+                problems = list(error.violations)
+        self._put("offer", {"refused": [astuple(one) for one in problems], "files": files})
+
+    def _look(self) -> None:
+        """Tell whose directory the node sees, and take the files if it is the first to see its own."""
+        offer, rank = self._get("offer"), self._place.rank
+        refused: Sequence[Violation] = ()
+        folder = rank
+        if not offer["refused"]:
+            folder = min(_leaders_seen(self._run_dir, self._get("token")))
+            if folder == rank != 0:
+                refused = _take(self._run_dir, offer["files"])
+        self._put(f"folder/{rank}", [folder, [astuple(one) for one in refused]])
+
+    def _judge(self) -> None:
+        offer = self._get("offer")
+        told = {leader: self._get(f"folder/{leader}") for leader in self._leaders()}
+        refused = [*offer["refused"], *(one for _, problems in told.values() for one in problems)]
+        self._put("verdict", {"refused": refused, "folder_of": {one: told[one][0] for one in told}})
+
+    def _heard(self) -> Nodes:
+        verdict = self._get("verdict")
+        self._store.add("heard", 1)
+        if verdict["refused"]:
+            self._wait_for_all()
+            raise InputError([Violation(*fields) for fields in verdict["refused"]])
+        folder_of = {int(leader): int(folder) for leader, folder in verdict["folder_of"].items()}
+        here = {leader: _Here(*self._get(f"here/{leader}")) for leader in sorted(folder_of)}
+        return Nodes.of(
+            self._place.rank,
+            {leader: one.local_ranks for leader, one in here.items()},
+            folder_of,
+            [one.host for one in here.values()],
+        )
+
+    def _wait_for_all(self) -> None:
+        """Keep the store, which may end with this process, until all ranks have read the verdict."""
+        ends_s = time.monotonic() + _HEARING_S
+        while self._store.add("heard", 0) < self._place.world_size and time.monotonic() < ends_s:
+            time.sleep(0.05)
+
+    def _leaders(self) -> Iterator[int]:
+        leader = 0
+        while leader < self._place.world_size:
+            yield leader
+            leader += _Here(*self._get(f"here/{leader}")).local_ranks
+
+    def _put(self, key: str, value: Any) -> None:
+        self._store.set(key, json.dumps(value))
+
+    def _get(self, key: str) -> Any:
+        return json.loads(self._store.get(key))
+
+
+class _Here(NamedTuple):
+    """A node that has come: its host, its number of ranks, what is wrong with its directory, its versions."""
+
+    host: str
+    local_ranks: int
+    problem: str
+    versions: Mapping[str, str]
+
+
+def _here(place: RankPlace, problem: str) -> _Here:
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else "none"
+    versions = {
+        "weft": weft.__version__,
+        "torch": torch.__version__,
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "NCCL": nccl,
+    }
+    return _Here(socket.gethostname(), place.local_ranks, problem, versions)
+
+
+def _other_versions(nodes: Sequence[_Here]) -> list[Violation]:
+    first = nodes[0]
+    return [
+        Violation(
+            node.host, f"has {name} {node.versions[name]}, not {known} as {first.host}", f"{name} {known}"
+        )
+        for node in nodes[1:]
+        for name, known in first.versions.items()
+        if node.versions.get(name) != known
+    ]
+
+
+def _files(directory: RunDirectory) -> dict[str, str]:
+    """Return the content of the files that a start reads, and give the run an id."""
+    directory.require()
+    path = directory.path
+    if not (path / RUN_ID).exists():
+        write_whole(path / RUN_ID, f"{uuid4().hex}\n")
+    names = [name for name in (RUN_ID, *STARTING_FILES) if (path / name).exists()]
+    return {name: (path / name).read_text(encoding="utf-8") for name in names}
+
+
+def _leaders_seen(run_dir: Path, token: str) -> list[int]:
+    return [int(one.name.rpartition("-")[2]) for one in run_dir.glob(f"{_MARK}{token}-*")]
+
+
+def _take(run_dir: Path, files: Mapping[str, str]) -> list[Violation]:
+    """Write the files of rank 0's run directory, unless another run has this one."""
+    where = f"{socket.gethostname()}: {run_dir}"
+    own = run_dir / RUN_ID
+    known = own.read_text(encoding="utf-8") if own.exists() else None
+    if known != files[RUN_ID] and (known is not None or (run_dir / "plan.json").exists()):
+        return [Violation(where, "holds another run than rank 0's directory", "another directory")]
+    try:
+        for name in STARTING_FILES:
+            if name not in files:
+                (run_dir / name).unlink(missing_ok=True)
+        for name, text in files.items():
+            (run_dir / name).parent.mkdir(exist_ok=True)
+            write_whole(run_dir / name, text)
+    except OSError as error:
+        return [Violation(where, f"cannot be written: {error.strerror}")]
+    return []

@@ -1,0 +1,57 @@
+"""The records of nodes: their clocks, and what rank 0's directory lacks of their measured times and logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from weft.run.launch.nodes import Nodes
+from weft.run.record.clocks import write_clocks
+from weft.run.record.slots import slots_path
+from weft.training.checkpoint.node_files import copy_files
+from weft.training.coordination.agreement import gather, together
+from weft.training.coordination.attendance import Attendance
+from weft.training.coordination.node_clocks import compare_clocks, joined
+
+_LOGS = "logs"
+
+
+@contextmanager
+def keeping_records(run_dir: Path, nodes: Nodes) -> Iterator[None]:
+    """Compare the clocks of nodes before and after the block, and bring their records together.
+
+    Every rank enters the block. After an error, records stay on their nodes.
+
+    Raises:
+        RunError: on every rank, if a file cannot be copied.
+    """
+    clocks = compare_clocks(nodes)
+    with together():
+        if nodes.rank == 0:
+            write_clocks(run_dir, clocks)
+    yield
+    if len(nodes.nodes) == 1:
+        return
+    clocks = joined(clocks, compare_clocks(nodes))
+    with together():
+        if nodes.rank == 0:
+            write_clocks(run_dir, clocks)
+    if nodes.are_apart:
+        _collect(run_dir, nodes)
+
+
+def _collect(run_dir: Path, nodes: Nodes) -> None:
+    ranks = Attendance()
+    with together(ranks.group):
+        names = _records(run_dir, nodes) if nodes.leads_folder and nodes.rank else []
+    copies = [(name, rank, 0) for rank, held in enumerate(gather(names, ranks.group)) for name in held]
+    copy_files(run_dir, copies, nodes.rank, ranks.group)
+    ranks.close()
+
+
+def _records(run_dir: Path, nodes: Nodes) -> list[str]:
+    """Return the files that the ranks of a directory have recorded, relative to it."""
+    slots = (slots_path(run_dir, rank) for rank in nodes.folder)
+    logs = sorted((run_dir / _LOGS).glob("*")) if (run_dir / _LOGS).is_dir() else []
+    return [str(one.relative_to(run_dir)) for one in (*slots, *logs) if one.is_file()]

@@ -1,0 +1,215 @@
+"""Nodes without a common file system: real agents of torchrun, each with a directory of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from subprocess import Popen
+
+import psutil
+import pytest
+from torchrun_runs import CLUSTER, ending, worker
+from waiting_runs import wait_for
+from warm_starts import Template
+
+from weft.cli.main import run
+from weft.run.record.clocks import read_clocks
+from weft.training.directory.run_directory import RunDirectory
+
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("warm_starts")]
+
+RUN = """
+[model]
+preset = "gpt-1m"
+[task]
+data = "{data}"
+sequence = 16
+[train]
+steps = {steps}
+global_batch = 8
+[checkpoint]
+every = {every}
+[cluster]
+use = "{cluster}"
+[plan]
+pp = 2
+dp = 2
+micro_batch_size = 2
+sharding = "zero-1"
+"""
+LINK = """
+[[link]]
+between = ["all", "all"]
+bandwidth = "1 GB/s"
+latency = "50 us"
+"""
+OTHER_VERSION = """
+import weft
+weft.__version__ = "9.9"
+"""
+
+
+def prepared(folder: Path, *, steps: int, every: int = 2, nodes: int = 2) -> Path:
+    """The directory of a run on two nodes of two ranks, on the first one; `folder` has one for each node."""
+    text, cluster = folder / "text.txt", folder / "cluster.toml"
+    text.write_text("the weft goes under and over the warp\n" * 100)
+    two = CLUSTER.format(ranks=4 // nodes).replace("count = 1", f"count = {nodes}")
+    head, node, device = two.partition("[device.cpu]")
+    cluster.write_text(f"{head}{LINK if nodes > 1 else ''}{node}{device}")
+    path = folder / "run.toml"
+    path.write_text(RUN.format(data=text, cluster=cluster, steps=steps, every=every))
+    (folder / "a").mkdir(exist_ok=True)
+    (folder / "b").mkdir(exist_ok=True)
+    again = (folder / "a" / "run").exists()
+    where = ["--resume" if again else "--directory", str(folder / "a" / "run")]
+    assert run(["train", str(path), *where, "--prepare-only"]) == 0
+    return folder / "a" / "run"
+
+
+@contextmanager
+def agents(
+    folder: Path, *options: str, variables: Mapping[str, str] | None = None
+) -> Iterator[Sequence[Popen[str]]]:
+    """An agent for each node, with the run in `a/run` and `b/run`; `variables` are those of the second."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    meeting = ("torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", *options)
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                worker(
+                    folder / name / "run",
+                    folder / name,
+                    *meeting,
+                    "--master-port",
+                    port,
+                    "--node-rank",
+                    str(number),
+                    **(variables or {} if number else {}),
+                )
+            )
+            for number, name in enumerate("ab")
+        ]
+
+
+def losses(run_dir: Path) -> list[float]:
+    return [row["loss"] for row in RunDirectory(run_dir).metrics()]
+
+
+def files(path: Path) -> set[str]:
+    return {str(one.relative_to(path)) for one in path.rglob("*") if one.is_file()}
+
+
+def shards(path: Path) -> set[int]:
+    return {int(one.name.split("-")[1]) for one in path.glob("shard-*")}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, template: Template) -> Path:
+    """A run of two nodes that has trained four steps."""
+    folder = tmp_path_factory.mktemp("apart")
+    prepared(folder, steps=4)
+    with template.warming(), agents(folder) as nodes:
+        ended = [ending(one) for one in nodes]
+    assert [code for code, _ in ended] == [0, 0], ended
+    return folder
+
+
+def test_nodes_train_from_copies_of_the_run_and_keep_the_files_of_their_ranks(trained: Path) -> None:
+    one, other = trained / "a" / "run", trained / "b" / "run"
+    for name in ("run.toml", "plan.json", "run-id"):
+        assert (one / name).read_bytes() == (other / name).read_bytes()
+    newest = "checkpoints/step-00000004"
+    assert (shards(one / newest), shards(other / newest)) == ({1, 2}, {3, 4})
+    assert (one / newest / "manifest.json").read_bytes() == (other / newest / "manifest.json").read_bytes()
+    assert not any(name.startswith(".weft-node") for name in files(one) | files(other))
+    assert not {"metrics.jsonl", "events.jsonl", "result.json"} & files(other)
+
+
+def test_the_first_node_merges_the_records_of_all_by_one_clock(trained: Path) -> None:
+    directory = RunDirectory(trained / "a" / "run")
+    (comparisons,) = read_clocks(directory.path).comparisons.values()
+    # Both agents run on one machine, which has one clock.
+    assert len(comparisons) == 2
+    assert all(abs(one.offset_ns) <= one.error_ns for one in comparisons)
+    assert run(["compare", str(directory.path), "--json"]) == 0
+    measured = directory.measured()
+    assert set(measured.rank.tolist()) == {0, 1, 2, 3}
+    assert measured.clock_error_ns >= max(one.error_ns for one in comparisons)
+
+
+def test_apart_or_not_a_run_has_the_same_losses(trained: Path, tmp_path: Path) -> None:
+    run_dir = prepared(tmp_path, steps=4)
+    (tmp_path / "b" / "run").symlink_to(run_dir)
+    with agents(tmp_path) as nodes:
+        assert [ending(one)[0] for one in nodes] == [0, 0]
+    assert losses(run_dir) == losses(trained / "a" / "run")
+    assert shards(run_dir / "checkpoints" / "step-00000004") == {1, 2, 3, 4}
+    assert not any(name.startswith(".weft-node") for name in files(run_dir))
+
+
+@pytest.mark.cold  # its processes are found by their variables
+def test_a_killed_rank_is_replaced_by_restarts_and_nodes_complete_their_checkpoint(
+    trained: Path, tmp_path: Path
+) -> None:
+    run_dir = prepared(tmp_path, steps=100, every=40)
+    events = run_dir / "events.jsonl"
+    with agents(tmp_path, "--max-restarts", "1") as nodes:
+        wait_for((run_dir / "checkpoints" / "step-00000040").exists, nodes[0])
+        ranks = [one for node in nodes for one in psutil.Process(node.pid).children()]
+        next(one for one in ranks if one.environ().get("RANK") == "3").send_signal(signal.SIGKILL)
+        ended = [ending(one) for one in nodes]
+    assert [code for code, _ in ended] == [0, 0], ended
+    told = [json.loads(line) for line in events.read_text().splitlines()]
+    assert [one["event"] for one in told if one["event"] in ("started", "resumed", "finished")] == [
+        "started",
+        "resumed",
+        "finished",
+    ]
+    assert losses(run_dir)[:4] == losses(trained / "a" / "run")
+    assert len(losses(run_dir)) == 100
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("files", "no directory has shard-00003-model"),
+        ("run", "b/run: holds another run than rank 0's directory"),
+        pytest.param("version", "has weft 9.9, not 0.1.0 as ", marks=pytest.mark.cold),
+        ("start", "a/run: not a run directory: it has no plan.json"),
+    ],
+)
+def test_what_is_wrong_is_said_before_the_first_step(case: str, said: str, tmp_path: Path) -> None:
+    run_dir, other, variables = prepared(tmp_path, steps=4), tmp_path / "b" / "run", {}
+    if case == "files":
+        with agents(tmp_path) as nodes:
+            assert [ending(one)[0] for one in nodes] == [0, 0]
+        for lost in other.glob("checkpoints/*/shard-00003*"):
+            lost.unlink()
+        prepared(tmp_path, steps=6)
+    elif case == "run":
+        other.mkdir()
+        (other / "plan.json").write_text("{}")
+    elif case == "version":
+        (tmp_path / "sitecustomize.py").write_text(OTHER_VERSION)
+        variables["PYTHONPATH"] = os.pathsep.join(
+            [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
+    else:
+        (run_dir / "plan.json").unlink()
+    before = losses(run_dir) if case == "files" else []
+    with agents(tmp_path, variables=variables) as nodes:
+        ended = [ending(one) for one in nodes]
+    for code, errors in ended:
+        lines = [line for line in errors.splitlines() if line.startswith("error: ")]
+        assert code == 1  # that of torchrun
+        assert lines
+        assert all(said in line for line in lines), errors
+    if case in ("version", "start"):
+        assert not other.exists()
+    assert (losses(run_dir) if case == "files" else []) == before
