@@ -22,7 +22,7 @@ from weft.planning.planned import PlannedJob
 from weft.program.rank_program import RankProgram
 from weft.run.accelerator import require_same_bits
 from weft.run.launch.flight_recorder import record_path
-from weft.run.launch.nodes import Nodes
+from weft.run.launch.nodes import JobNodes
 from weft.run.launch.worker_start import WorkerContext
 from weft.run.record.recorder import Recorder
 from weft.run.runtime import RankRuntime, require_runnable
@@ -63,7 +63,7 @@ class OpenRun:
     job: PlannedJob
     checkpoints: Path
     newest: Path | None
-    nodes: Nodes
+    nodes: JobNodes
     # All ranks, for checkpoints alone.
     checkpoint_ranks: Attendance
     begin: TrainingState
@@ -258,7 +258,7 @@ def load(run: OpenRun, newest: Path) -> TrainingState:
     )
 
 
-def _open_task(job: PlannedJob, ranks: Attendance, nodes: Nodes) -> Task:
+def _open_task(job: PlannedJob, ranks: Attendance, nodes: JobNodes) -> Task:
     """Return the task. Rank 0 prepares the data first, and the other ranks find it in the cache.
 
     A node with a cache of its own prepares it by its first rank. Ranks wait in the group of `ranks`: a large
@@ -319,7 +319,7 @@ def _shapes(shapes: Sequence[tuple[int, ...]]) -> str:
 
 
 def _newest_checkpoint(
-    job: PlannedJob, directory: Path, journal: Journal, ranks: Attendance, nodes: Nodes
+    job: PlannedJob, directory: Path, journal: Journal, ranks: Attendance, nodes: JobNodes
 ) -> Path | None:
     timeout_s = job.run.checkpoint.load_timeout_s
     newest, skipped = checkpoints.agree_on_newest(directory, ranks, timeout_s=timeout_s, nodes=nodes)

@@ -26,7 +26,7 @@ from weft.training.directory.run_lock import only_run
 if TYPE_CHECKING:
     from weft.planning.planned import PlannedJob
     from weft.run.launch.worker_start import WorkerContext
-    from weft.training.directory.node_meeting import Met
+    from weft.training.directory.node_meeting import MetNodes
 
 
 def main(run_dir: Path) -> int:
@@ -118,7 +118,7 @@ def as_the_system_does() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def meet(job: PlannedJob, met: Met | None = None) -> WorkerContext:
+def meet(job: PlannedJob, met: MetNodes | None = None) -> WorkerContext:
     """Join the other ranks of a job; `met` are its nodes, if there are several.
 
     Raises:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import RunError
-from weft.run.record.clocks import Comparison, NodeClocks, read_clocks, write_clocks
+from weft.run.record.clocks import ClockComparison, NodeClocks, read_clocks, write_clocks
 from weft.run.record.slots import RECORD_TYPE, slots_path
 
 # Nanoseconds since a start some months ago: a float does not hold all their digits.
@@ -39,7 +39,7 @@ def test_times_lie_on_the_first_clock_again(
         return zero_ns - 1000 * drift * after_s
 
     clocks = NodeClocks(
-        {2: [Comparison(begin_ns + 10**9 * one, offset(one), 10) for one in (0, 100)]},
+        {2: [ClockComparison(begin_ns + 10**9 * one, offset(one), 10) for one in (0, 100)]},
     )
     own = [begin_ns + 10**9 * one for one in seconds]
     mapped = clocks.on_first(3, records(own))
@@ -51,14 +51,16 @@ def test_times_lie_on_the_first_clock_again(
 
 def test_the_first_node_and_a_run_on_one_have_the_first_clock_already() -> None:
     own = records([5, 7])
-    clocks = NodeClocks({2: [Comparison(0, 10**6, 10)]})
+    clocks = NodeClocks({2: [ClockComparison(0, 10**6, 10)]})
     assert (clocks.on_first(1, own) == own).all()
     assert (clocks.on_first(2, own)["start_ns"] == own["start_ns"] + 10**6).all()
     assert (NodeClocks({}).on_first(0, own) == own).all()
 
 
 def test_a_run_on_one_node_forgets_the_clocks_of_a_former_start(tmp_path: Path) -> None:
-    clocks = NodeClocks({2: [Comparison(1, 2, 3)], 4: [Comparison(4, 5, 6), Comparison(7, 8, 9)]})
+    clocks = NodeClocks(
+        {2: [ClockComparison(1, 2, 3)], 4: [ClockComparison(4, 5, 6), ClockComparison(7, 8, 9)]}
+    )
     write_clocks(tmp_path, clocks)
     assert read_clocks(tmp_path) == clocks
     write_clocks(tmp_path, NodeClocks({}))

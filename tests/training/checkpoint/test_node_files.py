@@ -10,7 +10,7 @@ import torch
 from pool import RankError, WorkerPool
 
 from weft.errors import RunError
-from weft.run.launch.nodes import Nodes
+from weft.run.launch.nodes import JobNodes
 from weft.training.checkpoint import checkpoints
 from weft.training.checkpoint.manifest import MANIFEST, verify
 from weft.training.checkpoint.node_files import copy_files
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.processes
 RANKS = 3
 
 
-def apart(rank: int) -> Nodes:
+def apart(rank: int) -> JobNodes:
     """Ranks 0 and 1 on one node, and rank 2 on another."""
-    return Nodes(rank, ((0, 1), (2,)), ((0, 1), (2,)), ("one", "other"))
+    return JobNodes(rank, ((0, 1), (2,)), ((0, 1), (2,)), ("one", "other"))
 
 
 def folder(path: Path, rank: int) -> Path:

@@ -1,4 +1,4 @@
-"""`Nodes`: the nodes of a job, by their ranks, and which of them share the run directory."""
+"""`JobNodes`: the nodes of a job, by their ranks, and which of them share the run directory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RankPlace(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
+class JobNodes:
     """The nodes of a job, seen from one rank.
 
     Attributes:
@@ -68,7 +68,7 @@ class Nodes:
     hosts: tuple[str, ...] = ("",)
 
     @classmethod
-    def one(cls, rank: int, ranks: int) -> Nodes:
+    def one(cls, rank: int, ranks: int) -> JobNodes:
         """Return a job of one node."""
         every = tuple(range(ranks))
         return cls(rank, (every,), (every,))
@@ -76,7 +76,7 @@ class Nodes:
     @classmethod
     def of(
         cls, rank: int, local_ranks: Mapping[int, int], folder_of: Mapping[int, int], hosts: Iterable[str]
-    ) -> Nodes:
+    ) -> JobNodes:
         """Return the nodes with these numbers of ranks and folders, by their first ranks."""
         nodes = {leader: tuple(range(leader, leader + local_ranks[leader])) for leader in sorted(local_ranks)}
         folders = {

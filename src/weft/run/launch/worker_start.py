@@ -18,7 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 from weft.errors import InputError, RunError, Violation
 from weft.run.accelerator import device_count, take_device
 from weft.run.launch.lifeline import die_with_parent
-from weft.run.launch.nodes import Nodes, RankPlace
+from weft.run.launch.nodes import JobNodes, RankPlace
 from weft.run.launch.threads import threads_per_rank
 
 START_TIMEOUT_S = 120.0
@@ -33,12 +33,12 @@ class WorkerContext:
     local_rank: int
     device: str
     threads: int
-    met: Nodes | None = None
+    met: JobNodes | None = None
 
     @property
-    def nodes(self) -> Nodes:
+    def nodes(self) -> JobNodes:
         """The nodes of the job; one, unless they have met."""
-        return self.met or Nodes.one(self.rank, self.world_size)
+        return self.met or JobNodes.one(self.rank, self.world_size)
 
     def close(self) -> None:
         """Leave the job; every rank must call this when it has finished."""

@@ -25,7 +25,7 @@ from weft.run.record.slots import slots_path
 _TIMES = ("posted_ns", "start_ns", "end_ns")
 
 
-class Comparison(NamedTuple):
+class ClockComparison(NamedTuple):
     """A comparison of a node's clock with rank 0's.
 
     Attributes:
@@ -40,7 +40,7 @@ class Comparison(NamedTuple):
 class NodeClocks(NamedTuple):
     """The comparisons of every node with rank 0's, by its first rank; each in their order."""
 
-    comparisons: Mapping[int, Sequence[Comparison]]
+    comparisons: Mapping[int, Sequence[ClockComparison]]
 
     @property
     def error_ns(self) -> int:
@@ -59,7 +59,7 @@ class NodeClocks(NamedTuple):
             mapped[name] += _between(own, offset, records[name].astype(np.int64))
         return mapped
 
-    def _of(self, rank: int) -> Sequence[Comparison]:
+    def _of(self, rank: int) -> Sequence[ClockComparison]:
         """Return the comparisons of a rank's node: its first rank is the last one up to the rank."""
         leader = max((one for one in self.comparisons if one <= rank), default=None)
         return () if leader is None else self.comparisons[leader]
@@ -94,7 +94,9 @@ def read_clocks(run_dir: Path) -> NodeClocks:
         return NodeClocks({})
     try:
         record = json.loads(path.read_text())
-        found = {int(rank): [Comparison(*map(int, one)) for one in each] for rank, each in record.items()}
+        found = {
+            int(rank): [ClockComparison(*map(int, one)) for one in each] for rank, each in record.items()
+        }
     except (ValueError, TypeError, AttributeError):
         raise RunError(f"{path}: broken; remove it to merge the records without it") from None
     return NodeClocks(found)

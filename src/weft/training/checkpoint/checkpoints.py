@@ -34,7 +34,7 @@ from torch import nn
 
 from weft.describe.run_tables.training import CheckpointTable
 from weft.files import flush, naming
-from weft.run.launch.nodes import Nodes
+from weft.run.launch.nodes import JobNodes
 from weft.run.methods import MethodState
 from weft.run.state.synchroniser_state import UNSENT
 from weft.training.checkpoint.manifest import (
@@ -151,7 +151,7 @@ def write(
     damaged: Collection[Path] = (),
     ranks: Attendance | None = None,
     timeout_s: float = SAVE_TIMEOUT_S,
-    nodes: Nodes | None = None,
+    nodes: JobNodes | None = None,
 ) -> int:
     """Write the ranks' collected tensors as one generation, name it last, and return its bytes.
 
@@ -165,7 +165,7 @@ def write(
     """
     final = generation_path(directory, state.step)
     building = directory / f"{_UNFINISHED}{final.name}"
-    nodes = nodes or Nodes.one(dist.get_rank(), dist.get_world_size())
+    nodes = nodes or JobNodes.one(dist.get_rank(), dist.get_world_size())
     leads = nodes.leads_folder
     where = f"{directory}: the checkpoint of step {state.step}"
     group, meet, progress = _waiting(ranks, where, "wrote nothing", timeout_s)
@@ -213,7 +213,7 @@ def agree_on_newest(
     ranks: Attendance | None = None,
     *,
     timeout_s: float = LOAD_TIMEOUT_S,
-    nodes: Nodes | None = None,
+    nodes: JobNodes | None = None,
 ) -> tuple[Path | None, list[str]]:
     """Return rank 0's `newest_complete` on every rank; `ranks` and `timeout_s` are as in `load`.
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from weft.errors import RunError
 from weft.files import flush, replacing
 from weft.run.launch.failures import disk_problem
-from weft.run.launch.nodes import Nodes
+from weft.run.launch.nodes import JobNodes
 from weft.training.checkpoint.manifest import (
     MANIFEST,
     digest_of,
@@ -35,7 +35,7 @@ Copy = tuple[str, int, int]
 
 def completed_newest(
     directory: Path,
-    nodes: Nodes,
+    nodes: JobNodes,
     group: dist.ProcessGroup | None,
     meet: Callable[[], None],
     progress: Callable[[], None],
@@ -90,7 +90,7 @@ def _problem(path: Path, parts: Mapping[int, Mapping[str, Any]]) -> str | None:
     return f"{path}: no directory has {', '.join(missing)}" if missing else None
 
 
-def _missing(parts: Mapping[int, Mapping[str, Any]], nodes: Nodes) -> list[Copy]:
+def _missing(parts: Mapping[int, Mapping[str, Any]], nodes: JobNodes) -> list[Copy]:
     """Return the copies that complete every directory; its manifest comes last."""
     writer = min(parts)
     holder = {name: rank for rank in sorted(parts, reverse=True) for name in parts[rank]["names"]}

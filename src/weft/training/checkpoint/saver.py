@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from weft.errors import RunError
-from weft.run.launch.nodes import Nodes
+from weft.run.launch.nodes import JobNodes
 from weft.run.methods import CopyBeside, MethodState
 from weft.run.streams import Completion, Value
 from weft.training.checkpoint.checkpoints import (
@@ -93,7 +93,7 @@ class Saver:
         ranks: Attendance,
         copy: Copy,
         timeout_s: float = SAVE_TIMEOUT_S,
-        nodes: Nodes | None = None,
+        nodes: JobNodes | None = None,
     ) -> None:
         self._copy = copy
         self._nodes = nodes

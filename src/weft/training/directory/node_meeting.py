@@ -32,7 +32,7 @@ import torch.distributed as dist
 import weft
 from weft.errors import InputError, RunError, Violation
 from weft.files import write_whole
-from weft.run.launch.nodes import Nodes, RankPlace
+from weft.run.launch.nodes import JobNodes, RankPlace
 from weft.run.launch.worker_start import START_TIMEOUT_S, job_store
 from weft.training.directory.run_directory import STARTING_FILES, RunDirectory
 
@@ -43,14 +43,14 @@ _PREFIX = "weft nodes"
 _HEARING_S = 5.0
 
 
-class Met(NamedTuple):
+class MetNodes(NamedTuple):
     """The store of a job, and its nodes."""
 
     store: dist.Store
-    nodes: Nodes
+    nodes: JobNodes
 
 
-def meet_nodes(run_dir: Path, timeout_s: float = START_TIMEOUT_S) -> Met | None:
+def meet_nodes(run_dir: Path, timeout_s: float = START_TIMEOUT_S) -> MetNodes | None:
     """Meet the other nodes of the job; every rank calls it. None if the job has one node.
 
     Raises:
@@ -63,7 +63,7 @@ def meet_nodes(run_dir: Path, timeout_s: float = START_TIMEOUT_S) -> Met | None:
     with _named(place, timeout_s):
         store = job_store(place.rank, place.world_size, timedelta(seconds=timeout_s))
         meeting = _Meeting(dist.PrefixStore(_PREFIX, store), run_dir, place)
-        return Met(store, meeting.hold())
+        return MetNodes(store, meeting.hold())
 
 
 @contextmanager
@@ -85,7 +85,7 @@ class _Meeting:
     def __init__(self, store: dist.Store, run_dir: Path, place: RankPlace) -> None:
         self._store, self._run_dir, self._place = store, run_dir, place
 
-    def hold(self) -> Nodes:
+    def hold(self) -> JobNodes:
         place = self._place
         if place.local_rank:
             return self._heard()
@@ -141,7 +141,7 @@ class _Meeting:
         refused = [*offer["refused"], *(one for _, problems in told.values() for one in problems)]
         self._put("verdict", {"refused": refused, "folder_of": {one: told[one][0] for one in told}})
 
-    def _heard(self) -> Nodes:
+    def _heard(self) -> JobNodes:
         verdict = self._get("verdict")
         self._store.add("heard", 1)
         if verdict["refused"]:
@@ -149,7 +149,7 @@ class _Meeting:
             raise InputError([Violation(*fields) for fields in verdict["refused"]])
         folder_of = {int(leader): int(folder) for leader, folder in verdict["folder_of"].items()}
         here = {leader: _Here(*self._get(f"here/{leader}")) for leader in sorted(folder_of)}
-        return Nodes.of(
+        return JobNodes.of(
             self._place.rank,
             {leader: one.local_ranks for leader, one in here.items()},
             folder_of,

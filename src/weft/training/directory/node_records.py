@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from weft.run.launch.nodes import Nodes
+from weft.run.launch.nodes import JobNodes
 from weft.run.record.clocks import write_clocks
 from weft.run.record.slots import slots_path
 from weft.training.checkpoint.node_files import copy_files
@@ -18,7 +18,7 @@ _LOGS = "logs"
 
 
 @contextmanager
-def keeping_records(run_dir: Path, nodes: Nodes) -> Iterator[None]:
+def keeping_records(run_dir: Path, nodes: JobNodes) -> Iterator[None]:
     """Compare the clocks of nodes before and after the block, and bring their records together.
 
     Every rank enters the block. After an error, records stay on their nodes.
@@ -41,7 +41,7 @@ def keeping_records(run_dir: Path, nodes: Nodes) -> Iterator[None]:
         _collect(run_dir, nodes)
 
 
-def _collect(run_dir: Path, nodes: Nodes) -> None:
+def _collect(run_dir: Path, nodes: JobNodes) -> None:
     ranks = Attendance()
     with together(ranks.group):
         names = _records(run_dir, nodes) if nodes.leads_folder and nodes.rank else []
@@ -50,7 +50,7 @@ def _collect(run_dir: Path, nodes: Nodes) -> None:
     ranks.close()
 
 
-def _records(run_dir: Path, nodes: Nodes) -> list[str]:
+def _records(run_dir: Path, nodes: JobNodes) -> list[str]:
     """Return the files that the ranks of a directory have recorded, relative to it."""
     slots = (slots_path(run_dir, rank) for rank in nodes.folder)
     logs = sorted((run_dir / _LOGS).glob("*")) if (run_dir / _LOGS).is_dir() else []
