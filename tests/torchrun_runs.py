@@ -88,6 +88,7 @@ def worker(
     ]
     with subprocess.Popen(
         command,
+        cwd=tmp_path,
         env=environment(tmp_path) | variables,
         stderr=subprocess.PIPE,
         text=True,

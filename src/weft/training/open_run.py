@@ -123,7 +123,7 @@ def open_run(
         make_optimizer = optimizer_factory(settings)
     require_verified([program, evaluation], verified)
     checkpoint_ranks = Attendance()
-    nodes = context.nodes
+    nodes = context.nodes.at_checkpoints
     task = _open_task(job, checkpoint_ranks, nodes)
     memory = ProcessMemory(torch.device(context.device), former)
     journal = Journal(run_dir, writes=context.rank == 0, memory=memory)

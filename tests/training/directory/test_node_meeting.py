@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,7 +55,7 @@ weft.__version__ = "9.9"
 """
 
 
-def prepared(folder: Path, *, steps: int, every: int = 2, nodes: int = 2) -> Path:
+def prepared(folder: Path, *, steps: int, every: int = 2, nodes: int = 2, checkpoints: str = "") -> Path:
     """The directory of a run on two nodes of two ranks, on the first one; `folder` has one for each node."""
     text, cluster = folder / "text.txt", folder / "cluster.toml"
     text.write_text("the weft goes under and over the warp\n" * 100)
@@ -62,7 +63,8 @@ def prepared(folder: Path, *, steps: int, every: int = 2, nodes: int = 2) -> Pat
     head, node, device = two.partition("[device.cpu]")
     cluster.write_text(f"{head}{LINK if nodes > 1 else ''}{node}{device}")
     path = folder / "run.toml"
-    path.write_text(RUN.format(data=text, cluster=cluster, steps=steps, every=every))
+    kept = f'{every}\ndirectory = "{checkpoints}"' if checkpoints else every
+    path.write_text(RUN.format(data=text, cluster=cluster, steps=steps, every=kept))
     (folder / "a").mkdir(exist_ok=True)
     (folder / "b").mkdir(exist_ok=True)
     again = (folder / "a" / "run").exists()
@@ -153,6 +155,25 @@ def test_apart_or_not_a_run_has_the_same_losses(trained: Path, tmp_path: Path) -
     assert not any(name.startswith(".weft-node") for name in files(run_dir))
 
 
+def test_checkpoints_that_all_nodes_see_outlive_a_node(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    run_dir = prepared(tmp_path, steps=4, checkpoints=str(shared))
+    with agents(tmp_path) as nodes:
+        assert [ending(one)[0] for one in nodes] == [0, 0]
+    (kept,) = shared.iterdir()
+    assert shards(kept / "step-00000004") == {1, 2, 3, 4}
+    for name in ("a", "b"):
+        assert (tmp_path / name / "run" / "checkpoints").readlink() == kept
+    assert not any(name.startswith(".weft-node") for name in files(tmp_path))
+    # The rest of the cluster goes on from them.
+    shutil.rmtree(tmp_path / "b")
+    rest = (tmp_path / "run.toml").read_text().replace("dp = 2", "dp = 1").replace("steps = 4", "steps = 6")
+    (tmp_path / "run.toml").write_text(rest)
+    assert run(["train", str(tmp_path / "run.toml"), "--resume", str(run_dir), "--json"]) == 0
+    assert len(losses(run_dir)) == 6
+    assert (kept / "step-00000006" / "manifest.json").exists()
+
+
 @pytest.mark.cold  # its processes are found by their variables
 def test_a_killed_rank_is_replaced_by_restarts_and_nodes_complete_their_checkpoint(
     trained: Path, tmp_path: Path
@@ -182,11 +203,24 @@ def test_a_killed_rank_is_replaced_by_restarts_and_nodes_complete_their_checkpoi
         ("run", "b/run: holds another run than rank 0's directory"),
         pytest.param("version", "has weft 9.9, not 0.1.0 as ", marks=pytest.mark.cold),
         ("start", "a/run: not a run directory: it has no plan.json"),
+        ("unshared", "no such folder; all nodes must see it"),
+        ("apart", "and rank 0's node see other folders at "),
     ],
 )
 def test_what_is_wrong_is_said_before_the_first_step(case: str, said: str, tmp_path: Path) -> None:
-    run_dir, other, variables = prepared(tmp_path, steps=4), tmp_path / "b" / "run", {}
-    if case == "files":
+    shared = str(tmp_path / "shared") if case in ("unshared", "apart") else ""
+    run_dir, other = prepared(tmp_path, steps=4, checkpoints=shared), tmp_path / "b" / "run"
+    variables = {}
+    if case in ("unshared", "apart"):
+        # One path leads to another folder on each node, as agents work in folders of their own.
+        link = run_dir / "checkpoints"
+        here = tmp_path / "a" / "mounted"
+        link.readlink().rename(here)
+        link.unlink()
+        link.symlink_to("/proc/self/cwd/mounted")
+        if case == "apart":
+            (tmp_path / "b" / "mounted").mkdir()
+    elif case == "files":
         with agents(tmp_path) as nodes:
             assert [ending(one)[0] for one in nodes] == [0, 0]
         for lost in other.glob("checkpoints/*/shard-00003*"):

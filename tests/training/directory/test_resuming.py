@@ -221,3 +221,46 @@ def test_a_run_that_ended_without_a_lost_replica_resumes_with_the_plan_of_all(tm
     directory.prepare(whole)
     assert directory.plan() == whole.plan
     assert not (directory.path / PLAN_OF_ALL).exists()
+
+
+def checkpoints_in(tmp_path: Path, name: str, folder: str) -> Path:
+    path = run_file(tmp_path, name)
+    path.write_text(f'{path.read_text()}[checkpoint]\ndirectory = "{folder}"\n')
+    return path
+
+
+def test_checkpoints_elsewhere_are_behind_a_link_in_a_folder_of_each_run(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    path = checkpoints_in(tmp_path, "elsewhere", str(shared))
+    links = []
+    for number in range(2):
+        _, directory = prepared(path, directory=tmp_path / str(number) / "run")
+        (directory.path / "metrics.jsonl").touch()
+        links.append((directory.path / "checkpoints").readlink())
+        prepared(path, resume=directory.path)
+        assert (directory.path / "checkpoints").readlink() == links[-1]
+    assert sorted(shared.iterdir()) == sorted(links)
+    assert len(set(links)) == 2
+
+
+def test_checkpoints_do_not_vanish_behind_a_link(started: Path, tmp_path: Path) -> None:
+    (started / "checkpoints" / "step-00000001").mkdir(parents=True)
+    before = (started / "run.toml").read_bytes()
+    path = checkpoints_in(tmp_path, "elsewhere", str(tmp_path / "shared"))
+    with pytest.raises(InputError, match=r"checkpoint\.directory: .* has checkpoints already .*move them to"):
+        prepared(path, resume=started)
+    assert (started / "checkpoints" / "step-00000001").is_dir()
+    assert (started / "run.toml").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [
+        ("./shared", r"checkpoint\.directory: '\./shared' is no absolute path.*nearest valid: /shared"),
+        ("/dev/null/shared", r"checkpoint\.directory: /dev/null/shared/run-.*: Not a directory"),
+    ],
+)
+def test_a_folder_for_checkpoints_that_cannot_be_is_refused(tmp_path: Path, folder: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        prepared(checkpoints_in(tmp_path, "wrong", folder), directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -285,6 +285,13 @@ class OptimizerTable(TomlTable):
         return (Choice(name=GRADIENT_NORM),) if waits else ()
 
 
+def _absolute(path: str) -> str:
+    if not path.startswith("/"):
+        problem = f"{path!r} is no absolute path, and nodes work in other folders"
+        raise InputError(Violation("", problem, f"/{path.lstrip('./')}"))
+    return path
+
+
 class CheckpointTable(TomlTable):
     """`[checkpoint]`: the last step is always saved."""
 
@@ -292,6 +299,11 @@ class CheckpointTable(TomlTable):
     keep: Count = Field(default=2, description="how many of the newest are kept")
     load_timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=30.0, description="how long ranks that have loaded one wait for a rank that reads nothing"
+    )
+    directory: Annotated[str, AfterValidator(_absolute)] | None = Field(
+        default=None,
+        description="a folder that all nodes share, with a folder for each run's checkpoints; by default "
+        "the run directory's own",
     )
     weight_log: bool = Field(
         default=False,

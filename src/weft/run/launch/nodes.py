@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from weft.errors import InputError, Violation
@@ -60,12 +60,14 @@ class JobNodes:
         folders: the ranks that see each run directory, those of rank 0 first. Nodes with a common file system
             are in one folder.
         hosts: the name of each node.
+        checkpoint_folders: as `folders`, for the directories of checkpoints; None: alike.
     """
 
     rank: int
     nodes: tuple[Ranks, ...]
     folders: tuple[Ranks, ...]
     hosts: tuple[str, ...] = ("",)
+    checkpoint_folders: tuple[Ranks, ...] | None = None
 
     @classmethod
     def one(cls, rank: int, ranks: int) -> JobNodes:
@@ -75,17 +77,22 @@ class JobNodes:
 
     @classmethod
     def of(
-        cls, rank: int, local_ranks: Mapping[int, int], folder_of: Mapping[int, int], hosts: Iterable[str]
+        cls,
+        rank: int,
+        local_ranks: Mapping[int, int],
+        folder_of: Mapping[int, int],
+        checkpoints_of: Mapping[int, int],
+        hosts: Iterable[str],
     ) -> JobNodes:
         """Return the nodes with these numbers of ranks and folders, by their first ranks."""
         nodes = {leader: tuple(range(leader, leader + local_ranks[leader])) for leader in sorted(local_ranks)}
-        folders = {
-            folder: tuple(
-                one for leader, ranks in nodes.items() if folder_of[leader] == folder for one in ranks
-            )
-            for folder in sorted(set(folder_of.values()))
-        }
-        return cls(rank, tuple(nodes.values()), tuple(folders.values()), tuple(hosts))
+        folders, checkpoints = (_together(nodes, one) for one in (folder_of, checkpoints_of))
+        return cls(rank, tuple(nodes.values()), folders, tuple(hosts), checkpoints)
+
+    @property
+    def at_checkpoints(self) -> JobNodes:
+        """Nodes alike, with the folders of their checkpoints."""
+        return replace(self, folders=self.checkpoint_folders or self.folders)
 
     @property
     def folder(self) -> Ranks:
@@ -109,3 +116,12 @@ class JobNodes:
     def are_apart(self) -> bool:
         """True if some ranks see another run directory than others."""
         return len(self.folders) > 1
+
+
+def _together(nodes: Mapping[int, Ranks], folder_of: Mapping[int, int]) -> tuple[Ranks, ...]:
+    """Return the ranks of each folder, from the ranks and the folder of each node."""
+    folders = sorted(set(folder_of.values()))
+    return tuple(
+        tuple(one for leader, ranks in nodes.items() if folder_of[leader] == folder for one in ranks)
+        for folder in folders
+    )

@@ -7,7 +7,9 @@ reads. Nothing is pickled.
     token                 rank 0's name for this meeting
     here/LEADER           a node's host, versions and number of ranks
     offer                 rank 0's files, or what is refused
-    folder/LEADER         the first leader whose mark the node sees
+    run/LEADER            the first leader whose mark the node sees in its run directory
+    runs                  what is refused so far
+    checkpoints/LEADER    the same, in the directory of its checkpoints
     verdict               all folders, or what is refused
 """
 
@@ -19,8 +21,8 @@ import platform
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import astuple
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import astuple, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,10 +36,8 @@ from weft.errors import InputError, RunError, Violation
 from weft.files import write_whole
 from weft.run.launch.nodes import JobNodes, RankPlace
 from weft.run.launch.worker_start import START_TIMEOUT_S, job_store
-from weft.training.directory.run_directory import STARTING_FILES, RunDirectory
+from weft.training.directory.run_directory import CHECKPOINTS, RUN_ID, STARTING_FILES, RunDirectory
 
-# Names one run in all its folders; only runs of several nodes have it.
-RUN_ID = "run-id"
 _MARK = ".weft-node-"
 _PREFIX = "weft nodes"
 _HEARING_S = 5.0
@@ -86,31 +86,47 @@ class _Meeting:
         self._store, self._run_dir, self._place = store, run_dir, place
 
     def hold(self) -> JobNodes:
-        place = self._place
-        if place.local_rank:
+        if self._place.local_rank:
             return self._heard()
-        if place.rank == 0:
+        if self._place.rank == 0:
             self._put("token", uuid4().hex)
-        mark = self._run_dir / f"{_MARK}{self._get('token')}-{place.rank}"
-        made, problem = not self._run_dir.exists(), ""
-        try:
-            self._run_dir.mkdir(parents=True, exist_ok=True)
-            mark.touch()
-        except OSError as error:
-            problem = f"{self._run_dir}: cannot be written: {error.strerror}"
-        try:
-            self._put(f"here/{place.rank}", _here(place, problem))
-            if place.rank == 0:
+        token, made = self._get("token"), not self._run_dir.exists()
+        with ExitStack() as marks:
+            if made:
+                marks.callback(_remove_empty, self._run_dir)
+            problem = marks.enter_context(self._marked(self._run_dir, token))
+            self._put(f"here/{self._place.rank}", _here(self._place, problem))
+            if self._place.rank == 0:
                 self._offer()
-            self._look()
-            if place.rank == 0:
+            folder, refused = self._take_part(token)
+            # All have the run now, and those that have one know where its checkpoints are.
+            checkpoints = self._run_dir / CHECKPOINTS
+            problem = marks.enter_context(self._marked(checkpoints, token)) if not refused else ""
+            refused += [Violation(socket.gethostname(), problem)] if problem else []
+            self._put(f"run/{self._place.rank}", [folder, [astuple(one) for one in refused]])
+            if self._place.rank == 0:
+                self._judge_runs()
+            if not self._get("runs"):
+                seen = min(_leaders_seen(checkpoints, token))
+                self._put(f"checkpoints/{self._place.rank}", seen)
+            if self._place.rank == 0:
                 self._judge()
             return self._heard()
+
+    @contextmanager
+    def _marked(self, folder: Path, token: str) -> Iterator[str]:
+        """Have a mark of this node in a folder; yield why it cannot be written, or an empty text."""
+        mark, problem = folder / f"{_MARK}{token}-{self._place.rank}", ""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+        except OSError as error:
+            problem = f"{folder}: cannot be written: {error.strerror}"
+        try:
+            yield problem
         finally:
             with suppress(OSError):
                 mark.unlink()
-                if made:
-                    self._run_dir.rmdir()  # it has files, unless the run was refused
 
     def _offer(self) -> None:
         """Offer the files of the run, once all nodes are here and have the same versions."""
@@ -122,24 +138,34 @@ class _Meeting:
                 files = _files(RunDirectory(self._run_dir))
             except InputError as error:
                 problems = list(error.violations)
-        self._put("offer", {"refused": [astuple(one) for one in problems], "files": files})
+        # Where the link of the checkpoints leads to, if they are elsewhere.
+        link = self._run_dir / CHECKPOINTS
+        elsewhere = str(link.readlink()) if link.is_symlink() else None
+        refused = [astuple(one) for one in problems]
+        self._put("offer", {"refused": refused, "files": files, "checkpoints": elsewhere})
 
-    def _look(self) -> None:
-        """Tell whose directory the node sees, and take the files if it is the first to see its own."""
+    def _take_part(self, token: str) -> tuple[int, list[Violation]]:
+        """Return whose run directory the node sees; take the files if it is the first to see its own."""
         offer, rank = self._get("offer"), self._place.rank
-        refused: Sequence[Violation] = ()
-        folder = rank
-        if not offer["refused"]:
-            folder = min(_leaders_seen(self._run_dir, self._get("token")))
-            if folder == rank != 0:
-                refused = _take(self._run_dir, offer["files"])
-        self._put(f"folder/{rank}", [folder, [astuple(one) for one in refused]])
+        if offer["refused"]:
+            return rank, []
+        folder = min(_leaders_seen(self._run_dir, token))
+        return folder, _take(self._run_dir, offer) if folder == rank != 0 else []
+
+    def _judge_runs(self) -> None:
+        told = [self._get(f"run/{leader}") for leader in self._leaders()]
+        self._put("runs", [*self._get("offer")["refused"], *(one for _, refused in told for one in refused)])
 
     def _judge(self) -> None:
-        offer = self._get("offer")
-        told = {leader: self._get(f"folder/{leader}") for leader in self._leaders()}
-        refused = [*offer["refused"], *(one for _, problems in told.values() for one in problems)]
-        self._put("verdict", {"refused": refused, "folder_of": {one: told[one][0] for one in told}})
+        refused = self._get("runs")
+        folder_of = {leader: self._get(f"run/{leader}")[0] for leader in self._leaders()}
+        seen = {} if refused else {leader: self._get(f"checkpoints/{leader}") for leader in folder_of}
+        elsewhere = self._get("offer")["checkpoints"]
+        if elsewhere is not None and len(set(seen.values())) > 1:
+            hosts = (_Here(*self._get(f"here/{leader}")).host for leader, whose in seen.items() if whose)
+            problem = f"{', '.join(hosts)} and rank 0's node see other folders at {elsewhere}"
+            refused = [astuple(Violation("checkpoint.directory", problem, "a folder that all nodes share"))]
+        self._put("verdict", {"refused": refused, "run": folder_of, "checkpoints": seen})
 
     def _heard(self) -> JobNodes:
         verdict = self._get("verdict")
@@ -147,12 +173,16 @@ class _Meeting:
         if verdict["refused"]:
             self._wait_for_all()
             raise InputError([Violation(*fields) for fields in verdict["refused"]])
-        folder_of = {int(leader): int(folder) for leader, folder in verdict["folder_of"].items()}
-        here = {leader: _Here(*self._get(f"here/{leader}")) for leader in sorted(folder_of)}
+        runs, checkpoints = (
+            {int(leader): int(folder) for leader, folder in verdict[name].items()}
+            for name in ("run", "checkpoints")
+        )
+        here = {leader: _Here(*self._get(f"here/{leader}")) for leader in sorted(runs)}
         return JobNodes.of(
             self._place.rank,
             {leader: one.local_ranks for leader, one in here.items()},
-            folder_of,
+            runs,
+            checkpoints,
             [one.host for one in here.values()],
         )
 
@@ -210,9 +240,7 @@ def _other_versions(nodes: Sequence[_Here]) -> list[Violation]:
 def _files(directory: RunDirectory) -> dict[str, str]:
     """Return the content of the files that a start reads, and give the run an id."""
     directory.require()
-    path = directory.path
-    if not (path / RUN_ID).exists():
-        write_whole(path / RUN_ID, f"{uuid4().hex}\n")
+    path, _ = directory.path, directory.run_id
     names = [name for name in (RUN_ID, *STARTING_FILES) if (path / name).exists()]
     return {name: (path / name).read_text(encoding="utf-8") for name in names}
 
@@ -221,9 +249,9 @@ def _leaders_seen(run_dir: Path, token: str) -> list[int]:
     return [int(one.name.rpartition("-")[2]) for one in run_dir.glob(f"{_MARK}{token}-*")]
 
 
-def _take(run_dir: Path, files: Mapping[str, str]) -> list[Violation]:
+def _take(run_dir: Path, offer: Mapping[str, Any]) -> list[Violation]:
     """Write the files of rank 0's run directory, unless another run has this one."""
-    where = f"{socket.gethostname()}: {run_dir}"
+    where, files, checkpoints = f"{socket.gethostname()}: {run_dir}", offer["files"], offer["checkpoints"]
     own = run_dir / RUN_ID
     known = own.read_text(encoding="utf-8") if own.exists() else None
     if known != files[RUN_ID] and (known is not None or (run_dir / "plan.json").exists()):
@@ -235,6 +263,17 @@ def _take(run_dir: Path, files: Mapping[str, str]) -> list[Violation]:
         for name, text in files.items():
             (run_dir / name).parent.mkdir(exist_ok=True)
             write_whole(run_dir / name, text)
+        if checkpoints is not None:
+            RunDirectory(run_dir).link_checkpoints(Path(checkpoints))
     except OSError as error:
         return [Violation(where, f"cannot be written: {error.strerror}")]
+    except InputError as error:
+        return [replace(one, where=f"{socket.gethostname()}: {one.where}") for one in error.violations]
     return []
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder that this start has made, if it was refused."""
+    with suppress(OSError):
+        (folder / CHECKPOINTS).rmdir()
+        folder.rmdir()

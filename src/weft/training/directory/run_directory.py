@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from weft.describe.plan import Plan
 from weft.describe.plan_file import PlanFile, load_plan, load_plan_file
@@ -48,6 +49,9 @@ PROGRAM_ROWS = 4000
 PLAN_OF_ALL = "plan-of-all.json"
 # The files of each plan in a run directory.
 PLAN_FILES = ("plan.json", "program.txt", "predicted.parquet", "verified.json")
+# Names one run in all its directories, for runs on several nodes.
+RUN_ID = "run-id"
+CHECKPOINTS = "checkpoints"
 # The files that a start of a rank reads, under `torchrun`.
 STARTING_FILES = ("run.toml", PLAN_FILES[0], PLAN_OF_ALL, f"then/{PLAN_FILES[0]}")
 
@@ -66,6 +70,8 @@ class RunDirectory:
         """Write the files that a worker needs at its start and that a comparison needs later."""
         self.path.mkdir(parents=True, exist_ok=True)
         # Each file is written whole or not at all: a kill must not cost a run to resume its plan.
+        if (elsewhere := planned.run.checkpoint.directory) is not None:
+            self.link_checkpoints(Path(elsewhere) / f"{self.name}-{self.run_id[:8]}", new=True)
         write_whole(self.path / "run.toml", planned.run.to_toml())
         _write_plan(self.path, planned)
         self._plan_of_all.unlink(missing_ok=True)
@@ -78,6 +84,40 @@ class RunDirectory:
         """Write the files of a plan that takes over later."""
         self.then.mkdir(exist_ok=True)
         _write_plan(self.then, planned)
+
+    @property
+    def run_id(self) -> str:
+        """The name of the run in all its directories, made when first asked for."""
+        path = self.path / RUN_ID
+        if not path.exists():
+            write_whole(path, f"{uuid4().hex}\n")
+        return path.read_text(encoding="utf-8").strip()
+
+    def link_checkpoints(self, elsewhere: Path, *, new: bool = False) -> None:
+        """Have the checkpoints in another folder, behind a link; make it if it is `new`.
+
+        Raises:
+            InputError: if the folder is missing or cannot be made, or there are checkpoints here.
+        """
+        link, key = self.path / CHECKPOINTS, "checkpoint.directory"
+        if link.is_symlink() and link.readlink() == elsewhere and elsewhere.is_dir():
+            return
+        if any(link.glob("step-*")):
+            problem = f"{link} has checkpoints already"
+            raise InputError(Violation(key, problem, f"move them to {elsewhere}, or leave the key out"))
+        try:
+            if new:
+                elsewhere.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(Violation(key, f"{elsewhere}: {error.strerror}")) from None
+        if not elsewhere.is_dir():
+            problem = f"{elsewhere}: no such folder; all nodes must see it"
+            raise InputError(Violation(key, problem, "a folder that all nodes share"))
+        if link.is_symlink():
+            link.unlink()
+        elif link.exists():
+            link.rmdir()
+        link.symlink_to(elsewhere)
 
     @property
     def then(self) -> Path:
@@ -201,7 +241,7 @@ class RunDirectory:
         if not (self.path / "summary.json").exists():
             return False
         summary, steps = self.summary(), planned.run.train.steps
-        events, saved = self.events(), generations(self.path / "checkpoints")
+        events, saved = self.events(), generations(self.path / CHECKPOINTS)
         return (
             summary["steps"] == steps
             and planned.run.to_toml() == (self.path / "run.toml").read_text(encoding="utf-8")
