@@ -65,6 +65,7 @@ BENCHMARKS = (
     ("equality_matrix",),
     ("restore_matrix",),
     ("kill_matrix",),
+    ("node_losses",),
     ("doors_in_stacks",),
     ("public_configurations",),
     ("cluster_lists",),

@@ -164,6 +164,7 @@ TABLES: Mapping[str, Listed | Crossed] = {
         "sync_links", "dense over", ("sent", "communication", "step"), ".* over .*; .*"
     ),
     "sync_links, weights": Listed("sync_links", "final weights.*|computation.*"),
+    "node_losses": Listed("node_losses"),
     "server_sums": Crossed(
         "server_sums",
         "codec, owners",

@@ -57,7 +57,7 @@ class StageRun:
         self.last_forward, self.last_backward = len(self._forward), len(self._backward)
         self.split = segments.split
 
-    def begin(self, tape: Tape, inputs: torch.Tensor, growth: Growth | None) -> None:
+    def begin(self, tape: Tape, inputs: torch.Tensor, growth: Growth | None = None) -> None:
         """Begin a micro-batch's way, with the stage's input."""
         tape.pieces, tape.growth = self._cut.pieces(inputs), growth
 

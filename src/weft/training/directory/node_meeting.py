@@ -21,7 +21,7 @@ import platform
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import astuple, replace
 from datetime import timedelta
 from pathlib import Path
@@ -86,37 +86,36 @@ class _Meeting:
         self._store, self._run_dir, self._place = store, run_dir, place
 
     def hold(self) -> JobNodes:
+        rank = self._place.rank
         if self._place.local_rank:
             return self._heard()
-        if self._place.rank == 0:
+        if rank == 0:
             self._put("token", uuid4().hex)
-        token, made = self._get("token"), not self._run_dir.exists()
-        with ExitStack() as marks:
-            if made:
-                marks.callback(_remove_empty, self._run_dir)
-            problem = marks.enter_context(self._marked(self._run_dir, token))
-            self._put(f"here/{self._place.rank}", _here(self._place, problem))
-            if self._place.rank == 0:
+        with self._marked(self._run_dir) as problem:
+            self._put(f"here/{rank}", _here(self._place, problem))
+            if rank == 0:
                 self._offer()
-            folder, refused = self._take_part(token)
-            # All have the run now, and those that have one know where its checkpoints are.
+            folder, refused = self._take_part()
+            # Now every node knows where the checkpoints of its run are.
             checkpoints = self._run_dir / CHECKPOINTS
-            problem = marks.enter_context(self._marked(checkpoints, token)) if not refused else ""
-            refused += [Violation(socket.gethostname(), problem)] if problem else []
-            self._put(f"run/{self._place.rank}", [folder, [astuple(one) for one in refused]])
-            if self._place.rank == 0:
-                self._judge_runs()
-            if not self._get("runs"):
-                seen = min(_leaders_seen(checkpoints, token))
-                self._put(f"checkpoints/{self._place.rank}", seen)
-            if self._place.rank == 0:
-                self._judge()
-            return self._heard()
+            with nullcontext("") if refused else self._marked(checkpoints) as problem:
+                refused += [Violation(socket.gethostname(), problem)] if problem else []
+                self._put(f"run/{rank}", [folder, [astuple(one) for one in refused]])
+                if rank == 0:
+                    self._judge_runs()
+                if not self._get("runs"):
+                    self._put(f"checkpoints/{rank}", self._first_seen(checkpoints))
+                if rank == 0:
+                    self._judge()
+                return self._heard()
 
     @contextmanager
-    def _marked(self, folder: Path, token: str) -> Iterator[str]:
-        """Have a mark of this node in a folder; yield why it cannot be written, or an empty text."""
-        mark, problem = folder / f"{_MARK}{token}-{self._place.rank}", ""
+    def _marked(self, folder: Path) -> Iterator[str]:
+        """Have a mark of this node in a folder; yield why it cannot be written, or an empty text.
+
+        A folder that is made for the mark goes with it, unless it has files by then.
+        """
+        mark, made, problem = folder / f"{self._mark}-{self._place.rank}", not folder.exists(), ""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             mark.touch()
@@ -127,6 +126,16 @@ class _Meeting:
         finally:
             with suppress(OSError):
                 mark.unlink()
+                if made:
+                    folder.rmdir()
+
+    @property
+    def _mark(self) -> str:
+        return f"{_MARK}{self._get('token')}"
+
+    def _first_seen(self, folder: Path) -> int:
+        """Return the first rank of the nodes whose marks are in a folder."""
+        return min(int(one.name.rpartition("-")[2]) for one in folder.glob(f"{self._mark}-*"))
 
     def _offer(self) -> None:
         """Offer the files of the run, once all nodes are here and have the same versions."""
@@ -144,12 +153,12 @@ class _Meeting:
         refused = [astuple(one) for one in problems]
         self._put("offer", {"refused": refused, "files": files, "checkpoints": elsewhere})
 
-    def _take_part(self, token: str) -> tuple[int, list[Violation]]:
+    def _take_part(self) -> tuple[int, list[Violation]]:
         """Return whose run directory the node sees; take the files if it is the first to see its own."""
         offer, rank = self._get("offer"), self._place.rank
         if offer["refused"]:
             return rank, []
-        folder = min(_leaders_seen(self._run_dir, token))
+        folder = self._first_seen(self._run_dir)
         return folder, _take(self._run_dir, offer) if folder == rank != 0 else []
 
     def _judge_runs(self) -> None:
@@ -245,10 +254,6 @@ def _files(directory: RunDirectory) -> dict[str, str]:
     return {name: (path / name).read_text(encoding="utf-8") for name in names}
 
 
-def _leaders_seen(run_dir: Path, token: str) -> list[int]:
-    return [int(one.name.rpartition("-")[2]) for one in run_dir.glob(f"{_MARK}{token}-*")]
-
-
 def _take(run_dir: Path, offer: Mapping[str, Any]) -> list[Violation]:
     """Write the files of rank 0's run directory, unless another run has this one."""
     where, files, checkpoints = f"{socket.gethostname()}: {run_dir}", offer["files"], offer["checkpoints"]
@@ -270,10 +275,3 @@ def _take(run_dir: Path, offer: Mapping[str, Any]) -> list[Violation]:
     except InputError as error:
         return [replace(one, where=f"{socket.gethostname()}: {one.where}") for one in error.violations]
     return []
-
-
-def _remove_empty(folder: Path) -> None:
-    """Remove a folder that this start has made, if it was refused."""
-    with suppress(OSError):
-        (folder / CHECKPOINTS).rmdir()
-        folder.rmdir()
