@@ -23,11 +23,12 @@ from safetensors.torch import load_file
 from saved_checkpoints import save_checkpoint
 from torch import nn
 
-from weft.errors import RunError
+from weft.errors import InputError, RunError
+from weft.run.launch.failures import PeerLostError
 from weft.run.streams import THERE, Completion, Value
 from weft.training.checkpoint import checkpoints, saver
 from weft.training.checkpoint.manifest import generation_path, newest_complete, verify
-from weft.training.checkpoint.saver import Saver
+from weft.training.checkpoint.saver import FAREWELL_S, Saver, farewell_s
 from weft.training.checkpoint.training_state import TrainingState
 from weft.training.coordination.agreement import StopRequest
 from weft.training.coordination.attendance import Attendance, LateRankError
@@ -408,3 +409,12 @@ def test_a_rank_that_does_not_write_its_part_is_named_by_all_and_the_save_before
     line = f"{directory}: the checkpoint of step 1: rank 1 wrote nothing for 1 s while others waited"
     assert answers == [line] * 2
     assert newest_complete(directory) == (generation_path(directory, 0), [])
+
+
+def test_a_save_gets_less_time_the_less_it_can_still_end() -> None:
+    """Without a lost rank, it ends only if all have written already; with a late one, never."""
+    late, lost, own = (farewell_s(error) for error in (LateRankError, PeerLostError, InputError))
+    assert (late, own) == (0.0, FAREWELL_S)
+    assert lost is not None
+    assert 0.0 < lost < FAREWELL_S / 5
+    assert farewell_s(None) is None

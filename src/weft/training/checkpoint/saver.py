@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from weft.errors import RunError
+from weft.run.launch.failures import PeerLostError
 from weft.run.launch.nodes import JobNodes
 from weft.run.methods import CopyBeside, MethodState
 from weft.run.streams import Completion, Value
@@ -43,8 +44,9 @@ from weft.training.checkpoint.training_state import TrainingState
 from weft.training.coordination.agreement import together
 from weft.training.coordination.attendance import Attendance, LateRankError
 
-# The time that a failing rank gives to a save that is under way.
-FAREWELL_S = 30.0
+# The time that a failing rank gives to a save that is under way. Without one of the ranks, a save can only end
+# if all have written.
+FAREWELL_S, WITHOUT_A_RANK_S = 30.0, 3.0
 # A rank that waits for its own save checks at this interval if another rank has given the save up.
 LOOK_S = 0.5
 
@@ -72,7 +74,7 @@ class Saved:
 class Saver:
     """One rank's saves, one at a time; every rank makes a saver and calls it between the same steps.
 
-    It is a context manager: its exit ends the thread. After an error, a save under way gets `FAREWELL_S`.
+    It is a context manager: its exit ends the thread. After an error, a save under way gets `farewell_s`.
 
     Args:
         directory: the directory of the checkpoints.
@@ -115,7 +117,7 @@ class Saver:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._writing is not None:
-            wait_for([self._writing], _farewell_s(kind))
+            wait_for([self._writing], farewell_s(kind))
         stuck = self._writing is not None and not self._writing.done()
         self._threads.shutdown(wait=not stuck)
 
@@ -219,8 +221,10 @@ class Saver:
         return time.monotonic() - started_s, size
 
 
-def _farewell_s(error: type[BaseException] | None) -> float | None:
+def farewell_s(error: type[BaseException] | None) -> float | None:
     """Return the seconds given to a save under way: no limit without error, 0 after a late rank."""
     if error is None:
         return None
-    return 0.0 if issubclass(error, LateRankError) else FAREWELL_S
+    if issubclass(error, LateRankError):
+        return 0.0
+    return WITHOUT_A_RANK_S if issubclass(error, PeerLostError) else FAREWELL_S
