@@ -25,7 +25,7 @@ from namespaces import reason_to_skip
 NODES, STEPS, LIMIT_S = 4, 100_000, 600
 # The last node is lost once this many steps have a checkpoint.
 EVERY, LOST_AFTER = 10, 20
-# A machine that vanishes is noticed by TCP's probes.
+# TCP's probes take 50 s to notice a machine that vanishes.
 TARGETS_S = {"killed": 15.0, "cut off": 60.0}
 CLUSTER = """
 name = "nodes-{nodes}"

@@ -27,7 +27,7 @@ GREETING_TIMEOUT_S = 5.0
 # A machine that vanishes closes nothing: connections to it fail after a minute. Not all systems have these.
 _KEEP_ALIVE = {
     getattr(socket, option): value
-    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 5))
+    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 8), ("TCP_KEEPCNT", 5))
     if hasattr(socket, option)
 }
 
