@@ -24,7 +24,7 @@ LOOPBACK = "127.0.0.1"
 # A rank greets at once. A caller that does not is no rank, and makes others wait.
 GREETING_TIMEOUT_S = 5.0
 
-# A machine that vanishes closes nothing: connections to it fail after a minute. Not all systems have these.
+# A machine that vanishes closes nothing: connections to it fail after 50 s. Not all systems have these.
 _KEEP_ALIVE = {
     getattr(socket, option): value
     for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 8), ("TCP_KEEPCNT", 5))
