@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,18 @@ def test_the_command_of_each_kind_of_node_is_told_for_a_shell(tmp_path: Path) ->
     called = calls(two[0], tmp_path, NODE_RANK="1", MASTER_ADDR="10.0.0.1")
     sizes = "--nnodes 2 --nproc-per-node 8 --node-rank 1 --master-addr 10.0.0.1 --master-port 29500"
     assert called == [f"torchrun {sizes} -m weft.training.worker runs/a"]
-    assert [one.partition("  # ")[2] for one in start_commands(mixed(), "runs/a")] == [
-        "node 0 to 1",
-        "node 2",
-    ]
+    both = [one.partition("  # ")[2] for one in start_commands(mixed(), "runs/a")]
+    assert both == ["node 0 to 1", "node 2"]
+
+
+@pytest.mark.parametrize("stack", ["slurm", "skypilot", "k8s"])
+def test_restarts_of_the_run_file_are_those_of_torchrun(stack: str) -> None:
+    job = two_nodes()
+    table = job.run.run.model_copy(update={"max_restarts": 3})
+    again = replace(job, run=job.run.model_copy(update={"run": table}))
+    assert "--max-restarts" not in emit(job, stack).text
+    assert " --max-restarts 3 " in emit(again, stack).text
+    assert all(" --max-restarts 3 " in one for one in start_commands(again, "runs/a"))
 
 
 def test_a_slurm_script_prepares_once_and_starts_every_node(tmp_path: Path) -> None:

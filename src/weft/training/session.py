@@ -14,7 +14,7 @@ from weft.describe.reading import holds_json
 from weft.describe.run_file import RunFile, changed, load_run, naming
 from weft.describe.synchronisation import changes_codecs_every
 from weft.destinations import require_folder
-from weft.errors import InputError, Violation
+from weft.errors import InputError, RunError, Violation
 from weft.lab.inside import require_lab_devices
 from weft.planning.lost_replicas import LEAST, goes_on, ranks_of_replicas
 from weft.planning.plan_file_job import moved_job, plan_file_job
@@ -148,16 +148,14 @@ def execute(
 
     Raises:
         InputError: if a lab around this process has other devices than the plan.
-        RunError: if a worker failed or, with `[report] hang = "stop"`, hangs; one line with its log's path.
+        RunError: if a worker failed or, with `[report] hang = "stop"`, hangs, and no restart is left; one
+            line with its log's path.
         KeyboardInterrupt: if the user stopped the run; the workers have saved a checkpoint.
     """
     require_lab_devices(planned.problem.job.cluster)
     with Ledger() as ledger:
         entry = enter_prediction(planned.all[-1], ledger)
-        poll = _watching(planned, directory, on_poll)
-        own = ranks_of_replicas(planned.plan) if goes_on(planned) else None
-        replicas = None if own is None else Replicas(tuple(own), LEAST)
-        launch_workers(directory.path, planned.plan.ranks, WORKER_MODULE, poll, replicas=replicas)
+        _launch(planned, directory, on_poll)
         last = last_job(planned, directory)
         if last is not planned.all[-1]:
             # Its steps were predicted before they ran, too.
@@ -165,6 +163,21 @@ def execute(
         summary = directory.finish(last.file, last.program)
         ledger.score(entry, summary["measured_step_s"])
     return summary
+
+
+def _launch(planned: PlannedJob, directory: RunDirectory, on_poll: Callable[[], None] | None) -> None:
+    """Run the workers to the end; those of a run that fails start again, as often as the run file says."""
+    own = ranks_of_replicas(planned.plan) if goes_on(planned) else None
+    replicas = None if own is None else Replicas(tuple(own), LEAST)
+    for left in range(planned.run.run.max_restarts, -1, -1):
+        poll = _watching(planned, directory, on_poll)
+        try:
+            launch_workers(directory.path, planned.plan.ranks, WORKER_MODULE, poll, replicas=replicas)
+            return
+        except RunError as error:
+            if left == 0:
+                raise
+            directory.tell("restarted", reason=str(error), left=left - 1)
 
 
 def last_job(planned: PlannedJob, directory: RunDirectory) -> PlannedJob:

@@ -196,6 +196,11 @@ class ExecutionTable(TomlTable):
         description="what a run does when a rank's process is killed; go-on: the others go on without its "
         "replica, and a new process takes its place; only with cser and keep_errors",
     )
+    max_restarts: Annotated[int, Field(ge=0)] = Field(
+        default=0,
+        description="how often a run that has failed starts again, from its newest checkpoint; also what "
+        "written commands tell torchrun",
+    )
 
     @property
     def used_transport(self) -> Literal["host", "device"] | None:

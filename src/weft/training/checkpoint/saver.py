@@ -44,8 +44,8 @@ from weft.training.checkpoint.training_state import TrainingState
 from weft.training.coordination.agreement import together
 from weft.training.coordination.attendance import Attendance, LateRankError
 
-# The time that a failing rank gives to a save that is under way. Without one of the ranks, a save can only end
-# if all have written.
+# The time that a failing rank gives to a save that is under way. Without one of the ranks, it can only end if
+# all have written.
 FAREWELL_S, WITHOUT_A_RANK_S = 30.0, 3.0
 # A rank that waits for its own save checks at this interval if another rank has given the save up.
 LOOK_S = 0.5

@@ -16,6 +16,7 @@ _WARNINGS = {
     "began anew": "step {step}: what each rank kept to itself under plan {former} is left behind; all "
     "replicas go on from their average",
     DIED: "{told} died in step {reached}; the others go on from the state after {step} steps",
+    "restarted": "{reason}; the run starts again, and may do so {left} more times",
     "replicas lost": "step {step}: the loss of ranks {ranks} is not finite; the next average of weights "
     "leaves their replicas out",
     "resume differs": "step {step} has the loss {loss} after resuming; before, it was {recorded}",
