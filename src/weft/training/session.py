@@ -166,7 +166,7 @@ def execute(
 
 
 def _launch(planned: PlannedJob, directory: RunDirectory, on_poll: Callable[[], None] | None) -> None:
-    """Run the workers to the end; those of a run that fails start again, as often as the run file says."""
+    """Run the workers to the end; after a failure they start again, as often as the run file says."""
     own = ranks_of_replicas(planned.plan) if goes_on(planned) else None
     replicas = None if own is None else Replicas(tuple(own), LEAST)
     for left in range(planned.run.run.max_restarts, -1, -1):
