@@ -17,6 +17,7 @@ from weft.describe.cluster_file import cluster_of
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice, Plan
+from weft.planning.decisions import decided_words
 from weft.planning.report_sections import sections_of
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import PredictedStep, predict
@@ -51,6 +52,8 @@ def require_told(path: Path, name: str, way: str, kinds: Sequence[int]) -> None:
     exchanges = (columns.rank == 0) & np.isin(columns.kind, kinds)
     told = [dict(one.rows) for one in sections_of(planned.job, []) if one.name == name]
     assert exchanges.any() == bool(told) == (way != "inside")
+    words = [one for one in decided_words(planned.job) if one.startswith(name.replace("-", " "))]
+    assert words == ([] if way == "inside" else [f"{name.replace('-', ' ')}: {way}"])
     for rows in told:
         assert rows[f"how {name.replace('-', ' ')} run"] == way
         assert rows["in a step on rank 0"] == str(exchanges.sum())

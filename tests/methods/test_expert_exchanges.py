@@ -40,6 +40,7 @@ from weft.methods.expert_exchanges.program import NAME, WAYS
 from weft.methods.sharding.kinds import REDUCE
 from weft.moves.layout import build_plan
 from weft.planning.compile import compile_evaluation, compile_folded
+from weft.planning.decisions import decided_words
 from weft.planning.job_rules import refused_by_methods
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
@@ -272,6 +273,12 @@ def test_blocks_with_linear_attention_are_refused(tmp_path: Path, way: str) -> N
 def test_a_run_file_asks_for_it_and_its_report_says_so(tmp_path: Path, way: str) -> None:
     pins = {"pp": 1, "ep": 2, "loops": 1, "micro_batch_size": 2, "recompute": "none", "schedule": "1f1b"}
     require_told(asking(tmp_path, way, **pins), NAME, way, KINDS_OF_BORDERS)
+
+
+def test_a_plan_with_one_expert_rank_says_that_nothing_is_exchanged(tmp_path: Path) -> None:
+    planned = weft.plan(asking(tmp_path, "interleaved", pp=1, ep=1, micro_batch_size=2)).job
+    said = "expert exchanges: interleaved changes nothing, as there is one expert rank"
+    assert decided_words(planned) == [said]
 
 
 @pytest.mark.parametrize(

@@ -125,9 +125,13 @@ class Cutter:
 
         return Composition(method=self.name, other=f"{axis} parallelism", reason=reason, refuse=refuse)
 
+    def asked_way(self, job: Job) -> str:
+        """Return the way that a job asks for, whatever its layout."""
+        words = (one.options.get("run", INSIDE) for one in job.methods if one.name == self.name)
+        return str(next(words, INSIDE))
+
     def _asked(self, job: Job, layout: Layout) -> bool:
-        chosen = (one.options.get("run", INSIDE) != INSIDE for one in job.methods if one.name == self.name)
-        return any(chosen) and getattr(layout, _FIELDS[self.axis]) > 1
+        return self.asked_way(job) != INSIDE and getattr(layout, _FIELDS[self.axis]) > 1
 
     @staticmethod
     def _is_divided(plan: Plan, axis: Axis) -> bool:

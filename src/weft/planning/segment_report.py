@@ -1,4 +1,4 @@
-"""The section of a run's report about exchanges between segments."""
+"""What an answer and a run's report tell of exchanges between segments."""
 
 from __future__ import annotations
 
@@ -8,10 +8,25 @@ from typing import Any
 import numpy as np
 
 from weft.describe.units import format_bytes
-from weft.moves.cutting import Cutter
+from weft.moves.cutting import INSIDE, Cutter
+from weft.planning.decisions import DecidedWords
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import ReportSection
 from weft.program.segments import segment_borders
+
+
+def exchanges_words(cutter: Cutter, title: str) -> DecidedWords:
+    """Return the words of a method that cuts passes, for a plan that is asked for exchanges of its own."""
+
+    def words(planned: PlannedJob) -> str | None:
+        asked = cutter.asked_way(planned.problem.job)
+        if asked == INSIDE:
+            return None
+        if not cutter.cuts(planned.plan):
+            return f"{title.lower()}: {asked} changes nothing, as there is one {cutter.axis} rank"
+        return f"{title.lower()}: {asked}"
+
+    return DecidedWords(method=cutter.name, words=words)
 
 
 def exchanges_section(cutter: Cutter, title: str) -> ReportSection:

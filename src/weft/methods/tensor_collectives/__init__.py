@@ -7,7 +7,7 @@ from weft.methods.tensor_collectives import program
 from weft.methods.tensor_collectives.costs import COSTS
 from weft.methods.tensor_collectives.moves import MOVES
 from weft.methods.tensor_collectives.rules import RULES
-from weft.planning.segment_report import exchanges_section
+from weft.planning.segment_report import exchanges_section, exchanges_words
 from weft.program.segments import USES
 
 BUNDLE = Bundle(
@@ -19,6 +19,7 @@ BUNDLE = Bundle(
         *RULES,
         *MOVES,
         exchanges_section(program.CUTTER, "Tensor collectives"),
+        exchanges_words(program.CUTTER, "Tensor collectives"),
     ),
     runtime="weft.methods.tensor_collectives.runtime",
 )
