@@ -149,6 +149,15 @@ def test_an_edited_plan_is_legal_and_another_plan(tmp_path):
     assert edited.plan_id != plan().plan_id
 
 
+def test_an_edited_plan_has_no_prediction_until_it_is_predicted_anew():
+    record = json.loads(PlanFile(plan(), PREDICTION).to_json())
+    assert parse_plan_file(record).prediction == PREDICTION
+    assert parse_plan_file(record | {"global_batch": 2 * record["global_batch"]}).prediction is None
+    # Nobody has edited one that was written without an id.
+    del record["plan_id"]
+    assert parse_plan_file(record).prediction == PREDICTION
+
+
 def test_every_violation_of_a_file_is_listed():
     record = json.loads(PlanFile(plan()).to_json())
     record["shedule"] = record.pop("schedule")

@@ -26,7 +26,7 @@ from weft.describe.layout import DENSE
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.plan_subject import PlanSubject
-from weft.describe.plan_versions import in_this_version
+from weft.describe.plan_versions import former_ids, in_this_version
 from weft.describe.prediction import Prediction
 from weft.describe.reading import read_json, violations_of
 from weft.describe.servers import refuse_servers
@@ -117,8 +117,10 @@ def parse_plan_file(record: object, where: str = "plan") -> PlanFile:
         found = PlanKeys.model_validate_json(json.dumps(given), strict=True)
     except ValidationError as error:
         raise InputError(violations_of(error, where, PlanKeys)) from None
-    decisions = {name: getattr(found, name) for name in Plan.model_fields}
-    return PlanFile(Plan(**decisions), found.prediction, found.subject)
+    plan = Plan(**{name: getattr(found, name) for name in Plan.model_fields})
+    # A plan that was edited has another id than its file, whose prediction is of the plan before.
+    kept = record.get("plan_id") in (None, plan.plan_id, *former_ids(plan))
+    return PlanFile(plan, found.prediction if kept else None, found.subject)
 
 
 def check_plan(plan: Plan, graph: LayerGraph, cluster: Cluster) -> list[Violation]:

@@ -1,4 +1,4 @@
-"""What an answer and a run's report tell of exchanges between segments."""
+"""The words of an answer, and the section of a run's report, about exchanges between segments."""
 
 from __future__ import annotations
 
