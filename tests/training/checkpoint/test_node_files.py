@@ -22,7 +22,7 @@ RANKS = 3
 
 def apart(rank: int) -> JobNodes:
     """Ranks 0 and 1 on one node, and rank 2 on another."""
-    return JobNodes(rank, ((0, 1), (2,)), ((0, 1), (2,)), ("one", "other"))
+    return JobNodes(rank, ((0, 1), (2,)), ((0, 1), (2,)))
 
 
 def folder(path: Path, rank: int) -> Path:

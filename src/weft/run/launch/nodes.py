@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -20,11 +20,6 @@ class RankPlace(NamedTuple):
     world_size: int
     local_rank: int
     local_ranks: int
-
-    @property
-    def leader(self) -> int:
-        """The first rank of the node: ranks of a node follow each other."""
-        return self.rank - self.local_rank
 
     @classmethod
     def of(cls, environment: Mapping[str, str] | None = None) -> RankPlace:
@@ -59,14 +54,12 @@ class JobNodes:
         nodes: the ranks of each node.
         folders: the ranks that see each run directory, those of rank 0 first. Nodes with a common file system
             are in one folder.
-        hosts: the name of each node.
         checkpoint_folders: as `folders`, for the directories of checkpoints; None: alike.
     """
 
     rank: int
     nodes: tuple[Ranks, ...]
     folders: tuple[Ranks, ...]
-    hosts: tuple[str, ...] = ("",)
     checkpoint_folders: tuple[Ranks, ...] | None = None
 
     @classmethod
@@ -82,12 +75,14 @@ class JobNodes:
         local_ranks: Mapping[int, int],
         folder_of: Mapping[int, int],
         checkpoints_of: Mapping[int, int],
-        hosts: Iterable[str],
     ) -> JobNodes:
-        """Return the nodes with these numbers of ranks and folders, by their first ranks."""
+        """Return the nodes with these numbers of ranks and folders, by their first ranks.
+
+        The ranks of a node follow each other.
+        """
         nodes = {leader: tuple(range(leader, leader + local_ranks[leader])) for leader in sorted(local_ranks)}
         folders, checkpoints = (_together(nodes, one) for one in (folder_of, checkpoints_of))
-        return cls(rank, tuple(nodes.values()), folders, tuple(hosts), checkpoints)
+        return cls(rank, tuple(nodes.values()), folders, checkpoints)
 
     @property
     def at_checkpoints(self) -> JobNodes:

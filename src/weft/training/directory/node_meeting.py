@@ -192,7 +192,6 @@ class _Meeting:
             {leader: one.local_ranks for leader, one in here.items()},
             runs,
             checkpoints,
-            [one.host for one in here.values()],
         )
 
     def _wait_for_all(self) -> None:
