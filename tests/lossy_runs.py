@@ -8,25 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from waiting_runs import CONFIG
+from run_inputs import CONFIG, cluster_text
 
 EVERY = 4
-CLUSTER = """
-name = "small"
-[[node]]
-name = "all"
-count = 1
-device = "cpu"
-devices = {devices}
-bandwidth = "1 GB/s"
-latency = "50 us"
-[device.cpu]
-flops = {{ fp64 = "50 GFLOP/s" }}
-memory = "4 GB"
-memory_bandwidth = "10 GB/s"
-launch = "1 us"
-synchronous = true
-"""
 RUN = """
 [model]
 hf = "{folder}/config.json"
@@ -76,7 +60,7 @@ def write_run_file(
     (folder / "lives").mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "text.txt").write_text("the weft goes under and over the warp\n" * 100)
-    (folder / "cluster.toml").write_text(CLUSTER.format(devices=replicas * pp * tp))
+    (folder / "cluster.toml").write_text(cluster_text(replicas * pp * tp, precision="fp64"))
     path = folder / "run.toml"
     kind = "dying_task:Dies" if on_death == "go-on" else "causal-lm"
     table = f'[run]\non_death = "{on_death}"\n'

@@ -10,42 +10,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from run_inputs import CONFIG, cluster_text
+
 from weft.describe.plan_file import PlanFile
 from weft.describe.run_file import load_run
 from weft.planning.planned import plan_run
-
-CONFIG = {
-    "model_type": "gpt2",
-    "n_layer": 2,
-    "n_embd": 16,
-    "n_head": 2,
-    "vocab_size": 256,
-    "n_positions": 16,
-    "tie_word_embeddings": False,
-}
-CLUSTER = """
-name = "two"
-[[node]]
-name = "all"
-count = 1
-device = "cpu"
-devices = {ranks}
-bandwidth = "1 GB/s"
-latency = "50 us"
-[device.cpu]
-flops = {{ fp32 = "50 GFLOP/s" }}
-memory = "4 GB"
-memory_bandwidth = "10 GB/s"
-launch = "1 us"
-synchronous = true
-"""
 
 
 def run_directory(tmp_path: Path, *, ranks: int, steps: int) -> Path:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     (run_dir / "config.json").write_text(json.dumps(CONFIG))
-    (run_dir / "cluster.toml").write_text(CLUSTER.format(ranks=ranks))
+    (run_dir / "cluster.toml").write_text(cluster_text(ranks))
     (run_dir / "text.txt").write_text("the weft goes under and over the warp\n" * 100)
     (run_dir / "run.toml").write_text(
         f"""

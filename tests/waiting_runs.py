@@ -11,15 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-CONFIG = {
-    "model_type": "gpt2",
-    "n_layer": 2,
-    "n_embd": 16,
-    "n_head": 2,
-    "vocab_size": 256,
-    "n_positions": 16,
-    "tie_word_embeddings": False,
-}
+from run_inputs import CONFIG
+
 SAMPLES_PER_STEP = 8
 RUN = f"""
 [model]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import RunError
-from weft.run.record.clocks import ClockComparison, NodeClocks, read_clocks, write_clocks
+from weft.run.record.clocks import ClockComparison, NodeClocks, forget_clocks, read_clocks, write_clocks
 from weft.run.record.slots import RECORD_TYPE, slots_path
 
 # Nanoseconds since a start some months ago: a float does not hold all their digits.
@@ -63,7 +63,7 @@ def test_a_run_on_one_node_forgets_the_clocks_of_a_former_start(tmp_path: Path) 
     )
     write_clocks(tmp_path, clocks)
     assert read_clocks(tmp_path) == clocks
-    write_clocks(tmp_path, NodeClocks({}))
+    forget_clocks(tmp_path)
     assert read_clocks(tmp_path) == NodeClocks({})
 
 

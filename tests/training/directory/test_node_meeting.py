@@ -14,7 +14,8 @@ from subprocess import Popen
 
 import psutil
 import pytest
-from torchrun_runs import CLUSTER, ending, worker
+from run_inputs import cluster_text
+from torchrun_runs import ending, worker
 from waiting_runs import wait_for
 from warm_starts import Template
 
@@ -43,25 +44,17 @@ dp = 2
 micro_batch_size = 2
 sharding = "zero-1"
 """
-LINK = """
-[[link]]
-between = ["all", "all"]
-bandwidth = "1 GB/s"
-latency = "50 us"
-"""
 OTHER_VERSION = """
 import weft
 weft.__version__ = "9.9"
 """
 
 
-def prepared(folder: Path, *, steps: int, every: int = 2, nodes: int = 2, checkpoints: str = "") -> Path:
+def prepared(folder: Path, *, steps: int, every: int = 2, checkpoints: str = "") -> Path:
     """The directory of a run on two nodes of two ranks, on the first one; `folder` has one for each node."""
     text, cluster = folder / "text.txt", folder / "cluster.toml"
     text.write_text("the weft goes under and over the warp\n" * 100)
-    two = CLUSTER.format(ranks=4 // nodes).replace("count = 1", f"count = {nodes}")
-    head, node, device = two.partition("[device.cpu]")
-    cluster.write_text(f"{head}{LINK if nodes > 1 else ''}{node}{device}")
+    cluster.write_text(cluster_text(2, nodes=2))
     path = folder / "run.toml"
     kept = f'{every}\ndirectory = "{checkpoints}"' if checkpoints else every
     path.write_text(RUN.format(data=text, cluster=cluster, steps=steps, every=kept))
