@@ -35,6 +35,7 @@ from weft.run.verified import require_verified
 from weft.run.workspace import inputs_of
 from weft.training.checkpoint import checkpoints
 from weft.training.checkpoint.frozen_weights import frozen_fingerprint
+from weft.training.checkpoint.manifest import CHECKPOINTS
 from weft.training.checkpoint.training_state import (
     TrainingState,
     read_state,
@@ -129,7 +130,7 @@ def open_run(
     journal = Journal(run_dir, writes=context.rank == 0, memory=memory)
     newest = None
     if begins_at is None:
-        newest = _newest_checkpoint(job, run_dir / "checkpoints", journal, checkpoint_ranks, nodes)
+        newest = _newest_checkpoint(job, run_dir / CHECKPOINTS, journal, checkpoint_ranks, nodes)
     begun = newest is not None or begins_at is not None
     # The job's own group would time out: some ranks read initial weights far longer than others.
     with together(checkpoint_ranks.group):
@@ -170,7 +171,7 @@ def open_run(
         left = job.last_step - first_step if records else 0
         recorder = Recorder(run_dir, program=program, plan_id=plan.plan_id, steps=left) if left > 0 else None
         if records and nodes.leads_folder:
-            checkpoints.remove_unfinished(run_dir / "checkpoints")
+            checkpoints.remove_unfinished(run_dir / CHECKPOINTS)
     if records:
         compile_stages(job, program, stages, task, context.device)
     if records and context.rank == 0:
@@ -195,7 +196,7 @@ def open_run(
         weight_log = _weight_log(job, run_dir, runtime) if run.checkpoint.weight_log else None
     return OpenRun(
         job=job,
-        checkpoints=run_dir / "checkpoints",
+        checkpoints=run_dir / CHECKPOINTS,
         newest=newest,
         nodes=nodes,
         checkpoint_ranks=checkpoint_ranks,
@@ -278,8 +279,9 @@ def _open_task(job: PlannedJob, ranks: Attendance, nodes: JobNodes) -> Task:
         towers=job.problem.model.towers,
     )
     task: Task | None = None
-    own_turn = 0 if nodes.rank == 0 else 1 if nodes.leads_node else 2
-    for turn in range(3):
+    last = min(len(nodes.nodes), 2)
+    own_turn = 0 if nodes.rank == 0 else 1 if nodes.leads_node else last
+    for turn in range(last + 1):
         with together(ranks.group):
             if turn == own_turn:
                 task = make_task(job.run.task.kind, settings)

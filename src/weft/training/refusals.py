@@ -17,7 +17,7 @@ from weft.planning.lost_replicas import refused_deaths
 from weft.planning.planned import PlannedJob
 from weft.run.stage.compilable import compile_problems
 from weft.run.supported import missing_packages, planned_only, unsupported
-from weft.training.checkpoint.manifest import generations, verify
+from weft.training.checkpoint.manifest import CHECKPOINTS, generations, verify
 from weft.training.data.chats import require_chats
 from weft.training.data.indexed import indexed_name, open_indexed
 from weft.training.data.sources import open_texts
@@ -50,7 +50,7 @@ def refusals(planned: PlannedJob) -> list[Violation]:
 
 def damaged_checkpoints(run_dir: Path) -> Iterator[Violation]:
     """Yield a violation for each checkpoint of a run directory that is not whole; all files are read."""
-    for _, path in generations(run_dir / "checkpoints"):
+    for _, path in generations(run_dir / CHECKPOINTS):
         try:
             verify(path)
         except (RunError, OSError) as error:

@@ -36,8 +36,7 @@ def main(run_dir: Path) -> int:
         InputError: if the directory holds no run, something in it is refused, or another process trains it.
         RunError: if the run failed.
     """
-    as_the_system_does()
-    # This import takes seconds, so it follows the signals.
+    _end_by_signals()
     from weft.training.directory.node_meeting import meet_nodes
 
     met = meet_nodes(run_dir)
@@ -89,6 +88,7 @@ def join(run_dir: Path) -> tuple[PlannedJob, WorkerContext]:
         InputError: if the directory holds no run, or something in it is refused.
         RunError: if the ranks did not meet.
     """
+    _end_by_signals()
     job = read(run_dir)
     return job, meet(job)
 
@@ -99,7 +99,6 @@ def read(run_dir: Path, *, of_all: bool = False) -> PlannedJob:
     Raises:
         InputError: if the directory holds no run, or something in it is refused.
     """
-    as_the_system_does()
     from weft.training.session import reopen
 
     job = reopen(run_dir, of_all=of_all)
@@ -108,8 +107,8 @@ def read(run_dir: Path, *, of_all: bool = False) -> PlannedJob:
     return job
 
 
-def as_the_system_does() -> None:
-    """Let stop signals end this process.
+def _end_by_signals() -> None:
+    """Let stop signals end this process; call it before imports that take seconds.
 
     Before the loop takes stop requests, there is nothing to save. Python calls no handler while a rank is
     stuck in a call that waits for a file or for others.

@@ -107,6 +107,5 @@ def _script(decided: Decided, number: int, nodes: list[Nodes]) -> str:
         f"  weft train {folder} --prepare-only\nfi\n"
     )
     rank = f"$((JOB_COMPLETION_INDEX + {one.first}))" if one.first else '"$JOB_COMPLETION_INDEX"'
-    again = decided.run.run.max_restarts
-    command = worker(count, one.devices, rank, f"{name}-0.{name}", folder, max_restarts=again)
+    command = worker(decided.job, count, one.devices, rank, f"{name}-0.{name}", folder)
     return f"set -euo pipefail\n{prepare if number == 0 else ''}{command}\n"

@@ -72,29 +72,27 @@ def here_documents(decided: Decided, folder: str) -> str:
     return f"mkdir -p {folder}\nif [ ! -e {folder}/plan.json ]; then\n{writes}fi\n"
 
 
-def worker(
-    nodes: int, devices: int | str, rank: str, master: str, folder: str, *, max_restarts: int = 0
-) -> str:
-    """Return the command that runs one node's ranks, and starts all of them again after a failure."""
-    again = f" --max-restarts {max_restarts}" if max_restarts else ""
+def worker(job: PlannedJob, nodes: int, devices: int, rank: str, master: str, folder: str) -> str:
+    """Return the command that runs one node's ranks of a job."""
     if nodes == 1:
-        return f"torchrun --standalone --nproc-per-node {devices}{again} {WORKER} {folder}"
-    sizes = f"--nnodes {nodes} --nproc-per-node {devices}{again} --node-rank {rank}"
-    return f"torchrun {sizes} --master-addr {master} --master-port {PORT} {WORKER} {folder}"
+        return _torchrun(job, "--standalone ", devices, folder)
+    where = f" --node-rank {rank} --master-addr {master} --master-port {PORT}"
+    return _torchrun(job, f"--nnodes {nodes} ", devices, folder, where)
+
+
+def _torchrun(job: PlannedJob, first: str, devices: int, folder: str, last: str = "") -> str:
+    """Return a command of torchrun, which starts ranks again as often as the job's run file says."""
+    again = f" --max-restarts {restarts}" if (restarts := job.run.run.max_restarts) else ""
+    return f"torchrun {first}--nproc-per-node {devices}{again}{last} {WORKER} {folder}"
 
 
 def start_commands(job: PlannedJob, folder: str) -> list[str]:
     """Return the command of torchrun for each kind of node; its shell knows NODE_RANK and MASTER_ADDR."""
     nodes = nodes_of(Decided(job))
     count = sum(one.count for one in nodes)
-    again = job.run.run.max_restarts
     if count == 1:
-        restarts = f" --max-restarts {again}" if again else ""
-        return [f"torchrun --nproc-per-node {job.plan.ranks}{restarts} {WORKER} {folder}"]
-    commands = [
-        worker(count, one.devices, '"$NODE_RANK"', '"$MASTER_ADDR"', folder, max_restarts=again)
-        for one in nodes
-    ]
+        return [_torchrun(job, "", job.plan.ranks, folder)]
+    commands = [worker(job, count, one.devices, '"$NODE_RANK"', '"$MASTER_ADDR"', folder) for one in nodes]
     if len(nodes) == 1:
         return commands
     return [

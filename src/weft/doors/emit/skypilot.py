@@ -44,8 +44,8 @@ def emit(planned: PlannedJob) -> Emitted:
         losses.append(Loss(what, "mount a volume or a bucket and set RUN_DIRECTORY to a folder in it"))
     file = f"{NAME}.yaml"
     launch = f"sky launch {file} --env WEFT=..."
-    rank, again = '"$SKYPILOT_NODE_RANK"', decided.run.run.max_restarts
-    command = worker(one.count, one.devices, rank, '"$MASTER_ADDR"', _FOLDER, max_restarts=again)
+    rank = '"$SKYPILOT_NODE_RANK"'
+    command = worker(planned, one.count, one.devices, rank, '"$MASTER_ADDR"', _FOLDER)
     script = (
         "export MASTER_ADDR=\"${SKYPILOT_NODE_IPS%%$'\\n'*}\"\n"
         'if [ "$SKYPILOT_NODE_RANK" = 0 ]; then\n'

@@ -32,7 +32,7 @@ def emit(planned: PlannedJob) -> Emitted:
         f'export RUN_DIRECTORY="${{RUN_DIRECTORY:-$SLURM_SUBMIT_DIR/runs/{run_name(decided)}}}"\n'
         f"{here_documents(decided, _FOLDER)}"
         f"weft train {_FOLDER} --prepare-only\n"
-        f"{_start(nodes, decided.run.run.max_restarts)}"
+        f"{_start(planned, nodes)}"
         f"weft compare {_FOLDER}\n"
     )
     return Emitted(file=file, text=text, launch=launch, losses=tuple(losses))
@@ -48,16 +48,14 @@ def _requests(nodes: Nodes) -> str:
     return f"{lines}#SBATCH --gpus-per-node={nodes.devices}\n#SBATCH {processors}\n"
 
 
-def _start(nodes: list[Nodes], max_restarts: int) -> str:
+def _start(job: PlannedJob, nodes: list[Nodes]) -> str:
     """Return the start of one task per node for its ranks; tasks have the plan's node numbers."""
     count = sum(one.count for one in nodes)
     several = len(nodes) > 1
     hosts = "$SLURM_JOB_NODELIST_HET_GROUP_0" if several else "$SLURM_JOB_NODELIST"
     steps = []
     for number, one in enumerate(nodes):
-        command = worker(
-            count, one.devices, '"$SLURM_PROCID"', '"$MASTER_ADDR"', _FOLDER, max_restarts=max_restarts
-        )
+        command = worker(job, count, one.devices, '"$SLURM_PROCID"', '"$MASTER_ADDR"', _FOLDER)
         group = f"--het-group={number} " if several else ""
         # Since 22.05 a step does not inherit the processors of the job's tasks.
         processors = f"--cpus-per-task={one.devices} " if one.device.synchronous or not one.whole else ""

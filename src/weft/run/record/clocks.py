@@ -74,13 +74,14 @@ def _between(own: Ints, offset: Ints, at: Ints) -> Ints:
 
 
 def write_clocks(run_dir: Path, clocks: NodeClocks) -> None:
-    """Write the clocks of a run; one on a single node has none, and no file."""
     path = _path(run_dir)
-    if not clocks.comparisons:
-        path.unlink(missing_ok=True)
-        return
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps({str(rank): each for rank, each in clocks.comparisons.items()}) + "\n")
+
+
+def forget_clocks(run_dir: Path) -> None:
+    """Remove the clocks of a former start; a run on one node has none."""
+    _path(run_dir).unlink(missing_ok=True)
 
 
 def read_clocks(run_dir: Path) -> NodeClocks:

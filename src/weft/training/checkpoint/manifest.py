@@ -17,6 +17,8 @@ from weft.errors import RunError
 
 FORMAT = 2
 MANIFEST = "manifest.json"
+# The folder of checkpoints in a run directory, or a link to it.
+CHECKPOINTS = "checkpoints"
 _GENERATION = re.compile(r"step-(\d{8,})")
 _READ_BYTES = 1 << 22
 
@@ -67,7 +69,7 @@ def verify(path: Path, progress: Callable[[int], None] = untold) -> None:
     Raises:
         RunError: in one line, for the first problem.
     """
-    expected, present = read_manifest(path), _present(path)
+    expected, present = _read(path), _present(path)
     if present != set(expected):
         missing, unknown = sorted(set(expected) - present), sorted(present - set(expected))
         raise RunError(
@@ -76,17 +78,19 @@ def verify(path: Path, progress: Callable[[int], None] = untold) -> None:
     _verify_files(path, expected, progress)
 
 
-def verify_part(path: Path, progress: Callable[[int], None] = untold) -> list[str]:
-    """Check those files of a checkpoint that its folder has, and return their names.
+def verify_part(
+    path: Path, progress: Callable[[int], None] = untold
+) -> tuple[list[str], dict[str, tuple[int, str]]]:
+    """Check those files of a checkpoint that its folder has; return their names, and the manifest.
 
     Raises:
         RunError: as `verify`.
     """
-    expected, present = read_manifest(path), _present(path)
+    expected, present = _read(path), _present(path)
     if unknown := sorted(present - set(expected)):
         raise RunError(f"{path}: files not in the manifest: {unknown}")
     _verify_files(path, {name: expected[name] for name in present}, progress)
-    return sorted(present)
+    return sorted(present), expected
 
 
 def _present(path: Path) -> set[str]:
@@ -123,7 +127,7 @@ def digest_of(path: Path, progress: Callable[[int], None] = untold) -> str:
     return digest.hexdigest()
 
 
-def read_manifest(path: Path) -> dict[str, tuple[int, str]]:
+def _read(path: Path) -> dict[str, tuple[int, str]]:
     """Return (size, digest) by file name; refuse bytes that `manifest` itself would not write."""
     try:
         content = (path / MANIFEST).read_bytes()

@@ -23,7 +23,6 @@ from weft.training.checkpoint.manifest import (
     digest_of,
     generation_path,
     generations,
-    read_manifest,
     verify_part,
 )
 from weft.training.coordination.agreement import gather, meeting_peers, together
@@ -70,11 +69,11 @@ def _part(path: Path, progress: Callable[[], None]) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        names = verify_part(path, lambda _: progress())
-        expected, digest = sorted(read_manifest(path)), digest_of(path / MANIFEST)
+        names, expected = verify_part(path, lambda _: progress())
+        digest = digest_of(path / MANIFEST)
     except (RunError, OSError) as error:
         return {"problem": str(error)}
-    return {"names": names, "expected": expected, "manifest": digest}
+    return {"names": names, "expected": sorted(expected), "manifest": digest}
 
 
 def _problem(path: Path, parts: Mapping[int, Mapping[str, Any]]) -> str | None:

@@ -23,7 +23,7 @@ from weft.run.state.synchroniser_state import REPLICAS
 from weft.sync import get_synchroniser
 from weft.sync.base import Gatherer
 from weft.training.checkpoint.checkpoints import rank_tensor
-from weft.training.checkpoint.manifest import generations, verify
+from weft.training.checkpoint.manifest import CHECKPOINTS, generations, verify
 from weft.training.checkpoint.tensor_folders import SafetensorsFolder, Shape
 from weft.training.checkpoint.training_state import read_state
 from weft.training.checkpoint.weight_log import LOG, LoggedPayload, RankLog, read_log
@@ -61,7 +61,7 @@ def replay(run_dir: Path, plan: Plan, config: ModelConfig, step: int) -> Replaye
         InputError: if there is no such checkpoint, logs or payloads are missing, or another plan made them.
         RunError: if a file cannot be read.
     """
-    begins, path, skipped = _checkpoint(run_dir / "checkpoints", step)
+    begins, path, skipped = _checkpoint(run_dir / CHECKPOINTS, step)
     plan_ids = {plan.plan_id, *former_ids(plan)}
     saved_by = read_state(path).plan_id
     if saved_by not in plan_ids:

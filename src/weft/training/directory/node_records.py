@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from weft.run.launch.nodes import JobNodes
-from weft.run.record.clocks import write_clocks
+from weft.run.record.clocks import NodeClocks, forget_clocks, write_clocks
 from weft.run.record.slots import slots_path
 from weft.training.checkpoint.node_files import copy_files
 from weft.training.coordination.agreement import gather, together
@@ -26,19 +26,23 @@ def keeping_records(run_dir: Path, nodes: JobNodes) -> Iterator[None]:
     Raises:
         RunError: on every rank, if a file cannot be copied.
     """
-    clocks = compare_clocks(nodes)
-    with together():
-        if nodes.rank == 0:
-            write_clocks(run_dir, clocks)
-    yield
     if len(nodes.nodes) == 1:
-        return
-    clocks = joined(clocks, compare_clocks(nodes))
-    with together():
         if nodes.rank == 0:
-            write_clocks(run_dir, clocks)
+            forget_clocks(run_dir)
+        yield
+        return
+    clocks = compare_clocks(nodes)
+    _write(run_dir, nodes, clocks)
+    yield
+    _write(run_dir, nodes, joined(clocks, compare_clocks(nodes)))
     if nodes.are_apart:
         _collect(run_dir, nodes)
+
+
+def _write(run_dir: Path, nodes: JobNodes, clocks: NodeClocks) -> None:
+    with together():
+        if nodes.rank == 0:
+            write_clocks(run_dir, clocks)
 
 
 def _collect(run_dir: Path, nodes: JobNodes) -> None:

@@ -19,6 +19,7 @@ from weft.describe.synchronisation import AUTO
 from weft.errors import InputError, Violation
 from weft.files import replacing
 from weft.planning.synchronisations import in_sync
+from weft.training.checkpoint.manifest import CHECKPOINTS
 from weft.training.checkpoint.training_state import PRECISION, refuse_differences
 from weft.training.directory.run_directory import PLAN_FILES, PLAN_OF_ALL, RunDirectory, fresh_directory
 
@@ -62,7 +63,7 @@ def require_not_started(path: Path) -> None:
         InputError: with the way to resume the started run.
     """
     if (path / "plan.json").exists() and any(
-        (path / name).exists() for name in ("metrics.jsonl", "checkpoints")
+        (path / name).exists() for name in ("metrics.jsonl", CHECKPOINTS)
     ):
         raise InputError(
             Violation(

@@ -42,7 +42,7 @@ from weft.timeline.compare import Comparison, Pair, compare
 from weft.timeline.perfetto import write_perfetto
 from weft.timeline.store import read_timeline, write_timeline
 from weft.timeline.timeline import Timeline
-from weft.training.checkpoint.manifest import generations
+from weft.training.checkpoint.manifest import CHECKPOINTS, generations
 from weft.training.directory.verified import write_verified
 
 PROGRAM_ROWS = 4000
@@ -51,7 +51,6 @@ PLAN_OF_ALL = "plan-of-all.json"
 PLAN_FILES = ("plan.json", "program.txt", "predicted.parquet", "verified.json")
 # Names one run in all its directories, for runs on several nodes.
 RUN_ID = "run-id"
-CHECKPOINTS = "checkpoints"
 # The files that a start of a rank reads, under `torchrun`.
 STARTING_FILES = ("run.toml", PLAN_FILES[0], PLAN_OF_ALL, f"then/{PLAN_FILES[0]}")
 

@@ -24,6 +24,7 @@ from weft.progress import CountedWork, ProgressReport, unwatched
 from weft.run.stage.build import build_stage
 from weft.training.checkpoint.frozen_weights import frozen_fingerprint, weights_folder
 from weft.training.checkpoint.manifest import (
+    CHECKPOINTS,
     MANIFEST,
     generation_path,
     generations,
@@ -101,7 +102,7 @@ def export(
     _require_same_model(config, plan, run_dir)
     source: TensorFolder
     if replay is None:
-        path, skipped = _checkpoint(run_dir / "checkpoints", checkpoint, report)
+        path, skipped = _checkpoint(run_dir / CHECKPOINTS, checkpoint, report)
         source, name = SafetensorsFolder(path), path.name
     elif checkpoint is not None:
         raise InputError(Violation("replay", "it begins with a checkpoint that it finds", "no checkpoint"))
