@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
@@ -293,7 +294,7 @@ class OptimizerTable(TomlTable):
 def _absolute(path: str) -> str:
     if not path.startswith("/"):
         problem = f"{path!r} is no absolute path, and nodes work in other folders"
-        raise InputError(Violation("", problem, f"/{path.lstrip('./')}"))
+        raise InputError(Violation("", problem, str("/" / Path(path).expanduser())))
     return path
 
 
