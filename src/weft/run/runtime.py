@@ -250,7 +250,8 @@ class RankRuntime:
             program, self._workspace(program, training=True), recorder=recorder
         )
         self._gone, self._flight_record = Gone(), flight_record
-        self.others: list[dist.ProcessGroup] = []
+        # Named here: torch forgets a group's ranks when another thread destroys it.
+        self.others = [DeviceGroup(dist.group.WORLD)] if dist.group.WORLD else []
         self._detector = FailureDetector(WeakMethod(self._abort), self._held.groups.losses, timeout_s)
 
     @property
@@ -380,9 +381,7 @@ class RankRuntime:
         held = self._held
         if held is not None:
             held.messages.hang_up()
-            world = [] if dist.group.WORLD is None else [DeviceGroup(dist.group.WORLD)]
-            others = map(DeviceGroup, self.others)
-            abort([*held.groups.all, *held.messages.groups, *world, *others])
+            abort([*held.groups.all, *held.messages.groups, *self.others])
 
     def evaluate(self, program: RankProgram, batches: Iterable[Batch]) -> float:
         """Return the mean loss over batches, computed by this rank's part of a forward-only program.
@@ -432,6 +431,7 @@ class RankRuntime:
             # A group's torch threads end with the last reference to it. A thread that outlives the
             # interpreter and then frees a tensor aborts the process.
             self._training = self._held = None
+            self.others.clear()
 
     @property
     def _resources(self) -> Resources:

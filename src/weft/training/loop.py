@@ -22,6 +22,7 @@ from weft.planning.report_sections import BY_SOURCE, SAMPLE_SOURCES
 from weft.program.arrays import Ints
 from weft.run.launch.heartbeat import beating
 from weft.run.launch.worker_start import WorkerContext
+from weft.run.transport.device_group import DeviceGroup
 from weft.training.beginnings import go_on, resume, start, turn, turn_to, verify_resume
 from weft.training.checkpoint.manifest import generation_path, generations
 from weft.training.checkpoint.saver import Saved, Saver
@@ -122,7 +123,7 @@ def train_plan(
     run = open_run(job, run_dir, context, generation=generation, former=former, begins_at=begins_at)
     if membership is not None:
         membership.runtime = run.runtime
-        run.runtime.others += [stop.group, run.checkpoint_ranks.group]
+        run.runtime.others += map(DeviceGroup, (stop.group, run.checkpoint_ranks.group))
     with beating(run.recorder, run.runtime.notice), run.journal:
         if membership is not None and change is not None:
             # The other groups are open, and a loss ends what is under way in all of them.

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 from pool import WorkerPool
 from small_jobs import batch_of, make_runtime
 from small_plans import make_plan, make_program, tiny
@@ -29,6 +31,10 @@ def wait_for_stuck_rank(rank: int, ranks: int, plan: Plan, transport: str, folde
     config, over, record = tiny(), folder / "over", record_path(folder, rank)
     program = make_program(config, plan)
     runtime = make_runtime(rank, config, plan, program, transport=transport, flight_record=record)
+    # A caller may have freed a group of its own before another rank is gone.
+    freed = dist.new_group()
+    runtime.others.append(DeviceGroup(freed))
+    dist.destroy_process_group(freed)
     if rank == ranks - 1:
         runtime._detector.close(farewell=False)
     told = ""
@@ -63,6 +69,36 @@ def test_a_rank_stops_waiting_when_any_rank_is_gone_and_names_it(
     assert "failed: " in told
     # Of gloo's groups torch records collectives.
     assert "entries" in json.loads(record_path(tmp_path, 0).read_bytes())
+
+
+def wait_behind_a_broken_connection(rank: int, ranks: int, folder: Path) -> str:
+    """Rank 2 closes its connections; rank 1 waits for rank 0, which keeps its own, then cuts the group."""
+    group, over = DeviceGroup(dist.new_group()), folder / "over"
+    told, taken = "", torch.empty(1)
+    if rank == 2:
+        group.cut()
+    if rank == 1:
+        with pytest.raises(RuntimeError):
+            group.receive(taken, 2)
+        cutting = threading.Timer(0.5, group.cut)
+        cutting.start()
+        try:
+            group.receive(taken, 0)
+        except RuntimeError:
+            told = "failed"
+        cutting.join()
+        over.touch()
+    deadline = time.monotonic() + LIMIT_S
+    while not over.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return told if over.exists() else "the other rank still waits"
+
+
+@pytest.mark.processes
+def test_a_cut_reaches_every_connection_of_a_group_with_a_broken_one(
+    worker_pool: WorkerPool, tmp_path: Path
+) -> None:
+    assert worker_pool.run(wait_behind_a_broken_connection, tmp_path, ranks=3) == ["", "failed", ""]
 
 
 def test_a_step_behind_an_abort_fails_even_if_nothing_in_it_has() -> None:

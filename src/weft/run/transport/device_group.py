@@ -99,11 +99,12 @@ class DeviceGroup:
         """Close all connections of a gloo group, so that calls under way fail; any thread may call it.
 
         Its `abort` does nothing in torch 2.13. But a call that times out closes the group's connections. This
-        one waits for a message that nobody sends.
+        one waits for a message that nobody sends. Over a connection that is closed already it fails at once
+        and closes no other one, so each peer is tried.
         """
-        if self.size > 1:
+        for turn in range(1, self.size):
             with suppress(RuntimeError):
-                call = self._group.recv([torch.empty(1)], (self.place + 1) % self.size, _NEVER_SENT)
+                call = self._group.recv([torch.empty(1)], (self.place + turn) % self.size, _NEVER_SENT)
                 call.wait(timedelta(milliseconds=1))
 
 
