@@ -99,8 +99,8 @@ class DeviceGroup:
         """Close all connections of a gloo group, so that calls under way fail; any thread may call it.
 
         Its `abort` does nothing in torch 2.13. But a call that times out closes the group's connections. This
-        one waits for a message that nobody sends. Over a connection that is closed already it fails at once
-        and closes no other one, so each peer is tried.
+        one waits for a message that nobody sends. A broken connection refuses it at once and the others stay
+        open. So each peer is tried.
         """
         for turn in range(1, self.size):
             with suppress(RuntimeError):
