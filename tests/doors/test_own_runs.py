@@ -82,6 +82,40 @@ def test_restarts_of_the_run_file_are_those_of_torchrun(stack: str) -> None:
     assert all(" --max-restarts 3 " in one for one in start_commands(again, "runs/a"))
 
 
+def elastic(job: PlannedJob, least: int, most: int) -> PlannedJob:
+    limits = {"min_nodes": least, "max_nodes": most, "max_restarts": 2}
+    return replace(job, run=job.run.model_copy(update={"run": job.run.run.model_copy(update=limits)}))
+
+
+def test_an_elastic_run_takes_the_nodes_that_are_there(tmp_path: Path) -> None:
+    job = elastic(two_nodes(), 1, 3)
+    folder = tmp_path / "runs" / run_name(Decided(job))
+    text = emit(job, "slurm").text
+    # It begins without the spare, and a lost node does not end it.
+    assert "#SBATCH --nodes=2-3\n" in text
+    assert "#SBATCH --no-kill\n" in text
+    assert "\nsrun --no-kill --kill-on-bad-exit=0 bash -c " in text
+    meeting = f"--rdzv-backend c10d --rdzv-id {run_name(Decided(job))} --rdzv-endpoint first-node:29500"
+    command = f"torchrun --nnodes 1:3 --nproc-per-node 8 --max-restarts 2 {meeting}"
+    started = calls(text, tmp_path, RANKS="3", SLURM_JOB_NODELIST="nodes")
+    assert started[1:4] == [f"{command} -m weft.training.worker {folder}"] * 3
+    assert yaml.safe_load(emit(job, "skypilot").text)["num_nodes"] == 3
+    [pods] = manifests(job)["Job"]
+    assert (pods["spec"]["completions"], pods["spec"]["backoffLimit"]) == (3, 6)
+    # A pod that takes another one's place must not prepare the run, which goes on.
+    [script] = pods["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert "/at-hand ] || weft train " in script
+    [other] = manifests(two_nodes())["Job"]
+    assert other["spec"]["backoffLimit"] == 0
+
+
+def test_a_run_on_unlike_nodes_is_not_elastic() -> None:
+    job = elastic(mixed(), 1, 3)
+    for stack in ("slurm", "k8s"):
+        with pytest.raises(InputError, match=r"run\.min_nodes: nodes are of several kinds"):
+            emit(job, stack)
+
+
 def test_a_slurm_script_prepares_once_and_starts_every_node(tmp_path: Path) -> None:
     job = two_nodes()
     text = emit(job, "slurm").text

@@ -173,7 +173,10 @@ def train(
         plan_by=planned_visibly,
     )
     if prepare_only:
-        with prepare(planned, path):
+        with (
+            progressing("planning for fewer nodes") as report,
+            prepare(planned, path, report),
+        ):
             print(*start_commands(planned, shlex.quote(str(path))), sep="\n")
         return
     progress = Progress(quiet=json)

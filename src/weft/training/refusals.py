@@ -12,6 +12,7 @@ from pathlib import Path
 from weft.describe.tasks import CHAT, DRAWN, is_language, only_source, sources_of
 from weft.errors import InputError, RunError, Violation
 from weft.files import weft_home
+from weft.planning.elastic import refused_limits
 from weft.planning.job_rules import refused_by_methods
 from weft.planning.lost_replicas import refused_deaths
 from weft.planning.planned import PlannedJob
@@ -38,7 +39,7 @@ def refusals(planned: PlannedJob) -> list[Violation]:
     problems = planned_only(planned.problem.model) + planned.elsewhere + planned.misplaced
     for job in planned.all:
         problems += unsupported(job.plan) + missing_packages(job.plan) + job.uncounted + job.unlogged
-        problems += refused_by_methods(job) + refused_deaths(job)
+        problems += refused_by_methods(job) + refused_deaths(job) + refused_limits(job)
         if planned.run.train.compile:
             problems += compile_problems(job.plan, job.program.columns.kind, job.problem.job.graph)
     # Tokenizers and images need packages that torch's extra brings.

@@ -16,6 +16,7 @@ from weft.describe.synchronisation import changes_codecs_every
 from weft.destinations import require_folder
 from weft.errors import InputError, RunError, Violation
 from weft.lab.inside import require_lab_devices
+from weft.planning.elastic import plans_at_hand
 from weft.planning.lost_replicas import LEAST, goes_on, ranks_of_replicas
 from weft.planning.plan_file_job import moved_job, plan_file_job
 from weft.planning.planned import PlannedJob, plan_run, planned_for, taking_over
@@ -24,6 +25,7 @@ from weft.progress import ProgressReport, progress_file, unwatched
 from weft.run.launch.rolls import Replicas
 from weft.run.launch.workers import launch_workers
 from weft.training.coordination.hang import HangWatch
+from weft.training.directory.plans_at_hand import keep_at_hand
 from weft.training.directory.resuming import (
     as_in,
     kept_if_refused,
@@ -86,19 +88,25 @@ def job_to_train(
 
 
 @contextmanager
-def prepare(planned: PlannedJob, path: Path) -> Iterator[RunDirectory]:
+def prepare(planned: PlannedJob, path: Path, report: ProgressReport = unwatched) -> Iterator[RunDirectory]:
     """Write the run directory of a planned job and lock it during the block.
 
     If the block is refused, a new directory goes, and the files of a former start come back.
 
+    Args:
+        report: gets the number of plans for fewer nodes that are made, of all.
+
     Raises:
-        InputError: with all `refusals` of the job, or if another process trains in the directory.
+        InputError: with all `refusals` of the job, if there is no plan for the fewest nodes, or if another
+            process trains in the directory.
     """
     if problems := refusals(planned):
         raise InputError(problems)
+    at_hand = plans_at_hand(planned, report)
     directory = RunDirectory(path)
     with removed_if_refused(path), only_run(path), kept_if_refused(path):
         directory.prepare(planned)
+        keep_at_hand(directory, at_hand)
         yield directory
 
 

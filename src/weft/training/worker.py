@@ -40,13 +40,15 @@ def main(run_dir: Path) -> int:
     from weft.training.directory.node_meeting import meet_nodes
 
     met = meet_nodes(run_dir)
-    job = read(run_dir, of_all=True)
+    if met is not None and met.is_spare:
+        return met.wait_as_spare()
+    job = read(run_dir)
     from weft.planning.lost_replicas import goes_on
 
     if goes_on(job):
         from weft.training.rolls import train_rolls
 
-        return train_rolls(job, run_dir)
+        return train_rolls(read(run_dir, of_all=True), run_dir)
     context = meet(job, met)
     from weft.training.coordination.agreement import together
     from weft.training.directory.node_records import keeping_records
@@ -60,6 +62,8 @@ def main(run_dir: Path) -> int:
         with keeping_records(run_dir, context.nodes):
             exit_code = train(job, run_dir, context)
     context.close()
+    if met is not None:
+        met.release_spares(exit_code)
     return exit_code
 
 
@@ -126,8 +130,9 @@ def meet(job: PlannedJob, met: MetNodes | None = None) -> WorkerContext:
     """
     from weft.run.launch.worker_start import start_worker
 
-    store, nodes = met or (None, None)
-    context = replace(start_worker(transport=job.run.run.used_transport, store=store), met=nodes)
+    store, nodes, ranks = (met.store, met.nodes, met.ranks) if met else (None, None, None)
+    started = start_worker(transport=job.run.run.used_transport, store=store, ranks=ranks)
+    context = replace(started, met=nodes)
     given, needed = context.world_size, job.plan.ranks
     if given != needed:
         raise InputError(

@@ -202,6 +202,15 @@ class ExecutionTable(TomlTable):
         description="how often a run that has failed starts again, from its newest checkpoint; also what "
         "written commands tell torchrun",
     )
+    min_nodes: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="the fewest nodes with which torchrun goes on when others are lost; their plans are made "
+        "beforehand",
+    )
+    max_nodes: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="the most nodes that torchrun takes in; those beyond the plan's wait as spares",
+    )
 
     @property
     def used_transport(self) -> Literal["host", "device"] | None:

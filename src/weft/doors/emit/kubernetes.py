@@ -10,6 +10,7 @@ from textwrap import indent
 
 from weft.doors.emit.base import Decided, Emitted, Loss, header
 from weft.doors.emit.own_run import PORT, Nodes, files, losses_of, nodes_of, run_name, worker
+from weft.planning.elastic import node_limits
 from weft.planning.planned import PlannedJob
 
 NAME = "k8s"
@@ -59,7 +60,7 @@ spec:
   completionMode: Indexed
   completions: {one.count}
   parallelism: {one.count}
-  backoffLimit: 0
+  backoffLimit: {_replaced_pods(decided, one)}
   template:
     metadata:
       labels:
@@ -92,6 +93,12 @@ spec:
 """
 
 
+def _replaced_pods(decided: Decided, nodes: Nodes) -> int:
+    """Return how many pods may fail before the Job does; those of an elastic run are replaced."""
+    elastic = node_limits(decided.job).elastic
+    return decided.job.run.run.max_restarts * nodes.count if elastic else 0
+
+
 def _limit(nodes: Nodes) -> str:
     return f"{'cpu' if nodes.device.synchronous else 'nvidia.com/gpu'}: {nodes.devices}"
 
@@ -104,7 +111,9 @@ def _script(decided: Decided, number: int, nodes: list[Nodes]) -> str:
         f'if [ "$JOB_COMPLETION_INDEX" = 0 ]; then\n  mkdir -p {folder}\n'
         # `cp -n` fails where it skips a file with some versions of coreutils.
         f"  [ -e {folder}/plan.json ] || cp /plan/* {folder}/\n"
-        f"  weft train {folder} --prepare-only\nfi\n"
+        # A pod that takes another one's place finds the run in training.
+        f"  {f'[ -e {folder}/at-hand ] || ' if node_limits(decided.job).elastic else ''}"
+        f"weft train {folder} --prepare-only\nfi\n"
     )
     rank = f"$((JOB_COMPLETION_INDEX + {one.first}))" if one.first else '"$JOB_COMPLETION_INDEX"'
     command = worker(decided.job, count, one.devices, rank, f"{name}-0.{name}", folder)

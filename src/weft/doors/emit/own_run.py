@@ -14,6 +14,8 @@ from weft.describe.device import Device
 from weft.describe.plan_file import PlanFile
 from weft.describe.tasks import sources_of
 from weft.doors.emit.base import Decided, Loss
+from weft.errors import InputError
+from weft.planning.elastic import node_limits, refused_limits
 from weft.planning.planned import PlannedJob
 
 PORT = 29500
@@ -35,7 +37,19 @@ class Nodes:
 
 
 def nodes_of(decided: Decided) -> list[Nodes]:
-    """Return the nodes of the plan's ranks, in the order of the ranks; a partly used node is separate."""
+    """Return the nodes of the plan's ranks, in the order of the ranks; a partly used node is separate.
+
+    An elastic run has the most nodes that it takes in.
+
+    Raises:
+        InputError: if it is elastic and cannot be.
+    """
+    if problems := refused_limits(decided.job):
+        raise InputError(problems)
+    limits = node_limits(decided.job)
+    if limits.elastic:
+        (group,) = decided.job.problem.job.cluster.groups
+        return [Nodes(group.device, limits.most, group.devices, 0)]
     found: list[Nodes] = []
     left, first = decided.plan.ranks, 0
     for group in decided.job.problem.job.cluster.groups:
@@ -74,6 +88,13 @@ def here_documents(decided: Decided, folder: str) -> str:
 
 def worker(job: PlannedJob, nodes: int, devices: int, rank: str, master: str, folder: str) -> str:
     """Return the command that runs one node's ranks of a job."""
+    limits = node_limits(job)
+    if limits.elastic:
+        # Only such a meeting takes nodes that come later. It gives the ranks itself. With a store that agents
+        # share, such a node would wait forever (torch 2.13).
+        where = f" --rdzv-backend c10d --rdzv-id {run_name(Decided(job))} --rdzv-endpoint {master}:{PORT}"
+        command = _torchrun(job, f"--nnodes {limits.least}:{limits.most} ", devices, folder, where)
+        return f"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 {command}"
     if nodes == 1:
         return _torchrun(job, "--standalone ", devices, folder)
     where = f" --node-rank {rank} --master-addr {master} --master-port {PORT}"
@@ -90,7 +111,7 @@ def start_commands(job: PlannedJob, folder: str) -> list[str]:
     """Return the command of torchrun for each kind of node; its shell knows NODE_RANK and MASTER_ADDR."""
     nodes = nodes_of(Decided(job))
     count = sum(one.count for one in nodes)
-    if count == 1:
+    if count == 1 and not node_limits(job).elastic:
         return [_torchrun(job, "", job.plan.ranks, folder)]
     commands = [worker(job, count, one.devices, '"$NODE_RANK"', '"$MASTER_ADDR"', folder) for one in nodes]
     if len(nodes) == 1:

@@ -11,6 +11,7 @@ from weft.doors.emit.own_run import (
     run_name,
     worker,
 )
+from weft.planning.elastic import node_limits
 from weft.planning.planned import PlannedJob
 
 NAME = "slurm"
@@ -23,24 +24,39 @@ def emit(planned: PlannedJob) -> Emitted:
     nodes, losses = nodes_of(decided), losses_of(decided)
     file = f"{NAME}.sh"
     launch = f"sbatch {file}"
-    components = "#SBATCH hetjob\n".join(_requests(one) for one in nodes)
+    limits = node_limits(planned)
+    least = min(limits.planned, nodes[0].count) if limits.elastic else None
+    components = "#SBATCH hetjob\n".join(_requests(one, least) for one in nodes)
+    if limits.elastic:
+        # Else the job ends with the first node that it loses.
+        components += "#SBATCH --no-kill\n"
+        options, folders = "--no-kill --kill-on-bad-exit=0 ", "All nodes must see the run directory."
+    else:
+        options = ""
+        folders = (
+            "Nodes that do not share the run directory make their own, and keep their checkpoints there."
+        )
     text = (
         f"#!/usr/bin/env bash\n#SBATCH --job-name={run_name(decided)}\n{components}"
         f"{header(decided, launch, losses)}"
-        "# Nodes that do not share the run directory make their own, and keep their checkpoints there.\n"
+        f"# {folders}\n"
         f"set -euo pipefail\n"
         f'export RUN_DIRECTORY="${{RUN_DIRECTORY:-$SLURM_SUBMIT_DIR/runs/{run_name(decided)}}}"\n'
         f"{here_documents(decided, _FOLDER)}"
         f"weft train {_FOLDER} --prepare-only\n"
-        f"{_start(planned, nodes)}"
+        f"{_start(planned, nodes, options)}"
         f"weft compare {_FOLDER}\n"
     )
     return Emitted(file=file, text=text, launch=launch, losses=tuple(losses))
 
 
-def _requests(nodes: Nodes) -> str:
-    """Return the request of one task per node with the node's processors for all of its ranks."""
-    lines = f"#SBATCH --nodes={nodes.count}\n#SBATCH --ntasks-per-node=1\n"
+def _requests(nodes: Nodes, least: int | None) -> str:
+    """Return the request of one task per node with the node's processors for all of its ranks.
+
+    The job begins with `least` nodes if that many are free.
+    """
+    count = str(nodes.count) if least in (None, nodes.count) else f"{least}-{nodes.count}"
+    lines = f"#SBATCH --nodes={count}\n#SBATCH --ntasks-per-node=1\n"
     if nodes.device.synchronous:
         return f"{lines}#SBATCH --cpus-per-task={nodes.devices}\n"
     # By default a task has one processor.
@@ -48,7 +64,7 @@ def _requests(nodes: Nodes) -> str:
     return f"{lines}#SBATCH --gpus-per-node={nodes.devices}\n#SBATCH {processors}\n"
 
 
-def _start(job: PlannedJob, nodes: list[Nodes]) -> str:
+def _start(job: PlannedJob, nodes: list[Nodes], options: str) -> str:
     """Return the start of one task per node for its ranks; tasks have the plan's node numbers."""
     count = sum(one.count for one in nodes)
     several = len(nodes) > 1
@@ -64,5 +80,5 @@ def _start(job: PlannedJob, nodes: list[Nodes]) -> str:
         f'HOSTS="$(scontrol show hostnames "{hosts}")"\n'
         # A pipe into head could end before its writer does, and so end the script.
         "export MASTER_ADDR=\"${HOSTS%%$'\\n'*}\"\n"
-        f"srun {' : '.join(steps)}\n"
+        f"srun {options}{' : '.join(steps)}\n"
     )

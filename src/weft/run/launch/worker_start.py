@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -22,6 +24,7 @@ from weft.run.launch.nodes import JobNodes, RankPlace
 from weft.run.launch.threads import threads_per_rank
 
 START_TIMEOUT_S = 120.0
+_POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +49,25 @@ class WorkerContext:
 
 
 def start_worker(
-    *, transport: str | None = None, timeout_s: float = START_TIMEOUT_S, store: dist.Store | None = None
+    *,
+    transport: str | None = None,
+    timeout_s: float = START_TIMEOUT_S,
+    store: dist.Store | None = None,
+    ranks: int | None = None,
 ) -> WorkerContext:
     """Tie this process to its parent, set its threads and join the job's process group (gloo).
 
     It reads the variables of `torchrun` (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
     MASTER_PORT, OMP_NUM_THREADS). Without RANK the job is this process alone. On a machine with CUDA devices
     each rank has its own; otherwise each rank has its share of the cores. With the transport `host`, ranks
-    may share devices, in turn. With a `store`, ranks meet there.
+    may share devices, in turn. With a `store`, ranks meet there. `ranks` are those without spares.
 
     Raises:
         InputError: when the environment is incomplete, or the machine has no device for this rank.
         RunError: when the address is taken, or the ranks did not meet within `timeout_s`.
     """
     context, timeout = own_context(transport), timedelta(seconds=timeout_s)
+    context = replace(context, world_size=ranks or context.world_size)
     rank, world_size = context.rank, context.world_size
     try:
         if store is None:
@@ -71,14 +79,48 @@ def start_worker(
 
 
 def job_store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
-    """Return the store of the job, at MASTER_ADDR and MASTER_PORT, as an attempt sees it.
+    """Return the store of the job, at MASTER_ADDR and MASTER_PORT, as one start of its ranks sees it.
 
-    With a fixed address, the agents of torchrun keep one store for all attempts (torch 2.13). So each attempt
-    has keys of its own: it would else meet the ranks of the one before.
+    The agents of torchrun keep one store for all starts (torch 2.13). So each start has keys of its own: it
+    would else meet the ranks of the one before.
+
+    Raises:
+        DistError: if not all ranks come in time.
     """
     store, _, _ = next(rendezvous("env://", rank, world_size, timeout=timeout))
     store.set_timeout(timeout)
-    return dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return store  # type: ignore[no-any-return]
+    # torch counts the restarts of each agent by itself, so a new node has another count.
+    whole = store.underlying_store if isinstance(store, dist.PrefixStore) else store
+    return _of_this_start(whole, rank, world_size, timeout)
+
+
+def _of_this_start(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+    """Return the part of a store that the ranks of one start use. Their rank 0 names it.
+
+    Each other rank asks for the name under a new key. So none takes the name of an earlier start.
+    """
+    if rank:
+        own = uuid4().hex
+        store.set(f"weft asks {store.add('weft asking', 1)}", own)
+        name = store.get(f"weft start of {own}").decode()
+        store.add(f"weft came {name}", 1)
+        return dist.PrefixStore(name, store)
+    name, answered, ends_s = uuid4().hex, 0, time.monotonic() + timeout.total_seconds()
+    unanswered: set[int] = set()
+    while store.add(f"weft came {name}", 0) < world_size - 1:
+        asked = store.add("weft asking", 0)
+        unanswered |= set(range(answered + 1, asked + 1))
+        answered = asked
+        # Whoever was killed between its two calls leaves a number without a key.
+        for number in [one for one in unanswered if store.check([f"weft asks {one}"])]:
+            store.set(f"weft start of {store.get(f'weft asks {number}').decode()}", name)
+            unanswered.remove(number)
+        if time.monotonic() > ends_s:
+            raise dist.DistStoreError(f"not all of {world_size} ranks came: timed out")
+        time.sleep(_POLL_S)
+    return dist.PrefixStore(name, store)
 
 
 def own_context(transport: str | None = None) -> WorkerContext:

@@ -10,7 +10,7 @@ reads. Nothing is pickled.
     run/LEADER            the first leader whose mark the node sees in its run directory
     runs                  what is refused so far
     checkpoints/LEADER    the same, in the directory of its checkpoints
-    verdict               all folders, or what is refused
+    verdict               all folders and the number of ranks in use, or what is refused
 """
 
 from __future__ import annotations
@@ -37,34 +37,73 @@ from weft.files import write_whole
 from weft.run.launch.nodes import JobNodes, RankPlace
 from weft.run.launch.worker_start import START_TIMEOUT_S, job_store
 from weft.training.checkpoint.manifest import CHECKPOINTS
+from weft.training.directory.plans_at_hand import is_elastic, take_at_hand
 from weft.training.directory.run_directory import RUN_ID, STARTING_FILES, RunDirectory
 
 _MARK = ".weft-node-"
 _PREFIX = "weft nodes"
 _HEARING_S = 5.0
+# The keys of the exit code of a job with spares, and of the number of spares that know it.
+_ENDED, _RELEASED = "ended", "released"
+_SPARE_POLL_S = 1.0
 
 
 class MetNodes(NamedTuple):
-    """The store of a job, and its nodes."""
+    """The store of a job and its nodes.
+
+    Attributes:
+        ranks: the number of ranks that its plan uses.
+        spares: the number of those that wait beside them.
+    """
 
     store: dist.Store
     nodes: JobNodes
+    ranks: int
+    spares: int
+
+    @property
+    def is_spare(self) -> bool:
+        """True if this rank is beyond those of the plan, and waits until they end."""
+        return self.nodes.rank >= self.ranks
+
+    def wait_as_spare(self) -> int:
+        """Wait until the ranks of the plan have ended, and return their exit code.
+
+        Raises:
+            RunError: if the store ends before, with the node that holds it.
+        """
+        try:
+            while not self.store.check([_ENDED]):
+                time.sleep(_SPARE_POLL_S)
+            exit_code = int(self.store.get(_ENDED))
+            self.store.add(_RELEASED, 1)
+            return exit_code
+        except (dist.DistError, RuntimeError):
+            raise RunError(f"rank {self.nodes.rank} was a spare, and the job's store is gone") from None
+
+    def release_spares(self, exit_code: int) -> None:
+        """Tell spares that the job has ended; rank 0 does, and keeps the store until they know."""
+        if self.nodes.rank == 0 and self.spares:
+            self.store.set(_ENDED, str(exit_code))
+            _wait_for(self.store, _RELEASED, self.spares)
 
 
 def meet_nodes(run_dir: Path, timeout_s: float = START_TIMEOUT_S) -> MetNodes | None:
-    """Meet the other nodes of the job; every rank calls it. None if the job has one node.
+    """Meet the other nodes of the job; every rank calls it.
+
+    None if the job has one node, and no plan for other numbers of nodes is at hand.
 
     Raises:
         InputError: on every rank, if versions differ, or the directory of a node holds another run.
         RunError: if a node does not come within `timeout_s`.
     """
     place = RankPlace.of()
-    if place.local_ranks == place.world_size:
+    if place.local_ranks == place.world_size and not is_elastic(RunDirectory(run_dir)):
         return None
     with _named(place, timeout_s):
         store = job_store(place.rank, place.world_size, timedelta(seconds=timeout_s))
-        meeting = _Meeting(dist.PrefixStore(_PREFIX, store), run_dir, place)
-        return MetNodes(store, meeting.hold())
+        nodes, ranks = _Meeting(dist.PrefixStore(_PREFIX, store), run_dir, place).hold()
+        return MetNodes(store, nodes, ranks, place.world_size - ranks)
 
 
 @contextmanager
@@ -86,7 +125,7 @@ class _Meeting:
     def __init__(self, store: dist.Store, run_dir: Path, place: RankPlace) -> None:
         self._store, self._run_dir, self._place = store, run_dir, place
 
-    def hold(self) -> JobNodes:
+    def hold(self) -> tuple[JobNodes, int]:
         rank = self._place.rank
         if self._place.local_rank:
             return self._heard()
@@ -142,17 +181,19 @@ class _Meeting:
         """Offer the files of the run, once all nodes are here and have the same versions."""
         here = [_Here(*self._get(f"here/{leader}")) for leader in self._leaders()]
         problems = [Violation(one.host, one.problem) for one in here if one.problem] + _other_versions(here)
-        files: dict[str, str] = {}
+        directory, files, ranks = RunDirectory(self._run_dir), dict[str, str](), self._place.world_size
+        elastic = is_elastic(directory)
         if not problems:
             try:
-                files = _files(RunDirectory(self._run_dir))
+                ranks = take_at_hand(directory, ranks) if elastic else ranks
+                files = _files(directory)
             except InputError as error:
                 problems = list(error.violations)
         # Where the link of the checkpoints leads to, if they are elsewhere.
         link = self._run_dir / CHECKPOINTS
         elsewhere = str(link.readlink()) if link.is_symlink() else None
-        refused = [astuple(one) for one in problems]
-        self._put("offer", {"refused": refused, "files": files, "checkpoints": elsewhere})
+        offer = {"files": files, "checkpoints": elsewhere, "elastic": elastic, "ranks": ranks}
+        self._put("offer", {"refused": [astuple(one) for one in problems], **offer})
 
     def _take_part(self) -> tuple[int, list[Violation]]:
         """Return whose run directory the node sees; take the files if it is the first to see its own."""
@@ -160,6 +201,10 @@ class _Meeting:
         if offer["refused"]:
             return rank, []
         folder = self._first_seen(self._run_dir)
+        if folder == rank != 0 and offer["elastic"]:
+            # Any node may be the first one of the next start.
+            where, problem = f"{socket.gethostname()}: {self._run_dir}", "rank 0's node has another directory"
+            return folder, [Violation(where, problem, "one that all nodes see, as run.min_nodes needs")]
         return folder, _take(self._run_dir, offer) if folder == rank != 0 else []
 
     def _judge_runs(self) -> None:
@@ -170,36 +215,30 @@ class _Meeting:
         refused = self._get("runs")
         folder_of = {leader: self._get(f"run/{leader}")[0] for leader in self._leaders()}
         seen = {} if refused else {leader: self._get(f"checkpoints/{leader}") for leader in folder_of}
-        elsewhere = self._get("offer")["checkpoints"]
+        offer = self._get("offer")
+        elsewhere = offer["checkpoints"]
         if elsewhere is not None and len(set(seen.values())) > 1:
             hosts = (_Here(*self._get(f"here/{leader}")).host for leader, whose in seen.items() if whose)
             problem = f"{', '.join(hosts)} and rank 0's node see other folders at {elsewhere}"
             refused = [astuple(Violation("checkpoint.directory", problem, "a folder that all nodes share"))]
-        self._put("verdict", {"refused": refused, "run": folder_of, "checkpoints": seen})
+        found = {"refused": refused, "run": folder_of, "checkpoints": seen, "ranks": offer["ranks"]}
+        self._put("verdict", found)
 
-    def _heard(self) -> JobNodes:
+    def _heard(self) -> tuple[JobNodes, int]:
         verdict = self._get("verdict")
         self._store.add("heard", 1)
         if verdict["refused"]:
-            self._wait_for_all()
+            # The store may end with this process.
+            _wait_for(self._store, "heard", self._place.world_size)
             raise InputError([Violation(*fields) for fields in verdict["refused"]])
+        ranks = int(verdict["ranks"])
         runs, checkpoints = (
-            {int(leader): int(folder) for leader, folder in verdict[name].items()}
+            {int(leader): folder for leader, folder in verdict[name].items() if int(leader) < ranks}
             for name in ("run", "checkpoints")
         )
         here = {leader: _Here(*self._get(f"here/{leader}")) for leader in sorted(runs)}
-        return JobNodes.of(
-            self._place.rank,
-            {leader: one.local_ranks for leader, one in here.items()},
-            runs,
-            checkpoints,
-        )
-
-    def _wait_for_all(self) -> None:
-        """Keep the store, which may end with this process, until all ranks have read the verdict."""
-        ends_s = time.monotonic() + _HEARING_S
-        while self._store.add("heard", 0) < self._place.world_size and time.monotonic() < ends_s:
-            time.sleep(0.05)
+        local_ranks = {leader: min(one.local_ranks, ranks - leader) for leader, one in here.items()}
+        return JobNodes.of(self._place.rank, local_ranks, runs, checkpoints), ranks
 
     def _leaders(self) -> Iterator[int]:
         leader = 0
@@ -212,6 +251,13 @@ class _Meeting:
 
     def _get(self, key: str) -> Any:
         return json.loads(self._store.get(key))
+
+
+def _wait_for(store: dist.Store, key: str, count: int) -> None:
+    """Wait until so many ranks have counted under a key, or for some seconds."""
+    ends_s = time.monotonic() + _HEARING_S
+    while store.add(key, 0) < count and time.monotonic() < ends_s:
+        time.sleep(0.05)
 
 
 class _Here(NamedTuple):

@@ -21,7 +21,13 @@ from weft.files import replacing
 from weft.planning.synchronisations import in_sync
 from weft.training.checkpoint.manifest import CHECKPOINTS
 from weft.training.checkpoint.training_state import PRECISION, refuse_differences
-from weft.training.directory.run_directory import PLAN_FILES, PLAN_OF_ALL, RunDirectory, fresh_directory
+from weft.training.directory.run_directory import (
+    AT_HAND,
+    PLAN_FILES,
+    PLAN_OF_ALL,
+    RunDirectory,
+    fresh_directory,
+)
 
 
 def as_in(run: RunFile, path: Path) -> RunFile:
@@ -98,13 +104,15 @@ def kept_if_refused(path: Path) -> Iterator[None]:
         path / "run.toml",
         path / PLAN_OF_ALL,
         *(folder / name for folder in folders for name in PLAN_FILES),
+        *path.glob(f"{AT_HAND}/*/*"),
     ]
     former = {file: file.read_bytes() for file in files if file.exists()}
     try:
         yield
     except InputError:
+        shutil.rmtree(path / AT_HAND, ignore_errors=True)
         for file, content in former.items():
-            file.parent.mkdir(exist_ok=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
             with replacing(file) as unfinished:
                 unfinished.write_bytes(content)
         raise

@@ -6,7 +6,8 @@ The launcher uses it; it does not import torch.
       run.toml plan.json program.txt predicted.parquet      written before the start
       verified.json                                         the launcher's verified digests, for its workers
       then/plan.json ...                                    the same files of a plan that takes over later
-      plan-of-all.json                                      the plan of all replicas, while some are lost
+      plan-of-all.json                                      the plan of all ranks, while some are lost
+      at-hand/RANKS/plan.json ...                           the same files of a plan for so many ranks
       metrics.jsonl events.jsonl slots/ logs/ checkpoints/  written by the workers
       weight_log/                                           few bits of stepped weights, if asked for
       measured.parquet summary.json trace.json report.html  written when the run ends
@@ -49,6 +50,8 @@ PROGRAM_ROWS = 4000
 PLAN_OF_ALL = "plan-of-all.json"
 # The files of each plan in a run directory.
 PLAN_FILES = ("plan.json", "program.txt", "predicted.parquet", "verified.json")
+# The plans for other numbers of ranks, of which a start takes one.
+AT_HAND = "at-hand"
 # Names one run in all its directories, for runs on several nodes.
 RUN_ID = "run-id"
 # The files that a start of a rank reads, under `torchrun`.
@@ -72,7 +75,7 @@ class RunDirectory:
         if (elsewhere := planned.run.checkpoint.directory) is not None:
             self.link_checkpoints(Path(elsewhere) / f"{self.name}-{self.run_id[:8]}", new=True)
         write_whole(self.path / "run.toml", planned.run.to_toml())
-        _write_plan(self.path, planned)
+        write_plan(self.path, planned)
         self._plan_of_all.unlink(missing_ok=True)
         if planned.later is None:
             shutil.rmtree(self.then, ignore_errors=True)
@@ -82,7 +85,7 @@ class RunDirectory:
     def prepare_turn(self, planned: PlannedJob) -> None:
         """Write the files of a plan that takes over later."""
         self.then.mkdir(exist_ok=True)
-        _write_plan(self.then, planned)
+        write_plan(self.then, planned)
 
     @property
     def run_id(self) -> str:
@@ -313,7 +316,8 @@ class RunDirectory:
         return record
 
 
-def _write_plan(folder: Path, planned: PlannedJob) -> None:
+def write_plan(folder: Path, planned: PlannedJob) -> None:
+    """Write the files of a plan, `PLAN_FILES`, into a folder."""
     write_whole(folder / "plan.json", planned.file.to_json())
     write_whole(folder / "program.txt", format_program(planned.program, max_rows=PROGRAM_ROWS))
     write_timeline(folder / "predicted.parquet", planned.predicted.simulation.timeline)

@@ -1,0 +1,61 @@
+"""The plans for other numbers of ranks in a run directory, of which each start takes one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from weft.describe.plan_file import load_plan
+from weft.errors import InputError, Violation
+from weft.files import replacing
+from weft.planning.planned import PlannedJob
+from weft.training.directory.run_directory import AT_HAND, PLAN_FILES, PLAN_OF_ALL, RunDirectory, write_plan
+
+
+def keep_at_hand(directory: RunDirectory, jobs: Mapping[int, PlannedJob]) -> None:
+    """Write the plans of a run by their numbers of ranks, in place of former ones."""
+    shutil.rmtree(_folder(directory), ignore_errors=True)
+    for ranks, job in jobs.items():
+        folder = _folder(directory) / str(ranks)
+        folder.mkdir(parents=True)
+        write_plan(folder, job)
+
+
+def is_elastic(directory: RunDirectory) -> bool:
+    """Return True if starts may have other numbers of ranks."""
+    return _folder(directory).is_dir()
+
+
+def take_at_hand(directory: RunDirectory, ranks: int) -> int:
+    """Have the largest plan for so many ranks as the plan of the run, and return its number of ranks.
+
+    While some nodes are missing, the plan of all is kept beside it.
+
+    Raises:
+        InputError: if even the smallest plan needs more ranks, or the present one cannot be read.
+    """
+    known = sorted(int(one.name) for one in _folder(directory).iterdir())
+    if ranks < known[0]:
+        problem = f"{ranks} ranks were started; the smallest plan at hand needs {known[0]}"
+        raise InputError(Violation(str(directory.path), problem))
+    taken = max(one for one in known if one <= ranks)
+    if taken != load_plan(directory.path / PLAN_FILES[0]).ranks:
+        of_all = directory.path / PLAN_OF_ALL
+        if taken == known[-1]:
+            of_all.unlink(missing_ok=True)
+        else:
+            _copy(_folder(directory) / str(known[-1]) / PLAN_FILES[0], of_all)
+        # `plan.json` comes last, as in `RunDirectory.turn`.
+        for name in reversed(PLAN_FILES):
+            _copy(_folder(directory) / str(taken) / name, directory.path / name)
+    return taken
+
+
+def _copy(source: Path, target: Path) -> None:
+    with replacing(target) as unfinished:
+        shutil.copyfile(source, unfinished)
+
+
+def _folder(directory: RunDirectory) -> Path:
+    return directory.path / AT_HAND
