@@ -52,14 +52,14 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @contextmanager
 def worker(
-    run_dir: Path, tmp_path: Path, *launcher: str, **variables: str
+    run_dir: Path, tmp_path: Path, *launcher: str, module: str = "weft.training.worker", **variables: str
 ) -> Iterator[subprocess.Popen[str]]:
     command = [
         sys.executable,
         "-m",
         *launcher,
         *(["-m"] if launcher else []),
-        "weft.training.worker",
+        module,
         str(run_dir),
     ]
     with subprocess.Popen(

@@ -36,13 +36,31 @@ def main(run_dir: Path) -> int:
         InputError: if the directory holds no run, something in it is refused, or another process trains it.
         RunError: if the run failed.
     """
+    return with_nodes(run_dir, _train)
+
+
+def with_nodes(run_dir: Path, work: Callable[[PlannedJob, Path, MetNodes | None], int]) -> int:
+    """Meet the other nodes, do a rank's part of some work on a run, and return its exit code.
+
+    A rank beyond those of the plan waits instead, and returns the exit code of rank 0.
+
+    Raises:
+        InputError: if the directory holds no run, or something in it is refused.
+        RunError: if the nodes did not meet, or the work failed.
+    """
     _end_by_signals()
     from weft.training.directory.node_meeting import meet_nodes
 
     met = meet_nodes(run_dir)
     if met is not None and met.is_spare:
         return met.wait_as_spare()
-    job = read(run_dir)
+    exit_code = work(read(run_dir), run_dir, met)
+    if met is not None:
+        met.release_spares(exit_code)
+    return exit_code
+
+
+def _train(job: PlannedJob, run_dir: Path, met: MetNodes | None) -> int:
     from weft.planning.lost_replicas import goes_on
 
     if goes_on(job):
@@ -62,8 +80,6 @@ def main(run_dir: Path) -> int:
         with keeping_records(run_dir, context.nodes):
             exit_code = train(job, run_dir, context)
     context.close()
-    if met is not None:
-        met.release_spares(exit_code)
     return exit_code
 
 
@@ -83,18 +99,6 @@ def load(run_dir: Path) -> None:
     subject = load_plan_file(run_dir / "plan.json").subject
     if subject is not None and subject.model.family != FAMILY:
         stage_family(subject.model.family)
-
-
-def join(run_dir: Path) -> tuple[PlannedJob, WorkerContext]:
-    """Read the run of a run directory and join its other ranks.
-
-    Raises:
-        InputError: if the directory holds no run, or something in it is refused.
-        RunError: if the ranks did not meet.
-    """
-    _end_by_signals()
-    job = read(run_dir)
-    return job, meet(job)
 
 
 def read(run_dir: Path, *, of_all: bool = False) -> PlannedJob:

@@ -121,25 +121,16 @@ def test_limits_that_cannot_hold_are_said_before_anything_is_written(
 class Agents:
     """Agents of torchrun that meet at one address; each is a node of two ranks."""
 
-    def __init__(self, stack: ExitStack, folder: Path, restarts: int) -> None:
+    def __init__(self, stack: ExitStack, folder: Path, least: int, restarts: int) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._address = f"127.0.0.1:{free.getsockname()[1]}"
-        self._stack, self._folder, self._restarts = stack, folder, str(restarts)
+        self._stack, self._folder = stack, folder
+        self._limits = ["--nnodes", f"{least}:3", "--max-restarts", str(restarts)]
 
     def start(self, run_dir: Path | None = None) -> Popen[str]:
         meeting = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
-        options = ["--nnodes", "1:3", "--nproc-per-node", "2", "--max-restarts", self._restarts]
-        options += [
-            "--rdzv-id",
-            "weft",
-            "--rdzv-backend",
-            "c10d",
-            "--rdzv-endpoint",
-            self._address,
-            "--rdzv-conf",
-            meeting,
-        ]
-        options += ["--local-addr", "127.0.0.1"]
+        options = [*self._limits, "--nproc-per-node", "2", "--rdzv-id", "weft", "--rdzv-backend", "c10d"]
+        options += ["--rdzv-endpoint", self._address, "--rdzv-conf", meeting, "--local-addr", "127.0.0.1"]
         launcher = ("torch.distributed.run", *options)
         variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         return self._stack.enter_context(
@@ -148,9 +139,9 @@ class Agents:
 
 
 @contextmanager
-def agents(folder: Path, *, restarts: int) -> Iterator[Agents]:
+def agents(folder: Path, *, least: int = 1, restarts: int) -> Iterator[Agents]:
     with ExitStack() as stack:
-        yield Agents(stack, folder, restarts)
+        yield Agents(stack, folder, least, restarts)
 
 
 def lose(node: Popen[str]) -> None:
@@ -204,7 +195,7 @@ def test_a_run_goes_on_without_a_node_and_with_a_new_one_from_its_checkpoints(tm
 def test_a_node_with_a_directory_of_its_own_is_refused(tmp_path: Path) -> None:
     prepared(tmp_path, steps=4)
     (tmp_path / "other").mkdir()
-    with agents(tmp_path, restarts=0) as nodes:
+    with agents(tmp_path, least=2, restarts=0) as nodes:
         started = [nodes.start(), nodes.start(tmp_path / "other" / "run")]
         ended = [ending(one) for one in started]
     said = re.compile(r"error: \S+: .*run: (rank 0's node has another directory|not a run directory)")

@@ -68,7 +68,10 @@ def prepared(folder: Path, *, steps: int, every: int = 2, checkpoints: str = "")
 
 @contextmanager
 def agents(
-    folder: Path, *options: str, variables: Mapping[str, str] | None = None
+    folder: Path,
+    *options: str,
+    variables: Mapping[str, str] | None = None,
+    module: str = "weft.training.worker",
 ) -> Iterator[Sequence[Popen[str]]]:
     """An agent for each node, with the run in `a/run` and `b/run`; `variables` are those of the second."""
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -85,6 +88,7 @@ def agents(
                     port,
                     "--node-rank",
                     str(number),
+                    module=module,
                     **(variables or {} if number else {}),
                 )
             )
@@ -165,6 +169,18 @@ def test_checkpoints_that_all_nodes_see_outlive_a_node(tmp_path: Path) -> None:
     assert run(["train", str(tmp_path / "run.toml"), "--resume", str(run_dir), "--json"]) == 0
     assert len(losses(run_dir)) == 6
     assert (kept / "step-00000006" / "manifest.json").exists()
+
+
+def test_nodes_apart_evaluate_the_checkpoint_of_all(trained: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(trained / name, tmp_path / name)
+    one, other = (tmp_path / name / "run" for name in ("a", "b"))
+    with agents(tmp_path, module="weft.training.evaluation.worker") as nodes:
+        assert [ending(each)[0] for each in nodes] == [0, 0]
+    assert not (other / "evaluation.json").exists()
+    found = RunDirectory(one).evaluation()
+    assert found["step"] == 4
+    assert found["loss"] == pytest.approx(RunDirectory(one).result()["final_loss"], rel=1e-6)
 
 
 @pytest.mark.cold  # its processes are found by their variables

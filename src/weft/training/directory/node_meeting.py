@@ -228,8 +228,9 @@ class _Meeting:
         verdict = self._get("verdict")
         self._store.add("heard", 1)
         if verdict["refused"]:
-            # The store may end with this process.
-            _wait_for(self._store, "heard", self._place.world_size)
+            if self._place.rank == 0:
+                # The store may end with this process.
+                _wait_for(self._store, "heard", self._place.world_size)
             raise InputError([Violation(*fields) for fields in verdict["refused"]])
         ranks = int(verdict["ranks"])
         runs, checkpoints = (

@@ -6,9 +6,14 @@ torchrun --nproc-per-node N -m weft.training.evaluation.worker RUN_DIR
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from weft.progress import progress_file, unwatched
-from weft.training.worker import command, join, load
+from weft.training.worker import command, load, meet, with_nodes
+
+if TYPE_CHECKING:
+    from weft.planning.planned import PlannedJob
+    from weft.training.directory.node_meeting import MetNodes
 
 __all__ = ["load", "main"]
 
@@ -20,7 +25,11 @@ def main(run_dir: Path) -> int:
         InputError: if the directory holds no run or no checkpoint, or something in it is refused.
         RunError: if the evaluation failed.
     """
-    job, context = join(run_dir)
+    return with_nodes(run_dir, _evaluate)
+
+
+def _evaluate(job: PlannedJob, run_dir: Path, met: MetNodes | None) -> int:
+    context = meet(job, met)
     from weft.training.evaluation.held_out import evaluate
 
     evaluate(job, run_dir, context, progress_file(run_dir).write if context.rank == 0 else unwatched)
