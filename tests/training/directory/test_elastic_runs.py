@@ -119,23 +119,35 @@ def test_limits_that_cannot_hold_are_said_before_anything_is_written(
 
 
 class Agents:
-    """Agents of torchrun that meet at one address; each is a node of two ranks."""
+    """Agents of torchrun that meet at one address, held by the first; each is a node of two ranks."""
 
     def __init__(self, stack: ExitStack, folder: Path, least: int, restarts: int) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
-            self._address = f"127.0.0.1:{free.getsockname()[1]}"
+            self._address = free.getsockname()
         self._stack, self._folder = stack, folder
         self._limits = ["--nnodes", f"{least}:3", "--max-restarts", str(restarts)]
 
     def start(self, run_dir: Path | None = None) -> Popen[str]:
         meeting = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
         options = [*self._limits, "--nproc-per-node", "2", "--rdzv-id", "weft", "--rdzv-backend", "c10d"]
-        options += ["--rdzv-endpoint", self._address, "--rdzv-conf", meeting, "--local-addr", "127.0.0.1"]
+        options += [
+            "--rdzv-endpoint",
+            f"127.0.0.1:{self._address[1]}",
+            "--rdzv-conf",
+            meeting,
+            "--local-addr",
+            "127.0.0.1",
+        ]
         launcher = ("torch.distributed.run", *options)
         variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        return self._stack.enter_context(
-            worker(run_dir or self._folder / "run", self._folder, *launcher, **variables)
-        )
+        agent = worker(run_dir or self._folder / "run", self._folder, *launcher, **variables)
+        started = self._stack.enter_context(agent)
+        wait_for(self._meets, started)
+        return started
+
+    def _meets(self) -> bool:
+        with socket.socket() as line:
+            return line.connect_ex(self._address) == 0
 
 
 @contextmanager
@@ -159,7 +171,7 @@ def reaches(run_dir: Path, step: int) -> Callable[[], bool]:
 @pytest.mark.processes
 @pytest.mark.cold  # an agent and its ranks are killed together
 def test_a_run_goes_on_without_a_node_and_with_a_new_one_from_its_checkpoints(tmp_path: Path) -> None:
-    steps = 1500
+    steps = 500
     run_dir = prepared(tmp_path, steps=steps)
     whole = json.loads((run_dir / "plan.json").read_bytes())["plan_id"]
     with agents(tmp_path, restarts=3) as nodes:
@@ -184,9 +196,9 @@ def test_a_run_goes_on_without_a_node_and_with_a_new_one_from_its_checkpoints(tm
     # The same samples in the same order as in a run that loses nobody.
     calm = tmp_path / "calm"
     calm.mkdir()
-    other = prepared(calm, steps=200, tables="")
+    other = prepared(calm, steps=100, tables="")
     assert run(["train", str(other), "--json"]) == 0
-    assert [row["loss"] for row in rows[:200]] == pytest.approx(
+    assert [row["loss"] for row in rows[:100]] == pytest.approx(
         [row["loss"] for row in RunDirectory(other).metrics()], rel=1e-6
     )
 
