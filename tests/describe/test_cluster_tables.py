@@ -1,6 +1,7 @@
 """Clusters written as the tables of a file read back to equal clusters."""
 
 import tomllib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -49,6 +50,7 @@ def clusters(draw):
             devices=(count := draw(st.integers(1, 16))),
             link=draw(links),
             speeds=draw(st.just(()) | st.tuples(*[relative_speeds] * count)),
+            interface=draw(st.none() | names),
         )
         for name in draw(st.lists(names, min_size=1, max_size=3, unique=True))
     ]
@@ -61,6 +63,12 @@ def test_a_cluster_reads_back_from_its_file(cluster):
     again = cluster_of(tomllib.loads(to_toml(cluster)), "file")
     assert again == cluster
     assert again.fingerprint == cluster.fingerprint
+
+
+@given(clusters())
+def test_a_plan_does_not_depend_on_the_interface(cluster):
+    groups = tuple(replace(one, interface="eth1") for one in cluster.groups)
+    assert replace(cluster, groups=groups).fingerprint == cluster.fingerprint
 
 
 def test_two_devices_of_one_name_cannot_be_written():

@@ -31,6 +31,7 @@ class NodeGroup:
     """`count` equal nodes of `devices` devices each; `link` joins two devices of one node.
 
     `speeds` are the speeds of a node's devices relative to `device`; empty when all have its speed.
+    `interface` is the network interface for messages between nodes; None leaves the choice to the system.
     """
 
     name: str
@@ -39,6 +40,7 @@ class NodeGroup:
     devices: int
     link: Link
     speeds: tuple[float, ...] = ()
+    interface: str | None = None
 
     def __repr__(self) -> str:
         return one_line(self, f"{self.name}: {self.count} nodes of {self.devices} {self.device.name}")
@@ -131,6 +133,8 @@ def _record(group: NodeGroup) -> dict[str, Any]:
     fingerprints of earlier versions.
     """
     record = asdict(group)
+    # No plan depends on it.
+    del record["interface"]
     if set(group.speeds) <= {1.0}:
         del record["speeds"]
     for name in ("host_bytes_per_s", "reserve_bytes"):

@@ -162,6 +162,7 @@ def _groups(
                     devices=size,
                     link=Link(bandwidth, latency),
                     speeds=speeds,
+                    interface=node.interface,
                 )
             )
     return tuple(groups)

@@ -54,6 +54,9 @@ class NodeTable(TomlTable):
     speeds: list[Speed] | None = Field(
         default=None, description="how fast each device of a node computes, relative to the device"
     )
+    interface: Word | None = Field(
+        default=None, description="the network interface for messages between nodes, such as eth1"
+    )
 
 
 class LinkTable(TomlTable):
@@ -112,6 +115,7 @@ def cluster_record(cluster: Cluster) -> dict[str, Any]:
             "devices": group.devices,
             **_link_values(group.link),
             **({"speeds": list(group.speeds)} if group.speeds else {}),
+            **({"interface": group.interface} if group.interface else {}),
         }
         for group in cluster.groups
     ]

@@ -198,6 +198,7 @@ class RankRuntime:
         flight_record: the file of torch's flight recorder, written if another rank is gone; None writes none.
         generation: counts the runtimes of one job.
         timeout_s: seconds that a rank waits for another one before it gives up.
+        name_of: names a rank in errors, such as with its host.
 
     Attributes:
         others: groups of the caller whose calls under way end, too, if another rank is gone.
@@ -223,6 +224,7 @@ class RankRuntime:
         transport: str | None = None,
         generation: int = 0,
         timeout_s: float = TIMEOUT_S,
+        name_of: Callable[[int], str] = "rank {}".format,
     ) -> None:
         self.rank = dist.get_rank()
         require_runnable(plan, program)
@@ -249,7 +251,7 @@ class RankRuntime:
         self._training: Executor | None = Executor(
             program, self._workspace(program, training=True), recorder=recorder
         )
-        self._gone, self._flight_record = Gone(), flight_record
+        self._gone, self._flight_record = Gone(name_of), flight_record
         # Named here: torch forgets a group's ranks when another thread destroys it.
         self.others = [DeviceGroup(dist.group.WORLD)] if dist.group.WORLD else []
         self._detector = FailureDetector(WeakMethod(self._abort), self._held.groups.losses, timeout_s)

@@ -191,6 +191,7 @@ def open_run(
         transport=run.run.used_transport,
         generation=generation,
         flight_record=record_path(run_dir, context.rank),
+        name_of=nodes.name_of,
     )
     with together():
         weight_log = _weight_log(job, run_dir, runtime) if run.checkpoint.weight_log else None

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.bundles import own_runtimes
-from weft.errors import InputError, RunError
+from weft.errors import InputError, RunError, Violation
 from weft.run.launch.worker_main import AGENT_PID
 from weft.training.directory.run_lock import only_run
 
@@ -129,12 +129,14 @@ def meet(job: PlannedJob, met: MetNodes | None = None) -> WorkerContext:
     """Join the other ranks of a job; `met` are its nodes, if there are several.
 
     Raises:
-        InputError: if other ranks were started than the plan uses.
+        InputError: if other ranks were started than the plan uses, or a node lacks the cluster's interface.
         RunError: if the ranks did not meet.
     """
     from weft.run.launch.worker_start import start_worker
 
     store, nodes, ranks = (met.store, met.nodes, met.ranks) if met else (None, None, None)
+    # A rank without the interface joins the others in any other way, to tell them.
+    refused = [] if nodes is None else _taken_interface(job, nodes.rank)
     started = start_worker(transport=job.run.run.used_transport, store=store, ranks=ranks)
     context = replace(started, met=nodes)
     given, needed = context.world_size, job.plan.ranks
@@ -142,7 +144,27 @@ def meet(job: PlannedJob, met: MetNodes | None = None) -> WorkerContext:
         raise InputError(
             f"{given} ranks were started; the plan uses {needed} (torchrun --nproc-per-node {needed})"
         )
+    if nodes is not None:
+        from weft.training.coordination.agreement import together
+
+        with together():
+            if refused:
+                raise InputError(refused)
     return context
+
+
+def _taken_interface(job: PlannedJob, rank: int) -> list[Violation]:
+    """Have this rank's sockets use the interface that the cluster states; return why they cannot."""
+    from weft.run.launch.interfaces import take_interface
+
+    cluster = job.problem.job.cluster
+    stated = cluster.group_of(rank).interface if rank < cluster.ranks else None
+    try:
+        if stated is not None:
+            take_interface(stated)
+    except InputError as error:
+        return list(error.violations)
+    return []
 
 
 def command(main: Callable[[Path], int], module: str) -> None:

@@ -50,11 +50,15 @@ weft.__version__ = "9.9"
 """
 
 
-def prepared(folder: Path, *, steps: int, every: int = 2, checkpoints: str = "") -> Path:
+def prepared(
+    folder: Path, *, steps: int, every: int = 2, checkpoints: str = "", interface: str = "lo"
+) -> Path:
     """The directory of a run on two nodes of two ranks, on the first one; `folder` has one for each node."""
     text, cluster = folder / "text.txt", folder / "cluster.toml"
     text.write_text("the weft goes under and over the warp\n" * 100)
-    cluster.write_text(cluster_text(2, nodes=2))
+    cluster.write_text(
+        cluster_text(2, nodes=2).replace("[[node]]\n", f'[[node]]\ninterface = "{interface}"\n')
+    )
     path = folder / "run.toml"
     kept = f'{every}\ndirectory = "{checkpoints}"' if checkpoints else every
     path.write_text(RUN.format(data=text, cluster=cluster, steps=steps, every=kept))
@@ -195,6 +199,7 @@ def test_a_killed_rank_is_replaced_by_restarts_and_nodes_complete_their_checkpoi
         next(one for one in ranks if one.environ().get("RANK") == "3").send_signal(signal.SIGKILL)
         ended = [ending(one) for one in nodes]
     assert [code for code, _ in ended] == [0, 0], ended
+    assert any(f"; rank 3 on {socket.gethostname()} is gone" in errors for _, errors in ended), ended
     told = [json.loads(line) for line in events.read_text().splitlines()]
     assert [one["event"] for one in told if one["event"] in ("started", "resumed", "finished")] == [
         "started",
@@ -214,11 +219,14 @@ def test_a_killed_rank_is_replaced_by_restarts_and_nodes_complete_their_checkpoi
         ("start", "a/run: not a run directory: it has no plan.json"),
         ("unshared", "no such folder; all nodes must see it"),
         ("apart", "and rank 0's node see other folders at "),
+        ("interface", "node.interface: 'eth77' has no IPv4 address (nearest valid: "),
     ],
 )
 def test_what_is_wrong_is_said_before_the_first_step(case: str, said: str, tmp_path: Path) -> None:
     shared = str(tmp_path / "shared") if case in ("unshared", "apart") else ""
-    run_dir, other = prepared(tmp_path, steps=4, checkpoints=shared), tmp_path / "b" / "run"
+    interface = "eth77" if case == "interface" else "lo"
+    run_dir = prepared(tmp_path, steps=4, checkpoints=shared, interface=interface)
+    other = tmp_path / "b" / "run"
     variables = {}
     if case in ("unshared", "apart"):
         # One path leads to another folder on each node, as agents work in folders of their own.
@@ -243,7 +251,7 @@ def test_what_is_wrong_is_said_before_the_first_step(case: str, said: str, tmp_p
         variables["PYTHONPATH"] = os.pathsep.join(
             [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
         )
-    else:
+    elif case == "start":
         (run_dir / "plan.json").unlink()
     before = losses(run_dir) if case == "files" else []
     with agents(tmp_path, variables=variables) as nodes:

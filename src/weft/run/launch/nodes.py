@@ -55,12 +55,14 @@ class JobNodes:
         folders: the ranks that see each run directory, those of rank 0 first. Nodes with a common file system
             are in one folder.
         checkpoint_folders: as `folders`, for the directories of checkpoints; None: alike.
+        hosts: the name of each node; empty for a job of one node.
     """
 
     rank: int
     nodes: tuple[Ranks, ...]
     folders: tuple[Ranks, ...]
     checkpoint_folders: tuple[Ranks, ...] | None = None
+    hosts: tuple[str, ...] = ()
 
     @classmethod
     def one(cls, rank: int, ranks: int) -> JobNodes:
@@ -75,14 +77,21 @@ class JobNodes:
         local_ranks: Mapping[int, int],
         folder_of: Mapping[int, int],
         checkpoints_of: Mapping[int, int],
+        host_of: Mapping[int, str],
     ) -> JobNodes:
-        """Return the nodes with these numbers of ranks and folders, by their first ranks.
+        """Return the nodes with these numbers of ranks, folders and hosts, by their first ranks.
 
         The ranks of a node follow each other.
         """
         nodes = {leader: tuple(range(leader, leader + local_ranks[leader])) for leader in sorted(local_ranks)}
         folders, checkpoints = (_together(nodes, one) for one in (folder_of, checkpoints_of))
-        return cls(rank, tuple(nodes.values()), folders, checkpoints)
+        hosts = tuple(host_of[leader] for leader in nodes)
+        return cls(rank, tuple(nodes.values()), folders, checkpoints, hosts)
+
+    def name_of(self, rank: int) -> str:
+        """Return the name of a rank for messages, with its host if there are several nodes."""
+        hosts = (host for own, host in zip(self.nodes, self.hosts, strict=False) if rank in own)
+        return " on ".join([f"rank {rank}", *hosts])
 
     @property
     def at_checkpoints(self) -> JobNodes:

@@ -13,13 +13,12 @@ import struct
 import time
 from collections.abc import Collection, Sequence
 
-import psutil
 import torch
 import torch.distributed as dist
 
 from weft.errors import InputError, RunError, Violation
+from weft.run.launch.interfaces import GLOO_INTERFACE, address_of
 
-INTERFACE = "GLOO_SOCKET_IFNAME"
 LOOPBACK = "127.0.0.1"
 # A rank greets at once. A caller that does not is no rank, and makes others wait.
 GREETING_TIMEOUT_S = 5.0
@@ -96,15 +95,8 @@ def own_address() -> str:
     Raises:
         InputError: when the interface has no IPv4 address.
     """
-    interface = os.environ.get(INTERFACE)
-    if interface is not None:
-        found = psutil.net_if_addrs().get(interface, [])
-        addresses = [one.address for one in found if one.family == socket.AF_INET]
-        if not addresses:
-            near = ", ".join(sorted(psutil.net_if_addrs()))
-            raise InputError(Violation(INTERFACE, f"{interface!r} has no IPv4 address", near))
-        address: str = addresses[0]
-        return address
+    if (interface := os.environ.get(GLOO_INTERFACE)) is not None:
+        return address_of(interface, GLOO_INTERFACE)
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
             # This sends nothing and only looks up the route of a packet.
@@ -123,7 +115,9 @@ def require_reachable(addresses: Sequence[str]) -> None:
     alone = [rank for rank, address in enumerate(addresses) if address.startswith("127.")]
     if alone and len(alone) < len(addresses):
         problem = f"other ranks cannot reach {addresses[alone[0]]}, the address of rank {alone[0]}"
-        raise InputError(Violation("worker", problem, f"MASTER_ADDR or {INTERFACE} that leads to others"))
+        raise InputError(
+            Violation("worker", problem, f"MASTER_ADDR or {GLOO_INTERFACE} that leads to others")
+        )
 
 
 def _tell_all(

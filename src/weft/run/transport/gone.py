@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from weft.run.launch.failures import PeerLostError
@@ -13,11 +13,11 @@ _NAME_S = 1.0
 
 
 class Gone:
-    """The first rank that has ended, once this rank learns it in any thread."""
+    """The first rank that has ended, once this rank learns it in any thread; `name_of` names a rank."""
 
-    def __init__(self) -> None:
+    def __init__(self, name_of: Callable[[int], str] = "rank {}".format) -> None:
         self.rank: int | None = None
-        self._known = threading.Event()
+        self._name_of, self._known = name_of, threading.Event()
 
     def add(self, rank: int) -> None:
         self.rank = rank
@@ -36,7 +36,7 @@ class Gone:
             if isinstance(error, PeerLostError):
                 self._known.wait(_NAME_S)
             if self.rank is not None:
-                raise PeerLostError(f"{error}; rank {self.rank} is gone") from error
+                raise PeerLostError(f"{error}; {self._name_of(self.rank)} is gone") from error
             raise
         if self.rank is not None:
-            raise PeerLostError(f"rank {self.rank} is gone")
+            raise PeerLostError(f"{self._name_of(self.rank)} is gone")

@@ -239,7 +239,8 @@ class _Meeting:
         )
         here = {leader: _Here(*self._get(f"here/{leader}")) for leader in sorted(runs)}
         local_ranks = {leader: min(one.local_ranks, ranks - leader) for leader, one in here.items()}
-        return JobNodes.of(self._place.rank, local_ranks, runs, checkpoints), ranks
+        hosts = {leader: one.host for leader, one in here.items()}
+        return JobNodes.of(self._place.rank, local_ranks, runs, checkpoints, hosts), ranks
 
     def _leaders(self) -> Iterator[int]:
         leader = 0
