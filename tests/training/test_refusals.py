@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,8 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_file(folder: Path, changes: dict[str, dict[str, str]] | None = None) -> Path:
     path = folder / "run.toml"
-    tables = {name: {**TABLES.get(name, {}), **(changes or {}).get(name, {})} for name in (*TABLES, "report")}
+    names = (*TABLES, "report", "checkpoint")
+    tables = {name: {**TABLES.get(name, {}), **(changes or {}).get(name, {})} for name in names}
     lines = [
         f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
         for name, table in tables.items()
@@ -70,6 +72,11 @@ def lines_of(capsys: pytest.CaptureFixture[str], *words: object) -> list[str]:
             },
             ["report.log", "task.tokenizer", "task.data"],
         ),
+        (
+            {"checkpoint": {"directory": "{folder}/tokenizer.json/kept"}},
+            ["checkpoint.directory: {folder}/tokenizer.json: is not a folder"],
+        ),
+        ({"checkpoint": {"directory": "{folder}/new/kept"}}, []),
         ({"train": {"global_batch": 3, "precision": "fp16"}}, []),
     ],
 )
@@ -82,13 +89,23 @@ def test_check_and_train_refuse_a_run_file_alike(
     path = run_file(tmp_path, filled)
     if not found:
         assert run(["check", str(path)]) == 0
+        assert not (tmp_path / "new").exists()
         return
     checked = lines_of(capsys, "check", path)
     assert len(checked) == len(found)
     for line, part in zip(checked, found, strict=True):
-        assert part in line
+        assert part.replace("{folder}", str(tmp_path)) in line
     assert lines_of(capsys, "train", path, "--directory", tmp_path / "run") == checked
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_for_checkpoints_that_cannot_be_written_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (kept := tmp_path / "kept").mkdir(mode=0o500)
+    path = run_file(tmp_path, {"checkpoint": {"directory": str(kept / "runs")}})
+    assert lines_of(capsys, "check", path) == [f"checkpoint.directory: {kept}: cannot be written"]
 
 
 def test_a_plan_file_is_checked_like_its_run_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

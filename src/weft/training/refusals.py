@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,7 +45,7 @@ def refusals(planned: PlannedJob) -> list[Violation]:
             problems += compile_problems(job.plan, job.program.columns.kind, job.problem.job.graph)
     # Tokenizers and images need packages that torch's extra brings.
     prepared = (_tokenizer, _data) if find_spec("torch") else ()
-    for check in (_loggers, *prepared, _weights):
+    for check in (_loggers, *prepared, _weights, _checkpoint_folder):
         problems += _violations(check, planned)
     return problems
 
@@ -102,3 +103,14 @@ def _weights(planned: PlannedJob) -> None:
     if table.weights:
         path = Path(table.hf or "")
         weight_files(path if path.is_dir() else path.parent)
+
+
+def _checkpoint_folder(planned: PlannedJob) -> None:
+    """Refuse a folder for checkpoints that this machine cannot make or write to; make nothing."""
+    if (directory := planned.run.checkpoint.directory) is None:
+        return
+    folder = Path(directory)
+    there = next(one for one in (folder, *folder.parents) if one.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        problem = f"{there}: {'cannot be written' if there.is_dir() else 'is not a folder'}"
+        raise InputError(Violation("checkpoint.directory", problem))
