@@ -16,7 +16,7 @@ from weft.run.transport.device_group import DeviceGroup
 # The tag of rows, beside that of messages.
 _ROWS = 1
 # Bytes for another rank from which on a slow link costs more than the calls for each rank by itself.
-_LARGE = 1 << 18
+_LARGE = 1 << 15
 
 
 class HostGroup(DeviceGroup):
