@@ -93,10 +93,10 @@ def job_store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
         return store  # type: ignore[no-any-return]
     # torch counts the restarts of each agent by itself, so a new node has another count.
     whole = store.underlying_store if isinstance(store, dist.PrefixStore) else store
-    return _of_this_start(whole, rank, world_size, timeout)
+    return store_of_start(whole, rank, world_size, timeout)
 
 
-def _of_this_start(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+def store_of_start(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     """Return the part of a store that the ranks of one start use. Their rank 0 names it.
 
     Each other rank asks for the name under a new key. So none takes the name of an earlier start.
