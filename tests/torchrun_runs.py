@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,6 +45,19 @@ def run_directory(tmp_path: Path, *, ranks: int, steps: int) -> Path:
     planned = plan_run(load_run(run_dir / "run.toml"))
     (run_dir / "plan.json").write_text(PlanFile(planned.plan).to_json())
     return run_dir
+
+
+def free_port() -> int:
+    """A port of loopback that is free, and that no connection takes until another process listens there.
+
+    Linux chooses the ports of connections from 32768 on.
+    """
+    while True:
+        try:
+            with socket.create_server(("127.0.0.1", secrets.choice(range(20_000, 32_000)))) as free:
+                return int(free.getsockname()[1])
+        except OSError:
+            continue
 
 
 def environment(tmp_path: Path) -> dict[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import waiting_runs
-from torchrun_runs import ending, run_directory, worker
+from torchrun_runs import ending, free_port, run_directory, worker
 from warm_starts import Template
 
 import weft
@@ -85,7 +85,7 @@ def test_under_torchrun_a_killed_rank_is_named_by_one_that_waits_for_another(
     assert [code for code, _ in ended] == [1, 1]
     lines = [line for line in ended[0][1].splitlines() if line.startswith("error: rank")]
     assert len(lines) == 2
-    assert all(line.endswith("; rank 2 is gone") for line in lines)
+    assert all(line.endswith(f"; rank 2 on {socket.gethostname()} is gone") for line in lines)
     psutil.wait_procs(ranks, timeout=20)
     assert not any(one.is_running() for one in ranks)
 
@@ -131,11 +131,6 @@ def test_a_worker_that_waits_for_a_rank_which_does_not_come_can_be_ended(tmp_pat
         process.terminate()
         code, errors = ending(process)
     assert code == -signal.SIGTERM, errors
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def listens(port: int) -> bool:

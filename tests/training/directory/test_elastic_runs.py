@@ -15,7 +15,7 @@ from subprocess import Popen
 import psutil
 import pytest
 from run_inputs import cluster_text
-from torchrun_runs import ending, worker
+from torchrun_runs import ending, free_port, worker
 from waiting_runs import wait_for
 
 from weft.cli.main import run
@@ -122,8 +122,7 @@ class Agents:
     """Agents of torchrun that meet at one address, held by the first; each is a node of two ranks."""
 
     def __init__(self, stack: ExitStack, folder: Path, least: int, restarts: int) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._address = free.getsockname()
+        self._address = "127.0.0.1", free_port()
         self._stack, self._folder = stack, folder
         self._limits = ["--nnodes", f"{least}:3", "--max-restarts", str(restarts)]
 
@@ -132,7 +131,7 @@ class Agents:
         options = [*self._limits, "--nproc-per-node", "2", "--rdzv-id", "weft", "--rdzv-backend", "c10d"]
         options += [
             "--rdzv-endpoint",
-            f"127.0.0.1:{self._address[1]}",
+            "{}:{}".format(*self._address),
             "--rdzv-conf",
             meeting,
             "--local-addr",

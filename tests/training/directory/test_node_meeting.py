@@ -15,7 +15,7 @@ from subprocess import Popen
 import psutil
 import pytest
 from run_inputs import cluster_text
-from torchrun_runs import ending, worker
+from torchrun_runs import ending, free_port, worker
 from waiting_runs import wait_for
 from warm_starts import Template
 
@@ -78,8 +78,7 @@ def agents(
     module: str = "weft.training.worker",
 ) -> Iterator[Sequence[Popen[str]]]:
     """An agent for each node, with the run in `a/run` and `b/run`; `variables` are those of the second."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     meeting = ("torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", *options)
     with ExitStack() as stack:
         yield [
