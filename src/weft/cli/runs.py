@@ -29,6 +29,7 @@ from weft.timeline.figures import error_text, prediction_error
 from weft.training.directory.event_words import warnings
 from weft.training.directory.live_run import LiveRun
 from weft.training.directory.overview import NEWEST_STEPS
+from weft.training.directory.plans_at_hand import known_plans
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.session import job_in, job_to_train, prepare
 
@@ -175,8 +176,9 @@ def train(
     if prepare_only:
         with (
             progressing("planning for fewer nodes") as report,
-            prepare(planned, path, report),
+            prepare(planned, path, report) as prepared,
         ):
+            _tell_plans_at_hand(prepared)
             print(*start_commands(planned, shlex.quote(str(path))), sep="\n")
         return
     progress = Progress(quiet=json)
@@ -197,6 +199,14 @@ def train(
     steps = run.summary["steps"]
     command = f"weft train {shlex.quote(str(run.directory))} --steps {2 * steps}"
     console().print(f"all {steps} steps are done; train on with: {command}", soft_wrap=True)
+
+
+def _tell_plans_at_hand(directory: RunDirectory) -> None:
+    """Tell on the error stream what a step takes with so many ranks; the output has commands alone."""
+    for ranks, (plan, prediction, _) in known_plans(directory).items():
+        assert prediction is not None, "plans at hand were predicted"
+        step = format_seconds(prediction.step_s)
+        print(f"with {ranks} ranks: predicted step {step}, {plan.words}", file=sys.stderr)
 
 
 def _print_figures(run: Run) -> None:

@@ -64,7 +64,11 @@ def test_a_start_takes_the_largest_plan_for_its_ranks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = prepared(tmp_path, steps=4)
-    printed = capsys.readouterr().out
+    printed, told = capsys.readouterr()
+    assert re.fullmatch(
+        r"with 4 ranks: predicted step \S+ \S+, dp 2 x pp 2, .*\nwith 2 ranks: predicted step \S+ \S+, .*\n",
+        told,
+    )
     assert "torchrun --nnodes 1:3 --nproc-per-node 2 --max-restarts 3 --rdzv-backend c10d" in printed
     # torch's agents would else keep a node out that comes later.
     assert printed.startswith("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 ")

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from weft.describe.plan_file import load_plan
+from weft.describe.plan_file import PlanFile, load_plan, load_plan_file
 from weft.errors import InputError, Violation
 from weft.files import replacing
 from weft.planning.planned import PlannedJob
@@ -25,6 +25,13 @@ def keep_at_hand(directory: RunDirectory, jobs: Mapping[int, PlannedJob]) -> Non
 def is_elastic(directory: RunDirectory) -> bool:
     """Return True if starts may have other numbers of ranks."""
     return _folder(directory).is_dir()
+
+
+def known_plans(directory: RunDirectory) -> dict[int, PlanFile]:
+    """Return the plans at hand by their numbers of ranks, the largest first."""
+    paths = _folder(directory).glob(f"*/{PLAN_FILES[0]}")
+    found = {int(path.parent.name): load_plan_file(path) for path in paths}
+    return dict(sorted(found.items(), reverse=True))
 
 
 def take_at_hand(directory: RunDirectory, ranks: int) -> int:
