@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_inputs import cluster_text
 from small_plans import make_plan, make_program, tiny
 
 from weft.describe.plan import Choice, Plan
@@ -118,6 +120,23 @@ def test_a_run_that_cannot_go_on_is_refused_in_one_line(
     assert str(problem).startswith("run.on_death: 'go-on' ")
     assert str(problem).endswith("(nearest valid: stop)")
     assert not refused_deaths(job(sync, **{**options, "run": ""}))
+
+
+def test_states_to_go_back_to_are_counted_and_refused_without_room(tmp_path: Path) -> None:
+    parameters = job(KEEPS).problem.job.graph.parameters()
+    # Two states of the weights, their errors and two momenta, in fp32.
+    assert job(KEEPS).in_host_memory["states to go back to"].tolist() == [2 * 16 * parameters] * 3
+    assert job(KEEPS, pp=2).in_host_memory["states to go back to"].sum() == 3 * 2 * 16 * parameters
+    assert not job(KEEPS, run="").in_host_memory
+    found = {}
+    for memory in ("40 MB", "600 MB"):
+        cluster = tmp_path / f"{memory.split()[0]}.toml"
+        cluster.write_text(cluster_text(3).replace("4 GB", memory))
+        text = RUN.format(sync=KEEPS, pp=1, tp=1, dp=3, batch=6, run=GOES_ON).replace("8x l4", str(cluster))
+        found[memory] = refused_deaths(plan_run(parse_run(parse_toml(text, "run"))))
+    assert not found["600 MB"]
+    [problem] = found["40 MB"]
+    assert "'go-on' keeps 27.6 MB of whole states on rank 0, which has " in str(problem)
 
 
 @pytest.mark.parametrize(("pp", "tp"), [(2, 1), (1, 2)])

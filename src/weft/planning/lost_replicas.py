@@ -7,8 +7,9 @@ from collections.abc import Collection
 from weft.describe.plan import Plan
 from weft.describe.run_tables.training import GO_ON
 from weft.describe.synchronisation import indispensable
+from weft.describe.units import format_bytes
 from weft.errors import Violation
-from weft.planning.planned import PlannedJob, changed_to
+from weft.planning.planned import TO_GO_BACK, PlannedJob, changed_to
 
 # The event of replicas whose processes were killed, and that of the others with their first step after it.
 DIED, WENT_ON = "replicas died", "went on"
@@ -36,7 +37,20 @@ def refused_deaths(job: PlannedJob) -> list[Violation]:
         problem = "plan.then changes the plan, too"
     elif job.run.run.transport == "device":
         problem = "transport 'device' does not open new groups after a death; use 'host'"
+    else:
+        problem = _no_room(job)
     return [] if problem is None else [Violation("run.on_death", f"{GO_ON!r} {problem}", "stop")]
+
+
+def _no_room(job: PlannedJob) -> str | None:
+    """Return why copies of whole states do not fit beside a rank that computes in its host's memory."""
+    cluster, peaks = job.problem.job.cluster, job.prediction.peak_bytes
+    for rank, copies in enumerate(job.in_host_memory[TO_GO_BACK].tolist()):
+        left = job.usable_bytes[rank] - peaks[rank]
+        if cluster.device_of(rank).synchronous and copies > left:
+            needed, there = format_bytes(copies), format_bytes(max(0, left))
+            return f"keeps {needed} of whole states on rank {rank}, which has {there} left"
+    return None
 
 
 def ranks_of_replicas(plan: Plan) -> list[tuple[int, ...]] | None:

@@ -22,7 +22,7 @@ from weft.describe.plan_subject import PlanSubject, cluster_of_run
 from weft.describe.prediction import COMMUNICATOR_SPREAD, Prediction
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.planning import PlanTable
-from weft.describe.run_tables.training import ANY_PRECISION
+from weft.describe.run_tables.training import ANY_PRECISION, GO_ON, KEPT_STATES
 from weft.describe.synchronisation import AUTO, DENSE, changes_codecs_every, derived_options, is_logged
 from weft.describe.this_machine import THIS_MACHINE
 from weft.describe.units import format_bytes, format_seconds
@@ -45,7 +45,7 @@ from weft.planning.synchronisations import decided_sync, in_sync, merged, synchr
 from weft.planning.throughput import Throughput, throughput
 from weft.planning.ties import break_ties
 from weft.predict.cost.communicators import SOURCE, Communicators
-from weft.predict.cost.memory import STEPPED_BYTES
+from weft.predict.cost.memory import STEPPED_BYTES, stage_parameters
 from weft.predict.cost.placed_plan import PlacedPlan
 from weft.predict.cost.price import price
 from weft.predict.cost.pricing import Pricing
@@ -61,6 +61,8 @@ from weft.program.verify import require_valid
 from weft.timeline.figures import step_breakdown
 
 DEFAULT_PLANNER = "weft"
+# The states that ranks keep in host memory to go on when others die.
+TO_GO_BACK = "states to go back to"
 
 
 class Later(NamedTuple):
@@ -137,10 +139,22 @@ class PlannedJob:
         """The most bytes that each rank keeps in the memory of its host, by name; empty if it keeps none."""
         methods, stages = self.plan.methods, len(self.plan.stages)
         kept = [one for one in parts(KeptAway) if any(one.stages(methods, stages))]
-        if not kept:
-            return {}
-        pricing = Pricing(program=self.program, placed=self._placed)
-        return {name: held for one in kept for name, held in one.held(pricing).items()}
+        found = {TO_GO_BACK: self._bytes_to_go_back()} if self.run.run.on_death == GO_ON else {}
+        if kept:
+            pricing = Pricing(program=self.program, placed=self._placed)
+            found |= {name: held for one in kept for name, held in one.held(pricing).items()}
+        return found
+
+    def _bytes_to_go_back(self) -> Ints:
+        """Return the bytes of each rank's copies of its weights, their errors and its optimizer states."""
+        plan, placed, graph = self.plan, self._placed, self.problem.job.graph
+        stepped = STEPPED_BYTES[plan.precision]
+        of_each = KEPT_STATES * (2 * stepped + plan.optimizer.kept_bytes(stepped))
+        found = np.zeros(plan.ranks, dtype=np.int64)
+        for index, stage in enumerate(plan.stages):
+            for held, shape in placed.holders(index):
+                found[held] += of_each * stage_parameters(graph, stage.layers, shape)
+        return found
 
     @cached_property
     def predicted(self) -> PredictedStep:

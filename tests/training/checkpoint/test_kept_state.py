@@ -11,8 +11,10 @@ from small_jobs import LEARNING_RATE, batch_of, make_runtime, parameters_of
 from small_plans import make_plan, make_program, tiny
 from torch import nn
 
+from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice, Plan
+from weft.predict.cost.memory import stage_parameters
 from weft.training.checkpoint.kept_state import KeptState
 from weft.training.checkpoint.training_state import TrainingState
 
@@ -28,8 +30,8 @@ def adam(module: nn.Module) -> torch.optim.Optimizer:
 
 def go_back(
     rank: int, ranks: int, config: ModelConfig, plan: Plan
-) -> tuple[list[float], list[float], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The losses of two steps and the weights after them, straight on and from the state before them."""
+) -> tuple[int, list[float], list[float], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The bytes of a state; losses of two steps and weights after them, straight on and from that state."""
 
     def trained(runtime: Any, steps: range) -> list[float]:
         return [runtime.step(step, batch_of(config, plan, step)).loss for step in steps]
@@ -38,6 +40,10 @@ def go_back(
     runtime = make_runtime(rank, config, plan, program, optimizer_factory=adam)
     trained(runtime, range(3))
     kept = KeptState.of(runtime, STATE)
+    tensors = [*kept.weights.values(), *kept.methods.values()]
+    for one in kept.optimizers.values():
+        tensors += [each for state in one["state"].values() for each in state.values() if each.dim()]
+    held_bytes = sum(one.nbytes for one in tensors)
     through, after = trained(runtime, range(3, 5)), parameters_of(runtime)
     runtime.close()
     other = make_runtime(rank, config, plan, program, optimizer_factory=adam, generation=1)
@@ -47,7 +53,7 @@ def go_back(
         kept.restore(other)
         again, found = trained(other, range(3, 5)), parameters_of(other)
     other.close()
-    return through, again, after, found
+    return held_bytes, through, again, after, found
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -55,6 +61,10 @@ def test_a_rank_goes_on_from_a_kept_state_to_the_same_bits(worker_pool: WorkerPo
     config = tiny(layers=2, tied=True)
     plan = make_plan(config, dp=2, precision=precision)
     plan = plan.model_copy(update={"sync": Choice(name="cser", options=CSER)})
-    for through, again, after, found in worker_pool.run(go_back, config, plan, ranks=2):
+    # In fp32, the weights, their errors and two momenta.
+    counted = 4 * 4 * stage_parameters(layer_graph(config), plan.stages[0].layers, plan.shape(0))
+    for held_bytes, through, again, after, found in worker_pool.run(go_back, config, plan, ranks=2):
+        # Indices of resets come on top.
+        assert counted <= held_bytes <= 1.01 * counted
         assert again == through
         assert all(torch.equal(value, found[name]) for name, value in after.items())

@@ -23,6 +23,8 @@ MODEL = "model"
 ANY_PRECISION = "any"
 # A run goes on without a replica whose process was killed.
 GO_ON = "go-on"
+# So many whole states each rank of such a run keeps: ranks are at most one of them apart.
+KEPT_STATES = 2
 # The most samples for the held-out loss, before they fill whole global batches; always the same samples.
 HELD_OUT_SAMPLES = 256
 Betas = Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], TOML_ARRAY]

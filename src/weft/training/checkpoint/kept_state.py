@@ -13,9 +13,6 @@ from weft.run.runtime import RankRuntime
 from weft.training.checkpoint.stage_tensors import model_slots, model_tensors
 from weft.training.checkpoint.training_state import TrainingState
 
-# Ranks are at most one such state apart.
-KEPT = 2
-
 
 @dataclass(frozen=True, slots=True)
 class KeptState:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from weft.describe.run_tables.training import KEPT_STATES
 from weft.errors import RunError
 from weft.planning.lost_replicas import LEAST, ranks_of_replicas
 from weft.planning.planned import PlannedJob
@@ -24,7 +25,7 @@ from weft.run.launch.failures import PeerLostError
 from weft.run.launch.rolls import Replicas, Roll, RollCall
 from weft.run.launch.worker_start import START_TIMEOUT_S, WorkerContext
 from weft.run.runtime import RankRuntime
-from weft.training.checkpoint.kept_state import KEPT, KeptState
+from weft.training.checkpoint.kept_state import KeptState
 from weft.training.checkpoint.training_state import TrainingState
 from weft.training.coordination.agreement import StopSignals, meeting_peers
 from weft.training.directory.run_directory import RunDirectory
@@ -99,7 +100,7 @@ class Membership:
 
     def keep(self, runtime: RankRuntime, state: TrainingState) -> None:
         """Keep the state of this rank, to which all members can go back."""
-        self._kept = [*self._kept[1 - KEPT :], KeptState.of(runtime, state)]
+        self._kept = [*self._kept[1 - KEPT_STATES :], KeptState.of(runtime, state)]
         for rank in self.roll.members:
             # Whoever is here has come back by now.
             self._away_since.pop(rank, None)
