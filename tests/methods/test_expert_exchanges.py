@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,8 @@ from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
+from weft.describe.plan import Recompute
+from weft.describe.prediction import Prediction
 from weft.errors import InputError
 from weft.methods.expert_exchanges.kinds import (
     EXPERT_COMBINE,
@@ -186,6 +188,30 @@ def test_a_step_in_segments_takes_as_long_as_inside_and_beside_others_no_longer(
     assert interleaved <= ordered + 1e-6
 
 
+@settings(max_examples=10)
+@given(
+    config=st.sampled_from([MIXTRAL, MIXED]),
+    pp=st.integers(1, 2),
+    samples=st.integers(1, 4),
+    recompute=st.sampled_from(["full", "selective"]),
+    synchronous=st.booleans(),
+)
+def test_a_recomputed_segment_keeps_its_rows_and_spares_the_exchanges(
+    config: ModelConfig, pp: int, samples: int, recompute: Recompute, synchronous: bool
+) -> None:
+    def step(recompute: Recompute, way: str) -> Prediction:
+        row = Row(config, "1f1b", pp=pp, ep=2, micro_batch_size=2 * samples, recompute=recompute)
+        return predicted(config, run_by(row.plan, way=way), on).prediction
+
+    on = cluster(20, synchronous=synchronous)
+    kept, again, inside = (
+        step(*one) for one in (("none", WAYS[1]), (recompute, WAYS[1]), (recompute, WAYS[0]))
+    )
+    # Inside of passes, a layer that runs again exchanges again.
+    assert kept.step_s < again.step_s < inside.step_s
+    assert all(np.greater_equal(again.peak_bytes, inside.peak_bytes))
+
+
 def test_reductions_begin_as_early_as_in_whole_passes() -> None:
     config = SHORT("mixtral", intermediate_size=240)
     row = Row(config, "1f1b", dp=4, ep=2)
@@ -214,10 +240,16 @@ def test_on_slow_links_another_micro_batch_hides_exchanges(row: Row) -> None:
 
 
 @pytest.mark.parametrize(
-    ("inside_nodes", "whole_s", "interleaved_s"), [("450 GB/s", 4.39, 4.34), ("64 GB/s", 4.88, 4.59)]
+    ("inside_nodes", "recompute", "steps_s", "peaks_gb"),
+    [
+        ("450 GB/s", "none", (4.39, 4.39, 4.34), (67.6, 67.7)),
+        ("64 GB/s", "none", (4.88, 4.88, 4.59), (67.6, 67.7)),
+        ("64 GB/s", "selective", (5.22, 4.99, 4.65), (55.4, 58.3)),
+        ("64 GB/s", "full", (5.74, 5.50, 5.05), (44.5, 47.4)),
+    ],
 )
 def test_steps_of_mixtral_on_64_h100_are_those_of_the_page(
-    inside_nodes: str, whole_s: float, interleaved_s: float
+    inside_nodes: str, recompute: Recompute, steps_s: Sequence[float], peaks_gb: Sequence[float]
 ) -> None:
     node = {"name": "host", "count": 8, "device": "h100-80gb", "devices": 8, "bandwidth": inside_nodes}
     on = cluster_of({"name": "h100", "node": [node]}, "h100")
@@ -234,20 +266,20 @@ def test_steps_of_mixtral_on_64_h100_are_those_of_the_page(
         sharding="zero-2",
     )
     plan = build_plan(job, layout, [1.0] * len(graph.layers))
-    inside, ordered, interleaved = (
+    stages = tuple(one.model_copy(update={"recompute": recompute}) for one in plan.stages)
+    plan = plan.model_copy(update={"stages": stages})
+    found = [
         predict(CostModel(graph=graph, cluster=on), each, compile_folded(each, graph, on)).prediction
         for each in (run_by(plan, way=way) for way in WAYS)
-    )
-    assert max(interleaved.peak_bytes) < on.device_of(0).memory_bytes
-    assert inside.step_s == pytest.approx(whole_s, abs=0.005)
-    assert ordered.step_s == pytest.approx(inside.step_s, rel=1e-6)
-    assert interleaved.step_s == pytest.approx(interleaved_s, abs=0.005)
+    ]
+    assert [one.step_s for one in found] == pytest.approx(steps_s, abs=0.006)
+    peaks = [max(one.peak_bytes) / 1e9 for one in (found[0], found[-1])]
+    assert peaks == pytest.approx(peaks_gb, abs=0.06)
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        (with_ranks(recompute="full"), "nearest valid: recompute none"),
         (with_ranks(tp=2), "nearest valid: tp 1"),
         (with_ranks(cp=2), "nearest valid: cp 1"),
         (with_ranks("zb-h1", pp=2), "runs backward passes in two parts"),
@@ -284,7 +316,6 @@ def test_a_plan_with_one_expert_rank_says_that_nothing_is_exchanged(tmp_path: Pa
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"ep": 2, "recompute": "full"}, "nearest recompute: none"),
         ({"ep": 2, "cp": 2}, "nearest cp: 1"),
         ({"ep": 2, "tp": 2}, "nearest tp: 1"),
         ({"ep": 2, "pp": 2, "schedule": "zb-h1"}, "nearest schedule: 1f1b"),

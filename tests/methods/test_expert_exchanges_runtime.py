@@ -6,6 +6,7 @@ Rows of the equality table hold them against one process.
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 from equality_table import Outcome, Row, train
@@ -16,6 +17,10 @@ from pool import WorkerPool
 
 from weft.describe.plan import Plan
 from weft.methods.expert_exchanges.program import WAYS
+from weft.run.parallel.expert_ranks import Dispatch
+from weft.run.stage import expert_pieces
+
+KEPT = ("none", "full", "selective")
 
 
 def train_all(rank: int, ranks: int, rows: list[Row], plans: list[Plan]) -> list[Outcome]:
@@ -29,6 +34,15 @@ def train_all(rank: int, ranks: int, rows: list[Row], plans: list[Plan]) -> list
         Row(MIXTRAL, "1f1b", ep=2, steps=2),
         Row(SHARED_EXPERTS, "1f1b", ep=2, precision="fp32", methods=(Clips(0.2),)),
         Row(SHARED_EXPERTS, ep=2, steps=2, methods=(Balances(samples=1, micro_weight=0.5, ranks=2),)),
+        Row(MIXTRAL, "1f1b", ep=2, steps=2, recompute="full"),
+        Row(SHARED_EXPERTS, "1f1b", ep=2, precision="fp32", recompute="selective"),
+        Row(
+            SHARED_EXPERTS,
+            ep=2,
+            steps=2,
+            recompute="full",
+            methods=(Balances(samples=1, micro_weight=0.5, ranks=2),),
+        ),
     ],
     ids=str,
 )
@@ -41,3 +55,28 @@ def test_segments_train_like_whole_passes_to_the_bit(worker_pool: WorkerPool, ro
             assert tensors.keys() == inside[1].keys()
             for name, value in tensors.items():
                 assert value.equal(inside[1][name]), name
+
+
+def counted(rank: int, ranks: int, rows: list[Row], plans: list[Plan]) -> list[tuple[int, int]]:
+    """How often experts compute in each run, and rows are sent."""
+    found = []
+    for row, plan in zip(rows, plans, strict=True):
+        with (
+            patch.object(expert_pieces, "compute_rows", wraps=expert_pieces.compute_rows) as computed,
+            patch.object(Dispatch, "send", autospec=True, side_effect=Dispatch.send) as sent,
+        ):
+            train(rank, ranks, row, plan)
+        found.append((computed.call_count, sent.call_count))
+    return found
+
+
+@pytest.mark.processes
+def test_a_recomputed_segment_computes_its_experts_again_and_exchanges_nothing_again(
+    worker_pool: WorkerPool,
+) -> None:
+    rows = [Row(MIXTRAL, "1f1b", ep=2, recompute=one, methods=(Exchanges("instructions"),)) for one in KEPT]
+    for found in worker_pool.run(counted, rows, [one.plan for one in rows], ranks=2):
+        (computed, sent), *others = found
+        assert computed
+        # Under either word a segment runs again; `selective` takes its products from the first run.
+        assert others == [(2 * computed, sent)] * 2

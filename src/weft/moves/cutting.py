@@ -31,12 +31,14 @@ class Cutter:
         axis: of each replica's grid; with one rank along it, the method does nothing.
         ways: the words, `inside` first.
         apart: the axes that the method refuses, with reasons.
+        again: the reason why it refuses recomputation; None: a segment runs again from its inputs.
     """
 
     name: str
     axis: Axis
     ways: tuple[str, ...]
     apart: Mapping[Axis, str]
+    again: str | None = AGAIN
 
     def way_of(self, plan: Plan) -> str:
         """Return a plan's way.
@@ -65,8 +67,8 @@ class Cutter:
             for axis, reason in self.apart.items()
             if self._is_divided(plan, axis)
         ]
-        if any(stage.recompute != "none" for stage in plan.stages):
-            found.append(Violation(where, AGAIN, "recompute none"))
+        if self.again is not None and any(stage.recompute != "none" for stage in plan.stages):
+            found.append(Violation(where, self.again, "recompute none"))
         return found
 
     @property
@@ -76,19 +78,20 @@ class Cutter:
         def again(job: Job, layout: Layout) -> str | None:
             if not self._asked(job, layout) or set(layout.recomputes) == {"none"}:
                 return None
-            return f"{self.name}: {AGAIN}; nearest recompute: none"
+            return f"{self.name}: {self.again}; nearest recompute: none"
 
         def in_parts(job: Job, layout: Layout) -> str | None:
             if not self._asked(job, layout) or layout.schedule not in ("zb-h1", "zb-v"):
                 return None
             return f"{self.name}: {layout.schedule} runs backward passes in two parts; nearest schedule: 1f1b"
 
-        others = (("recomputation", AGAIN, again), ("backward passes in two parts", _IN_PARTS, in_parts))
+        others = (("recomputation", self.again, again), ("backward passes in two parts", _IN_PARTS, in_parts))
         return (
             *(self._without(axis, reason) for axis, reason in self.apart.items()),
             *(
                 Composition(method=self.name, other=other, reason=reason, refuse=refuse)
                 for other, reason, refuse in others
+                if reason is not None
             ),
         )
 

@@ -39,6 +39,10 @@ ROWS = (
     Row(MIXTRAL, "1f1b", pp=2, ep=2, transport="device", methods=(BETWEEN,)),
     Row(SHARED_EXPERTS, "breadth-first", dp=2, ep=2, loops=2, transport="device", methods=(INTERLEAVED,)),
     Row(MIXTRAL, ep=2, evaluates=True, methods=(INTERLEAVED,)),
+    # Segments that run again from their inputs.
+    Row(MIXTRAL, "1f1b", pp=2, ep=2, recompute=("full", "selective"), methods=(BETWEEN,)),
+    Row(SHARED_EXPERTS, dp=2, ep=2, sharding="zero-2", recompute="full", methods=(INTERLEAVED, Clips(0.2))),
+    BALANCED(ep=2, recompute="full", methods=(Balances("sequence", ranks=2), INTERLEAVED)),
     # Balances, whose losses begin between the borders.
     Row(MIXTRAL, dp=2, ep=2, masks=True, methods=(Balances(ranks=2), INTERLEAVED)),
     BALANCED("1f1b", pp=2, ep=2, methods=(Balances("buffer", samples=2, replicas=1, ranks=2), BETWEEN)),

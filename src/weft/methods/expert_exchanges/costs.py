@@ -6,12 +6,15 @@ import numpy as np
 
 from weft.describe.device import Device
 from weft.describe.expert_pieces import expert_pieces
-from weft.methods.expert_exchanges.program import NAME
+from weft.methods.expert_exchanges.program import CUTTER, NAME
 from weft.predict.cost.exchanges import COUNT_BYTES, Exchanges, expert_exchanges
 from weft.predict.cost.hooks import CostOf, Taken, collective_hook
+from weft.predict.cost.memory import with_slack
 from weft.predict.cost.network import Network
 from weft.predict.cost.pricing import Pricing, SegmentShares, StageShares, parts_of
+from weft.predict.cost.residency import LiveBytes
 from weft.program.arrays import Ints
+from weft.program.kinds import BACKWARD, FORWARD
 
 _all_to_all = collective_hook(lambda pricing: Network.all_to_all)
 
@@ -37,9 +40,11 @@ def _shares(pricing: Pricing, stage: int, device: Device) -> StageShares:
         model.graph, layers, shape, plan.precision, device, pieces_of=expert_pieces
     )
     segments = range(len(pieces))
+    # A segment that keeps its inputs alone also runs forward again.
+    again = 1.0 if plan.stages[stage].recompute == "full" else 0.0
     return StageShares(
         parts_of([one.forward_s for one in pieces], segments),
-        parts_of([one.backward_input_s for one in pieces], segments),
+        parts_of([one.backward_input_s + again * one.forward_s for one in pieces], segments),
         parts_of([one.backward_weight_s for one in pieces], segments),
     )
 
@@ -51,10 +56,38 @@ def _left(pricing: Pricing, stage: int, replica: int, exchanges: Exchanges) -> E
     return expert_exchanges(plan, model.graph, model.network, stage, rows=False)(ranks)
 
 
+def _rows_kept(pricing: Pricing) -> Ints:
+    """Return the changes of bytes by what recomputing segments keep, besides the inputs of layers.
+
+    A mixture keeps the rows on both sides of its experts, and the sums of shared experts. A stage keeps at
+    most what it keeps without recomputation.
+    """
+    plan, graph, columns = pricing.plan, pricing.model.graph, pricing.program.columns
+    change = np.zeros(len(columns), dtype=np.int64)
+    if not CUTTER.cuts(plan) or pricing.program.obligations.purpose != "train":
+        return change
+    size = np.zeros(len(plan.stages), dtype=np.int64)
+    for index, stage in enumerate(plan.stages):
+        if stage.recompute != "none":
+            shape = plan.shape(index)
+            rows, tokens = graph.amounts("dispatched", shape), graph.amounts("sent", shape)
+            elements = sum(2 * rows[layer] + tokens[layer] for layer in stage.layers if rows[layer])
+            size[index] = round(elements) * plan.element_bytes
+    placed = pricing.placed
+    spared = placed.kept_without_recomputation - placed.kept_bytes
+    more = with_slack(np.minimum(size[:, np.newaxis], spared))
+    for kind, sign in ((FORWARD, 1), (BACKWARD, -1)):
+        passes = np.flatnonzero(columns.kind == kind)
+        devices = placed.device_set_of_rank[columns.rank[passes]]
+        change[passes] = sign * more[columns.stage[passes], devices]
+    return change
+
+
 COSTS = (
     CostOf(kind="expert_dispatch", hook=_dispatch),
     CostOf(kind="expert_combine", hook=_all_to_all),
     CostOf(kind="expert_combine_backward", hook=_all_to_all),
     CostOf(kind="expert_dispatch_backward", hook=_all_to_all),
     SegmentShares(method=NAME, shares=_shares, left=_left),
+    LiveBytes(what="rows kept at borders", hook=_rows_kept),
 )

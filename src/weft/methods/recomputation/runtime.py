@@ -11,7 +11,7 @@ again for every backward call. These are two calls if a backward pass is split i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from weft.errors import RunError
-from weft.run.stage.layers import LayerFunction, RunLayer
+from weft.run.stage.layers import Made, RunLayer
 
 _aten = torch.ops.aten
 # Operations with a time that is worth the memory of their outputs. The batched products of an attention
@@ -43,8 +43,8 @@ PRODUCTS = frozenset(
 
 
 def recomputed(
-    function: LayerFunction, *inputs: torch.Tensor, draws: bool, keep_products: bool = False
-) -> torch.Tensor:
+    function: Callable[..., Made], *inputs: torch.Tensor, draws: bool, keep_products: bool = False
+) -> Made:
     """Return `function(*inputs)`, and keep only the inputs for the backward pass.
 
     The function must compute the same when it is called again. It runs again once for all backward calls on
@@ -85,7 +85,7 @@ class _Saved:
 class _Layer:
     """One run of a layer: its inputs, and the tensors that its nodes have saved, in their order."""
 
-    def __init__(self, function: LayerFunction, inputs: Sequence[torch.Tensor], draws: bool) -> None:
+    def __init__(self, function: Callable[..., object], inputs: Sequence[torch.Tensor], draws: bool) -> None:
         self._function = function
         # Detached, so that the layer does not hold the graph of the layers before it.
         self._inputs = [one.detach().requires_grad_(one.requires_grad) for one in inputs]

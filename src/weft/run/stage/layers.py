@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import nn
@@ -16,12 +16,14 @@ from weft.run.stage.wiring import Wiring
 
 # Takes one value in a chain, and several where a layer joins them.
 LayerFunction = Callable[..., torch.Tensor]
+# What a function makes that runs again: a tensor, or several.
+Made = TypeVar("Made")
 
 
 class RunOne(Protocol):
     """A function that runs a layer on its inputs; `draws`: whether it draws random numbers."""
 
-    def __call__(self, function: LayerFunction, *inputs: torch.Tensor, draws: bool) -> torch.Tensor: ...
+    def __call__(self, function: Callable[..., Made], *inputs: torch.Tensor, draws: bool) -> Made: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,7 @@ def run_layers(
 ) -> torch.Tensor:
     """Return the output of the functions, run in order; `draws`: whether they draw random numbers."""
     value = inputs
-    run = _run_of(recompute)
+    run = run_of(recompute)
     for function in functions:
         value = function(value) if run is None else run(function, value, draws=draws)
     return value
@@ -69,7 +71,7 @@ def run_wired(
     draws: bool,
 ) -> tuple[torch.Tensor, ...]:
     """Return the outputs of a stage with layers that read each other by `wiring`."""
-    values, run = list(inputs), _run_of(recompute)
+    values, run = list(inputs), run_of(recompute)
     for function, read in zip(functions, wiring.reads, strict=True):
         given = [values[place] for place in read]
         values.append(function(*given) if run is None else run(function, *given, draws=draws))
@@ -77,7 +79,7 @@ def run_wired(
 
 
 @cache
-def _run_of(recompute: Recompute) -> RunOne | None:
+def run_of(recompute: Recompute) -> RunOne | None:
     """Return the function that runs layers; None for a plain call, which is faster for tiny layers."""
     if recompute == "none":
         return None

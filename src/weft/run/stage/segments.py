@@ -14,9 +14,11 @@ import torch
 from torch import nn
 
 from weft.bundles import runtime_parts
+from weft.describe.plan import Recompute
 from weft.errors import InputError, Violation
 from weft.program.rank_program import RankProgram
 from weft.program.segments import StageSegments, cutter_of, segments_of
+from weft.run.stage.layers import run_of
 from weft.run.stage.pieces import CutOf, Ran, StageCut, StagePiece, State, Tape
 from weft.run.stage.roots import Growth
 from weft.run.stage.stage_pass import draws_numbers
@@ -40,13 +42,16 @@ class StageRun:
         stage: its number.
         cut: the way in which its pieces are made.
         segments: the borders at which the program has collectives.
+        recompute: the values that a piece keeps for backward; with `full`, its inputs alone.
 
     Raises:
         InputError: when the stage's borders differ from the program's.
     """
 
-    def __init__(self, stage: int, cut: StageCut, segments: StageSegments) -> None:
-        self._cut, self._count = cut, len(cut.borders)
+    def __init__(
+        self, stage: int, cut: StageCut, segments: StageSegments, recompute: Recompute = "none"
+    ) -> None:
+        self._cut, self._count, self._run = cut, len(cut.borders), run_of(recompute)
         self._forward, self._backward = (
             tuple(number for number, one in enumerate(cut.borders) if one[way]) for way in (False, True)
         )
@@ -71,14 +76,21 @@ class StageRun:
         for number in self._pieces(self._forward, segment):
             inputs = _leaves(tape.ran[-1], entered) if tape.ran else (entered,)
             with torch.enable_grad():
-                with self._cut.exchanging_elsewhere():
-                    outputs = tape.pieces[number](inputs)
+                outputs = self._outputs(tape.pieces[number], inputs)
                 if finish is not None and number == len(tape.pieces) - 1:
                     outputs = (finish(outputs[0]),)
                 roots = {} if tape.growth is None else tape.growth.ready(outputs[0])
             tape.ran.append(Ran(inputs, outputs, roots))
             entered = outputs[0].detach().requires_grad_()
         return outputs[0].detach()
+
+    def _outputs(self, piece: StagePiece, inputs: State) -> State:
+        def run(*state: torch.Tensor) -> State:
+            with self._cut.exchanging_elsewhere():
+                return piece(state)
+
+        # Whatever crosses a border is an input, so that no rank exchanges again.
+        return run(*inputs) if self._run is None else self._run(run, *inputs, draws=False)
 
     def go_back(self, tape: Tape, segment: int, gradient: torch.Tensor | None) -> Crossed:
         """Run a segment backward, and return the gradient for the border before it.
@@ -186,5 +198,6 @@ def stage_runs(program: RankProgram, resources: Resources) -> Mapping[int, Stage
         roots = resources.roots.get(stage)
         if roots is not None and not roots.of_parts:
             raise _refusal(stage, "its backward passes start from outputs of layers")
-        found[stage] = StageRun(stage, _cut(stage, module, cut_of(module)), segments)
+        recompute = resources.recompute[stage]
+        found[stage] = StageRun(stage, _cut(stage, module, cut_of(module)), segments, recompute)
     return found
