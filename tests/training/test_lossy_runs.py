@@ -20,7 +20,7 @@ from weft.describe.run_file import load_run
 from weft.errors import InputError
 from weft.methods.cser.absences import Absence
 from weft.methods.cser.options import ABSENCES, RETURNED
-from weft.planning.lost_replicas import DIED
+from weft.planning.lost_replicas import DIED, WENT_ON
 from weft.planning.planned import plan_run
 from weft.run.launch.worker_main import AGENT_PID
 from weft.run.stage.build import build_stages
@@ -172,7 +172,10 @@ def test_deaths_at_any_place_are_survived(
     assert [row["step"] for row in directory.metrics()] == list(range(steps))
     every = options.get("checkpoint_every", steps)
     checkpoints = sorted(int(one["step"]) for one in events(directory, "checkpoint"))
-    assert set(checkpoints) == set(range(every, steps + 1, every))
+    # The others may have come to a later reset before rank 0 dies in the thread that saves.
+    given_up = {every * ((int(one["step"]) - 1) // every) for one in events(directory, WENT_ON)}
+    due = set(range(every, steps + 1, every))
+    assert due - given_up <= set(checkpoints) <= due
     # Shares of tensor ranks have other places in a checkpoint.
     if "tp" not in options:
         require_common_weights(directory.path)
