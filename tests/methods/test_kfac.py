@@ -33,6 +33,7 @@ from weft.methods.kfac.kinds import (
 )
 from weft.methods.kfac.linears import LinearLayers, Operand, read_treated, treated_in, treated_text
 from weft.planning.decisions import decided_words
+from weft.planning.job_rules import refused_by_methods
 from weft.planning.planned import plan_run
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, FORWARD, is_any_of
 from weft.program.verify import require_valid, verify
@@ -283,3 +284,35 @@ def test_a_plan_that_leaves_windows_open_or_lacks_the_work_is_refused() -> None:
     assert any("a plan states them" in str(one) for one in check_plan(plan, graph, cluster))
     alone = plan.model_copy(update={"methods": plan.methods[1:]})
     assert any("'kfac' is not asked for" in str(one) for one in check_plan(alone, graph, cluster))
+
+
+@pytest.mark.parametrize(
+    ("on", "keys", "refused"),
+    [
+        ("4xa100-80gb", "pp = 2\ndp = 2", True),
+        ("4xa100-80gb", 'pp = 4\nschedule = "chimera"', True),
+        ("4xa100-80gb", "pp = 4\ndp = 1", False),
+        ("this-machine", "pp = 1\ndp = 1", False),
+    ],
+)
+def test_replicas_on_accelerators_are_refused_before_a_run(on: str, keys: str, refused: bool) -> None:
+    text = f'''
+[model]
+preset = "gpt-1m"
+[task]
+sequence = 32
+[train]
+global_batch = 16
+steps = 10
+[cluster]
+use = "{on}"
+[goal]
+contract = "empirical"
+[kfac]
+damping = 1e-3
+[plan]
+{keys}
+'''
+    job = plan_run(parse_run(parse_toml(text, "run")))
+    said = "plan.dp: kfac: on accelerators, replicas may invert a factor before the mean"
+    assert [str(one).startswith(said) for one in refused_by_methods(job)] == [True] * refused
