@@ -11,12 +11,10 @@ from typing import NamedTuple
 
 from weft.describe.left_out import without_nodes
 from weft.describe.run_file import RunFile
-from weft.describe.synchronisation import AUTO, changes_codecs_every
+from weft.describe.synchronisation import changes_codecs_every
 from weft.errors import InputError, Violation
 from weft.planning.lost_replicas import goes_on
-from weft.planning.planned import PlannedJob, plan_run
-from weft.planning.problem import problem_of_subject
-from weft.planning.synchronisations import in_sync
+from weft.planning.planned import PlannedJob, plan_run, posed
 from weft.progress import CountedWork, ProgressReport, unwatched
 
 LEAST, MOST = "run.min_nodes", "run.max_nodes"
@@ -101,19 +99,17 @@ def plans_at_hand(job: PlannedJob, report: ProgressReport = unwatched) -> dict[i
 def _on_nodes(job: PlannedJob, nodes: int) -> PlannedJob:
     cluster = job.problem.job.cluster
     (group,) = cluster.groups
-    subject = job.problem.subject(job.run).pinned(job.plan)
     name = f"{nodes} of {group.count} nodes of {cluster.name}"
     smaller = replace(without_nodes(cluster, group, group.count - nodes), name=name)
-    run = _open_to_fewer(subject.run, job)
-    fewer = subject.model_copy(update={"run": run, "cluster": smaller})
-    return plan_run(run, problem=problem_of_subject(fewer))
+    subject = job.problem.subject(_open_to_fewer(job.run)).pinned(job.plan)
+    run, problem = posed(subject.model_copy(update={"cluster": smaller}), job.plan)
+    return plan_run(run, problem=problem)
 
 
-def _open_to_fewer(run: RunFile, job: PlannedJob) -> RunFile:
+def _open_to_fewer(run: RunFile) -> RunFile:
     """Return a run file without what only the whole cluster can hold: replicas and a deadline."""
     tables = {
         "plan": run.plan.model_copy(update={"dp": None}),
         "goal": run.goal.model_copy(update={"deadline_hours": None}),
     }
-    opened = run.model_copy(update=tables)
-    return in_sync(opened, job.plan.sync) if run.sync.method == AUTO else opened
+    return run.model_copy(update=tables)

@@ -441,7 +441,7 @@ def planned_for(subject: PlanSubject, plan: Plan, prediction: Prediction | None 
     Raises:
         InputError: with every fault of the plan.
     """
-    run, problem = _posed(subject, plan)
+    run, problem = posed(subject, plan)
     return _checked(run, problem, plan, prediction)
 
 
@@ -451,11 +451,11 @@ def moved(subject: PlanSubject, plan: Plan) -> PlannedJob:
     Raises:
         InputError: with every fault of the plan there.
     """
-    run, problem = _posed(subject, plan)
+    run, problem = posed(subject, plan)
     return _checked(run, problem, renamed(plan, problem.job), None)
 
 
-def _posed(subject: PlanSubject, plan: Plan) -> tuple[RunFile, Problem]:
+def posed(subject: PlanSubject, plan: Plan) -> tuple[RunFile, Problem]:
     """Return the run file, with the plan's decisions where it leaves them open, and its problem."""
     run = subject.run
     if run.train.precision == ANY_PRECISION:

@@ -49,13 +49,14 @@ def take_at_hand(directory: RunDirectory, ranks: int) -> int:
     taken = max(one for one in known if one <= ranks)
     if taken != load_plan(directory.path / PLAN_FILES[0]).ranks:
         of_all = directory.path / PLAN_OF_ALL
-        if taken == known[-1]:
-            of_all.unlink(missing_ok=True)
-        else:
+        if taken != known[-1]:
             _copy(_folder(directory) / str(known[-1]) / PLAN_FILES[0], of_all)
         # `plan.json` comes last, as in `RunDirectory.turn`.
         for name in reversed(PLAN_FILES):
             _copy(_folder(directory) / str(taken) / name, directory.path / name)
+        # Until now a killed start had the plan of all here.
+        if taken == known[-1]:
+            of_all.unlink(missing_ok=True)
     return taken
 
 
