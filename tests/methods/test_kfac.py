@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from itertools import groupby
+
 import numpy as np
 import pytest
 from asked_methods import CLIPS
@@ -31,11 +34,11 @@ from weft.methods.kfac.kinds import (
     PRECONDITION_SHARDS,
     REDUCTIONS,
 )
-from weft.methods.kfac.linears import LinearLayers, Operand, read_treated, treated_in, treated_text
+from weft.methods.kfac.linears import FACTORS, LinearLayers, Operand, read_treated, treated_in, treated_text
 from weft.planning.decisions import decided_words
-from weft.planning.job_rules import refused_by_methods
 from weft.planning.planned import plan_run
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, FORWARD, is_any_of
+from weft.program.program import NONE
 from weft.program.verify import require_valid, verify
 
 WORK = (*CURVATURES, *REDUCTIONS, *INVERSIONS)
@@ -167,6 +170,31 @@ def test_each_stage_has_a_window_and_does_all_work_once() -> None:
             assert count > 0 or blocks == 0
 
 
+@given(ORDERS, st.sampled_from(["weft", "official"]))
+@settings(max_examples=10)
+def test_inverses_of_replicas_follow_the_sums_of_both_sides(
+    order: tuple[str, int, int, int], placer: str
+) -> None:
+    """The damping of a factor needs the means of both, over all replicas."""
+    program = make_program(GPT, placed(GPT, plan_of(order, dp=2, placer=placer)))
+    columns, of_layers = program.columns, defaultdict[tuple[int, int], list[int]](list)
+    for kind, rank, part in zip(
+        *(one.tolist() for one in (columns.kind, columns.rank, columns.part)), strict=True
+    ):
+        if kind in REDUCTIONS:
+            of_layers[rank, part].append(kind)
+        elif kind in INVERSIONS:
+            of_layers[rank, part // FACTORS].append(NONE)
+    assert of_layers
+    for kinds in of_layers.values():
+        # A window may wrap around the end of the cycle.
+        last = len(kinds) - kinds[::-1].index(NONE)
+        runs = (list(run) for _, run in groupby(kinds[last:] + kinds[:last], key=NONE.__eq__))
+        sums = [run for run in runs if run[0] != NONE]
+        assert sums
+        assert all(sorted(run) == sorted(REDUCTIONS) for run in sums)
+
+
 @given(ORDERS)
 @settings(max_examples=6)
 def test_a_norm_is_of_the_gradient_after_the_inverses(order: tuple[str, int, int, int]) -> None:
@@ -284,35 +312,3 @@ def test_a_plan_that_leaves_windows_open_or_lacks_the_work_is_refused() -> None:
     assert any("a plan states them" in str(one) for one in check_plan(plan, graph, cluster))
     alone = plan.model_copy(update={"methods": plan.methods[1:]})
     assert any("'kfac' is not asked for" in str(one) for one in check_plan(alone, graph, cluster))
-
-
-@pytest.mark.parametrize(
-    ("on", "keys", "refused"),
-    [
-        ("4xa100-80gb", "pp = 2\ndp = 2", True),
-        ("4xa100-80gb", 'pp = 4\nschedule = "chimera"', True),
-        ("4xa100-80gb", "pp = 4\ndp = 1", False),
-        ("this-machine", "pp = 1\ndp = 1", False),
-    ],
-)
-def test_replicas_on_accelerators_are_refused_before_a_run(on: str, keys: str, refused: bool) -> None:
-    text = f'''
-[model]
-preset = "gpt-1m"
-[task]
-sequence = 32
-[train]
-global_batch = 16
-steps = 10
-[cluster]
-use = "{on}"
-[goal]
-contract = "empirical"
-[kfac]
-damping = 1e-3
-[plan]
-{keys}
-'''
-    job = plan_run(parse_run(parse_toml(text, "run")))
-    said = "plan.dp: kfac: on accelerators, replicas may invert a factor before the mean"
-    assert [str(one).startswith(said) for one in refused_by_methods(job)] == [True] * refused

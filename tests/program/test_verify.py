@@ -275,6 +275,11 @@ def test_rows_must_be_sorted_by_rank() -> None:
     assert "belongs to an earlier rank" in say(swap(program, 0, len(program) - 1))
 
 
+def test_a_step_must_not_begin_before_the_one_before_ends() -> None:
+    program = replace(training_program("gpipe", 2, 2, (1,)), steps_per_cycle=2)
+    assert "comes after an instruction of a later step" in say(with_value(program, "iteration", 0, 1))
+
+
 def test_a_long_list_is_counted() -> None:
     program = training_program("gpipe", 1, 1, (20,))
     empty = replace(program, edges=Edges.of([], []))

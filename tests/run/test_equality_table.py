@@ -23,7 +23,6 @@ from decoder_models import tiny_decoder
 from equality_cases import CHOICES, cases, choices_of, pairs
 from equality_cover import AXES, covering, marks, size, traits
 from equality_table import Row, differences, together, tolerance_of, train, train_late
-from inverse_curvature import Kfac
 from methods.rows.diloco import StepsOutside
 from methods.rows.gradient_norm import Clips
 from methods.rows.sharding import ACROSS, PARTS, SAME_BITS, by_layout
@@ -405,22 +404,6 @@ def beyond(cases: Sequence[Any], trained: Collection[Any]) -> list[Any]:
     return [pytest.param(one, marks=() if one in trained else pytest.mark.tables) for one in cases]
 
 
-def late_cases() -> list[Any]:
-    """Rows on late devices by their numbers.
-
-    Inverses of K-FAC do not wait for the sums of the other side's factors, which replicas add up. So weft
-    refuses replicas with K-FAC on accelerators.
-    """
-    broken = pytest.mark.xfail(reason="K-FAC among replicas on accelerators", strict=False)
-    found = []
-    for case in beyond(LATE, TRAINED_LATE):
-        row = LATE_TABLE[case.values[0]]
-        several = row.dp > 1 or row.schedule == "chimera"
-        marks = [*case.marks, *[broken] * (several and any(isinstance(one, Kfac) for one in row.methods))]
-        found.append(pytest.param(*case.values, marks=marks))
-    return found
-
-
 # Fields of a row whose values are words and numbers.
 SEQUENCES = ("shares", "layers", "splits", "copies", "devices", "recompute")
 PLAIN = [one for one in fields(Row) if one.name not in ("model", "methods", *SEQUENCES)]
@@ -452,7 +435,7 @@ def test_a_row_trains_like_one_process(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("seed", range(max(1, LATE_SEEDS)))
-@pytest.mark.parametrize("number", late_cases(), ids=lambda n: f"{n}-{LATE_TABLE[n]}")
+@pytest.mark.parametrize("number", beyond(LATE, TRAINED_LATE), ids=lambda n: f"{n}-{LATE_TABLE[n]}")
 def test_a_row_trains_to_the_same_bits_on_late_devices(
     worker_pool: WorkerPool, number: int, seed: int
 ) -> None:

@@ -165,11 +165,12 @@ def _placed(columns: Columns, stage: int, path: int, work: FilledStage) -> tuple
 
 
 def last_issued(columns: Columns, rows: Ints, readers: Sequence[int] = ()) -> Ints:
-    """Return the last row that each computation's host issues before the next one, or before a reader."""
-    computes = np.flatnonzero(is_compute(columns.kind) | is_any_of(columns.kind, readers))
-    following = np.append(computes, len(columns))[np.searchsorted(computes, rows, side="right")]
-    ends = np.searchsorted(columns.rank, columns.rank[rows], side="right")
-    last: Ints = np.minimum(following, ends) - 1
+    """Return the last row issued behind each computation, before the next one, a reader or the next step."""
+    ends = is_compute(columns.kind) | is_any_of(columns.kind, readers)
+    for one in (columns.rank, columns.iteration):
+        ends[1:] |= one[1:] != one[:-1]
+    following = np.append(np.flatnonzero(ends), len(columns))
+    last: Ints = following[np.searchsorted(following, rows, side="right")] - 1
     return last
 
 

@@ -99,11 +99,12 @@ def items(plan: Plan, graph: LayerGraph, stage: int) -> list[WorkRows]:
             size = factor_bytes(linears.sizes(side), element)
             add(WorkRows(kind=reduce, part=layer, after=(of[CURVATURES[side], layer],), bytes=size))
     for side, invert in enumerate(INVERSIONS):
-        before = REDUCTIONS[side] if together else CURVATURES[side]
+        # The damping needs the means of both sides; those of one rank alone differ from those of all.
+        before = REDUCTIONS if together else (CURVATURES[side],)
         for layer, linears in treated.items():
             for number in range(len(linears.sizes(side))):
                 part = layer * FACTORS + number
-                add(WorkRows(kind=invert, part=part, after=(of[before, layer],)))
+                add(WorkRows(kind=invert, part=part, after=tuple(of[one, layer] for one in before)))
     return rows
 
 

@@ -18,8 +18,6 @@ from weft.methods.kfac.linears import read_treated
 from weft.methods.kfac.options import NAME, options_of
 from weft.moves.composition import Composition
 from weft.moves.layout import shares_of
-from weft.planning.job_rules import JobRule
-from weft.planning.planned import PlannedJob
 
 _ALLOWED = (BUBBLES, GRADIENT_NORM)
 _METHOD = "K-FAC"
@@ -96,15 +94,6 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
         yield Violation(f"plan: {one.where}", f"{NAME}: {one.problem}", one.nearest)
 
 
-def _of_devices(planned: PlannedJob) -> Iterator[Violation]:
-    """Refuse replicas on accelerators: inverses there do not wait for sums of the other side."""
-    plan, cluster = planned.plan, planned.problem.job.cluster
-    late = any(not cluster.device_of(rank).synchronous for rank in range(plan.ranks))
-    if plan.method(NAME) is not None and late and any(len(one.replicas) > 1 for one in plan.stages):
-        problem = "on accelerators, replicas may invert a factor before the mean of the other side is summed"
-        yield Violation("plan.dp", f"{NAME}: {problem}", "1, in an order other than chimera")
-
-
 RULES = (
     Composition(
         method=_METHOD,
@@ -113,5 +102,4 @@ RULES = (
         refuse=_of_layout,
     ),
     PlanRule(refuse=_problems_of),
-    JobRule(refuse=_of_devices),
 )

@@ -1,4 +1,4 @@
-"""The law of columns: columns and edges are in range, rows are sorted by rank, ids are unique."""
+"""The law of columns: columns and edges are in range, rows are sorted by rank and step, ids are unique."""
 
 from __future__ import annotations
 
@@ -47,11 +47,16 @@ def check_shape(program: Program) -> list[Violation]:
 
 
 def check_coordinates(program: Program) -> list[Violation]:
-    """Check peers, groups and payload limits, that rows run on owners of their stage, and that ids differ."""
+    """Check peers, groups, payloads, the order of steps, owners of stages, and that ids differ."""
     columns = program.columns
+    # The host of a rank issues one step after the other.
+    early = np.flatnonzero((np.diff(columns.rank) == 0) & (np.diff(columns.iteration) < 0)) + 1
+    found = violations(
+        "steps", early, lambda row: f"{name(program, row)} comes after an instruction of a later step"
+    )
     message = np.isin(columns.kind, [kind for pair in message_kinds() for kind in pair])
     collective = is_collective(columns.kind)
-    found = violations(
+    found += violations(
         "peers",
         np.flatnonzero(message & ((columns.peer == NONE) | (columns.peer == columns.rank))),
         lambda row: f"{name(program, row)} needs another rank as its peer",

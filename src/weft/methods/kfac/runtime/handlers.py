@@ -97,7 +97,8 @@ def inverse(workspace: Workspace, instruction: Instruction, side: int) -> Issue:
                 raise RunError(f"{label}: {error}") from None
 
         ended = stream.run(label, work, *(workspace.values.get(key, THERE) for key in keys))
-        for key in (keys[side], (INVERSES, instruction.stage, NONE)):
+        # Sums of the next window wait for it on both sides, whose means it reads.
+        for key in (*keys, (INVERSES, instruction.stage, NONE)):
             workspace.values[key] = Value.of(None, ended)
         return ended
 
