@@ -18,15 +18,18 @@ from tensor_plans import tensor_plan
 
 import weft
 from weft.describe.families import layer_graph
+from weft.describe.plan import Recompute
+from weft.describe.prediction import Prediction
 from weft.errors import InputError
 from weft.methods.tensor_collectives.kinds import TENSOR_BACKWARD, TENSOR_FORWARD
 from weft.methods.tensor_collectives.program import NAME, WAYS
 from weft.planning.compile import compile_evaluation, compile_folded
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
+from weft.program.arrays import Ints
 from weft.program.kinds import BACKWARD, FORWARD
 from weft.program.program import COLUMN_NAMES, Program
-from weft.program.segments import FORWARD_SEGMENT, INPUT_SEGMENT, WEIGHT_SEGMENT
+from weft.program.segments import BACKWARD_SEGMENT, FORWARD_SEGMENT, INPUT_SEGMENT, WEIGHT_SEGMENT
 from weft.program.verify import require_valid, verify
 
 AS_INSTRUCTIONS = WAYS[1:]
@@ -164,6 +167,47 @@ def test_a_step_in_segments_takes_as_long_as_inside_and_beside_others_no_longer(
     assert interleaved <= ordered + 1e-6
 
 
+@settings(max_examples=10)
+@given(
+    family=st.sampled_from(["gpt", "llama", "bert"]),
+    sequence=st.sampled_from([7, 8]),
+    pp=st.integers(1, 2),
+    recompute=st.sampled_from(["full", "selective"]),
+    synchronous=st.booleans(),
+)
+def test_a_recomputed_segment_keeps_what_crossed_its_border_and_spares_the_exchange(
+    family: str, sequence: int, pp: int, recompute: Recompute, synchronous: bool
+) -> None:
+    config, on = divisible(family, sequence=sequence), cluster(20, synchronous=synchronous)
+
+    def step(recompute: Recompute, way: str) -> Prediction:
+        plan = tensor_plan(config, pp=pp, schedule="1f1b", recompute=recompute)
+        return predicted(config, run_by(plan, way=way), on).prediction
+
+    kept, again, inside = (
+        step(*one) for one in (("none", WAYS[1]), (recompute, WAYS[1]), (recompute, WAYS[0]))
+    )
+    # Inside of passes, a layer that runs again exchanges again.
+    assert kept.step_s < again.step_s < inside.step_s
+    assert all(np.greater_equal(again.peak_bytes, inside.peak_bytes))
+
+
+def test_a_segment_that_runs_again_takes_its_own_forward_pass_longer() -> None:
+    """The last one has the embedding, whose forward pass is long beside its backward pass."""
+    config = divisible("gpt", sequence=7)
+
+    def backward_ticks(recompute: Recompute) -> Ints:
+        plan = run_by(tensor_plan(config, pp=1, micro_batches=1, recompute=recompute), way=WAYS[1])
+        columns = make_program(config, plan).columns
+        rows = (columns.rank == 0) & np.isin(columns.kind, (BACKWARD, BACKWARD_SEGMENT))
+        return predicted(config, plan, cluster(0)).priced.costs.occupancy[rows]
+
+    kept, again = backward_ticks("none"), backward_ticks("full")
+    longer = again / kept
+    assert (longer > 1.0).all()
+    assert longer[-1] > 1.05 * longer[:-1].max()
+
+
 def test_a_folded_program_is_predicted_alike() -> None:
     on, graph = cluster(20), layer_graph(CONFIG)
     plan = run_by(tensor_plan(CONFIG, dp=2), way="overlapped")
@@ -197,13 +241,11 @@ def test_backward_passes_in_two_parts_are_refused() -> None:
         make_program(CONFIG, plan)
 
 
-def test_recomputation_and_context_ranks_are_refused_in_one_line() -> None:
+def test_context_ranks_are_refused_in_one_line() -> None:
     plan = run_by(tensor_plan(CONFIG, tp=4), way="instructions")
-    stages = tuple(stage.model_copy(update={"recompute": "full"}) for stage in plan.stages)
-    for changed in ({"stages": stages}, {"mesh": {**plan.mesh, "cp": 2, "tp": 2}}):
-        with pytest.raises(InputError) as refused:
-            make_program(CONFIG, plan.model_copy(update=changed))
-        assert len(refused.value.violations) == 1
+    with pytest.raises(InputError) as refused:
+        make_program(CONFIG, plan.model_copy(update={"mesh": {**plan.mesh, "cp": 2, "tp": 2}}))
+    assert len(refused.value.violations) == 1
 
 
 def test_an_unknown_way_is_refused_with_the_nearest() -> None:
@@ -220,7 +262,6 @@ def test_a_run_file_asks_for_it_and_its_report_says_so(tmp_path: Path, way: str)
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"tp": 2, "recompute": "full"}, "nearest recompute: none"),
         ({"tp": 2, "cp": 2}, "nearest cp: 1"),
         ({"tp": 2, "pp": 2, "schedule": "zb-h1"}, "nearest schedule: 1f1b"),
     ],

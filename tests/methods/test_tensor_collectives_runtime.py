@@ -20,7 +20,7 @@ from tensor_plans import tensor_plan
 from torch import nn
 
 from weft.describe.model import ModelConfig
-from weft.describe.plan import GRADIENT_NORM, Choice, Plan
+from weft.describe.plan import GRADIENT_NORM, Choice, Plan, Recompute
 from weft.errors import InputError
 from weft.methods.tensor_collectives.program import NAME, WAYS, crossed
 from weft.program.rank_program import part_of
@@ -90,6 +90,15 @@ def test_segments_train_like_whole_passes_to_the_bit(
 ) -> None:
     config = divisible(family, sequence=sequence)
     require_same(worker_pool, config, tensor_plan(config, schedule="1f1b"))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("recompute", ["full", "selective"])
+def test_segments_that_run_again_train_like_whole_passes_to_the_bit(
+    worker_pool: WorkerPool, recompute: Recompute
+) -> None:
+    config = divisible("gpt")
+    require_same(worker_pool, config, tensor_plan(config, schedule="1f1b", recompute=recompute))
 
 
 @pytest.mark.processes

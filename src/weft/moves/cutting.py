@@ -16,7 +16,6 @@ from weft.moves.move import Context, Move
 from weft.program.segments import Axis
 
 INSIDE = "inside"
-AGAIN = "a layer that is run again would exchange again"
 _IN_PARTS = "the parts are those of a whole stage, not of its segments"
 # The fields of layouts for the axes of a `ReplicaGrid`, and their names in the table of refusals.
 _FIELDS: Mapping[Axis, str] = {"tensor": "tp", "context": "cp", "expert": "ep"}
@@ -31,14 +30,12 @@ class Cutter:
         axis: of each replica's grid; with one rank along it, the method does nothing.
         ways: the words, `inside` first.
         apart: the axes that the method refuses, with reasons.
-        again: the reason why it refuses recomputation; None: a segment runs again from its inputs.
     """
 
     name: str
     axis: Axis
     ways: tuple[str, ...]
     apart: Mapping[Axis, str]
-    again: str | None = AGAIN
 
     def way_of(self, plan: Plan) -> str:
         """Return a plan's way.
@@ -58,42 +55,29 @@ class Cutter:
         return self.way_of(plan) != INSIDE and self._is_divided(plan, self.axis)
 
     def problems_of(self, plan: Plan, graph: LayerGraph) -> list[Violation]:
-        """Return the violations of a plan that is cut: other axes, and recomputation."""
+        """Return the violations of a plan that is cut, by other axes."""
         if not self.cuts(plan):
             return []
         where = f"plan: methods.{self.name}"
-        found = [
+        return [
             Violation(where, reason, f"{_FIELDS[axis]} 1")
             for axis, reason in self.apart.items()
             if self._is_divided(plan, axis)
         ]
-        if self.again is not None and any(stage.recompute != "none" for stage in plan.stages):
-            found.append(Violation(where, self.again, "recompute none"))
-        return found
 
     @property
     def compositions(self) -> tuple[Composition, ...]:
         """The layouts that the method refuses."""
-
-        def again(job: Job, layout: Layout) -> str | None:
-            if not self._asked(job, layout) or set(layout.recomputes) == {"none"}:
-                return None
-            return f"{self.name}: {self.again}; nearest recompute: none"
 
         def in_parts(job: Job, layout: Layout) -> str | None:
             if not self._asked(job, layout) or layout.schedule not in ("zb-h1", "zb-v"):
                 return None
             return f"{self.name}: {layout.schedule} runs backward passes in two parts; nearest schedule: 1f1b"
 
-        others = (("recomputation", self.again, again), ("backward passes in two parts", _IN_PARTS, in_parts))
-        return (
-            *(self._without(axis, reason) for axis, reason in self.apart.items()),
-            *(
-                Composition(method=self.name, other=other, reason=reason, refuse=refuse)
-                for other, reason, refuse in others
-                if reason is not None
-            ),
+        halves = Composition(
+            method=self.name, other="backward passes in two parts", reason=_IN_PARTS, refuse=in_parts
         )
+        return (*(self._without(axis, reason) for axis, reason in self.apart.items()), halves)
 
     def move(self, way: str, name: str, summary: str, source: str) -> Move:
         """Return the move to one of the ways."""

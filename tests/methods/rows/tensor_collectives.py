@@ -37,6 +37,9 @@ ROWS = (
     Row(GPT, "breadth-first", dp=2, tp=2, loops=2, sharding="zero-3", methods=(INTERLEAVED, Clips(0.2))),
     Row(TIED, tp=2, loss="tokens", methods=(OVERLAPPED, TellsNorms())),
     Row(TIED, "1f1b", pp=2, tp=2, methods=(OVERLAPPED,)),
+    # Segments that run again from their inputs.
+    Row(LLAMA, "1f1b", pp=2, tp=2, recompute=("full", "selective"), methods=(OVERLAPPED,)),
+    Row(GPT, dp=2, tp=2, recompute="full", methods=(INTERLEAVED, Clips(0.2))),
     Row(MIXTRAL, tp=2, tolerance=1e-5, methods=(Balances(samples=1, micro_weight=0.3), OVERLAPPED)),
     Row(MIXTRAL, "1f1b", tp=2, tolerance=1e-5, methods=(Balances("sequence"), INTERLEAVED)),
 )

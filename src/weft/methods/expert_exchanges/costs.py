@@ -9,12 +9,10 @@ from weft.describe.expert_pieces import expert_pieces
 from weft.methods.expert_exchanges.program import CUTTER, NAME
 from weft.predict.cost.exchanges import COUNT_BYTES, Exchanges, expert_exchanges
 from weft.predict.cost.hooks import CostOf, Taken, collective_hook
-from weft.predict.cost.memory import with_slack
 from weft.predict.cost.network import Network
 from weft.predict.cost.pricing import Pricing, SegmentShares, StageShares, parts_of
-from weft.predict.cost.residency import LiveBytes
+from weft.predict.cost.residency import LiveBytes, kept_by_segments
 from weft.program.arrays import Ints
-from weft.program.kinds import BACKWARD, FORWARD
 
 _all_to_all = collective_hook(lambda pricing: Network.all_to_all)
 
@@ -57,30 +55,17 @@ def _left(pricing: Pricing, stage: int, replica: int, exchanges: Exchanges) -> E
 
 
 def _rows_kept(pricing: Pricing) -> Ints:
-    """Return the changes of bytes by what recomputing segments keep, besides the inputs of layers.
+    """Return the changes of bytes by the rows on both sides of experts, and the sums of shared experts."""
+    plan, graph = pricing.plan, pricing.model.graph
 
-    A mixture keeps the rows on both sides of its experts, and the sums of shared experts. A stage keeps at
-    most what it keeps without recomputation.
-    """
-    plan, graph, columns = pricing.plan, pricing.model.graph, pricing.program.columns
-    change = np.zeros(len(columns), dtype=np.int64)
-    if not CUTTER.cuts(plan) or pricing.program.obligations.purpose != "train":
-        return change
-    size = np.zeros(len(plan.stages), dtype=np.int64)
-    for index, stage in enumerate(plan.stages):
-        if stage.recompute != "none":
-            shape = plan.shape(index)
-            rows, tokens = graph.amounts("dispatched", shape), graph.amounts("sent", shape)
-            elements = sum(2 * rows[layer] + tokens[layer] for layer in stage.layers if rows[layer])
-            size[index] = round(elements) * plan.element_bytes
-    placed = pricing.placed
-    spared = placed.kept_without_recomputation - placed.kept_bytes
-    more = with_slack(np.minimum(size[:, np.newaxis], spared))
-    for kind, sign in ((FORWARD, 1), (BACKWARD, -1)):
-        passes = np.flatnonzero(columns.kind == kind)
-        devices = placed.device_set_of_rank[columns.rank[passes]]
-        change[passes] = sign * more[columns.stage[passes], devices]
-    return change
+    def elements(stage: int) -> float:
+        shape = plan.shape(stage)
+        rows, tokens = graph.amounts("dispatched", shape), graph.amounts("sent", shape)
+        return sum(2 * rows[layer] + tokens[layer] for layer in plan.stages[stage].layers if rows[layer])
+
+    return (
+        kept_by_segments(pricing, elements) if CUTTER.cuts(plan) else np.zeros(len(pricing.program), np.int64)
+    )
 
 
 COSTS = (

@@ -31,7 +31,7 @@ WAYS: tuple[Way, ...] = get_args(Way)
 
 TENSOR = "tensor ranks add up the results of experts inside of the segments"
 TOKENS = "context ranks exchange inside of the segments, which nothing predicts"
-CUTTER = Cutter(name=NAME, axis="expert", ways=WAYS, apart={"tensor": TENSOR, "context": TOKENS}, again=None)
+CUTTER = Cutter(name=NAME, axis="expert", ways=WAYS, apart={"tensor": TENSOR, "context": TOKENS})
 
 
 def options(plan: Plan, graph: LayerGraph) -> CutOptions | None:

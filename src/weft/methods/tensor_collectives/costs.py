@@ -7,11 +7,13 @@ from itertools import accumulate
 import numpy as np
 
 from weft.describe.device import Device
-from weft.methods.tensor_collectives.program import NAME, crossed, stage_borders
+from weft.describe.layer_pieces import cut_of
+from weft.methods.tensor_collectives.program import CUTTER, NAME, crossed, stage_borders
 from weft.predict.cost.exchanges import Exchanges, tensor_exchanges_s
 from weft.predict.cost.hooks import CostOf, Taken, collective_hook
 from weft.predict.cost.network import Network
 from weft.predict.cost.pricing import Pricing, SegmentShares, StageShares, parts_of
+from weft.predict.cost.residency import LiveBytes, kept_by_segments
 from weft.program.arrays import Ints
 
 _all_reduce = collective_hook(lambda pricing: Network.all_reduce)
@@ -42,9 +44,11 @@ def _shares(pricing: Pricing, stage: int, device: Device) -> StageShares:
         ranks = tuple(pricing.placed.ranks_of_stage[stage][0].tolist())
         all_s, left_s = tensor_exchanges_s(plan, graph, pricing.model.network, stage, ranks)
         contained_s = all_s - left_s
+    # A segment that keeps its inputs alone also runs forward again.
+    again = 1.0 if plan.stages[stage].recompute == "full" else 0.0
     return StageShares(
         parts_of([one.forward_s for one in pieces], segment_of[False]),
-        parts_of([one.backward_input_s for one in pieces], segment_of[True]),
+        parts_of([one.backward_input_s + again * one.forward_s for one in pieces], segment_of[True]),
         parts_of([one.backward_weight_s for one in pieces], segment_of[True]),
         contained_s,
     )
@@ -61,8 +65,27 @@ def _left(pricing: Pricing, stage: int, replica: int, exchanges: Exchanges) -> E
     return Exchanges(forward_s=left_s, backward_s=left_s)
 
 
+def _values_kept(pricing: Pricing) -> Ints:
+    """Return the changes of bytes by the values that crossed borders, and the streams beside branches."""
+    plan, graph = pricing.plan, pricing.model.graph
+
+    def elements(stage: int) -> float:
+        shape = plan.shape(stage)
+        found = 0.0
+        for layer in plan.stages[stage].layers:
+            borders = cut_of(graph.layers[layer]).borders
+            ends = [one.elements(shape) / shape.sequence_parallel for one in borders if not one.enters]
+            found += sum(one.elements(shape) for one in borders if one.enters) + sum(ends) + sum(ends[1:])
+        return found
+
+    return (
+        kept_by_segments(pricing, elements) if CUTTER.cuts(plan) else np.zeros(len(pricing.program), np.int64)
+    )
+
+
 COSTS = (
     CostOf(kind="tensor_forward", hook=_exchange),
     CostOf(kind="tensor_backward", hook=_exchange),
     SegmentShares(method=NAME, shares=_shares, left=_left),
+    LiveBytes(what="values kept at borders", hook=_values_kept),
 )

@@ -188,6 +188,26 @@ def _border_changes(pricing: Pricing) -> Ints:
     return change
 
 
+def kept_by_segments(pricing: Pricing, elements: Callable[[int], float]) -> Ints:
+    """Return the changes of bytes by what recomputing segments keep, besides the inputs of layers.
+
+    `elements` are those that a micro-batch keeps in a stage. A stage keeps at most what it keeps without
+    recomputation.
+    """
+    plan, placed, columns = pricing.plan, pricing.placed, pricing.program.columns
+    change = np.zeros(len(columns), dtype=np.int64)
+    if pricing.program.obligations.purpose != "train":
+        return change
+    again = [one.recompute != "none" for one in plan.stages]
+    size = [plan.element_bytes * round(elements(stage)) * again[stage] for stage in range(len(again))]
+    spared = placed.kept_without_recomputation - placed.kept_bytes
+    more = with_slack(np.minimum(np.array(size)[:, np.newaxis], spared))
+    for kind, sign in ((FORWARD, 1), (BACKWARD, -1)):
+        rows = np.flatnonzero(columns.kind == kind)
+        change[rows] = sign * more[columns.stage[rows], placed.device_set_of_rank[columns.rank[rows]]]
+    return change
+
+
 def kept_changes(left: Ints, whole: Ints) -> Mapping[int, Ints]:
     """Return the changes of kept bytes by kind of computation: `left` by a forward, `whole` for weights.
 
