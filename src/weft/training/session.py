@@ -128,18 +128,19 @@ def job_in(
     return plan_by(naming(load_run(path), model=model, on=on))
 
 
-def reopen(path: Path, *, of_all: bool = False) -> PlannedJob:
+def reopen(path: Path, *, of_all: bool = False, ranks: int | None = None) -> PlannedJob:
     """Return the planned job of an existing run directory, to resume or to look at.
 
     Args:
         of_all: take the plan of all replicas, also while some are lost.
+        ranks: take the plan at hand for so many ranks, if there is one.
 
     Raises:
         InputError: if it is not a run directory or a file in it is broken.
     """
     directory = RunDirectory(path)
     directory.require()
-    subject, given = directory.planned(of_all=of_all)
+    subject, given = directory.planned(of_all=of_all, ranks=ranks)
     job, run = planned_for(subject, given.plan, given.prediction), subject.run
     if run.plan.then is None or not directory.turns:
         return job

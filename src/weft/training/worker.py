@@ -26,7 +26,7 @@ from weft.training.directory.run_lock import only_run
 if TYPE_CHECKING:
     from weft.planning.planned import PlannedJob
     from weft.run.launch.worker_start import WorkerContext
-    from weft.training.directory.node_meeting import MetNodes
+    from weft.training.directory.node_meeting import ChoosePlan, MetNodes
 
 
 def main(run_dir: Path) -> int:
@@ -36,13 +36,18 @@ def main(run_dir: Path) -> int:
         InputError: if the directory holds no run, something in it is refused, or another process trains it.
         RunError: if the run failed.
     """
-    return with_nodes(run_dir, _train)
+    from weft.training.directory.plans_at_hand import take_at_hand
+
+    return with_nodes(run_dir, _train, take_at_hand)
 
 
-def with_nodes(run_dir: Path, work: Callable[[PlannedJob, Path, MetNodes | None], int]) -> int:
+def with_nodes(
+    run_dir: Path, work: Callable[[PlannedJob, Path, MetNodes | None], int], choose: ChoosePlan
+) -> int:
     """Meet the other nodes, do a rank's part of some work on a run, and return its exit code.
 
-    A rank beyond those of the plan waits instead, and returns the exit code of rank 0.
+    A rank beyond those of the plan waits instead, and returns the exit code of rank 0. `choose` as of
+    `meet_nodes`.
 
     Raises:
         InputError: if the directory holds no run, or something in it is refused.
@@ -51,10 +56,10 @@ def with_nodes(run_dir: Path, work: Callable[[PlannedJob, Path, MetNodes | None]
     _end_by_signals()
     from weft.training.directory.node_meeting import meet_nodes
 
-    met = meet_nodes(run_dir)
+    met = meet_nodes(run_dir, choose)
     if met is not None and met.is_spare:
         return met.wait_as_spare()
-    exit_code = work(read(run_dir), run_dir, met)
+    exit_code = work(read(run_dir, ranks=None if met is None else met.ranks), run_dir, met)
     if met is not None:
         met.release_spares(exit_code)
     return exit_code
@@ -101,15 +106,15 @@ def load(run_dir: Path) -> None:
         stage_family(subject.model.family)
 
 
-def read(run_dir: Path, *, of_all: bool = False) -> PlannedJob:
-    """Read the run of a run directory; `of_all` as `weft.training.session.reopen`.
+def read(run_dir: Path, *, of_all: bool = False, ranks: int | None = None) -> PlannedJob:
+    """Read the run of a run directory; `of_all` and `ranks` as `weft.training.session.reopen`.
 
     Raises:
         InputError: if the directory holds no run, or something in it is refused.
     """
     from weft.training.session import reopen
 
-    job = reopen(run_dir, of_all=of_all)
+    job = reopen(run_dir, of_all=of_all, ranks=ranks)
     if job.elsewhere:
         raise InputError(job.elsewhere)
     return job

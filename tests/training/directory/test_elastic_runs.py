@@ -20,8 +20,9 @@ from waiting_runs import wait_for
 
 from weft.cli.main import run
 from weft.describe.plan_file import load_plan
-from weft.training.directory.plans_at_hand import is_elastic, take_at_hand
+from weft.training.directory.plans_at_hand import is_elastic, largest_at_hand, take_at_hand
 from weft.training.directory.run_directory import RunDirectory
+from weft.training.session import reopen
 
 RUN = """
 [model]
@@ -81,6 +82,10 @@ def test_a_start_takes_the_largest_plan_for_its_ranks(
         assert take_at_hand(directory, ranks) == taken == plan_ranks(run_dir)
         assert directory.own_plan.read_bytes() == whole
         assert (run_dir / "plan-of-all.json").exists() == (taken == 2)
+        # Others look at the run under any plan, and it keeps its own.
+        for looked in (2, 4):
+            assert reopen(run_dir, ranks=largest_at_hand(directory, looked + 1)).plan.ranks == looked
+        assert plan_ranks(run_dir) == taken
         for name in ("verified.json", "program.txt", "predicted.parquet"):
             assert (run_dir / name).read_bytes() == (run_dir / "at-hand" / str(taken) / name).read_bytes()
     with pytest.raises(ValueError, match=r"1 ranks were started; the smallest plan at hand needs 2"):
@@ -130,7 +135,7 @@ class Agents:
         self._stack, self._folder = stack, folder
         self._limits = ["--nnodes", f"{least}:3", "--max-restarts", str(restarts)]
 
-    def start(self, run_dir: Path | None = None) -> Popen[str]:
+    def start(self, run_dir: Path | None = None, module: str = "weft.training.worker") -> Popen[str]:
         meeting = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
         options = [*self._limits, "--nproc-per-node", "2", "--rdzv-id", "weft", "--rdzv-backend", "c10d"]
         options += [
@@ -143,7 +148,8 @@ class Agents:
         ]
         launcher = ("torch.distributed.run", *options)
         variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        agent = worker(run_dir or self._folder / "run", self._folder, *launcher, **variables)
+        run_dir = run_dir or self._folder / "run"
+        agent = worker(run_dir, self._folder, *launcher, module=module, **variables)
         started = self._stack.enter_context(agent)
         wait_for(self._meets, started)
         return started
@@ -196,6 +202,11 @@ def test_a_run_goes_on_without_a_node_and_with_a_new_one_from_its_checkpoints(tm
     assert [one == whole for one in changes] == [False, True]
     rows = directory.metrics()
     assert [row["step"] for row in rows] == list(range(steps))
+    # One node evaluates under its plan, and the run keeps the plan of all.
+    with agents(tmp_path, restarts=0) as nodes:
+        assert ending(nodes.start(module="weft.training.evaluation.worker"))[0] == 0
+    assert directory.plan().plan_id == whole
+    assert directory.evaluation()["step"] == steps
     # The same samples in the same order as in a run that loses nobody.
     calm = tmp_path / "calm"
     calm.mkdir()

@@ -20,7 +20,7 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import astuple, replace
 from datetime import timedelta
@@ -37,7 +37,7 @@ from weft.files import write_whole
 from weft.run.launch.nodes import JobNodes, RankPlace
 from weft.run.launch.worker_start import START_TIMEOUT_S, job_store
 from weft.training.checkpoint.manifest import CHECKPOINTS
-from weft.training.directory.plans_at_hand import is_elastic, take_at_hand
+from weft.training.directory.plans_at_hand import is_elastic
 from weft.training.directory.run_directory import RUN_ID, STARTING_FILES, RunDirectory
 
 _MARK = ".weft-node-"
@@ -46,6 +46,10 @@ _HEARING_S = 5.0
 # The keys of the exit code of a job with spares, and of the number of spares that know it.
 _ENDED, _RELEASED = "ended", "released"
 _SPARE_POLL_S = 1.0
+
+
+# Returns the ranks of a plan at hand, from the run directory and the ranks that were started.
+ChoosePlan = Callable[[RunDirectory, int], int]
 
 
 class MetNodes(NamedTuple):
@@ -88,10 +92,11 @@ class MetNodes(NamedTuple):
             _wait_for(self.store, _RELEASED, self.spares)
 
 
-def meet_nodes(run_dir: Path, timeout_s: float = START_TIMEOUT_S) -> MetNodes | None:
+def meet_nodes(run_dir: Path, choose: ChoosePlan, timeout_s: float = START_TIMEOUT_S) -> MetNodes | None:
     """Meet the other nodes of the job; every rank calls it.
 
-    None if the job has one node, and no plan for other numbers of nodes is at hand.
+    None if the job has one node, and no plan for other numbers of nodes is at hand. Else `choose` returns the
+    ranks of the plan at hand that so many ranks use.
 
     Raises:
         InputError: on every rank, if versions differ, or the directory of a node holds another run.
@@ -102,7 +107,7 @@ def meet_nodes(run_dir: Path, timeout_s: float = START_TIMEOUT_S) -> MetNodes | 
         return None
     with _named(place, timeout_s):
         store = job_store(place.rank, place.world_size, timedelta(seconds=timeout_s))
-        nodes, ranks = _Meeting(dist.PrefixStore(_PREFIX, store), run_dir, place).hold()
+        nodes, ranks = _Meeting(dist.PrefixStore(_PREFIX, store), run_dir, place, choose).hold()
         return MetNodes(store, nodes, ranks, place.world_size - ranks)
 
 
@@ -122,8 +127,8 @@ def _named(place: RankPlace, timeout_s: float) -> Iterator[None]:
 class _Meeting:
     """One rank's part in the meeting."""
 
-    def __init__(self, store: dist.Store, run_dir: Path, place: RankPlace) -> None:
-        self._store, self._run_dir, self._place = store, run_dir, place
+    def __init__(self, store: dist.Store, run_dir: Path, place: RankPlace, choose: ChoosePlan) -> None:
+        self._store, self._run_dir, self._place, self._choose = store, run_dir, place, choose
 
     def hold(self) -> tuple[JobNodes, int]:
         rank = self._place.rank
@@ -185,7 +190,7 @@ class _Meeting:
         elastic = is_elastic(directory)
         if not problems:
             try:
-                ranks = take_at_hand(directory, ranks) if elastic else ranks
+                ranks = self._choose(directory, ranks) if elastic else ranks
                 files = _files(directory)
             except InputError as error:
                 problems = list(error.violations)

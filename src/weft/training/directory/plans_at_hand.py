@@ -34,30 +34,44 @@ def known_plans(directory: RunDirectory) -> dict[int, PlanFile]:
     return dict(sorted(found.items(), reverse=True))
 
 
+def largest_at_hand(directory: RunDirectory, ranks: int) -> int:
+    """Return the number of ranks of the largest plan for so many.
+
+    Raises:
+        InputError: if even the smallest plan needs more ranks.
+    """
+    known = _known(directory)
+    if ranks < known[0]:
+        problem = f"{ranks} ranks were started; the smallest plan at hand needs {known[0]}"
+        raise InputError(Violation(str(directory.path), problem))
+    return max(one for one in known if one <= ranks)
+
+
 def take_at_hand(directory: RunDirectory, ranks: int) -> int:
     """Have the largest plan for so many ranks as the plan of the run, and return its number of ranks.
 
     While some nodes are missing, the plan of all is kept beside it.
 
     Raises:
-        InputError: if even the smallest plan needs more ranks, or the present one cannot be read.
+        InputError: as `largest_at_hand`, or if the present plan cannot be read.
     """
-    known = sorted(int(one.name) for one in _folder(directory).iterdir())
-    if ranks < known[0]:
-        problem = f"{ranks} ranks were started; the smallest plan at hand needs {known[0]}"
-        raise InputError(Violation(str(directory.path), problem))
-    taken = max(one for one in known if one <= ranks)
+    taken, all_ranks = largest_at_hand(directory, ranks), _known(directory)[-1]
     if taken != load_plan(directory.path / PLAN_FILES[0]).ranks:
         of_all = directory.path / PLAN_OF_ALL
-        if taken != known[-1]:
-            _copy(_folder(directory) / str(known[-1]) / PLAN_FILES[0], of_all)
+        if taken != all_ranks:
+            _copy(_folder(directory) / str(all_ranks) / PLAN_FILES[0], of_all)
         # `plan.json` comes last, as in `RunDirectory.turn`.
         for name in reversed(PLAN_FILES):
             _copy(_folder(directory) / str(taken) / name, directory.path / name)
         # Until now a killed start had the plan of all here.
-        if taken == known[-1]:
+        if taken == all_ranks:
             of_all.unlink(missing_ok=True)
     return taken
+
+
+def _known(directory: RunDirectory) -> list[int]:
+    """Return the numbers of ranks of the plans at hand, rising."""
+    return sorted(int(one.name) for one in _folder(directory).iterdir())
 
 
 def _copy(source: Path, target: Path) -> None:

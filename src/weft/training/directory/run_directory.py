@@ -209,11 +209,11 @@ class RunDirectory:
     def plan(self) -> Plan:
         return load_plan(self.path / "plan.json")
 
-    def planned(self, *, of_all: bool = False) -> tuple[PlanSubject, PlanFile]:
+    def planned(self, *, of_all: bool = False, ranks: int | None = None) -> tuple[PlanSubject, PlanFile]:
         """Return the plan file, and the run as `run.toml` states it, for the file's model and cluster.
 
         A plan file without a subject is for what `run.toml` names. `of_all`: take the plan of all replicas,
-        also while some are lost.
+        also while some are lost. `ranks`: take the plan at hand for so many ranks, if there is one.
 
         Raises:
             InputError: if a file is broken, or names what cannot be found.
@@ -223,6 +223,9 @@ class RunDirectory:
         # Asked now: that file is there before another plan takes the place of `plan.json`.
         if of_all and self._plan_of_all.exists():
             file = load_plan_file(self._plan_of_all)
+        at_hand = self.path / AT_HAND / str(ranks) / PLAN_FILES[0]
+        if ranks is not None and at_hand.exists():
+            file = load_plan_file(at_hand)
         subject = file.subject
         return subject_of(run) if subject is None else subject.model_copy(update={"run": run}), file
 

@@ -25,7 +25,10 @@ def main(run_dir: Path) -> int:
         InputError: if the directory holds no run or no checkpoint, or something in it is refused.
         RunError: if the evaluation failed.
     """
-    return with_nodes(run_dir, _evaluate)
+    from weft.training.directory.plans_at_hand import largest_at_hand
+
+    # The plan of the run stays that of its training.
+    return with_nodes(run_dir, _evaluate, largest_at_hand)
 
 
 def _evaluate(job: PlannedJob, run_dir: Path, met: MetNodes | None) -> int:
