@@ -14,7 +14,7 @@ from weft.errors import RunError
 from weft.planning.lost_replicas import DIED, WENT_ON, replicas_of
 from weft.planning.planned import PlannedJob
 from weft.run.runtime import StepResult
-from weft.training.checkpoint.checkpoints import has_rank_tensors
+from weft.training.checkpoint.checkpoints import forget_view, has_rank_tensors
 from weft.training.checkpoint.training_state import TrainingState
 from weft.training.coordination.agreement import gather, meeting_peers, together
 from weft.training.coordination.membership import Change, Membership
@@ -60,6 +60,7 @@ def resume(run: OpenRun, newest: Path) -> TrainingState:
     _tell_plan(run, state.step, last_plan_id(run.directory) or state.plan_id)
     if current_id(state.plan_id, run.job.plan) != plan_id and has_rank_tensors(newest):
         run.journal.event("began anew", step=state.step, former=state.plan_id)
+    forget_view(newest, run.nodes, run.checkpoint_ranks)
     run.journal.event("resumed", step=state.step, plan_id=plan_id, checkpoint=newest.name)
     return replace(state, plan_id=plan_id, precision=run.begin.precision)
 

@@ -130,7 +130,10 @@ def open_run(
     journal = Journal(run_dir, writes=context.rank == 0, memory=memory)
     newest = None
     if begins_at is None:
-        newest = _newest_checkpoint(job, run_dir / CHECKPOINTS, journal, checkpoint_ranks, nodes)
+        # An evaluation leaves whole checkpoints for others.
+        newest = _newest_checkpoint(
+            job, run_dir / CHECKPOINTS, journal, checkpoint_ranks, nodes, completes=not records
+        )
     begun = newest is not None or begins_at is not None
     # The job's own group would time out: some ranks read initial weights far longer than others.
     with together(checkpoint_ranks.group):
@@ -257,6 +260,7 @@ def load(run: OpenRun, newest: Path) -> TrainingState:
         plan_ids={plan_id, *former_ids(run.job.plan), *alike},
         ranks=run.checkpoint_ranks,
         timeout_s=run.job.run.checkpoint.load_timeout_s,
+        nodes=run.nodes,
     )
 
 
@@ -322,10 +326,18 @@ def _shapes(shapes: Sequence[tuple[int, ...]]) -> str:
 
 
 def _newest_checkpoint(
-    job: PlannedJob, directory: Path, journal: Journal, ranks: Attendance, nodes: JobNodes
+    job: PlannedJob,
+    directory: Path,
+    journal: Journal,
+    ranks: Attendance,
+    nodes: JobNodes,
+    *,
+    completes: bool,
 ) -> Path | None:
     timeout_s = job.run.checkpoint.load_timeout_s
-    newest, skipped = checkpoints.agree_on_newest(directory, ranks, timeout_s=timeout_s, nodes=nodes)
+    newest, skipped = checkpoints.agree_on_newest(
+        directory, ranks, timeout_s=timeout_s, nodes=nodes, completes=completes
+    )
     for reason in skipped:
         journal.event("checkpoint skipped", reason=reason)
         print(f"warning: skipped a checkpoint: {reason}", file=sys.stderr)

@@ -13,7 +13,6 @@ from weft.errors import RunError
 from weft.run.launch.nodes import JobNodes
 from weft.training.checkpoint import checkpoints
 from weft.training.checkpoint.manifest import MANIFEST, verify
-from weft.training.checkpoint.node_files import copy_files
 from weft.training.checkpoint.training_state import TrainingState
 
 pytestmark = pytest.mark.processes
@@ -43,7 +42,7 @@ def save(rank: int, ranks: int, path: Path, steps: range, keep: int) -> None:
 
 def newest(rank: int, ranks: int, path: Path) -> tuple[str, list[str]]:
     try:
-        found, skipped = checkpoints.agree_on_newest(folder(path, rank), nodes=apart(rank))
+        found, skipped = checkpoints.agree_on_newest(folder(path, rank), nodes=apart(rank), completes=True)
     except RunError as error:
         return "refused", [str(error)]
     if found is None:
@@ -112,40 +111,3 @@ def test_a_damaged_file_is_named_with_the_rank_that_has_it(worker_pool: WorkerPo
 
 def test_without_any_checkpoint_there_is_none(worker_pool: WorkerPool, tmp_path: Path) -> None:
     assert worker_pool.run(newest, tmp_path, ranks=RANKS) == [("none", [])] * RANKS
-
-
-def copied(rank: int, ranks: int, path: Path) -> str:
-    own = path / str(rank)
-    own.mkdir(exist_ok=True)
-    names = [("sub/large", 0, 1), ("missing", 1, 2), ("empty", 2, 0)]
-    try:
-        copy_files(own, names, rank, None)
-    except RunError as error:
-        return str(error)
-    return ""
-
-
-def test_a_file_that_cannot_be_read_ends_the_copies_of_all_and_leaves_nobody_waiting(
-    worker_pool: WorkerPool, tmp_path: Path
-) -> None:
-    for rank, name, content in ((0, "sub/large", bytes(range(250)) * 40_000), (2, "empty", b"")):
-        (tmp_path / str(rank) / "sub").mkdir(parents=True)
-        (tmp_path / str(rank) / name).write_bytes(content)
-    told = set(worker_pool.run(copied, tmp_path, ranks=RANKS))
-    assert told == {f"rank 1: {tmp_path / '1' / 'missing'}: No such file or directory"}
-    assert (tmp_path / "1" / "sub" / "large").read_bytes() == (tmp_path / "0" / "sub" / "large").read_bytes()
-    assert (tmp_path / "0" / "empty").read_bytes() == b""
-
-
-def test_a_file_that_cannot_be_written_is_taken_in_to_its_end(
-    worker_pool: WorkerPool, tmp_path: Path
-) -> None:
-    for rank in range(RANKS):
-        (tmp_path / str(rank) / "sub").mkdir(parents=True)
-        for name in ("sub/large", "missing", "empty"):
-            (tmp_path / str(rank) / name).write_bytes(bytes(5 << 20))
-    shutil.rmtree(tmp_path / "1" / "sub")
-    (tmp_path / "1" / "sub").write_text("no folder")
-    told = set(worker_pool.run(copied, tmp_path, ranks=RANKS))
-    assert told == {f"rank 1: {tmp_path / '1' / 'sub'}: File exists"}
-    assert (tmp_path / "0" / "empty").stat().st_size == 5 << 20

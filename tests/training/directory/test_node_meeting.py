@@ -186,8 +186,34 @@ def test_nodes_apart_evaluate_the_checkpoint_of_all(trained: Path, tmp_path: Pat
     assert found["loss"] == pytest.approx(RunDirectory(one).result()["final_loss"], rel=1e-6)
 
 
+def test_nodes_apart_go_on_under_another_plan_with_the_tensors_that_their_ranks_read(
+    trained: Path, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(trained / name, tmp_path / name)
+    newest = "run/checkpoints/step-00000004"
+    shutil.copytree(tmp_path / "a", tmp_path / "whole")
+    shutil.copytree(tmp_path / "b" / newest, tmp_path / "whole" / newest, dirs_exist_ok=True)
+    text = (
+        (trained / "run.toml").read_text().replace("steps = 4", "steps = 6").replace("every = 2", "every = 9")
+    )
+    text = text.replace("pp = 2\ndp = 2", "pp = 4\ndp = 1").replace('sharding = "zero-1"', "")
+    (tmp_path / "run.toml").write_text(text)
+    whole, apart = tmp_path / "whole" / "run", tmp_path / "a" / "run"
+    resumed = ["train", str(tmp_path / "run.toml"), "--resume"]
+    assert run([*resumed, str(apart), "--prepare-only"]) == 0
+    with agents(tmp_path) as nodes:
+        ended = [ending(one) for one in nodes]
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert [shards(tmp_path / name / newest) for name in ("a", "b")] == [{1, 2}, {3, 4}]
+    assert not list(tmp_path.glob("*/run/checkpoints/.reading"))
+    assert run([*resumed, str(whole), "--json"]) == 0
+    assert len(losses(whole)) == 6
+    assert losses(apart) == losses(whole)
+
+
 @pytest.mark.cold  # its processes are found by their variables
-def test_a_killed_rank_is_replaced_by_restarts_and_nodes_complete_their_checkpoint(
+def test_a_killed_rank_is_replaced_by_restarts_and_nodes_read_their_checkpoint_together(
     trained: Path, tmp_path: Path
 ) -> None:
     run_dir = prepared(tmp_path, steps=100, every=40)

@@ -46,7 +46,8 @@ from weft.training.checkpoint.manifest import (
     newest_complete,
     untold,
 )
-from weft.training.checkpoint.node_files import completed_newest
+from weft.training.checkpoint.node_files import newest_among
+from weft.training.checkpoint.spread_checkpoint import bring, is_view, remove_views
 from weft.training.checkpoint.stage_tensors import (
     NO_SHARDS,
     Shards,
@@ -214,11 +215,12 @@ def agree_on_newest(
     *,
     timeout_s: float = LOAD_TIMEOUT_S,
     nodes: JobNodes | None = None,
+    completes: bool = False,
 ) -> tuple[Path | None, list[str]]:
     """Return rank 0's `newest_complete` on every rank; `ranks` and `timeout_s` are as in `load`.
 
-    `nodes` with run directories apart first complete each other's files of the newest checkpoint that is
-    whole among them.
+    With `nodes` whose run directories are apart, it is the newest checkpoint that is whole among them, as
+    `newest_among`.
 
     Raises:
         RunError: on every rank, if there are checkpoints and none is whole, or a rank is late.
@@ -226,7 +228,7 @@ def agree_on_newest(
     found: tuple[Path | None, list[str]] = (None, [])
     group, meet, progress = _waiting(ranks, str(directory), "read nothing", timeout_s)
     if nodes is not None and nodes.are_apart:
-        return completed_newest(directory, nodes, group, meet, progress)
+        return newest_among(directory, nodes, group, meet, progress, completes=completes)
     with together(group, meet):
         if dist.get_rank() == 0:
             found = newest_complete(directory, lambda _: progress())
@@ -244,6 +246,7 @@ def load(
     plan_ids: Collection[str] = (),
     ranks: Attendance | None = None,
     timeout_s: float = LOAD_TIMEOUT_S,
+    nodes: JobNodes | None = None,
 ) -> TrainingState:
     """Fill this rank's parameters, buffers and optimizer states from a verified checkpoint.
 
@@ -251,35 +254,58 @@ def load(
     shard. A method's tensors are read if the checkpoint has them; otherwise the method begins anew. If
     replicas differed, each rank resumes from its own tensors under the same plan; `plan_ids` are all its ids.
     Under another plan, all ranks resume from the tensors that stand for all replicas. At the end a rank
-    waits for the other `ranks`, and at most `timeout_s` for a rank that reads nothing.
+    waits for the other `ranks`, and at most `timeout_s` for a rank that reads nothing. `nodes` whose run
+    directories are apart send each other the tensors that their ranks read.
 
     Raises:
         RunError: on every rank, if a tensor is missing or has another shape, or a rank is late or gone.
     """
     group, meet, progress = _waiting(ranks, str(path), "read nothing", timeout_s)
+
+    def fetch(tensors: Collection[str]) -> None:
+        if nodes is not None and is_view(path):
+            bring(path, tensors, nodes, group, meet, progress)
+
     with together(group, meet):
         state = read_state(path)
         known = known_tensors(path)
         slots = model_slots(stages, shards) | optimizer_slots(stages, optimizers, known, shards)
         kept = {name: tensor for name, tensor in _method_tensors(methods).items() if name in known}
         rooms = {key: slot.whole for key, slot in slots.items()} | kept
+    fetch(rooms)
+    with together(group, meet):
         filled = read_shares(path, stages, rooms, progress)
         read_tensors(path, {key: room for key, room in rooms.items() if key not in filled}, progress)
         for slot in slots.values():
             slot.fill()
-        if state.plan_id in plan_ids and _apart(known):
-            # The slots above have made the states that a fresh optimizer lacks.
-            own = _rank_tensors(_own_tensors(stages, optimizers, shards), methods)
-            read_tensors(path, {key: room for key, room in own.items() if key in known}, progress)
+    own = dict[str, torch.Tensor]()
+    resumes = state.plan_id in plan_ids and _apart(known)
+    if resumes:
+        # The slots above have made the states that a fresh optimizer lacks.
+        tensors = _rank_tensors(_own_tensors(stages, optimizers, shards), methods)
+        own = {key: room for key, room in tensors.items() if key in known}
+        fetch(own)
+    with together(group, meet):
+        if resumes:
+            read_tensors(path, own, progress)
             fill_copies(stages, optimizers, shards)
-            for one in methods.values():
+        for one in methods.values():
+            if resumes:
                 one.resume()
-        else:
-            for one in methods.values():
+            else:
                 one.rebase()
     for stepped in shards.values():
         stepped.publish()
     return state
+
+
+def forget_view(path: Path, nodes: JobNodes, ranks: Attendance) -> None:
+    """Remove what was brought from other nodes to read a checkpoint; every rank calls it."""
+    if is_view(path):
+        with together(ranks.group):
+            pass  # all have read it
+        if nodes.leads_folder:
+            remove_views(path.parent.parent)
 
 
 def has_rank_tensors(path: Path) -> bool:

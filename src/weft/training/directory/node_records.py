@@ -9,7 +9,7 @@ from pathlib import Path
 from weft.run.launch.nodes import JobNodes
 from weft.run.record.clocks import NodeClocks, forget_clocks, write_clocks
 from weft.run.record.slots import slots_path
-from weft.training.checkpoint.node_files import copy_files
+from weft.training.checkpoint.file_copies import Copy, copy_files
 from weft.training.coordination.agreement import gather, together
 from weft.training.coordination.attendance import Attendance
 from weft.training.coordination.node_clocks import compare_clocks, joined
@@ -49,7 +49,7 @@ def _collect(run_dir: Path, nodes: JobNodes) -> None:
     ranks = Attendance()
     with together(ranks.group):
         names = _records(run_dir, nodes) if nodes.leads_folder and nodes.rank else []
-    copies = [(name, rank, 0) for rank, held in enumerate(gather(names, ranks.group)) for name in held]
+    copies = [Copy(name, rank, 0) for rank, held in enumerate(gather(names, ranks.group)) for name in held]
     copy_files(run_dir, copies, nodes.rank, ranks.group)
     ranks.close()
 
