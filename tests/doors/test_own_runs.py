@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from doors.jobs import planned, run_of
+from kubernetes_validate import ValidationError, latest_version, validate
 
 from weft.describe.plan_file import load_plan
 from weft.describe.plan_subject import subject_of
@@ -55,6 +57,7 @@ def calls(script: str, folder: Path, **environment: str) -> list[str]:
         "PATH": f"{programs}:{os.environ['PATH']}",
         "CALLS": str(folder / "calls"),
         "SLURM_SUBMIT_DIR": str(folder),
+        "SLURM_JOB_ID": "12007",
     }
     subprocess.run(["bash", "-c", script], env=given | environment, check=True, cwd=folder, timeout=60)
     return (folder / "calls").read_text().splitlines()
@@ -95,7 +98,7 @@ def test_an_elastic_run_takes_the_nodes_that_are_there(tmp_path: Path) -> None:
     assert "#SBATCH --nodes=2-3\n" in text
     assert "#SBATCH --no-kill\n" in text
     assert "\nsrun --no-kill --kill-on-bad-exit=0 bash -c " in text
-    meeting = f"--rdzv-backend c10d --rdzv-id {run_name(Decided(job))} --rdzv-endpoint first-node:29500"
+    meeting = f"--rdzv-backend c10d --rdzv-id {run_name(Decided(job))} --rdzv-endpoint first-node:20007"
     command = f"torchrun --nnodes 1:3 --nproc-per-node 8 --max-restarts 2 {meeting}"
     started = calls(text, tmp_path, RANKS="3", SLURM_JOB_NODELIST="nodes")
     assert started[1:4] == [f"{command} -m weft.training.worker {folder}"] * 3
@@ -123,7 +126,8 @@ def test_a_slurm_script_prepares_once_and_starts_every_node(tmp_path: Path) -> N
     # A task has one processor unless it is given all of the node's.
     assert "#SBATCH --exclusive\n" in text
     folder = tmp_path / "runs" / run_name(Decided(job))
-    worker = "--master-addr first-node --master-port 29500 -m weft.training.worker"
+    # Each job has a port of its own.
+    worker = "--master-addr first-node --master-port 20007 -m weft.training.worker"
     assert calls(text, tmp_path, RANKS="2", SLURM_JOB_NODELIST="nodes") == [
         f"weft train {folder} --prepare-only",
         f"torchrun --nnodes 2 --nproc-per-node 8 --node-rank 0 {worker} {folder}",
@@ -193,6 +197,17 @@ def manifests(job: PlannedJob) -> dict[str, list[dict[str, Any]]]:
     for record in yaml.safe_load_all(emit(job, "k8s").text):
         found.setdefault(record["kind"], []).append(record)
     return found
+
+
+@pytest.mark.parametrize("version", ["1.29", latest_version()])
+def test_emitted_objects_keep_the_schemas_of_kubernetes(version: str) -> None:
+    found = [manifests(one) for one in (two_nodes(), mixed(), elastic(two_nodes(), 1, 3))]
+    for record in chain.from_iterable(chain.from_iterable(one.values() for one in found)):
+        validate(record, version, strict=True)
+    [broken] = found[0]["Job"]
+    broken["spec"]["completion"] = 2
+    with pytest.raises(ValidationError, match="'completion' was unexpected"):
+        validate(broken, version, strict=True)
 
 
 def test_kubernetes_gets_the_files_and_a_job_for_each_kind_of_node() -> None:

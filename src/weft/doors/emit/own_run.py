@@ -86,18 +86,20 @@ def here_documents(decided: Decided, folder: str) -> str:
     return f"mkdir -p {folder}\nif [ ! -e {folder}/plan.json ]; then\n{writes}fi\n"
 
 
-def worker(job: PlannedJob, nodes: int, devices: int, rank: str, master: str, folder: str) -> str:
-    """Return the command that runs one node's ranks of a job."""
+def worker(
+    job: PlannedJob, nodes: int, devices: int, rank: str, master: str, folder: str, port: str = str(PORT)
+) -> str:
+    """Return the command that runs one node's ranks of a job; the words after `devices` are for a shell."""
     limits = node_limits(job)
     if limits.elastic:
         # Only such a meeting takes nodes that come later. It gives the ranks itself. With a store that agents
         # share, such a node would wait forever (torch 2.13).
-        where = f" --rdzv-backend c10d --rdzv-id {run_name(Decided(job))} --rdzv-endpoint {master}:{PORT}"
+        where = f" --rdzv-backend c10d --rdzv-id {run_name(Decided(job))} --rdzv-endpoint {master}:{port}"
         command = _torchrun(job, f"--nnodes {limits.least}:{limits.most} ", devices, folder, where)
         return f"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 {command}"
     if nodes == 1:
         return _torchrun(job, "--standalone ", devices, folder)
-    where = f" --node-rank {rank} --master-addr {master} --master-port {PORT}"
+    where = f" --node-rank {rank} --master-addr {master} --master-port {port}"
     return _torchrun(job, f"--nnodes {nodes} ", devices, folder, where)
 
 

@@ -31,8 +31,10 @@ def emit(planned: PlannedJob) -> Emitted:
         # Else the job ends with the first node that it loses.
         components += "#SBATCH --no-kill\n"
         options, folders = "--no-kill --kill-on-bad-exit=0 ", "All nodes must see the run directory."
+        # The task of a lost node has failed, also if the others have finished the run.
+        ended = f" || [ {_FOLDER}/result.json -nt {_FOLDER}/plan.json ]"
     else:
-        options = ""
+        options = ended = ""
         folders = (
             "Nodes that do not share the run directory make their own, and keep their checkpoints there."
         )
@@ -44,7 +46,7 @@ def emit(planned: PlannedJob) -> Emitted:
         f'export RUN_DIRECTORY="${{RUN_DIRECTORY:-$SLURM_SUBMIT_DIR/runs/{run_name(decided)}}}"\n'
         f"{here_documents(decided, _FOLDER)}"
         f"weft train {_FOLDER} --prepare-only\n"
-        f"{_start(planned, nodes, options)}"
+        f"{_start(planned, nodes, options)}{ended}\n"
         f"weft compare {_FOLDER}\n"
     )
     return Emitted(file=file, text=text, launch=launch, losses=tuple(losses))
@@ -71,7 +73,8 @@ def _start(job: PlannedJob, nodes: list[Nodes], options: str) -> str:
     hosts = "$SLURM_JOB_NODELIST_HET_GROUP_0" if several else "$SLURM_JOB_NODELIST"
     steps = []
     for number, one in enumerate(nodes):
-        command = worker(job, count, one.devices, '"$SLURM_PROCID"', '"$MASTER_ADDR"', _FOLDER)
+        where = ('"$SLURM_PROCID"', '"$MASTER_ADDR"', _FOLDER, '"$MASTER_PORT"')
+        command = worker(job, count, one.devices, *where)
         group = f"--het-group={number} " if several else ""
         # Since 22.05 a step does not inherit the processors of the job's tasks.
         processors = f"--cpus-per-task={one.devices} " if one.device.synchronous or not one.whole else ""
@@ -80,5 +83,7 @@ def _start(job: PlannedJob, nodes: list[Nodes], options: str) -> str:
         f'HOSTS="$(scontrol show hostnames "{hosts}")"\n'
         # A pipe into head could end before its writer does, and so end the script.
         "export MASTER_ADDR=\"${HOSTS%%$'\\n'*}\"\n"
-        f"srun {options}{' : '.join(steps)}\n"
+        # Jobs may share a node, and each needs a port; Linux gives those from 32768 on to connections.
+        "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))\n"
+        f"srun {options}{' : '.join(steps)}"
     )
