@@ -18,6 +18,7 @@ from tables import RECORD
 BENCHMARKS = (
     ("start_up",),
     ("first_answer",),
+    ("first_step",),
     ("programs",),
     ("simulator",),
     ("planners",),

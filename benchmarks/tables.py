@@ -83,6 +83,12 @@ TABLES: Mapping[str, Listed | Crossed] = {
         r"\d+ ranks, .*: .*",
     ),
     "start_up, growth": Listed("start_up", "from .*"),
+    "first_step": Crossed(
+        "first_step", "what", ("weft", "torchrun with DDP", "ratio"), "first step, .*"
+    ),
+    "first_step, groups": Crossed(
+        "first_step", "what", ("a rank", "rank 0 with the store", "open files"), r"\d+ ranks.*"
+    ),
     "programs": Listed("programs"),
     "simulator": Listed("simulator", "(?!one cycle of ).*"),
     "simulator, growth": Crossed("simulator", "what", ("one cycle", "each instruction"), "one cycle of .*"),
