@@ -39,6 +39,7 @@ from weft.methods.expert_exchanges.kinds import (
     EXPERT_DISPATCH_BACKWARD,
 )
 from weft.methods.expert_exchanges.program import NAME, WAYS
+from weft.methods.micro_batch_clipping.kinds import TAKE_GRADIENT
 from weft.methods.sharding.kinds import REDUCE
 from weft.moves.layout import build_plan
 from weft.planning.compile import compile_evaluation, compile_folded
@@ -48,7 +49,7 @@ from weft.predict.cost.placed_plan import CostModel
 from weft.predict.predict import predict
 from weft.program.kinds import BACKWARD, FORWARD
 from weft.program.program import COLUMN_NAMES, Program
-from weft.program.segments import FORWARD_SEGMENT
+from weft.program.segments import BACKWARD_SEGMENT, FORWARD_SEGMENT
 from weft.program.verify import require_valid, verify
 
 KINDS_OF_BORDERS = (EXPERT_DISPATCH, EXPERT_COMBINE, EXPERT_COMBINE_BACKWARD, EXPERT_DISPATCH_BACKWARD)
@@ -328,7 +329,22 @@ def test_a_run_file_that_pins_what_does_not_go_with_it_is_refused(
         weft.plan(asking(tmp_path, "instructions", **keys))
 
 
-def test_clipped_micro_batches_refuse_segments() -> None:
+def test_clipped_micro_batches_refuse_those_that_take_turns() -> None:
     plan = run_by(with_ranks("gpipe", methods=(ClipsMicro(),)).plan, way="interleaved")
-    with pytest.raises(InputError, match=r"passes in segments .*expert-exchanges\.run inside"):
+    with pytest.raises(InputError, match=r"interleaved passes mix .*expert-exchanges\.run instructions"):
         make_program(MIXTRAL, plan)
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(["gpipe", "1f1b"]), st.sampled_from([2, 4]), st.data())
+def test_clipped_segments_wait_for_each_other(schedule: str, samples: int, data: st.DataObject) -> None:
+    """Every segment adds to an empty gradient, which is taken behind the last one."""
+    plan = run_by(with_ranks(schedule, methods=(ClipsMicro(samples=samples),)).plan, way="instructions")
+    program = make_program(MIXTRAL, plan)
+    require_valid(program)
+    kind, edges = program.columns.kind, program.edges
+    ends = (kind[edges.source] == TAKE_GRADIENT) | (kind[edges.target] == TAKE_GRADIENT)
+    segments = (kind[edges.source] == BACKWARD_SEGMENT) | (kind[edges.target] == BACKWARD_SEGMENT)
+    assert verify(
+        without_edge(program, int(data.draw(st.sampled_from(np.flatnonzero(ends & segments).tolist()))))
+    )

@@ -16,8 +16,10 @@ import torch
 from decoder_models import tiny_decoder
 from equality_table import Row
 from methods.rows.expert_balance import Balances
+from methods.rows.expert_exchanges import BETWEEN as EXCHANGES
 from methods.rows.gradient_norm import Clips
 from methods.rows.micro_batch_norms import TellsNorms
+from methods.rows.tensor_collectives import Collectives
 from one_process import Copy, Method, Told, trained
 from small_plans import divisible, tiny
 
@@ -216,6 +218,19 @@ ROWS = (
         methods=(ClipsMicro("quantile", quantile=0.5, sources=2, cut=(3, 3)),),
     ),
     CLIPPED(WIDE, "1f1b", pp=2, tp=2, methods=(ClipsMicro("fixed", bound=0.5, samples=4, cut=(2, 2)),)),
+    # Passes in segments, which add to one gradient after the other.
+    CLIPPED(MIXTRAL, "1f1b", pp=2, ep=2, tolerance=1e-5, methods=(ClipsMicro(), EXCHANGES)),
+    CLIPPED(
+        MIXTRAL,
+        dp=2,
+        ep=2,
+        sharding="zero-2",
+        recompute="full",
+        tolerance=1e-5,
+        methods=(ClipsMicro(samples=4), EXCHANGES),
+    ),
+    CLIPPED(WIDE, "1f1b", pp=2, tp=2, methods=(ClipsMicro(), Collectives("instructions"))),
+    CLIPPED(WIDE, dp=2, tp=2, methods=(ClipsMicro(sources=2), Collectives("overlapped"), Clips(0.2))),
     # All of a step in one micro-batch: nothing is clipped.
     CLIPPED(GPT, pp=2, micro_batches=1),
 )

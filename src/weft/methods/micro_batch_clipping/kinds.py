@@ -168,7 +168,7 @@ CLIP_KINDS, BOUND_KINDS = (CLIP_GRADIENT, CLIP_STAGE), (BOUND_GRADIENT, BOUND_ST
 
 USES = (
     AddedUses(
-        kinds=("backward", "backward_weight"),
+        kinds=("backward", "backward_weight", "backward_segment", "weight_segment"),
         reads=(Read("empty_gradient", at=of_group_before),),
         writes=(Use("fresh_gradient", at=of_group),),
     ),

@@ -33,7 +33,7 @@ from weft.program.kinds import BACKWARD_INPUT, COMPUTATIONS, KINDS, MAKES_GRADIE
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
 from weft.program.passes import GroupTable, Pass
-from weft.program.passes.cutting import refuse_cut
+from weft.program.passes.cutting import refuse_turns
 from weft.program.passes.insert import after_sends, insert, moved_behind
 from weft.program.passes.meeting import meeting_groups
 from weft.program.places import join
@@ -65,7 +65,7 @@ def options(plan: Plan, graph: LayerGraph) -> Clipped | None:
 
 
 def refuse(layout: PipelineLayout, clipped: Clipped, others: Mapping[str, Any]) -> list[Violation]:
-    problems = refuse_cut(TABLE_NAME, "make a gradient in several parts", others)
+    problems = refuse_turns(TABLE_NAME, "mix the gradients of two micro-batches", others)
     if "tying" in others:
         problem = "stages with copies of one weight see parts of its gradient, of which no square adds up"
         problems.append(Violation(TABLE_NAME, problem, "pp 1"))

@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.errors import InputError, Violation
 from weft.program.arrays import Ints
-from weft.program.kinds import BACKWARD, BACKWARD_INPUT, FORWARD, is_any_of, kinds_reading
+from weft.program.kinds import BACKWARD, BACKWARD_INPUT, FORWARD, KINDS, is_any_of, kinds_reading
 from weft.program.lower import LoweredPipeline
 from weft.program.passes.insert import insert
 from weft.program.program import Columns, Edges
@@ -23,6 +23,7 @@ from weft.program.segments import (
     Border,
     StageSegments,
 )
+from weft.program.values import VALUES
 
 
 class _Link(NamedTuple):
@@ -129,9 +130,17 @@ def _edges(pipeline: LoweredPipeline, rows: Ints, chain: Ints, links: Sequence[_
     row_of[rows] = chain[0]
     into = row_of[edges.target] >= 0
     yield Edges.of(edges.source[into], row_of[edges.target[into]], edges.distance[into])
-    wait = is_any_of(pipeline.columns.kind, kinds_reading("weight_gradient"))
+    # They read the gradient that segments add up, or have taken the one before out of its place.
+    reads = is_any_of(pipeline.columns.kind, [one for name in _added_up() for one in kinds_reading(name)])
     for number, link in enumerate(links):
         if link.kind in ADDS_GRADIENTS:
             row_of[rows] = chain[number]
-            read = (row_of[edges.source] >= 0) & wait[edges.target]
-            yield Edges.of(row_of[edges.source[read]], edges.target[read], edges.distance[read])
+            behind = (row_of[edges.source] >= 0) & reads[edges.target]
+            yield Edges.of(row_of[edges.source[behind]], edges.target[behind], edges.distance[behind])
+            before = (row_of[edges.target] >= 0) & reads[edges.source] & (number > 0)
+            yield Edges.of(edges.source[before], row_of[edges.target[before]], edges.distance[before])
+
+
+def _added_up() -> list[str]:
+    """Return the values to which backward passes add."""
+    return [use.value for use in KINDS[BACKWARD].all_writes if VALUES[use.value].accumulates]

@@ -38,6 +38,12 @@ def refuse_cut(where: str, problem: str, others: Mapping[str, Any]) -> list[Viol
     return [Violation(where, f"passes in segments {problem}", f"{name}.run inside") for name in cutters]
 
 
+def refuse_turns(where: str, problem: str, others: Mapping[str, Any]) -> list[Violation]:
+    """Return the violation of a method that does not go with micro-batches that take turns in segments."""
+    cutters = (name for name, one in others.items() if isinstance(one, CutOptions) and one.interleaved)
+    return [Violation(where, f"interleaved passes {problem}", f"{name}.run instructions") for name in cutters]
+
+
 def cutting_pass(
     name: str, options: Callable[[Plan, LayerGraph], CutOptions | None], *, after: tuple[str, ...]
 ) -> Pass[CutOptions]:
