@@ -83,9 +83,7 @@ TABLES: Mapping[str, Listed | Crossed] = {
         r"\d+ ranks, .*: .*",
     ),
     "start_up, growth": Listed("start_up", "from .*"),
-    "first_step": Crossed(
-        "first_step", "what", ("weft", "torchrun with DDP", "ratio"), "first step, .*"
-    ),
+    "first_step": Crossed("first_step", "what", ("weft", "torchrun with DDP", "ratio"), "first step, .*"),
     "first_step, groups": Crossed(
         "first_step", "what", ("a rank", "rank 0 with the store", "open files"), r"\d+ ranks.*"
     ),
