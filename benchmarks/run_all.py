@@ -46,6 +46,8 @@ BENCHMARKS = (
     ("rates",),
     ("sync_quality",),
     ("sleep_compute",),
+    ("graph_runtime",),
+    ("graph_runtime", "--ranks", "8"),
     ("filled_bubbles",),
     ("slow_link",),
     ("sync_links",),

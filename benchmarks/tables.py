@@ -90,6 +90,11 @@ TABLES: Mapping[str, Listed | Crossed] = {
     "programs": Listed("programs"),
     "simulator": Listed("simulator", "(?!one cycle of ).*"),
     "simulator, growth": Crossed("simulator", "what", ("one cycle", "each instruction"), "one cycle of .*"),
+    "graph_runtime": Crossed(
+        "graph_runtime",
+        "stages",
+        ("chain", "graph", "gain", "simulated", "error", "stages with others in flight"),
+    ),
     "graph_planners": Crossed(
         "graph_planners",
         "job",
