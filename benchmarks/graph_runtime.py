@@ -197,8 +197,12 @@ def worker(report: Report) -> None:
     context.close()
 
 
+def options() -> argparse.ArgumentParser:
+    return parser_of_ranks(__doc__, ranks=4)
+
+
 def main() -> int:
-    asked: argparse.Namespace = parser_of_ranks(__doc__, ranks=4).parse_args()
+    asked = options().parse_args()
     report = Report("graph_runtime", asked)
     if asked.worker:
         worker(report)
