@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from figures import Value
-from harness import Report, launch, parser_of_ranks
+from harness import Report, parser_of_ranks, run_on_ranks
 from sleeping import Case, Deadline, Sleepers, Sleeping, StageSeconds
 from torch import nn
 
@@ -237,13 +237,7 @@ def options() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    asked = options().parse_args()
-    report = Report("filled_bubbles", asked)
-    if asked.worker:
-        worker(report)
-        return 0
-    report.print_machine()
-    return launch(__file__, asked.ranks, asked)
+    return run_on_ranks(__file__, options().parse_args(), worker)
 
 
 if __name__ == "__main__":

@@ -24,12 +24,19 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from figures import Value
-from harness import Report, launch, parser_of_ranks
-from sleeping import LAYER_KIND, Case, Deadline, Sleepers, Sleeping, StageSeconds, sleeping_plan
+from harness import Report, parser_of_ranks, run_on_ranks
+from sleeping import (
+    Case,
+    Deadline,
+    Sleepers,
+    Sleeping,
+    StageSeconds,
+    makespan_s,
+    sleeping_graph,
+    sleeping_plan,
+)
 from torch import nn
 
-from weft.describe.amount import Amount
-from weft.describe.layer import Layer
 from weft.describe.layer_graph import LayerGraph, chain_edges
 from weft.planning.compile import compile_plan
 from weft.predict.abstract import simulate_schedule
@@ -102,20 +109,7 @@ class TowerStage(GraphStage, nn.Module):
 
 def sleepers_of(towers: Towers, schedule: str) -> Sleepers:
     """The towers in GraphPipe's order, or flattened into a chain for 1F1B."""
-    graph = LayerGraph(
-        name="towers",
-        layers=tuple(
-            Layer(
-                name=f"towers.{index}",
-                kind=LAYER_KIND,
-                parameters=Amount.of(1),
-                sent=Amount.of(1.0, batch=1, sequence=1),
-            )
-            for index in range(towers.stages)
-        ),
-        edges=edges_of(towers, schedule),
-        sequence=1,
-    )
+    graph = sleeping_graph(towers.stages, 1, edges_of(towers, schedule))
     plan = sleeping_plan(Case(schedule, 1, towers.micro_batches), graph, towers.stages)
     seconds = StageSeconds(FORWARD_S, BACKWARD_S / 2, BACKWARD_S / 2)
     return Sleepers(
@@ -153,9 +147,7 @@ def measured(towers: Towers, schedule: str, generation: int) -> tuple[float, lis
     lengths, held = [], torch.zeros(1, dtype=torch.int64)
     for step in range(WARM_UP_STEPS, STEPS):
         mine = sleeps & (records["step"] == step)
-        edges = torch.tensor([-int(records["start_ns"][mine].min()), int(records["end_ns"][mine].max())])
-        dist.all_reduce(edges, op=dist.ReduceOp.MAX)
-        lengths.append(int(edges.sum()) * 1e-9)
+        lengths.append(makespan_s(records[mine]))
         held = held.clamp(min=most_held(records[mine], kind[mine]))
     of_all = [torch.zeros_like(held) for _ in range(dist.get_world_size())]
     dist.all_gather(of_all, held)
@@ -202,13 +194,7 @@ def options() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    asked = options().parse_args()
-    report = Report("graph_runtime", asked)
-    if asked.worker:
-        worker(report)
-        return 0
-    report.print_machine()
-    return launch(__file__, asked.ranks, asked)
+    return run_on_ranks(__file__, options().parse_args(), worker)
 
 
 if __name__ == "__main__":

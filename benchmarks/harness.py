@@ -74,6 +74,16 @@ def launch(script: str, ranks: int, asked: argparse.Namespace, *words: str) -> i
     ).returncode
 
 
+def run_on_ranks(script: str, asked: argparse.Namespace, worker: Callable[[Report], None]) -> int:
+    """Run `worker` in a worker, else `script` on the ranks that its options ask for; return the exit code."""
+    report = Report(Path(script).stem, asked)
+    if asked.worker:
+        worker(report)
+        return 0
+    report.print_machine()
+    return launch(script, asked.ranks, asked)
+
+
 def run_trainings(script: str, ranks: int, asked: argparse.Namespace, worker: Worker, *more: str) -> int:
     """Run `worker` in a worker, else `script` with `more` options on so many ranks; return the exit code."""
     report = Report(Path(script).stem, asked)

@@ -16,11 +16,10 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from figures import Value
-from harness import Report, launch, parser_of_ranks
-from sleeping import Case, Sleepers, StageSeconds
+from harness import Report, parser_of_ranks, run_on_ranks
+from sleeping import Case, Sleepers, StageSeconds, makespan_s
 
 from weft.predict.abstract import simulate_schedule
 from weft.program.kinds import STEP, is_compute
@@ -55,13 +54,8 @@ def measured_makespan_s(case: Case, ranks: int, folder: Path, generation: int) -
     records = sleepers.run(STEPS, folder, generation, together=True)
     kind = sleepers.program.columns.kind[records["position"]]
     sleeps = records[is_compute(kind) & (kind != STEP)]
-    lengths = []
-    for step in range(WARM_UP_STEPS, STEPS):
-        mine = sleeps[sleeps["step"] == step]
-        edges = torch.tensor([-int(mine["start_ns"].min()), int(mine["end_ns"].max())])
-        dist.all_reduce(edges, op=dist.ReduceOp.MAX)
-        lengths.append(int(edges.sum()) * 1e-9)
-    return statistics.median(lengths)
+    steps = range(WARM_UP_STEPS, STEPS)
+    return statistics.median(makespan_s(sleeps[sleeps["step"] == step]) for step in steps)
 
 
 def worker(report: Report) -> None:
@@ -116,13 +110,7 @@ def options() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    asked = options().parse_args()
-    report = Report("sleep_compute", asked)
-    if asked.worker:
-        worker(report)
-        return 0
-    report.print_machine()
-    return launch(__file__, asked.ranks, asked)
+    return run_on_ranks(__file__, options().parse_args(), worker)
 
 
 if __name__ == "__main__":

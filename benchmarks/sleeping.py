@@ -114,8 +114,10 @@ class SleepingStage(nn.Module):
         return slept
 
 
-def sleeping_graph(stages: int, parameters: int) -> LayerGraph:
-    """A chain of `stages` equal layers, one for each stage."""
+def sleeping_graph(
+    stages: int, parameters: int, edges: tuple[tuple[int, int], ...] | None = None
+) -> LayerGraph:
+    """Equal layers, one for each stage; a chain without `edges`."""
     one = Amount.of(1.0, batch=1, sequence=1)
     return LayerGraph(
         name="sleep",
@@ -123,7 +125,7 @@ def sleeping_graph(stages: int, parameters: int) -> LayerGraph:
             Layer(name=f"sleep.{index}", kind=LAYER_KIND, parameters=Amount.of(parameters), sent=one)
             for index in range(stages)
         ),
-        edges=chain_edges(stages),
+        edges=chain_edges(stages) if edges is None else edges,
         sequence=1,
     )
 
@@ -222,3 +224,10 @@ class Sleepers:
         runtime.close()
         recorder.close()
         return read_slots(recorder.path).records
+
+
+def makespan_s(records: npt.NDArray[np.void]) -> float:
+    """From the first begin of any rank's records of one step to the last one's end; all ranks call it."""
+    ends = torch.tensor([-int(records["start_ns"].min()), int(records["end_ns"].max())])
+    dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+    return int(ends.sum()) * 1e-9
