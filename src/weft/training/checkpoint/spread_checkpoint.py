@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -76,28 +77,27 @@ def bring(
         RunError: on every rank, if a file cannot be read or written, or changes on the way.
     """
     with together(group, meet):
-        files = list(_files(view))
+        files = _files(view)
         lacking = [one for one in files if one.suffix == _TENSORS and not one.is_symlink()]
         asked = {one.name: [name for name in _spans(one) if name in tensors] for one in lacking}
         held = [one.name for one in files if one.is_symlink()] if nodes.leads_folder else []
     told = gather([held, {name: found for name, found in asked.items() if found}], group)
     holder = {name: rank for rank in reversed(range(len(told))) for name in told[rank][0]}
-    copies: list[Copy] = []
     with together(group, meet):
-        for folder in nodes.folders:
-            copies += _copies(view, folder[0], [told[rank][1] for rank in folder], holder)
+        spans = {name: _spans(view / name) for name in {name for _, one in told for name in one}}
+        copies = [
+            Copy(name, holder[name], folder[0], _joined(sorted(spans[name][tensor] for tensor in tensors)))
+            for folder in nodes.folders
+            for name, tensors in sorted(_asked_together(told[rank][1] for rank in folder).items())
+        ]
     copy_files(view, copies, nodes.rank, group, meet, progress)
 
 
-def _copies(
-    view: Path, target: int, asked: Sequence[Mapping[str, Iterable[str]]], holder: Mapping[str, int]
-) -> list[Copy]:
-    """Return the copies to one folder, from the tensors that each of its ranks asks for, by file."""
-    found = []
-    for name in sorted({name for one in asked for name in one}):
-        spans = _spans(view / name)
-        wanted = {tensor for one in asked for tensor in one.get(name, ())}
-        found.append(Copy(name, holder[name], target, _joined(sorted(spans[tensor] for tensor in wanted))))
+def _asked_together(asked: Iterable[Mapping[str, Iterable[str]]]) -> Mapping[str, set[str]]:
+    """Return the tensors that any rank asks for, by file."""
+    found = defaultdict[str, set[str]](set)
+    for name, tensors in chain.from_iterable(one.items() for one in asked):
+        found[name].update(tensors)
     return found
 
 
