@@ -6,11 +6,11 @@ import numpy as np
 
 from weft.describe.device import Device
 from weft.describe.expert_pieces import expert_pieces
-from weft.methods.expert_exchanges.program import CUTTER, NAME
+from weft.methods.expert_exchanges.program import NAME
 from weft.predict.cost.exchanges import COUNT_BYTES, Exchanges, expert_exchanges
 from weft.predict.cost.hooks import CostOf, Taken, collective_hook
 from weft.predict.cost.network import Network
-from weft.predict.cost.pricing import Pricing, SegmentShares, StageShares, parts_of
+from weft.predict.cost.pricing import Pricing, SegmentShares, StageShares
 from weft.predict.cost.residency import LiveBytes, kept_by_segments
 from weft.program.arrays import Ints
 
@@ -38,13 +38,7 @@ def _shares(pricing: Pricing, stage: int, device: Device) -> StageShares:
         model.graph, layers, shape, plan.precision, device, pieces_of=expert_pieces
     )
     segments = range(len(pieces))
-    # A segment that keeps its inputs alone also runs forward again.
-    again = 1.0 if plan.stages[stage].recompute == "full" else 0.0
-    return StageShares(
-        parts_of([one.forward_s for one in pieces], segments),
-        parts_of([one.backward_input_s + again * one.forward_s for one in pieces], segments),
-        parts_of([one.backward_weight_s for one in pieces], segments),
-    )
+    return StageShares.of_pieces(pieces, plan.stages[stage].recompute, segments, segments)
 
 
 def _left(pricing: Pricing, stage: int, replica: int, exchanges: Exchanges) -> Exchanges:
@@ -63,9 +57,7 @@ def _rows_kept(pricing: Pricing) -> Ints:
         rows, tokens = graph.amounts("dispatched", shape), graph.amounts("sent", shape)
         return sum(2 * rows[layer] + tokens[layer] for layer in plan.stages[stage].layers if rows[layer])
 
-    return (
-        kept_by_segments(pricing, elements) if CUTTER.cuts(plan) else np.zeros(len(pricing.program), np.int64)
-    )
+    return kept_by_segments(pricing, NAME, elements)
 
 
 COSTS = (

@@ -8,11 +8,11 @@ import numpy as np
 
 from weft.describe.device import Device
 from weft.describe.layer_pieces import cut_of
-from weft.methods.tensor_collectives.program import CUTTER, NAME, crossed, stage_borders
+from weft.methods.tensor_collectives.program import NAME, crossed, stage_borders
 from weft.predict.cost.exchanges import Exchanges, tensor_exchanges_s
 from weft.predict.cost.hooks import CostOf, Taken, collective_hook
 from weft.predict.cost.network import Network
-from weft.predict.cost.pricing import Pricing, SegmentShares, StageShares, parts_of
+from weft.predict.cost.pricing import Pricing, SegmentShares, StageShares
 from weft.predict.cost.residency import LiveBytes, kept_by_segments
 from weft.program.arrays import Ints
 
@@ -44,14 +44,8 @@ def _shares(pricing: Pricing, stage: int, device: Device) -> StageShares:
         ranks = tuple(pricing.placed.ranks_of_stage[stage][0].tolist())
         all_s, left_s = tensor_exchanges_s(plan, graph, pricing.model.network, stage, ranks)
         contained_s = all_s - left_s
-    # A segment that keeps its inputs alone also runs forward again.
-    again = 1.0 if plan.stages[stage].recompute == "full" else 0.0
-    return StageShares(
-        parts_of([one.forward_s for one in pieces], segment_of[False]),
-        parts_of([one.backward_input_s + again * one.forward_s for one in pieces], segment_of[True]),
-        parts_of([one.backward_weight_s for one in pieces], segment_of[True]),
-        contained_s,
-    )
+    recompute = plan.stages[stage].recompute
+    return StageShares.of_pieces(pieces, recompute, segment_of[False], segment_of[True], contained_s)
 
 
 def _left(pricing: Pricing, stage: int, replica: int, exchanges: Exchanges) -> Exchanges:
@@ -78,9 +72,7 @@ def _values_kept(pricing: Pricing) -> Ints:
             found += sum(one.elements(shape) for one in borders if one.enters) + sum(ends) + sum(ends[1:])
         return found
 
-    return (
-        kept_by_segments(pricing, elements) if CUTTER.cuts(plan) else np.zeros(len(pricing.program), np.int64)
-    )
+    return kept_by_segments(pricing, NAME, elements)
 
 
 COSTS = (

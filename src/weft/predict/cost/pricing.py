@@ -16,9 +16,10 @@ import numpy as np
 
 from weft.bundles import parts
 from weft.describe.device import Device
-from weft.describe.plan import Plan
+from weft.describe.plan import Plan, Recompute
 from weft.predict.cost.compute import StageTimes
 from weft.predict.cost.exchanges import Exchanges
+from weft.predict.cost.layer_times import LayerTimes
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.program.arrays import Floats, Ints
 from weft.program.buffers import last_gradients
@@ -40,8 +41,27 @@ class StageShares(NamedTuple):
     backward_weight: tuple[float, ...]
     contained_s: float = 0.0
 
+    @classmethod
+    def of_pieces(
+        cls,
+        pieces: Sequence[LayerTimes],
+        recompute: Recompute,
+        forward: Sequence[int],
+        backward: Sequence[int],
+        contained_s: float = 0.0,
+    ) -> StageShares:
+        """Return the parts from the times of pieces, and the segments of each by direction."""
+        # A segment that keeps its inputs alone also runs forward again.
+        again = 1.0 if recompute == "full" else 0.0
+        return cls(
+            _parts_of([one.forward_s for one in pieces], forward),
+            _parts_of([one.backward_input_s + again * one.forward_s for one in pieces], backward),
+            _parts_of([one.backward_weight_s for one in pieces], backward),
+            contained_s,
+        )
 
-def parts_of(seconds: Sequence[float], segment: Sequence[int]) -> tuple[float, ...]:
+
+def _parts_of(seconds: Sequence[float], segment: Sequence[int]) -> tuple[float, ...]:
     """Return each segment's part of a whole, from the times of pieces and the segment of each."""
     total = np.zeros(segment[-1] + 1)
     np.add.at(total, list(segment), seconds)

@@ -26,7 +26,7 @@ from weft.program.kinds import (
     is_any_of,
     message_kinds,
 )
-from weft.program.segments import BACKWARD_SEGMENT, INPUT_SEGMENT, segment_borders
+from weft.program.segments import BACKWARD_SEGMENT, INPUT_SEGMENT, cutter_of, segment_borders
 
 # Passes that free a stage's kept activations layer by layer, or make them again.
 _BACKWARDS = (BACKWARD, BACKWARD_INPUT, BACKWARD_SEGMENT, INPUT_SEGMENT)
@@ -188,15 +188,15 @@ def _border_changes(pricing: Pricing) -> Ints:
     return change
 
 
-def kept_by_segments(pricing: Pricing, elements: Callable[[int], float]) -> Ints:
-    """Return the changes of bytes by what recomputing segments keep, besides the inputs of layers.
+def kept_by_segments(pricing: Pricing, method: str, elements: Callable[[int], float]) -> Ints:
+    """Return the changes of bytes by what recomputing segments of a method keep, besides inputs of layers.
 
     `elements` are those that a micro-batch keeps in a stage. A stage keeps at most what it keeps without
     recomputation.
     """
     plan, placed, columns = pricing.plan, pricing.placed, pricing.program.columns
     change = np.zeros(len(columns), dtype=np.int64)
-    if pricing.program.obligations.purpose != "train":
+    if cutter_of(pricing.program.obligations.methods) != method:
         return change
     again = [one.recompute != "none" for one in plan.stages]
     size = [plan.element_bytes * round(elements(stage)) * again[stage] for stage in range(len(again))]
