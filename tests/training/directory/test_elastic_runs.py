@@ -14,7 +14,7 @@ from subprocess import Popen
 
 import psutil
 import pytest
-from run_inputs import cluster_text
+from run_inputs import cluster_text, run_on_nodes
 from torchrun_runs import ending, free_port, worker
 from waiting_runs import wait_for
 
@@ -24,35 +24,19 @@ from weft.training.directory.plans_at_hand import is_elastic, largest_at_hand, t
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.session import reopen
 
-RUN = """
-[model]
-preset = "gpt-1m"
-[task]
-data = "{folder}/text.txt"
-sequence = 16
-[train]
-steps = {steps}
-global_batch = 8
-precision = "fp64"
-[checkpoint]
-every = 20
-[cluster]
-use = "{folder}/cluster.toml"
-[plan]
-pp = 2
-dp = 2
-micro_batch_size = 2
-sharding = "zero-1"
-"""
 ELASTIC = "[run]\nmin_nodes = 1\nmax_nodes = 3\nmax_restarts = 3\n"
+
+
+def written(folder: Path, *, steps: int, nodes: int = 2) -> Path:
+    cluster = cluster_text(2, nodes=nodes, precision="fp64")
+    return run_on_nodes(folder, cluster, steps=steps, train='precision = "fp64"')
 
 
 def prepared(folder: Path, *, steps: int, tables: str = ELASTIC, nodes: int = 2) -> Path:
     """The directory of a run on nodes of two ranks."""
-    (folder / "text.txt").write_text("the weft goes under and over the warp\n" * 100)
-    (folder / "cluster.toml").write_text(cluster_text(2, nodes=nodes, precision="fp64"))
-    (folder / "run.toml").write_text(RUN.format(folder=folder, steps=steps) + tables)
-    command = ["train", str(folder / "run.toml"), "--directory", str(folder / "run"), "--prepare-only"]
+    path = written(folder, steps=steps, nodes=nodes)
+    path.write_text(path.read_text() + tables)
+    command = ["train", str(path), "--directory", str(folder / "run"), "--prepare-only"]
     assert run(command) == 0
     return folder / "run"
 
@@ -113,14 +97,13 @@ def test_a_start_takes_the_largest_plan_for_its_ranks(
 def test_limits_that_cannot_hold_are_said_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], tables: str, said: str
 ) -> None:
-    (tmp_path / "text.txt").write_text("the weft goes under and over the warp\n" * 100)
-    (tmp_path / "cluster.toml").write_text(cluster_text(2, nodes=2, precision="fp64"))
-    text = RUN.format(folder=tmp_path, steps=4)
+    path = written(tmp_path, steps=4)
+    text = path.read_text()
     if tables.startswith("tp"):
         text = text.replace("pp = 2\ndp = 2\n", "pp = 1\n")
         text = text.replace('sharding = "zero-1"\n', "")
-    (tmp_path / "run.toml").write_text(text + tables)
-    command = ["train", str(tmp_path / "run.toml"), "--directory", str(tmp_path / "run"), "--prepare-only"]
+    path.write_text(text + tables)
+    command = ["train", str(path), "--directory", str(tmp_path / "run"), "--prepare-only"]
     assert run(command) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line

@@ -14,7 +14,7 @@ from subprocess import Popen
 
 import psutil
 import pytest
-from run_inputs import cluster_text
+from run_inputs import cluster_text, run_on_nodes
 from torchrun_runs import ending, free_port, worker
 from waiting_runs import wait_for
 from warm_starts import Template
@@ -25,25 +25,6 @@ from weft.training.directory.run_directory import RunDirectory
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("warm_starts")]
 
-RUN = """
-[model]
-preset = "gpt-1m"
-[task]
-data = "{data}"
-sequence = 16
-[train]
-steps = {steps}
-global_batch = 8
-[checkpoint]
-every = {every}
-[cluster]
-use = "{cluster}"
-[plan]
-pp = 2
-dp = 2
-micro_batch_size = 2
-sharding = "zero-1"
-"""
 OTHER_VERSION = """
 import weft
 weft.__version__ = "9.9"
@@ -54,14 +35,9 @@ def prepared(
     folder: Path, *, steps: int, every: int = 2, checkpoints: str = "", interface: str = "lo"
 ) -> Path:
     """The directory of a run on two nodes of two ranks, on the first one; `folder` has one for each node."""
-    text, cluster = folder / "text.txt", folder / "cluster.toml"
-    text.write_text("the weft goes under and over the warp\n" * 100)
-    cluster.write_text(
-        cluster_text(2, nodes=2).replace("[[node]]\n", f'[[node]]\ninterface = "{interface}"\n')
-    )
-    path = folder / "run.toml"
+    cluster = cluster_text(2, nodes=2).replace("[[node]]\n", f'[[node]]\ninterface = "{interface}"\n')
     kept = f'{every}\ndirectory = "{checkpoints}"' if checkpoints else every
-    path.write_text(RUN.format(data=text, cluster=cluster, steps=steps, every=kept))
+    path = run_on_nodes(folder, cluster, steps=steps, every=kept)
     (folder / "a").mkdir(exist_ok=True)
     (folder / "b").mkdir(exist_ok=True)
     again = (folder / "a" / "run").exists()

@@ -8,31 +8,12 @@ from pathlib import Path
 
 import pytest
 from local_slurm import LocalSlurm, local_slurm, names_of_nodes
-from run_inputs import cluster_text
+from run_inputs import cluster_text, run_on_nodes
 
 from weft.cli.main import run
 from weft.training.directory.run_directory import RunDirectory
 
 pytestmark = [pytest.mark.tables, pytest.mark.processes, pytest.mark.cold]
-
-RUN = """
-[model]
-preset = "gpt-1m"
-[task]
-data = "{folder}/text.txt"
-sequence = 16
-[train]
-steps = {steps}
-global_batch = 8
-[checkpoint]
-every = 20
-[cluster]
-use = "{folder}/cluster.toml"
-[plan]
-pp = 2
-dp = 2
-micro_batch_size = 2
-"""
 
 
 _KIND = """
@@ -78,11 +59,10 @@ def emitted(
     cluster: str = cluster_text(2, nodes=2),
 ) -> Path:
     """The script of a run on two nodes of two processors."""
-    (folder / "text.txt").write_text("the weft goes under and over the warp\n" * 100)
-    (folder / "cluster.toml").write_text(cluster)
-    (folder / "run.toml").write_text(RUN.format(folder=folder, steps=steps) + tables)
+    path = run_on_nodes(folder, cluster, steps=steps)
+    path.write_text(path.read_text() + tables)
     capsys.readouterr()
-    assert run(["plan", str(folder / "run.toml"), "--emit", "slurm"]) == 0
+    assert run(["plan", str(path), "--emit", "slurm"]) == 0
     (folder / "slurm.sh").write_text(capsys.readouterr().out)
     return folder / "slurm.sh"
 
