@@ -20,6 +20,7 @@ from weft.methods.bubble_filling.gaps import ancestors
 from weft.methods.bubble_filling.placement.greedy import greedy
 from weft.methods.bubble_filling.placement.prepared import ROUNDING, Work
 from weft.methods.bubble_filling.work import DeviceStep, Placed, Window, WorkItem
+from weft.solver import silent_solver
 
 # A piece of an item, and a gap of the window or of the step behind it.
 Piece = tuple[int, int]
@@ -244,16 +245,8 @@ class _Program:
         # The solver is loaded only where it is asked for.
         import highspy
 
-        class Silent(highspy.Highs):  # type: ignore[misc]
-            """A solver that prints nothing; a plain one prints a line when it is made."""
-
-            def enableCallbacks(self) -> None:  # noqa: N802
-                self.silent()
-                super().enableCallbacks()
-
-        solver, size = Silent(), len(self.most)
-        for option, value in (("threads", 1), ("mip_max_nodes", MOST_NODES)):
-            solver.setOptionValue(option, value)
+        solver, size = silent_solver(), len(self.most)
+        solver.setOptionValue("mip_max_nodes", MOST_NODES)
         solver.addVars(size, np.zeros(size), np.array(self.most, dtype=np.float64))
         whole = np.full(size, highspy.HighsVarType.kInteger)
         solver.changeColsIntegrality(size, np.arange(size, dtype=np.int32), whole)

@@ -1,0 +1,210 @@
+"""m-ETF and m-SCT: the earliest task first, with memory, and with favourite children.
+
+At each tick, the operator that can start earliest on a free device starts there (Hwang, Chow, Anger and Lee,
+SIAM J. Comput. 1989; with memory: Jeon et al., Baechi, SoCC 2020, section 3). m-SCT keeps a device for the
+favourite child of its last operator, until another operator is urgent (Hanen and Munier, 1995).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from weft.planning.placement.board import UNPLACED, Board, Placement
+from weft.planning.placement.graph import Devices, OperatorGraph
+
+
+class _Start(NamedTuple):
+    """A possible start; ties go to the first operator, then to the first device."""
+
+    tick: int
+    operator: int
+    device: int
+
+
+def earliest_task_first(
+    graph: OperatorGraph, devices: Devices, *, pinned: Sequence[int] | None = None
+) -> Placement:
+    """Place operators by m-ETF.
+
+    Args:
+        pinned: the device of each operator, where these are decided and only the order is not.
+
+    Raises:
+        InputError: when an operator fits on no device.
+    """
+    return _ListScheduler(graph, devices, {}, pinned).run()
+
+
+def small_communication_times(
+    graph: OperatorGraph, devices: Devices, favourites: Mapping[int, int]
+) -> Placement:
+    """Place operators by m-SCT; `favourites` has the favourite child of operators, each child once.
+
+    Raises:
+        InputError: when an operator fits on no device.
+    """
+    return _ListScheduler(graph, devices, favourites, None).run()
+
+
+class _ListScheduler:
+    """Operators whose inputs are made wait in two heaps per device.
+
+    Those in `_available` can start when the device is free, and the first one in the graph comes first. Those
+    in `_pending` wait for transfers longer than that. An operator is in a heap of each device. Entries become
+    void when it is placed, and where it does not fit: a device that lacks memory will always lack it.
+    """
+
+    def __init__(
+        self,
+        graph: OperatorGraph,
+        devices: Devices,
+        favourites: Mapping[int, int],
+        pinned: Sequence[int] | None,
+    ) -> None:
+        self._graph, self._favourites, self._pinned = graph, favourites, pinned
+        self._board = Board(graph, devices)
+        self._devices = range(devices.count)
+        self._queues = devices.communication != "parallel"
+        self._missing = [len(before) for before in graph.predecessors]
+        self._available: list[list[int]] = [[] for _ in self._devices]
+        self._pending: list[list[tuple[int, int]]] = [[] for _ in self._devices]
+        self._running: list[tuple[int, int]] = []
+        self._ready: dict[int, None] = {}
+        self._last = [UNPLACED] * devices.count
+
+    def run(self) -> Placement:
+        """Place every operator."""
+        for operator, missing in enumerate(self._missing):
+            if not missing:
+                self._release(operator)
+        now: int | None = 0
+        while now is not None:
+            while self._running and self._running[0][0] <= now:
+                self._finish(heappop(self._running)[1])
+            while (start := self._first_start(now)) is not None:
+                self._place(start)
+            now = self._next_tick(now)
+        if self._ready:
+            raise self._board.refuse(next(iter(self._ready)))
+        return self._board.placement()
+
+    def _release(self, operator: int) -> None:
+        """Enter an operator whose inputs are made."""
+        self._ready[operator] = None
+        for device, ready in enumerate(self._board.ready_everywhere(operator)):
+            heappush(self._pending[device], (ready, operator))
+
+    def _finish(self, operator: int) -> None:
+        for reader in self._graph.successors[operator]:
+            self._missing[reader] -= 1
+            if not self._missing[reader]:
+                self._release(reader)
+
+    def _is_open(self, operator: int, device: int) -> bool:
+        """Return True if an operator may still be placed on a device."""
+        if operator not in self._ready:
+            return False
+        if self._pinned is not None and self._pinned[operator] != device:
+            return False
+        home = self._board.pinned(operator)
+        return home in (UNPLACED, device) and not self._board.missing_bytes(operator, device)
+
+    def _place(self, start: _Start) -> None:
+        operator, device = start.operator, start.device
+        sent = self._board.place(operator, device)
+        del self._ready[operator]
+        self._last[device] = operator
+        heappush(self._running, (self._board.end[operator], operator))
+        if self._queues:
+            # Others that read these tensors may start earlier now, as no second transfer is needed.
+            for reader in {one for tensor in sent for one in self._graph.readers[tensor]}:
+                if self._is_open(reader, device):
+                    heappush(self._pending[device], (self._board.ready_at(reader, device), reader))
+
+    def _first_start(self, now: int) -> _Start | None:
+        """Return the earliest start on a free device that is possible by now."""
+        starts = [
+            start
+            for device in self._devices
+            if self._board.free_at[device] <= now
+            and (start := self._start_on(device, now)) is not None
+            and start.tick <= now
+        ]
+        return min(starts, default=None)
+
+    def _start_on(self, device: int, now: int) -> _Start | None:
+        """Return the next start on a free device, perhaps later than now; None if nothing waits for it."""
+        favourite = self._favourite(device)
+        return self._earliest(device) if favourite is None else self._awake(device, favourite, now)
+
+    def _earliest(self, device: int) -> _Start | None:
+        """Return the earliest start of any waiting operator on a device."""
+        free, pending, available = self._board.free_at[device], self._pending[device], self._available[device]
+        while pending and pending[0][0] <= free:
+            heappush(available, heappop(pending)[1])
+        while available:
+            operator = available[0]
+            if not self._is_open(operator, device):
+                heappop(available)
+            elif self._queues and (ready := self._board.ready_at(operator, device)) > free:
+                heappop(available)
+                heappush(pending, (ready, operator))
+            else:
+                return _Start(free, operator, device)
+        while pending:
+            known, operator = pending[0]
+            if not self._is_open(operator, device):
+                heappop(pending)
+            elif self._queues and (ready := self._board.ready_at(operator, device)) != known:
+                heappop(pending)
+                # An earlier entry was pushed when its tensors were sent.
+                if ready > known:
+                    heappush(pending, (ready, operator))
+            else:
+                return _Start(max(known, free), operator, device)
+        return None
+
+    def _favourite(self, device: int) -> int | None:
+        """Return the child that a device waits for: the favourite of its last operator, nowhere earlier."""
+        child = self._favourites.get(self._last[device])
+        if child is None or not self._is_open(child, device):
+            return None
+        here = self._starts_at(child, device)
+        others = (self._starts_at(child, one) for one in self._devices if self._is_open(child, one))
+        return child if here <= min(others) else None
+
+    def _starts_at(self, operator: int, device: int) -> int:
+        return max(self._board.ready_at(operator, device), self._board.free_at[device])
+
+    def _awake(self, device: int, favourite: int, now: int) -> _Start:
+        """Return the start on a device that waits for a favourite child, unless an operator is urgent.
+
+        An operator is urgent when it could start on any device without waiting.
+        """
+        urgent = [
+            _Start(
+                max(self._starts_at(one, other) for other in self._devices if self._is_open(one, other)),
+                one,
+                device,
+            )
+            for one in self._ready
+            if self._is_open(one, device)
+        ]
+        first = min(urgent)
+        if first.tick <= now:
+            return _Start(self._starts_at(first.operator, device), first.operator, device)
+        own = _Start(self._starts_at(favourite, device), favourite, device)
+        return own if own.tick <= now else min(own, first)
+
+    def _next_tick(self, now: int) -> int | None:
+        """Return the next tick at which a device is free or an operator may start; None after all."""
+        ticks = []
+        for device in self._devices:
+            free = self._board.free_at[device]
+            if free > now:
+                ticks.append(free)
+            elif (start := self._start_on(device, now)) is not None:
+                ticks.append(start.tick)
+        return min(ticks, default=None)

@@ -1,0 +1,44 @@
+"""The ways to place operators, by the names that users type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from weft.errors import require_choice
+from weft.planning.placement.board import Placement
+from weft.planning.placement.favourites import favourites
+from weft.planning.placement.graph import Devices, OperatorGraph
+from weft.planning.placement.list_scheduler import earliest_task_first, small_communication_times
+from weft.planning.placement.topological import round_robin, topological_fill
+
+Placer = Callable[[OperatorGraph, Devices], Placement]
+
+
+def _m_topo(graph: OperatorGraph, devices: Devices) -> Placement:
+    return earliest_task_first(graph, devices, pinned=topological_fill(graph, devices).tolist())
+
+
+def _m_sct(graph: OperatorGraph, devices: Devices) -> Placement:
+    return small_communication_times(graph, devices, favourites(graph, devices).children)
+
+
+def _round_robin(graph: OperatorGraph, devices: Devices) -> Placement:
+    return earliest_task_first(graph, devices, pinned=round_robin(graph, devices).tolist())
+
+
+# Baechi's three come first; the others are what to compare them with.
+BAECHI = ("m-topo", "m-etf", "m-sct")
+PLACERS: Mapping[str, Placer] = MappingProxyType(
+    {"m-topo": _m_topo, "m-etf": earliest_task_first, "m-sct": _m_sct, "round-robin": _round_robin}
+)
+
+
+def get_placer(name: str) -> Placer:
+    """Return the placer of this name.
+
+    Raises:
+        InputError: when no placer has it.
+    """
+    require_choice("placer", name, PLACERS)
+    return PLACERS[name]
