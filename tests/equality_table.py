@@ -48,6 +48,7 @@ class Row:
         copies: the replicas of each stage in a pipeline, where they are unlike.
         degrees: the tensor ranks of each stage's replicas, where they are unlike.
         unlike: the tensor ranks of each stage in every pipeline, where pipelines are unlike.
+        places: the devices of the stages in every pipeline, for the order `placed`.
         devices: the order of the devices, for `planned_by`.
         recompute: of all stages, or of each.
         loss: a name of `equality_jobs.LOSSES`; of shares of the logits where none is given.
@@ -74,6 +75,7 @@ class Row:
     copies: tuple[int, ...] = ()
     degrees: tuple[int, ...] = ()
     unlike: tuple[tuple[int, ...], ...] = ()
+    places: tuple[int, ...] = ()
     devices: tuple[int, ...] = ()
     sharding: Sharding = "zero-0"
     island: int | None = None
@@ -119,6 +121,7 @@ class Row:
             copies=self.copies,
             degrees=self.degrees,
             unlike=self.unlike,
+            places=self.places,
         )
         stages = tuple(self._stage(index, stage) for index, stage in enumerate(plan.stages))
         shares = [one.micro_batches for one in stages[0].replicas]

@@ -49,14 +49,18 @@ def make_plan(
     copies: tuple[int, ...] = (),
     degrees: tuple[int, ...] = (),
     unlike: tuple[tuple[int, ...], ...] = (),
+    places: tuple[int, ...] = (),
 ) -> Plan:
     """`micro_batches` per pipeline; the schedule places the stages; rank = pipeline * pp + device.
+
+    `places` are the devices of the stages, for a schedule that leaves them where a plan puts them.
 
     `copies` are the replicas of each stage in a pipeline, `degrees` the tensor ranks of each of them, where
     they are unlike. `unlike` has the degrees of every pipeline, where pipelines are.
     """
-    number, graph = pp * loops, layer_graph(config)
-    placement = placements(get_schedule(schedule), Pipeline(pp, number, micro_batches))
+    number, graph = len(places) or pp * loops, layer_graph(config)
+    pipeline = Pipeline(pp, number, micro_batches, places=places or None)
+    placement = placements(get_schedule(schedule), pipeline)
     share = micro_batches // len(placement)
     borders = [len(graph.layers) * stage // number for stage in range(number + 1)]
     stages = tuple(

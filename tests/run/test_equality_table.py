@@ -287,6 +287,7 @@ OF_FOUR = partial(Row, pp=4, micro_batches=3, micro_batch_size=4)
 FORKED = partial(OF_FOUR, DIAMOND, layers=((0,), (1, 2), (3, 4), (5,)))
 TOWERS = partial(OF_FOUR, INTERLEAVED, layers=((0,), (1, 3), (2, 4), (5,)))
 CROSSED = partial(OF_FOUR, TWO_STEMS, layers=((0,), (1, 2), (3,), (4,)))
+PLACED = partial(Row, DIAMOND, "placed", pp=2, micro_batch_size=4)
 GRAPHS = (
     FORKED(),
     FORKED("1f1b", recompute="full"),
@@ -301,6 +302,11 @@ GRAPHS = (
     # Stages whose layers do not follow each other.
     TOWERS("graph-1f1b", micro_batches=5),
     TOWERS("graph-1f1b", pp=2, dp=2, layers=((0, 1, 3), (2, 4, 5)), recompute=("full", "none")),
+    # Stages where the plan puts them, also several of a device that others read in between.
+    PLACED(layers=((0,), (1, 2), (3, 4), (5,)), places=(0, 1, 0, 0), micro_batches=5),
+    PLACED(layers=((0,), (1,), (2,), (3, 4), (5,)), places=(0, 1, 0, 1, 0), dp=2, sharding="zero-1"),
+    PLACED(layers=((0, 1), (3,), (2, 4), (5,)), places=(1, 0, 2, 1), pp=3, recompute="full"),
+    Row(GPT, "placed", pp=2, places=(0, 1, 1, 0), evaluates=True, sharding="zero-3", dp=2),
     # Chains split micro-batches, too, whatever else a plan says.
     Row(GPT, "breadth-first", dp=2, loops=2, sharding="zero-3", splits=(2, 1)),
     Row(WIDE_LLAMA, "1f1b", pp=2, tp=2, splits=(1, 2), methods=(Clips(0.2),)),

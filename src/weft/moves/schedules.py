@@ -11,7 +11,7 @@ from weft.describe.layout import Layout
 from weft.moves.edits import layout_move
 from weft.moves.move import Edit, Move, Purpose
 from weft.program.schedules import all_schedules
-from weft.program.schedules.base import Schedule, contract_of, is_for_graphs, searched_options
+from weft.program.schedules.base import Schedule, contract_of, is_for_graphs, searched_options, takes_places
 
 SOURCES = {
     "gpipe": "Huang et al., GPipe, arXiv 1811.06965",
@@ -44,7 +44,8 @@ def _schedule_move(schedule: Schedule) -> Move:
     name = schedule.name
 
     def edits(job: Job, layout: Layout) -> Iterator[Edit]:
-        if layout.stages == 1 or (is_for_graphs(schedule) and job.graph.is_chain):
+        unasked = takes_places(schedule) or (is_for_graphs(schedule) and job.graph.is_chain)
+        if layout.stages == 1 or unasked:
             return
         for options in searched_options(schedule):
             other = replace(layout, schedule=name, options=options)

@@ -173,7 +173,8 @@ def _schedule_orders(
     placement = layout.placement[:1] if layout.deals else layout.placement
     devices = int(placement.max()) + 1
     copies = layout.copies if layout.deals else None
-    pipeline = Pipeline(devices, len(layout.stages), micro_batches, layout.edges, copies)
+    places = tuple(placement[0].tolist())
+    pipeline = Pipeline(devices, len(layout.stages), micro_batches, layout.edges, copies, places)
     problems = [
         Violation(
             f"schedule.options.{option}",

@@ -108,6 +108,8 @@ def test_peak_in_flight(case: tuple[str, Pipeline]) -> None:
         }
         if name in expected:
             assert peak == expected[name]
+        elif name == "placed":
+            assert peak <= min(m, p) * local
         elif name == "zb-v":
             assert peak == 2 * p if m >= 2 * p - 1 else peak <= 2 * m
         elif name == "hybrid":

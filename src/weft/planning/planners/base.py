@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from weft.describe.layout import Layout
 from weft.describe.one_line import one_line
@@ -101,7 +101,10 @@ class Ranking:
 class Planner(Protocol):
     """A search over layouts. Users type its `name`."""
 
-    name: ClassVar[str]
+    @property
+    def name(self) -> str:
+        """The word of `--planner`."""
+        ...
 
     def space(self, problem: Problem) -> Iterator[Layout]:
         """Return every layout that the planner would consider, legal or not."""

@@ -22,7 +22,14 @@ from weft.moves.sharers import sharings
 from weft.planning.problem import Problem
 from weft.program.kinds import BACKWARD_INPUT
 from weft.program.schedules import SCHEDULES, get_schedule
-from weft.program.schedules.base import Options, Pipeline, Schedule, is_for_graphs, searched_options
+from weft.program.schedules.base import (
+    Options,
+    Pipeline,
+    Schedule,
+    is_for_graphs,
+    searched_options,
+    takes_places,
+)
 from weft.program.schedules.ring import divisors
 
 # With one device in line and one stage all orders compute the same; 1f1b keeps the least. A method may need
@@ -202,7 +209,7 @@ def _schedules(problem: Problem, pp: int, *, opened: bool) -> Iterator[Schedule]
     for schedule in schedules_within(problem.contract):
         if schedule.name in SCHEDULES and schedule.name not in known:
             continue
-        if is_for_graphs(schedule) and problem.job.graph.is_chain:
+        if takes_places(schedule) or (is_for_graphs(schedule) and problem.job.graph.is_chain):
             continue
         if opened or not splits_backward(schedule.name, pp):
             yield schedule

@@ -19,6 +19,7 @@ from weft.program.schedules.gpipe import GPipe
 from weft.program.schedules.graph_1f1b import GraphOneForwardOneBackward
 from weft.program.schedules.hybrid import Hybrid
 from weft.program.schedules.one_forward_one_backward import OneForwardOneBackward
+from weft.program.schedules.placed import Placed
 from weft.program.schedules.zb_h1 import ZeroBubbleH1
 from weft.program.schedules.zb_v import ZeroBubbleV
 
@@ -35,6 +36,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             ZeroBubbleH1(),
             ZeroBubbleV(),
             Chimera(),
+            Placed(),
         )
     }
 )

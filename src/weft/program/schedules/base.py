@@ -24,6 +24,7 @@ class Pipeline:
 
     `edges` are those of the stage graph, from stages to later ones; None: a chain. `copies` are the replicas
     of each stage, which deal the micro-batches among themselves; None: one of every stage on each path.
+    `places` are the devices on which a plan puts the stages; None: no plan does.
     """
 
     devices: int
@@ -31,6 +32,7 @@ class Pipeline:
     micro_batches: int
     edges: tuple[tuple[int, int], ...] | None = None
     copies: tuple[int, ...] | None = None
+    places: tuple[int, ...] | None = None
 
     @property
     def stage_copies(self) -> tuple[int, ...]:
@@ -65,12 +67,13 @@ class Schedule(Protocol):
     `name` is the name that users type; `synonyms` are the names in other frameworks; `options` maps each user
     option to its meaning.
 
-    Five class variables are optional. `paths` (1) is the number of paths on the same devices. Each has its
+    Six class variables are optional. `paths` (1) is the number of paths on the same devices. Each has its
     own copy of the weights and an equal part of the micro-batches. `searched` (the defaults alone) are the
     options that planners try. `contract` (exact) is the contract that training by the schedule keeps.
     `for_graphs` (False) says that the order differs from another one only if stages form a graph. Planners
     try it for models whose layers form no chain. `deals` (False) says that the schedule runs pipelines with
-    `copies`.
+    `copies`. `takes_places` (False) says that it leaves stages where a plan puts them. Planners of layouts,
+    which leave that to schedules, do not try it.
     """
 
     name: ClassVar[str]
@@ -117,6 +120,11 @@ def is_for_graphs(schedule: Schedule) -> bool:
 def deals(schedule: Schedule) -> bool:
     """Return True if the schedule runs stages with unlike numbers of replicas; by default False."""
     return bool(getattr(schedule, "deals", False))
+
+
+def takes_places(schedule: Schedule) -> bool:
+    """Return True if the schedule runs stages where a plan puts them; by default False."""
+    return bool(getattr(schedule, "takes_places", False))
 
 
 def placements(schedule: Schedule, pipeline: Pipeline) -> Ints:

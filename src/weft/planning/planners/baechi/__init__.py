@@ -1,0 +1,5 @@
+"""Operators placed on the devices one has (Baechi, SoCC 2020), and pipelined over their places."""
+
+from weft.planning.planners.baechi.planner import PlacementPlanner
+
+__all__ = ["PlacementPlanner"]
