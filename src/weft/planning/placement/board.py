@@ -91,6 +91,10 @@ class Board:
         self._queues = devices.communication != "parallel"
         self._channels: dict[tuple[int, int], int] = {}
 
+    def ticks_of(self, operator: int, device: int) -> int:
+        """Return the time of an operator on a device."""
+        return self._ticks[operator][device]
+
     def pinned(self, operator: int) -> int:
         """Return the device of an operator's group; `UNPLACED` if no member is placed."""
         return self.group_device.get(self._groups[operator], UNPLACED)

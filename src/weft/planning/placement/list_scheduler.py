@@ -16,10 +16,14 @@ from weft.planning.placement.graph import Devices, OperatorGraph
 
 
 class _Start(NamedTuple):
-    """A possible start; ties go to the first operator, then to the first device."""
+    """A possible start; ties go to the first operator, then to the device that ends first.
+
+    Devices that differ are thus taken by speed, and equal ones in their order.
+    """
 
     tick: int
     operator: int
+    taken: int
     device: int
 
 
@@ -152,7 +156,7 @@ class _ListScheduler:
                 heappop(available)
                 heappush(pending, (ready, operator))
             else:
-                return _Start(free, operator, device)
+                return self._start(free, operator, device)
         while pending:
             known, operator = pending[0]
             if not self._is_open(operator, device):
@@ -163,8 +167,11 @@ class _ListScheduler:
                 if ready > known:
                     heappush(pending, (ready, operator))
             else:
-                return _Start(max(known, free), operator, device)
+                return self._start(max(known, free), operator, device)
         return None
+
+    def _start(self, tick: int, operator: int, device: int) -> _Start:
+        return _Start(tick, operator, self._board.ticks_of(operator, device), device)
 
     def _favourite(self, device: int) -> int | None:
         """Return the child that a device waits for: the favourite of its last operator, nowhere earlier."""
@@ -184,7 +191,7 @@ class _ListScheduler:
         An operator is urgent when it could start on any device without waiting.
         """
         urgent = [
-            _Start(
+            self._start(
                 max(self._starts_at(one, other) for other in self._devices if self._is_open(one, other)),
                 one,
                 device,
@@ -194,8 +201,8 @@ class _ListScheduler:
         ]
         first = min(urgent)
         if first.tick <= now:
-            return _Start(self._starts_at(first.operator, device), first.operator, device)
-        own = _Start(self._starts_at(favourite, device), favourite, device)
+            return self._start(self._starts_at(first.operator, device), first.operator, device)
+        own = self._start(self._starts_at(favourite, device), favourite, device)
         return own if own.tick <= now else min(own, first)
 
     def _next_tick(self, now: int) -> int | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from weft.errors import require_choice
-from weft.planning.placement.placers import BAECHI, PLACERS
+from weft.planning.placement.placers import PLACERS
 from weft.planning.planners.amp import AmpPlanner
 from weft.planning.planners.annealing import AnnealingPlanner
-from weft.planning.planners.baechi import PlacementPlanner
+from weft.planning.planners.baechi import BAECHI_PLANNER, PlacementPlanner
 from weft.planning.planners.base import Candidate, Planner, Ranking, Verdict
 from weft.planning.planners.equal_split import EqualSplitPlanner
 from weft.planning.planners.graphpipe import GraphPipePlanner
@@ -32,7 +32,7 @@ _ALL: tuple[Planner, ...] = (
     PipeDreamPlanner(),
     PiperPlanner(),
     EqualSplitPlanner(),
-    PlacementPlanner(name="baechi", placers=BAECHI),
+    BAECHI_PLANNER,
     *(PlacementPlanner(name=name, placers=(name,)) for name in PLACERS),
     MegatronPlanner(),
     UniformPlanner(),

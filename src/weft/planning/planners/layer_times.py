@@ -142,6 +142,23 @@ class ProblemLayerTimes(_ProblemLayers):
             )
         return self._known[group, shape]
 
+    def updates_s(self, group: int, tensor_parallel: int) -> Floats:
+        """Return the seconds in which a device of a group steps each layer, shape (layers,).
+
+        Raises:
+            InputError: see `of_group`.
+        """
+        job = self._job
+        shape = Shape(1, job.sequence, tensor_parallel)
+        device = without_servers(job.cluster, job.servers).groups[group].device
+
+        def update_s(index: int) -> tuple[float]:
+            asked = self._graph, (index,), shape, job.precision, device
+            return (self._compute.stage_times(*asked, optimizer=job.optimizer).update_s,)
+
+        seconds: Floats = self._of_each(update_s)[0]
+        return seconds
+
     def _exchanged_s(self, index: int, group: int, shape: Shape) -> float:
         """Return the seconds of a layer's all-reduces on a node; 0 where times contain them."""
         job, layer = self._job, self._graph.layers[index]

@@ -24,6 +24,7 @@ from weft.moves.move import Purpose
 from weft.planning.goals import goal_of_step
 from weft.planning.neighbours import neighbours
 from weft.planning.planners.amp import AmpPlanner
+from weft.planning.planners.baechi import BAECHI_PLANNER
 from weft.planning.planners.base import Candidate, Planner, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.graphpipe import GraphPipePlanner
@@ -216,7 +217,7 @@ class _Search:
             return
         baselines: list[Planner] = [MetisFormPlanner(), AmpPlanner()]
         if not self._problem.job.graph.is_chain:
-            baselines.insert(0, GraphPipePlanner(orders=_ORDERS_OF_GRAPHS))
+            baselines = [GraphPipePlanner(orders=_ORDERS_OF_GRAPHS), BAECHI_PLANNER, *baselines]
         for baseline in baselines:
             if self._late():
                 return

@@ -1,0 +1,160 @@
+"""From a placement to a Plan whose stages are runs of operators on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from weft.describe.layout import DENSE, Layout
+from weft.describe.plan import Choice, Plan, Replica, Stage
+from weft.describe.units import format_seconds
+from weft.errors import InputError, Violation
+from weft.moves.layout import build_plan
+from weft.planning.placement.board import Placement
+from weft.planning.placement.bounds import earliest_task_first_bound_ticks, lower_bound_ticks
+from weft.planning.placement.list_scheduler import earliest_task_first
+from weft.planning.placement.preparation import PreparedGraph
+from weft.planning.planners.baechi.inputs import TICKS_PER_S, Question
+from weft.planning.planners.baechi.segments import segments
+from weft.planning.planners.base import Candidate, Verdict
+from weft.planning.planners.graphpipe.part_plans import StageOfLayers
+from weft.planning.planners.graphpipe.plans import in_order, said_as_layout
+from weft.planning.planners.simulated import judged
+from weft.program.arrays import Ints
+from weft.program.schedules.placed import Placed
+
+# Decisions of a layout that a placement makes.
+DECIDED = {"pp", "dp", "tp", "loops", "micro_batch_size", "schedule", "sharding", "recompute"}
+
+
+@dataclass(frozen=True)
+class PlacedStages:
+    """A placement of fused operators, and its stages.
+
+    Attributes:
+        way: the name of the placer.
+        at_messages: see `segments`.
+    """
+
+    question: Question
+    reduced: PreparedGraph
+    placement: Placement
+    way: str
+    at_messages: bool
+
+    @cached_property
+    def parts(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """The device and the layers of each stage, after all stages that it reads."""
+        device, sequence = self.reduced.unfused(self.placement.device), self.reduced.sequence(self.placement)
+        cut = segments(self.reduced.original, device, sequence, at_messages=self.at_messages)
+        place_of = {tuple(layers): place for place, layers in cut}
+        stages = [StageOfLayers(layers, 1, "none", 1) for layers in place_of]
+        ordered = in_order(self.question.inputs.problem.job.graph, stages)
+        return tuple((place_of[one.layers], one.layers) for one in ordered)
+
+    @cached_property
+    def _ticks(self) -> list[int]:
+        """The ticks of each stage."""
+        ticks = self.reduced.original.ticks
+        return [int(ticks[list(layers), place].sum()) for place, layers in self.parts]
+
+    @property
+    def estimate_s(self) -> float:
+        """The seconds of a step: one micro-batch, and the busiest device with all others."""
+        busy = np.bincount([place for place, _ in self.parts], weights=self._ticks)
+        others = (self.question.micro_batches - 1) * float(busy.max())
+        return (self.placement.makespan + others) / TICKS_PER_S
+
+    @property
+    def decided(self) -> tuple[object, ...]:
+        """What makes its plan another one."""
+        return self.parts, self.question.inputs.dp, self.question.size, self.question.in_flight
+
+    @property
+    def words(self) -> str:
+        """The makespan of a micro-batch beside its bounds."""
+        makespan_s = self.placement.makespan / TICKS_PER_S
+        least_s = lower_bound_ticks(self.reduced.original) / TICKS_PER_S
+        bound = None
+        if self.way == "m-etf":
+            bound = earliest_task_first_bound_ticks(self.reduced.fused, self.question.inputs.devices)
+        most = "no bound above" if bound is None else f"bound {format_seconds(bound / TICKS_PER_S)}"
+        each = f"{self.way}: {format_seconds(makespan_s)} for a micro-batch"
+        return f"{each}, no placement below {format_seconds(least_s)}, {most}"
+
+    def moved(self) -> Iterator[PlacedStages]:
+        """Yield the placements with one group on another device, those of the busiest device first."""
+        fused, devices = self.reduced.fused, self.question.inputs.devices
+        busy = np.bincount(self.placement.device, weights=_own_ticks(fused.ticks, self.placement.device))
+        groups, first = np.unique(fused.groups, return_index=True)
+        for row in np.argsort(-busy[self.placement.device[first]], kind="stable").tolist():
+            for device in range(devices.count):
+                pinned = np.where(fused.groups == groups[row], device, self.placement.device)
+                if pinned[first[row]] == self.placement.device[first[row]]:
+                    continue
+                try:
+                    placement = earliest_task_first(fused, devices, pinned=pinned.tolist())
+                except InputError:
+                    continue
+                yield replace(self, placement=placement)
+
+    def judged(self) -> Candidate:
+        """Return its plan with the predicted step."""
+        candidate, problem = Candidate(verdict=Verdict.REFUSED, reason=""), self.question.inputs.problem
+        try:
+            plan = self.plan()
+        except InputError as error:
+            return replace(candidate, reason=f"{self.words}; {error.violations[0]}")
+        one = judged(problem, replace(candidate, layout=said_as_layout(plan)), plan)
+        return replace(one, reason=f"{self.words}; {one.reason}")
+
+    def plan(self) -> Plan:
+        """Return the plan.
+
+        Raises:
+            InputError: when methods of the job do not go with it, or a device gets nothing before others.
+        """
+        inputs = self.question.inputs
+        problem, job = inputs.problem, inputs.problem.job
+        used = sorted({place for place, _ in self.parts})
+        if used != list(range(len(used))):
+            idle = min({*range(used[-1])} - {*used})
+            raise InputError(
+                Violation("placement", f"device {idle} gets no layer, and device {used[-1]} does")
+            )
+        layout = Layout(
+            pp=len(used),
+            dp=inputs.dp,
+            tp=inputs.tp,
+            loops=1,
+            micro_batch_size=self.question.size,
+            schedule=Placed.name,
+            sync=problem.sync or DENSE,
+            sharding=problem.pins.sharding or "zero-0",
+            recompute=inputs.recompute,
+            **problem.pins.besides(DECIDED),
+        )
+        plan = build_plan(job, layout, [1.0] * len(job.graph.layers))
+        stages = tuple(
+            Stage(layers=layers, replicas=self._replicas(place), recompute=inputs.recompute)
+            for place, layers in self.parts
+        )
+        # Whole numbers up to 1000 are short enough for a plan.
+        times = [max(1, round(1000 * one / max(self._ticks))) for one in self._ticks]
+        order = Choice(
+            name=Placed.name,
+            options={"in_flight": self.question.in_flight, "times": " ".join(map(str, times))},
+        )
+        return plan.model_copy(update={"stages": stages, "schedule": order})
+
+    def _replicas(self, place: int) -> tuple[Replica, ...]:
+        ranks, share = self.question.inputs.places[place].tolist(), self.question.micro_batches
+        return tuple(Replica(ranks=tuple(each), micro_batches=share) for each in ranks)
+
+
+def _own_ticks(ticks: Ints, device: Ints) -> Ints:
+    found: Ints = ticks[np.arange(len(device)), device]
+    return found

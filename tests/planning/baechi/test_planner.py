@@ -1,0 +1,102 @@
+"""Plans of placements: what they keep, and how they compare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from weft.describe.layout import PartialLayout
+from weft.describe.plan_file import check_plan
+from weft.errors import InputError
+from weft.planning.compile import compile_plan
+from weft.planning.planners import Verdict, get_planner
+from weft.planning.planners.baechi import BAECHI_PLANNER, PlacementPlanner
+from weft.planning.planners.baechi.inputs import TICKS_PER_S, PlacementInputs, questions
+from weft.planning.problem import Problem, problem_of
+from weft.program.verify import verify
+
+
+def problem(
+    model: str = "candle-uno",
+    on: str = "4xv100-16gb",
+    batch: int = 64,
+    precision: str | None = None,
+    **pins: Any,
+) -> Problem:
+    return problem_of(model=model, on=on, global_batch=batch, precision=precision, pins=PartialLayout(**pins))
+
+
+def test_a_placement_of_one_micro_batch_takes_the_time_of_its_makespan() -> None:
+    """The placer's clock is that of the simulator, but for the rounding of ticks."""
+    ranking = get_planner("m-etf").search(problem(micro_batch_size=64, dp=1))
+    best = ranking.fitting[0]
+    assert best.reason.startswith("m-etf: 30.7 ms for a micro-batch")
+    assert best.step_s == pytest.approx(0.0307, rel=2e-3)
+
+
+def test_changes_make_the_best_placement_better() -> None:
+    asked = problem()
+    plain = PlacementPlanner(name="plain", placers=BAECHI_PLANNER.placers).search(asked)
+    assert BAECHI_PLANNER.search(asked).fitting[0].step_s < plain.fitting[0].step_s
+
+
+def test_unlike_devices_get_layers_by_their_speed() -> None:
+    asked = problem(on="1xv100-16gb+1xa100-40gb", batch=8, dp=1, micro_batch_size=8)
+    best = BAECHI_PLANNER.search(asked).fitting[0]
+    assert best.plan is not None
+    ticks, held = PlacementInputs(asked, 1, 1).graph(8, 1).ticks, [0, 0]
+    for stage in best.plan.stages:
+        held[stage.replicas[0].ranks[0]] += int(ticks[list(stage.layers), 0].sum())
+    assert (ticks[:, 0] > ticks[:, 1]).all()
+    assert held[1] > held[0] > 0
+
+
+def test_a_model_larger_than_each_device_is_placed_on_several() -> None:
+    asked = problem(on="4xt4", model="candle-uno", batch=8, dp=1)
+    costs = PlacementInputs(asked, 1, 1).costs
+    assert costs.state_bytes.sum() < costs.memory_bytes * 4
+    for candidate in BAECHI_PLANNER.search(asked).fitting:
+        assert candidate.plan is not None
+        assert check_plan(candidate.plan, asked.job.graph, asked.job.cluster) == []
+        assert verify(compile_plan(candidate.plan, asked.job.graph)) == []
+
+
+def test_memory_that_no_placement_meets_names_the_layer_and_the_lack() -> None:
+    ranking = get_planner("m-etf").search(problem(model="llama-13b", on="2xt4", batch=2, precision="fp16"))
+    assert not ranking.fitting
+    words = " ".join(one.reason for one in ranking.candidates)
+    assert "fits on no device" in words
+    assert "lacks least" in words
+
+
+def test_tied_layers_share_a_device() -> None:
+    asked = problem(model="gpt2", on="4xa100-40gb", batch=8)
+    tied = asked.job.graph.tied[0].layers
+    groups = next(iter(questions(PlacementInputs(asked, 1, 1)))).graph.groups
+    assert len({int(groups[layer]) for layer in tied}) == 1
+    for candidate in BAECHI_PLANNER.search(asked).fitting:
+        assert candidate.plan is not None
+        homes = {stage.replicas[0].ranks for stage in candidate.plan.stages if {*stage.layers} & {*tied}}
+        assert len(homes) == 1
+
+
+def test_ticks_count_the_update_once_per_step() -> None:
+    inputs = PlacementInputs(problem(batch=64), 1, 1)
+    alone, half = (inputs.graph(size, 1).ticks[:, 0].sum() / TICKS_PER_S for size in (64, 32))
+    updates_s = inputs._times.updates_s(0, 1).sum()
+    passes_s = [inputs._times.of_group(0, size, 1).both_s.sum() for size in (64, 32)]
+    assert alone == pytest.approx(passes_s[0] + updates_s, rel=1e-6)
+    assert half == pytest.approx(passes_s[1] + updates_s / 2, rel=1e-6)
+
+
+def test_pins_that_a_placement_does_not_know_are_refused() -> None:
+    with pytest.raises(InputError, match=r"plan\.loops: baechi cannot keep it"):
+        BAECHI_PLANNER.search(problem(loops=2))
+
+
+def test_pinned_replicas_and_devices_are_kept() -> None:
+    ranking = BAECHI_PLANNER.search(problem(dp=2, pp=2))
+    assert ranking.fitting
+    assert {one.plan.mesh["dp"] for one in ranking.fitting if one.plan is not None} == {2}
+    assert all(one.verdict is not Verdict.PRUNED for one in ranking.candidates)
