@@ -372,9 +372,9 @@ def test_every_command_has_help_with_an_example(capsys):
 def test_the_help_of_plan_names_every_planner(capsys):
     assert run(["plan", "--help-all"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    found = re.search(r"The planner of the search: ([^.]+)\.", text)
+    found = re.search(r"The planner of the search: ([^.]+)\. By placing single layers: ([^.]+)\.", text)
     assert found is not None
-    names = re.split(r", | or ", found[1])
+    names = re.split(r", | or ", f"{found[1]}, {found[2]}")
     assert f"{DEFAULT_PLANNER} (default)" in names
     assert {name.removesuffix(" (default)") for name in names} == set(PLANNERS)
 

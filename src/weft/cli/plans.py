@@ -122,7 +122,8 @@ def plan(
         fp32, bf16, fp16 or fp64; any: bf16 or fp32, with the better plan.
     planner
         The planner of the search: weft (default), homogeneous, uniform, megatron, amp, graphpipe,
-        pipedream, piper, equal-split, annealing, metis-form, random or exhaustive.
+        pipedream, piper, equal-split, annealing, metis-form, random or exhaustive. By placing single
+        layers: baechi, m-topo, m-etf, m-sct, heft, round-robin, expert, exact or learned.
     memory_risk
         The largest probability that a plan does not fit (0.02).
     budget_seconds

@@ -22,6 +22,7 @@ SOURCES = {
     "zb-h1": "Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241",
     "zb-v": "Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241",
     "chimera": "Li and Hoefler, Chimera, arXiv 2107.06925",
+    "placed": "Jeon et al., Baechi, SoCC 2020",
     "breadth-first": "Lamy-Poirier, Breadth-First Pipeline Parallelism, arXiv 2211.05953",
 }
 

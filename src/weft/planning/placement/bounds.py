@@ -29,11 +29,17 @@ def lower_bound_ticks(graph: OperatorGraph) -> float:
 def earliest_task_first_bound_ticks(graph: OperatorGraph, devices: Devices) -> float | None:
     """Return a makespan that m-ETF does not exceed; None where its assumptions do not hold.
 
-    They are parallel transfers, equal devices and links, memory for every operator however the others lie,
-    and groups of one operator. With at most D bytes in all and d for one operator, at least
-    n' = n - ceil(D / (M - d)) + 1 devices of n with M bytes always have room. Some chain has computations L
-    and transfers C such that the makespan is at most (sum of all - L) / n' + L + C. This extends the bound of
-    ETF (Hwang, Chow, Anger and Lee, 1989) by memory.
+    They are parallel transfers, equal devices and links, and groups of one operator. There is memory for
+    every operator, however the others lie. D bytes are the most in all, and d the most for one operator. Of n
+    devices with M bytes, n' always have room:
+
+        n' = n - ceil(D / (M - d)) + 1
+
+    With the computations L and the transfers C of some chain, the makespan is at most
+
+        (sum of all computations - L) / n' + L + C
+
+    This extends the bound of ETF (Hwang, Chow, Anger and Lee, 1989) by memory.
     """
     count = devices.count
     alike = devices.are_alike and bool((graph.ticks == graph.ticks[:, :1]).all())

@@ -1,8 +1,8 @@
 """m-ETF and m-SCT: the earliest task first, with memory, and with favourite children.
 
-At each tick, the operator that can start earliest on a free device starts there (Hwang, Chow, Anger and Lee,
-SIAM J. Comput. 1989; with memory: Jeon et al., Baechi, SoCC 2020, section 3). m-SCT keeps a device for the
-favourite child of its last operator, until another operator is urgent (Hanen and Munier, 1995).
+At each tick, the operator that can start earliest on a free device starts there (Hwang et al., SIAM J.
+Comput. 1989). Memory limits where it may (Baechi, SoCC 2020, section 3). With m-SCT, a device waits for the
+favourite child of its last operator (Hanen and Munier, 1995). An urgent operator goes first.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _ListScheduler:
 
     Those in `_available` can start when the device is free, and the first one in the graph comes first. Those
     in `_pending` wait for transfers longer than that. An operator is in a heap of each device. Entries become
-    void when it is placed, and where it does not fit: a device that lacks memory will always lack it.
+    void when it is placed, and where it does not fit. A device that lacks memory will always lack it.
     """
 
     def __init__(

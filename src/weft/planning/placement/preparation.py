@@ -50,8 +50,8 @@ class PreparedGraph:
 def prepared(graph: OperatorGraph, devices: Devices, co_placement: CoPlacement = "readers") -> PreparedGraph:
     """Return the graph with co-placed groups and fused operators.
 
-    With `chains` an operator also joins a neighbour if it takes less time than a transfer of what they share:
-    apart, the transfer would cost more than their running side by side gains.
+    With `chains` an operator also joins a neighbour if it takes less time than their transfer. Apart, the
+    transfer would cost more than running side by side gains.
     """
     groups = _joined(graph, _co_placed(graph, devices, co_placement))
     return _fused(replace(graph, groups=groups))
@@ -93,8 +93,8 @@ def _joined(graph: OperatorGraph, pairs: Ints) -> Ints:
 def _fused(graph: OperatorGraph) -> PreparedGraph:
     """Contract edges inside groups while this makes no cycle.
 
-    An edge may be contracted if its end reads nothing else, or its start is read by nothing else: then no
-    other path leads from one to the other. Contractions of one of these kinds leave the others of it legal.
+    An edge may be contracted if its end reads nothing else, or if nothing else reads its start. Then no other
+    path joins them. Contractions of one of these kinds leave the others of it legal.
     """
     label = np.arange(graph.operators)
     changed = True

@@ -1,9 +1,9 @@
 """The order of stages on the devices that a plan gives them: any graph, any number on each device.
 
-A list scheduler runs the step before: a device takes the earliest backward pass that is ready, else the
-earliest forward pass (1F1B, Narayanan et al., arXiv 2104.04473, for any placement). All devices follow one
-such run, so they never wait for each other in a circle. A placement of operators (Baechi, SoCC 2020) becomes
-a pipeline in this order.
+A list scheduler runs the step before. A device takes the earliest backward pass that is ready, else the
+earliest forward pass. So it is 1F1B (Narayanan et al., arXiv 2104.04473) for any placement. All devices
+follow one such run, so they never wait for each other in a circle. A placement of operators (Baechi, SoCC
+2020) becomes a pipeline in this order.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class PlacedStages:
 
     @property
     def decided(self) -> tuple[object, ...]:
-        """What makes its plan another one."""
+        """The decisions that distinguish its plan from others."""
         return self.parts, self.question.inputs.dp, self.question.size, self.question.in_flight
 
     @property
