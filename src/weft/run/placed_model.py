@@ -1,0 +1,174 @@
+"""`PlacedModel`: the layers of a model on several devices of one process, as a plan places them.
+
+A plan of one replica and one rank for each stage says which layer is on which device. Tensors go to a device
+once, as the plan's messages do, and autograd takes the way back. So a user's own loop trains a model that no
+single device holds (Baechi, SoCC 2020, section 5).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.describe.families.own import OwnModel
+from weft.describe.one_line import one_line
+from weft.describe.plan import Plan
+from weft.describe.units import format_bytes
+from weft.errors import InputError, RunError, Violation
+from weft.predict.cost.memory import plan_states
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedDevice:
+    """A device of this process, and the bytes that its tensors may take; None: all that it has.
+
+    Several may be one processor, each with its own limit, as a rehearsal of a machine with several GPUs.
+    """
+
+    device: torch.device
+    limit_bytes: int | None = None
+
+
+class _Ledger:
+    """The bytes that a device's parameters, their states and kept activations take."""
+
+    def __init__(self, number: int, limit_bytes: int | None, resident_bytes: int) -> None:
+        self.number, self.limit_bytes = number, limit_bytes
+        self.held_bytes = self.peak_bytes = resident_bytes
+        self._storages: dict[int, int] = {}
+
+    def check(self) -> None:
+        """Raise an error if the device holds more than it may."""
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+        if self.limit_bytes is not None and self.held_bytes > self.limit_bytes:
+            lacking = format_bytes(self.held_bytes - self.limit_bytes)
+            problem = f"device {self.number} lacks {lacking}: its limit is {format_bytes(self.limit_bytes)}"
+            raise RunError(problem)
+
+    def keep(self, tensor: torch.Tensor) -> _Kept:
+        """Count a tensor that a backward pass needs, once for each storage."""
+        kept = _Kept(tensor)
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if not isinstance(tensor, nn.Parameter):
+            if not self._storages.get(key):
+                self.held_bytes += size
+                self.check()
+            self._storages[key] = self._storages.get(key, 0) + 1
+            weakref.finalize(kept, self._release, key, size)
+        return kept
+
+    def _release(self, key: int, size: int) -> None:
+        self._storages[key] -= 1
+        if not self._storages[key]:
+            del self._storages[key]
+            self.held_bytes -= size
+
+
+class _Kept:
+    """A tensor that autograd keeps for a backward pass."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+class PlacedModel(nn.Module):
+    """A model's layers on the devices of one process.
+
+    Args:
+        model: the layers, such as `BlockModel` or `CapturedModel`.
+        plan: one replica and one rank for each stage; rank r is `devices[r]`.
+        devices: those of the plan's ranks, such as "cuda:0" or `PlacedDevice`.
+
+    Raises:
+        InputError: when the plan has several replicas or ranks for a stage, is for another model, or needs
+            more devices; when states exceed a device's limit, with the bytes that it lacks.
+    """
+
+    def __init__(
+        self, model: OwnModel, plan: Plan, devices: Sequence[PlacedDevice | torch.device | str]
+    ) -> None:
+        super().__init__()
+        self._graph = graph = model.layer_graph()
+        _require_placed(plan, len(graph.layers), len(devices))
+        self._devices = [
+            one if isinstance(one, PlacedDevice) else PlacedDevice(torch.device(one)) for one in devices
+        ]
+        self._home = [0] * len(graph.layers)
+        self._order: list[int] = []
+        for stage in plan.stages:
+            for layer in stage.layers:
+                self._home[layer] = stage.replicas[0].ranks[0]
+                self._order.append(layer)
+        modules = [model.layer(index) for index in range(len(graph.layers))]
+        self.layers = nn.ModuleList(
+            module.to(self._devices[home].device) for module, home in zip(modules, self._home, strict=True)
+        )
+        each = plan_states(plan).total
+        parameters = [0] * len(devices)
+        for module, home in zip(modules, self._home, strict=True):
+            parameters[home] += sum(one.numel() for one in module.parameters())
+        self._ledgers = [
+            _Ledger(number, one.limit_bytes, each * parameters[number])
+            for number, one in enumerate(self._devices)
+        ]
+        for ledger in self._ledgers:
+            ledger.check()
+
+    def __repr__(self) -> str:
+        return one_line(self, f"{len(self.layers)} layers on {len(self._devices)} devices")
+
+    @property
+    def held_bytes(self) -> list[int]:
+        """The bytes of each device now: parameters with their states, and kept activations."""
+        return [ledger.held_bytes for ledger in self._ledgers]
+
+    @property
+    def peak_bytes(self) -> list[int]:
+        """The most of `held_bytes` so far."""
+        return [ledger.peak_bytes for ledger in self._ledgers]
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """Return the last layer's output, on its device.
+
+        Raises:
+            RunError: when a device would hold more than its limit.
+        """
+        made: dict[int, torch.Tensor] = {}
+        moved: dict[tuple[int, int], torch.Tensor] = {}
+        for layer in self._order:
+            home = self._home[layer]
+            device, ledger = self._devices[home].device, self._ledgers[home]
+            read: list[torch.Tensor] = [inputs[one].to(device) for one in self._graph.inputs_read[layer]]
+            for producer in sorted(self._graph.feeders[layer]):
+                if (producer, home) not in moved:
+                    moved[producer, home] = made[producer].to(device, non_blocking=True)
+                read.append(moved[producer, home])
+            with torch.autograd.graph.saved_tensors_hooks(ledger.keep, _unpacked):
+                made[layer] = self.layers[layer](*read)
+        return made[len(self.layers) - 1]
+
+
+def _unpacked(kept: Any) -> torch.Tensor:
+    tensor: torch.Tensor = kept.tensor
+    return tensor
+
+
+def _require_placed(plan: Plan, layers: int, devices: int) -> None:
+    """Refuse plans with other stages than placed ones, of other models, or for more devices."""
+    problems = []
+    if any(len(stage.replicas) > 1 or len(stage.replicas[0].ranks) > 1 for stage in plan.stages):
+        problem = "a stage has several replicas or ranks; one process has each layer once"
+        problems.append(Violation("plan", problem, "dp 1, tp 1"))
+    if sorted(layer for stage in plan.stages for layer in stage.layers) != list(range(layers)):
+        problems.append(Violation("plan", f"its stages do not have the {layers} layers of the model"))
+    if plan.ranks > devices:
+        problem = f"{devices} devices are given, and the plan has {plan.ranks} ranks"
+        problems.append(Violation("devices", problem, str(plan.ranks)))
+    if problems:
+        raise InputError(problems)
