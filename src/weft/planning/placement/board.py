@@ -33,7 +33,8 @@ class Placement:
     Attributes:
         device: shape (operators,).
         start, end: in ticks, shape (operators,).
-        sequence: the operators in the order in which they were placed, which rises in `start`.
+        sequence: the operators in the order in which they were placed: each behind those that it reads, and
+            rising in `start` on each device.
         transfers: each tensor at most once for each device that reads it.
         peak_bytes: of each device: what stays, what arrives, and the largest temporary, shape (devices,).
     """
@@ -140,8 +141,12 @@ class Board:
                     latest[device] = arrival
         return latest
 
-    def place(self, operator: int, device: int) -> list[int]:
-        """Place an operator on a device behind all that is there, and return the tensors sent for it."""
+    def place(self, operator: int, device: int, start: int | None = None) -> list[int]:
+        """Place an operator on a device, behind all that is there without `start`.
+
+        Returns:
+            The tensors sent for it.
+        """
         group = self._groups[operator]
         self._held[device] += self._incoming_bytes(operator, device)
         if group not in self.group_device:
@@ -149,36 +154,39 @@ class Board:
             self._held[device] += self._permanent[group]
             self._largest[device] = max(self._largest[device], self._temporary[group])
         sent: list[int] = []
-        start = max(self._send(operator, device, self._channels, sent), self.free_at[device])
+        arrival = self._send(operator, device, self._channels, sent)
+        start = max(arrival, self.free_at[device]) if start is None else start
         self.device[operator], self.start[operator] = device, start
-        self.end[operator] = self.free_at[device] = start + self._ticks[operator][device]
+        self.end[operator] = start + self._ticks[operator][device]
+        self.free_at[device] = max(self.free_at[device], self.end[operator])
         self.sequence.append(operator)
         return sent
 
     def placement(self) -> Placement:
         """Return the finished placement."""
-        # Operators that start together keep the order of their placing.
-        order = sorted(range(len(self.sequence)), key=lambda number: self.start[self.sequence[number]])
         return Placement(
             device=np.array(self.device, dtype=np.int64),
             start=np.array(self.start, dtype=np.int64),
             end=np.array(self.end, dtype=np.int64),
-            sequence=np.array([self.sequence[number] for number in order], dtype=np.int64),
+            sequence=np.array(self.sequence, dtype=np.int64),
             transfers=tuple(self.transfers),
             peak_bytes=np.array(self._held, dtype=np.int64) + np.array(self._largest, dtype=np.int64),
         )
 
-    def refuse(self, operator: int) -> InputError:
-        """Return the error of an operator that fits on no device that it may have."""
-        pinned = self.pinned(operator)
-        allowed = range(self.devices.count) if pinned == UNPLACED else [pinned]
+    def refuse(self, operator: int, home: int = UNPLACED) -> InputError:
+        """Return the error of an operator that fits on no device that it may have; `home`: its only one."""
+        home = max(home, self.pinned(operator))
+        allowed = range(self.devices.count) if home == UNPLACED else [home]
         lacks = {device: self.missing_bytes(operator, device) for device in allowed}
         best = min(lacks, key=lambda device: lacks[device])
         name, free = self.graph.names[operator], self._memory[best] - self._held[best] - self._largest[best]
-        problem = (
-            f"operator {name!r} fits on no device: device {best} lacks least, {format_bytes(lacks[best])}, "
-            f"and has {format_bytes(max(free, 0))} left"
+        where = (
+            f"fits on no device: device {best} lacks least,"
+            if home == UNPLACED
+            else f"must be on device {best}, which lacks"
         )
+        amounts = f"{format_bytes(lacks[best])}, and has {format_bytes(max(free, 0))} left"
+        problem = f"operator {name!r} {where} {amounts}"
         return InputError(Violation("placement", problem))
 
     def _incoming_bytes(self, operator: int, device: int) -> int:

@@ -11,19 +11,18 @@ from weft.program.arrays import Floats
 def lower_bound_ticks(graph: OperatorGraph) -> float:
     """Return the larger of the longest chain and the work of all devices together, transfers left out.
 
-    On devices that differ in nothing but speed, the work is shared out by speed. Otherwise every operator
-    counts as on its fastest device.
+    Any weights of devices that add up to 1 give a bound of the work: each operator counts where its weighted
+    time is least. Equal weights and weights by speed are tried; the latter share out exactly where devices
+    differ in nothing but speed.
     """
     if not graph.operators:
         return 0.0
     fastest = graph.ticks.min(axis=1)
     chain = longest_chain(graph, fastest.astype(np.float64), np.zeros(len(graph.edges)))
-    speeds = graph.ticks[0] / graph.ticks
-    if np.allclose(speeds, speeds[0] * speeds[:, :1], rtol=1e-6):
-        shared = float((1.0 / (1.0 / graph.ticks).sum(axis=1)).sum())
-    else:
-        shared = float(fastest.sum()) / graph.ticks.shape[1]
-    return max(chain, shared)
+    speeds = 1.0 / graph.ticks.sum(axis=0)
+    shared = float((graph.ticks * (speeds / speeds.sum())).min(axis=1).sum())
+    evenly = float(fastest.sum()) / graph.ticks.shape[1]
+    return max(chain, shared, evenly)
 
 
 def earliest_task_first_bound_ticks(graph: OperatorGraph, devices: Devices) -> float | None:

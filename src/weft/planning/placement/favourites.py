@@ -116,11 +116,11 @@ def _solved(
     first = program.minimum(least, seconds)
     if first is None:
         return None, None
-    optimum = float(first[last])
+    optimum = float(first.columns[last])
     program.most[last] = optimum * (1.0 + 1e-9)
     second = program.minimum(np.concatenate([transfers / scale, np.zeros(operators + 1)]), seconds)
-    paid = first if second is None else second
-    return np.round(paid[:count], 9), optimum * scale
+    paid = (first if second is None else second).columns[:count]
+    return np.round(paid, 9), optimum * scale
 
 
 def _slack(graph: OperatorGraph, ticks: Floats, transfers: Floats) -> Floats:

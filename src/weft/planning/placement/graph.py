@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import Literal
 
@@ -149,6 +150,16 @@ class Devices:
     def least_ticks_per_byte(self) -> float:
         return float(self._of_pairs(self.ticks_per_byte).min(initial=np.inf)) if self.count > 1 else 0.0
 
+    @cached_property
+    def mean_transfer_ticks(self) -> tuple[float, float]:
+        """Latency and ticks per byte of all links on average."""
+        if self.count == 1:
+            return 0.0, 0.0
+        return (
+            float(self._of_pairs(self.latency_ticks).mean()),
+            float(self._of_pairs(self.ticks_per_byte).mean()),
+        )
+
     def _of_pairs(self, table: Floats) -> Floats:
         """Return the entries of a table between different devices."""
         found: Floats = table[~np.eye(self.count, dtype=np.bool_)]
@@ -174,3 +185,22 @@ def lists_of(keys: Ints, values: Ints, count: int) -> list[list[int]]:
     bounds = np.searchsorted(keys[rows], np.arange(count + 1))
     ordered: list[int] = values[rows].tolist()
     return [ordered[first:end] for first, end in pairwise(bounds.tolist())]
+
+
+def topological_order(count: int, edges: Ints, keys: Ints | Floats) -> Ints:
+    """Return nodes behind all that they read; of those that may come next, the one with the least key."""
+    edges = np.unique(edges[edges[:, 0] != edges[:, 1]], axis=0)
+    missing = np.bincount(edges[:, 1], minlength=count).tolist()
+    readers = lists_of(edges[:, 0], edges[:, 1], count)
+    key = keys.tolist()
+    ready = [(key[node], node) for node in range(count) if not missing[node]]
+    heapify(ready)
+    order: list[int] = []
+    while ready:
+        _, node = heappop(ready)
+        order.append(node)
+        for reader in readers[node]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                heappush(ready, (key[reader], reader))
+    return np.array(order, dtype=np.int64)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from weft.program.arrays import Floats, Ints
 from weft.solver import silent_solver
+
+
+class Solution(NamedTuple):
+    """The values of columns, shape (columns,), and whether no others cost less."""
+
+    columns: Floats
+    proved: bool
 
 
 @dataclass
@@ -49,8 +57,8 @@ class LinearProgram:
         self._lengths.append(lengths[several].astype(np.int64))
         self._least.append(least[numbers[several]])
 
-    def minimum(self, costs: Floats, seconds: float) -> Floats | None:
-        """Return the columns of a solution with the least costs; None if it is not found in time.
+    def minimum(self, costs: Floats, seconds: float) -> Solution | None:
+        """Return a solution with the least costs; None if there is none, or it is not found in time.
 
         With whole columns, the best solution within the time counts, as proved or not.
         """
@@ -60,6 +68,8 @@ class LinearProgram:
         solver.setOptionValue("time_limit", seconds)
         if not len(self.whole):
             solver.setOptionValue("solver", "simplex")
+        else:
+            solver.setOptionValue("mip_rel_gap", 0.0)
         count = len(self.most)
         solver.addVars(count, np.zeros(count), self.most)
         solver.changeColsCost(count, np.arange(count, dtype=np.int32), costs)
@@ -82,4 +92,4 @@ class LinearProgram:
         proved = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
         if not proved and not (len(self.whole) and solver.getInfo().primal_solution_status == 2):
             return None
-        return np.array(solver.getSolution().col_value)
+        return Solution(np.array(solver.getSolution().col_value), proved)

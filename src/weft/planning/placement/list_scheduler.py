@@ -91,7 +91,8 @@ class _ListScheduler:
                 self._place(start)
             now = self._next_tick(now)
         if self._ready:
-            raise self._board.refuse(next(iter(self._ready)))
+            operator = next(iter(self._ready))
+            raise self._board.refuse(operator, UNPLACED if self._pinned is None else self._pinned[operator])
         return self._board.placement()
 
     def _release(self, operator: int) -> None:
@@ -188,7 +189,8 @@ class _ListScheduler:
     def _awake(self, device: int, favourite: int, now: int) -> _Start:
         """Return the start on a device that waits for a favourite child, unless an operator is urgent.
 
-        An operator is urgent when it could start on any device without waiting.
+        An operator is urgent when it could start on any device without waiting. It then starts as early as
+        the waiting device allows, which may be before now.
         """
         urgent = [
             self._start(

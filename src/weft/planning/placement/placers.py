@@ -7,8 +7,11 @@ from types import MappingProxyType
 
 from weft.errors import require_choice
 from weft.planning.placement.board import Placement
+from weft.planning.placement.exact import exact
+from weft.planning.placement.expert import expert
 from weft.planning.placement.favourites import favourites
 from weft.planning.placement.graph import Devices, OperatorGraph
+from weft.planning.placement.heft import heterogeneous_earliest_finish
 from weft.planning.placement.list_scheduler import earliest_task_first, small_communication_times
 from weft.planning.placement.topological import round_robin, topological_fill
 
@@ -27,10 +30,22 @@ def _round_robin(graph: OperatorGraph, devices: Devices) -> Placement:
     return earliest_task_first(graph, devices, pinned=round_robin(graph, devices).tolist())
 
 
+def _exact(graph: OperatorGraph, devices: Devices) -> Placement:
+    return exact(graph, devices).placement
+
+
 # Baechi's three come first; the others are what to compare them with.
 BAECHI = ("m-topo", "m-etf", "m-sct")
 PLACERS: Mapping[str, Placer] = MappingProxyType(
-    {"m-topo": _m_topo, "m-etf": earliest_task_first, "m-sct": _m_sct, "round-robin": _round_robin}
+    {
+        "m-topo": _m_topo,
+        "m-etf": earliest_task_first,
+        "m-sct": _m_sct,
+        "round-robin": _round_robin,
+        "heft": heterogeneous_earliest_finish,
+        "expert": expert,
+        "exact": _exact,
+    }
 )
 
 

@@ -6,16 +6,15 @@ until no more can be contracted without a cycle.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
 from typing import Literal
 
 import numpy as np
-import rustworkx
 
 from weft.describe.one_line import one_line
 from weft.planning.placement.board import Placement
-from weft.planning.placement.graph import Devices, OperatorGraph, lists_of
+from weft.planning.placement.graph import Devices, OperatorGraph, topological_order
 from weft.program.arrays import Ints
 
 # Groups by the paper: an operator joins its only reader. By chains: if that reader reads nothing else. Or
@@ -50,44 +49,65 @@ class PreparedGraph:
 def prepared(graph: OperatorGraph, devices: Devices, co_placement: CoPlacement = "readers") -> PreparedGraph:
     """Return the graph with co-placed groups and fused operators.
 
-    With `chains` an operator also joins a neighbour if it takes less time than their transfer. Apart, the
-    transfer would cost more than running side by side gains.
+    Groups stay so small that they fit however others lie. With D bytes in all and M on n devices together, an
+    operator of up to (M - D) / n bytes always has room. Half of that is for groups, the rest for arrivals.
+
+    With `chains` an operator also joins a neighbour as long as one of the two groups takes less time than a
+    transfer of what they share. Apart, the transfer would cost more than their running side by side gains.
     """
-    groups = _joined(graph, _co_placed(graph, devices, co_placement))
-    return _fused(replace(graph, groups=groups))
+    return _fused(replace(graph, groups=_co_placed(graph, devices, co_placement)))
 
 
 def _co_placed(graph: OperatorGraph, devices: Devices, co_placement: CoPlacement) -> Ints:
-    """Return the edges whose ends share a device, shape (joined, 2)."""
+    """Return groups numbered from 0, shape (operators,), where ends of edges have joined."""
+    groups: Ints = np.unique(graph.groups, return_inverse=True)[1]
     edges = graph.edges
     if co_placement == "none" or not len(edges):
-        return edges[:0]
-    outgoing = np.bincount(edges[:, 0], minlength=graph.operators)
-    only_reader = outgoing[edges[:, 0]] == 1
-    if co_placement == "readers":
-        by_readers: Ints = edges[only_reader]
-        return by_readers
-    incoming = np.bincount(edges[:, 1], minlength=graph.operators)
-    only_read = incoming[edges[:, 1]] == 1
-    ticks = graph.ticks.min(axis=1)
-    shorter = np.minimum(ticks[edges[:, 0]], ticks[edges[:, 1]])
-    small = (shorter < devices.least_transfer_ticks(graph.edge_bytes)) & (only_reader | only_read)
-    by_chains: Ints = edges[(only_reader & only_read) | small]
-    return by_chains
+        return groups
+    only_reader = np.bincount(edges[:, 0])[edges[:, 0]] == 1
+    only_read = np.bincount(edges[:, 1])[edges[:, 1]] == 1
+    always = only_reader if co_placement == "readers" else only_reader & only_read
+    chosen = only_reader if co_placement == "readers" else only_reader | only_read
+    joined = _Joined(graph, devices, groups)
+    columns = (groups[edges[chosen]], always[chosen], devices.least_transfer_ticks(graph.edge_bytes[chosen]))
+    for (first, second), at_once, transfer in zip(*(one.tolist() for one in columns), strict=True):
+        joined.join(first, second, math.inf if at_once else transfer)
+    leads = np.array([joined.lead(one) for one in range(int(groups.max()) + 1)])
+    found: Ints = np.unique(leads[groups], return_inverse=True)[1]
+    return found
 
 
-def _joined(graph: OperatorGraph, pairs: Ints) -> Ints:
-    """Return groups numbered from 0 that join both the graph's and the ends of pairs, shape (operators,)."""
-    first = np.unique(graph.groups, return_index=True, return_inverse=True)
-    together = rustworkx.PyGraph(multigraph=False)
-    together.add_nodes_from(range(graph.operators))
-    same = np.stack([first[1][first[2]], np.arange(graph.operators)], axis=1)
-    together.extend_from_edge_list([*map(tuple, same[same[:, 0] != same[:, 1]].tolist())])
-    together.extend_from_edge_list([*map(tuple, pairs.tolist())])
-    groups = np.empty(graph.operators, dtype=np.int64)
-    for number, members in enumerate(rustworkx.connected_components(together)):
-        groups[list(members)] = number
-    return groups
+class _Joined:
+    """Groups that have joined; each knows its bytes and its ticks on fastest devices."""
+
+    def __init__(self, graph: OperatorGraph, devices: Devices, groups: Ints) -> None:
+        count = int(groups.max(initial=-1)) + 1
+        taken = np.zeros(count, dtype=np.int64)
+        np.maximum.at(taken, groups, graph.temporary_bytes)
+        kept = np.bincount(groups, weights=graph.permanent_bytes, minlength=count)
+        self._leads = list(range(count))
+        self._kept: list[float] = kept.tolist()
+        self._ticks: list[float] = np.bincount(groups, weights=graph.ticks.min(axis=1)).tolist()
+        spare = (
+            float(devices.memory_bytes.sum()) - float(kept.sum()) - devices.count * int(taken.max(initial=0))
+        )
+        self._most_bytes = spare / devices.count / 2
+
+    def lead(self, group: int) -> int:
+        """Return the group that stands for all that a group has joined."""
+        while self._leads[group] != group:
+            self._leads[group] = group = self._leads[self._leads[group]]
+        return group
+
+    def join(self, first: int, second: int, transfer_ticks: float) -> None:
+        """Join two groups if one takes less than a transfer, and both together are small enough."""
+        one, other = sorted((self.lead(first), self.lead(second)))
+        kept = self._kept[one] + self._kept[other]
+        if one == other or kept > self._most_bytes:
+            return
+        if min(self._ticks[one], self._ticks[other]) < transfer_ticks:
+            self._leads[other], self._kept[one] = one, kept
+            self._ticks[one] += self._ticks[other]
 
 
 def _fused(graph: OperatorGraph) -> PreparedGraph:
@@ -131,7 +151,7 @@ def _followed(label: Ints, children: Ints, parents: Ints) -> Ints:
 def _contracted(graph: OperatorGraph, label: Ints) -> PreparedGraph:
     """Return the graph whose operators are those of one label together, in a topological order."""
     _, first, member_of = np.unique(label, return_index=True, return_inverse=True)
-    order = _topological(len(first), member_of[graph.edges], first)
+    order = topological_order(len(first), member_of[graph.edges], first)
     position = np.empty(len(first), dtype=np.int64)
     position[order] = np.arange(len(first))
     member_of, first = position[member_of], first[order]
@@ -156,22 +176,3 @@ def _contracted(graph: OperatorGraph, label: Ints) -> PreparedGraph:
         groups=graph.groups[first],
     )
     return PreparedGraph(original=graph, fused=fused, member_of=member_of)
-
-
-def _topological(count: int, edges: Ints, first: Ints) -> Ints:
-    """Return nodes behind all that they read; of those that may come next, the one with the first member."""
-    edges = np.unique(edges[edges[:, 0] != edges[:, 1]], axis=0)
-    missing = np.bincount(edges[:, 1], minlength=count).tolist()
-    readers = lists_of(edges[:, 0], edges[:, 1], count)
-    key = first.tolist()
-    ready = [(key[node], node) for node in range(count) if not missing[node]]
-    heapify(ready)
-    order: list[int] = []
-    while ready:
-        _, node = heappop(ready)
-        order.append(node)
-        for reader in readers[node]:
-            missing[reader] -= 1
-            if not missing[reader]:
-                heappush(ready, (key[reader], reader))
-    return np.array(order, dtype=np.int64)

@@ -24,7 +24,8 @@ def topological_fill(graph: OperatorGraph, devices: Devices) -> Ints:
     order, sizes = _group_sizes(graph)
     memory = devices.memory_bytes
     largest = int(sizes.max(initial=0))
-    caps = np.minimum(int(sizes.sum()) * memory / memory.sum() + largest, memory)
+    # The fraction first: the product of two byte counts exceeds 64 bits.
+    caps = np.minimum(memory / max(memory.sum(), 1) * sizes.sum() + largest, memory)
     device_of_group = np.zeros(len(sizes), dtype=np.int64)
     device, used = 0, 0
     for group, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
