@@ -21,8 +21,7 @@ def lower_bound_ticks(graph: OperatorGraph) -> float:
     chain = longest_chain(graph, fastest.astype(np.float64), np.zeros(len(graph.edges)))
     speeds = 1.0 / graph.ticks.sum(axis=0)
     shared = float((graph.ticks * (speeds / speeds.sum())).min(axis=1).sum())
-    evenly = float(fastest.sum()) / graph.ticks.shape[1]
-    return max(chain, shared, evenly)
+    return max(chain, shared, float(fastest.sum() / graph.ticks.shape[1]))
 
 
 def earliest_task_first_bound_ticks(graph: OperatorGraph, devices: Devices) -> float | None:
@@ -64,6 +63,16 @@ def critical_path_ticks(graph: OperatorGraph, devices: Devices) -> float:
     """Return the longest chain with all transfers over the fastest links."""
     transfers = devices.least_transfer_ticks(graph.edge_bytes).astype(np.float64)
     return longest_chain(graph, graph.ticks.min(axis=1).astype(np.float64), transfers)
+
+
+def communication_ratios(graph: OperatorGraph, devices: Devices) -> Floats:
+    """Return the transfer of each of `graph.edges` over the shorter mean time of its ends, shape (edges,).
+
+    m-SCT's guarantee assumes ratios up to 1 (Hanen and Munier, 1995).
+    """
+    ticks = graph.ticks.mean(axis=1)[graph.edges].min(axis=1)
+    found: Floats = devices.least_transfer_ticks(graph.edge_bytes) / ticks
+    return found
 
 
 def longest_chain(graph: OperatorGraph, ticks: Floats, transfers: Floats) -> float:

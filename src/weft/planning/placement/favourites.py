@@ -120,7 +120,8 @@ def _solved(
     program.most[last] = optimum * (1.0 + 1e-9)
     second = program.minimum(np.concatenate([transfers / scale, np.zeros(operators + 1)]), seconds)
     paid = (first if second is None else second).columns[:count]
-    return np.round(paid, 9), optimum * scale
+    # A solver's values may lie a little outside of their bounds.
+    return np.clip(np.round(paid, 9), 0.0, 1.0), optimum * scale
 
 
 def _slack(graph: OperatorGraph, ticks: Floats, transfers: Floats) -> Floats:

@@ -38,12 +38,10 @@ def learned(
     Raises:
         InputError: when none of them fits.
     """
-    best = None
-    for best in improvements(graph, devices, evaluations=evaluations, seed=seed):
-        pass
-    if best is None:
+    found = [*improvements(graph, devices, evaluations=evaluations, seed=seed)]
+    if not found:
         raise InputError(Violation("placement", f"none of {evaluations} drawn placements fits"))
-    return best.placement
+    return found[-1].placement
 
 
 def improvements(
@@ -51,7 +49,7 @@ def improvements(
 ) -> Iterator[Improvement]:
     """Yield each placement that is better than all before, as the search finds it.
 
-    A placement without enough memory costs no evaluation less; the less it lacks, the better.
+    A placement that lacks memory counts as an evaluation, too; the less it lacks, the better.
     """
     group: Ints = np.unique(graph.groups, return_inverse=True)[1]
     groups = int(group.max(initial=-1)) + 1
@@ -92,6 +90,8 @@ def lacking_bytes(graph: OperatorGraph, devices: Devices, device: Ints) -> int:
     np.add.at(held, device, graph.permanent_bytes)
     np.maximum.at(taken, device, graph.temporary_bytes)
     tensors, readers = graph.reads[:, 0], graph.reads[:, 1]
-    sent = np.unique((tensors * devices.count + device[readers])[device[graph.producer[tensors]] != device[readers]])
+    sent = np.unique(
+        (tensors * devices.count + device[readers])[device[graph.producer[tensors]] != device[readers]]
+    )
     np.add.at(held, sent % devices.count, graph.tensor_bytes[sent // devices.count])
     return int(np.maximum(held + taken - devices.memory_bytes, 0).sum())

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from weft.errors import require_choice
+from weft.errors import InputError, require_choice
 from weft.planning.placement.board import Placement
 from weft.planning.placement.exact import exact
 from weft.planning.placement.expert import expert
 from weft.planning.placement.favourites import favourites
 from weft.planning.placement.graph import Devices, OperatorGraph
 from weft.planning.placement.heft import heterogeneous_earliest_finish
+from weft.planning.placement.learned import learned
 from weft.planning.placement.list_scheduler import earliest_task_first, small_communication_times
+from weft.planning.placement.repair import repaired
 from weft.planning.placement.topological import round_robin, topological_fill
 
 Placer = Callable[[OperatorGraph, Devices], Placement]
@@ -30,6 +32,30 @@ def _round_robin(graph: OperatorGraph, devices: Devices) -> Placement:
     return earliest_task_first(graph, devices, pinned=round_robin(graph, devices).tolist())
 
 
+def _learned(graph: OperatorGraph, devices: Devices) -> Placement:
+    return learned(graph, devices, evaluations=_evaluations(graph, 2000))
+
+
+def _repair(graph: OperatorGraph, devices: Devices) -> Placement:
+    """Repair the best placement of the fast placers."""
+    found, refused = [], []
+    for placer in (_m_topo, earliest_task_first, _m_sct, heterogeneous_earliest_finish, expert):
+        try:
+            found.append(placer(graph, devices))
+        except InputError as error:
+            refused.append(error)
+    if not found:
+        raise refused[-1]
+    best = min(found, key=lambda one: one.makespan)
+    *_, last = repaired(graph, devices, best, evaluations=_evaluations(graph, 500))
+    return last.placement
+
+
+def _evaluations(graph: OperatorGraph, most: int) -> int:
+    """Return so many evaluations, or as many as place 400,000 operators together."""
+    return min(most, 400_000 // max(graph.operators, 1))
+
+
 def _exact(graph: OperatorGraph, devices: Devices) -> Placement:
     return exact(graph, devices).placement
 
@@ -45,6 +71,8 @@ PLACERS: Mapping[str, Placer] = MappingProxyType(
         "heft": heterogeneous_earliest_finish,
         "expert": expert,
         "exact": _exact,
+        "learned": _learned,
+        "repair": _repair,
     }
 )
 

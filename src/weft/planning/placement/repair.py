@@ -1,4 +1,4 @@
-"""Repair of a placement: its makespan falls by moving and swapping groups."""
+"""Repair of a placement: parts of its longest chain move to other devices while the makespan falls."""
 
 from __future__ import annotations
 
@@ -27,22 +27,21 @@ def repaired(
 ) -> Iterator[Improvement]:
     """Yield a placement, then each one that is better than all before, after so many evaluations.
 
-    Each evaluation moves a group with an operator on the longest chain to another device, or swaps it with a
-    group there. Both the order so far and that by the earliest task first are tried. Equal makespans are kept.
+    Each evaluation moves a connected part of a device's groups to another device: an operator on the longest
+    chain with up to 15 around it. Both the order so far and that by the earliest task first are tried.
     """
     yield Improvement(0, placement)
+    if devices.count == 1:
+        return
     generator = np.random.default_rng(counter_seed(seed, "repair"))
     group: Ints = np.unique(graph.groups, return_inverse=True)[1]
     best = placement
     for done in range(1, evaluations + 1):
-        chain = group[longest_chain_operators(graph, best)]
+        first = int(generator.choice(longest_chain_operators(graph, best)))
         device = best.device.copy()
-        first = generator.choice(chain)
-        home = device[np.flatnonzero(group == first)[0]]
-        other = (home + generator.integers(1, max(devices.count, 2))) % devices.count
-        if generator.random() < 0.5 and (there := np.flatnonzero(device == other)).size:
-            device[group == group[generator.choice(there)]] = home
-        device[group == first] = other
+        part = _around(graph, device, first, 2 ** int(generator.integers(0, 5)))
+        target = (device[first] + generator.integers(1, devices.count)) % devices.count
+        device[np.isin(group, group[part])] = target
         if lacking_bytes(graph, devices, device):
             continue
         tried = min(
@@ -54,6 +53,17 @@ def repaired(
             yield Improvement(done, tried)
         if tried.makespan <= best.makespan:
             best = tried
+
+
+def _around(graph: OperatorGraph, device: Ints, first: int, count: int) -> list[int]:
+    """Return an operator and up to so many in all that are nearest to it on its device."""
+    found = {first: None}
+    for operator in (waiting := [first]):
+        for one in (*graph.predecessors[operator], *graph.successors[operator]):
+            if len(found) < count and one not in found and device[one] == device[first]:
+                found[one] = None
+                waiting.append(one)
+    return [*found]
 
 
 def longest_chain_operators(graph: OperatorGraph, placement: Placement) -> list[int]:
