@@ -71,12 +71,15 @@ class _ListScheduler:
         self._board = Board(graph, devices)
         self._devices = range(devices.count)
         self._queues = devices.communication != "parallel"
+        self._groups: list[int] = graph.groups.tolist()
         self._missing = [len(before) for before in graph.predecessors]
         self._available: list[list[int]] = [[] for _ in self._devices]
         self._pending: list[list[tuple[int, int]]] = [[] for _ in self._devices]
         self._running: list[tuple[int, int]] = []
         self._ready: dict[int, None] = {}
         self._last = [UNPLACED] * devices.count
+        # Next starts on free devices, until something changes them.
+        self._known: dict[int, _Start | None] = {}
 
     def run(self) -> Placement:
         """Place every operator."""
@@ -98,6 +101,7 @@ class _ListScheduler:
     def _release(self, operator: int) -> None:
         """Enter an operator whose inputs are made."""
         self._ready[operator] = None
+        self._known.clear()
         for device, ready in enumerate(self._board.ready_everywhere(operator)):
             heappush(self._pending[device], (ready, operator))
 
@@ -121,12 +125,24 @@ class _ListScheduler:
         sent = self._board.place(operator, device)
         del self._ready[operator]
         self._last[device] = operator
+        self._forget(operator, device)
         heappush(self._running, (self._board.end[operator], operator))
         if self._queues:
             # Others that read these tensors may start earlier now, as no second transfer is needed.
             for reader in {one for tensor in sent for one in self._graph.readers[tensor]}:
                 if self._is_open(reader, device):
                     heappush(self._pending[device], (self._board.ready_at(reader, device), reader))
+
+    def _forget(self, operator: int, device: int) -> None:
+        """Forget next starts that a placed operator changes: where it, or one of its group, came next.
+
+        Whether a device waits for a favourite child depends on all other devices.
+        """
+        groups = self._groups
+        for other, start in [*self._known.items()]:
+            alike = start is not None and groups[start.operator] == groups[operator]
+            if other == device or alike or self._favourites:
+                del self._known[other]
 
     def _first_start(self, now: int) -> _Start | None:
         """Return the earliest start on a free device that is possible by now."""
@@ -141,8 +157,15 @@ class _ListScheduler:
 
     def _start_on(self, device: int, now: int) -> _Start | None:
         """Return the next start on a free device, perhaps later than now; None if nothing waits for it."""
+        if device in self._known:
+            return self._known[device]
         favourite = self._favourite(device)
-        return self._earliest(device) if favourite is None else self._awake(device, favourite, now)
+        if favourite is not None:
+            return self._awake(device, favourite, now)
+        start = self._earliest(device)
+        if not self._queues:
+            self._known[device] = start
+        return start
 
     def _earliest(self, device: int) -> _Start | None:
         """Return the earliest start of any waiting operator on a device."""
