@@ -29,6 +29,8 @@ BENCHMARKS = (
     ("decoder_parameters",),
     ("peer_figures",),
     ("graph_peers",),
+    ("placement",),
+    ("placement_peer",),
     ("recorder",),
     ("watching",),
     ("sync_codecs",),

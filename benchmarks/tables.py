@@ -58,6 +58,8 @@ class Crossed:
         return found
 
 
+_PLACERS = ("m-topo", "m-etf", "m-sct", "round-robin", "heft", "expert", "repair", "lower bound")
+
 TABLES: Mapping[str, Listed | Crossed] = {
     "first_answer": Crossed(
         "first_answer", "job", ("imports", "first plan", "best plan", "first step over the best")
@@ -122,6 +124,76 @@ TABLES: Mapping[str, Listed | Crossed] = {
         "graph_peers",
         "program, input and devices",
         ("slowest stage", "stages", "over the original", "search", "search of the original"),
+    ),
+    "placement": Crossed(
+        "placement",
+        "graph",
+        ("preparation", "prepared operators", "m-topo", "m-etf", "m-etf, unprepared"),
+        r".*, [\d,]+ operators: .*",
+    ),
+    "placement, program": Crossed(
+        "placement",
+        "m-SCT's",
+        (
+            "by the program",
+            "by the matching",
+            "rounded / optimum",
+            "matching / optimum",
+            "m-sct",
+            "m-sct by the matching",
+            "m-etf",
+        ),
+        "program of .*",
+    ),
+    "placement, steps": Crossed("placement", "graph and devices", _PLACERS, ".* on [24] .*"),
+    "placement, ratios": Crossed(
+        "placement",
+        "graph and devices",
+        (
+            "m-topo / expert",
+            "m-etf / expert",
+            "m-sct / expert",
+            "c / p, 10 %",
+            "c / p, median",
+            "c / p, 90 %",
+        ),
+        ".* on [24] .*",
+    ),
+    "placement, exact": Crossed(
+        "placement", "small graphs", ("proved", *_PLACERS[:-1]), "over proved optima.*"
+    ),
+    "placement, learned": Crossed(
+        "placement",
+        "learned placer",
+        (
+            "m-etf",
+            "all evaluations",
+            "step over m-etf's, 5% of evaluations",
+            "step over m-etf's, 25% of evaluations",
+            "step over m-etf's, 100% of evaluations",
+            "time to m-etf's step over m-etf",
+        ),
+        "learned, .*",
+    ),
+    "placement, memory": Crossed(
+        "placement", "graph", ("prepared operators", *_PLACERS[:-1]), ".*, memory .*"
+    ),
+    "placement, profiles": Crossed(
+        "placement",
+        "graph",
+        ("profiles", "refused", "too large in truth", "regret"),
+        ".* profiles off .*",
+    ),
+    "placement_peer": Crossed(
+        "placement_peer",
+        "graph, links and placer",
+        (
+            "makespan",
+            "over the original",
+            "operators on the same device",
+            "search",
+            "search of the original",
+        ),
     ),
     "graph_planners, most": Listed("graph_planners", "largest gain.*"),
     "bubbles": Crossed(

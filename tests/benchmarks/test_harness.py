@@ -31,7 +31,7 @@ SHARED |= {
     "bubble_usage",
     "pipefisher_model",
 }
-SHARED |= {"published_blocks", "bubble_usage", "pipefisher_model"}
+SHARED |= {"published_blocks", "operator_graphs"}
 SCRIPTS = [
     path
     for path in sorted([*BENCHMARKS.glob("*.py"), *BENCHMARKS.glob("gpu/*.py")])

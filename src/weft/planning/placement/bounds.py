@@ -11,9 +11,9 @@ from weft.program.arrays import Floats
 def lower_bound_ticks(graph: OperatorGraph) -> float:
     """Return the larger of the longest chain and the work of all devices together, transfers left out.
 
-    Any weights of devices that add up to 1 give a bound of the work: each operator counts where its weighted
-    time is least. Equal weights and weights by speed are tried; the latter share out exactly where devices
-    differ in nothing but speed.
+    Weights of devices that add up to 1 bound the work: each operator counts where its weighted time is least.
+    Equal weights and weights by speed are tried. The latter are exact where devices differ in nothing but
+    speed.
     """
     if not graph.operators:
         return 0.0

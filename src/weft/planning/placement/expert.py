@@ -1,10 +1,9 @@
 """Placements that people write down, by rules, of which the fastest counts.
 
-- one device: all on the one that is fastest and has room;
-- equal times: consecutive operators, cut where each device has its share of the work;
-- filled: consecutive operators, cut where a device is full, as `accelerate.infer_auto_device_map` does;
-- towers: operators that follow from the same inputs together, such as an encoder and a decoder;
-- branches: each branch between the operator where it begins and the one where it ends together.
+One device has all, the fastest with room. With equal times, consecutive operators are cut where a device has
+its share of the work. Devices are filled as `accelerate.infer_auto_device_map` does: consecutive operators
+are cut where a device is full. A tower is all that follows from the same inputs, such as an encoder. A branch
+is what lies between an operator with several readers and the one where these meet.
 """
 
 from __future__ import annotations

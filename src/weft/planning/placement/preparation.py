@@ -49,11 +49,11 @@ class PreparedGraph:
 def prepared(graph: OperatorGraph, devices: Devices, co_placement: CoPlacement = "readers") -> PreparedGraph:
     """Return the graph with co-placed groups and fused operators.
 
-    Groups stay so small that they fit however others lie. With D bytes in all and M on n devices together, an
-    operator of up to (M - D) / n bytes always has room. Half of that is for groups, the rest for arrivals.
+    Groups stay so small that they fit however others lie. With D bytes in all and M on n devices, up to (M -
+    D) / n bytes always have room. Half of that is for groups, the rest for arrivals.
 
-    With `chains` an operator also joins a neighbour as long as one of the two groups takes less time than a
-    transfer of what they share. Apart, the transfer would cost more than their running side by side gains.
+    With `chains` an operator also joins a neighbour while one of both groups takes less time than a transfer.
+    Apart, the transfer would cost more than running side by side gains.
     """
     return _fused(replace(graph, groups=_co_placed(graph, devices, co_placement)))
 

@@ -27,8 +27,8 @@ def repaired(
 ) -> Iterator[Improvement]:
     """Yield a placement, then each one that is better than all before, after so many evaluations.
 
-    Each evaluation moves a connected part of a device's groups to another device: an operator on the longest
-    chain with up to 15 around it. Both the order so far and that by the earliest task first are tried.
+    Each evaluation moves an operator of the longest chain, with up to 15 around it, to another device. Both
+    the order so far and that by the earliest task first are tried.
     """
     yield Improvement(0, placement)
     if devices.count == 1:
