@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from weft.api import Planned, Run, evaluate, plan, simulate, train
     from weft.capture.block_model import BlockModel
+    from weft.capture.graphs.captured import CapturedModel
     from weft.describe.cluster import Cluster
     from weft.describe.plan import Plan
     from weft.errors import InputError, RunError
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "BlockModel": "weft.capture.block_model",
+    "CapturedModel": "weft.capture.graphs.captured",
     "Cluster": "weft.describe.cluster",
     "InputError": "weft.errors",
     "Plan": "weft.describe.plan",
@@ -42,6 +44,7 @@ _PUBLIC = {
 
 __all__ = [
     "BlockModel",
+    "CapturedModel",
     "Cluster",
     "InputError",
     "Plan",

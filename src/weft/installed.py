@@ -70,11 +70,16 @@ def failure(error: Exception) -> str:
     """Return kind, first line and place of an error that other code than weft's raised."""
     (line, *_) = str(error).splitlines() or ["no reason given"]
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]
+    own = [frame for frame in frames if not is_library(frame.filename)]
     if not own and isinstance(error, ImportError | AttributeError | SyntaxError):
         return line
     place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {line}{place}"
+
+
+def is_library(file: str) -> bool:
+    """Return True for a file of weft, of Python or of an installed package."""
+    return file.startswith((*_LIBRARIES, "<"))
 
 
 def remedy(extra: str) -> str:

@@ -9,28 +9,21 @@ The costs follow from the operators that a forward pass on torch's meta device c
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft.describe.amount import Amount
+from weft.capture.layer_costs import LayerWork, storages_saved
 from weft.describe.families.own import CalledLinear
-from weft.describe.families.transformer import passes
-from weft.describe.layer import Layer, Matmul
+from weft.describe.layer import Layer
 from weft.describe.layer_graph import LayerGraph, chain_edges
 from weft.describe.one_line import one_line
 from weft.errors import InputError, Violation
 from weft.installed import failure
-
-_ONE = Amount.of(1.0)
-_ELEMENT_BYTES = 4
 
 
 class BlockModel:
@@ -162,7 +155,7 @@ def _costed(
     index: int, make: Callable[[], nn.Module], samples: Sequence[torch.Tensor], before: Sequence[torch.Tensor]
 ) -> tuple[Layer, torch.Tensor, tuple[CalledLinear, ...]]:
     """Return one layer's costs for one sample, its output, and the linear layers that it calls."""
-    work = _Work()
+    work = LayerWork()
     try:
         with torch.device("meta"):
             module = make()
@@ -181,21 +174,9 @@ def _costed(
         raise InputError(
             Violation("model.build", f"layer {index} cannot be run: {failure(error)}")
         ) from error
-    parameters = Amount.of(sum(parameter.numel() for parameter in module.parameters()))
-    layer = Layer(
-        name=f"layer.{index}",
-        kind=type(module).__name__,
-        parameters=parameters,
-        kept=Amount.of(sum(kept.values()) / _ELEMENT_BYTES, batch=1),
-        sent=Amount.of(output.numel(), batch=1),
-        **passes(
-            work.products,
-            work.products_of_values,
-            memory=Amount.of(work.elements, batch=1),
-            kernels=work.kernels,
-            parameters=parameters,
-        ),
-    )
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    name, kind = f"layer.{index}", type(module).__name__
+    layer = work.layer(name, kind, parameters=parameters, kept=kept.values(), output=output)
     return layer, output.detach(), linears.called
 
 
@@ -236,65 +217,3 @@ def _require_unchanged(index: int, module: nn.Module, versions: Mapping[str, int
     if changed:
         problem = f"layer {index} changes its state while it runs: {', '.join(changed)}"
         raise InputError(Violation("model.build", problem))
-
-
-@contextmanager
-def storages_saved(parameters: Iterable[torch.Tensor]) -> Iterator[Mapping[int, int]]:
-    """Yield the bytes of each storage that autograd saves in the block for backward passes, no parameters."""
-    owned = {parameter.untyped_storage()._cdata for parameter in parameters}
-    found: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in owned:
-            found[storage._cdata] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        yield found
-
-
-class _Work(TorchDispatchMode):
-    """A counter of products by their sizes, and of the elements that other operators read and write."""
-
-    def __init__(self) -> None:
-        # Not `super()`: mypy allows untyped calls only where torch is named.
-        TorchDispatchMode.__init__(self)
-        self.products: list[Matmul] = []
-        self.products_of_values: list[Matmul] = []
-        self.elements = 0.0
-        self.kernels = 0
-
-    def __torch_dispatch__(
-        self, operator: Any, types: Any, arguments: tuple[Any, ...] = (), options: Any = None
-    ) -> Any:
-        result = operator(*arguments, **(options or {}))
-        name = operator.overloadpacket.__name__
-        if name in ("mm", "addmm"):
-            left, weight = arguments[-2:]
-            rows, inner = left.shape
-            self.products.append(_product(1, rows, inner, weight.shape[1]))
-        elif name in ("bmm", "baddbmm"):
-            left, right = arguments[-2:]
-            count, rows, inner = left.shape
-            self.products_of_values.append(_product(count, rows, inner, right.shape[2]))
-        elif name == "convolution":
-            weight = arguments[1]
-            rows = math.prod(result.shape[2:]) * result.shape[0]
-            self.products.append(_product(1, rows, math.prod(weight.shape[1:]), weight.shape[0]))
-        elif isinstance(result, torch.Tensor) and not operator.is_view:
-            touched = [value for value in arguments if isinstance(value, torch.Tensor)]
-            self.elements += result.numel() + sum(value.numel() for value in touched)
-            self.kernels += 1
-        return result
-
-
-def _product(count: int, rows: int, inner: int, columns: int) -> Matmul:
-    """Return the product of one sample; more samples add rows, or products if there are several."""
-    several = count > 1
-    return Matmul(
-        count=Amount.of(count, batch=1) if several else _ONE,
-        rows=Amount.of(rows) if several else Amount.of(rows, batch=1),
-        inner=Amount.of(inner),
-        columns=Amount.of(columns),
-    )

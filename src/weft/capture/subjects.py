@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from weft.capture.block_model import storages_saved
+from weft.capture.layer_costs import storages_saved
 from weft.describe.families.multimodal import towers_of
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
@@ -246,4 +246,4 @@ def _saved_bytes(stage: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> int:
     with storages_saved(stage.parameters()) as kept:
         outputs = _outputs(stage, inputs)
     del outputs
-    return sum(kept.values())
+    return sum(one.nbytes for one in kept.values())

@@ -1,0 +1,1 @@
+"""Layers cut out of a user's whole module by `torch.export`."""
