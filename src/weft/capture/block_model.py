@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.capture.layer_costs import LayerWork, storages_saved
+from weft.capture.layer_costs import LayerWork, distinct_kinds, storages_saved
 from weft.describe.families.own import CalledLinear
 from weft.describe.layer import Layer
 from weft.describe.layer_graph import LayerGraph, chain_edges
@@ -84,7 +84,8 @@ class BlockModel:
             values.append(value)
             shapes.append(tuple(value.shape[1:]))
         self.sample_shapes: Sequence[tuple[int, ...]] = tuple(shapes)
-        self._layers, self._linears = tuple(costed), tuple(linears)
+        self._layers, self._linears = distinct_kinds(costed), tuple(linears)
+        self._examples = tuple(one.detach() for one in examples)
 
     def __repr__(self) -> str:
         sizes = f"{self._sequence} tokens per sample, {self._classes} classes"
@@ -97,6 +98,10 @@ class BlockModel:
     def linears(self, index: int) -> Sequence[CalledLinear]:
         """Return the plain, trained linear layers that one layer calls once, those of one tensor together."""
         return self._linears[index]
+
+    def samples(self, count: int) -> Sequence[torch.Tensor]:
+        """Return the inputs of that number of samples, each like the example."""
+        return [one[:1].expand(count, *one.shape[1:]).contiguous() for one in self._examples]
 
     def layer_graph(self) -> LayerGraph:
         """Return the costed layers; all amounts but parameters are proportional to the samples."""

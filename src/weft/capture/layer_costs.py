@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ _ELEMENT_BYTES = 4
 # Copies of shapes alone, and memory that the next operator fills.
 _FREE = ("_unsafe_view", "detach", "lift_fresh", "empty", "empty_like", "empty_strided", "new_empty", "device")
 # Their time is not that of the elements that they read and write.
-_UNKNOWN = ("linalg_", "_linalg_", "fft_", "_fft_", "cholesky", "lu_", "svd", "_cdist", "_ctc_loss", "_thnn_")
+_UNKNOWN = ("linalg_", "_linalg_", "fft_", "_fft_", "cholesky", "lu_", "svd", "_cdist", "_ctc_loss", "mkldnn_rnn")
 _GROUPED = ("_grouped_mm", "grouped_mm_fallback")
 
 
@@ -99,8 +100,6 @@ class LayerWork(TorchDispatchMode):
             self.products.append(_convolution(arguments, result))
         elif name.startswith("_scaled_dot_product"):
             self.products_of_values += _attention(arguments)
-        elif name == "mkldnn_rnn_layer":
-            self.products += _recurrence(arguments)
         elif name in _GROUPED:
             rows, inner = arguments[0].shape
             self.products.append(_product(1, rows, inner, arguments[1].shape[-1]))
@@ -133,6 +132,21 @@ class LayerWork(TorchDispatchMode):
         )
 
 
+def distinct_kinds(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Return the layers with kinds that tell unlike layers apart: `Linear`, `Linear-2` and so on."""
+    kinds: dict[Layer, str] = {}
+    counts: Mapping[str, int] = {}
+    found = []
+    for layer in layers:
+        plain = replace(layer, name="")
+        if plain not in kinds:
+            number = counts.get(layer.kind, 0) + 1
+            counts = {**counts, layer.kind: number}
+            kinds[plain] = layer.kind if number == 1 else f"{layer.kind}-{number}"
+        found.append(replace(layer, kind=kinds[plain]))
+    return tuple(found)
+
+
 def _several(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
@@ -154,15 +168,6 @@ def _attention(arguments: tuple[Any, ...]) -> list[Matmul]:
     rows, inner, columns = queries.shape[-2], queries.shape[-1], keys.shape[-2]
     sizes = ((rows, inner, columns), (rows, columns, values.shape[-1]))
     return [Matmul(count, *map(Amount.of, size), kernel=kernel) for size in sizes]
-
-
-def _recurrence(arguments: tuple[Any, ...]) -> list[Matmul]:
-    """Return the products of inputs, all steps at once, and those of hidden states, one for each step."""
-    read, of_inputs, of_states = arguments[:3]
-    steps, samples, inner = read.shape
-    gates, states = of_states.shape
-    one_step = _product(1, samples, states, gates)
-    return [_product(1, steps * samples, inner, of_inputs.shape[0]), *[one_step] * steps]
 
 
 def _product(count: int, rows: int, inner: int, columns: int) -> Matmul:

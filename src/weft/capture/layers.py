@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 from weft.capture.subjects import CaptureSubject, TensorPlace, one_of_each_kind, subjects_of, tensor_place
 from weft.capture.timing import Timing, slowest, summarise
-from weft.describe.families.own import FAMILY
+from weft.describe.families.captured import FAMILY as CAPTURED
+from weft.describe.families.own import FAMILY, OwnModel, ShowsSamples, own_model
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.errors import InputError, Violation
@@ -56,11 +57,9 @@ def profile_layers(
     ranks, each with its neighbours.
 
     Raises:
-        InputError: when the model cannot be built or divided, or is the user's own.
+        InputError: when the model cannot be built or divided, is a file of layers, or has no samples.
     """
-    if config.family == FAMILY:
-        problem = f"{config.name!r}: layers of one's own are not measured; they are planned by their sizes"
-        raise InputError(Violation("model", problem))
+    own = _own(config)
     # A single layer cannot share its table with another layer, and costs the same without sharing.
     config = replace(config, tied_embeddings=False)
     timings: list[LayerTiming] = []
@@ -72,7 +71,7 @@ def profile_layers(
         with tensor_place(degree) as tensor:
             for layers in kinds:
                 with subjects_of(
-                    config, graph, layers, device, precision, micro_batch_sizes, tensor
+                    config, graph, layers, device, precision, micro_batch_sizes, tensor, own
                 ) as subjects:
                     measured = (
                         _throttled(subjects, tensor, counted) if throttled else _together(subjects, counted)
@@ -87,6 +86,20 @@ def profile_layers(
         timings=tuple(timings),
         spread=median(spreads),
     )
+
+
+def _own(config: ModelConfig) -> OwnModel | None:
+    """Return a user's own model; None for one of weft's families."""
+    if config.family == CAPTURED:
+        problem = f"{config.name!r}: a file of layers has no code to measure"
+        raise InputError(Violation("model", problem, "package.module:function"))
+    if config.family != FAMILY:
+        return None
+    own = own_model(config.name)
+    if not isinstance(own, ShowsSamples):
+        problem = f"{config.name!r} has no samples to measure layers with (`samples(count)`)"
+        raise InputError(Violation("model", problem, "a weft.BlockModel"))
+    return own
 
 
 def _layer_timing(device_name: str, degree: int, subject: CaptureSubject, passes: _Passes) -> LayerTiming:

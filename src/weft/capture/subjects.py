@@ -12,13 +12,14 @@ import torch.distributed as dist
 
 from weft.capture.layer_costs import storages_saved
 from weft.describe.families.multimodal import towers_of
+from weft.describe.families.own import OwnModel, ShowsSamples
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.run.accelerator import finish
 from weft.run.parallel.loss_input import DividesOutput
 from weft.run.parallel.tensor_stage import SummedGradients, disconnect_stages, summed_gradients, tensor_ranks
 from weft.run.stage.build import build_stage
-from weft.run.stage.families.own import OwnStage
+from weft.run.stage.families.own import OwnStage, own_stage
 from weft.run.stage.stage_module import StageModule
 from weft.run.stage.wiring import Wired
 from weft.run.state.bucket import FlatLayout
@@ -37,19 +38,27 @@ def stage_inputs(
     size: int,
     dtype: torch.dtype,
     device: torch.device,
+    own: OwnModel | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Return the values of a micro-batch for a stage that begins at `first_layer`.
 
-    They are token ids, pixels, features, or outputs of other layers, which alone require gradients.
+    They are token ids, pixels, features, or outputs of other layers, which alone require gradients. A user's
+    `own` model has samples itself.
     """
     generator = torch.Generator().manual_seed(first_layer)
 
     def output(shape: Sequence[int]) -> torch.Tensor:
         return torch.randn(shape, generator=generator, dtype=dtype).to(device).requires_grad_()
 
+    given = own.samples(size) if isinstance(own, ShowsSamples) else None
     if isinstance(stage, Wired):
-        samples = [_sample_input(config, number, size, generator).to(device) for number in stage.inputs]
+        if given is not None:
+            samples = [given[number].to(device) for number in stage.inputs]
+        else:
+            samples = [_sample_input(config, number, size, generator).to(device) for number in stage.inputs]
         return (*samples, *(output(stage.value_shape(layer, size)) for layer in stage.takes))
+    if given is not None and first_layer == 0:
+        return (given[0].to(device),)
     shape = stage.input_shape(size, config.sequence)  # type: ignore[operator]
     if first_layer == 0 and config.reads_images:
         return (torch.randint(256, shape, generator=generator, dtype=torch.uint8).to(device),)
@@ -191,16 +200,23 @@ def subjects_of(
     precision: str,
     micro_batch_sizes: Sequence[int],
     tensor: TensorPlace,
+    own: OwnModel | None = None,
 ) -> Iterator[list[CaptureSubject]]:
-    """Yield one subject per micro-batch size; all share the same layers of one kind."""
+    """Yield one subject per micro-batch size; all share the same layers of one kind.
+
+    `own` is the built model if it is a user's own: to build it again for every kind would take long.
+    """
     kind = graph.layers[layers[0]].kind
     share = (tensor.place, tensor.size)
-    stage = build_stage(config, layers, seed=0, dtype=STEPPED[precision], tensor_share=share).to(device)
+    if own is None:
+        stage = build_stage(config, layers, seed=0, dtype=STEPPED[precision], tensor_share=share).to(device)
+    else:
+        stage = own_stage(own, layers, 0, STEPPED[precision]).to(device)
     if tensor.group is not None:
         tensor_ranks(stage).connect(HostGroup(tensor.group))
     optimizer, summed = _trained(stage, precision)
     every_input = [
-        stage_inputs(stage, config, layers[0], size, PRECISIONS[precision], device)
+        stage_inputs(stage, config, layers[0], size, PRECISIONS[precision], device, own)
         for size in micro_batch_sizes
     ]
     try:

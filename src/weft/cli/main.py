@@ -26,6 +26,7 @@ RUN_FAILED = 1
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "files": ("init", "schema", "check"),
     "machines": ("doctor", "measure"),
+    "captures": ("capture",),
     "plans": ("plan",),
     "shown": ("show", "simulate"),
     "explain": ("explain",),

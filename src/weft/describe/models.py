@@ -1,4 +1,4 @@
-"""Models by name: weft's presets, and Hugging Face's `config.json` files."""
+"""Models by name: weft's presets, Hugging Face's `config.json` files, and files of layer graphs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from weft.describe.clip_config import CLIP, read_clip
 from weft.describe.convolutional_models import RESNET, convolutional_config, read_resnet
 from weft.describe.decoder_config import read_decoder
 from weft.describe.decoder_row import ROWS, own_row
+from weft.describe.families import captured
 from weft.describe.families.own import FAMILY, own_config
 from weft.describe.graph_models import encoder_decoder_config, image_text_config, tower_config
 from weft.describe.hub_sizes import head_problems, read_sizes, tied_problems
@@ -58,8 +59,8 @@ PRESETS = MappingProxyType({name: _preset(name, record) for name, record in _REC
 def resolve_model(name_or_path: str, *, sequence: int | None = None) -> ModelConfig:
     """Return the sizes of a model.
 
-    The name is a preset, a folder with a `config.json`, the path of a `config.json`, or a user-defined model
-    `package.module:function`. `sequence` replaces the default: the longest sequence, of a decoder's
+    The name is a preset, a folder with a `config.json`, the path of a `config.json` or of a layer graph, or a
+    user-defined model `package.module:function`. `sequence` replaces the default: the longest sequence, of a decoder's
     `config.json` at most `USUAL_SEQUENCE`. A `config.json` with learned positions accepts no longer sequence
     than its own; a preset accepts any. Images have one token per patch and the class token, and no other
     sequence.
@@ -81,7 +82,7 @@ def resolve_model(name_or_path: str, *, sequence: int | None = None) -> ModelCon
             raise InputError(Violation("sequence", problem, str(config.sequence)))
         if config.decoder is not None and sequence is None:
             sequence = min(config.sequence, USUAL_SEQUENCE)
-    fixed = not config.reads_tokens or config.family == FAMILY
+    fixed = not config.reads_tokens or config.family in (FAMILY, captured.FAMILY)
     if fixed and sequence not in (None, config.sequence):
         what = "reads images" if config.reads_images else "is made for samples"
         problem = f"{sequence} tokens, but {name_or_path} {what} of {config.sequence}"
@@ -90,7 +91,7 @@ def resolve_model(name_or_path: str, *, sequence: int | None = None) -> ModelCon
 
 
 def read_config(path: Path) -> ModelConfig:
-    """Read the sizes in a `config.json`; the model gets its folder's name.
+    """Read the sizes in a `config.json`, whose model gets its folder's name, or in a layer graph.
 
     Raises:
         InputError: with all mistakes of the file.
@@ -98,6 +99,8 @@ def read_config(path: Path) -> ModelConfig:
     record = read_json(path)
     if not isinstance(record, dict):
         raise InputError(Violation(str(path), "a model configuration is a JSON object"))
+    if captured.is_layer_graph(record):
+        return captured.captured_config(path)
     model_type = record.get("model_type")
     if not isinstance(model_type, str):
         problem = (

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from weft.describe.decoder_row import TRAINED
+from weft.describe.families import captured
 from weft.describe.families.own import FAMILY
 from weft.describe.model import ModelConfig
 from weft.errors import InputError, Violation
@@ -79,8 +80,8 @@ def is_language(kind: str) -> bool:
 
 
 def default_task(model: ModelConfig) -> str:
-    """Return the default task of a model; that of all decoders is one."""
-    if model.decoder is not None:
+    """Return the default task of a model; that of all decoders is one, as is that of captured models."""
+    if model.decoder is not None or model.family == captured.FAMILY:
         return DECODING
     return next(name for name, known in KNOWN_TASKS.items() if model.family in known.families)
 
@@ -96,7 +97,7 @@ def packing_problems(model: ModelConfig) -> list[Violation]:
 def task_problems(kind: str, model: ModelConfig) -> list[Violation]:
     """Return one violation if a known task cannot train the model; user-defined tasks are not checked."""
     task = KNOWN_TASKS.get(kind)
-    if task is None or model.family in (*task.families, FAMILY) or default_task(model) == kind:
+    if task is None or model.family in (*task.families, FAMILY, captured.FAMILY) or default_task(model) == kind:
         return []
     problem = f"{kind!r} trains no models of the family {model.family}, as {model.name} is"
     return [Violation("task.kind", problem, default_task(model))]

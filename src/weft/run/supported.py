@@ -9,6 +9,7 @@ from weft.bundles import parts
 from weft.describe.clip_config import CLIP
 from weft.describe.decoder import Decoder
 from weft.describe.decoder_row import TRAINED
+from weft.describe.families import captured
 from weft.describe.model import ModelConfig
 from weft.describe.plan import GRADIENT_NORM, MICRO_BATCH_NORMS, SCALED, Plan
 from weft.describe.t5_config import T5
@@ -42,6 +43,9 @@ def planned_only(model: ModelConfig) -> list[Violation]:
     """Return one line for a model that weft describes and does not train."""
     trained = model.family not in PLANNED_ONLY if model.decoder is None else model.family in TRAINED
     where = f"model {model.name}"
+    if model.family == captured.FAMILY:
+        problem = "a file of layers has no code to train; name the function that builds it"
+        return [Violation(where, problem, '[model] build = "package.module:function"')]
     if not trained:
         return [Violation(where, f"{model.family} is planned only; weft does not train it yet")]
     reason = None if model.decoder is None else _uncut(model.decoder, model.layers)

@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from weft.capture.graphs.exported import BUILD, Example, Exported, export_module
 from weft.capture.graphs.levels import Group, groups_of
 from weft.capture.graphs.pieces import Piece, pieces_of, run_piece
 from weft.capture.graphs.values import values_of
-from weft.capture.layer_costs import LayerWork, storages_saved
+from weft.capture.layer_costs import LayerWork, distinct_kinds, storages_saved
 from weft.describe.amount import Amount
 from weft.describe.layer import Layer
 from weft.describe.layer_graph import LayerGraph, TiedParameters
@@ -75,8 +76,11 @@ class CapturedModel:
             sequence=sequence or tokens,
             vocabulary=classes or shapes[-1][-1],
             inputs=() if _is_usual(inputs, edges, len(exported.inputs)) else tuple(sorted(inputs)),
-            tied=_tied(self._pieces),
+            tied=tuple(
+                TiedParameters(tuple(names), Amount.of(size)) for names, size in _shared(self._pieces)
+            ),
         )
+        self._examples = exported.examples
 
     def __repr__(self) -> str:
         return one_line(self, f"{self._graph.name} of {len(self._pieces)} layers, level {self.level}")
@@ -93,6 +97,14 @@ class CapturedModel:
         """
         tensors = {name: _copy(name, tensor) for name, tensor in self._pieces[index].tensors.items()}
         return self._pieces[index].module(tensors)
+
+    def shared_names(self) -> Sequence[Mapping[int, str]]:
+        """Return the names of each tied parameter in its layers, in the order of the graph's."""
+        return [names for names, _ in _shared(self._pieces)]
+
+    def samples(self, count: int) -> Sequence[torch.Tensor]:
+        """Return the inputs of that number of samples, each like the example."""
+        return [one.expand(count, *one.shape[1:]).contiguous() for one in self._examples]
 
 
 def _copy(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -116,7 +128,7 @@ def _costed(
     A storage that several layers save for their backward passes counts in the first.
     """
     layers, outputs, known, counted = list[Layer](), list[torch.Tensor](), set[int](), set[int]()
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with _plain_recurrence(), FakeTensorMode(allow_non_fake_inputs=True):
         samples = [torch.empty(one.shape, dtype=one.dtype) for one in exported.examples]
         fakes: dict[int, torch.Tensor] = {}
         for piece, group in zip(pieces, groups, strict=True):
@@ -138,6 +150,15 @@ def _costed(
     return layers, [tuple(one.shape[1:]) for one in outputs]
 
 
+@contextmanager
+def _plain_recurrence() -> Iterator[None]:
+    """Let recurrent layers run step by step, whose kept tensors are known, instead of in one kernel of oneDNN."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
+
+
 def _fake(tensor: torch.Tensor, fakes: dict[int, torch.Tensor]) -> torch.Tensor:
     """Return a tensor without data, the same for the same tensor; floating ones have 4 bytes per element."""
     if id(tensor) not in fakes:
@@ -147,30 +168,13 @@ def _fake(tensor: torch.Tensor, fakes: dict[int, torch.Tensor]) -> torch.Tensor:
     return fakes[id(tensor)]
 
 
-def _tied(pieces: Sequence[Piece]) -> tuple[TiedParameters, ...]:
-    """Return the trained parameters that several layers use, those of the same layers together."""
-    users: dict[int, list[int]] = {}
+def _shared(pieces: Sequence[Piece]) -> list[tuple[Mapping[int, str], int]]:
+    """Return each trained parameter that several layers use: its name in each of them, and its size."""
+    names: dict[int, dict[int, str]] = {}
     sizes: dict[int, int] = {}
     for index, piece in enumerate(pieces):
-        for tensor in piece.tensors.values():
+        for name, tensor in piece.tensors.items():
             if tensor.requires_grad:
-                users.setdefault(id(tensor), []).append(index)
+                names.setdefault(id(tensor), {})[index] = name
                 sizes[id(tensor)] = tensor.numel()
-    return tuple(
-        TiedParameters(tuple(layers), Amount.of(sizes[key])) for key, layers in users.items() if len(layers) > 1
-    )
-
-
-def distinct_kinds(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Return the layers with kinds that tell unlike layers apart: `Linear`, `Linear-2` and so on."""
-    kinds: dict[Layer, str] = {}
-    counts: Mapping[str, int] = {}
-    found = []
-    for layer in layers:
-        plain = replace(layer, name="")
-        if plain not in kinds:
-            number = counts.get(layer.kind, 0) + 1
-            counts = {**counts, layer.kind: number}
-            kinds[plain] = layer.kind if number == 1 else f"{layer.kind}-{number}"
-        found.append(replace(layer, kind=kinds[plain]))
-    return tuple(found)
+    return [(layers, sizes[key]) for key, layers in names.items() if len(layers) > 1]

@@ -8,10 +8,12 @@ the first axis of every input, stays a symbol.
 from __future__ import annotations
 
 import copy
+import io
+import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
 from weft.errors import InputError, Violation
 from weft.installed import failure, is_library
@@ -41,7 +43,7 @@ class Exported:
         inputs: the placeholders of the inputs, in order.
         dtype: the type of values that have the precision of the computations.
         containers: paths of the module's lists of composite modules.
-        examples: the shape and type of each input of one sample.
+        examples: each input of one sample.
     """
 
     graph: torch.fx.Graph
@@ -61,7 +63,7 @@ def export_module(module: nn.Module, example: Example) -> Exported:
     """
     named = dict(example) if isinstance(example, Mapping) else None
     given = named.values() if named is not None else (example,) if isinstance(example, torch.Tensor) else example
-    examples = tuple(torch.empty_like(one[:1], device="cpu") for one in _checked(given))
+    examples = tuple(one[:1].detach() for one in _checked(given))
     called, prefix = _called(module, None if named is None else tuple(named))
     try:
         program, dtype = _export(called, examples, torch.float64), torch.float64
@@ -138,22 +140,27 @@ def _fake(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @contextmanager
 def _quiet(dtype: torch.dtype) -> Iterator[None]:
-    """Let new tensors have this type, and hide warnings about modules that torch itself wrote."""
-    before = torch.get_default_dtype()
+    """Let new tensors have this type, and hide what torch reports about modules of its own."""
+    before, disabled = torch.get_default_dtype(), logging.root.manager.disable
     torch.set_default_dtype(dtype)
+    logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
         torch.set_default_dtype(before)
+        logging.disable(disabled)
 
 
 def _reason(error: Exception) -> str:
     """Return one line about an export that failed."""
     if (fixed := re.search(r"batch.{0,80}?specialized.{0,40}?constant \((\d+)\)", str(error), re.S)) is not None:
         return f"its code fixes the batch to {fixed[1]} samples; take it from an input's size"
-    return f"the module cannot be captured: {failure(error)}"
+    told = failure(error)
+    if isinstance(error, GuardOnDataDependentSymNode):
+        told = f"its control flow or sizes depend on values of tensors{told[told.rfind(' (') :]}"
+    return f"the module cannot be captured: {told}"
 
 
 def _read(

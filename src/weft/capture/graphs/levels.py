@@ -17,9 +17,10 @@ from torch.fx import Node
 
 from weft.capture.graphs.exported import module_path
 from weft.capture.graphs.values import Values, operator_name
+from weft.capture.graphs.subject import LEVELS
 from weft.errors import require_choice
 
-LEVELS = ("block", "module", "operator")
+
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 

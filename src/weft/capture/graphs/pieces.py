@@ -20,11 +20,31 @@ from torch.fx.node import map_aggregate
 
 from weft.capture.graphs.exported import BUILD, Exported, place
 from weft.capture.graphs.levels import Group
-from weft.capture.graphs.values import Values, is_size
+from weft.capture.graphs.values import Values, is_size, plain_name
 from weft.errors import InputError, Violation
 
+# Operators that draw random numbers, and the place of the probability in their arguments.
+_DROPS = {"dropout": 1, "feature_dropout": 1, "alpha_dropout": 1, "lstm": 5, "gru": 5, "rnn_tanh": 5, "rnn_relu": 5}
+_DROPS["scaled_dot_product_attention"] = 4
 # Numbers beyond this are the lowest or largest of fp64; those of the computations take their place.
 _LARGEST = torch.finfo(torch.float32).max
+
+
+class DropoutOperator(nn.Module):
+    """An operator that drops elements with probability `p` in training alone.
+
+    Args:
+        target: the operator, whose argument at `place` is the probability.
+    """
+
+    def __init__(self, target: Callable[..., Any], place: int, p: float) -> None:
+        super().__init__()
+        self.target, self.place, self.p = target, place, p
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        if not self.training:
+            arguments = (*arguments[: self.place], 0.0, *arguments[self.place + 1 :])
+        return self.target(*arguments, **options)
 
 
 @dataclass(frozen=True)
@@ -35,17 +55,19 @@ class Piece:
         graph: from the tensors that it reads to the one that it gives.
         inputs: numbers of the inputs of a sample that it reads, rising.
         reads: positions of the layers that it reads, rising.
-        tensors: names of its parameters and buffers, as in the user's module.
+        tensors: its parameters and buffers, by their names in the user's module.
+        drops: by name, the operators that drop elements in training.
     """
 
     graph: Graph
     inputs: tuple[int, ...]
     reads: tuple[int, ...]
     tensors: Mapping[str, torch.Tensor]
+    drops: Mapping[str, DropoutOperator]
 
     def module(self, tensors: Mapping[str, torch.Tensor]) -> GraphModule:
         """Return a module with these parameters and buffers in the place of the user's."""
-        root: dict[str, Any] = {name: tensors[name] for name in self.tensors}
+        root: dict[str, Any] = {name: tensors[name] for name in self.tensors} | dict(self.drops)
         return GraphModule(root, self.graph, "Piece")
 
 
@@ -131,6 +153,7 @@ class _Cut:
         self._first: Node
         self._like: Node
         self._facts: dict[str, Node] = {}
+        self._drops: dict[str, DropoutOperator] = {}
 
     def piece(self, own: Sequence[Node], gives: Sequence[Node]) -> Piece:
         needed, reads, inputs, tensors = self._needed([*own, *gives])
@@ -158,7 +181,7 @@ class _Cut:
         graph.lint()
         used = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
         kept = {name: tensor for name, tensor in self._tensors.items() if name in used}
-        return Piece(graph, tuple(numbers[node.name] for node in samples), tuple(layers), kept)
+        return Piece(graph, tuple(numbers[node.name] for node in samples), tuple(layers), kept, self._drops)
 
     def _tensor(self, node: Node) -> torch.Tensor:
         return self._exported.tensors[node.name][1]
@@ -215,7 +238,15 @@ class _Cut:
         if makes and isinstance(value, torch.Tensor) and value.dtype is self._exported.dtype:
             if any(one.name == "dtype" for one in schema.arguments):
                 kwargs = {**kwargs, "dtype": self._fact("dtype")}
-        return self._graph.call_function(node.target, args, kwargs)
+        at = _DROPS.get(plain_name(node))
+        if at is not None and len(node.args) > at and node.args[at]:
+            name = f"dropout_{len(self._drops)}"
+            self._drops[name] = DropoutOperator(node.target, at, node.args[at])
+            made = self._graph.call_module(name, args, kwargs)
+        else:
+            made = self._graph.call_function(node.target, args, kwargs)
+        made.meta = {"stack_trace": node.meta.get("stack_trace")}
+        return made
 
     def _argument(self, value: Any, node: Node) -> Any:
         """Return an operator's argument in this piece."""
@@ -282,9 +313,13 @@ def run_piece(piece: Piece, tensors: Mapping[str, torch.Tensor], inputs: Sequenc
             made[node] = next(waiting)
         elif node.op == "get_attr":
             made[node] = tensors[str(node.target)]
-        elif node.op == "call_function":
+        elif node.op in ("call_function", "call_module"):
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), look_up)
-            made[node] = node.target(*args, **kwargs)
+            target = piece.drops[str(node.target)] if node.op == "call_module" else node.target
+            try:
+                made[node] = target(*args, **kwargs)
+            except InputError as error:
+                raise InputError(Violation(BUILD, f"{error.violations[0].problem} ({place(node)})")) from None
         else:
             result: torch.Tensor = made[node.args[0]]
     return result

@@ -102,7 +102,7 @@ def values_of(exported: Exported) -> Values:
             elif value[1].requires_grad:
                 found.graded.add(node)
         elif node.op == "call_function":
-            _refuse_changes(node)
+            _refuse_changes(node, exported)
             _sort(node, found)
     values = Values(exported, tuple(found.core), found.base, {}, tuple(found.together))
     batch = _batch(exported)
@@ -119,7 +119,7 @@ def values_of(exported: Exported) -> Values:
 def _tidy(graph: torch.fx.Graph) -> None:
     """Let readers after an in-place operator read its result, and remove checks and unread operators."""
     for node in list(graph.nodes):
-        if node.op == "call_function" and _name(node) in _CHECKS:
+        if node.op == "call_function" and plain_name(node) in _CHECKS:
             graph.erase_node(node)
         elif (changed := _changed(node)) is not None:
             later = _after(node)
@@ -150,25 +150,27 @@ def _changed(node: Node) -> Node | None:
     return None
 
 
-def _name(node: Node) -> str:
+def plain_name(node: Node) -> str:
+    """Return the name of an operator in torch, without its overload."""
     packet = getattr(node.target, "overloadpacket", node.target)
     return str(getattr(packet, "__name__", packet))
 
 
 def operator_name(node: Node) -> str:
     """Return the plain name of an operator, such as `linear`."""
-    return _name(node).strip("_").replace("scaled_dot_product_attention", "attention")
+    return plain_name(node).strip("_").replace("scaled_dot_product_attention", "attention")
 
 
-def _refuse_changes(node: Node) -> None:
+def _refuse_changes(node: Node, exported: Exported) -> None:
     changed = _changed(node)
     if changed is not None and changed.op == "placeholder":
-        problem = f"the module changes its state or an input in {_name(node)} ({place(node)})"
-        raise InputError(Violation(BUILD, problem))
-    training = {"batch_norm": 5, "native_batch_norm": 5, "instance_norm": 5}.get(_name(node))
+        name = exported.tensors[changed.name][0] if changed.name in exported.tensors else "an input"
+        problem = f"the module changes {name} while it runs ({place(node)})"
+        raise InputError(Violation(BUILD, problem, "a batch norm in eval()" if "batches_tracked" in name else ""))
+    training = {"batch_norm": 5, "native_batch_norm": 5, "instance_norm": 5}.get(plain_name(node))
     if training is not None and node.args[training] and isinstance(node.args[3], Node):
-        problem = f"a batch norm in training changes its state ({place(node)}); call eval() on it"
-        raise InputError(Violation(BUILD, problem))
+        problem = f"a norm of batches changes its state while it runs ({place(node)})"
+        raise InputError(Violation(BUILD, problem, "a batch norm in eval()"))
 
 
 def _sort(node: Node, found: _Found) -> None:
@@ -190,8 +192,8 @@ def _sort(node: Node, found: _Found) -> None:
         changed = _changed(node)
         if changed is not None:
             _keep_readers(node, changed, found)
-    elif samples and _name(node) in _PRODUCTS and _has_frozen(node):
-        problem = f"{_name(node)} has frozen weights and nothing before it is trained ({place(node)})"
+    elif samples and plain_name(node) in _PRODUCTS and _has_frozen(node):
+        problem = f"{plain_name(node)} has frozen weights and nothing before it is trained ({place(node)})"
         raise InputError(Violation(BUILD, problem))
 
 
@@ -212,14 +214,14 @@ def _keep_readers(node: Node, changed: Node, found: _Found) -> None:
 
 def _is_floating(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
-        return value.is_floating_point()
+        return value.is_floating_point() or value.is_complex()
     return isinstance(value, tuple | list) and any(map(_is_floating, value))
 
 
 def _is_view(node: Node) -> bool:
     if node.target is operator.getitem:
         return True
-    if _name(node) in ("dropout", "feature_dropout", "alpha_dropout"):
+    if plain_name(node) in ("dropout", "feature_dropout", "alpha_dropout"):
         return not node.args[1] or not node.args[2]
     schema = getattr(node.target, "_schema", None)
     if schema is None or schema.is_mutable:
@@ -230,7 +232,7 @@ def _is_view(node: Node) -> bool:
 def _refuse_mixing(node: Node) -> None:
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor) and not any(isinstance(size, torch.SymInt) for size in value.shape):
-        problem = f"{_name(node)} mixes the samples of a batch ({place(node)}); no split of it is equal"
+        problem = f"{plain_name(node)} mixes the samples of a batch ({place(node)}); no split of it is equal"
         raise InputError(Violation(BUILD, problem))
 
 

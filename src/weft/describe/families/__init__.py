@@ -13,6 +13,7 @@ from weft.describe.decoder_row import ROWS
 from weft.describe.families import (
     alexnet,
     bert,
+    captured,
     clip,
     decoder,
     encoder_decoder,
@@ -44,6 +45,7 @@ FAMILIES: Mapping[str, Callable[[ModelConfig], LayerGraph]] = {
     "dlrm": feature_towers.layer_graph,
     "candle-uno": feature_towers.layer_graph,
     own.FAMILY: own.layer_graph,
+    captured.FAMILY: captured.layer_graph,
     **dict.fromkeys(ROWS, decoder.layer_graph),
 }
 

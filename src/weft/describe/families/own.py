@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -65,6 +65,24 @@ class ShowsLinears(Protocol):
 
     def linears(self, index: int) -> Sequence[CalledLinear]:
         """Return the linear layers of one layer, those that read one tensor after each other."""
+        ...
+
+
+@runtime_checkable
+class ShowsSamples(Protocol):
+    """A model that has samples to measure its layers with."""
+
+    def samples(self, count: int) -> Sequence[Any]:
+        """Return one tensor with that number of samples for each input."""
+        ...
+
+
+@runtime_checkable
+class SharesParameters(Protocol):
+    """A model with parameters that several layers use, the `tied` ones of its graph."""
+
+    def shared_names(self) -> Sequence[Mapping[int, str]]:
+        """Return the names of each tied parameter in its layers, in the order of the graph's."""
         ...
 
 

@@ -15,12 +15,13 @@ from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice, Plan
 from weft.describe.replica_grid import ReplicaGrid
 from weft.errors import InputError, Violation, require_choice
+from weft.randomness import counter_seed
 from weft.run.parallel.context.ranks import ContextRanks
 from weft.run.parallel.expert_ranks import ExpertRanks
 from weft.run.parallel.tensor_parallel import TensorRanks
 from weft.run.stage.batch_norm import hold_statistics
 from weft.run.stage.families import STAGE_FAMILIES, stage_family
-from weft.run.stage.families.own import OwnGraphStage, OwnStage
+from weft.run.stage.families.own import OwnStage, own_stage
 from weft.run.stage.layer_choices import apply_choices
 from weft.run.stage.stage_module import ChangedStageOf, Filling, StageModule, materialise
 from weft.run.stage.unfilled import unfilled
@@ -62,11 +63,14 @@ def build_stage(
     """
     grid = ReplicaGrid(tensor_share[1], context_share[1], expert_share[1])
     if model_config.family == FAMILY:
-        model = own_model(model_config.name)
+        # Its function may draw values, too: those of a whole module.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(counter_seed(seed))
+            model = own_model(model_config.name)
         graph = model.layer_graph()
         _require_grid(model_config, graph, grid)
         _require_layers(model_config, layers, follow=graph.is_chain)
-        return (OwnStage if graph.is_chain else OwnGraphStage)(model, layers, seed, dtype)
+        return own_stage(model, layers, seed, dtype)
     if grid.ranks > 1:
         _require_grid(model_config, layer_graph(model_config), grid)
     require_choice(f"model {model_config.name}", model_config.family, STAGE_FAMILIES)

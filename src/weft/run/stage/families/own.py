@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 import torch
 from torch import nn
 
-from weft.describe.families.own import OwnModel, ShowsLinears
+from weft.describe.families.own import OwnModel, SharesParameters, ShowsLinears
 from weft.randomness import counter_seed
 from weft.run.stage.graph_stage import GraphStage
 
@@ -29,6 +29,7 @@ class OwnStage(nn.Module):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(counter_seed(seed, index))
                 self.layers[str(index)] = model.layer(index).to(dtype)
+        self._tied = self._share(model, set(layers)) if isinstance(model, SharesParameters) else ()
 
     def layer_functions(self, inputs: torch.Tensor) -> list[Callable[..., torch.Tensor]]:
         """Return the layers in order."""
@@ -46,15 +47,35 @@ class OwnStage(nn.Module):
         weight = next(self.parameters(), inputs)
         return inputs.to(weight.dtype) if inputs.is_floating_point() else inputs
 
+    def _share(self, model: SharesParameters, layers: Set[int]) -> tuple[nn.Parameter, ...]:
+        """Give layers with a common parameter one; return those that other stages use, too."""
+        found = []
+        for names in model.shared_names():
+            first, *others = [index for index in names if index in layers] or [None]
+            if first is None:
+                continue
+            parameter = self.layers[str(first)].get_parameter(names[first])
+            for index in others:
+                path, _, name = names[index].rpartition(".")
+                setattr(self.layers[str(index)].get_submodule(path), name, parameter)
+            if 1 + len(others) < len(names):
+                found.append(parameter)
+        return tuple(found)
+
     def tied_parameters(self) -> tuple[nn.Parameter, ...]:
-        """Return no parameters: layers of a user's own model share none."""
-        return ()
+        """Return the parameters that layers of other stages use, too, in the order of the graph's."""
+        return self._tied
 
     def input_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
         return (micro_batch_size, *self._borders[0])
 
     def output_shape(self, micro_batch_size: int, sequence: int) -> tuple[int, ...]:
         return (micro_batch_size, *self._borders[1])
+
+
+def own_stage(model: OwnModel, layers: Sequence[int], seed: int, dtype: torch.dtype) -> OwnStage:
+    """Build a stage with the layers at some positions, a chain or a graph as the model is."""
+    return (OwnStage if model.layer_graph().is_chain else OwnGraphStage)(model, layers, seed, dtype)
 
 
 # As a module of a graph, it takes several values.
