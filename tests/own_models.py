@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from weft.capture.block_model import BlockModel
+from weft.capture.graphs.captured import CapturedModel
 
 WIDTH = 6
 VOCABULARY = 11
@@ -188,3 +189,59 @@ class Shapeless:
 
     def layer(self, index: int) -> nn.Module:
         return images().layer(index)
+
+
+class Branches(nn.Module):
+    """A stem, two branches of its halves, one of which works in place, and a head on both and the stem."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, WIDTH, 3, padding=1)
+        self.narrow = nn.Conv2d(WIDTH // 2, WIDTH, 3, padding=1)
+        self.wide = nn.Sequential(
+            nn.Conv2d(WIDTH // 2, WIDTH, 1), nn.ReLU(inplace=True), nn.Conv2d(WIDTH, WIDTH, 3, padding=1)
+        )
+        self.head = nn.Linear(3 * WIDTH * 64, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        maps = torch.tanh(self.stem(images))
+        first, second = maps.chunk(2, 1)
+        return self.head(torch.cat([self.narrow(first), self.wide(second), maps], 1).flatten(1))
+
+
+class Tied(nn.Module):
+    """Tokens, positions and a head with the weights of the token table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.positions = nn.Embedding(SEQUENCE, WIDTH)
+        self.inner = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        positions = self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        value = self.tokens(tokens) + positions
+        for inner in self.inner:
+            value = value + inner(value) * positions
+        return self.head(self.norm(value))
+
+
+def branches() -> tuple[nn.Module, torch.Tensor]:
+    return Branches(), torch.zeros(1, 1, 8, 8)
+
+
+def tied() -> tuple[nn.Module, torch.Tensor]:
+    return Tied(), torch.zeros(1, SEQUENCE, dtype=torch.long)
+
+
+def captured_branches() -> CapturedModel:
+    """Leaf modules that form a graph; two of them have no parameters."""
+    return CapturedModel(*branches(), level="module")
+
+
+def captured_tied() -> CapturedModel:
+    """A graph of operators, with parameters that several of them use."""
+    return CapturedModel(*tied(), level="operator")

@@ -344,6 +344,15 @@ TOWERS = (
     Row(CONDITIONED, "zb-h1", pp=2, layers=((0, 1), (2, 3)), recompute="full"),
 )
 
+BRANCHES, KNOTTED = (resolve_model(f"own_models:captured_{name}") for name in ("branches", "tied"))
+CAPTURED = (
+    Row(BRANCHES, "1f1b", pp=3, layers=((0, 1), (2, 3, 4), (5, 6))),
+    Row(BRANCHES, "zb-h1", pp=2, dp=2, layers=((0, 1, 2), (3, 4, 5, 6)), recompute="full", sharding="zero-1"),
+    # One of its weights is in two stages, and another in all of them.
+    Row(KNOTTED, "1f1b", pp=3, layers=((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11))),
+    Row(KNOTTED, "1f1b", pp=2, dp=2, layers=((0, 1, 2, 3, 4), (5, 6, 7, 8, 9, 10, 11)), sharding="zero-1"),
+)
+
 # Their replicas' sums have an order of their own.
 DEVICE = tuple(
     replace(row, transport="device")
@@ -389,6 +398,7 @@ GROUPS = (
     GRAPHS,
     UNLIKE,
     TOWERS,
+    CAPTURED,
     DEVICE,
     COVERING,
 )

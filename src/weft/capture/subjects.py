@@ -85,7 +85,7 @@ def _sample_input(config: ModelConfig, number: int, size: int, generator: torch.
 
 def one_round(
     stage: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None,
     inputs: Sequence[torch.Tensor],
     *,
     ends: bool,
@@ -113,7 +113,8 @@ def one_round(
     backwarded = clock()
     for one in summed:
         one.add_up()
-    optimizer.step()
+    if optimizer is not None:
+        optimizer.step()
     stage.zero_grad(set_to_none=False)
     updated = clock()
     return (
@@ -158,7 +159,7 @@ class CaptureSubject:
     layers: int
     micro_batch_size: int
     stage: StageModule | OwnStage
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer | None
     summed: tuple[SummedGradients, ...]
     inputs: tuple[torch.Tensor, ...]
     ends: bool
@@ -250,8 +251,13 @@ def one_of_each_kind(graph: LayerGraph) -> list[tuple[int, ...]]:
 
 def _trained(
     stage: torch.nn.Module, precision: str
-) -> tuple[torch.optim.Optimizer, tuple[SummedGradients, ...]]:
-    """Set the stage's precision; return its optimizer and its tensor ranks' summed gradients, as in a run."""
+) -> tuple[torch.optim.Optimizer | None, tuple[SummedGradients, ...]]:
+    """Set the stage's precision; return its optimizer and its tensor ranks' summed gradients, as in a run.
+
+    Without parameters, there is no optimizer.
+    """
+    if not any(True for _ in stage.parameters()):
+        return None, ()
     optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-6, fused=True)
     layouts, dtype, stepped = {0: FlatLayout.of(stage)}, PRECISIONS[precision], STEPPED[precision]
     states = make_states(layouts, {0: optimizer}, {}, "zero-0", dtype=dtype, stepped_dtype=stepped)

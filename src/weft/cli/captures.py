@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,8 +42,6 @@ def capture(
     """
     with working(f"capturing {source}"):
         graph, way = captured_graph(source, level)
-    if output is not None:
-        graph = replace(graph, name=output.stem)
     write_asked([(output, lambda: graph.to_json() + "\n")])
     if json:
         print_json({"level": level, "way": way, **_totals(graph), "largest": [_record(one) for one in _largest(graph)]})

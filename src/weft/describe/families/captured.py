@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ def captured_config(path: Path) -> ModelConfig:
     text = read_text(path)
     graph = LayerGraph.from_json(text, str(path))
     return ModelConfig(
-        name=path.stem,
+        name=graph.name,
         family=FAMILY,
         layers=len(graph.layers) - 2,
         hidden=0,
@@ -42,5 +41,5 @@ def captured_config(path: Path) -> ModelConfig:
 
 
 def layer_graph(config: ModelConfig) -> LayerGraph:
-    """Return the costed layers of the file, with the model's name."""
-    return replace(LayerGraph.from_json(config.record, config.name), name=config.name)
+    """Return the costed layers of the file."""
+    return LayerGraph.from_json(config.record, config.name)

@@ -15,6 +15,8 @@ from weft.run.stage.graph_stage import GraphStage
 class OwnStage(nn.Module):
     """The layers at some positions; parameters are called ``layers.POSITION.NAME`` in any cut.
 
+    Those of several layers are called ``shared.NUMBER``.
+
     Attributes:
         linears: by position, the linear layers, as the model tells them.
     """
@@ -29,6 +31,7 @@ class OwnStage(nn.Module):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(counter_seed(seed, index))
                 self.layers[str(index)] = model.layer(index).to(dtype)
+        self.shared = nn.ParameterDict()
         self._tied = self._share(model, set(layers)) if isinstance(model, SharesParameters) else ()
 
     def layer_functions(self, inputs: torch.Tensor) -> list[Callable[..., torch.Tensor]]:
@@ -48,17 +51,21 @@ class OwnStage(nn.Module):
         return inputs.to(weight.dtype) if inputs.is_floating_point() else inputs
 
     def _share(self, model: SharesParameters, layers: Set[int]) -> tuple[nn.Parameter, ...]:
-        """Give layers with a common parameter one; return those that other stages use, too."""
+        """Take common parameters out of their layers, into `shared`; return those that other stages use, too."""
         found = []
-        for names in model.shared_names():
-            first, *others = [index for index in names if index in layers] or [None]
-            if first is None:
+        for number, names in enumerate(model.shared_names()):
+            own = [index for index in names if index in layers]
+            if not own:
                 continue
-            parameter = self.layers[str(first)].get_parameter(names[first])
-            for index in others:
+            parameter = self.layers[str(own[0])].get_parameter(names[own[0]])
+            for index in own:
                 path, _, name = names[index].rpartition(".")
-                setattr(self.layers[str(index)].get_submodule(path), name, parameter)
-            if 1 + len(others) < len(names):
+                holder = self.layers[str(index)].get_submodule(path)
+                del holder._parameters[name]
+                # No parameter of the layer: it has one name in any cut.
+                holder.__dict__[name] = parameter
+            self.shared[str(number)] = parameter
+            if len(own) < len(names):
                 found.append(parameter)
         return tuple(found)
 
