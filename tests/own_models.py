@@ -245,3 +245,18 @@ def captured_branches() -> CapturedModel:
 def captured_tied() -> CapturedModel:
     """A graph of operators, with parameters that several of them use."""
     return CapturedModel(*tied(), level="operator")
+
+
+class WithoutSamples:
+    """Has all that plans and training need of a model, and no samples."""
+
+    def __init__(self) -> None:
+        self.sample_shapes, self.layer, self.layer_graph = (
+            images().sample_shapes,
+            images().layer,
+            images().layer_graph,
+        )
+
+
+def without_samples() -> WithoutSamples:
+    return WithoutSamples()

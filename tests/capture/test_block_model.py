@@ -182,9 +182,9 @@ def test_no_layers_are_no_model() -> None:
         BlockModel([], example=torch.zeros(1, 4), classes=4)
 
 
-def test_layers_of_ones_own_are_not_measured() -> None:
-    config = resolve_model("own_models:images")
-    with pytest.raises(InputError, match="layers of one's own are not measured"):
+def test_layers_of_a_model_without_samples_are_not_measured() -> None:
+    config = resolve_model("own_models:without_samples")
+    with pytest.raises(InputError, match="has no samples to measure layers with"):
         profile_layers(
             config,
             layer_graph(config),

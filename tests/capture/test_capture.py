@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError
 from unittest.mock import patch
@@ -106,6 +106,27 @@ def test_a_profile_of_towers_has_every_layer(worker_pool):
         assert min(timing.forward_s, timing.backward_s, timing.update_s) > 0
         if timing.layer.startswith("table"):
             assert timing.activation_bytes == kept[timing.layer]
+
+
+def profiled_own(rank: int, ranks: int, name: str):
+    config = resolve_model(name)
+    return profile_layers(
+        config, layer_graph(config), "cpu", torch.device("cpu"), precision="fp32", micro_batch_sizes=(1, 2)
+    )
+
+
+@pytest.mark.parametrize("name", ["images", "diamond", "conditioned", "captured_branches", "captured_tied"])
+def test_a_profile_of_a_model_of_ones_own_has_every_layer(worker_pool, name):
+    profile = worker_pool.run(profiled_own, f"own_models:{name}", ranks=1)[0]
+    graph = layer_graph(resolve_model(f"own_models:{name}"))
+    assert {(t.layer, t.micro_batch_size) for t in profile.timings} == {
+        (layer.kind, size) for layer in graph.layers for size in (1, 2)
+    }
+    assert all(min(timing.forward_s, timing.backward_s) > 0 for timing in profile.timings)
+    # Another layer of that kind would have other costs.
+    costs = {}
+    for layer in graph.layers:
+        assert costs.setdefault(layer.kind, replace(layer, name="")) == replace(layer, name="")
 
 
 def throttled_profile(rank: int, ranks: int):

@@ -38,7 +38,19 @@ LAB = 'sudo env "PATH=$PATH" weft lab cluster.toml -- weft train run.toml --on c
 SLOW = (MEASURE, LINKS, WATCH, LAB)
 # The reports of `weft measure --nodes`, which every node runs, come from a launcher's ranks.
 LAUNCHER = "torchrun --standalone --nproc-per-node 2 --no-python"
-BEFORE = ("weft plan run.toml --out plan.json", "weft plan run.toml --pp 2 --dp 1 --out other.json")
+BEFORE = (
+    "weft plan run.toml --out plan.json",
+    "weft plan run.toml --pp 2 --dp 1 --out other.json",
+    "weft capture mymodule:build -o graph.json",
+)
+MODULE = """
+import torch
+from torch import nn
+
+
+def build():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.zeros(1, 4)
+"""
 # A small job, so that its runs take few steps.
 RUN = """
 [model]
@@ -63,10 +75,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory, worker_pool: WorkerPool) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("WEFT_HOME", str(folder / "home"))
+        patch.syspath_prepend(str(folder))
         (folder / "examples").symlink_to(ROOT / "examples")
         page = (ROOT / "docs" / "coming-from" / "deepspeed.md").read_text(encoding="utf-8")
         (file,) = (block[3] for block in FENCED.finditer(page) if block[2] == "ds_config.json")
         (folder / "ds_config.json").write_text(file)
+        (folder / "mymodule.py").write_text(MODULE)
         (folder / "text.txt").write_text("The sheep of the hills are counted twice. " * 200)
         (folder / "run.toml").write_text(RUN.format(model='preset = "gpt-1m"', plan=""))
         base = small("llama")

@@ -20,9 +20,29 @@ from weft.errors import InputError, Violation
 _ONE = Amount.of(1.0)
 _ELEMENT_BYTES = 4
 # Copies of shapes alone, and memory that the next operator fills.
-_FREE = ("_unsafe_view", "detach", "lift_fresh", "empty", "empty_like", "empty_strided", "new_empty", "device")
+_FREE = (
+    "_unsafe_view",
+    "detach",
+    "lift_fresh",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "device",
+)
 # Their time is not that of the elements that they read and write.
-_UNKNOWN = ("linalg_", "_linalg_", "fft_", "_fft_", "cholesky", "lu_", "svd", "_cdist", "_ctc_loss", "mkldnn_rnn")
+_UNKNOWN = (
+    "linalg_",
+    "_linalg_",
+    "fft_",
+    "_fft_",
+    "cholesky",
+    "lu_",
+    "svd",
+    "_cdist",
+    "_ctc_loss",
+    "mkldnn_rnn",
+)
 _GROUPED = ("_grouped_mm", "grouped_mm_fallback")
 
 
@@ -167,7 +187,16 @@ def _attention(arguments: tuple[Any, ...]) -> list[Matmul]:
     kernel = "flash2-causal" if causal else "flash2"
     rows, inner, columns = queries.shape[-2], queries.shape[-1], keys.shape[-2]
     sizes = ((rows, inner, columns), (rows, columns, values.shape[-1]))
-    return [Matmul(count, *map(Amount.of, size), kernel=kernel) for size in sizes]
+    return [
+        Matmul(
+            count,
+            rows=Amount.of(size[0]),
+            inner=Amount.of(size[1]),
+            columns=Amount.of(size[2]),
+            kernel=kernel,
+        )
+        for size in sizes
+    ]
 
 
 def _product(count: int, rows: int, inner: int, columns: int) -> Matmul:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from weft.capture.layer_costs import storages_saved
 from weft.describe.families.multimodal import towers_of
-from weft.describe.families.own import OwnModel, ShowsSamples
+from weft.describe.families.own import ShowsSamples
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.run.accelerator import finish
@@ -38,7 +38,7 @@ def stage_inputs(
     size: int,
     dtype: torch.dtype,
     device: torch.device,
-    own: OwnModel | None = None,
+    own: ShowsSamples | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Return the values of a micro-batch for a stage that begins at `first_layer`.
 
@@ -50,7 +50,7 @@ def stage_inputs(
     def output(shape: Sequence[int]) -> torch.Tensor:
         return torch.randn(shape, generator=generator, dtype=dtype).to(device).requires_grad_()
 
-    given = own.samples(size) if isinstance(own, ShowsSamples) else None
+    given = None if own is None else own.samples(size)
     if isinstance(stage, Wired):
         if given is not None:
             samples = [given[number].to(device) for number in stage.inputs]
@@ -201,11 +201,11 @@ def subjects_of(
     precision: str,
     micro_batch_sizes: Sequence[int],
     tensor: TensorPlace,
-    own: OwnModel | None = None,
+    own: ShowsSamples | None = None,
 ) -> Iterator[list[CaptureSubject]]:
     """Yield one subject per micro-batch size; all share the same layers of one kind.
 
-    `own` is the built model if it is a user's own: to build it again for every kind would take long.
+    `own` is the built model if it is a user's own. It is built once, for all kinds.
     """
     kind = graph.layers[layers[0]].kind
     share = (tensor.place, tensor.size)

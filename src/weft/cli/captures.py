@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from weft.capture.graphs.subject import captured_graph
-from weft.cli.output import Json, WrittenFile, console, plain_table, print_json, say_written, working, write_asked
+from weft.cli.output import (
+    Json,
+    WrittenFile,
+    console,
+    plain_table,
+    print_json,
+    say_written,
+    working,
+    write_asked,
+)
 from weft.describe.amount import Shape
 from weft.describe.layer import Layer
 from weft.describe.layer_graph import LayerGraph
@@ -22,7 +30,7 @@ def capture(
     source: str,
     /,
     *,
-    output: Annotated[WrittenFile | None, Parameter(name=("--output", "-o"))] = None,
+    out: Annotated[WrittenFile | None, Parameter(name=("--out", "-o"))] = None,
     level: str = "block",
     json: Json = False,
 ) -> None:
@@ -35,22 +43,29 @@ def capture(
     ----------
     source
         package.module:function; it returns a module and an example of its inputs, samples on the first axis.
-    output
+    out
         Write the layers to this file, which `weft plan` and others take as a model.
     level
         block, module or operator.
     """
     with working(f"capturing {source}"):
         graph, way = captured_graph(source, level)
-    write_asked([(output, lambda: graph.to_json() + "\n")])
+    write_asked([(out, lambda: graph.to_json() + "\n")])
     if json:
-        print_json({"level": level, "way": way, **_totals(graph), "largest": [_record(one) for one in _largest(graph)]})
+        print_json(
+            {
+                "level": level,
+                "way": way,
+                **_totals(graph),
+                "largest": [_record(one) for one in _largest(graph)],
+            }
+        )
         return
     totals = _totals(graph)
     console().print(
         f"[bold]{graph.name}[/bold] by {way}: {totals['layers']} layers, {totals['edges']} edges, "
-        f"{format_count(totals['parameters'])} parameters, {format_count(totals['forward_flops'])} forward FLOPs and "
-        f"{format_bytes(totals['kept_bytes'])} kept in fp32 per sample"
+        f"{format_count(totals['parameters'])} parameters, {format_count(totals['forward_flops'])} forward "
+        f"FLOPs and {format_bytes(totals['kept_bytes'])} kept in fp32 per sample"
     )
     table = plain_table()
     for title in ("largest layers", "kind", "parameters", "forward FLOPs", "kept"):
@@ -60,14 +75,22 @@ def capture(
         counts = (format_count(record["parameters"]), format_count(record["forward_flops"]))
         table.add_row(layer.name, layer.kind, *counts, format_bytes(record["kept_bytes"]))
     console().print(table)
-    say_written(output)
+    say_written(out)
 
 
 def _totals(graph: LayerGraph) -> dict[str, Any]:
     records = [_record(layer) for layer in graph.layers]
-    summed = {key: sum(record[key] for record in records) for key in ("parameters", "forward_flops", "kept_bytes")}
+    summed = {
+        key: sum(record[key] for record in records) for key in ("parameters", "forward_flops", "kept_bytes")
+    }
     shared = len(graph.tied)
-    return {"name": graph.name, "layers": len(graph.layers), "edges": len(graph.edges), "shared": shared, **summed}
+    return {
+        "name": graph.name,
+        "layers": len(graph.layers),
+        "edges": len(graph.edges),
+        "shared": shared,
+        **summed,
+    }
 
 
 def _largest(graph: LayerGraph) -> list[Layer]:

@@ -97,7 +97,11 @@ def packing_problems(model: ModelConfig) -> list[Violation]:
 def task_problems(kind: str, model: ModelConfig) -> list[Violation]:
     """Return one violation if a known task cannot train the model; user-defined tasks are not checked."""
     task = KNOWN_TASKS.get(kind)
-    if task is None or model.family in (*task.families, FAMILY, captured.FAMILY) or default_task(model) == kind:
+    if (
+        task is None
+        or model.family in (*task.families, FAMILY, captured.FAMILY)
+        or default_task(model) == kind
+    ):
         return []
     problem = f"{kind!r} trains no models of the family {model.family}, as {model.name} is"
     return [Violation("task.kind", problem, default_task(model))]

@@ -1,7 +1,7 @@
 """`CapturedModel`: a whole module of the user's, cut into layers by its exported graph.
 
-    def build() -> weft.CapturedModel:
-        return weft.CapturedModel(Inception(), example=torch.zeros(1, 3, 299, 299), level="block")
+def build() -> weft.CapturedModel:
+    return weft.CapturedModel(Inception(), example=torch.zeros(1, 3, 299, 299), level="block")
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ class CapturedModel:
 
 def _copy(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_meta:
-        raise InputError(Violation(BUILD, f"{name} is on the meta device and has no values; it can be planned"))
+        raise InputError(
+            Violation(BUILD, f"{name} is on the meta device and has no values; it can be planned")
+        )
     value = tensor.detach().clone()
     return nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
 
@@ -152,7 +154,7 @@ def _costed(
 
 @contextmanager
 def _plain_recurrence() -> Iterator[None]:
-    """Let recurrent layers run step by step, whose kept tensors are known, instead of in one kernel of oneDNN."""
+    """Let recurrent layers run step by step, because the size of oneDNN's workspace is unknown."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.backends.mkldnn.flags(enabled=False):
@@ -164,7 +166,9 @@ def _fake(tensor: torch.Tensor, fakes: dict[int, torch.Tensor]) -> torch.Tensor:
     if id(tensor) not in fakes:
         kind = torch.float32 if tensor.is_floating_point() else tensor.dtype
         fake = torch.empty(tensor.shape, dtype=kind)
-        fakes[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+        fakes[id(tensor)] = (
+            nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+        )
     return fakes[id(tensor)]
 
 

@@ -1,8 +1,8 @@
 """`export_module`: the operators of a user's module as one graph, by `torch.export` and without data.
 
-The module is exported with fake parameters in a precision of its own, fp64. So every type that the graph
-names tells whether it follows the precision of the computations or is fixed in the user's code. The batch,
-the first axis of every input, stays a symbol.
+The module is exported with fake parameters in a precision of its own, fp64. So a type in the graph follows
+the precision of the computations if it is fp64. Any other type is fixed in the user's code. The batch, the
+first axis of every input, stays a symbol.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Exported:
         tensors: by placeholder, the name and the value of each parameter, buffer and constant.
         inputs: the placeholders of the inputs, in order.
         dtype: the type of values that have the precision of the computations.
-        containers: paths of the module's lists of composite modules.
+        modules: the user's module and its parts, by their paths.
         examples: each input of one sample.
     """
 
@@ -62,7 +62,9 @@ def export_module(module: nn.Module, example: Example) -> Exported:
             than one result.
     """
     named = dict(example) if isinstance(example, Mapping) else None
-    given = named.values() if named is not None else (example,) if isinstance(example, torch.Tensor) else example
+    given = (
+        named.values() if named is not None else (example,) if isinstance(example, torch.Tensor) else example
+    )
     examples = tuple(one[:1].detach() for one in _checked(given))
     called, prefix = _called(module, None if named is None else tuple(named))
     try:
@@ -73,7 +75,7 @@ def export_module(module: nn.Module, example: Example) -> Exported:
         try:
             program = _export(called, examples, dtype)
         except Exception:
-            raise InputError(Violation(BUILD, _reason(error))) from error
+            raise InputError(Violation(BUILD, _reason(error))) from None
     return _read(program, called, prefix, dtype, examples)
 
 
@@ -116,17 +118,14 @@ def _own_dtype(module: nn.Module) -> torch.dtype:
 def _export(module: nn.Module, examples: tuple[torch.Tensor, ...], dtype: torch.dtype) -> Any:
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     with mode:
-        fakes = {
-            id(one): _fake(one, dtype)
-            for one in [*module.parameters(), *module.buffers(), *examples]
-        }
+        fakes = {id(one): _fake(one, dtype) for one in [*module.parameters(), *module.buffers(), *examples]}
         inputs = tuple(fakes[id(one)].expand(_BATCH, *one.shape[1:]).clone() for one in examples)
     copied = copy.deepcopy(module, dict(fakes))
     config = getattr(copied.model, "config", None)
     if getattr(config, "use_cache", False):
         config.use_cache = False  # type: ignore[union-attr]
     batch = torch.export.Dim("batch")
-    shapes = ({"inputs": tuple({0: batch} for _ in inputs)})
+    shapes = {"inputs": tuple({0: batch} for _ in inputs)}
     with _quiet(dtype):
         return torch.export.export(copied, inputs, dynamic_shapes=shapes, strict=False)
 
@@ -155,7 +154,9 @@ def _quiet(dtype: torch.dtype) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     """Return one line about an export that failed."""
-    if (fixed := re.search(r"batch.{0,80}?specialized.{0,40}?constant \((\d+)\)", str(error), re.S)) is not None:
+    if (
+        fixed := re.search(r"batch.{0,80}?specialized.{0,40}?constant \((\d+)\)", str(error), re.S)
+    ) is not None:
         return f"its code fixes the batch to {fixed[1]} samples; take it from an input's size"
     told = failure(error)
     if isinstance(error, GuardOnDataDependentSymNode):
@@ -182,6 +183,7 @@ def _read(
         if spec.kind is InputKind.USER_INPUT:
             inputs.append(spec.arg.name)
             continue
+        tensor: torch.Tensor
         if spec.kind is InputKind.PARAMETER:
             tensor = called.get_parameter(spec.target)
         elif spec.kind is InputKind.BUFFER:

@@ -1,8 +1,8 @@
 """Groups of operators that become layers: single operators, leaf modules, or blocks.
 
 Operators that must be together are one from the start, with everything on a path between them. Then they are
-taken in order. Each joins the newest layer of its module, or of its block, unless that would close a cycle of
-layers: it then begins another layer of the same module.
+taken in order. Each joins the newest layer of its module, or of its block. If that would close a cycle of
+layers, it begins another layer of the same module.
 """
 
 from __future__ import annotations
@@ -16,12 +16,9 @@ from torch import nn
 from torch.fx import Node
 
 from weft.capture.graphs.exported import module_path
-from weft.capture.graphs.values import Values, operator_name
 from weft.capture.graphs.subject import LEVELS
+from weft.capture.graphs.values import Values, operator_name
 from weft.errors import require_choice
-
-
-_CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
 @dataclass(frozen=True)
@@ -42,12 +39,29 @@ def groups_of(values: Values, level: str) -> list[Group]:
     require_choice("level", level, LEVELS)
     position = {node: index for index, node in enumerate(values.core)}
     reads = [sorted({position[values.base[one]] for one in values.read(node)}) for node in values.core]
-    atom_of = _atoms(reads, [(position[one], position[other]) for one, other in values.together])
+    together = [(position[one], position[other]) for one, other in values.together]
     paths = _block_paths(values.exported.modules) if level == "block" else None
-    keys = [_key(node, paths) if level != "operator" else "" for node in values.core]
-    members = _joined(reads, atom_of, keys, apart=level == "operator")
-    ordered = _in_order(reads, members)
+    keys = None if level == "operator" else [_key(node, paths) for node in values.core]
+    ordered = joined(reads, together, keys)
     return _named([[values.core[one] for one in group] for group in ordered], level, values, paths)
+
+
+def joined(
+    reads: Sequence[Sequence[int]], together: Iterable[tuple[int, int]], keys: Sequence[str] | None
+) -> list[list[int]]:
+    """Return the operators of each layer, in a topological order of layers.
+
+    Args:
+        reads: the operators that each operator reads, which stand before it.
+        together: pairs of operators that are in one layer.
+        keys: for each operator, its module; None: no operators join but those together.
+    """
+    atom_of = _atoms(reads, together)
+    atoms: dict[int, list[int]] = {}
+    for node, atom in enumerate(atom_of):
+        atoms.setdefault(atom, []).append(node)
+    members = list(atoms.values()) if keys is None else _by_key(reads, atoms, atom_of, keys)
+    return _in_order(reads, members)
 
 
 def _atoms(reads: Sequence[Sequence[int]], together: Iterable[tuple[int, int]]) -> list[int]:
@@ -63,22 +77,22 @@ def _atoms(reads: Sequence[Sequence[int]], together: Iterable[tuple[int, int]]) 
     return atom
 
 
-def _joined(
-    reads: Sequence[Sequence[int]], atom_of: Sequence[int], keys: Sequence[str], *, apart: bool
+def _by_key(
+    reads: Sequence[Sequence[int]],
+    atoms: Mapping[int, Sequence[int]],
+    atom_of: Sequence[int],
+    keys: Sequence[str],
 ) -> list[list[int]]:
-    """Return the operators of each layer; `apart`: each atom is one. Layers form no cycle."""
-    atoms: dict[int, list[int]] = {}
-    for node, atom in enumerate(atom_of):
-        atoms.setdefault(atom, []).append(node)
-    if apart:
-        return list(atoms.values())
+    """Return the operators of each layer, with atoms of one key together where that closes no cycle."""
     order = _topological(atoms, reads, atom_of)
     members: list[list[int]] = []
     before: list[int] = []  # For each layer, a bit for every layer that it depends on.
     newest: dict[str, int] = {}
     layer_of: dict[int, int] = {}
     for atom in order:
-        needed = {layer_of[atom_of[one]] for node in atoms[atom] for one in reads[node] if atom_of[one] != atom}
+        needed = {
+            layer_of[atom_of[one]] for node in atoms[atom] for one in reads[node] if atom_of[one] != atom
+        }
         key = _common([keys[node] for node in atoms[atom]])
         layer = newest.get(key)
         if layer is None or any(before[one] >> layer & 1 for one in needed - {layer}):
@@ -120,7 +134,9 @@ def _topological(
 def _in_order(reads: Sequence[Sequence[int]], members: Sequence[Sequence[int]]) -> list[list[int]]:
     layer_of = {node: group[0] for group in members for node in group}
     groups = {group[0]: list(group) for group in sorted(members, key=lambda group: group[0])}
-    return [groups[first] for first in _topological(groups, reads, [layer_of[one] for one in range(len(reads))])]
+    return [
+        groups[first] for first in _topological(groups, reads, [layer_of[one] for one in range(len(reads))])
+    ]
 
 
 def _common(paths: Sequence[str]) -> str:
@@ -142,14 +158,11 @@ def _key(node: Node, blocks: Mapping[str, str] | None) -> str:
 def _block_paths(modules: Mapping[str, nn.Module]) -> dict[str, str]:
     """Return for each module's path that of its block.
 
-    A block is an element of a list of modules that have parts themselves, such as a transformer layer. A module
-    beside such lists, with no list of its own, is one too. Without any such list, blocks are the module's parts.
+    A block is an element of a list. Lists are `ModuleList`, and a `Sequential` or `ModuleDict` of modules
+    with parts. A module beside such lists, with no list of its own, is one too. Without any such list, blocks
+    are the module's parts.
     """
-    lists = {
-        path
-        for path, module in modules.items()
-        if isinstance(module, _CONTAINERS) and any(any(one.children()) for one in module.children())
-    }
+    lists = {path for path, module in modules.items() if _is_list(module)}
     found = {}
     for path in modules:
         parts = path.split(".") if path else []
@@ -164,6 +177,13 @@ def _block_paths(modules: Mapping[str, nn.Module]) -> dict[str, str]:
     return found
 
 
+def _is_list(module: nn.Module) -> bool:
+    if isinstance(module, nn.ModuleList):
+        return len(module) > 0
+    composite = any(any(one.children()) for one in module.children())
+    return isinstance(module, nn.Sequential | nn.ModuleDict) and composite
+
+
 def _named(
     groups: Sequence[Sequence[Node]], level: str, values: Values, paths: Mapping[str, str] | None
 ) -> list[Group]:
@@ -173,10 +193,16 @@ def _named(
         path = _common([_key(node, paths) for node in nodes])
         operators = list(dict.fromkeys(map(operator_name, nodes)))
         module = values.exported.modules.get(path)
-        whole = level != "operator" and path and module is not None and (level == "block" or len(operators) > 1)
+        whole = (
+            level != "operator" and path and module is not None and (level == "block" or len(operators) > 1)
+        )
         parts = "+".join(operators[:3]) + ("+..." if len(operators) > 3 else "")
         leaf = module is not None and not any(module.children())
-        base = path if path and (whole or leaf and level != "operator") else ".".join(filter(None, (path, parts)))
+        base = (
+            path
+            if path and (whole or (leaf and level != "operator"))
+            else ".".join(filter(None, (path, parts)))
+        )
         name, number = base, 2
         while name in taken:
             name, number = f"{base}.{number}", number + 1

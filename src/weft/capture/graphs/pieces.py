@@ -1,9 +1,9 @@
 """`Piece`: the operators of one layer as a graph of their own, from tensors to one tensor.
 
-A piece reads inputs of a sample, then one tensor of each layer that it reads, all with the samples on the first
-axis. A layer that gives several values joins them in one tensor, which its readers split again. Local
-operators and views are repeated. Sizes with the batch follow from the first tensor; types and devices that
-follow the computations from the layer's first parameter or floating tensor.
+A piece reads inputs of a sample, then one tensor of each layer that it reads. All have the samples on the
+first axis. A layer that gives several values joins them in one tensor, which its readers split again. Local
+operators and views are repeated. Sizes with the batch follow from the first tensor. The type of computations
+is that of the layer's first parameter, or of the first value of another layer.
 """
 
 from __future__ import annotations
@@ -18,13 +18,21 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
-from weft.capture.graphs.exported import BUILD, Exported, place
+from weft.capture.graphs.exported import BUILD, place
 from weft.capture.graphs.levels import Group
 from weft.capture.graphs.values import Values, is_size, plain_name
 from weft.errors import InputError, Violation
 
 # Operators that draw random numbers, and the place of the probability in their arguments.
-_DROPS = {"dropout": 1, "feature_dropout": 1, "alpha_dropout": 1, "lstm": 5, "gru": 5, "rnn_tanh": 5, "rnn_relu": 5}
+_DROPS = {
+    "dropout": 1,
+    "feature_dropout": 1,
+    "alpha_dropout": 1,
+    "lstm": 5,
+    "gru": 5,
+    "rnn_tanh": 5,
+    "rnn_relu": 5,
+}
 _DROPS["scaled_dot_product_attention"] = 4
 # Numbers beyond this are the lowest or largest of fp64; those of the computations take their place.
 _LARGEST = torch.finfo(torch.float32).max
@@ -92,7 +100,7 @@ def pieces_of(values: Values, groups: Sequence[Group]) -> list[Piece]:
         InputError: when an operator has sizes that are no multiples of the batch, or nothing is trained.
     """
     layer_of = {node: index for index, group in enumerate(groups) for node in group.nodes}
-    [result] = _output(values.exported.graph).all_input_nodes
+    result = _result(values.exported.graph)
     if result not in values.base:
         raise InputError(Violation(BUILD, "no trained parameter changes the result"))
     given: list[list[Node]] = [[] for _ in groups]
@@ -104,7 +112,9 @@ def pieces_of(values: Values, groups: Sequence[Group]) -> list[Piece]:
                 given[owner].append(border)
     last = layer_of[values.base[result]]
     if result not in values.axis:
-        raise InputError(Violation(BUILD, "the result must be a floating tensor with the samples on one axis"))
+        raise InputError(
+            Violation(BUILD, "the result must be a floating tensor with the samples on one axis")
+        )
     given[last] = [result]
     places = {
         node: value
@@ -118,8 +128,11 @@ def pieces_of(values: Values, groups: Sequence[Group]) -> list[Piece]:
     ]
 
 
-def _output(graph: Graph) -> Node:
-    return next(node for node in reversed(graph.nodes) if node.op == "output")
+def _result(graph: Graph) -> Node:
+    """Return the operator whose result is that of the graph."""
+    output: Node = next(node for node in reversed(graph.nodes) if node.op == "output")
+    [result] = output.all_input_nodes
+    return result
 
 
 def _values(layer: int, nodes: Sequence[Node], values: Values) -> list[_Value]:
@@ -198,7 +211,9 @@ class _Cut:
             base = self._values.base.get(node)
             if node.op == "placeholder":
                 leaves[node] = None
-            elif base is not None and self._layer_of[base] != self._layer and self._values.border(node) is node:
+            elif (
+                base is not None and self._layer_of[base] != self._layer and self._values.border(node) is node
+            ):
                 reads[node] = None
             else:
                 needed.add(node)
@@ -223,7 +238,9 @@ class _Cut:
     def _joined(self, gives: Sequence[Node]) -> Node:
         call = self._graph.call_function
         moved = [
-            call(torch.movedim, (self._made[node], axis, 0)) if (axis := self._values.axis[node]) else self._made[node]
+            call(torch.movedim, (self._made[node], axis, 0))
+            if (axis := self._values.axis[node])
+            else self._made[node]
             for node in gives
         ]
         if len(moved) == 1:
@@ -231,22 +248,32 @@ class _Cut:
         return call(torch.cat, ([call(torch.flatten, (one, 1)) for one in moved], 1))
 
     def _copied(self, node: Node) -> Node:
-        args, kwargs = (map_aggregate(one, lambda value: self._argument(value, node)) for one in (node.args, node.kwargs))
-        value = node.meta.get("val")
-        schema = getattr(node.target, "_schema", None)
-        makes = schema is not None and not any(isinstance(one, Node) and not is_size(one) for one in node.all_input_nodes)
-        if makes and isinstance(value, torch.Tensor) and value.dtype is self._exported.dtype:
-            if any(one.name == "dtype" for one in schema.arguments):
-                kwargs = {**kwargs, "dtype": self._fact("dtype")}
+        # Typed loosely: torch types arguments by all that they may be.
+        target: Any = node.target
+        args, kwargs = (self._arguments(one, node) for one in (node.args, node.kwargs))
+        if self._makes_values(node):
+            kwargs = {**kwargs, "dtype": self._fact("dtype")}
         at = _DROPS.get(plain_name(node))
-        if at is not None and len(node.args) > at and node.args[at]:
+        chance: Any = node.args[at] if at is not None and len(node.args) > at else 0.0
+        if at is not None and chance:
             name = f"dropout_{len(self._drops)}"
-            self._drops[name] = DropoutOperator(node.target, at, node.args[at])
+            self._drops[name] = DropoutOperator(target, at, chance)
             made = self._graph.call_module(name, args, kwargs)
         else:
-            made = self._graph.call_function(node.target, args, kwargs)
+            made = self._graph.call_function(target, args, kwargs)
         made.meta = {"stack_trace": node.meta.get("stack_trace")}
         return made
+
+    def _arguments(self, given: Any, node: Node) -> Any:
+        return map_aggregate(given, lambda value: self._argument(value, node))
+
+    def _makes_values(self, node: Node) -> bool:
+        """Return True for an operator that reads no tensor and makes one with the type of computations."""
+        value, schema = node.meta.get("val"), getattr(node.target, "_schema", None)
+        if schema is None or not isinstance(value, torch.Tensor) or value.dtype is not self._exported.dtype:
+            return False
+        typed = any(one.name == "dtype" for one in schema.arguments)
+        return typed and all(map(is_size, node.all_input_nodes))
 
     def _argument(self, value: Any, node: Node) -> Any:
         """Return an operator's argument in this piece."""
@@ -303,7 +330,9 @@ def _changes(node: Node) -> bool:
     return node.op in ("placeholder", "output") or (schema is not None and schema.is_mutable)
 
 
-def run_piece(piece: Piece, tensors: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+def run_piece(
+    piece: Piece, tensors: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]
+) -> torch.Tensor:
     """Run a piece operator by operator, without generating code for it."""
     made: dict[Node, Any] = {}
     waiting = iter(inputs)

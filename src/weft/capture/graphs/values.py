@@ -1,11 +1,11 @@
-"""What each operator of an exported graph computes: a value that layers send each other, a view, or neither.
+"""The operators of an exported graph by their results: values that layers send each other, views, neither.
 
 An operator that depends on samples and on trained parameters is a **core** operator: it belongs to one layer.
 A **view** of its result costs nothing; every reader repeats it. All others are **local**: sizes, positions,
 masks and whatever follows from inputs or parameters alone. Every layer computes them again.
 
-A value can leave its layer if samples are on exactly one of its axes, its type is that of the computations,
-and gradients flow through it.
+A value can leave its layer under three conditions. Samples are on exactly one of its axes. Its type is that
+of the computations. Gradients flow through it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class Values:
 
 def is_size(node: Node) -> bool:
     """Return True for a size or another number that the export has as an expression of the batch."""
-    return isinstance(node.meta.get("val"), torch.SymInt | int | torch.SymFloat | float | torch.SymBool | bool)
+    return isinstance(
+        node.meta.get("val"), torch.SymInt | int | torch.SymFloat | float | torch.SymBool | bool
+    )
 
 
 def _shown(node: Node, base: dict[Node, Node]) -> Node:
@@ -122,9 +124,10 @@ def _tidy(graph: torch.fx.Graph) -> None:
         if node.op == "call_function" and plain_name(node) in _CHECKS:
             graph.erase_node(node)
         elif (changed := _changed(node)) is not None:
-            later = _after(node)
-            changed.replace_all_uses_with(node, delete_user_cb=lambda user, later=later: user in later)
-    graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output") or _is_kept(node))
+            changed.replace_all_uses_with(node, delete_user_cb=_after(node).__contains__)
+    graph.eliminate_dead_code(
+        is_impure_node=lambda node: node.op in ("placeholder", "output") or _is_kept(node)
+    )
 
 
 def _is_kept(node: Node) -> bool:
@@ -166,7 +169,9 @@ def _refuse_changes(node: Node, exported: Exported) -> None:
     if changed is not None and changed.op == "placeholder":
         name = exported.tensors[changed.name][0] if changed.name in exported.tensors else "an input"
         problem = f"the module changes {name} while it runs ({place(node)})"
-        raise InputError(Violation(BUILD, problem, "a batch norm in eval()" if "batches_tracked" in name else ""))
+        raise InputError(
+            Violation(BUILD, problem, "a batch norm in eval()" if "batches_tracked" in name else "")
+        )
     training = {"batch_norm": 5, "native_batch_norm": 5, "instance_norm": 5}.get(plain_name(node))
     if training is not None and node.args[training] and isinstance(node.args[3], Node):
         problem = f"a norm of batches changes its state while it runs ({place(node)})"
@@ -239,7 +244,12 @@ def _refuse_mixing(node: Node) -> None:
 def _batch(exported: Exported) -> Any:
     """Return the symbol of the batch."""
     first = next(node for node in exported.graph.nodes if node.name == exported.inputs[0])
-    return first.meta["val"].shape[0].node.expr
+    return _expression(first.meta["val"].shape[0])
+
+
+def _expression(size: Any) -> Any:
+    """Return a size as an expression of the batch; None if it does not depend on it."""
+    return size.node.expr if isinstance(size, torch.SymInt) else None
 
 
 def _axis(node: Node, batch: Any, dtype: torch.dtype) -> int | None:
@@ -247,10 +257,9 @@ def _axis(node: Node, batch: Any, dtype: torch.dtype) -> int | None:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dtype is not dtype:
         return None
-    depending = [axis for axis, size in enumerate(value.shape) if isinstance(size, torch.SymInt)]
-    if len(depending) != 1 or value.shape[depending[0]].node.expr != batch:
-        return None
-    return depending[0]
+    sizes = [_expression(size) for size in value.shape]
+    depending = [axis for axis, size in enumerate(sizes) if size is not None]
+    return depending[0] if len(depending) == 1 and sizes[depending[0]] == batch else None
 
 
 def _with_ties(values: Values) -> Values:

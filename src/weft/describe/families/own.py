@@ -69,7 +69,7 @@ class ShowsLinears(Protocol):
 
 
 @runtime_checkable
-class ShowsSamples(Protocol):
+class ShowsSamples(OwnModel, Protocol):
     """A model that has samples to measure its layers with."""
 
     def samples(self, count: int) -> Sequence[Any]:

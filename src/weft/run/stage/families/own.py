@@ -51,7 +51,7 @@ class OwnStage(nn.Module):
         return inputs.to(weight.dtype) if inputs.is_floating_point() else inputs
 
     def _share(self, model: SharesParameters, layers: Set[int]) -> tuple[nn.Parameter, ...]:
-        """Take common parameters out of their layers, into `shared`; return those that other stages use, too."""
+        """Move common parameters from their layers to `shared`; return those that other stages use, too."""
         found = []
         for number, names in enumerate(model.shared_names()):
             own = [index for index in names if index in layers]
