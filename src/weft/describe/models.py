@@ -59,11 +59,11 @@ PRESETS = MappingProxyType({name: _preset(name, record) for name, record in _REC
 def resolve_model(name_or_path: str, *, sequence: int | None = None) -> ModelConfig:
     """Return the sizes of a model.
 
-    The name is a preset, a folder with a `config.json`, or the path of such a file. It may also be the path of
-    a layer graph. Names of the form `package.module:function` are of user-defined models. `sequence` replaces the default:
-    the longest sequence, of a decoder's `config.json` at most `USUAL_SEQUENCE`. A `config.json` with learned
-    positions accepts no longer sequence than its own; a preset accepts any. Images have one token per patch
-    and the class token, and no other sequence.
+    The name is a preset, a folder with a `config.json`, or the path of such a file. It may also be the path
+    of a layer graph. Names of the form `package.module:function` are of user-defined models. `sequence`
+    replaces the default: the longest sequence, of a decoder's `config.json` at most `USUAL_SEQUENCE`. A
+    `config.json` with learned positions accepts no longer sequence than its own; a preset accepts any. Images
+    have one token per patch and the class token, and no other sequence.
 
     Raises:
         InputError: for an unknown preset, with the nearest name; for a missing file; for a `config.json` of
