@@ -26,8 +26,8 @@ from weft.timeline.timeline import Timeline
 LONGEST = 200
 # What the walk must meet at least.
 NAMED = """Planned PlannedJob Plan Stage Replica Prediction Candidate Ranking Problem Job Cluster
-LayerGraph Layer Program Timeline Simulation PredictedStep Run Comparison Runtime BlockModel RunFile
-InputError RunError"""
+LayerGraph Layer Program Timeline Simulation PredictedStep Run Comparison Runtime BlockModel CapturedModel
+RunFile InputError RunError"""
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,7 @@ def objects(tmp_path_factory) -> Iterator[dict[str, object]]:
             "Run": (weft.Run(Path("runs") / "gpt-1m", summary), _comparison(timeline)),
             "evaluate": None,  # a plain mapping
             "Runtime": runtime,
+            "CapturedModel": weft.CapturedModel(torch.nn.Linear(4, 3), torch.zeros(1, 4)),
             "BlockModel": weft.BlockModel(
                 [torch.nn.Flatten, *[lambda: torch.nn.Linear(64, 64)] * 99],
                 example=torch.zeros(1, 64),
@@ -141,6 +142,7 @@ def _printed(thing: object) -> str:
         ("Run", ("runs/gpt-1m", "7 steps", "250 ms", "3.5")),
         ("Runtime", ("rank 0 of 1", "tiny-gpt", "0 steps done")),
         ("BlockModel", ("100 layers", "64 classes")),
+        ("CapturedModel", ("Linear of 1 layers, level block",)),
         ("InputError", ("50", "key.0")),
     ],
 )

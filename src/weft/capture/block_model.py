@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.capture.layer_costs import LayerWork, distinct_kinds, storages_saved
+from weft.capture.layer_costs import CountedOperators, distinct_kinds, storages_saved
 from weft.describe.families.own import CalledLinear
 from weft.describe.layer import Layer
 from weft.describe.layer_graph import LayerGraph, chain_edges
@@ -160,7 +160,7 @@ def _costed(
     index: int, make: Callable[[], nn.Module], samples: Sequence[torch.Tensor], before: Sequence[torch.Tensor]
 ) -> tuple[Layer, torch.Tensor, tuple[CalledLinear, ...]]:
     """Return one layer's costs for one sample, its output, and the linear layers that it calls."""
-    work = LayerWork()
+    work = CountedOperators()
     try:
         with torch.device("meta"):
             module = make()

@@ -74,7 +74,7 @@ def storages_saved(
         yield found
 
 
-class LayerWork(TorchDispatchMode):
+class CountedOperators(TorchDispatchMode):
     """A counter of products by their sizes, and of the elements that other operators read and write.
 
     Raises:

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from weft.capture.graphs.exported import BUILD, Example, Exported, export_module
-from weft.capture.graphs.levels import Group, groups_of
-from weft.capture.graphs.pieces import Piece, pieces_of, run_piece
+from weft.capture.graphs.exported import BUILD, Example, ExportedModule, export_module
+from weft.capture.graphs.levels import OperatorGroup, groups_of
+from weft.capture.graphs.pieces import OperatorPiece, pieces_of, run_piece
 from weft.capture.graphs.values import values_of
-from weft.capture.layer_costs import LayerWork, distinct_kinds, storages_saved
+from weft.capture.layer_costs import CountedOperators, distinct_kinds, storages_saved
 from weft.describe.amount import Amount
 from weft.describe.layer import Layer
 from weft.describe.layer_graph import LayerGraph, TiedParameters
@@ -123,7 +123,7 @@ def _is_usual(inputs: Sequence[tuple[int, int]], edges: Sequence[tuple[int, int]
 
 
 def _costed(
-    exported: Exported, pieces: Sequence[Piece], groups: Sequence[Group]
+    exported: ExportedModule, pieces: Sequence[OperatorPiece], groups: Sequence[OperatorGroup]
 ) -> tuple[list[Layer], list[tuple[int, ...]]]:
     """Return each layer's costs for one sample, and the shape of its output, from a run without data.
 
@@ -136,7 +136,7 @@ def _costed(
         for piece, group in zip(pieces, groups, strict=True):
             tensors = {name: _fake(tensor, fakes) for name, tensor in piece.tensors.items()}
             read = [*(samples[number] for number in piece.inputs), *(outputs[layer] for layer in piece.reads)]
-            work = LayerWork()
+            work = CountedOperators()
             owned = [one for one in tensors.values() if isinstance(one, nn.Parameter)]
             with work, storages_saved(owned, known) as kept:
                 output = run_piece(piece, tensors, read)
@@ -172,7 +172,7 @@ def _fake(tensor: torch.Tensor, fakes: dict[int, torch.Tensor]) -> torch.Tensor:
     return fakes[id(tensor)]
 
 
-def _shared(pieces: Sequence[Piece]) -> list[tuple[Mapping[int, str], int]]:
+def _shared(pieces: Sequence[OperatorPiece]) -> list[tuple[Mapping[int, str], int]]:
     """Return each trained parameter that several layers use: its name in each of them, and its size."""
     names: dict[int, dict[int, str]] = {}
     sizes: dict[int, int] = {}

@@ -34,7 +34,7 @@ Example = torch.Tensor | tuple[torch.Tensor, ...] | Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedModule:
     """The graph of a module's operators.
 
     Attributes:
@@ -54,7 +54,7 @@ class Exported:
     examples: tuple[torch.Tensor, ...]
 
 
-def export_module(module: nn.Module, example: Example) -> Exported:
+def export_module(module: nn.Module, example: Example) -> ExportedModule:
     """Export a module that returns one tensor, or a model of `transformers`.
 
     Raises:
@@ -166,7 +166,7 @@ def _reason(error: Exception) -> str:
 
 def _read(
     program: Any, called: nn.Module, prefix: str, dtype: torch.dtype, examples: tuple[torch.Tensor, ...]
-) -> Exported:
+) -> ExportedModule:
     signature = program.graph_signature
     for spec in signature.output_specs:
         if spec.kind is not OutputKind.USER_OUTPUT:
@@ -193,7 +193,7 @@ def _read(
         else:
             raise InputError(Violation(BUILD, f"the module has an input that is no tensor: {spec.target}"))
         tensors[spec.arg.name] = (first.get(id(tensor), spec.target), tensor)
-    return Exported(program.graph, tensors, tuple(inputs), dtype, dict(user.named_modules()), examples)
+    return ExportedModule(program.graph, tensors, tuple(inputs), dtype, dict(user.named_modules()), examples)
 
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+)')

@@ -22,7 +22,7 @@ from weft.errors import require_choice
 
 
 @dataclass(frozen=True)
-class Group:
+class OperatorGroup:
     """Core operators of one layer, in order; `kind` is that of the module, or the operator."""
 
     name: str
@@ -30,7 +30,7 @@ class Group:
     nodes: tuple[Node, ...]
 
 
-def groups_of(values: Values, level: str) -> list[Group]:
+def groups_of(values: Values, level: str) -> list[OperatorGroup]:
     """Return the layers of a level in a topological order, in which the last one gives the output.
 
     Raises:
@@ -186,7 +186,7 @@ def _is_list(module: nn.Module) -> bool:
 
 def _named(
     groups: Sequence[Sequence[Node]], level: str, values: Values, paths: Mapping[str, str] | None
-) -> list[Group]:
+) -> list[OperatorGroup]:
     """Return groups with readable names, each once."""
     found, taken = [], set[str]()
     for nodes in groups:
@@ -208,5 +208,5 @@ def _named(
             name, number = f"{base}.{number}", number + 1
         taken.add(name)
         kind = type(module).__name__ if base == path and module is not None else parts
-        found.append(Group(re.sub(r"\s", "", name), kind, tuple(nodes)))
+        found.append(OperatorGroup(re.sub(r"\s", "", name), kind, tuple(nodes)))
     return found

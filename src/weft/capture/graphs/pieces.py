@@ -1,4 +1,4 @@
-"""`Piece`: the operators of one layer as a graph of their own, from tensors to one tensor.
+"""`OperatorPiece`: the operators of one layer as a graph of their own, from tensors to one tensor.
 
 A piece reads inputs of a sample, then one tensor of each layer that it reads. All have the samples on the
 first axis. A layer that gives several values joins them in one tensor, which its readers split again. Local
@@ -19,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
 from weft.capture.graphs.exported import BUILD, place
-from weft.capture.graphs.levels import Group
+from weft.capture.graphs.levels import OperatorGroup
 from weft.capture.graphs.values import Values, is_size, plain_name
 from weft.errors import InputError, Violation
 
@@ -56,7 +56,7 @@ class DropoutOperator(nn.Module):
 
 
 @dataclass(frozen=True)
-class Piece:
+class OperatorPiece:
     """One layer.
 
     Attributes:
@@ -76,7 +76,7 @@ class Piece:
     def module(self, tensors: Mapping[str, torch.Tensor]) -> GraphModule:
         """Return a module with these parameters and buffers in the place of the user's."""
         root: dict[str, Any] = {name: tensors[name] for name in self.tensors} | dict(self.drops)
-        return GraphModule(root, self.graph, "Piece")
+        return GraphModule(root, self.graph, "OperatorPiece")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class _Value:
         return math.prod(self.shape)
 
 
-def pieces_of(values: Values, groups: Sequence[Group]) -> list[Piece]:
+def pieces_of(values: Values, groups: Sequence[OperatorGroup]) -> list[OperatorPiece]:
     """Cut the graph into layers.
 
     Raises:
@@ -168,7 +168,7 @@ class _Cut:
         self._facts: dict[str, Node] = {}
         self._drops: dict[str, DropoutOperator] = {}
 
-    def piece(self, own: Sequence[Node], gives: Sequence[Node]) -> Piece:
+    def piece(self, own: Sequence[Node], gives: Sequence[Node]) -> OperatorPiece:
         needed, reads, inputs, tensors = self._needed([*own, *gives])
         graph, numbers = self._graph, {name: number for number, name in enumerate(self._exported.inputs)}
         samples = sorted(inputs, key=lambda node: numbers[node.name])
@@ -194,7 +194,9 @@ class _Cut:
         graph.lint()
         used = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
         kept = {name: tensor for name, tensor in self._tensors.items() if name in used}
-        return Piece(graph, tuple(numbers[node.name] for node in samples), tuple(layers), kept, self._drops)
+        return OperatorPiece(
+            graph, tuple(numbers[node.name] for node in samples), tuple(layers), kept, self._drops
+        )
 
     def _tensor(self, node: Node) -> torch.Tensor:
         return self._exported.tensors[node.name][1]
@@ -331,7 +333,7 @@ def _changes(node: Node) -> bool:
 
 
 def run_piece(
-    piece: Piece, tensors: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]
+    piece: OperatorPiece, tensors: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     """Run a piece operator by operator, without generating code for it."""
     made: dict[Node, Any] = {}

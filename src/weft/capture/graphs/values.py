@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from weft.capture.graphs.exported import BUILD, Exported, place
+from weft.capture.graphs.exported import BUILD, ExportedModule, place
 from weft.errors import InputError, Violation
 
 _aten = torch.ops.aten
@@ -41,7 +41,7 @@ class Values:
         together: pairs of core operators that must be in one layer.
     """
 
-    exported: Exported
+    exported: ExportedModule
     core: tuple[Node, ...]
     base: dict[Node, Node]
     axis: dict[Node, int]
@@ -79,7 +79,7 @@ def _shown(node: Node, base: dict[Node, Node]) -> Node:
 
 
 @dataclass
-class _Found:
+class _SortedNodes:
     samples: set[Node] = field(default_factory=set)
     graded: set[Node] = field(default_factory=set)
     base: dict[Node, Node] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class _Found:
     together: list[tuple[Node, Node]] = field(default_factory=list)
 
 
-def values_of(exported: Exported) -> Values:
+def values_of(exported: ExportedModule) -> Values:
     """Sort the operators of an exported graph, which loses checks and results that nobody reads.
 
     Raises:
@@ -95,7 +95,7 @@ def values_of(exported: Exported) -> Values:
             front of all trained ones.
     """
     _tidy(exported.graph)
-    found = _Found()
+    found = _SortedNodes()
     for node in exported.graph.nodes:
         if node.op == "placeholder":
             value = exported.tensors.get(node.name)
@@ -164,7 +164,7 @@ def operator_name(node: Node) -> str:
     return plain_name(node).strip("_").replace("scaled_dot_product_attention", "attention")
 
 
-def _refuse_changes(node: Node, exported: Exported) -> None:
+def _refuse_changes(node: Node, exported: ExportedModule) -> None:
     changed = _changed(node)
     if changed is not None and changed.op == "placeholder":
         name = exported.tensors[changed.name][0] if changed.name in exported.tensors else "an input"
@@ -178,7 +178,7 @@ def _refuse_changes(node: Node, exported: Exported) -> None:
         raise InputError(Violation(BUILD, problem, "a batch norm in eval()"))
 
 
-def _sort(node: Node, found: _Found) -> None:
+def _sort(node: Node, found: _SortedNodes) -> None:
     read = node.all_input_nodes
     if is_size(node):
         return
@@ -206,7 +206,7 @@ def _has_frozen(node: Node) -> bool:
     return any(one.op == "placeholder" and one.name.startswith("p_") for one in node.all_input_nodes)
 
 
-def _keep_readers(node: Node, changed: Node, found: _Found) -> None:
+def _keep_readers(node: Node, changed: Node, found: _SortedNodes) -> None:
     """Note that an in-place operator and all who read the tensor before it are in one layer."""
     if changed not in found.base:
         return
@@ -241,7 +241,7 @@ def _refuse_mixing(node: Node) -> None:
         raise InputError(Violation(BUILD, problem))
 
 
-def _batch(exported: Exported) -> Any:
+def _batch(exported: ExportedModule) -> Any:
     """Return the symbol of the batch."""
     first = next(node for node in exported.graph.nodes if node.name == exported.inputs[0])
     return _expression(first.meta["val"].shape[0])
