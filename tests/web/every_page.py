@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from web.lessons import learned
-from web.plans import searched, small_curve, two_stages
+from web.plans import branches, searched, small_curve, two_stages
 from web.samples import sample_report
 
 from weft.planning.advice import advised
@@ -18,12 +18,14 @@ from weft.web.pages.curve import curve_page
 from weft.web.pages.plan import show_page
 from weft.web.pages.report import report_html
 from weft.web.pages.search import plan_page
+from weft.web.rows.stage_graph import stage_graph
 
 
 def report() -> str:
     curves = SectionChart((ChartLine("largest", [(0, 4.0), (1, 9.0)]),), "step")
     section = Section("norms", "Norms", [("steps", "2")], curves)
-    return report_html(dataclasses.replace(sample_report(), sections=(section,)))
+    graph = stage_graph(branches())
+    return report_html(dataclasses.replace(sample_report(), sections=(section,), stage_graph=graph))
 
 
 def search() -> str:
@@ -46,6 +48,7 @@ def curve() -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "report": report,
     "plan": lambda: show_page(two_stages()),
+    "plan of a graph": lambda: show_page(branches()),
     "search": search,
     "curve": curve,
     "corrections": lambda: lessons_page(learned()),

@@ -20,6 +20,13 @@ def two_stages() -> PlannedJob:
     ).job
 
 
+@cache
+def branches() -> PlannedJob:
+    """Two towers side by side, each of several stages."""
+    pins = {"planner": "graphpipe", "dp": 1, "micro_batch_size": 4}
+    return weft.plan(model="mmt-tiny", on="4xt4", global_batch=32, **pins).job
+
+
 def planned(**pins: Any) -> PlannedJob:
     """A small model on two devices, with pins of the caller."""
     return weft.plan(model="gpt-1m", on="2xt4", global_batch=8, tp=1, **pins).job

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from web.browser import Browser
-from web.plans import two_stages
+from web.plans import branches, two_stages
 
 from weft.web.pages.plan import show_page
 
@@ -27,3 +27,11 @@ def test_a_browser_draws_it_and_loads_nothing_else(browser: Browser, tmp_path: P
     )
     assert browser.run(f"[...document.querySelectorAll('svg rect')].every({inside})")
     assert browser.run(f"document.documentElement.scrollWidth <= {width}")
+
+
+def test_a_graph_of_stages_is_drawn_behind_their_table() -> None:
+    page = show_page(branches())
+    places = [page.find(f'<section id="{name}"') for name in ("stages", "stage-graph", "memory")]
+    assert 0 < places[0] < places[1] < places[2]
+    assert page.count("the slowest stage") == 1
+    assert 'id="stage-graph"' not in show_page(two_stages())

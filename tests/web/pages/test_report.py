@@ -9,10 +9,13 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from web.plans import branches
 from web.samples import HOSTILE, sample_report
 
-from weft.web.pages.page import json_for_script
+from weft.web.charts.picture import STYLE
+from weft.web.pages.page import json_for_script, policy_hash
 from weft.web.pages.report import report_html, write_report
+from weft.web.rows.stage_graph import stage_graph
 
 
 @given(st.recursive(st.text() | st.integers() | st.none(), lambda inner: st.lists(inner), max_leaves=8))
@@ -40,3 +43,13 @@ def test_names_are_escaped_everywhere() -> None:
 
 def test_the_page_is_the_same_every_time() -> None:
     assert report_html(sample_report()) == report_html(sample_report())
+
+
+def test_stages_that_form_a_graph_are_drawn() -> None:
+    text = report_html(dataclasses.replace(sample_report(), stage_graph=stage_graph(branches())))
+    assert text.count('<section id="stage-graph"') == 1
+    assert text.count("the slowest stage") == 1
+    # The page admits the picture's styles.
+    policy = text.split("Content-Security-Policy", 1)[1].split(">", 1)[0]
+    assert policy_hash(STYLE) in policy
+    assert "stage-graph" not in report_html(sample_report())

@@ -102,7 +102,7 @@ def _fitting(stages: tuple[int, ...]) -> str:
 
 
 _GUTTER, _BAR_WIDTH, _BAR_LINE, _FIRST_BAR = 150, 560, 24, 40
-_COLOURS = {"green": "#1a7f55", "yellow": "#a85a14", "red": "#b8473d"}
+MEMORY_COLOURS = {"green": "#1a7f55", "yellow": "#a85a14", "red": "#b8473d"}
 
 
 def memory_svg(
@@ -119,7 +119,7 @@ def memory_svg(
             f'<text class="weft-ink weft-end" x="{_GUTTER - 10}" y="{top + 13}">{ranks.name}</text>'
             f'<rect class="weft-lane" x="{_GUTTER}" y="{top}" width="{_BAR_WIDTH}" height="18"/>'
             f'<rect x="{_GUTTER}" y="{top}" width="{max(1.0, width):.1f}" height="18" '
-            f'fill="{_COLOURS[ranks.colour]}"/>'
+            f'fill="{MEMORY_COLOURS[ranks.colour]}"/>'
             f'<text class="weft-ink" x="{_GUTTER + _BAR_WIDTH + 10}" y="{top + 13}">{ranks.words}</text>'
         )
     return picture_svg(parts, height, title=title, headed=headed)

@@ -12,9 +12,11 @@ from weft.describe.units import format_seconds
 from weft.planning.planned import PlannedJob
 from weft.timeline.timeline import Timeline
 from weft.web.charts.cluster import cluster_svg, memory_svg
+from weft.web.charts.stage_graph import stage_graph_svg
 from weft.web.charts.timeline import timeline_svg
 from weft.web.pages.page import page_html, picture_section, table_section
 from weft.web.rows.plan import BREAKDOWN_HEAD, STAGE_HEAD, breakdown_rows, stage_rows
+from weft.web.rows.stage_graph import StageDiagram, stage_graph
 
 
 def show_page(planned: PlannedJob) -> str:
@@ -29,6 +31,7 @@ def show_page(planned: PlannedJob) -> str:
         f"times from {prediction.source}"
     )
     used = f"{plan.ranks} of {cluster.ranks} devices used"
+    graph = stage_graph(planned)
     sections = [
         picture_section("cluster", f"{cluster.name}: {used}", partial(cluster_svg, cluster, plan)),
         table_section(
@@ -38,6 +41,7 @@ def show_page(planned: PlannedJob) -> str:
             stage_rows(plan, prediction, cluster, job.graph.layers),
             words=STAGE_HEAD[:4],
         ),
+        *(() if graph is None else (stage_graph_section(graph),)),
         picture_section(
             "memory",
             "Predicted peak memory of each rank",
@@ -53,6 +57,13 @@ def show_page(planned: PlannedJob) -> str:
         ),
     ]
     return page_html(f"{plan.model} on {plan.cluster}", subtitle, sections)
+
+
+def stage_graph_section(graph: StageDiagram) -> str:
+    """Return the picture of a stage graph below its title."""
+    stages, longest = len(graph.nodes), max(graph.to_end)
+    title = f"Graph of {stages} stages, {longest} on its longest path"
+    return picture_section("stage-graph", title, partial(stage_graph_svg, graph))
 
 
 # With more stages, half of this number are shown from each end.

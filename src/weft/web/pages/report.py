@@ -27,11 +27,13 @@ from weft.program.kinds import kind_words
 from weft.timeline.figures import error_text, prediction_error
 from weft.timeline.timeline import under_current_id
 from weft.training.directory.run_directory import RunDirectory
-from weft.web.charts.picture import kind_colour
-from weft.web.pages.page import scripted_page, scrolling, section_html
+from weft.web.charts.picture import STYLE, kind_colour
+from weft.web.pages.page import policy_hash, scripted_page, scrolling, section_html
 from weft.web.pages.page_record import page_record
+from weft.web.pages.plan import stage_graph_section
 from weft.web.pages.report_data import KindRow, RankMemory, ReportData, StepInterval, kind_rows
 from weft.web.rows.plan import stage_names
+from weft.web.rows.stage_graph import stage_graph
 from weft.web.rows.summary import MEMORY_HEAD, memory_rows, summary_rows
 
 _SCRIPTS = ("draw.js", "charts.js", "timeline.js", "report.js", "save.js")
@@ -57,8 +59,10 @@ def report_html(report: ReportData) -> str:
         "run": escape(report.run),
         "subtitle": escape(" on ".join(name for name in (report.model, report.cluster) if name)),
         "tiles": _tiles(report),
+        "stage_graph": "" if report.stage_graph is None else stage_graph_section(report.stage_graph),
         "memory": _memory_section(report),
         "tables": _tables(report),
+        "picture_hash": policy_hash(STYLE),
     }
     return scripted_page("report.html", ("report.css",), _SCRIPTS, page_record(report), parts)
 
@@ -218,6 +222,7 @@ def run_report_data(directory: RunDirectory, planned: PlannedJob) -> ReportData:
         model=planned.plan.model,
         cluster=planned.plan.cluster,
         plan=plan_in_words(planned),
+        stage_graph=stage_graph(planned),
         predicted=under_current_id(directory.predicted(), planned.plan),
         measured=measured,
         interval=StepInterval(

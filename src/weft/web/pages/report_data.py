@@ -15,6 +15,7 @@ from weft.timeline.compare import WARM_UP_STEPS, compare
 from weft.timeline.figures import busy_by_kind
 from weft.timeline.medians import cycle_of, step_times_s, typical_step_s
 from weft.timeline.timeline import Timeline
+from weft.web.rows.stage_graph import StageDiagram
 
 Points = Sequence[tuple[float, float]]
 
@@ -53,6 +54,7 @@ class ReportData:
     Attributes:
         run, model, cluster: names, shown unchanged.
         plan: the decisions of the plan, as rows (name, decision).
+        stage_graph: its stages, if they form a graph.
         predicted: a timeline of one steady step.
         measured: a timeline of all recorded steps.
         interval: the predicted step time.
@@ -72,6 +74,7 @@ class ReportData:
     model: str = ""
     cluster: str = ""
     plan: Sequence[tuple[str, str]] = ()
+    stage_graph: StageDiagram | None = None
     predicted: Timeline | None = None
     measured: Timeline | None = None
     interval: StepInterval | None = None

@@ -147,6 +147,11 @@ def link_rows(cluster: Cluster) -> Iterator[tuple[str, str, str]]:
             yield one if one == other else f"{one} - {other}", "between nodes", speed
 
 
+def memory_colour(share: float) -> str:
+    """Return the word for the colour of a share of a device's memory."""
+    return "red" if share > 1 else "yellow" if share > _TIGHT else "green"
+
+
 @dataclass(frozen=True, slots=True)
 class EqualRanks:
     """Neighbouring ranks with equal peaks and equal memories."""
@@ -166,7 +171,7 @@ class EqualRanks:
 
     @property
     def colour(self) -> str:
-        return "red" if self.share > 1 else "yellow" if self.share > _TIGHT else "green"
+        return memory_colour(self.share)
 
     @property
     def words(self) -> str:
