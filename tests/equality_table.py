@@ -22,7 +22,7 @@ from weft.describe.families import layer_graph
 from weft.describe.loss_choice import CHUNKED
 from weft.describe.model import ModelConfig
 from weft.describe.optimizers import ADAMW, KNOWN_OPTIMIZERS, counted_work
-from weft.describe.plan import LayerChoice, Plan, Recompute, ReducePrecision, Replica, Sharding, Stage
+from weft.describe.plan import Choice, LayerChoice, Plan, Recompute, ReducePrecision, Replica, Sharding, Stage
 from weft.planning.compile import compile_evaluation_part
 from weft.program.rank_program import part_of
 from weft.run.runtime import RankRuntime, StepResult
@@ -56,6 +56,7 @@ class Row:
         masks: whether most targets are left out, of ranks unlike many.
         tolerance: the largest difference, relative.
         same_bits: whether the order of all sums is that of one process, which adds up replica by replica.
+        whole: the stages with whole backwards, of an order that splits those of the others.
         planned_by: makes the plan from the row, in place of `plan`.
     """
 
@@ -80,6 +81,7 @@ class Row:
     sharding: Sharding = "zero-0"
     island: int | None = None
     recompute: Recompute | tuple[Recompute, ...] = "none"
+    whole: str = ""
     precision: str = "fp64"
     reduce_precision: ReducePrecision | None = None
     methods: tuple[Method, ...] = ()
@@ -151,7 +153,8 @@ class Row:
         sharing["reduce_precision"] = self.reduce_precision
         known = self.optimizer in KNOWN_OPTIMIZERS or ":" in self.optimizer
         sharing["optimizer"] = counted_work(self.optimizer).work if known else ADAMW
-        return {**sharing, "methods": choices, "layer_choices": layer_choices, **sync}
+        order = {"schedule": Choice(name=self.schedule, options={"whole": self.whole})} if self.whole else {}
+        return {**sharing, "methods": choices, "layer_choices": layer_choices, **sync, **order}
 
     def _stage(self, index: int, stage: Stage) -> Stage:
         width = self.ep * self.cp * self.tp

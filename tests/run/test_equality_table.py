@@ -302,6 +302,9 @@ GRAPHS = (
     # Stages whose layers do not follow each other.
     TOWERS("graph-1f1b", micro_batches=5),
     TOWERS("graph-1f1b", pp=2, dp=2, layers=((0, 1, 3), (2, 4, 5)), recompute=("full", "none")),
+    # Backwards in two parts, in all stages or in some.
+    FORKED("graph-zb-h1", dp=2, recompute="selective"),
+    TOWERS("graph-zb-h1", micro_batches=5, whole="0,3"),
     # Stages where the plan puts them, also several of a device that others read in between.
     PLACED(layers=((0,), (1, 2), (3, 4), (5,)), places=(0, 1, 0, 0), micro_batches=5),
     PLACED(layers=((0,), (1,), (2,), (3, 4), (5,)), places=(0, 1, 0, 1, 0), dp=2, sharding="zero-1"),
@@ -321,6 +324,7 @@ UNLIKE = (
     Row(WIDE_LLAMA, "gpipe", pp=2, tp=2, copies=(2, 1)),
     SEEN(RESNET, "1f1b", pp=2, dp=2, copies=(1, 2), recompute="full"),
     FORKED("graph-1f1b", micro_batches=2, copies=(1, 2, 1, 1), splits=(1, 2, 2, 1)),
+    FORKED("graph-zb-h1", micro_batches=4, copies=(1, 2, 1, 2), whole="0"),
 )
 
 MMT, DLRM, UNO, TRANSLATOR, PAIRS = (

@@ -33,6 +33,7 @@ def schedule(
     group_size: Annotated[int | None, Parameter(group=SINGLE)] = None,
     depth: Annotated[int | None, Parameter(group=SINGLE)] = None,
     k: Annotated[int | None, Parameter(group=SINGLE)] = None,
+    whole: Annotated[str | None, Parameter(group=SINGLE)] = None,
     edges: str | None = None,
     frozen_stages: int = 0,
     stage_times: Annotated[Path | None, Parameter(group=TIMES)] = None,
@@ -70,6 +71,8 @@ def schedule(
         With hybrid: rounds of breadth-first.
     k
         With graph-1f1b: micro-batches in a turn forward and in one backward.
+    whole
+        With graph-zb-h1: the stages with whole backwards, such as 0,2.
     edges
         The edges of a graph of stages, such as 0-1,0-2,1-3,2-3; default: a chain.
     frozen_stages
@@ -86,7 +89,7 @@ def schedule(
         problem = f"{passes:,} forward passes (ranks x loops x micro-batches); most: {MOST_PASSES:,}"
         near = str(max(1, ranks * MOST_PASSES // passes))
         raise InputError(Violation("--ranks", problem, near))
-    options = {"group_size": group_size, "depth": depth, "k": k}
+    options = {"group_size": group_size, "depth": depth, "k": k, "whole": whole}
     figures = simulate_schedule(
         name,
         devices=ranks,

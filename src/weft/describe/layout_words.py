@@ -17,6 +17,7 @@ _ORDERS = {
     ("gpipe", False): "GPipe order",
     ("breadth-first", False): "GPipe order",
     ("zb-h1", False): "zero-bubble order ZB-H1",
+    ("graph-zb-h1", False): "zero-bubble order ZB-H1 of a stage graph",
     ("zb-v", True): "zero-bubble order ZB-V",
 }
 

@@ -267,7 +267,9 @@ class Plan(_Record):
             sizes += f", tensor ranks {degrees}"
         if any(stage.splits > 1 for stage in self.stages):
             sizes += f", splits {'+'.join(str(stage.splits) for stage in self.stages)}"
-        return f"{axes}, {self.schedule.name}, {sizes}{shared}"
+        options = ", ".join(f"{name} {value}" for name, value in self.schedule.options.items())
+        order = f"{self.schedule.name} ({options})" if options else self.schedule.name
+        return f"{axes}, {order}, {sizes}{shared}"
 
     @property
     def axes(self) -> dict[str, int]:

@@ -20,6 +20,7 @@ SOURCES = {
     "depth-first": "Narayanan et al., Megatron-LM, arXiv 2104.04473",
     "hybrid": "Lamy-Poirier et al., Fast-LLM",
     "zb-h1": "Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241",
+    "graph-zb-h1": "weft, after Qi et al., arXiv 2401.10241, and Jeon et al., arXiv 2406.17145",
     "zb-v": "Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241",
     "chimera": "Li and Hoefler, Chimera, arXiv 2107.06925",
     "placed": "Jeon et al., Baechi, SoCC 2020",

@@ -9,10 +9,11 @@ import pytest
 
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import PartialLayout
+from weft.describe.plan import Choice
 from weft.describe.plan_file import check_plan
 from weft.errors import InputError
 from weft.planning.compile import compile_plan, pipeline_layout
-from weft.planning.planners import Ranking, get_planner
+from weft.planning.planners import Candidate, Ranking, get_planner
 from weft.planning.problem import Problem, problem_of
 from weft.program.schedules.graph_1f1b import samples_in_flight
 from weft.program.verify import verify
@@ -53,11 +54,16 @@ def searched(name: str, turns: bool = True) -> Ranking:
     return get_planner(name).search(towers(turns, dp=1, recompute="none", sharding="zero-0"))
 
 
+def ordered(schedule: str) -> Candidate:
+    """The best plan of towers in an order."""
+    fitting = searched("graphpipe").fitting
+    return next(one for one in fitting if one.plan and one.plan.schedule.name == schedule)
+
+
 def test_stages_take_layers_that_do_not_follow_each_other() -> None:
-    problem, best = towers(), searched("graphpipe").fitting[0]
+    problem, best = towers(), ordered("graph-1f1b")
     assert best.plan is not None
     assert best.layout is None
-    assert best.plan.schedule.name == "graph-1f1b"
     assert check_plan(best.plan, problem.job.graph, problem.job.cluster) == []
     program = compile_plan(best.plan, problem.job.graph)
     assert verify(program) == []
@@ -65,6 +71,24 @@ def test_stages_take_layers_that_do_not_follow_each_other() -> None:
     kept = samples_in_flight(edges, [1] * count, [1] * count, best.plan.micro_batches)
     assert tuple(peak_in_flight(program)) == kept
     assert kept[0] < count
+
+
+def test_split_backwards_shorten_the_step_of_a_graph() -> None:
+    split, whole, problem = ordered("graph-zb-h1"), ordered("graph-1f1b"), towers()
+    assert split.step_s < whole.step_s
+    assert split.plan is not None
+    assert verify(compile_plan(split.plan, problem.job.graph)) == []
+
+
+def test_stages_keep_whole_backwards_where_the_simulator_finds_them_faster() -> None:
+    pins = PartialLayout(sharding="zero-0", micro_batch_size=128, dp=1, recompute="none")
+    problem = problem_of(model="candle-uno", on="4xv100-16gb", global_batch=256, pins=pins)
+    best = get_planner("graphpipe").search(problem).fitting[0]
+    assert best.plan is not None
+    assert best.plan.schedule.options["whole"]
+    assert "whole" in best.words
+    every = best.plan.model_copy(update={"schedule": Choice(name="graph-zb-h1")})
+    assert best.step_s < problem.step_of(every).prediction.step_s
 
 
 def test_the_best_plan_says_what_it_won_against() -> None:
@@ -92,7 +116,7 @@ def test_a_chain_is_planned_as_a_chain() -> None:
     problem = problem_of(model="gpt-1m", on="4xa100-40gb", global_batch=16)
     for one in get_planner("graphpipe").search(problem).fitting:
         assert one.layout is not None
-        assert one.layout.schedule == "1f1b"
+        assert one.layout.schedule in ("1f1b", "zb-h1")
 
 
 @pytest.mark.parametrize(
@@ -129,9 +153,13 @@ def test_plans_have_as_many_stages_as_pinned(pp: int) -> None:
     assert {len(one.plan.stages) for one in found if one.plan is not None} == {pp}
 
 
-@pytest.mark.parametrize(("name", "size"), [("graphpipe", 128), ("pipedream", 64)])
-def test_stages_have_numbers_of_replicas_of_their_own_where_that_is_faster(name: str, size: int) -> None:
-    pins = PartialLayout(sharding="zero-0", micro_batch_size=size, recompute="none")
+@pytest.mark.parametrize(
+    ("name", "schedule", "size"), [("graphpipe", "graph-1f1b", 128), ("pipedream", "1f1b", 64)]
+)
+def test_stages_have_numbers_of_replicas_of_their_own_where_that_is_faster(
+    name: str, schedule: str, size: int
+) -> None:
+    pins = PartialLayout(sharding="zero-0", micro_batch_size=size, recompute="none", schedule=schedule)
     problem = problem_of(model="candle-uno", on="8xv100-16gb", global_batch=512, pins=pins)
     fitting = get_planner(name).search(problem).fitting
     best, alike = fitting[0], next(one for one in fitting if one.plan and len(set(one.plan.replicas)) == 1)

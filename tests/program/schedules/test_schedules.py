@@ -23,7 +23,7 @@ from weft.program.schedules.base import (
     searched_options,
 )
 
-SPLIT = ("zb-h1", "zb-v")
+SPLIT = ("zb-h1", "graph-zb-h1", "zb-v")
 CHANGE = {FORWARD: 1, BACKWARD: -1, BACKWARD_INPUT: 0, BACKWARD_WEIGHT: -1}
 
 
@@ -104,6 +104,7 @@ def test_peak_in_flight(case: tuple[str, Pipeline]) -> None:
             "graph-1f1b": min(m, p - device),
             "breadth-first": m * local,
             "zb-h1": min(m, p),
+            "graph-zb-h1": min(m, p),
             "chimera": p // 2 + 1 + min(device, p - 1 - device),
         }
         if name in expected:
@@ -167,6 +168,7 @@ def test_breadth_first_allows_a_ragged_last_loop() -> None:
         ("depth-first", 3, 2),
         ("hybrid", 3, 2),
         ("zb-h1", 2, 4),
+        ("graph-zb-h1", 2, 4),
         ("zb-v", 3, 4),
         ("chimera", 2, 4),
     ],

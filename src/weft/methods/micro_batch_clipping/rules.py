@@ -21,7 +21,10 @@ from weft.moves.layout import shares_of
 from weft.program.buffers import SHARDED_BUFFERS
 
 # Orders in which a stage makes gradients of micro-batches one after the other, with one copy of the weights.
-_ORDERS = ("1f1b", "graph-1f1b", "gpipe", "depth-first", "breadth-first", "hybrid", "zb-h1", "zb-v")
+_ORDERS = (
+    *("1f1b", "graph-1f1b", "gpipe", "depth-first", "breadth-first", "hybrid"),
+    *("zb-h1", "graph-zb-h1", "zb-v"),
+)
 _METHOD = "micro-batch clipping"
 _OTHERS = "replicas add up clipped gradients before they step"
 

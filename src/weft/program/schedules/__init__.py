@@ -17,6 +17,7 @@ from weft.program.schedules.chimera import Chimera
 from weft.program.schedules.depth_first import DepthFirst
 from weft.program.schedules.gpipe import GPipe
 from weft.program.schedules.graph_1f1b import GraphOneForwardOneBackward
+from weft.program.schedules.graph_zb_h1 import GraphZeroBubbleH1
 from weft.program.schedules.hybrid import Hybrid
 from weft.program.schedules.one_forward_one_backward import OneForwardOneBackward
 from weft.program.schedules.placed import Placed
@@ -34,6 +35,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             BreadthFirst(),
             Hybrid(),
             ZeroBubbleH1(),
+            GraphZeroBubbleH1(),
             ZeroBubbleV(),
             Chimera(),
             Placed(),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from weft.describe.layout import Layout
-from weft.describe.plan import Sharding
+from weft.describe.plan import Choice, Sharding
 from weft.describe.units import format_seconds
 from weft.errors import InputError
 from weft.moves.layout import refuse
@@ -24,6 +24,8 @@ from weft.planning.planners.graphpipe.part_plans import StageGraph
 from weft.planning.planners.graphpipe.partitioner import Partitioner
 from weft.planning.planners.graphpipe.plans import (
     CHAIN_SCHEDULE,
+    SPLIT_CHAIN_SCHEDULE,
+    SPLIT_SCHEDULE,
     depth_of,
     edges_of,
     in_order,
@@ -46,6 +48,8 @@ from weft.planning.planners.homogeneous import rank_key
 from weft.planning.planners.simulated import judged, prepare
 from weft.planning.planners.space import overlaps
 from weft.planning.problem import Problem
+from weft.program.schedules import get_schedule
+from weft.program.schedules.base import is_for_graphs
 
 
 class _Found(NamedTuple):
@@ -78,12 +82,19 @@ class GraphPipePlanner:
         tolerance: relative distance from the best partition at which a search ends.
         orders: further orders and shardings to try on the best partitions, where they are not pinned. 1f1b
             keeps a micro-batch for every stage, not only for those on a path, so messages delay it less.
+            Orders with backwards in two parts wait less at forks and joins.
+        most_whole: the most stages of a plan that are tried with whole backwards, one after the other.
     """
 
     name: ClassVar[str] = "graphpipe"
     finalists: int = 4
     tolerance: float = 2e-2
-    orders: tuple[tuple[str, Sharding], ...] = ((CHAIN_SCHEDULE, "zero-0"),)
+    orders: tuple[tuple[str, Sharding], ...] = (
+        (CHAIN_SCHEDULE, "zero-0"),
+        (SPLIT_SCHEDULE, "zero-0"),
+        (SPLIT_CHAIN_SCHEDULE, "zero-0"),
+    )
+    most_whole: int = 32
 
     def space(self, problem: Problem) -> Iterator[Layout]:
         """Return the degrees and sizes of micro-batches; partitions add the stages."""
@@ -107,8 +118,12 @@ class GraphPipePlanner:
         searches = [*map(search.alike, kinds), search.unlike(kinds[0])]
         found = [one for some in searches for one in search.simulated(some, self.finalists)]
         candidates = sorted(_once([*found, *search.replicas()]), key=rank_key(problem))
-        varied = [one for best in candidates[: self.finalists] for one in self._varied(problem, best)]
+        pipelines = [one for one in candidates if one.plan is not None and len(one.plan.stages) > 1]
+        varied = [one for best in pipelines for one in self._varied(problem, best)]
         candidates = sorted(_once([*candidates, *varied]), key=rank_key(problem))
+        candidates = sorted(
+            _once([*candidates, *self._partly_whole(problem, candidates)]), key=rank_key(problem)
+        )
         return Ranking(problem=problem, candidates=tuple(_told(problem, candidates)))
 
     def _varied(self, problem: Problem, best: Candidate) -> Iterator[Candidate]:
@@ -118,12 +133,28 @@ class GraphPipePlanner:
         if best.plan is None or best.verdict is not Verdict.FITS or not overlaps(job.cluster):
             return
         for name, sharding in self.orders:
+            if job.graph.is_chain and is_for_graphs(get_schedule(name)):
+                continue
             kept = pins.schedule is None and pins.sharding in (None, sharding)
             if kept and (sharding == "zero-0" or job.optimizer.steps_shards):
                 schedule = best.plan.schedule.model_copy(update={"name": name})
                 plan = best.plan.model_copy(update={"schedule": schedule, "sharding": sharding})
                 candidate = Candidate(layout=said_as_layout(plan), verdict=Verdict.PRUNED, reason="")
                 yield judged(problem, candidate, plan)
+
+    def _partly_whole(self, problem: Problem, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Return the best plan of split backwards with those whole that make its step shorter, if any do."""
+        best = next((one for one in candidates if one.verdict is Verdict.FITS), None)
+        if best is None or best.plan is None or best.plan.schedule.name != SPLIT_SCHEDULE:
+            return []
+        chosen, stages = best, set[int]()
+        for stage in range(len(best.plan.stages))[: self.most_whole]:
+            options = {"whole": ",".join(map(str, sorted({*stages, stage})))}
+            plan = best.plan.model_copy(update={"schedule": Choice(name=SPLIT_SCHEDULE, options=options)})
+            tried = judged(problem, replace(best, layout=said_as_layout(plan)), plan)
+            if tried.verdict is Verdict.FITS and tried.step_s < chosen.step_s:
+                chosen, stages = tried, {*stages, stage}
+        return [] if chosen is best else [chosen]
 
 
 class _PartitionSearch:

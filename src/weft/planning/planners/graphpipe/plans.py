@@ -19,6 +19,7 @@ from weft.planning.problem import Problem
 
 # Without branches both orders are the same.
 SCHEDULE, CHAIN_SCHEDULE = "graph-1f1b", "1f1b"
+SPLIT_SCHEDULE, SPLIT_CHAIN_SCHEDULE = "graph-zb-h1", "zb-h1"
 
 
 def plan_of(

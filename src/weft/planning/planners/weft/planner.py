@@ -126,9 +126,9 @@ _ALIKE_TAKEN = 3
 _FITTINGS = 3
 # Orders of stages that form a graph, and levels of sharding, to try on the best partitions.
 _ORDERS_OF_GRAPHS: tuple[tuple[str, Sharding], ...] = (
-    ("1f1b", "zero-0"),
+    *GraphPipePlanner().orders,
     ("graph-1f1b", "zero-1"),
-    ("zb-h1", "zero-0"),
+    ("graph-zb-h1", "zero-1"),
     ("zb-h1", "zero-1"),
 )
 # Layouts to give different recomputation per stage, as a multiple of those to simulate.
