@@ -1,8 +1,8 @@
-"""ZB-H1 on a graph of stages: weight parts fill the waits at forks and joins, in some stages or in all.
+"""ZB-H1 on a graph of stages: weight parts fill the waits at forks and joins.
 
 Warm-up is that of GraphPipe (arXiv 2406.17145), and backwards are split as in ZB-H1 (Qi et al., arXiv
-2401.10241). A stage runs each weight part later than its input part by the micro-batches that the deepest
-stage keeps in flight beyond its own. So no stage keeps more than the deepest one. On a chain it is ZB-H1.
+2401.10241). The deepest stage keeps the most micro-batches in flight. Another stage runs its weight parts
+later, by the difference. So no stage keeps more than the deepest one. On a chain it is ZB-H1.
 """
 
 from __future__ import annotations

@@ -83,6 +83,7 @@ class GraphPipePlanner:
         orders: further orders and shardings to try on the best partitions, where they are not pinned. 1f1b
             keeps a micro-batch for every stage, not only for those on a path, so messages delay it less.
             Orders with backwards in two parts wait less at forks and joins.
+        nearness: the longest step of a pipeline that is tried in these, over that of the fastest one.
         most_whole: the most stages of a plan that are tried with whole backwards, one after the other.
     """
 
@@ -94,6 +95,7 @@ class GraphPipePlanner:
         (SPLIT_SCHEDULE, "zero-0"),
         (SPLIT_CHAIN_SCHEDULE, "zero-0"),
     )
+    nearness: float = 1.25
     most_whole: int = 32
 
     def space(self, problem: Problem) -> Iterator[Layout]:
@@ -118,8 +120,10 @@ class GraphPipePlanner:
         searches = [*map(search.alike, kinds), search.unlike(kinds[0])]
         found = [one for some in searches for one in search.simulated(some, self.finalists)]
         candidates = sorted(_once([*found, *search.replicas()]), key=rank_key(problem))
-        pipelines = [one for one in candidates if one.plan is not None and len(one.plan.stages) > 1]
-        varied = [one for best in pipelines for one in self._varied(problem, best)]
+        fitting = [one for one in candidates if one.verdict is Verdict.FITS]
+        pipelines = [one for one in fitting if one.plan is not None and len(one.plan.stages) > 1]
+        near = [one for one in pipelines if one.step_s <= self.nearness * pipelines[0].step_s]
+        varied = [one for best in near for one in self._varied(problem, best)]
         candidates = sorted(_once([*candidates, *varied]), key=rank_key(problem))
         candidates = sorted(
             _once([*candidates, *self._partly_whole(problem, candidates)]), key=rank_key(problem)
@@ -130,7 +134,7 @@ class GraphPipePlanner:
         """Yield a simulated partition in other orders and shardings."""
         pins, job = problem.pins, problem.job
         # As in other searches, processors keep to the plainest orders.
-        if best.plan is None or best.verdict is not Verdict.FITS or not overlaps(job.cluster):
+        if best.plan is None or not overlaps(job.cluster):
             return
         for name, sharding in self.orders:
             if job.graph.is_chain and is_for_graphs(get_schedule(name)):
