@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from doors.job_traces import even, slowed
 
 from weft.cli.main import run
 
@@ -214,3 +217,50 @@ def test_a_job_that_weft_does_not_model_gets_no_verdict(
     assert "without these" in out
     for verdict in ("weft's plan", "weft would", "faster", "fits"):
         assert verdict not in out
+
+
+@pytest.fixture
+def job_trace(tmp_path: Path) -> Path:
+    path = tmp_path / "job.parquet"
+    pq.write_table(pa.table(dict(slowed(even(), 1.5, stage=3))), path)
+    return path
+
+
+def test_the_trace_of_a_job_is_explained(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, job_trace: Path
+) -> None:
+    page = tmp_path / "job.html"
+    assert run(["explain", str(job_trace), "--report", str(page)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("trace of a job: 4 stages, 2 replicas, 8 ranks, order 1f1b; 3 steps of ")
+    assert "stage 3, which has the loss: 45.0 ms forward and backward" in text
+    assert "Give it fewer layers" in page.read_text()
+    assert run(["explain", str(job_trace), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert max(record["by_stage"], key=record["by_stage"].get) == "3"
+    assert len(record["says"]) == 2
+
+
+def test_the_simulator_is_scored_on_a_trace(capsys: pytest.CaptureFixture[str], job_trace: Path) -> None:
+    assert run(["score", "--trace", str(job_trace), "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)["trace"]
+    assert figures["own times of the step"]["n"] == 3
+    assert figures["own times of the step"]["max_ape"] < 1e-6
+    assert run(["score", "--trace", str(job_trace)]) == 0
+    assert "own times of the step" in capsys.readouterr().out
+
+
+def test_options_that_say_nothing_of_a_trace_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, deepspeed: Path, job_trace: Path
+) -> None:
+    [line] = lines_of_refusal(capsys, "explain", job_trace, "--model", "gpt2")
+    assert line == f"weft: {job_trace}: a trace is measured and needs no options; leave them out"
+    [line] = lines_of_refusal(capsys, "explain", deepspeed, "--report", tmp_path / "page.html")
+    assert line == f"weft: {deepspeed}: not the trace of a job; only these have a page"
+    [line] = lines_of_refusal(capsys, "score", "--trace", job_trace, "--cluster", "8xa100-80gb")
+    assert line.startswith("weft: cluster: not with --trace")
+    [line] = lines_of_refusal(capsys, "score", "--trace", deepspeed)
+    assert line.startswith(f"weft: {deepspeed}: no trace of a job")
+    assert lines_of_refusal(capsys, "score", "--ledger", "--trace", job_trace) == [
+        "weft: score: give one of a CSV file, --ledger and --trace"
+    ]

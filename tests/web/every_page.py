@@ -5,16 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
+from doors.job_traces import even, slowed
 from web.lessons import learned
 from web.plans import branches, searched, small_curve, two_stages
 from web.samples import sample_report
 
+from weft.doors.trace.job.losses import losses_of
+from weft.doors.trace.job.operations import operations_of
 from weft.planning.advice import advised
 from weft.planning.report_sections import ChartLine, Section, SectionChart
 from weft.planning.what_if import what_if
 from weft.predict.ledger import Entry
 from weft.web.pages.calibration import ledger_page, lessons_page
 from weft.web.pages.curve import curve_page
+from weft.web.pages.job import job_page
 from weft.web.pages.plan import show_page
 from weft.web.pages.report import report_html
 from weft.web.pages.search import plan_page
@@ -53,4 +57,5 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "curve": curve,
     "corrections": lambda: lessons_page(learned()),
     "ledger": ledger,
+    "job": lambda: job_page(losses_of(operations_of(slowed(even(), 1.4, stage=2, replica=1), "job"))),
 }

@@ -8,13 +8,15 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from weft.cli.output import Json, console, print_json
+from weft.cli.job_traces import explain_job
+from weft.cli.output import Json, WrittenFile, console, print_json
 from weft.describe.plan import Recompute
 from weft.describe.units import format_bytes, format_odds, format_seconds
 from weft.doors.explained import Explanation, explain_text, layout_record
 from weft.doors.implied import Answers
 from weft.doors.trace.analysis import Analysis, analyse, says
 from weft.doors.trace.events import is_trace, read_bytes, read_trace
+from weft.doors.trace.job.files import read_job
 from weft.errors import InputError, Violation
 from weft.predict.cost.memory import BUFFERS
 
@@ -30,13 +32,14 @@ def explain(
     micro_batch_size: int | None = None,
     recompute: Recompute | None = None,
     search: bool = True,
+    report: WrittenFile | None = None,
     json: Json = False,
 ) -> None:
     """Explain a file of another stack: layout, mistakes, prediction.
 
     The content determines the stack. Formats: DeepSpeed (JSON), Accelerate and Axolotl (YAML). Also
     torchtitan (TOML, or configuration in Python), and Megatron-LM (a command line or the script around it).
-    A trace of torch.profiler (JSON, also .gz) can be read too.
+    A trace of torch.profiler (JSON, also .gz) can be read too, or of a job (Parquet, JSON, a folder).
 
     - `weft explain ds_config.json --model llama-7b --on 16xa100-80gb`
     - `weft explain train_gpt.sh --on 64xh100-80gb`
@@ -60,8 +63,9 @@ def explain(
         none, selective or full, instead of the file's.
     search
         Search weft's own best plan, too; this takes as long as `weft plan`.
+    report
+        Write a page about the trace of a job.
     """
-    data = read_bytes(file)
     answers = Answers(
         model=model,
         on=on,
@@ -70,9 +74,16 @@ def explain(
         micro_batch_size=micro_batch_size,
         recompute=recompute,
     )
+    job = read_job(file)
+    data = b"" if job is not None else read_bytes(file)
+    if answers != Answers() and (job is not None or is_trace(data)):
+        raise InputError(Violation(str(file), "a trace is measured and needs no options; leave them out"))
+    if job is not None:
+        explain_job(job, report, json=json)
+        return
+    if report is not None:
+        raise InputError(Violation(str(file), "not the trace of a job; only these have a page"))
     if is_trace(data):
-        if answers != Answers():
-            raise InputError(Violation(str(file), "a trace is measured and needs no options; leave them out"))
         analysis = analyse(read_trace(data, str(file)))
         print_json(analysis.record()) if json else _print_analysis(analysis)
         return

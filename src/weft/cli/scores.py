@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from weft.cli.job_traces import score_trace
 from weft.cli.output import (
     Flag,
     Json,
@@ -13,6 +14,7 @@ from weft.cli.output import (
     plain_table,
     print_json,
     progressing,
+    refuse_options,
     say_written,
     write_asked,
 )
@@ -36,6 +38,7 @@ def score(
     output: WrittenFile | None = None,
     report: WrittenFile | None = None,
     ledger: Flag = False,
+    trace: Path | None = None,
     json: Json = False,
 ) -> None:
     """Score predictions against measured steps.
@@ -57,9 +60,18 @@ def score(
         Write a page that shows every prediction next to its measurement.
     ledger
         Score the measured predictions of this machine.
+    trace
+        Score the simulator on a trace of a job, with the trace's own times of operations.
     """
-    if ledger == (file is not None):
-        raise InputError(Violation("score", "give either a CSV file or --ledger"))
+    if ledger + (file is not None) + (trace is not None) != 1:
+        raise InputError(Violation("score", "give one of a CSV file, --ledger and --trace"))
+    if trace is not None:
+        refuse_options(
+            {"cluster": cluster, "profile": profile, "output": output, "report": report},
+            "not with --trace, which has all times; `weft explain TRACE --report` makes a page",
+        )
+        score_trace(trace, json=json)
+        return
     if file is None:
         _score_ledger(report, json=json)
         return
