@@ -123,7 +123,7 @@ def plan(
     planner
         The planner of the search: weft (default), homogeneous, uniform, megatron, amp, graphpipe,
         pipedream, piper, equal-split, annealing, metis-form, random or exhaustive. By placing single
-        layers: baechi, m-topo, m-etf, m-sct, heft, round-robin, expert, exact or learned.
+        layers: baechi, m-topo, m-etf, m-sct, heft, round-robin, expert, learned or repair.
     memory_risk
         The largest probability that a plan does not fit (0.02).
     budget_seconds

@@ -67,10 +67,11 @@ class Plain:
                 for device in self.places:
                     free = self.board.free_at[device] <= now
                     if free and (found := self.choice(device, now)) and found[0] <= now:
-                        choices.append((self.start(found[1], device), found[1], device))
+                        taken = self.board.ticks_of(found[1], device)
+                        choices.append((self.start(found[1], device), found[1], taken, device))
                 if not choices:
                     break
-                _, operator, device = min(choices)
+                _, operator, _, device = min(choices)
                 self.board.place(operator, device)
                 self.last[device] = operator
             ticks = []

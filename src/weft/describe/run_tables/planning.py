@@ -56,8 +56,8 @@ class PlanTable(PartialLayout):
     planner: Word | None = Field(
         default=None,
         description="which planner searches: homogeneous, uniform, megatron, amp, graphpipe, "
-        "pipedream, piper, equal-split, baechi, m-topo, m-etf, m-sct, heft, round-robin, expert, exact, "
-        "learned, annealing, metis-form, random or exhaustive",
+        "pipedream, piper, equal-split, baechi, m-topo, m-etf, m-sct, heft, round-robin, expert, learned, "
+        "repair, annealing, metis-form, random or exhaustive",
     )
     then: ThenTable | None = Field(
         default=None,
