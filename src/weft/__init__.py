@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from weft.describe.plan import Plan
     from weft.errors import InputError, RunError
     from weft.run.own_loop import Runtime
+    from weft.run.placed_model import PlacedDevice, PlacedModel
     from weft.timeline.timeline import Timeline
 
 __version__ = "0.1.0"
@@ -30,6 +31,8 @@ _PUBLIC = {
     "CapturedModel": "weft.capture.graphs.captured",
     "Cluster": "weft.describe.cluster",
     "InputError": "weft.errors",
+    "PlacedDevice": "weft.run.placed_model",
+    "PlacedModel": "weft.run.placed_model",
     "Plan": "weft.describe.plan",
     "Planned": "weft.api",
     "Run": "weft.api",
@@ -47,6 +50,8 @@ __all__ = [
     "CapturedModel",
     "Cluster",
     "InputError",
+    "PlacedDevice",
+    "PlacedModel",
     "Plan",
     "Planned",
     "Run",

@@ -6,12 +6,15 @@ import pytest
 import torch
 from own_models import diamond, two_stems
 from small_plans import make_plan
+from torch import nn
 
 from weft.capture.block_model import BlockModel
+from weft.capture.graphs.captured import CapturedModel
 from weft.describe.models import resolve_model
-from weft.describe.plan import Plan
+from weft.describe.plan import Plan, Replica, Stage
 from weft.errors import InputError, RunError
 from weft.run.placed_model import PlacedDevice, PlacedModel
+from weft.run.stage.families.own import OwnStage
 
 CPU = torch.device("cpu")
 
@@ -24,7 +27,7 @@ def plan_of(name: str, places: tuple[int, ...], **more: int) -> Plan:
 def on_one(model: BlockModel, inputs: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The output and the gradients of all layers in their order, on one device."""
     graph = model.layer_graph()
-    layers = [model.layer(index) for index in range(len(graph.layers))]
+    layers = [*OwnStage(model, range(len(graph.layers)), 1, torch.float32).layers.values()]
     made: list[torch.Tensor] = []
     for index, layer in enumerate(layers):
         read = [inputs for _ in graph.inputs_read[index]]
@@ -37,10 +40,8 @@ def on_one(model: BlockModel, inputs: torch.Tensor) -> tuple[torch.Tensor, list[
 def test_outputs_and_gradients_have_the_bits_of_one_device(name: str, places: tuple[int, ...]) -> None:
     model = {"diamond": diamond, "two_stems": two_stems}[name]()
     inputs = torch.randn(4, 1, 8, 8)
-    torch.manual_seed(1)
     expected, gradients = on_one(model, inputs)
-    torch.manual_seed(1)
-    placed = PlacedModel(model, plan_of(name, places), ["cpu"] * (max(places) + 1))
+    placed = PlacedModel(model, plan_of(name, places), ["cpu"] * (max(places) + 1), seed=1)
     output = placed(inputs)
     output.square().sum().backward()
     assert torch.equal(output, expected)
@@ -72,6 +73,42 @@ def test_a_device_that_would_hold_more_than_its_limit_says_how_much_it_lacks() -
         placed(torch.randn(64, 1, 8, 8))
     with pytest.raises(RunError, match="device 1 lacks 1 B"):
         PlacedModel(diamond(), plan, [PlacedDevice(CPU), PlacedDevice(CPU, states[1] - 1)])
+
+
+class Tied(nn.Module):
+    """A table that the head uses again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Embedding(7, 6), nn.Linear(6, 6), nn.Linear(6, 7, bias=False)])
+        self.blocks[2].weight = self.blocks[0].weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            tokens = block(tokens)
+        return tokens
+
+
+def test_layers_with_a_common_parameter_train_one() -> None:
+    tokens = torch.arange(6).reshape(2, 3)
+    whole = Tied()
+    whole(tokens).square().sum().backward()
+    model = CapturedModel(whole, tokens[:1])
+    plan = plan_of("diamond", (0, 1, 0)).model_copy(update={"stages": placed_stages((0, 1, 0))})
+    placed = PlacedModel(model, plan, ["cpu", "cpu"])
+    placed(tokens).square().sum().backward()
+    assert [one.shape for one in placed.parameters()] == [one.shape for one in whole.parameters()]
+    for one, other in zip(placed.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    apart = plan.model_copy(update={"stages": placed_stages((0, 1, 1))})
+    with pytest.raises(InputError, match=r"blocks\.0 and blocks\.2 share a parameter"):
+        PlacedModel(model, apart, ["cpu", "cpu"])
+
+
+def placed_stages(places: tuple[int, ...]) -> tuple[Stage, ...]:
+    """A layer for each stage."""
+    replicas = [(Replica(ranks=(place,), micro_batches=4),) for place in places]
+    return tuple(Stage(layers=(index,), replicas=one) for index, one in enumerate(replicas))
 
 
 def test_plans_with_replicas_other_models_and_too_few_devices_are_refused() -> None:

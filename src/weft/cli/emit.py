@@ -8,7 +8,7 @@ from pathlib import Path
 
 from weft.cli.output import print_json, write_asked
 from weft.describe.units import format_bytes, format_seconds
-from weft.doors.emit import OWN_RUNS, emit
+from weft.doors.emit import NO_LAYOUTS, OWN_RUNS, emit
 from weft.doors.emit.base import Decided, Emitted
 from weft.doors.explain import read_configuration
 from weft.doors.implied import PredictedPlan, carried_out, planned_layout
@@ -73,7 +73,7 @@ def as_written(planned: PlannedJob, name: str, emitted: Emitted) -> PredictedPla
 
     Choices that the file leaves to the program (recomputation, the samples of a micro-batch) are as planned.
     """
-    if name in OWN_RUNS or not emitted.losses:
+    if name in NO_LAYOUTS or not emitted.losses:
         return None
     decided = Decided(planned)
     configuration = read_configuration(emitted.text, emitted.file)

@@ -144,8 +144,8 @@ def plan(
         Write the best plan to this file.
     emit
         Write the best plan for another stack, such as slurm. The file goes to --out or here.
-        Stacks: megatron, torchtitan, torchtitan-toml (up to 0.2), deepspeed, accelerate. Also slurm,
-        skypilot or k8s, which start weft's own runtime.
+        Stacks: megatron, torchtitan, torchtitan-toml (up to 0.2), deepspeed, accelerate, device-map. Also
+        slurm, skypilot or k8s, which start weft's own runtime.
     report
         Write a page that shows every layout, step against memory; with --curve, both charts.
     measure

@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.describe.families.own import OwnModel
+from weft.describe.families.own import OwnModel, SharesParameters
+from weft.describe.layer_graph import LayerGraph
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.units import format_bytes
 from weft.errors import InputError, RunError, Violation
 from weft.predict.cost.memory import plan_states
+from weft.randomness import counter_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +86,25 @@ class PlacedModel(nn.Module):
         model: the layers, such as `BlockModel` or `CapturedModel`.
         plan: one replica and one rank for each stage; rank r is `devices[r]`.
         devices: those of the plan's ranks, such as "cuda:0" or `PlacedDevice`.
+        seed: draws initial values as runs with this seed do.
 
     Raises:
         InputError: when the plan has several replicas or ranks for a stage, is for another model, or needs
-            more devices; when states exceed a device's limit, with the bytes that it lacks.
+            more devices; when layers that share a parameter are on several devices.
+        RunError: when states exceed a device's limit, with the bytes that it lacks.
     """
 
     def __init__(
-        self, model: OwnModel, plan: Plan, devices: Sequence[PlacedDevice | torch.device | str]
+        self,
+        model: OwnModel,
+        plan: Plan,
+        devices: Sequence[PlacedDevice | torch.device | str],
+        *,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         self._graph = graph = model.layer_graph()
-        _require_placed(plan, len(graph.layers), len(devices))
+        _require_placed(plan, graph, len(devices))
         self._devices = [
             one if isinstance(one, PlacedDevice) else PlacedDevice(torch.device(one)) for one in devices
         ]
@@ -105,14 +114,18 @@ class PlacedModel(nn.Module):
             for layer in stage.layers:
                 self._home[layer] = stage.replicas[0].ranks[0]
                 self._order.append(layer)
-        modules = [model.layer(index) for index in range(len(graph.layers))]
+        modules = [_drawn(model, index, seed) for index in range(len(graph.layers))]
+        _share(model, modules)
         self.layers = nn.ModuleList(
             module.to(self._devices[home].device) for module, home in zip(modules, self._home, strict=True)
         )
         each = plan_states(plan).total
         parameters = [0] * len(devices)
+        known: set[nn.Parameter] = set()
         for module, home in zip(modules, self._home, strict=True):
-            parameters[home] += sum(one.numel() for one in module.parameters())
+            own = {*module.parameters()} - known
+            known |= own
+            parameters[home] += sum(one.numel() for one in own)
         self._ledgers = [
             _Ledger(number, one.limit_bytes, each * parameters[number])
             for number, one in enumerate(self._devices)
@@ -154,19 +167,44 @@ class PlacedModel(nn.Module):
         return made[len(self.layers) - 1]
 
 
+def _drawn(model: OwnModel, index: int, seed: int) -> nn.Module:
+    """Return a layer with the initial values of any run with this seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(counter_seed(seed, index))
+        module: nn.Module = model.layer(index)
+        return module
+
+
+def _share(model: OwnModel, modules: Sequence[nn.Module]) -> None:
+    """Let layers that share a parameter have one; they are on one device, as a placement keeps them."""
+    if not isinstance(model, SharesParameters):
+        return
+    for names in model.shared_names():
+        (first, name), *others = names.items()
+        parameter = modules[first].get_parameter(name)
+        for layer, other in others:
+            owner, _, last = other.rpartition(".")
+            setattr(modules[layer].get_submodule(owner), last, parameter)
+
+
 def _unpacked(kept: Any) -> torch.Tensor:
     tensor: torch.Tensor = kept.tensor
     return tensor
 
 
-def _require_placed(plan: Plan, layers: int, devices: int) -> None:
+def _require_placed(plan: Plan, graph: LayerGraph, devices: int) -> None:
     """Refuse plans with other stages than placed ones, of other models, or for more devices."""
-    problems = []
+    problems, layers = [], len(graph.layers)
     if any(len(stage.replicas) > 1 or len(stage.replicas[0].ranks) > 1 for stage in plan.stages):
         problem = "a stage has several replicas or ranks; one process has each layer once"
         problems.append(Violation("plan", problem, "dp 1, tp 1"))
     if sorted(layer for stage in plan.stages for layer in stage.layers) != list(range(layers)):
         problems.append(Violation("plan", f"its stages do not have the {layers} layers of the model"))
+    homes = {layer: stage.replicas[0].ranks for stage in plan.stages for layer in stage.layers}
+    for one in graph.tied:
+        if len({homes.get(layer) for layer in one.layers}) > 1:
+            names = " and ".join(graph.layers[layer].name for layer in one.layers)
+            problems.append(Violation("plan", f"{names} share a parameter and are on several devices"))
     if plan.ranks > devices:
         problem = f"{devices} devices are given, and the plan has {plan.ranks} ranks"
         problems.append(Violation("devices", problem, str(plan.ranks)))

@@ -9,6 +9,7 @@ from weft.describe.model import ModelConfig
 from weft.doors.emit import (
     accelerate,
     deepspeed,
+    device_map,
     kubernetes,
     megatron,
     skypilot,
@@ -30,6 +31,7 @@ EMITTERS: Mapping[str, Callable[[PlannedJob], Emitted]] = MappingProxyType(
             torchtitan_toml,
             deepspeed,
             accelerate,
+            device_map,
             slurm,
             skypilot,
             kubernetes,
@@ -38,6 +40,8 @@ EMITTERS: Mapping[str, Callable[[PlannedJob], Emitted]] = MappingProxyType(
 )
 # Stacks that start weft's own runtime, which must be able to execute the plan.
 OWN_RUNS = frozenset({slurm.NAME, skypilot.NAME, kubernetes.NAME})
+# Files that are no configuration of a layout, which `weft explain` could read.
+NO_LAYOUTS = OWN_RUNS | {device_map.NAME}
 
 
 # Stacks with models of few families, by the name that messages give them.

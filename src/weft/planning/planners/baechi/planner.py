@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from weft.describe.layout import Layout
 from weft.errors import InputError
@@ -31,8 +30,12 @@ from weft.planning.planners.simulated import prepare
 from weft.planning.problem import Problem
 from weft.program.schedules.placed import Placed
 
-# Both are tried: groups as the paper makes them, and smaller ones that leave branches apart.
-CO_PLACEMENTS: tuple[CoPlacement, ...] = ("readers", "chains")
+# All are tried: groups as the paper makes them, smaller ones that leave branches apart, and none.
+CO_PLACEMENTS: tuple[CoPlacement, ...] = ("readers", "chains", "none")
+# Placements to change step by step: the best one may be a poor beginning.
+STARTS = 3
+# Without groups, placing more layers takes too long.
+MOST_ALONE = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,7 @@ class PlacementPlanner:
         name: the name that users type.
         placers: names of `weft.planning.placement.placers.PLACERS`.
         finalists: placements to simulate, least estimates first.
-        changes: changed placements to simulate, of the best one and then of those that are better.
+        changes: changed placements to simulate, from each of the `STARTS` best ones on.
     """
 
     name: str
@@ -89,7 +92,8 @@ class PlacementPlanner:
         refused: dict[str, Candidate] = {}
         for question in (one for inputs in every for one in questions(inputs)):
             devices = question.inputs.devices
-            for co_placement in CO_PLACEMENTS:
+            small = question.graph.operators <= MOST_ALONE
+            for co_placement in CO_PLACEMENTS if small else CO_PLACEMENTS[:2]:
                 reduced = prepared(question.graph, devices, co_placement)
                 for way in self.placers:
                     try:
@@ -106,25 +110,26 @@ class PlacementPlanner:
     def _changed(
         self, problem: Problem, known: Sequence[tuple[Candidate, PlacedStages]]
     ) -> list[tuple[Candidate, PlacedStages]]:
-        """Return better placements, each with one group of the last one on another device."""
-        key, left = rank_key(problem), self.changes
+        """Return better placements: each has one group of another one on another device."""
+        key = rank_key(problem)
         fitting = [pair for pair in known if pair[0].verdict is Verdict.FITS]
-        if not fitting:
-            return []
-        best = min(fitting, key=lambda pair: key(pair[0]))
-        found: list[tuple[Candidate, PlacedStages]] = []
-        while left > 0:
-            for changed in islice(best[1].moved(), left):
-                left -= 1
-                candidate = changed.judged()
-                if key(candidate) < key(best[0]):
-                    best = candidate, changed
-                    found.append(best)
-                    break
-            else:
-                break
-        return found
+        starts = sorted(fitting, key=lambda pair: key(pair[0]))[:STARTS]
+        return [one for start in starts for one in self._climbed(problem, start)]
+
+    def _climbed(
+        self, problem: Problem, start: tuple[Candidate, PlacedStages]
+    ) -> Iterator[tuple[Candidate, PlacedStages]]:
+        """Yield placements, each better than the one before, until no change or no trial is left."""
+        key, left, best = rank_key(problem), self.changes, start
+        changes = best[1].moved()
+        while left > 0 and (changed := next(changes, None)) is not None:
+            left -= 1
+            candidate = changed.judged()
+            if key(candidate) < key(best[0]):
+                best = candidate, changed
+                yield best
+                changes = changed.moved()
 
 
 # Baechi's three ways, and small changes of the best placement.
-BAECHI_PLANNER = PlacementPlanner(name="baechi", placers=BAECHI, changes=60)
+BAECHI_PLANNER = PlacementPlanner(name="baechi", placers=BAECHI, changes=30)

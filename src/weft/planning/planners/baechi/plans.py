@@ -125,6 +125,8 @@ class PlacedStages:
             raise InputError(
                 Violation("placement", f"device {idle} gets no layer, and device {used[-1]} does")
             )
+        if problem.pins.pp not in (None, len(used)):
+            raise InputError(Violation("plan.pp", f"{problem.pins.pp} is pinned, and {len(used)} get layers"))
         layout = Layout(
             pp=len(used),
             dp=inputs.dp,
