@@ -2,6 +2,11 @@
 
     python benchmarks/graph_planners.py [--devices 8,32]
 
+`graphpipe` splits backwards, which the published planners do not. So it also plans without, and with the size
+of micro-batches of the best published plan. All rows of stages run by the edges of the layers, so branches of
+published plans run side by side, too. In their own systems they do not: there the model is a chain. So the
+published planners also plan the flattened model. At last Uno gets more and more branches.
+
 Steps are predicted on V100 with 4 devices to a node and 100 Gb/s between nodes, as in GraphPipe's comparison
 (arXiv 2406.17145, appendix A.2). Replicas keep whole states, and layers are not divided. Searches are seconds
 of the processor, once each. No plan is no gain: such baselines are left out of ratios.
@@ -18,8 +23,13 @@ from figures import Value
 from harness import Report, parser
 
 from weft.describe.cluster import Cluster, Link
+from weft.describe.families import layer_graph
+from weft.describe.graph_models import tower_config
+from weft.describe.layer_graph import chain_edges
 from weft.describe.layout import PartialLayout
 from weft.planning.planners import PLANNERS, Candidate, Planner
+from weft.planning.planners.graphpipe import GraphPipePlanner
+from weft.planning.planners.graphpipe.plans import CHAIN_SCHEDULE, depth_of
 from weft.planning.problem import Problem, problem_of
 from weft.program.schedules.ring import divisors
 
@@ -35,6 +45,11 @@ MODELS = (
 PUBLISHED = ("pipedream", "piper", "equal-split")
 LIMIT_S = 60.0
 MANY, LEAST, BEST = 32, 1.25, 1.6
+# GraphPipe's own orders: backwards stay whole.
+WHOLE = GraphPipePlanner(orders=((CHAIN_SCHEDULE, "zero-0"),))
+STUDIED = 1.2
+BRANCHES, BRANCHED, GROWN = (2, 4, 8, 16), ("candle-uno", "v100-16gb", 16, 64 * 16), 2.0
+IN_A_ROW = "stages in a row win"
 
 
 def cluster_of(cluster: Cluster, devices: int) -> Cluster:
@@ -87,7 +102,7 @@ def measure(report: Report, question: Question) -> None:
     cell = f"{model}, batch {batch}, {devices} {device}"
     if not report.missing(cell):
         return
-    asked, steps, sizes = problem(*question), dict[str, float](), dict[str, int]()
+    asked, bests = problem(*question), dict[str, Candidate]()
     found: dict[str, Value] = {}
     for name in ("graphpipe", *PUBLISHED, "weft"):
         began = time.process_time()
@@ -97,22 +112,113 @@ def measure(report: Report, question: Question) -> None:
         if best is None or searched_s > LIMIT_S:
             report.say(f"{cell}: no plan of {name}")
             continue
-        assert best.plan is not None, "a fitting candidate was simulated"
-        steps[name], sizes[name] = best.step_s, best.plan.micro_batch_size
-        found[name] = Value(best.step_s, "s")
+        bests[name], found[name] = best, Value(best.step_s, "s")
         report.say(f"{cell}: {name}: {best.words}")
-    graph_s = steps["graphpipe"]
-    published = {name: step_s for name, step_s in steps.items() if name in PUBLISHED}
+    graph_s = bests["graphpipe"].step_s
+    found |= depths(asked, "graphpipe", bests["graphpipe"])
+    published = [one for name, one in bests.items() if name in PUBLISHED]
     if published:
-        name = min(published, key=published.__getitem__)
-        found["best published / graphpipe"] = over(published[name] / graph_s, LEAST if devices == MANY else 1)
-        found["at its micro-batch size"] = Value(published[name] / alike_s(question, sizes[name]), "ratio")
+        least = min(published, key=lambda one: one.step_s)
+        found["best published / graphpipe"] = over(least.step_s / graph_s, LEAST if devices == MANY else 1)
+        found |= {**without_split(question, least), **depths(asked, "best published", least)}
+    found["flattened"] = over(
+        best_published(flattened(asked)).step_s / whole_s(asked), LEAST if devices == MANY else 1
+    )
     pinned = [swept(name, question) for name in ("pipedream", "equal-split")]
-    every = [*published.values(), *(one for one in pinned if one is not None)]
+    every = [*(one.step_s for one in published), *(one for one in pinned if one is not None)]
     found["with replicas swept"] = over(min(every) / graph_s, 1.0)
-    if "weft" in steps:
-        found["weft's chain / graphpipe"] = Value(steps["weft"] / graph_s, "ratio")
+    if "weft" in bests:
+        found["weft's chain / graphpipe"] = over(bests["weft"].step_s / graph_s, 1.0)
     report.add_cell(cell, found)
+
+
+def flattened(asked: Problem) -> Problem:
+    """The layers one after the other, each of which waits for the one before."""
+    graph = asked.job.graph
+    chain = replace(graph, edges=chain_edges(len(graph.layers)))
+    return replace(asked, job=replace(asked.job, graph=chain))
+
+
+def best_published(asked: Problem) -> Candidate:
+    found = [best for name in PUBLISHED if (best := best_of(name, asked)) is not None]
+    return min(found, key=lambda one: one.step_s)
+
+
+def whole_s(asked: Problem) -> float:
+    """The step of `graphpipe` with whole backwards."""
+    return WHOLE.search(asked).fitting[0].step_s
+
+
+def without_split(question: Question, published: Candidate) -> dict[str, Value]:
+    """What `graphpipe` gains with whole backwards, and with the micro-batches of the best published plan."""
+    assert published.plan is not None, "a fitting candidate was simulated"
+    sized = problem(*question, micro_batch_size=published.plan.micro_batch_size)
+    found: dict[str, Value] = {}
+    for what, asked in (("whole backwards", problem(*question)), ("and its micro-batch size", sized)):
+        best = next(iter(WHOLE.search(asked).fitting), None)
+        if best is not None:
+            found[what] = Value(published.step_s / best.step_s, "ratio")
+        if best is not None and asked is sized:
+            found["peak, graphpipe with its size"] = Value(peak_bytes(best), "bytes")
+    return {**found, "peak, best published": Value(peak_bytes(published), "bytes")}
+
+
+def peak_bytes(candidate: Candidate) -> int:
+    assert candidate.prediction is not None, "a fitting candidate was simulated"
+    return max(candidate.prediction.peak_bytes)
+
+
+def depths(asked: Problem, name: str, candidate: Candidate) -> dict[str, Value]:
+    """The stages of a plan, and those on their longest path."""
+    assert candidate.plan is not None, "a fitting candidate was simulated"
+    stages, longest = len(candidate.plan.stages), depth_of(candidate.plan, asked.job.graph)
+    row = Value(int(longest == stages), "count")
+    counts = {f"stages, {name}": Value(stages, "count"), f"longest path, {name}": Value(longest, "count")}
+    return {**counts, IN_A_ROW: row} if name == "graphpipe" else counts
+
+
+def study(report: Report) -> None:
+    """GraphPipe's case study: two branches on eight devices, beside the flattened model, no replicas."""
+    cell = "case study, no replicas"
+    if not report.missing(cell):
+        return
+    asked = problem("two-branch", "v100-16gb", 8, 32, dp=1, pp=8)
+    flat = flattened(asked)
+    graph, chain, split = WHOLE.search(asked).fitting[0], best_published(flat), best_of("graphpipe", asked)
+    found: dict[str, Value] = {}
+    for run, name, one in ((asked, "graphpipe", graph), (flat, "flattened", chain)):
+        assert one.plan is not None, "a fitting candidate was simulated"
+        found[name], found[f"peak, {name}"] = Value(one.step_s, "s"), Value(peak_bytes(one), "bytes")
+        found[f"samples, {name}"] = Value(one.plan.micro_batch_size, "count")
+        found |= depths(run, name, one)
+    assert split is not None, "it fits with whole backwards"
+    found["gain"] = over(chain.step_s / graph.step_s, STUDIED)
+    report.add_cell(cell, {**found, "gain with split backwards": over(chain.step_s / split.step_s, STUDIED)})
+
+
+def grow(report: Report) -> None:
+    """The gain over the best published plan where a model has more and more branches."""
+    gains = []
+    for branches in BRANCHES:
+        cell = f"{branches} branches of {BRANCHED[0]}"
+        if report.missing(cell):
+            config = tower_config(
+                cell,
+                family="candle-uno",
+                depth=4,
+                features=(4096,) * branches,
+                feed_forward=4096,
+                joint_depth=4,
+            )
+            made = problem(*BRANCHED)
+            asked = replace(made, job=replace(made.job, graph=layer_graph(config)))
+            step_s, published_s = whole_s(asked), best_published(asked).step_s
+            flat_s = best_published(flattened(asked)).step_s
+            gains_of = {"gain": published_s / step_s, "gain over the flattened model": flat_s / step_s}
+            ratios = {what: over(gain, 1.0) for what, gain in gains_of.items()}
+            report.add_cell(cell, {"graphpipe, whole backwards": Value(step_s, "s"), **ratios})
+        gains.append(report.values(cell)["gain over the flattened model"])
+    report.add("largest gain of more branches", over(max(gains), GROWN))
 
 
 def over(value: float, target: float) -> Value:
@@ -120,22 +226,17 @@ def over(value: float, target: float) -> Value:
     return Value(value, "ratio", target, met=value >= target * (1 - 1e-9))
 
 
-def alike_s(question: Question, size: int) -> float:
-    """The step of `graphpipe` with micro-batches of this size: what stages side by side gain alone."""
-    best = best_of("graphpipe", problem(*question, micro_batch_size=size))
-    return float("inf") if best is None else best.step_s
-
-
-def best_gain(report: Report) -> None:
-    """The largest gain on many devices."""
-    ratios = [
-        value
-        for name in (f"{model}, batch {each * MANY}, {MANY} {device}" for model, device, each in MODELS)
-        for what, value in report.values(name).items()
-        if what == "best published / graphpipe"
-    ]
-    if ratios:
-        report.add(f"largest gain on {MANY} devices", over(max(ratios), BEST))
+def in_all(report: Report, devices: list[int]) -> None:
+    """The largest gain on many devices, and the jobs in which stages in a row win."""
+    rows, gains = 0, []
+    for model, device, each in MODELS:
+        for count in devices:
+            known = report.values(f"{model}, batch {each * count}, {count} {device}")
+            rows += round(known[IN_A_ROW])
+            gains += [known["best published / graphpipe"]] if count == MANY else []
+    if gains:
+        report.add(f"largest gain on {MANY} devices", over(max(gains), BEST))
+    report.add(f"jobs in which {IN_A_ROW}, of {len(MODELS) * len(devices)}", Value(rows, "count"))
 
 
 def options() -> argparse.ArgumentParser:
@@ -148,10 +249,13 @@ def main() -> None:
     asked = options().parse_args()
     report = Report("graph_planners", asked)
     report.print_machine()
+    every = [int(word) for word in asked.devices.split(",")]
     for model, device, each in MODELS:
-        for devices in map(int, asked.devices.split(",")):
+        for devices in every:
             measure(report, (model, device, devices, each * devices))
-    best_gain(report)
+    in_all(report, every)
+    study(report)
+    grow(report)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ BENCHMARKS = (
     ("sleep_compute",),
     ("graph_runtime",),
     ("graph_runtime", "--ranks", "8"),
+    ("graph_runtime", "--ranks", "2"),
     ("filled_bubbles",),
     ("slow_link",),
     ("sync_links",),

@@ -96,23 +96,48 @@ TABLES: Mapping[str, Listed | Crossed] = {
         "graph_runtime",
         "stages",
         ("chain", "graph", "gain", "simulated", "error", "stages with others in flight"),
+        "(?!.*, computing).*",
+    ),
+    "graph_runtime, computing": Crossed(
+        "graph_runtime", "stages", ("chain", "graph", "gain", "simulated", "error"), ".*, computing: .*"
     ),
     "graph_planners": Crossed(
         "graph_planners",
         "job",
         ("graphpipe", "pipedream", "piper", "equal-split", "weft"),
-        ".*: (graphpipe|pipedream|piper|equal-split|weft)",
+        ".* v100-.*: (graphpipe|pipedream|piper|equal-split|weft)",
     ),
     "graph_planners, gains": Crossed(
         "graph_planners",
         "job",
         (
             "best published / graphpipe",
-            "at its micro-batch size",
+            "whole backwards",
+            "and its micro-batch size",
+            "flattened",
             "with replicas swept",
             "weft's chain / graphpipe",
         ),
-        r".* v100-.*: (best published|at its|with replicas|weft's chain).*",
+        r".* v100-.*: (best published /|whole|and its|flattened|with replicas|weft's chain).*",
+    ),
+    "graph_planners, depths": Crossed(
+        "graph_planners",
+        "job",
+        (
+            "stages, graphpipe",
+            "longest path, graphpipe",
+            "stages, best published",
+            "peak, graphpipe with its size",
+            "peak, best published",
+        ),
+        ".* v100-.*: (stages, |longest path, graphpipe|peak, ).*",
+    ),
+    "graph_planners, case study": Listed("graph_planners", "case study.*"),
+    "graph_planners, branches": Crossed(
+        "graph_planners",
+        "model",
+        ("graphpipe, whole backwards", "gain", "gain over the flattened model"),
+        ".* branches of .*",
     ),
     "graph_planners, searches": Crossed(
         "graph_planners",
@@ -125,6 +150,7 @@ TABLES: Mapping[str, Listed | Crossed] = {
         "program, input and devices",
         ("slowest stage", "stages", "over the original", "search", "search of the original"),
     ),
+    "graph_planners, most": Listed("graph_planners", "(largest gain|jobs in which).*"),
     "placement": Crossed(
         "placement",
         "graph",
