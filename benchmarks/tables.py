@@ -221,7 +221,6 @@ TABLES: Mapping[str, Listed | Crossed] = {
             "search of the original",
         ),
     ),
-    "graph_planners, most": Listed("graph_planners", "largest gain.*"),
     "bubbles": Crossed(
         "bubbles",
         "blocks; order",

@@ -101,7 +101,9 @@ REFUSED = {
     (
         "captured_in_folder:absent",
     ): "cannot be imported: module 'captured_in_folder' has no attribute 'absent'",
-    ("captured_in_folder",): "'captured_in_folder' is not of the form package.module:function",
+    (
+        "captured_in_folder",
+    ): "'captured_in_folder' is neither of the form package.module:function nor an ONNX file",
     ("captured_in_folder:pair", "--level", "layer"): "--level: 'layer' is not one of block, module, operator",
     ("captured_in_folder:guarded",): "its control flow or sizes depend on values of tensors "
     "(captured_in_folder.py, line 27)",

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.capture.layer_costs import CountedOperators, distinct_kinds, storages_saved
+from weft.capture.layer_costs import CountedOperators, storages_saved
 from weft.describe.families.own import CalledLinear
-from weft.describe.layer import Layer
+from weft.describe.layer import Layer, distinct_kinds
 from weft.describe.layer_graph import LayerGraph, chain_edges
 from weft.describe.one_line import one_line
 from weft.errors import InputError, Violation

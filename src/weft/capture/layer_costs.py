@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,10 +13,9 @@ from torch.utils.flop_counter import flop_registry
 
 from weft.describe.amount import Amount
 from weft.describe.families.transformer import passes
-from weft.describe.layer import Layer, Matmul
+from weft.describe.layer import Layer, Matmul, sample_product
 from weft.errors import InputError, Violation
 
-_ONE = Amount.of(1.0)
 _ELEMENT_BYTES = 4
 # Copies of shapes alone, and memory that the next operator fills.
 _FREE = (
@@ -111,18 +109,18 @@ class CountedOperators(TorchDispatchMode):
         if name in ("mm", "addmm"):
             left, weight = arguments[-2:]
             rows, inner = left.shape
-            self.products.append(_product(1, rows, inner, weight.shape[1]))
+            self.products.append(sample_product(1, rows, inner, weight.shape[1]))
         elif name in ("bmm", "baddbmm"):
             left, right = arguments[-2:]
             count, rows, inner = left.shape
-            self.products_of_values.append(_product(count, rows, inner, right.shape[2]))
+            self.products_of_values.append(sample_product(count, rows, inner, right.shape[2]))
         elif name == "convolution":
             self.products.append(_convolution(arguments, result))
         elif name.startswith("_scaled_dot_product"):
             self.products_of_values += _attention(arguments)
         elif name in _GROUPED:
             rows, inner = arguments[0].shape
-            self.products.append(_product(1, rows, inner, arguments[1].shape[-1]))
+            self.products.append(sample_product(1, rows, inner, arguments[1].shape[-1]))
         else:
             return False
         return True
@@ -152,21 +150,6 @@ class CountedOperators(TorchDispatchMode):
         )
 
 
-def distinct_kinds(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Return the layers with kinds that tell unlike layers apart: `Linear`, `Linear-2` and so on."""
-    kinds: dict[Layer, str] = {}
-    counts: Mapping[str, int] = {}
-    found = []
-    for layer in layers:
-        plain = replace(layer, name="")
-        if plain not in kinds:
-            number = counts.get(layer.kind, 0) + 1
-            counts = {**counts, layer.kind: number}
-            kinds[plain] = layer.kind if number == 1 else f"{layer.kind}-{number}"
-        found.append(replace(layer, kind=kinds[plain]))
-    return tuple(found)
-
-
 def _several(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
@@ -176,7 +159,7 @@ def _convolution(arguments: tuple[Any, ...], result: torch.Tensor) -> Matmul:
     read, weight, transposed = arguments[0], arguments[1], arguments[6]
     windows = read if transposed else result
     rows = math.prod(windows.shape[2:]) * windows.shape[0]
-    return _product(1, rows, math.prod(weight.shape[1:]), weight.shape[0])
+    return sample_product(1, rows, math.prod(weight.shape[1:]), weight.shape[0])
 
 
 def _attention(arguments: tuple[Any, ...]) -> list[Matmul]:
@@ -197,14 +180,3 @@ def _attention(arguments: tuple[Any, ...]) -> list[Matmul]:
         )
         for size in sizes
     ]
-
-
-def _product(count: int, rows: int, inner: int, columns: int) -> Matmul:
-    """Return the product of one sample; more samples add rows, or products if there are several."""
-    several = count > 1
-    return Matmul(
-        count=Amount.of(count, batch=1) if several else _ONE,
-        rows=Amount.of(rows) if several else Amount.of(rows, batch=1),
-        inner=Amount.of(inner),
-        columns=Amount.of(columns),
-    )

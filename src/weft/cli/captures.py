@@ -1,4 +1,4 @@
-"""The command about a user's own code or file of a model: `capture`."""
+"""The command about a user's own module or ONNX file: `capture`."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ def capture(
 
     - `weft capture package.module:function -o graph.json`
     - `weft capture package.module:function -o graph.json --level operator`
+    - `weft capture model.onnx -o graph.json`
 
     Parameters
     ----------
     source
-        package.module:function; it returns a module and an example of its inputs, samples on the first axis.
+        package.module:function, which returns a module and an example of its inputs; or an ONNX file.
     out
         Write the layers to this file, which `weft plan` and others take as a model.
     level

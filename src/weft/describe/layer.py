@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 from weft.describe.amount import ZERO, Amount, Shape
 from weft.describe.one_line import one_line
@@ -205,3 +206,29 @@ class Layer:
 
 
 _PARTS = tuple(field.name for field in fields(Layer) if field.name != "name")
+
+
+def sample_product(count: int, rows: int, inner: int, columns: int) -> Matmul:
+    """Return the product of one sample; more samples add rows, or products if there are several."""
+    several = count > 1
+    return Matmul(
+        count=Amount.of(count, batch=1) if several else Amount.of(1.0),
+        rows=Amount.of(rows) if several else Amount.of(rows, batch=1),
+        inner=Amount.of(inner),
+        columns=Amount.of(columns),
+    )
+
+
+def distinct_kinds(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Return the layers with kinds that tell unlike layers apart: `Linear`, `Linear-2` and so on."""
+    kinds: dict[Layer, str] = {}
+    counts: Mapping[str, int] = {}
+    found = []
+    for layer in layers:
+        plain = replace(layer, name="")
+        if plain not in kinds:
+            number = counts.get(layer.kind, 0) + 1
+            counts = {**counts, layer.kind: number}
+            kinds[plain] = layer.kind if number == 1 else f"{layer.kind}-{number}"
+        found.append(replace(layer, kind=kinds[plain]))
+    return tuple(found)

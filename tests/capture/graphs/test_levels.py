@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from weft.capture.graphs.captured import CapturedModel
-from weft.capture.graphs.levels import joined
+from weft.capture.graphs.joining import joined
 
 
 def names(module: nn.Module, example: torch.Tensor, level: str) -> list[str]:

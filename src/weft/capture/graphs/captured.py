@@ -18,9 +18,9 @@ from weft.capture.graphs.exported import BUILD, Example, ExportedModule, export_
 from weft.capture.graphs.levels import OperatorGroup, groups_of
 from weft.capture.graphs.pieces import OperatorPiece, pieces_of, run_piece
 from weft.capture.graphs.values import values_of
-from weft.capture.layer_costs import CountedOperators, distinct_kinds, storages_saved
+from weft.capture.layer_costs import CountedOperators, storages_saved
 from weft.describe.amount import Amount
-from weft.describe.layer import Layer
+from weft.describe.layer import Layer, distinct_kinds
 from weft.describe.layer_graph import LayerGraph, TiedParameters
 from weft.describe.one_line import one_line
 from weft.errors import InputError, Violation

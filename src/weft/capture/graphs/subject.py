@@ -1,10 +1,12 @@
-"""The subject of `weft capture`: a function of the user's."""
+"""The subject of `weft capture`: a function of the user's, or an ONNX file."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 
+from weft.capture.graphs.onnx_file import read_onnx
 from weft.describe.families.own import OwnModel
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.toml_table import is_importable
@@ -17,14 +19,21 @@ LEVELS = ("block", "module", "operator")
 def captured_graph(source: str, level: str) -> tuple[LayerGraph, str]:
     """Return the layers of `package.module:function`, and the way by which they were found.
 
-    The function returns a module and an example of its inputs, or a model that has its layers.
+    The function returns a module and an example of its inputs, or a model that has its layers. The source may
+    also be the path of an ONNX file.
 
     Raises:
         InputError: when the source is nothing of this kind, or cannot be captured.
     """
     require_choice("--level", level, LEVELS)
+    if source.endswith(".onnx"):
+        return read_onnx(Path(source), level), "the table of ONNX operators"
     if not is_importable(source):
-        raise InputError(Violation("capture", f"{source!r} is not of the form package.module:function"))
+        raise InputError(
+            Violation(
+                "capture", f"{source!r} is neither of the form package.module:function nor an ONNX file"
+            )
+        )
     if find_spec("torch") is None:
         raise InputError(Violation("capture", f"needs torch, which is not installed: {remedy('torch')}"))
     function = imported("capture", source)
