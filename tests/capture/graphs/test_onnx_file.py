@@ -101,7 +101,8 @@ def model_of(path: Path, operator: str, *, axis: str | int = 4, domain: str = ""
     ]
     ends = [helper.make_tensor_value_info(name, floating, ["batch", axis]) for name in ("samples", "result")]
     graph = helper.make_graph(nodes, "graph", ends[:1], ends[1:], [weight])
-    onnx.save(helper.make_model(graph), str(path))
+    versions = [helper.make_opsetid(*one) for one in (("", 17), ("own", 1))]
+    onnx.save(helper.make_model(graph, opset_imports=versions), str(path))
     return path
 
 
