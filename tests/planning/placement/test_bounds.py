@@ -67,3 +67,10 @@ def test_the_lower_bound_is_the_longest_chain_or_the_shared_work() -> None:
     # Each operator has a fast device of its own.
     assert lower_bound_ticks(graph_of([[1, 9], [9, 1]] * 3, [])) == pytest.approx(3.0)
     assert critical_path_ticks(paper_example(), devices_of(2)) == 11
+
+
+def test_devices_without_room_count_for_nothing() -> None:
+    # Six operators of 2 ticks and 2 bytes on three devices of 6 bytes: 12 bytes fill all room of 4 but of one.
+    graph = graph_of([[2, 2, 2]] * 6, [], permanent=[2] * 6)
+    assert earliest_task_first_bound_ticks(graph, devices_of(3, 100)) == pytest.approx(12 / 3 + 2 * 2 / 3)
+    assert earliest_task_first_bound_ticks(graph, devices_of(3, 6)) == pytest.approx(12)

@@ -121,3 +121,11 @@ def test_operators_of_decided_devices_stay_there() -> None:
     placement = earliest_task_first(graph, devices_of(2), pinned=[1, 0, 1, 0])
     assert placement.device.tolist() == [1, 0, 1, 0]
     assert placement.makespan == 2
+
+
+def test_a_placed_member_changes_where_its_group_comes_next() -> None:
+    # 0 and 1 are one group. Both devices are free at first, and device 1 may not have 1 after 0 went to 0.
+    graph = graph_of([[3, 3], [3, 3], [9, 9]], [], groups=(0, 0, 1))
+    placement = earliest_task_first(graph, devices_of(2))
+    assert placement.device.tolist() == [0, 0, 1]
+    assert placement.start.tolist() == [0, 3, 0]

@@ -48,7 +48,8 @@ def exact(graph: OperatorGraph, devices: Devices, *, seconds: float = 60.0) -> E
     if known is not None and known.makespan <= lower_bound_ticks(graph):
         return Exact(placement=known, proved=True)
     columns = _Columns(graph, devices)
-    solution = _program(graph, devices, columns).minimum(columns.costs, seconds)
+    horizon = _longest(graph, devices) if known is None else float(known.makespan)
+    solution = _program(graph, devices, columns, horizon).minimum(columns.costs, seconds)
     if solution is None and known is None:
         problem = f"exact finds no placement that fits, within {seconds:g} s"
         raise InputError(Violation("placement", problem))
@@ -71,6 +72,12 @@ def _heuristic(graph: OperatorGraph, devices: Devices) -> Placement | None:
         except InputError:
             continue
     return min(found, key=lambda one: one.makespan, default=None)
+
+
+def _longest(graph: OperatorGraph, devices: Devices) -> float:
+    """Return the ticks of all work and all transfers one after the other."""
+    transfers = devices.latency_ticks.max() + graph.tensor_bytes * devices.ticks_per_byte.max()
+    return float(graph.ticks.max(axis=1).sum() + np.ceil(transfers).sum())
 
 
 class _Columns:
@@ -121,11 +128,8 @@ def _unordered(graph: OperatorGraph) -> list[tuple[int, int]]:
     return [pair for pair in combinations(range(graph.operators), 2) if pair[1] not in reached[pair[0]]]
 
 
-def _program(graph: OperatorGraph, devices: Devices, columns: _Columns) -> LinearProgram:
+def _program(graph: OperatorGraph, devices: Devices, columns: _Columns, horizon: float) -> LinearProgram:
     rows = _Rows(columns)
-    # No placement without idle ticks takes longer than all work and all transfers one after the other.
-    longest = devices.latency_ticks.max() + graph.tensor_bytes * devices.ticks_per_byte.max()
-    horizon = float(graph.ticks.max(axis=1).sum() + np.ceil(longest).sum())
     _add_places(graph, devices, columns, rows)
     _add_times(graph, devices, columns, rows, horizon)
     most = np.ones(columns.count)
@@ -167,6 +171,12 @@ def _add_times(
         [(place, -took) for place, took in zip(columns.places[group], ticks[operator], strict=True)]
         for operator, group in enumerate(columns.group)
     ]
+    for device in range(devices.count):
+        # Implied by the others; without it, a proof for independent operators takes minutes.
+        work = [
+            (columns.places[group, device], -ticks[one, device]) for one, group in enumerate(columns.group)
+        ]
+        rows.add([(columns.makespan, 1.0), *work], 0.0)
     for operator, start in enumerate(columns.starts):
         rows.add([(columns.makespan, 1.0), (start, -1.0), *own[operator]], 0.0)
     for tensor, reader in graph.reads:
