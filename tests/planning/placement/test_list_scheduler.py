@@ -124,8 +124,8 @@ def test_operators_of_decided_devices_stay_there() -> None:
 
 
 def test_a_placed_member_changes_where_its_group_comes_next() -> None:
-    # 0 and 1 are one group. Both devices are free at first, and device 1 may not have 1 after 0 went to 0.
-    graph = graph_of([[3, 3], [3, 3], [9, 9]], [], groups=(0, 0, 1))
-    placement = earliest_task_first(graph, devices_of(2))
-    assert placement.device.tolist() == [0, 0, 1]
-    assert placement.start.tolist() == [0, 3, 0]
+    # 2 and 3 are one group. At tick 2 device 0 has what 2 reads and device 1 what 3 reads.
+    graph = graph_of([[2, 2], [2, 2], [3, 3], [3, 3]], [(0, 10, [2]), (1, 10, [3])], groups=(0, 1, 2, 2))
+    placement = earliest_task_first(graph, devices_of(2, latency=0.0, per_byte=1.0))
+    assert placement.device.tolist() == [0, 1, 0, 0]
+    assert placement.start.tolist() == [0, 0, 2, 12]
