@@ -153,6 +153,15 @@ def encoder_decoder(count: int, seed: int = 0) -> Drawn:
     return made
 
 
+def sparse(count: int, seed: int = 0) -> Drawn:
+    """Operators that read up to two of all before them."""
+    random, made = np.random.default_rng(seed), Drawn()
+    for number in range(count):
+        read = random.integers(0, number, size=random.integers(0, 3)).tolist() if number else []
+        made.add("operator", int(2 ** random.integers(8, 12)), *set(read), multiplies=True)
+    return made
+
+
 GRAPHS: dict[str, Callable[[int, int], Drawn]] = {
     "layered": layered,
     "inception": inception,

@@ -186,7 +186,10 @@ TABLES: Mapping[str, Listed | Crossed] = {
         ".* on [24] .*",
     ),
     "placement, exact": Crossed(
-        "placement", "small graphs", ("proved", *_PLACERS[:-1]), "over proved optima.*"
+        "placement",
+        "ratio",
+        ("proved", "slowest proof", *_PLACERS[:-1], *(f"{one}, placed" for one in _PLACERS[:3])),
+        "over proved optima.*",
     ),
     "placement, learned": Crossed(
         "placement",
