@@ -70,7 +70,7 @@ def test_the_lower_bound_is_the_longest_chain_or_the_shared_work() -> None:
 
 
 def test_devices_without_room_count_for_nothing() -> None:
-    # Six operators of 2 ticks and 2 bytes on three devices of 6 bytes: 12 bytes fill all room of 4 but of one.
+    # Six operators of 2 ticks and 2 bytes on three devices of 6 bytes: 12 bytes fill all room but of one.
     graph = graph_of([[2, 2, 2]] * 6, [], permanent=[2] * 6)
     assert earliest_task_first_bound_ticks(graph, devices_of(3, 100)) == pytest.approx(12 / 3 + 2 * 2 / 3)
     assert earliest_task_first_bound_ticks(graph, devices_of(3, 6)) == pytest.approx(12)
