@@ -16,7 +16,7 @@ from weft.describe.amount import Shape
 from weft.describe.layout_text import counts_text, methods_text, order_text, recomputes_text
 from weft.describe.loss_choice import ANY_LOSS, WHOLE, AskedLoss, Loss
 from weft.describe.one_line import one_line
-from weft.describe.plan import RECOMPUTES, Blocking, Choice, Recompute, Sharding, shared_out
+from weft.describe.plan import RECOMPUTES, Blocking, Choice, Recompute, Sharding, said_options, shared_out
 from weft.describe.replica_grid import ReplicaGrid
 from weft.describe.toml_table import TOML_ARRAY, Count, TomlTable, Word, value_text
 from weft.describe.units import shown
@@ -180,8 +180,8 @@ class Layout:
         if self.tp > 1:
             text += f" x tp {self.tp}"
         text += f", {self.schedule}"
-        if self.options:
-            text += f" ({', '.join(f'{option} {value}' for option, value in self.options.items())})"
+        if said := said_options(self.options):
+            text += f" ({', '.join(said)})"
         if self.loops > 1:
             text += f", {self.loops} loops"
         text += f", micro-batch size {self.micro_batch_size}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from weft.describe.layout import AXES, Layout
 from weft.describe.layout_text import counts_text, methods_text, order_text
-from weft.describe.plan import Choice, shared_out
+from weft.describe.plan import Choice, said_options, shared_out
 
 # What Megatron-LM, torchtitan and the papers write, by name and with or without several stages per device.
 _ORDERS = {
@@ -82,7 +82,7 @@ def _order(layout: Layout, micro_batches: int) -> list[str]:
         ordered = [f"{layout.schedule} order"] if many and micro_batches > 1 else []
         return [*ordered, f"{layout.loops} buckets"] if many else []
     order = _ORDERS.get((layout.schedule, many), f"{layout.schedule} order")
-    options = ", ".join(f"{name} {value}" for name, value in layout.options.items())
+    options = ", ".join(said_options(layout.options))
     return [
         f"{order} ({options})" if options else order,
         *([f"{layout.loops} stages per device"] if many else []),

@@ -267,7 +267,7 @@ class Plan(_Record):
             sizes += f", tensor ranks {degrees}"
         if any(stage.splits > 1 for stage in self.stages):
             sizes += f", splits {'+'.join(str(stage.splits) for stage in self.stages)}"
-        options = ", ".join(f"{name} {value}" for name, value in self.schedule.options.items())
+        options = ", ".join(said_options(self.schedule.options))
         order = f"{self.schedule.name} ({options})" if options else self.schedule.name
         return f"{axes}, {order}, {sizes}{shared}"
 
@@ -380,6 +380,11 @@ def id_of(record: Mapping[str, Any]) -> str:
     """Return sixteen hex digits of the SHA-256 hash of a record's canonical JSON."""
     canonical = json.dumps(record, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def said_options(options: Mapping[str, int | float | str | bool]) -> list[str]:
+    """Return a schedule's options in words, without lists, such as times of all stages."""
+    return [f"{name} {value}" for name, value in options.items() if " " not in str(value)]
 
 
 def shared_out(decided: Plan | Layout) -> str:

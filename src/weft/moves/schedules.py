@@ -8,6 +8,7 @@ from dataclasses import replace
 from weft.describe.contract import Contract
 from weft.describe.job import Job
 from weft.describe.layout import Layout
+from weft.describe.plan import said_options
 from weft.moves.edits import layout_move
 from weft.moves.move import Edit, Move, Purpose
 from weft.program.schedules import all_schedules
@@ -39,7 +40,7 @@ def schedules_within(contract: Contract) -> Sequence[Schedule]:
 
 
 def _words(layout: Layout) -> str:
-    return " ".join([layout.schedule, *(f"{name} {value}" for name, value in layout.options.items())])
+    return " ".join([layout.schedule, *said_options(layout.options)])
 
 
 def _schedule_move(schedule: Schedule) -> Move:

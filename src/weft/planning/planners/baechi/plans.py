@@ -27,7 +27,17 @@ from weft.program.arrays import Ints
 from weft.program.schedules.placed import Placed
 
 # Decisions of a layout that a placement makes.
-DECIDED = {"pp", "dp", "tp", "loops", "micro_batch_size", "schedule", "sharding", "recompute"}
+DECIDED = {
+    "pp",
+    "dp",
+    "tp",
+    "loops",
+    "layers_per_stage",
+    "micro_batch_size",
+    "schedule",
+    "sharding",
+    "recompute",
+}
 
 
 @dataclass(frozen=True)
@@ -137,9 +147,11 @@ class PlacedStages:
             sync=problem.sync or DENSE,
             sharding=problem.pins.sharding or "zero-0",
             recompute=inputs.recompute,
+            # Any cuts: the stages come from the placement.
+            layers_per_stage=(len(job.graph.layers) - len(used) + 1, *(1,) * (len(used) - 1)),
             **problem.pins.besides(DECIDED),
         )
-        plan = build_plan(job, layout, [1.0] * len(job.graph.layers))
+        plan = build_plan(job, layout, ())
         stages = tuple(
             Stage(layers=layers, replicas=self._replicas(place), recompute=inputs.recompute)
             for place, layers in self.parts
