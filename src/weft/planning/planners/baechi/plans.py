@@ -58,8 +58,8 @@ class PlacedStages:
     @cached_property
     def parts(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """The device and the layers of each stage, after all stages that it reads."""
-        device, sequence = self.reduced.unfused(self.placement.device), self.reduced.sequence(self.placement)
-        cut = segments(self.reduced.original, device, sequence, at_messages=self.at_messages)
+        sequence = self.reduced.sequence(self.placement)
+        cut = segments(self.reduced.original, self.device, sequence, at_messages=self.at_messages)
         place_of = {tuple(layers): place for place, layers in cut}
         stages = [StageOfLayers(layers, 1, "none", 1) for layers in place_of]
         ordered = in_order(self.question.inputs.problem.job.graph, stages)
@@ -71,17 +71,23 @@ class PlacedStages:
         ticks = self.reduced.original.ticks
         return [int(ticks[list(layers), place].sum()) for place, layers in self.parts]
 
+    @cached_property
+    def device(self) -> Ints:
+        """The device of each layer, shape (layers,)."""
+        return self.reduced.unfused(self.placement.device)
+
     @property
     def estimate_s(self) -> float:
         """The seconds of a step: one micro-batch, and the busiest device with all others."""
-        busy = np.bincount([place for place, _ in self.parts], weights=self._ticks)
+        busy = np.bincount(self.device, weights=_own_ticks(self.reduced.original.ticks, self.device))
         others = (self.question.micro_batches - 1) * float(busy.max())
         return (self.placement.makespan + others) / TICKS_PER_S
 
     @property
     def decided(self) -> tuple[object, ...]:
         """The decisions that distinguish its plan from others."""
-        return self.parts, self.question.inputs.dp, self.question.size, self.question.in_flight
+        question = self.question
+        return self.device.tobytes(), question.inputs.dp, question.size, question.in_flight, self.at_messages
 
     @property
     def words(self) -> str:
