@@ -89,6 +89,8 @@ class Board:
         read = np.zeros(count, dtype=np.int64)
         np.add.at(read, graph.reads[:, 1], graph.tensor_bytes[graph.reads[:, 0]])
         self._read_bytes: list[int] = read.tolist()
+        self._most_temporary = max(self._temporary.values(), default=0)
+        self._most_bytes = max(self._permanent.values(), default=0) + max(self._read_bytes, default=0)
         self._queues = devices.communication != "parallel"
         self._channels: dict[tuple[int, int], int] = {}
 
@@ -109,6 +111,11 @@ class Board:
         if left >= self._read_bytes[operator]:
             return 0
         return max(0, self._incoming_bytes(operator, device) - left)
+
+    def has_room_for_any(self, device: int) -> bool:
+        """Return True if a device has room for any operator; False if one of them may lack memory there."""
+        left = self._memory[device] - self._held[device] - self._most_temporary
+        return left >= self._most_bytes
 
     def ready_at(self, operator: int, device: int) -> int:
         """Return the tick at which all that an operator reads is on a device; its producers are placed."""

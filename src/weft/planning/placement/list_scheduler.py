@@ -72,6 +72,7 @@ class _ListScheduler:
         self._devices = range(devices.count)
         self._queues = devices.communication != "parallel"
         self._groups: list[int] = graph.groups.tolist()
+        self._unbound = pinned is None and len(set(self._groups)) == graph.operators
         self._missing = [len(before) for before in graph.predecessors]
         self._available: list[list[int]] = [[] for _ in self._devices]
         self._pending: list[list[tuple[int, int]]] = [[] for _ in self._devices]
@@ -215,6 +216,9 @@ class _ListScheduler:
         An operator is urgent when it could start on any device without waiting. It then starts as early as
         the waiting device allows, which may be before now.
         """
+        own = self._start(self._starts_at(favourite, device), favourite, device)
+        if max(now + 1, own.tick) <= self._busy_until():
+            return own
         urgent = [
             self._start(
                 max(self._starts_at(one, other) for other in self._devices if self._is_open(one, other)),
@@ -227,8 +231,17 @@ class _ListScheduler:
         first = min(urgent)
         if first.tick <= now:
             return self._start(self._starts_at(first.operator, device), first.operator, device)
-        own = self._start(self._starts_at(favourite, device), favourite, device)
         return own if own.tick <= now else min(own, first)
+
+    def _busy_until(self) -> int:
+        """Return a tick before which no operator is urgent; 0 where operators may be bound to devices.
+
+        Each operator could also start on a device that is busy until then.
+        """
+        if not self._unbound:
+            return 0
+        places = zip(self._board.free_at, self._devices, strict=True)
+        return max((free for free, one in places if self._board.has_room_for_any(one)), default=0)
 
     def _next_tick(self, now: int) -> int | None:
         """Return the next tick at which a device is free or an operator may start; None after all."""
