@@ -205,7 +205,7 @@ TABLES: Mapping[str, Listed | Crossed] = {
         "learned, .*",
     ),
     "placement, memory": Crossed(
-        "placement", "graph", ("prepared operators", *_PLACERS[:-1]), ".*, memory .*"
+        "placement", "graph", ("prepared operators", *_PLACERS[:-1]), ".* of the need: .*"
     ),
     "placement, profiles": Crossed(
         "placement",
