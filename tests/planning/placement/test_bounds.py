@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from random_operators import COMMUNICATIONS, devices_of, graph_of, operator_graphs, paper_example
 
 from weft.planning.placement.bounds import (
+    communication_ratios,
     critical_path_ticks,
     earliest_task_first_bound_ticks,
     lower_bound_ticks,
@@ -70,7 +71,13 @@ def test_the_lower_bound_is_the_longest_chain_or_the_shared_work() -> None:
 
 
 def test_devices_without_room_count_for_nothing() -> None:
-    # Six operators of 2 ticks and 2 bytes on three devices of 6 bytes: 12 bytes fill all room but of one.
+    # Six operators of 2 bytes: on devices of 6 bytes, they may fill the room for one more of all but one.
     graph = graph_of([[2, 2, 2]] * 6, [], permanent=[2] * 6)
     assert earliest_task_first_bound_ticks(graph, devices_of(3, 100)) == pytest.approx(12 / 3 + 2 * 2 / 3)
     assert earliest_task_first_bound_ticks(graph, devices_of(3, 6)) == pytest.approx(12)
+
+
+def test_a_transfer_counts_over_the_shorter_operator_at_its_ends() -> None:
+    graph = graph_of([[2, 6], [3, 3], [8, 8]], [(0, 10, [1]), (1, 4, [2]), (0, 2, [2])])
+    ratios = communication_ratios(graph, devices_of(2, latency=1.0, per_byte=0.5))
+    assert ratios.tolist() == pytest.approx([6 / 3, 2 / 4, 3 / 3])

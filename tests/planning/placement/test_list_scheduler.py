@@ -116,6 +116,15 @@ def test_a_device_waits_for_its_favourite_child() -> None:
     assert waits.device.tolist() == [0, 1, 0, 0, 1, 1]
 
 
+def test_an_operator_that_fits_nowhere_else_is_urgent() -> None:
+    # As above, but 5 has no room on device 1: that it is busy gives device 0 no reason to wait.
+    ticks = [[one, one] for one in (2, 1, 3, 10, 9, 3)]
+    tensors = [(0, 9, [2]), (1, 3, [2]), (2, 9, [3])]
+    graph = graph_of(ticks, tensors, permanent=(0, 0, 0, 0, 0, 50))
+    devices = devices_of(2, [100, 40], latency=0.0, per_byte=1.0)
+    assert small_communication_times(graph, devices, {0: 2}).start.tolist() == [0, 0, 5, 8, 1, 2]
+
+
 def test_operators_of_decided_devices_stay_there() -> None:
     graph = graph_of([[1, 1]] * 4, [(0, 0, [2]), (1, 0, [3])])
     placement = earliest_task_first(graph, devices_of(2), pinned=[1, 0, 1, 0])

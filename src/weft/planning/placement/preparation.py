@@ -68,7 +68,7 @@ def _co_placed(graph: OperatorGraph, devices: Devices, co_placement: CoPlacement
     only_read = np.bincount(edges[:, 1])[edges[:, 1]] == 1
     always = only_reader if co_placement == "readers" else only_reader & only_read
     chosen = only_reader if co_placement == "readers" else only_reader | only_read
-    joined = _Joined(graph, devices, groups)
+    joined = _JoinedGroups(graph, devices, groups)
     columns = (groups[edges[chosen]], always[chosen], devices.least_transfer_ticks(graph.edge_bytes[chosen]))
     for (first, second), at_once, transfer in zip(*(one.tolist() for one in columns), strict=True):
         joined.join(first, second, math.inf if at_once else transfer)
@@ -77,7 +77,7 @@ def _co_placed(graph: OperatorGraph, devices: Devices, co_placement: CoPlacement
     return found
 
 
-class _Joined:
+class _JoinedGroups:
     """Groups that have joined; each knows its bytes and its ticks on fastest devices."""
 
     def __init__(self, graph: OperatorGraph, devices: Devices, groups: Ints) -> None:

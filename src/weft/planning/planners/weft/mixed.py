@@ -21,7 +21,7 @@ from weft.moves.layout import parts_of, refuse
 from weft.planning.planners.base import Candidate
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.space import layouts, overlaps
-from weft.planning.planners.weft.placement import Placement, placements_of
+from weft.planning.planners.weft.placement import GroupOrder, placements_of
 from weft.planning.planners.weft.uneven import Suited, UnevenSpace, worst_of
 from weft.planning.problem import Problem
 from weft.program.arrays import Floats
@@ -142,7 +142,7 @@ class MixedSpace:
             return None
         tried = [layout]
         if layout.loops == 1 and paths_of(get_schedule(layout.schedule)) == 1:
-            in_order = Placement(tuple(range(len(self._problem.job.cluster.groups))), False)
+            in_order = GroupOrder(tuple(range(len(self._problem.job.cluster.groups))), False)
             tried += [one.layout for one in self._uneven.suited(layout, in_order, self._words)]
         found = [lightest for one in tried if (lightest := self.lightest(one)) is not None]
         return min(found, key=self._bounds.step_s, default=None)

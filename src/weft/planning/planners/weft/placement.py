@@ -16,7 +16,7 @@ from weft.planning.problem import Problem
 from weft.program.arrays import Ints
 
 
-class Placement(NamedTuple):
+class GroupOrder(NamedTuple):
     """An order of the groups of nodes, and the axis that runs over neighbouring devices.
 
     With `stages_neighbour` a replica's whole pipeline sits on neighbouring devices, so replicas may be
@@ -27,7 +27,7 @@ class Placement(NamedTuple):
     stages_neighbour: bool
 
 
-def placements_of(cluster: Cluster, most_orders: int) -> Iterator[Placement]:
+def placements_of(cluster: Cluster, most_orders: int) -> Iterator[GroupOrder]:
     """Yield up to `most_orders` orders of the groups, each with both axes; groups with the most memory first.
 
     Early stages keep the activations of most micro-batches.
@@ -36,7 +36,7 @@ def placements_of(cluster: Cluster, most_orders: int) -> Iterator[Placement]:
     by_room = sorted(range(len(rooms)), key=lambda group: -rooms[group])
     for order in islice(permutations(by_room), most_orders):
         for stages_neighbour in (False, True):
-            yield Placement(order, stages_neighbour)
+            yield GroupOrder(order, stages_neighbour)
 
 
 def beginnings_of(cluster: Cluster) -> Iterator[Cluster]:
@@ -82,7 +82,7 @@ def problems_of(problem: Problem) -> Iterator[Problem]:
             yield replace(problem, job=replace(job, cluster=one))
 
 
-def devices_of(cluster: Cluster, layout: Layout, placement: Placement) -> Ints:
+def devices_of(cluster: Cluster, layout: Layout, placement: GroupOrder) -> Ints:
     """Return the device of every rank, shape (stages, replicas, ranks of a replica of a stage)."""
     devices = devices_in_turn(cluster, placement.groups)
     if layout.ranks < cluster.ranks:

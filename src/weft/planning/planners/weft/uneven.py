@@ -22,7 +22,7 @@ from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.planners.space import layouts
 from weft.planning.planners.weft.estimates import LIGHT, StepEstimates, ideal_step_s
-from weft.planning.planners.weft.placement import Placement, devices_of, placements_of
+from weft.planning.planners.weft.placement import GroupOrder, devices_of, placements_of
 from weft.planning.planners.weft.stages import Way, deal
 from weft.planning.problem import Problem
 from weft.program.arrays import Floats, Ints
@@ -39,7 +39,7 @@ class Suited:
     """A layout with stages, shares and places that suit its devices, and the estimate of its step."""
 
     layout: Layout
-    placement: Placement
+    placement: GroupOrder
     estimate_s: float
 
 
@@ -128,7 +128,7 @@ class UnevenSpace:
                 yield layout
 
     def _lightest_that_fit(
-        self, variants: list[Layout], placements: list[Placement]
+        self, variants: list[Layout], placements: list[GroupOrder]
     ) -> tuple[list[Suited], list[Candidate]]:
         """Return the variants of one layout that may be fast, and the refused ones. First comes the first
         fitting variant with light sharding. If that recomputes, add the first fitting variant of each heavier
@@ -147,7 +147,7 @@ class UnevenSpace:
         return suited, refused
 
     def _first_that_fit(
-        self, variants: list[Layout], placements: list[Placement]
+        self, variants: list[Layout], placements: list[GroupOrder]
     ) -> tuple[list[Suited], list[Candidate]]:
         """Return the first fitting one of variants that hold less and less and take longer and longer."""
         refused: list[Candidate] = []
@@ -171,7 +171,7 @@ class UnevenSpace:
     def suited(
         self,
         layout: Layout,
-        placement: Placement,
+        placement: GroupOrder,
         recomputes: Sequence[Recompute] = (),
     ) -> Iterator[Suited]:
         """Yield the layout with stages that suit its devices, with equal shares and with shares by speed.
