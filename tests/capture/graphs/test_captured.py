@@ -227,3 +227,21 @@ def test_a_module_without_values_is_planned_and_gives_no_layer() -> None:
     assert model.layer_graph().parameters() == 67
     with pytest.raises(InputError, match="is on the meta device and has no values"):
         model.layer(0)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        heads = self.last.weight.sum() * inputs.unflatten(-1, (2, 4)).transpose(1, 2)
+        value = nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+        return self.last(value.transpose(1, 2).flatten(2))
+
+
+def test_attention_counts_both_products() -> None:
+    graph = CapturedModel(Attention(), torch.zeros(1, 6, 8), level="operator").layer_graph()
+    layer = next(one for one in graph.layers if one.kind == "attention")
+    assert layer.forward.flops(Shape(3, 1)) == 3 * 2 * 2 * (2 * 6 * 6 * 4)
+    assert {one.kernel for one in layer.forward.matmuls} == {"flash2-causal"}
