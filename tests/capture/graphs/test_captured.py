@@ -245,3 +245,22 @@ def test_attention_counts_both_products() -> None:
     layer = next(one for one in graph.layers if one.kind == "attention")
     assert layer.forward.flops(Shape(3, 1)) == 3 * 2 * 2 * (2 * 6 * 6 * 4)
     assert {one.kernel for one in layer.forward.matmuls} == {"flash2-causal"}
+
+
+class Narrow(nn.Module):
+    """Multiplies with a matrix in fp32, so that it runs in no other precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.first(inputs)) @ torch.eye(4, dtype=torch.float32))
+
+
+def test_a_module_that_runs_in_one_precision_alone_is_captured_in_that_one() -> None:
+    module = Narrow()
+    model = CapturedModel(module, torch.zeros(1, 4), level="operator")
+    layers = [model.layer(index) for index in range(len(model.layer_graph().layers))]
+    inputs = [torch.randn(BATCH, 4)]
+    torch.testing.assert_close(run(model, layers, inputs), module(*inputs))

@@ -66,7 +66,7 @@ def export_module(module: nn.Module, example: Example) -> ExportedModule:
         named.values() if named is not None else (example,) if isinstance(example, torch.Tensor) else example
     )
     examples = tuple(one[:1].detach() for one in _checked(given))
-    called, prefix = _called(module, None if named is None else tuple(named))
+    called = _Single(module, None if named is None else tuple(named))
     try:
         program, dtype = _export(called, examples, torch.float64), torch.float64
     except Exception as error:
@@ -76,7 +76,7 @@ def export_module(module: nn.Module, example: Example) -> ExportedModule:
             program = _export(called, examples, dtype)
         except Exception:
             raise InputError(Violation(BUILD, _reason(error))) from None
-    return _read(program, called, prefix, dtype, examples)
+    return _read(program, called, dtype, examples)
 
 
 def _checked(given: Any) -> tuple[torch.Tensor, ...]:
@@ -105,17 +105,12 @@ class _Single(nn.Module):
         return result
 
 
-def _called(module: nn.Module, names: tuple[str, ...] | None) -> tuple[nn.Module, str]:
-    """Return the module to export, and the prefix of its names before those of the user's module."""
-    return _Single(module, names), "model."
-
-
 def _own_dtype(module: nn.Module) -> torch.dtype:
     floating = (one.dtype for one in module.parameters() if one.is_floating_point())
     return next(floating, torch.get_default_dtype())
 
 
-def _export(module: nn.Module, examples: tuple[torch.Tensor, ...], dtype: torch.dtype) -> Any:
+def _export(module: _Single, examples: tuple[torch.Tensor, ...], dtype: torch.dtype) -> Any:
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     with mode:
         fakes = {id(one): _fake(one, dtype) for one in [*module.parameters(), *module.buffers(), *examples]}
@@ -165,7 +160,7 @@ def _reason(error: Exception) -> str:
 
 
 def _read(
-    program: Any, called: nn.Module, prefix: str, dtype: torch.dtype, examples: tuple[torch.Tensor, ...]
+    program: Any, called: _Single, dtype: torch.dtype, examples: tuple[torch.Tensor, ...]
 ) -> ExportedModule:
     signature = program.graph_signature
     for spec in signature.output_specs:
@@ -174,7 +169,7 @@ def _read(
     if len(signature.output_specs) != 1:
         problem = f"the module returns {len(signature.output_specs)} tensors; one is needed, for the loss"
         raise InputError(Violation(BUILD, problem))
-    user = called.get_submodule(prefix.removesuffix("."))
+    user = called.model
     # A tensor with several names has the first one everywhere.
     named = [*user.named_parameters(), *user.named_buffers()]
     first = {id(tensor): name for name, tensor in named}
