@@ -154,12 +154,8 @@ class Board:
         Returns:
             The tensors sent for it.
         """
-        group = self._groups[operator]
         self._held[device] += self._incoming_bytes(operator, device)
-        if group not in self.group_device:
-            self.group_device[group] = device
-            self._held[device] += self._permanent[group]
-            self._largest[device] = max(self._largest[device], self._temporary[group])
+        self.reserve(operator, device)
         sent: list[int] = []
         arrival = self._send(operator, device, self._channels, sent)
         start = max(arrival, self.free_at[device]) if start is None else start
@@ -168,6 +164,14 @@ class Board:
         self.free_at[device] = max(self.free_at[device], self.end[operator])
         self.sequence.append(operator)
         return sent
+
+    def reserve(self, operator: int, device: int) -> None:
+        """Hold the bytes of an operator's group on a device, unless a member has reserved them."""
+        group = self._groups[operator]
+        if group not in self.group_device:
+            self.group_device[group] = device
+            self._held[device] += self._permanent[group]
+            self._largest[device] = max(self._largest[device], self._temporary[group])
 
     def placement(self) -> Placement:
         """Return the finished placement."""

@@ -33,7 +33,8 @@ def earliest_task_first(
     """Place operators by m-ETF.
 
     Args:
-        pinned: the device of each operator, where these are decided and only the order is not.
+        pinned: the device of each operator that has one, and `UNPLACED` for each other. Pinned operators
+            keep room on their devices before others are placed.
 
     Raises:
         InputError: when an operator fits on no device.
@@ -81,6 +82,9 @@ class _ListScheduler:
         self._last = [UNPLACED] * devices.count
         # Next starts on free devices, until something changes them.
         self._known: dict[int, _Start | None] = {}
+        for operator, device in enumerate(pinned or ()):
+            if device != UNPLACED:
+                self._board.reserve(operator, device)
 
     def run(self) -> Placement:
         """Place every operator."""
@@ -116,7 +120,7 @@ class _ListScheduler:
         """Return True if an operator may still be placed on a device."""
         if operator not in self._ready:
             return False
-        if self._pinned is not None and self._pinned[operator] != device:
+        if self._pinned is not None and self._pinned[operator] not in (UNPLACED, device):
             return False
         home = self._board.pinned(operator)
         return home in (UNPLACED, device) and not self._board.missing_bytes(operator, device)
