@@ -13,6 +13,7 @@ from weft.cli.curve import show_curve
 from weft.cli.emit import write_emitted
 from weft.cli.output import Flag, Json, WrittenFile, progressing, refuse_options
 from weft.cli.rankings import budgeted, planned_visibly, show_comparison
+from weft.cli.replanning import show_replanning
 from weft.cli.synchronisations import show_synchronisations
 from weft.describe.layout import PartialLayout
 from weft.describe.run_file import RunFile, changed, is_run_file, load_run, run_of_keywords
@@ -72,9 +73,10 @@ def _value(name: str, value: Any) -> Any:
 
 
 def plan(
-    source: str,
+    source: str | None = None,
     /,
     *,
+    from_: Annotated[Path | None, Parameter(name="--from", group=OTHERS)] = None,
     on: str | None = None,
     global_batch: int | None = None,
     sequence: int | None = None,
@@ -105,15 +107,21 @@ def plan(
     - `weft plan gpt2 --on 8xa100-80gb+8xt4 --compare amp,megatron,metis-form`
     - `weft plan llama-13b --on 64xa100-80gb --emit megatron --out train.sh`
     - `weft plan llama-13b --on 64xa100-80gb --what-if "inter 25 Gbit/s"`
+    - `weft plan --from plan.json --without "device 2" --out next.json`
 
     Parameters
     ----------
     source
         A RUN.toml, a preset, or a folder with a config.json.
+    from_
+        In place of SOURCE: plan the job of this PLAN.json again, with few moved bytes, without what --without
+        names. Shows for each plan after how many steps it has paid for the bytes that it moves. The one with
+        the fewest goes to --out.
     on
         this-machine, a CLUSTER.toml, or words such as 64xa100-80gb; replaces the run file's cluster.
     without
-        Nodes to leave out: a group or a device, or some of them, such as "2 t4". May be given several times.
+        What to leave out: the nodes of a group or a device, some of them, such as "2 t4", or the device of a
+        rank, such as "device 2". May be given several times.
     global_batch
         Samples per optimizer step.
     sequence
@@ -157,6 +165,35 @@ def plan(
     svg
         With --curve: write both charts to this file.
     """
+    words = {**decided(pins), "planner": planner}
+    if from_ is not None:
+        never = {
+            "SOURCE": source,
+            "--on": on,
+            "--global-batch": global_batch,
+            "--sequence": sequence,
+            "--precision": precision,
+            "--all": all_ or None,
+            "--what-if": what_if,
+            "--compare": compare,
+            "--emit": emit,
+            "--report": report,
+            "--memory-risk": memory_risk,
+            "--budget-seconds": budget_seconds,
+            "--top": top,
+            "--measure": measure,
+            "--compare-sync": compare_sync or None,
+            "--curve": curve or None,
+            "--critical-batch": critical_batch,
+            "--svg": svg,
+            **{f"--{name.replace('_', '-')}": value for name, value in words.items()},
+        }
+        refuse_options(never, "not with --from, which plans the job of that file again")
+        show_replanning(from_, without, out=out, json=json)
+        return
+    if source is None:
+        missing = "missing: a RUN.toml, a preset or a folder is planned, or the job of --from PLAN.json again"
+        raise InputError(Violation("SOURCE", missing, "run.toml"))
     only_curve = {"--critical-batch": critical_batch, "--svg": svg}
     if top is not None and top < 1:
         raise InputError(Violation("--top", f"{top}: a list has at least one candidate", str(SHOWN)))
@@ -175,7 +212,6 @@ def plan(
         refuse_options(never_curve, "not with --curve, which searches every batch")
     else:
         refuse_options(only_curve, "only with --curve")
-    words = {**decided(pins), "planner": planner}
     run = asked_run(source, on, global_batch, sequence, precision, words)
     run = changed(run, {"goal": {"memory_risk": memory_risk}, "cluster": {"without": without}})
     if curve:

@@ -29,8 +29,8 @@ class ClusterTable(TomlTable):
     )
     without: Annotated[tuple[Word, ...], TOML_ARRAY] | None = Field(
         default=None,
-        description='what the job leaves out, such as ["t4", "2 v100-16gb", "device 2"]: all nodes of a group, '
-        "some of them, or one device by its rank",
+        description='what the job leaves out, such as ["t4", "2 v100-16gb", "device 2"]: all nodes of a '
+        "group, some of them, or one device by its rank",
     )
 
 
