@@ -200,7 +200,7 @@ def _smaller(before: PlannedJob, left: Remaining, words: Sequence[str]) -> PlanS
     subject = before.problem.subject(before.run).pinned(before.plan)
     run = subject.run
     already = run.cluster.without or ()
-    opened = dict.fromkeys(("pp", "dp", "loops", "schedule", "splits", "island"))
+    opened = dict.fromkeys(("pp", "dp", "loops", "schedule", "splits", "sharding", "island"))
     recompute = run.plan.recompute if isinstance(run.plan.recompute, str) else None
     tables = {
         "cluster": run.cluster.model_copy(update={"without": (*already, *words)}),
@@ -233,7 +233,7 @@ def _searched(problem: Problem, held: Holdings, name: str) -> Iterator[tuple[str
     counted = [pair for pair in plans if not uncounted(pair[1])]
     if not counted:
         words = ranking.closest[0].reason if not ranking.fitting else "no plan without divided layers fits"
-        raise InputError(Violation(name, words))
+        raise InputError(Violation("layouts", words))
     for one, found in counted[:MOST_SEARCHED]:
         yield name, one
         plan = on_equal_devices(found, problem.job, held)
@@ -259,7 +259,7 @@ def _repairs(problem: Problem, held: Holdings) -> Iterator[tuple[str, Candidate]
             yield from _changes(problem, fitting)
             return
         reason = reason or next((candidate.reason for candidate, _ in judged), refused)
-    raise InputError(Violation(REPAIR, reason))
+    raise InputError(Violation("placement", reason))
 
 
 def _placed(inputs: PlacementInputs, held: Holdings) -> tuple[list[PlacedStages], str]:
