@@ -106,7 +106,6 @@ def plan(
     - `weft plan llama-13b --on 64xa100-80gb`
     - `weft plan gpt2 --on 8xa100-80gb+8xt4 --compare amp,megatron,metis-form`
     - `weft plan llama-13b --on 64xa100-80gb --emit megatron --out train.sh`
-    - `weft plan llama-13b --on 64xa100-80gb --what-if "inter 25 Gbit/s"`
     - `weft plan --from plan.json --without "device 2" --out next.json`
 
     Parameters
@@ -120,7 +119,7 @@ def plan(
     on
         this-machine, a CLUSTER.toml, or words such as 64xa100-80gb; replaces the run file's cluster.
     without
-        What to leave out: the nodes of a group or a device, some of them, such as "2 t4", or the device of a
+        Nodes to leave out: a group or a device, or some of them, such as "2 t4". Or a single device by its
         rank, such as "device 2". May be given several times.
     global_batch
         Samples per optimizer step.

@@ -40,12 +40,9 @@ def _print(replanning: Replanning) -> None:
     out.print(f"before   {before.plan.words}, on {before.plan.cluster}: step {step}", highlight=False)
     out.print(f"now on   {replanning.problem.job.cluster.name}", highlight=False)
     moved = replanning.chosen.moved
-    lost = f", {format_bytes(moved.lost_bytes)} of them lost with the devices" if moved.lost_bytes else ""
-    out.print(
-        f"chosen   the first plan: it moves the fewest bytes of states, {format_bytes(moved.total_bytes)}"
-        f"{lost}",
-        highlight=False,
-    )
+    lost = f" ({format_bytes(moved.lost_bytes)} lost with the devices)" if moved.lost_bytes else ""
+    words = f"it moves the fewest bytes of states, {format_bytes(moved.total_bytes)}{lost}"
+    out.print(f"chosen   the first plan: {words}", highlight=False)
     if len(replanning.front) > 1:
         out.print("A plan below it has paid for its further bytes after its break-even step.")
     out.print("", replanning_table(replanning), sep="\n")

@@ -1,4 +1,4 @@
-"""Nodes and devices that a job leaves out of its cluster: a whole group, some of its nodes, or one device."""
+"""Nodes and single devices that a job leaves out of its cluster."""
 
 from __future__ import annotations
 

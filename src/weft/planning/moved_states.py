@@ -42,7 +42,7 @@ Holdings = Mapping[int, Mapping[Piece, Range]]
 
 @dataclass(frozen=True, kw_only=True)
 class MovedStates:
-    """What the devices of a plan receive.
+    """The states that the devices of a plan receive.
 
     Attributes:
         received_bytes: by rank, from other devices and from the checkpoint.

@@ -1,7 +1,7 @@
 """A job that goes on without some devices: plans with few moved bytes, and plans with short steps.
 
-A repair leaves every layer where it is, and places those of lost devices around them (m-ETF of Baechi, SoCC
-2020). Changes of it, and plans from scratch, move more. Only plans count that no other plan beats in both
+A repair leaves every layer where it is, and places those of lost devices around them. It does so by m-ETF
+(Baechi, SoCC 2020). Changes of it, and plans from scratch, move more. Only plans count that no other plan beats in both
 moved bytes and predicted step. Each pays for its further bytes after some steps.
 """
 
@@ -108,7 +108,7 @@ class Replanning:
 
     @property
     def assumed(self) -> str | None:
-        """What the seconds take for granted about lost states; None if none are lost."""
+        """The assumption about lost states in the seconds; None if none are lost."""
         if not any(one.moved.lost_bytes for one in self.front):
             return None
         speed = f"{format_bytes(round(CHECKPOINT_BYTES_PER_S))}/s"
