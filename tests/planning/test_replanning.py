@@ -21,7 +21,7 @@ from weft.planning.moved_states import MovedStates, holdings
 from weft.planning.plan_file_job import moved_job
 from weft.planning.planned import PlannedJob, decided_file, plan_run
 from weft.planning.planners import Candidate, Verdict
-from weft.planning.replanning import REPAIR, NextPlan, Replanning, _paid_after, front, replan
+from weft.planning.replanning import REPAIR, NextPlan, Replanning, front, paid_after, replan
 from weft.program.verify import verify
 
 # One runner plans for all of them.
@@ -88,7 +88,7 @@ def test_a_plan_has_paid_at_its_break_even_step_and_not_before(one: NextPlan, ot
         return plan.moved.seconds + steps * plan.candidate.step_s
 
     if other.candidate.step_s < one.candidate.step_s:
-        steps = _paid_after(one, other)
+        steps = paid_after(one, other)
         assert spent_s(other, steps) <= spent_s(one, steps)
         assert steps == 0 or spent_s(other, steps - 1) > spent_s(one, steps - 1)
 

@@ -28,7 +28,7 @@ CHECKPOINT_BYTES_PER_S = 1e9
 Range = tuple[int, int]
 
 
-class Piece(NamedTuple):
+class StatePiece(NamedTuple):
     """One kind of states of a layer, or of the tied parameters behind the layers, by their number."""
 
     kind: str
@@ -36,7 +36,7 @@ class Piece(NamedTuple):
     element_bytes: int
 
 
-Holdings = Mapping[int, Mapping[Piece, Range]]
+Holdings = Mapping[int, Mapping[StatePiece, Range]]
 """For each rank, the range of elements that it has of each piece."""
 
 
@@ -71,7 +71,7 @@ def holdings(plan: Plan, graph: LayerGraph) -> Holdings:
     """
     if violations := uncounted(plan):
         raise InputError(violations)
-    found: dict[int, dict[Piece, Range]] = {}
+    found: dict[int, dict[StatePiece, Range]] = {}
     for index, stage in enumerate(plan.stages):
         for number, copy in enumerate(stage.replicas):
             (rank,) = copy.ranks
@@ -98,7 +98,7 @@ def uncounted(plan: Plan) -> list[Violation]:
     return found
 
 
-def _of_replica(plan: Plan, graph: LayerGraph, index: int, number: int) -> Iterator[tuple[Piece, Range]]:
+def _of_replica(plan: Plan, graph: LayerGraph, index: int, number: int) -> Iterator[tuple[StatePiece, Range]]:
     """Yield the pieces of a replica of a stage, each with the range that its rank has."""
     states, layers, shape = plan_states(plan), plan.stages[index].layers, plan.shape(index)
     level, sharers = SHARDINGS.index(plan.sharding), plan.sharers(index)
@@ -112,14 +112,14 @@ def _of_replica(plan: Plan, graph: LayerGraph, index: int, number: int) -> Itera
         if unit not in whole:
             first, last = (min(max(place * share - start, 0), count) for place in (mine, mine + 1))
             cut, start = (first, last), start + count
-        yield Piece("optimizer", unit, states.optimizer), cut if level >= 1 else (0, count)
+        yield StatePiece("optimizer", unit, states.optimizer), cut if level >= 1 else (0, count)
         yield (
-            Piece("weights", unit, states.weights),
+            StatePiece("weights", unit, states.weights),
             cut if level >= SHARDINGS.index("zero-3") else (0, count),
         )
     for layer in layers:
         if frozen := frozen_bytes(graph, [layer], shape, plan.element_bytes):
-            yield Piece("frozen", layer, 1), (0, frozen)
+            yield StatePiece("frozen", layer, 1), (0, frozen)
 
 
 def _units(graph: LayerGraph, layers: Sequence[int], plan: Plan) -> Iterator[tuple[int, int]]:
@@ -142,7 +142,7 @@ def moved_states(held: Holdings, needed: Holdings, ranks: int, network: Network)
 
     A range comes from the device that then is the first to have sent it, else from the checkpoint.
     """
-    sources: dict[Piece, list[int]] = defaultdict(list)
+    sources: dict[StatePiece, list[int]] = defaultdict(list)
     for rank, pieces in held.items():
         for piece in pieces:
             sources[piece].append(rank)
@@ -215,7 +215,7 @@ def _matched(needed: Holdings, held: Holdings) -> dict[int, int]:
     return {ranks[min(pair)]: ranks[max(pair) - count] for pair in found}
 
 
-def _shared_bytes(held: Mapping[Piece, Range], needed: Mapping[Piece, Range]) -> int:
+def _shared_bytes(held: Mapping[StatePiece, Range], needed: Mapping[StatePiece, Range]) -> int:
     """Return the bytes of needed ranges that are held."""
     missing = {piece: _cut([whole], held.get(piece)) for piece, whole in needed.items()}
     return sum(

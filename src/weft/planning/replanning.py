@@ -1,8 +1,8 @@
 """A job that goes on without some devices: plans with few moved bytes, and plans with short steps.
 
 A repair leaves every layer where it is, and places those of lost devices around them. It does so by m-ETF
-(Baechi, SoCC 2020). Changes of it, and plans from scratch, move more. Only plans count that no other plan beats in both
-moved bytes and predicted step. Each pays for its further bytes after some steps.
+(Baechi, SoCC 2020). Changes of it, and plans from scratch, move more. Only plans count that no other plan
+beats in both moved bytes and predicted step. Each pays for its further bytes after some steps.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Replanning:
 
         The plan before it on the front is the one that it is compared with.
         """
-        return (None, *(_paid_after(one, next_) for one, next_ in pairwise(self.front)))
+        return (None, *(paid_after(one, next_) for one, next_ in pairwise(self.front)))
 
     @property
     def assumed(self) -> str | None:
@@ -118,7 +118,8 @@ class Replanning:
         )
 
 
-def _paid_after(one: NextPlan, other: NextPlan) -> int:
+def paid_after(one: NextPlan, other: NextPlan) -> int:
+    """Return the steps after which a plan with shorter steps has paid for the longer moving of its states."""
     longer_s = other.moved.seconds - one.moved.seconds
     return max(0, ceil(longer_s / (one.candidate.step_s - other.candidate.step_s)))
 
