@@ -166,7 +166,7 @@ def plan(
     """
     words = {**decided(pins), "planner": planner}
     if from_ is not None:
-        never = {
+        never_from = {
             "SOURCE": source,
             "--on": on,
             "--global-batch": global_batch,
@@ -187,7 +187,7 @@ def plan(
             "--svg": svg,
             **{f"--{name.replace('_', '-')}": value for name, value in words.items()},
         }
-        refuse_options(never, "not with --from, which plans the job of that file again")
+        refuse_options(never_from, "not with --from, which plans the job of that file again")
         show_replanning(from_, without, out=out, json=json)
         return
     if source is None:
