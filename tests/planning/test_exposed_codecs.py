@@ -41,7 +41,7 @@ def test_the_change_is_of_the_most_exposed_piece_alone_and_shortens_the_step(pla
     assert sum(seconds) <= job.prediction.step_s
     figures = sync_figures(job.problem.cost_model, job.plan)
     # Without these codecs, another path may be the longest.
-    assert sum(seconds) >= figures.codecs.exposed_s * (1.0 - 1e-6) > 0.0
+    assert sum(seconds) >= figures.codecs.exposed_s - 1e-9 > 0.0
     change = codec_change(job, found)
     assert change is not None
     assert change.prediction.step_s < change.former_step_s
@@ -61,7 +61,7 @@ def test_the_change_is_of_the_most_exposed_piece_alone_and_shortens_the_step(pla
 
 
 def test_changes_go_on_until_no_piece_has_a_better_codec() -> None:
-    job, steps, changed = job_of(*CELLS[0]), [], []
+    job, steps, changed = job_of(*CELLS[1]), [], []
     while (change := codec_change(job, exposed_codecs(job))) is not None:
         assert change.former_step_s == pytest.approx(job.predicted.prediction.step_s)
         steps.append(change.prediction.step_s)

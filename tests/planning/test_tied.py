@@ -21,6 +21,7 @@ from weft.moves.layout import build_plan
 from weft.planning.compile import compile_plan, pipeline_layout
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import problem_of
+from weft.predict.cost.collective_library import SHARE_INSIDE
 from weft.predict.cost.memory import SHARDINGS, plan_states, stage_parameters, state_bytes
 from weft.predict.cost.placed_plan import CostModel, PlacedPlan
 from weft.predict.cost.price import price
@@ -145,7 +146,7 @@ def test_shards_exchange_the_ranges_that_both_own() -> None:
     costs = price(CostModel(graph=GRAPH, cluster=CLUSTER), program, plan).costs
     seconds = costs.occupancy[rows] * costs.tick_s
     link = CLUSTER.link_between(0, 4)
-    assert seconds == pytest.approx(4 * share / link.bytes_per_s + link.latency_s, rel=1e-3)
+    assert seconds == pytest.approx(4 * share / (SHARE_INSIDE * link.bytes_per_s) + link.latency_s, rel=1e-3)
     # Stages reduce and gather their copies themselves.
     for kind, size in ((REDUCE, 4), (GATHER, plan.element_bytes)):
         for stage, one in enumerate(plan.stages):

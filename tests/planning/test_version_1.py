@@ -49,13 +49,13 @@ RUNS: dict[str, tuple[str, str, dict[str, Any], dict[str, dict[str, Any]]]] = {
     "bf16": (
         "gpt-1m",
         "2xa100-80gb",
-        {"pp": 1, "dp": 2, "schedule": "breadth-first"},
+        {"pp": 1, "dp": 2, "loops": 4, "schedule": "breadth-first"},
         {"train": {"precision": "bf16"}},
     ),
     "bf16-sgd": (
         "gpt-1m",
         "2xa100-80gb",
-        {"pp": 1, "dp": 2, "schedule": "breadth-first"},
+        {"pp": 1, "dp": 2, "loops": 4, "schedule": "breadth-first"},
         {"train": {"precision": "bf16"}, "optimizer": {"name": "sgd"}},
     ),
 }
@@ -85,10 +85,11 @@ def written(name: str) -> dict[str, Any]:
     return record
 
 
-def with_memory_of(other: Prediction, prediction: Prediction) -> Prediction:
+def with_figures_of(other: Prediction, prediction: Prediction) -> Prediction:
     named = "peak_bytes", "peak_high_bytes", "communicator_bytes"
-    peaks = {name: getattr(other, name) for name in named}
-    return prediction.model_copy(update=peaks)
+    timed = "step_s", "step_low_s", "step_high_s", "first_step_s"
+    figures = {name: getattr(other, name) for name in (*named, *timed)}
+    return prediction.model_copy(update=figures)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -97,8 +98,8 @@ def test_a_file_of_version_1_is_the_plan_of_today(name: str) -> None:
     assert written(name)["version"] == 1
     assert found.plan == job.plan
     assert found.prediction is not None
-    # Version 1 counted no temporary activations and no communicators.
-    prediction = with_memory_of(job.prediction, found.prediction)
+    # Version 1 counted no temporary activations and no communicators, and had other constants of time.
+    prediction = with_figures_of(job.prediction, found.prediction)
     assert (found.plan, prediction, found.subject) == (*job.file[:2], None)
     assert found.plan.plan_id == job.plan.plan_id != written(name)["plan_id"]
     assert former_ids(job.plan) == {written(name)["plan_id"]}

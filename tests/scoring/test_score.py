@@ -298,7 +298,7 @@ def test_files_that_say_nothing_are_refused_in_one_line(tmp_path, capsys, text, 
 def test_one_of_file_and_ledger_is_needed(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_HOME", str(tmp_path))
     assert run(["score"]) == 2
-    assert "either a CSV file or --ledger" in capsys.readouterr().err
+    assert "give one of a CSV file, --ledger and --trace" in capsys.readouterr().err
     assert run(["score", "--ledger"]) == 0
     assert "nothing has been predicted" in capsys.readouterr().out
     with Ledger() as ledger:

@@ -1,4 +1,4 @@
-"""What `weft explain` and `weft score --trace` print of traces of whole jobs."""
+"""Answers of `weft explain` and `weft score --trace` on traces of whole jobs."""
 
 from __future__ import annotations
 

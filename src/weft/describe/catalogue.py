@@ -37,6 +37,9 @@ class CatalogueEntry:
         link: the link between devices of one node, per device and direction.
         network: the network between nodes, per node and direction.
         host_bytes_per_s: peak of a device's link to host memory, in one direction.
+        matmul_shares: shares of the peak that the best matrix products reach, by precision.
+        flash_share: speed of FlashAttention-2 relative to products, over that on an A100.
+        adds_in_switch: True if the switches of its usual node add up all-reduces (NVIDIA's NVLS).
         nvlinks, nvlink_bytes_per_s: most NVLinks of a device, and the peak of one in one direction.
         aliases: other names that expressions and files may use.
         driver_names: the device's names in the vendor's driver.
@@ -51,6 +54,9 @@ class CatalogueEntry:
     host_bytes_per_s: float
     nvlinks: int
     nvlink_bytes_per_s: float
+    matmul_shares: Mapping[str, float]
+    flash_share: float
+    adds_in_switch: bool
     aliases: tuple[str, ...]
     driver_names: tuple[str, ...]
     source: str
@@ -104,6 +110,9 @@ def _entry(name: str, record: Mapping[str, Any]) -> CatalogueEntry:
         host_bytes_per_s=parse_bytes_per_second(record["host_bandwidth"]),
         nvlinks=record.get("nvlinks", 0),
         nvlink_bytes_per_s=parse_bytes_per_second(record["nvlink"]) if "nvlink" in record else 0.0,
+        matmul_shares=record.get("matmul_shares", {}),
+        flash_share=record.get("flash_share", 1.0),
+        adds_in_switch=record.get("adds_in_switch", False),
         aliases=tuple(record.get("aliases", ())),
         driver_names=tuple(record["driver_names"]),
         source=record["source"],

@@ -7,19 +7,20 @@ from predict.cost.machines import BETWEEN, CPU, INSIDE, MACHINE, cluster
 
 from weft.predict.cost.network import Network
 
-PLAIN = Network(cluster=cluster())
+PLAIN = Network(cluster=cluster(device=CPU))
+GPUS = Network(cluster=cluster())
 MEASURED = Network(cluster=cluster(device=CPU), machine=MACHINE)
 sizes = st.integers(0, 10**9)
 groups = st.sets(st.integers(0, 7), min_size=2).map(sorted)
 
 
-@given(groups, sizes, sizes, st.sampled_from([PLAIN, MEASURED]))
+@given(groups, sizes, sizes, st.sampled_from([PLAIN, GPUS, MEASURED]))
 def test_more_bytes_never_help(ranks: list[int], fewer: int, more: int, network: Network) -> None:
     low, high = sorted((fewer, more))
     assert network.all_reduce_s(ranks, low) <= network.all_reduce_s(ranks, high)
 
 
-@given(groups, sizes, st.sampled_from([PLAIN, MEASURED]))
+@given(groups, sizes, st.sampled_from([PLAIN, GPUS, MEASURED]))
 def test_the_links_of_nodes_are_busy_while_a_collective_between_nodes_runs(
     ranks: list[int], size: int, network: Network
 ) -> None:
@@ -78,7 +79,7 @@ def test_hierarchy_wins_where_latency_between_nodes_rules() -> None:
 
 
 def wide(nodes: int, devices: int = 1) -> Network:
-    return Network(cluster=cluster(nodes=nodes, devices=devices))
+    return Network(cluster=cluster(nodes=nodes, devices=devices, device=CPU))
 
 
 def test_hierarchy_takes_the_textbook_time() -> None:

@@ -19,6 +19,7 @@ from weft.methods.gradient_norm.kinds import NORM
 from weft.methods.sharding.kinds import REDUCE
 from weft.planning.compile import compile_plan
 from weft.predict.cost import hooks
+from weft.predict.cost.collective_library import SHARE_BETWEEN
 from weft.predict.cost.compute import ComputeModel
 from weft.predict.cost.exchanges import LOSS_BYTES, gathered_bytes
 from weft.predict.cost.hooks import CostOf, takes_nothing
@@ -159,7 +160,7 @@ def test_replicas_side_by_side_share_their_nodes_link_folded_or_not() -> None:
         program = compile_plan(plan, GRAPH, only_replica=only)
         costs = price(CostModel(graph=GRAPH, cluster=where), program, plan).costs
         sends = np.flatnonzero(program.columns.kind == SEND_ACTIVATION)
-        seconds = program.columns.bytes[sends] / BETWEEN.bytes_per_s
+        seconds = program.columns.bytes[sends] / (SHARE_BETWEEN * BETWEEN.bytes_per_s)
         assert costs.occupancy[sends].tolist() == np.rint(alone * seconds * 1e9).tolist()
         assert costs.links is not None
         assert (costs.links[sends] >= 0).all()

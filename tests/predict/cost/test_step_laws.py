@@ -15,7 +15,7 @@ from weft.describe.amount import Shape
 from weft.describe.cluster import Link
 from weft.describe.plan import Plan, Replica
 from weft.planning.compile import compile_plan
-from weft.predict.cost.layer_times import KERNEL_SPEEDS, MATMUL_SHARE
+from weft.predict.cost.layer_times import KERNEL_SPEEDS, MATMUL_SHARE, length_factor
 from weft.predict.cost.placed_plan import CostModel
 from weft.predict.cost.price import price
 from weft.program.kinds import (
@@ -52,7 +52,8 @@ def test_instructions_compute_what_the_model_does_and_a_third_more_where_it_is_r
     busy_s = sum(occupancy[program.columns.kind == kind].sum() for kind in COMPUTATIONS) * 1e-9
     whole = Shape(plan.global_batch, plan.sequence)
     alone_s = sum(
-        matmul.flops(whole) / (1e9 * MATMUL_SHARE * KERNEL_SPEEDS[matmul.kernel])
+        matmul.flops(whole)
+        / (1e9 * MATMUL_SHARE * KERNEL_SPEEDS[matmul.kernel] * length_factor(matmul.kernel, whole.sequence))
         for layer in GRAPH.layers
         for work in (layer.forward, layer.backward_input, layer.backward_weight)
         for matmul in work.matmuls

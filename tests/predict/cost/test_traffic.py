@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from predict.cost.machines import MODEL, cluster
+from predict.cost.machines import CPU, MODEL, cluster
 from predict.plans import plan_of
 
 from weft.describe.cluster import Cluster, Link
@@ -50,7 +50,7 @@ METHODS: tuple[tuple[Choice, Sharding], ...] = (
 
 
 def joined_slowly(nodes: int, devices: int) -> Cluster:
-    return replace(cluster(nodes, devices), links={("node", "node"): Link(BYTES_PER_S, 0.0)})
+    return replace(cluster(nodes, devices, CPU), links={("node", "node"): Link(BYTES_PER_S, 0.0)})
 
 
 def priced(where: Cluster, sync: Choice, sharding: Sharding, **degrees: int) -> Pricing:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Protocol
 
 from weft.describe.amount import Shape
+from weft.describe.catalogue import catalogue
 from weft.describe.device import FP8, PRECISION_BYTES, Device
 from weft.describe.layer import (
     FP8_PRODUCT,
@@ -25,19 +27,22 @@ from weft.predict.cost.memory import state_bytes
 from weft.predict.profile import MachineMeasurement, seconds_of_speeds, value_at
 
 # Shares of the data-sheet peaks that large kernels reach, and the time of every kernel's start and end, in
-# host launches. A kernel of x flops reaches MATMUL_SHARE * x / (x + x_half); x_half is the work of a large
-# kernel in the start-up time. Fitted to the eight training runs on A100 of tables 3 and 5 of Korthikanti et
-# al., arXiv 2205.05198; tests/predict/cost/test_korthikanti.py keeps the residuals.
+# host launches. A kernel of x flops reaches share * x / (x + x_half); x_half is the work of a large kernel in
+# the start-up time. The catalogue has shares of products by device, measured by others; MATMUL_SHARE is for
+# devices without. With 0.869 of an A100, the two others are fitted to the eight training runs on A100 of
+# tables 3 and 5 of Korthikanti et al., arXiv 2205.05198; tests/predict/cost/test_korthikanti.py keeps the
+# residuals.
 MATMUL_SHARE = 0.82
-MEMORY_SHARE = 0.60
+MEMORY_SHARE = 0.65
 START_UP_LAUNCHES = 1.0
 _FP32 = "fp32"
 
-# Speed of a kernel relative to a large plain product, in products of the whole square of scores. A product of
-# 8 bits is assumed to reach the same share of its own peak, as in torchao's roofline_utils.py. By its
-# release notes, FlashAttention reaches 25 to 40 % of the peak on an A100, FlashAttention-2 50 to 73 %. A
-# backward pass repeats the scores there: 3.5 forward passes are done and 3 counted. With causal masks both
-# skip half of the square, at the lower end of these. Stored scores are many small products.
+# Speed of a kernel relative to a large plain product, in products of the whole square of scores; that of
+# attention is at `FLASH_TOKENS`. A product of 8 bits is assumed to reach the same share of its own peak, as
+# in torchao's roofline_utils.py, unless the catalogue knows. By its release notes, FlashAttention reaches 25
+# to 40 % of the peak on an A100, FlashAttention-2 50 to 73 %. A backward pass repeats the scores there: 3.5
+# forward passes are done and 3 counted. With causal masks both skip half of the square, at the lower end of
+# these. Stored scores are many small products.
 KERNEL_SPEEDS: Mapping[str, float] = {
     PLAIN_PRODUCT: 1.0,
     FP8_PRODUCT: 1.0,
@@ -45,11 +50,38 @@ KERNEL_SPEEDS: Mapping[str, float] = {
     LOW_RANK_PRODUCT: 1.0,
     "scores": 0.7,
     FP32_PRODUCT: 0.7,
-    "flash1": 0.37,
-    "flash1-causal": 0.56,
-    "flash2": 0.63,
-    "flash2-causal": 1.05,
+    "flash1": 0.35,
+    "flash1-causal": 0.51,
+    "flash2": 0.60,
+    "flash2-causal": 0.95,
 }
+# On GPUs a flash kernel of s tokens reaches s / (s + half) of its speed on long ones: blocks on the diagonal
+# of a causal mask are half idle, and short rows fill few processors. Fitted to the times of Triton's tutorial
+# of fused attention (triton-lang.org, tutorial 06), 32 heads of 64, forward and backward. From 1,024 to
+# 16,384 tokens its causal kernels become about 1.6 times as fast, the others 1.2 times.
+FLASH_TOKENS = 2048
+_FLASH_HALVES: Mapping[str, float] = {
+    "flash1": 150.0,
+    "flash1-causal": 640.0,
+    "flash2": 150.0,
+    "flash2-causal": 640.0,
+}
+
+
+def length_factor(kernel: str, tokens: float) -> float:
+    """Return the speed of a kernel on sequences of so many tokens, over that on `FLASH_TOKENS`."""
+    half = _FLASH_HALVES.get(kernel, 0.0)
+    return tokens * (FLASH_TOKENS + half) / (FLASH_TOKENS * (tokens + half))
+
+
+@cache
+def _matmul_share(device: str, precision: str, kernel: str) -> float:
+    """Return the share of its own peak that a large kernel reaches, by the catalogue where it knows."""
+    entry = catalogue().get(device)
+    needed = FP8 if kernel == FP8_PRODUCT else precision
+    share = MATMUL_SHARE if entry is None else entry.matmul_shares.get(needed, MATMUL_SHARE)
+    flash = entry.flash_share if entry is not None and kernel in _FLASH_HALVES else 1.0
+    return share * KERNEL_SPEEDS[kernel] * flash
 
 
 class Speeds(Protocol):
@@ -63,7 +95,11 @@ class Speeds(Protocol):
         """The precisions with known products."""
         ...
 
-    def matmul_s(self, flops: float, precision: str, kernel: str = PLAIN_PRODUCT) -> float: ...
+    def matmul_s(
+        self, flops: float, precision: str, kernel: str = PLAIN_PRODUCT, tokens: float = FLASH_TOKENS
+    ) -> float:
+        """Return seconds of a product; `tokens` of a sequence matter to attention."""
+        ...
 
     def memory_s(self, moved_bytes: float) -> float: ...
 
@@ -82,11 +118,16 @@ class DataSheetSpeeds:
     def precisions(self) -> Collection[str]:
         return self.device.flops_per_s.keys()
 
-    def matmul_s(self, flops: float, precision: str, kernel: str = PLAIN_PRODUCT) -> float:
+    def matmul_s(
+        self, flops: float, precision: str, kernel: str = PLAIN_PRODUCT, tokens: float = FLASH_TOKENS
+    ) -> float:
         """Return seconds; raise InputError for a precision that the device lacks, or an unknown kernel."""
         require_choice("kernel", kernel, KERNEL_SPEEDS)
         peak = _peak(self.device, precision, kernel)
-        return flops / (peak * MATMUL_SHARE * KERNEL_SPEEDS[kernel]) + self._start_up_s
+        share = _matmul_share(self.device.name, precision, kernel)
+        if not self.device.synchronous:
+            share *= length_factor(kernel, tokens)
+        return flops / (peak * share) + self._start_up_s
 
     def memory_s(self, moved_bytes: float) -> float:
         return moved_bytes / (self.device.memory_bytes_per_s * MEMORY_SHARE) + self._start_up_s
@@ -115,7 +156,9 @@ class MeasuredSpeeds:
     def precisions(self) -> Collection[str]:
         return self._matmul.keys()
 
-    def matmul_s(self, flops: float, precision: str, kernel: str = PLAIN_PRODUCT) -> float:
+    def matmul_s(
+        self, flops: float, precision: str, kernel: str = PLAIN_PRODUCT, tokens: float = FLASH_TOKENS
+    ) -> float:
         known = _FP32 if kernel == FP32_PRODUCT and _FP32 in self._matmul else precision
         seconds = max(0.0, value_at(self._matmul[known], flops) - self.launch_s)
         if kernel != FP8_PRODUCT:
@@ -168,7 +211,10 @@ class LayerTimes:
 
 def pass_s(work: PassWork, shape: Shape, precision: str, device: Device, speeds: Speeds) -> float:
     """Return seconds of one pass of one micro-batch through one layer."""
-    seconds = sum(speeds.matmul_s(matmul.flops(shape), precision, matmul.kernel) for matmul in work.matmuls)
+    seconds = sum(
+        speeds.matmul_s(matmul.flops(shape), precision, matmul.kernel, shape.sequence)
+        for matmul in work.matmuls
+    )
     moved = work.memory(shape) * PRECISION_BYTES[precision]
     if moved:
         kernels = max(1, work.kernels - len(work.matmuls))

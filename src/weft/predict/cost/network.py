@@ -3,8 +3,9 @@
 A message takes its link's latency plus bytes over bandwidth. A collective takes the faster of a flat ring and
 a hierarchical algorithm. The latter needs a group with several ranks on each of several nodes. It reduces
 inside the nodes, reduces between them, and spreads inside them. An all-reduce may also use two trees, with a
-latency that grows with the logarithm of the ranks. All times assume that the collective has its nodes' links
-to itself. Between ranks of one node with a measured device, measured tables replace the description.
+latency that grows with the logarithm of the ranks. Collectives of GPUs have the algorithms and the speeds of
+their library; see `weft.predict.cost.collective_library`. All times assume that the collective has its nodes'
+links to itself. Between ranks of one node with a measured device, measured tables replace the description.
 
 Through host memory (the transport `host`), a device copies its bytes to its host before, and from its host
 behind. Inside a node they go over TCP; see `weft.predict.cost.host_link`.
@@ -25,6 +26,7 @@ from weft.describe.device import Device
 from weft.describe.one_line import one_line
 from weft.describe.synchronisation import AS_IT_IS, Wire
 from weft.predict.corrections import Correction
+from weft.predict.cost import collective_library as library
 from weft.predict.cost.host_link import LOOPBACK, host_copy_s
 from weft.predict.cost.measured_collectives import collective_s, ranks_half_width
 from weft.predict.cost.places import ClusterPlaces, Spread
@@ -92,6 +94,8 @@ class Network:
             link = self._links_inside[self.cluster.group_index_of(rank)]
             if here != there:
                 link = _slower(self.cluster.link_between(rank, peer), sharing)
+            if self._by_library:
+                link = library.reached(link, inside=here == there)
             busy_s, latency_s = sent_bytes / link.bytes_per_s, link.latency_s
         out_s, in_s = (self._copy_s(sent_bytes, [self.cluster.device_of(end)]) for end in (rank, peer))
         return factor * (busy_s + out_s), factor * (latency_s + in_s)
@@ -105,8 +109,29 @@ class Network:
         spread = self._spread_of(ranks)
         if (measured := self._measured_collective("all_reduce", spread, reduced_bytes)) is not None:
             return measured
+        if self._by_library:
+            return self._all_reduce_by_library(spread, reduced_bytes).scaled(self._factor)
         one_way = min(self._one_way(spread, reduced_bytes), self._trees(spread, reduced_bytes))
         return self._copied(spread, one_way.scaled(2.0), reduced_bytes, reduced_bytes)
+
+    def _all_reduce_by_library(self, spread: Spread, reduced_bytes: int) -> CollectiveTime:
+        """Return the fastest of a ring, of trees and of an addition in the switches of a node."""
+        if spread.ranks < 2 or (self.wire.inside == 0.0 and spread.even):
+            return self._one_way(spread, reduced_bytes).scaled(2.0)
+        ring, trees = self._one_way(spread, reduced_bytes), self._trees(spread, reduced_bytes)
+        ring_start_s, trees_start_s = (
+            launches * self._launch_s
+            for launches in (library.RING_START_LAUNCHES, library.TREE_START_LAUNCHES)
+        )
+        found = [
+            CollectiveTime(2.0 * ring.seconds - ring_start_s, 2.0 * ring.link_s),
+            CollectiveTime(2.0 * trees.seconds + trees_start_s, 2.0 * trees.link_s),
+        ]
+        group = self.cluster.groups[spread.inside[0]] if spread.nodes == 1 else None
+        if group is not None and library.adds_in_switch(group, spread.ranks):
+            seconds = library.in_switch_s(group.link, self.wire.inside * reduced_bytes, self._launch_s)
+            found.append(CollectiveTime(seconds, 0.0))
+        return min(found)
 
     def reduce_scatter(self, ranks: Ranks, total_bytes: int) -> CollectiveTime:
         """Return the time in which every rank gets its share of the sum of `total_bytes`."""
@@ -127,11 +152,11 @@ class Network:
         )
 
     def half_width(self, ranks: Ranks) -> float:
-        """Return the half-width that a collective has where other numbers of ranks were measured."""
-        if self.machine is None:
-            return 0.0
+        """Return the half-width of a collective by its library, or of other than measured ranks."""
         spread = self._spread_of(ranks)
         tables = self._collectives(spread).values()
+        if self._by_library and not tables and spread.ranks > 1:
+            return library.HALF_WIDTH
         return ranks_half_width({count for one in tables for count in one}, spread.ranks)
 
     def all_to_all(self, ranks: Ranks, given_bytes: int) -> CollectiveTime:
@@ -234,6 +259,15 @@ class Network:
         alone = CollectiveTime(seconds, _moving_s(between, sent_bytes))
         return self._copied(spread, alone, sent_bytes, sent_bytes)
 
+    @cached_property
+    def _by_library(self) -> bool:
+        """True if all devices are GPUs that exchange by their own library, not through their hosts."""
+        return not self.through_host and not any(one.device.synchronous for one in self.cluster.groups)
+
+    @cached_property
+    def _launch_s(self) -> float:
+        return max(group.device.launch_s for group in self.cluster.groups)
+
     @property
     def _factor(self) -> float:
         return self.correction.collectives if self.correction is not None else 1.0
@@ -247,6 +281,8 @@ class Network:
             return CollectiveTime(0.0, 0.0)
         if self.wire.inside == 0.0 and spread.even:
             return self._hierarchical(spread, total_bytes)
+        if self._by_library:
+            return self._library_ring(spread, total_bytes)
         flat = self._ring(spread, total_bytes)
         if spread.nodes == 1 or spread.fewest_on_a_node == 1 or not spread.even:
             return flat
@@ -258,6 +294,16 @@ class Network:
         turns, share = spread.ranks - 1, total_bytes / spread.ranks
         turn_s = _slowest_s([*self._inside(spread), *between], share)
         return CollectiveTime(turns * turn_s, turns * _moving_s(between, share))
+
+    def _library_ring(self, spread: Spread, total_bytes: float) -> CollectiveTime:
+        """Return the time of a ring with a lane for each network card, by the collective library."""
+        inside, between = self._inside(spread), self._between(spread.around)
+        inside_s, between_s = (
+            max((link.latency_s for link in links), default=0.0) for links in (inside, between)
+        )
+        moved = total_bytes * (spread.ranks - 1) / spread.ranks
+        seconds = library.ring_s(spread.ranks, spread.nodes, inside_s, between_s, self._launch_s)
+        return CollectiveTime(seconds + _moving_s([*inside, *between], moved), _moving_s(between, moved))
 
     def _hierarchical(self, spread: Spread, total_bytes: int) -> CollectiveTime:
         """Return the time inside every node on all bytes, then between nodes on each device's share."""
@@ -299,12 +345,16 @@ class Network:
         if self.wire.inside == 0.0:
             return []
         links = [self._links_inside[group] for group in spread.inside]
+        if self._by_library:
+            links = [library.reached(link, inside=True) for link in links]
         return links if self.wire.inside == 1.0 else [_slower(link, self.wire.inside) for link in links]
 
     def _between(self, pairs: Sequence[tuple[int, int]], sharing: int = 1) -> list[Link]:
         """Return the links between nodes of pairs of groups, each with its share of them."""
         names = (sorted(self.cluster.groups[group].name for group in pair) for pair in pairs)
-        links = (self.cluster.links[one, other] for one, other in names)
+        links = [self.cluster.links[one, other] for one, other in names]
+        if self._by_library:
+            links = [library.reached(link, inside=False) for link in links]
         return [_slower(link, sharing * self.wire.between) for link in links]
 
     def _measured(self, group: int) -> MachineMeasurement | None:

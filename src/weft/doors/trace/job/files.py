@@ -1,8 +1,8 @@
 """Files with a trace of a job: Parquet, Chrome's JSON and Kineto's, or a folder with one of these per rank.
 
 In JSON an operation is an event whose name is that of a type. Its arguments hold the columns of a Parquet
-trace. Kineto's files of ranks have annotations instead: the rank, its replica and its stage come from
-`distributedInfo`, the step from `ProfilerStep#`. An annotation of the device counts before that of its host.
+trace. Kineto's files of ranks have annotations instead. Then the rank, its replica and its stage come
+from `distributedInfo`, and the step from `ProfilerStep#`. Annotations of devices count before those of hosts.
 """
 
 from __future__ import annotations

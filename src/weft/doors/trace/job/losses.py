@@ -1,4 +1,4 @@
-"""What a job's steps lose against ideal ones, and by whom: simulations with the trace's own durations.
+"""Losses of a job's steps against ideal ones, and their causes, by simulations with the trace's durations.
 
 The method is that of MegaScale (arXiv 2402.15627, section 5) and of StragglerAnalysis. A group of operations
 costs what the ideal step grows by if the group alone takes its own times.

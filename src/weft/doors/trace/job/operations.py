@@ -21,7 +21,7 @@ from weft.program.program import NONE
 
 
 class PlaceInStep(Enum):
-    """Where an operation stands in a step."""
+    """The place of an operation in a step."""
 
     PASS = "pass"
     MESSAGE = "message"

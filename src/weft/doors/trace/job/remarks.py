@@ -1,4 +1,4 @@
-"""What the losses of a job say, one line each, with the change that each of them asks for."""
+"""Remarks on the losses of a job, one line each, with the change that each of them asks for."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def replay_figures(losses: Losses) -> Mapping[str, Figures]:
     """Return the figures of two predictions of every step.
 
     One takes the step's own times: what it misses are delays between operations. The other takes the median
-    of each operation over all steps, as profiles do: it also misses what steps differ by.
+    of each operation over all steps, as profiles do. It also misses what steps differ by.
     """
     measured = losses.measured_s.tolist()
     predicted = {OWN: losses.simulated_s.tolist(), USUAL: [losses.usual_s] * len(measured)}

@@ -1,4 +1,4 @@
-"""What the operations of a step wait for: edges between rows that are sorted by rank and start.
+"""Edges between the operations of a step, which are sorted by rank and start.
 
 Rules of dependence are those of MegaScale and of StragglerAnalysis's model. Passes of a rank run one after
 the other. A receive is posted behind the pass before the one that it feeds. The first receive of a gradient
