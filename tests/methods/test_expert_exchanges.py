@@ -237,7 +237,7 @@ def test_on_slow_links_another_micro_batch_hides_exchanges(row: Row) -> None:
         predicted(MIXTRAL, run_by(row.plan, way=way), cluster(0, synchronous=False)).prediction.step_s
         for way in WAYS[1:]
     )
-    assert interleaved < 0.97 * ordered
+    assert interleaved < 0.985 * ordered
 
 
 @pytest.mark.parametrize(

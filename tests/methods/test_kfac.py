@@ -280,7 +280,7 @@ def test_a_run_file_asks_for_work_in_bubbles_and_the_plan_states_its_windows() -
     assert (options.margin, options.placer) == (0.1, "weft")
     assert options.windows != OPEN
     [words] = decided_words(planned)
-    assert words.startswith("bubbles: kfac every ")
+    assert words.startswith("bubbles: kfac in every step; ")
     assert words.endswith("it adds nothing")
     plain = plan_run(run_of(""))
     # The products with inverses are all that a step has more.
