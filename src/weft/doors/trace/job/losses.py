@@ -31,7 +31,7 @@ LEAST_SLOWDOWN = 1.03
 # The part of the workers that the worst ones are.
 WORST_SHARE = 0.03
 # Instructions that all simulations of a trace's steps may have together.
-MOST_INSTRUCTIONS = 40_000_000
+MOST_INSTRUCTIONS = 8_000_000
 
 # What-ifs. The first one is the step without delays between operations, the base of the others.
 NO_DELAYS = "no delays of hosts"
