@@ -1,14 +1,15 @@
-"""What the collective library of GPUs gets of links: bandwidth, latency and algorithms.
+"""Bandwidth, latency and algorithms of the collective library of GPUs.
 
 CPUs of a cluster use gloo, whose collectives follow the description of the links. GPUs use NVIDIA's NCCL or
-its like. Its own model (`src/graph/tuning.cc`) has the form of `ring_s`: a start, a latency for each step
-inside a node and for each step between nodes, and the bytes at the bandwidth of the slower of both. A ring
-has one lane for each network card, so that all cards of a node carry it. All-gathers and reduce-scatters are
-rings; all-reduces may be trees. From Hopper on, NVSwitches add up an all-reduce inside a node (NVLS).
+its like. Its own model (`src/graph/tuning.cc`) has the form of `ring_s`. It adds a start and a latency for
+each step, inside a node or between nodes. Bytes pass at the slower bandwidth. A ring has one lane for each
+network card, so that all cards of a node carry it. All-gathers and reduce-scatters are rings. All-reduces may
+be trees. From Hopper on, NVSwitches add up an all-reduce inside a node (NVLS).
 
-The constants are fitted to published runs of nccl-tests, which `tests/predict/cost/nccl_tests.csv` lists with
-their sources: nodes of eight A100, H100 and H200, and up to 16 nodes. NCCL's maintainers state 80 % of an
-NVLink and 46 to 48 GB/s of a network card with 50 GB/s (github.com/NVIDIA/nccl-tests, issues 212 and 290).
+The constants are fitted to published runs of nccl-tests. `tests/predict/cost/nccl_tests.csv` names each
+source. They are of nodes with eight A100, H100, H200 and B200, and of up to 16 nodes. NCCL's maintainers
+state 80 % of an NVLink (github.com/NVIDIA/nccl-tests, issue 212). Of a network card with 50 GB/s they state
+46 to 48 GB/s (issue 290).
 """
 
 from __future__ import annotations
