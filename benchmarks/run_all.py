@@ -30,6 +30,7 @@ BENCHMARKS = (
     ("peer_figures",),
     ("graph_peers",),
     ("placement",),
+    ("placed_training",),
     ("placement_peer",),
     ("recorder",),
     ("watching",),

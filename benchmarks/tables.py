@@ -151,6 +151,16 @@ TABLES: Mapping[str, Listed | Crossed] = {
         ("slowest stage", "stages", "over the original", "search", "search of the original"),
     ),
     "graph_planners, most": Listed("graph_planners", "(largest gain|jobs in which).*"),
+    "placed_training": Crossed(
+        "placed_training",
+        "plan",
+        ("micro-batches", "stages", "predicted step", "step"),
+        "(placed alone|pipelined).*",
+    ),
+    "placed_training, memory": Crossed(
+        "placed_training", "host", ("limit", "predicted", "counted", "error"), "memory of .*"
+    ),
+    "placed_training, ratios": Listed("placed_training", ".*(over pipelined|over the largest limit)"),
     "placement": Crossed(
         "placement",
         "graph",
