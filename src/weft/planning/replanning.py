@@ -38,7 +38,7 @@ from weft.planning.placement.list_scheduler import earliest_task_first
 from weft.planning.placement.preparation import CoPlacement, PreparedGraph, prepared
 from weft.planning.planned import DEFAULT_PLANNER, PlannedJob, posed
 from weft.planning.planners import Candidate, Verdict, get_planner
-from weft.planning.planners.baechi.inputs import PlacementInputs, Question, questions
+from weft.planning.planners.baechi.inputs import PlacementInputs, PlacementQuestion, questions
 from weft.planning.planners.baechi.planner import CO_PLACEMENTS
 from weft.planning.planners.baechi.plans import PlacedStages
 from weft.planning.planners.graphpipe.plans import said_as_layout
@@ -310,7 +310,7 @@ def _homes(graph: OperatorGraph, held: Holdings) -> Ints:
     return home
 
 
-def _staying(question: Question, home: Ints, co_placement: CoPlacement) -> PreparedGraph:
+def _staying(question: PlacementQuestion, home: Ints, co_placement: CoPlacement) -> PreparedGraph:
     """Return the graph with co-placed groups, each divided by the homes of its layers."""
     graph, devices = question.graph, question.inputs.devices
     together = prepared(graph, devices, co_placement)

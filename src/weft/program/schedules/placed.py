@@ -21,7 +21,7 @@ from weft.program.schedules.base import ComputeOrder, Options, Pipeline
 from weft.program.schedules.ring import count_option, refuse_count, refuse_idle_devices, ring_placement
 
 
-class Placed:
+class PlacedOrder:
     """Stages on the devices of the plan; ready backward passes first, then ready forward passes."""
 
     name: ClassVar[str] = "placed"
@@ -63,12 +63,12 @@ def _orders(
     pipeline: Pipeline, places: tuple[int, ...], times: tuple[int, ...], in_flight: int
 ) -> list[ComputeOrder]:
     """Return the compute order of every device."""
-    run = _Run(pipeline, places, times, in_flight)
+    run = _ListedStep(pipeline, places, times, in_flight)
     run.finish()
     return [ComputeOrder(*np.array(passes, dtype=np.int64).reshape(-1, 3).T.copy()) for passes in run.orders]
 
 
-class _Run:
+class _ListedStep:
     """One step by the list scheduler, without times of messages. A backward pass takes two forward passes."""
 
     def __init__(

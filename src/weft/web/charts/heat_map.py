@@ -12,7 +12,7 @@ _LEFT, _TOP, _RIGHT = 110, 66, 12
 _HIGHEST, _LEAST_TEXT = 30, 46
 _GAP = 1.0
 # Blue, as long as usual, to red.
-_COOL, _USUAL, _HOT = (43, 108, 212), (150, 156, 166), (176, 32, 58)
+_COOL, _USUAL, _HOT = (43, 108, 212), (104, 110, 120), (176, 32, 58)
 # Relative distance from the usual value at which a colour is full.
 _FULL = 0.5
 

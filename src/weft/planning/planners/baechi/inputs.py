@@ -120,7 +120,7 @@ class PlacementInputs:
 
 
 @dataclass(frozen=True)
-class Question:
+class PlacementQuestion:
     """One placement to look for: samples of a micro-batch, and how many are under way at once."""
 
     inputs: PlacementInputs
@@ -138,13 +138,13 @@ class Question:
         return self.inputs.problem.job.global_batch // (self.inputs.dp * self.size)
 
 
-def questions(inputs: PlacementInputs) -> Iterator[Question]:
+def questions(inputs: PlacementInputs) -> Iterator[PlacementQuestion]:
     """Yield questions for every size of micro-batches, with few and with many of them under way."""
     devices = len(inputs.places)
     for size in inputs.costs.sizes:
-        count = Question(inputs, size, 1).micro_batches
+        count = PlacementQuestion(inputs, size, 1).micro_batches
         for in_flight in sorted({min(count, one) for one in (1, devices, 2 * devices)}):
-            yield Question(inputs, size, in_flight)
+            yield PlacementQuestion(inputs, size, in_flight)
 
 
 def _whole(values: Floats) -> Ints:

@@ -28,7 +28,7 @@ from weft.planning.planners.graphpipe.questions import (
 from weft.planning.planners.homogeneous import rank_key
 from weft.planning.planners.simulated import prepare
 from weft.planning.problem import Problem
-from weft.program.schedules.placed import Placed
+from weft.program.schedules.placed import PlacedOrder
 
 # All are tried: groups as the paper makes them, smaller ones that leave branches apart, and none.
 CO_PLACEMENTS: tuple[CoPlacement, ...] = ("readers", "chains", "none")
@@ -45,18 +45,20 @@ class PlacementPlanner:
     Attributes:
         name: the name that users type.
         placers: names of `weft.planning.placement.placers.PLACERS`.
+        otherwise: placers to ask where no placement by these fits, as memory is tight.
         finalists: placements to simulate, least estimates first.
         changes: changed placements to simulate, from each of the `STARTS` best ones on.
     """
 
     name: str
     placers: tuple[str, ...]
+    otherwise: tuple[str, ...] = ()
     finalists: int = 12
     changes: int = 0
 
     def space(self, problem: Problem) -> Iterator[Layout]:
         """Return the degrees and sizes of micro-batches; placements add the stages."""
-        return (replace(one, schedule=Placed.name) for one in partition_layouts(problem))
+        return (replace(one, schedule=PlacedOrder.name) for one in partition_layouts(problem))
 
     def search(self, problem: Problem) -> Ranking:
         """Place the layers for every degree and size of micro-batches, and simulate the best placements.
@@ -65,7 +67,7 @@ class PlacementPlanner:
             InputError: for pins, goals and methods that a placement does not know.
         """
         require_partition(problem, self.name)
-        least = least_layout(problem, Placed.name)
+        least = least_layout(problem, PlacedOrder.name)
         if (reason := refuse(problem.job, least)) is not None:
             refused = Candidate(layout=least, verdict=Verdict.REFUSED, reason=reason)
             return Ranking(problem=problem, candidates=(refused,))
@@ -80,13 +82,20 @@ class PlacementPlanner:
 
     def _recomputing(self, problem: Problem, every: Sequence[PlacementInputs]) -> list[Candidate]:
         """Return the best placements, simulated, and the reasons of ways that placed nothing."""
-        found, refused = self._placements(every)
-        best = sorted(found, key=lambda one: one.estimate_s)[: self.finalists]
-        known = [(one.judged(), one) for one in best]
+        known: list[tuple[Candidate, PlacedStages]] = []
+        refused: list[Candidate] = []
+        for placers in (self.placers, self.otherwise):
+            if not any(candidate.verdict is Verdict.FITS for candidate, _ in known):
+                found, reasons = self._placements(every, placers)
+                best = sorted(found, key=lambda one: one.estimate_s)[: self.finalists]
+                known += [(one.judged(), one) for one in best]
+                refused += reasons
         known += self._changed(problem, known)
         return [*(candidate for candidate, _ in known), *refused]
 
-    def _placements(self, every: Sequence[PlacementInputs]) -> tuple[list[PlacedStages], list[Candidate]]:
+    def _placements(
+        self, every: Sequence[PlacementInputs], placers: Sequence[str]
+    ) -> tuple[list[PlacedStages], list[Candidate]]:
         """Return different placements by all ways, and one refusal for each reason."""
         found: dict[object, PlacedStages] = {}
         refused: dict[str, Candidate] = {}
@@ -95,7 +104,7 @@ class PlacementPlanner:
             small = question.graph.operators <= MOST_ALONE
             for co_placement in CO_PLACEMENTS if small else CO_PLACEMENTS[:2]:
                 reduced = prepared(question.graph, devices, co_placement)
-                for way in self.placers:
+                for way in placers:
                     try:
                         placement = get_placer(way)(reduced.fused, devices)
                     except InputError as error:
@@ -132,4 +141,4 @@ class PlacementPlanner:
 
 
 # Baechi's three ways, and small changes of the best placement.
-BAECHI_PLANNER = PlacementPlanner(name="baechi", placers=BAECHI, changes=30)
+BAECHI_PLANNER = PlacementPlanner(name="baechi", placers=BAECHI, otherwise=("expert",), changes=30)

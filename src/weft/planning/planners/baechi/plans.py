@@ -17,14 +17,14 @@ from weft.planning.placement.board import Placement
 from weft.planning.placement.bounds import earliest_task_first_bound_ticks, lower_bound_ticks
 from weft.planning.placement.list_scheduler import earliest_task_first
 from weft.planning.placement.preparation import PreparedGraph
-from weft.planning.planners.baechi.inputs import TICKS_PER_S, Question
+from weft.planning.planners.baechi.inputs import TICKS_PER_S, PlacementQuestion
 from weft.planning.planners.baechi.segments import segments
 from weft.planning.planners.base import Candidate, Verdict
 from weft.planning.planners.graphpipe.part_plans import StageOfLayers
 from weft.planning.planners.graphpipe.plans import in_order, said_as_layout
 from weft.planning.planners.simulated import judged
 from weft.program.arrays import Ints
-from weft.program.schedules.placed import Placed
+from weft.program.schedules.placed import PlacedOrder
 
 # Decisions of a layout that a placement makes.
 DECIDED = {
@@ -49,7 +49,7 @@ class PlacedStages:
         at_messages: see `segments`.
     """
 
-    question: Question
+    question: PlacementQuestion
     reduced: PreparedGraph
     placement: Placement
     way: str
@@ -149,7 +149,7 @@ class PlacedStages:
             tp=inputs.tp,
             loops=1,
             micro_batch_size=self.question.size,
-            schedule=Placed.name,
+            schedule=PlacedOrder.name,
             sync=problem.sync or DENSE,
             sharding=problem.pins.sharding or "zero-0",
             recompute=inputs.recompute,
@@ -165,7 +165,7 @@ class PlacedStages:
         # Whole numbers up to 1000 are short enough for a plan.
         times = [max(1, round(1000 * one / max(self._ticks))) for one in self._ticks]
         order = Choice(
-            name=Placed.name,
+            name=PlacedOrder.name,
             options={"in_flight": self.question.in_flight, "times": " ".join(map(str, times))},
         )
         return plan.model_copy(update={"stages": stages, "schedule": order})
