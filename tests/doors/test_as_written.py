@@ -8,11 +8,11 @@ import pytest
 from doors.jobs import planned, run_of
 
 from weft.cli.emit import as_written
-from weft.doors.emit import EMITTERS, OWN_RUNS, emit
+from weft.doors.emit import EMITTERS, NO_LAYOUTS, OWN_RUNS, emit
 from weft.moves.layout_of_plan import layout_of
 from weft.planning.planned import PlannedJob
 
-STACKS = sorted(set(EMITTERS) - OWN_RUNS)
+STACKS = sorted(set(EMITTERS) - NO_LAYOUTS)
 
 
 def job(**choices: Any) -> PlannedJob:

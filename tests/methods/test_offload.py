@@ -450,4 +450,4 @@ def test_host_memory_and_copies_that_nothing_hides_are_told() -> None:
     assert job.step_breakdown[COPIES] > 0.0
     assert sum(job.step_breakdown.values()) == pytest.approx(record["step_s"])
     text = host_memory_text(job.in_host_memory, job.problem.job.cluster)
-    assert text == "in host memory, of the fullest rank: states 11.2 GB; of the fullest node: 64.2 GB"
+    assert text == "in host memory, of the fullest rank: states 8.72 GB; of the fullest node: 64.2 GB"

@@ -21,7 +21,14 @@ from weft.methods.tying.program import TiedWeights
 from weft.predict.abstract import PassTimes, ScheduleFigures, simulate_schedule
 from weft.program.assemble import assemble_part
 from weft.program.build import build_evaluation_program, build_training_program, lowered_training
-from weft.program.kinds import BACKWARD, FORWARD, RECEIVE_ACTIVATION, SEND_ACTIVATION, SEND_GRADIENT
+from weft.program.kinds import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    FORWARD,
+    RECEIVE_ACTIVATION,
+    SEND_ACTIVATION,
+    SEND_GRADIENT,
+)
 from weft.program.layout import PipelineLayout
 from weft.program.program import Columns, Program
 from weft.program.rank_program import part_of
@@ -76,11 +83,13 @@ def test_a_replica_runs_its_share_and_messages_go_from_maker_to_reader(
 ) -> None:
     columns, batch = build_training_program(layout, get_schedule(name), {}).columns, sum(layout.micro_batches)
     rank_of = {}
-    for kind in (FORWARD, BACKWARD):
+    for kinds in ([FORWARD], [BACKWARD, BACKWARD_INPUT]):
         for stage, one in enumerate(layout.stages):
-            if kind == BACKWARD and stage < layout.frozen_stages:
+            if kinds != [FORWARD] and stage < layout.frozen_stages:
                 continue
-            ran = _rows(columns, (columns.kind == kind) & (columns.stage == stage), "micro_batch", "rank")
+            ran = _rows(
+                columns, np.isin(columns.kind, kinds) & (columns.stage == stage), "micro_batch", "rank"
+            )
             assert [number for number, _ in sorted(ran)] == list(range(one.splits * batch))
             rank_of.update({(stage, number): rank for number, rank in ran})
             # The replicas are as many ranges of the batch, in their order.

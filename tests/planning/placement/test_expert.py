@@ -36,7 +36,7 @@ def test_devices_are_filled_with_what_arrives() -> None:
     # Three operators fill device 0; device 1 has room for one tensor and two operators.
     devices = devices_of(2, [9, 7])
     assert RULES["filled"](chain(5, permanent=[3] * 5), devices) == [0, 0, 0, 1, 1]
-    with pytest.raises(InputError, match="'operator 4'"):
+    with pytest.raises(InputError, match="must be on device 1, which lacks 1 B"):
         earliest_task_first(
             chain(5, permanent=[3] * 5),
             devices_of(2, [9, 6]),

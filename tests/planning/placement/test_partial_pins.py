@@ -87,5 +87,5 @@ def test_pinned_operators_keep_room_before_others_come() -> None:
 
 def test_a_pinned_operator_without_room_is_named() -> None:
     graph, where = two_alone(7)
-    with pytest.raises(InputError, match="operator 'large' fits on no device: device 0 lacks least, 1 B"):
+    with pytest.raises(InputError, match="operator 'large' must be on device 0, which lacks 1 B"):
         earliest_task_first(graph, where, pinned=[UNPLACED, 0])
