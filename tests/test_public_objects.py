@@ -18,7 +18,7 @@ from small_plans import make_plan, tiny
 
 import weft
 from weft.describe.cluster_file import parse_cluster
-from weft.describe.plan import Plan
+from weft.describe.plan import Plan, Replica, Stage
 from weft.describe.prediction import Prediction
 from weft.errors import Violation
 from weft.timeline.timeline import Timeline
@@ -51,17 +51,28 @@ def objects(tmp_path_factory) -> Iterator[dict[str, object]]:
             "Run": (weft.Run(Path("runs") / "gpt-1m", summary), _comparison(timeline)),
             "evaluate": None,  # a plain mapping
             "Runtime": runtime,
+            "PlacedDevice": weft.PlacedDevice(torch.device("cpu"), 10**9),
+            "PlacedModel": weft.PlacedModel(blocks(), one_device(blocks()), ["cpu"]),
             "CapturedModel": weft.CapturedModel(torch.nn.Linear(4, 3), torch.zeros(1, 4)),
-            "BlockModel": weft.BlockModel(
-                [torch.nn.Flatten, *[lambda: torch.nn.Linear(64, 64)] * 99],
-                example=torch.zeros(1, 64),
-                classes=64,
-            ),
+            "BlockModel": blocks(),
             "InputError": weft.InputError([Violation(f"key.{key}", "is wrong " * 9) for key in range(50)]),
             "RunError": weft.RunError("rank 3 failed\nand says why"),
             "__version__": weft.__version__,
         }
     dist.destroy_process_group()
+
+
+def blocks() -> weft.BlockModel:
+    layers = [torch.nn.Flatten, *[lambda: torch.nn.Linear(64, 64)] * 99]
+    return weft.BlockModel(layers, example=torch.zeros(1, 64), classes=64)
+
+
+def one_device(model: weft.BlockModel) -> Plan:
+    """A plan with all layers on one device."""
+    layers = range(len(model.layer_graph().layers))
+    return make_plan(tiny()).model_copy(
+        update={"stages": (Stage(layers=(*layers,), replicas=(Replica(ranks=(0,), micro_batches=4),)),)}
+    )
 
 
 def _comparison(timeline: Timeline) -> object:

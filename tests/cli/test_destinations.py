@@ -27,6 +27,7 @@ READ = {
     "init --topology",
     "init PATH",
     "measure --nodes",
+    "plan --from",
     "runs FOLDER",
     "schedule --stage-times",
     "score --profile",
@@ -42,6 +43,7 @@ WRITTEN_FOLDERS = {"eval DIRECTORY", "init PATH", "train --directory", "train --
 NO_SUCH = "no-such-source"
 # What a command needs beside the tested option. Nothing of it exists, so whoever reads it fails otherwise.
 WORDS = {
+    "capture": [NO_SUCH],
     "plan": [NO_SUCH],
     "show": [NO_SUCH],
     "simulate": [NO_SUCH],

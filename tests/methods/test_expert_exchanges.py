@@ -243,10 +243,10 @@ def test_on_slow_links_another_micro_batch_hides_exchanges(row: Row) -> None:
 @pytest.mark.parametrize(
     ("inside_nodes", "recompute", "steps_s", "peaks_gb"),
     [
-        ("450 GB/s", "none", (4.39, 4.39, 4.34), (67.6, 67.7)),
-        ("64 GB/s", "none", (4.88, 4.88, 4.59), (67.6, 67.7)),
-        ("64 GB/s", "selective", (5.22, 4.99, 4.65), (55.4, 58.3)),
-        ("64 GB/s", "full", (5.74, 5.50, 5.05), (44.5, 47.4)),
+        ("450 GB/s", "none", (4.74, 4.74, 4.71), (67.6, 67.7)),
+        ("64 GB/s", "none", (5.56, 5.56, 5.05), (67.6, 67.7)),
+        ("64 GB/s", "selective", (6.10, 5.75, 5.14), (55.4, 58.3)),
+        ("64 GB/s", "full", (6.67, 6.31, 5.66), (44.5, 47.4)),
     ],
 )
 def test_steps_of_mixtral_on_64_h100_are_those_of_the_page(

@@ -195,6 +195,29 @@ def test_inverses_of_replicas_follow_the_sums_of_both_sides(
         assert all(sorted(run) == sorted(REDUCTIONS) for run in sums)
 
 
+@given(ORDERS, st.sampled_from(["weft", "official"]))
+@settings(max_examples=10)
+def test_no_curvature_of_a_layer_comes_between_its_inverses(
+    order: tuple[str, int, int, int], placer: str
+) -> None:
+    """Sums of a window would hold rows of the next one, of a single replica."""
+    program = make_program(GPT, placed(GPT, plan_of(order, dp=2, placer=placer)))
+    columns, of_layers = program.columns, defaultdict[tuple[int, int], list[bool]](list)
+    for kind, rank, part in zip(
+        *(one.tolist() for one in (columns.kind, columns.rank, columns.part)), strict=True
+    ):
+        if kind in (*CURVATURES, *INVERSIONS):
+            inverts = kind in INVERSIONS
+            of_layers[rank, part // FACTORS if inverts else part].append(inverts)
+    assert of_layers
+    for inverts in of_layers.values():
+        # A window may wrap around the end of the cycle.
+        last = len(inverts) - inverts[::-1].index(True)
+        runs = [[*run] for _, run in groupby(inverts[last:] + inverts[:last])]
+        assert len({len(run) for run in runs if run[0]}) == 1
+        assert len({len(run) for run in runs if not run[0]}) == 1
+
+
 @given(ORDERS)
 @settings(max_examples=6)
 def test_a_norm_is_of_the_gradient_after_the_inverses(order: tuple[str, int, int, int]) -> None:

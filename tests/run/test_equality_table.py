@@ -425,7 +425,7 @@ def beyond(cases: Sequence[Any], trained: Collection[Any]) -> list[Any]:
 
 
 # Fields of a row whose values are words and numbers.
-SEQUENCES = ("shares", "layers", "splits", "copies", "devices", "recompute")
+SEQUENCES = ("shares", "layers", "splits", "copies", "places", "devices", "recompute")
 PLAIN = [one for one in fields(Row) if one.name not in ("model", "methods", *SEQUENCES)]
 
 

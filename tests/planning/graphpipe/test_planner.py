@@ -81,8 +81,8 @@ def test_split_backwards_shorten_the_step_of_a_graph() -> None:
 
 
 def test_stages_keep_whole_backwards_where_the_simulator_finds_them_faster() -> None:
-    pins = PartialLayout(sharding="zero-0", micro_batch_size=128, dp=1, recompute="none")
-    problem = problem_of(model="candle-uno", on="4xv100-16gb", global_batch=256, pins=pins)
+    pins = PartialLayout(sharding="zero-0", dp=1, recompute="none")
+    problem = problem_of(model="dlrm", on="4xv100-16gb", global_batch=64, pins=pins)
     best = get_planner("graphpipe").search(problem).fitting[0]
     assert best.plan is not None
     assert best.plan.schedule.options["whole"]

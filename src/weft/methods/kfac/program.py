@@ -100,7 +100,8 @@ def items(plan: Plan, graph: LayerGraph, stage: int) -> list[WorkRows]:
             add(WorkRows(kind=reduce, part=layer, after=(of[CURVATURES[side], layer],), bytes=size))
     for side, invert in enumerate(INVERSIONS):
         # The damping needs the means of both sides; those of one rank alone differ from those of all.
-        before = REDUCTIONS if together else (CURVATURES[side],)
+        # Curvature of the next window goes to the same sums, so it waits, too.
+        before = (*CURVATURES, *REDUCTIONS) if together else (CURVATURES[side],)
         for layer, linears in treated.items():
             for number in range(len(linears.sizes(side))):
                 part = layer * FACTORS + number
