@@ -38,7 +38,7 @@ from weft.methods.kfac.linears import FACTORS, LinearLayers, Operand, read_treat
 from weft.planning.decisions import decided_words
 from weft.planning.planned import plan_run
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, FORWARD, is_any_of
-from weft.program.program import NONE
+from weft.program.program import NONE, Program
 from weft.program.verify import require_valid, verify
 
 WORK = (*CURVATURES, *REDUCTIONS, *INVERSIONS)
@@ -201,7 +201,20 @@ def test_no_curvature_of_a_layer_comes_between_its_inverses(
     order: tuple[str, int, int, int], placer: str
 ) -> None:
     """Sums of a window would hold rows of the next one, of a single replica."""
-    program = make_program(GPT, placed(GPT, plan_of(order, dp=2, placer=placer)))
+    require_apart(make_program(GPT, placed(GPT, plan_of(order, dp=2, placer=placer))))
+
+
+def test_no_curvature_comes_between_inverses_in_gaps_with_room_for_both() -> None:
+    """Of the first stage, a window is one step, and its last inverse has a gap behind two backward passes."""
+    model = tiny(layers=2)
+    plan = make_plan(model, pp=2, dp=2, schedule="1f1b", precision="fp32")
+    require_apart(
+        make_program(model, placed(model, plan.model_copy(update={"methods": (kfac(model), fills())})))
+    )
+
+
+def require_apart(program: Program) -> None:
+    """On every rank, a layer's curvature of a window comes first, then all of its inverses."""
     columns, of_layers = program.columns, defaultdict[tuple[int, int], list[bool]](list)
     for kind, rank, part in zip(
         *(one.tolist() for one in (columns.kind, columns.rank, columns.part)), strict=True
