@@ -27,6 +27,7 @@ from torch import nn
 
 from weft import BlockModel
 from weft.describe.plan import Plan
+from weft.describe.plan_file import load_plan
 from weft.predict.cost.memory import plan_states
 from weft.run.placed_model import PlacedDevice, PlacedModel
 from weft.timeline.figures import prediction_error
@@ -120,8 +121,8 @@ dp = 1
 """
 
 
-def trained(micro_batch_size: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Train in processes of their own; the plan file, and the summary of the run."""
+def trained(micro_batch_size: int | None) -> tuple[Plan, dict[str, Any]]:
+    """Train in processes of their own; the plan, and the summary of the run."""
     with tempfile.TemporaryDirectory(prefix="weft-placed-") as name:
         folder = Path(name)
         (folder / "cluster.toml").write_text(cluster_text(), encoding="utf-8")
@@ -130,30 +131,27 @@ def trained(micro_batch_size: int | None) -> tuple[dict[str, Any], dict[str, Any
         environment = {**os.environ, "PYTHONPATH": paths, "WEFT_HOME": str(folder / "home")}
         command = [sys.executable, "-m", "weft", "train", "run.toml", "--directory", "run"]
         subprocess.run(command, check=True, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
-        plan, summary = (
-            json.loads((folder / "run" / f"{one}.json").read_text()) for one in ("plan", "summary")
-        )
-        return plan.get("plan", plan), summary
+        summary: dict[str, Any] = json.loads((folder / "run" / "summary.json").read_text())
+        return load_plan(folder / "run" / "plan.json"), summary
 
 
-def measure_steps(report: Report, cell: str, micro_batch_size: int | None) -> dict[str, Any]:
-    """A plan's stages and size of micro-batches, and its steps; the plan file."""
+def measure_steps(report: Report, cell: str, micro_batch_size: int | None) -> tuple[Plan, dict[str, Any]]:
+    """A plan's stages and size of micro-batches, and its steps; the plan and the run's summary."""
     plan, summary = trained(micro_batch_size)
     report.add_cell(
         cell,
         {
-            "micro-batches": Value(GLOBAL_BATCH // plan["micro_batch_size"], "count"),
-            "stages": Value(len(plan["stages"]), "count"),
+            "micro-batches": Value(plan.micro_batches, "count"),
+            "stages": Value(len(plan.stages), "count"),
             "predicted step": Value(summary["predicted_step_s"], "s"),
             "step": Value(summary["measured_step_s"], "s"),
         },
     )
-    return {**summary, "plan": plan}
+    return plan, summary
 
 
-def measure_memory(report: Report, summary: dict[str, Any]) -> None:
+def measure_memory(report: Report, plan: Plan, summary: dict[str, Any]) -> None:
     """Each host's limit, predicted and counted bytes where one process trains the model placed alone."""
-    plan = Plan.model_validate(summary["plan"])
     hosts = [PlacedDevice(torch.device("cpu"), int(limit)) for limit in LIMITS]
     model = PlacedModel(forked(), plan, hosts)
     optimizer, random = torch.optim.AdamW(model.parameters()), torch.Generator().manual_seed(0)
@@ -193,7 +191,7 @@ def main() -> int:
     report.print_machine()
     alone = measure_steps(report, ALONE, GLOBAL_BATCH)
     measure_steps(report, PIPELINED, None)
-    measure_memory(report, alone)
+    measure_memory(report, *alone)
     for name in ("predicted step", "step"):
         gain = report.value(f"{ALONE}: {name}") / report.value(f"{PIPELINED}: {name}")
         report.add(f"{name}, placed alone over pipelined", Value(gain, "ratio"))

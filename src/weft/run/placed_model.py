@@ -8,7 +8,7 @@ single device holds (Baechi, SoCC 2020, section 5).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +39,12 @@ class PlacedDevice:
 class _Ledger:
     """The bytes that a device's parameters, their states and kept activations take."""
 
-    def __init__(self, number: int, limit_bytes: int | None, resident_bytes: int) -> None:
+    def __init__(
+        self, number: int, limit_bytes: int | None, resident_bytes: int, parameters: Iterable[nn.Parameter]
+    ) -> None:
         self.number, self.limit_bytes = number, limit_bytes
+        # Backward passes also keep views of weights.
+        self._resident = {one.untyped_storage()._cdata for one in parameters}
         self.held_bytes = self.peak_bytes = resident_bytes
         self._storages: dict[int, int] = {}
 
@@ -57,7 +61,7 @@ class _Ledger:
         kept = _Kept(tensor)
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        if not isinstance(tensor, nn.Parameter):
+        if key not in self._resident:
             if not self._storages.get(key):
                 self.held_bytes += size
                 self.check()
@@ -120,14 +124,11 @@ class PlacedModel(nn.Module):
             module.to(self._devices[home].device) for module, home in zip(modules, self._home, strict=True)
         )
         each = plan_states(plan).total
-        parameters = [0] * len(devices)
-        known: set[nn.Parameter] = set()
+        owned: list[dict[nn.Parameter, None]] = [{} for _ in devices]
         for module, home in zip(modules, self._home, strict=True):
-            own = {*module.parameters()} - known
-            known |= own
-            parameters[home] += sum(one.numel() for one in own)
+            owned[home] |= dict.fromkeys(module.parameters())
         self._ledgers = [
-            _Ledger(number, one.limit_bytes, each * parameters[number])
+            _Ledger(number, one.limit_bytes, each * sum(own.numel() for own in owned[number]), owned[number])
             for number, one in enumerate(self._devices)
         ]
         for ledger in self._ledgers:
