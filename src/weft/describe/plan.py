@@ -198,6 +198,16 @@ class Plan(_Record):
         return tuple(tuple(len(copy.ranks) // inner for copy in stage.replicas) for stage in self.stages)
 
     @property
+    def has_layers_once(self) -> bool:
+        """True if each layer is on one rank: its stage has one replica of one rank."""
+        return all(len(stage.replicas) == len(stage.replicas[0].ranks) == 1 for stage in self.stages)
+
+    @property
+    def rank_of_layers(self) -> dict[int, int]:
+        """The first rank of each layer, in the order of stages."""
+        return {layer: stage.replicas[0].ranks[0] for stage in self.stages for layer in stage.layers}
+
+    @property
     def distinct_degrees(self) -> list[int]:
         """The numbers of tensor ranks in the plan's replicas, each once, in order of stages and replicas."""
         return list(dict.fromkeys(degree for each in self.replica_degrees for degree in each))

@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.describe.families.own import OwnModel, SharesParameters
+from weft.describe.families.own import OwnModel
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.units import format_bytes
 from weft.errors import InputError, RunError, Violation
 from weft.predict.cost.memory import plan_states
-from weft.randomness import counter_seed
+from weft.run.stage.families.own import OwnStage
+from weft.run.state.precision import STEPPED
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,21 +113,21 @@ class PlacedModel(nn.Module):
         self._devices = [
             one if isinstance(one, PlacedDevice) else PlacedDevice(torch.device(one)) for one in devices
         ]
-        self._home = [0] * len(graph.layers)
-        self._order: list[int] = []
-        for stage in plan.stages:
-            for layer in stage.layers:
-                self._home[layer] = stage.replicas[0].ranks[0]
-                self._order.append(layer)
-        modules = [_drawn(model, index, seed) for index in range(len(graph.layers))]
-        _share(model, modules)
-        self.layers = nn.ModuleList(
-            module.to(self._devices[home].device) for module, home in zip(modules, self._home, strict=True)
-        )
+        ranks = plan.rank_of_layers
+        self._order, self._home = list(ranks), [ranks[layer] for layer in range(len(graph.layers))]
+        # The values and the names of any run with this seed.
+        whole = OwnStage(model, range(len(graph.layers)), seed, STEPPED[plan.precision])
+        for home, module in zip(self._home, whole.layers.values(), strict=True):
+            module.to(self._devices[home].device)
+        for one, parameter in zip(graph.tied, whole.shared.values(), strict=True):
+            parameter.data = parameter.data.to(self._devices[self._home[one.layers[0]]].device)
+        self.layers, self.shared = whole.layers, whole.shared
         each = plan_states(plan).total
-        owned: list[dict[nn.Parameter, None]] = [{} for _ in devices]
-        for module, home in zip(modules, self._home, strict=True):
-            owned[home] |= dict.fromkeys(module.parameters())
+        owned: list[list[nn.Parameter]] = [[] for _ in devices]
+        for home, module in zip(self._home, self.layers.values(), strict=True):
+            owned[home] += module.parameters()
+        for one, parameter in zip(graph.tied, self.shared.values(), strict=True):
+            owned[self._home[one.layers[0]]].append(parameter)
         self._ledgers = [
             _Ledger(number, one.limit_bytes, each * sum(own.numel() for own in owned[number]), owned[number])
             for number, one in enumerate(self._devices)
@@ -164,28 +165,8 @@ class PlacedModel(nn.Module):
                     moved[producer, home] = made[producer].to(device, non_blocking=True)
                 read.append(moved[producer, home])
             with torch.autograd.graph.saved_tensors_hooks(ledger.keep, _unpacked):
-                made[layer] = self.layers[layer](*read)
+                made[layer] = self.layers[str(layer)](*read)
         return made[len(self.layers) - 1]
-
-
-def _drawn(model: OwnModel, index: int, seed: int) -> nn.Module:
-    """Return a layer with the initial values of any run with this seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(counter_seed(seed, index))
-        module: nn.Module = model.layer(index)
-        return module
-
-
-def _share(model: OwnModel, modules: Sequence[nn.Module]) -> None:
-    """Let layers that share a parameter have one; they are on one device, as a placement keeps them."""
-    if not isinstance(model, SharesParameters):
-        return
-    for names in model.shared_names():
-        (first, name), *others = names.items()
-        parameter = modules[first].get_parameter(name)
-        for layer, other in others:
-            owner, _, last = other.rpartition(".")
-            setattr(modules[layer].get_submodule(owner), last, parameter)
 
 
 def _unpacked(kept: Any) -> torch.Tensor:
@@ -195,13 +176,12 @@ def _unpacked(kept: Any) -> torch.Tensor:
 
 def _require_placed(plan: Plan, graph: LayerGraph, devices: int) -> None:
     """Refuse plans with other stages than placed ones, of other models, or for more devices."""
-    problems, layers = [], len(graph.layers)
-    if any(len(stage.replicas) > 1 or len(stage.replicas[0].ranks) > 1 for stage in plan.stages):
+    if not plan.has_layers_once:
         problem = "a stage has several replicas or ranks; one process has each layer once"
-        problems.append(Violation("plan", problem, "dp 1, tp 1"))
-    if sorted(layer for stage in plan.stages for layer in stage.layers) != list(range(layers)):
+        raise InputError(Violation("plan", problem, "dp 1, tp 1"))
+    problems, layers, homes = [], len(graph.layers), plan.rank_of_layers
+    if sorted(homes) != list(range(layers)):
         problems.append(Violation("plan", f"its stages do not have the {layers} layers of the model"))
-    homes = {layer: stage.replicas[0].ranks for stage in plan.stages for layer in stage.layers}
     for one in graph.tied:
         if len({homes.get(layer) for layer in one.layers}) > 1:
             names = " and ".join(graph.layers[layer].name for layer in one.layers)
