@@ -21,7 +21,7 @@ from typing import cast
 import numpy as np
 import torch
 from figures import Value
-from harness import Report, parser
+from harness import Report, quick_parser
 
 from weft.methods.clan.kinds import EXCHANGE
 from weft.methods.clan.options import NAME, ClanOptions
@@ -56,9 +56,7 @@ CELLS: Mapping[str, Mapping[str, object]] = {
 
 
 def options() -> argparse.ArgumentParser:
-    made = parser(__doc__)
-    made.add_argument("--quick", action="store_true")
-    return made
+    return quick_parser(__doc__)
 
 
 class PacedLink:

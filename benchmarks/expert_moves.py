@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from figures import Value
-from harness import Report, parser, python_sources
+from harness import Report, python_sources, quick_parser
 
 ROUNDS, STEPS, EVERY = 3, 80, 10
 CONFIG = {
@@ -72,9 +72,7 @@ class Trained(NamedTuple):
 
 
 def options() -> argparse.ArgumentParser:
-    made = parser(__doc__)
-    made.add_argument("--quick", action="store_true")
-    return made
+    return quick_parser(__doc__)
 
 
 def main() -> int:

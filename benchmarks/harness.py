@@ -43,6 +43,13 @@ def parser(documentation: str | None) -> argparse.ArgumentParser:
     return made
 
 
+def quick_parser(documentation: str | None) -> argparse.ArgumentParser:
+    """The same, of a benchmark that also has a short form."""
+    made = parser(documentation)
+    made.add_argument("--quick", action="store_true")
+    return made
+
+
 def parser_of_ranks(documentation: str | None, ranks: int | None = None) -> argparse.ArgumentParser:
     """The same, of a benchmark that starts itself as ranks; `ranks`: how many, where `--ranks` may say so."""
     made = parser(documentation)

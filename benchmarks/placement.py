@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from figures import Value
-from harness import Report, parser
+from harness import Report, quick_parser
 from operator_graphs import A100, GRAPHS, V100, devices_of, layered, sparse
 
 from weft.errors import InputError
@@ -256,9 +256,7 @@ def profiles(report: Report, name: str, placer: str) -> None:
 
 
 def options() -> argparse.ArgumentParser:
-    made = parser(__doc__)
-    made.add_argument("--quick", action="store_true")
-    return made
+    return quick_parser(__doc__)
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from figures import Value
-from harness import Report, parser
+from harness import Report, quick_parser
 
 from weft.methods.clan.options import ClanOptions
 from weft.methods.clan.runtime.codecs import Draw, codec_of
@@ -196,9 +196,7 @@ def mean_size(theorem: Theorem, length: int) -> float:
 
 
 def options() -> argparse.ArgumentParser:
-    made = parser(__doc__)
-    made.add_argument("--quick", action="store_true")
-    return made
+    return quick_parser(__doc__)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
+from weft.planning.placement.bounds import longest_chain
 from weft.planning.placement.graph import Communication, Devices, OperatorGraph
 from weft.program.arrays import Ints
 
@@ -127,3 +128,9 @@ def questions(
 def scaled(graph: OperatorGraph, times: int) -> OperatorGraph:
     """The same graph with all times multiplied."""
     return replace(graph, ticks=graph.ticks * times)
+
+
+def critical_path_ticks(graph: OperatorGraph, devices: Devices) -> float:
+    """The longest chain with all transfers over the fastest links."""
+    transfers = devices.least_transfer_ticks(graph.edge_bytes).astype(np.float64)
+    return longest_chain(graph, graph.ticks.min(axis=1).astype(np.float64), transfers)

@@ -13,7 +13,7 @@ from weft.describe.plan import RECOMPUTES, Plan
 from weft.errors import InputError, Violation
 from weft.moves.layout import parts_of, rank_table
 from weft.program.schedules import get_schedule
-from weft.program.schedules.base import Pipeline, paths_of, placements, takes_places
+from weft.program.schedules.base import Pipeline, paths_of, placements
 
 
 def layout_of(plan: Plan, layer_seconds: Sequence[float] | None = None) -> Layout:
@@ -32,10 +32,9 @@ def layout_of(plan: Plan, layer_seconds: Sequence[float] | None = None) -> Layou
     layers = [layer for stage in plan.stages for layer in stage.layers]
     if layers != list(range(len(layers))):
         raise InputError(Violation("plan", "its stages are no cuts of a chain of layers, in their order"))
-    if len(plan.stages) % plan.pp and takes_places(get_schedule(plan.schedule.name)):
-        raise InputError(
-            Violation("plan", f"{len(plan.stages)} stages are not as many for each of {plan.pp} devices")
-        )
+    if len(plan.stages) % plan.pp:
+        problem = f"{len(plan.stages)} stages are not as many for each of {plan.pp} devices"
+        raise InputError(Violation("plan", problem))
     (share,), paths = shares, paths_of(get_schedule(plan.schedule.name))
     each = tuple(sum(share[first : first + paths]) for first in range(0, len(share), paths))
     splits = tuple(stage.splits for stage in plan.stages)

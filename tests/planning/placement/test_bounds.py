@@ -5,11 +5,17 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_operators import COMMUNICATIONS, devices_of, graph_of, operator_graphs, paper_example
+from random_operators import (
+    COMMUNICATIONS,
+    critical_path_ticks,
+    devices_of,
+    graph_of,
+    operator_graphs,
+    paper_example,
+)
 
 from weft.planning.placement.bounds import (
     communication_ratios,
-    critical_path_ticks,
     earliest_task_first_bound_ticks,
     lower_bound_ticks,
 )

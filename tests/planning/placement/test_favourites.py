@@ -6,9 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_operators import device_sets, devices_of, operator_graphs, paper_example, questions, scaled
+from random_operators import (
+    critical_path_ticks,
+    device_sets,
+    devices_of,
+    operator_graphs,
+    paper_example,
+    questions,
+    scaled,
+)
 
-from weft.planning.placement.bounds import critical_path_ticks, longest_chain
+from weft.planning.placement.bounds import longest_chain
 from weft.planning.placement.exact import exact
 from weft.planning.placement.favourites import favourites
 from weft.planning.placement.graph import Devices, OperatorGraph

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from weft.describe.families.own import graph_config
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.describe.reading import read_text
@@ -26,18 +27,7 @@ def captured_config(path: Path) -> ModelConfig:
     """
     text = read_text(path)
     graph = LayerGraph.from_json(text, str(path))
-    return ModelConfig(
-        name=graph.name,
-        family=FAMILY,
-        layers=len(graph.layers) - 2,
-        hidden=0,
-        heads=0,
-        key_value_heads=0,
-        feed_forward=0,
-        vocabulary=graph.vocabulary,
-        sequence=graph.sequence,
-        record=text,
-    )
+    return graph_config(graph, name=graph.name, family=FAMILY, record=text)
 
 
 def layer_graph(config: ModelConfig) -> LayerGraph:

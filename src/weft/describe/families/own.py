@@ -129,9 +129,20 @@ def own_config(name: str) -> ModelConfig:
     model = own_model(name)
     graph, first = model.layer_graph(), model.sample_shapes[0]
     images = graph.input_count == 1 and len(first) == 3 and first[1] == first[2]
-    return ModelConfig(
+    return graph_config(
+        graph,
         name=name,
         family=FAMILY,
+        image_size=first[1] if images else 0,
+        channels=first[0] if images else 0,
+    )
+
+
+def graph_config(graph: LayerGraph, *, name: str, family: str, **rest: Any) -> ModelConfig:
+    """Return the sizes of a model that its layers alone describe; `rest` are further fields."""
+    return ModelConfig(
+        name=name,
+        family=family,
         layers=len(graph.layers) - 2,
         hidden=0,
         heads=0,
@@ -139,8 +150,7 @@ def own_config(name: str) -> ModelConfig:
         feed_forward=0,
         vocabulary=graph.vocabulary,
         sequence=graph.sequence,
-        image_size=first[1] if images else 0,
-        channels=first[0] if images else 0,
+        **rest,
     )
 
 

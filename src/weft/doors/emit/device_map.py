@@ -30,15 +30,13 @@ def emit(planned: PlannedJob) -> Emitted:
     if model.family != FAMILY:
         problem = f"{model.name} has no modules by name; `weft capture` writes a model that has"
         problems.append(Violation("--emit device-map", problem))
-    if any(len(stage.replicas) > 1 or len(stage.replicas[0].ranks) > 1 for stage in plan.stages):
+    if not plan.has_layers_once:
         problem = "a stage of the plan has several replicas or ranks, and one process has each module once"
         problems.append(Violation("--emit device-map", problem, "--dp 1 --tp 1"))
     if problems:
         raise InputError(problems)
-    names = [layer.name for layer in planned.problem.job.graph.layers]
-    places = {
-        names[layer]: stage.replicas[0].ranks[0] for stage in plan.stages for layer in sorted(stage.layers)
-    }
+    layers, ranks = planned.problem.job.graph.layers, plan.rank_of_layers
+    places = {layer.name: ranks[position] for position, layer in enumerate(layers)}
     losses = []
     if plan.micro_batches > 1:
         flow = f"{plan.micro_batches} micro-batches that flow over the devices"
@@ -47,7 +45,7 @@ def emit(planned: PlannedJob) -> Emitted:
         losses.append(Loss("recomputation", "gradient_checkpointing of the model"))
     return Emitted(
         file="device_map.json",
-        text=json.dumps({name: places[name] for name in names}, indent=1) + "\n",
+        text=json.dumps(places, indent=1) + "\n",
         launch=_LAUNCH,
         losses=tuple(losses),
     )

@@ -59,12 +59,6 @@ def earliest_task_first_bound_ticks(graph: OperatorGraph, devices: Devices) -> f
     return float(ticks.sum()) / with_room + chain
 
 
-def critical_path_ticks(graph: OperatorGraph, devices: Devices) -> float:
-    """Return the longest chain with all transfers over the fastest links."""
-    transfers = devices.least_transfer_ticks(graph.edge_bytes).astype(np.float64)
-    return longest_chain(graph, graph.ticks.min(axis=1).astype(np.float64), transfers)
-
-
 def communication_ratios(graph: OperatorGraph, devices: Devices) -> Floats:
     """Return the transfer of each of `graph.edges` over the shorter mean time of its ends, shape (edges,).
 

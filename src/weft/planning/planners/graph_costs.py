@@ -25,7 +25,7 @@ from weft.program.schedules.ring import divisors
 
 Edge = tuple[int, int]
 # Long enough for the bandwidth to decide.
-_PROBE_BYTES = 2**28
+PROBE_BYTES = 2**28
 
 
 class PassCosts(NamedTuple):
@@ -298,8 +298,8 @@ def _rings(problem: Problem, tp: int) -> dict[int, Link]:
     network, ranks, rings = problem.cost_model.network, problem.job.cluster.ranks, {}
     for replicas in divisors(ranks // tp)[1:]:
         places, turns = range(0, replicas * tp, tp), 2 * (replicas - 1)
-        empty_s, full_s = (network.all_reduce_s(places, size) for size in (0, _PROBE_BYTES))
-        per_byte_s = (full_s - empty_s) / _PROBE_BYTES
+        empty_s, full_s = (network.all_reduce_s(places, size) for size in (0, PROBE_BYTES))
+        per_byte_s = (full_s - empty_s) / PROBE_BYTES
         each_s = max(per_byte_s * replicas / turns, np.finfo(float).tiny)
         rings[replicas] = Link(1.0 / each_s, empty_s / turns)
     return rings

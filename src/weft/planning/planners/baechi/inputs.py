@@ -12,15 +12,13 @@ import numpy as np
 from weft.describe.plan import Recompute
 from weft.moves.layout import rank_table
 from weft.planning.placement.graph import Devices, OperatorGraph
-from weft.planning.planners.graph_costs import GraphCosts, graph_costs
+from weft.planning.planners.graph_costs import PROBE_BYTES, GraphCosts, graph_costs
 from weft.planning.planners.graphpipe.questions import sizes_of
 from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.problem import Problem
 from weft.program.arrays import Floats, Ints
 
 TICKS_PER_S = 1_000_000_000
-# Long enough for the bandwidth to decide.
-_PROBE_BYTES = 2**28
 
 
 @dataclass(frozen=True)
@@ -107,10 +105,10 @@ class PlacementInputs:
         network, first = self.problem.cost_model.network, self.places[:, 0, 0].tolist()
         latency, per_byte = (np.zeros((len(first), len(first))) for _ in range(2))
         for (here, rank), (there, peer) in permutations(enumerate(first), 2):
-            empty_s, full_s = (sum(network.message_s(rank, peer, size)) for size in (0, _PROBE_BYTES))
+            empty_s, full_s = (sum(network.message_s(rank, peer, size)) for size in (0, PROBE_BYTES))
             # The gradient takes the same way back.
             latency[here, there] = 2.0 * empty_s * TICKS_PER_S
-            per_byte[here, there] = 2.0 * (full_s - empty_s) / _PROBE_BYTES * TICKS_PER_S
+            per_byte[here, there] = 2.0 * (full_s - empty_s) / PROBE_BYTES * TICKS_PER_S
         return Devices(
             memory_bytes=network.places.room_bytes[self.places].min(axis=(1, 2)),
             latency_ticks=latency,
