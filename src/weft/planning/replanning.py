@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import islice, pairwise
+from itertools import pairwise
 from math import ceil
 
 import numpy as np
@@ -40,7 +40,7 @@ from weft.planning.planned import DEFAULT_PLANNER, PlannedJob, posed
 from weft.planning.planners import Candidate, Verdict, get_planner
 from weft.planning.planners.baechi.inputs import PlacementInputs, PlacementQuestion, questions
 from weft.planning.planners.baechi.planner import CO_PLACEMENTS
-from weft.planning.planners.baechi.plans import PlacedStages
+from weft.planning.planners.baechi.plans import PlacedStages, changes
 from weft.planning.planners.graphpipe.plans import said_as_layout
 from weft.planning.planners.graphpipe.questions import require_partition
 from weft.planning.planners.homogeneous import rank_key
@@ -257,7 +257,9 @@ def _repairs(problem: Problem, held: Holdings) -> Iterator[tuple[str, Candidate]
         fitting = [pair for pair in judged if pair[0].verdict is Verdict.FITS]
         if fitting:
             yield from ((REPAIR, candidate) for candidate, _ in fitting)
-            yield from _changes(problem, fitting)
+            # First of the best repair, then of each better plan.
+            best = min(fitting, key=lambda pair: rank_key(problem)(pair[0]))
+            yield from ((CHANGED_REPAIR, one) for one, _ in changes(problem, best, MOST_CHANGES))
             return
         reason = reason or next((candidate.reason for candidate, _ in judged), refused)
     raise InputError(Violation("placement", reason))
@@ -317,21 +319,3 @@ def _staying(question: PlacementQuestion, home: Ints, co_placement: CoPlacement)
     apart = together.fused.groups[together.member_of] * (devices.count + 1) + home - UNPLACED
     groups = np.unique(apart, return_inverse=True)[1]
     return prepared(replace(graph, groups=groups), devices, "none")
-
-
-def _changes(
-    problem: Problem, fitting: Sequence[tuple[Candidate, PlacedStages]]
-) -> Iterator[tuple[str, Candidate]]:
-    """Yield plans with one group of layers elsewhere, first of the best repair, then of each better plan."""
-    key, left = rank_key(problem), MOST_CHANGES
-    best = min(fitting, key=lambda pair: key(pair[0]))
-    while left > 0:
-        for changed in islice(best[1].moved(), left):
-            left -= 1
-            candidate = changed.judged()
-            yield CHANGED_REPAIR, candidate
-            if key(candidate) < key(best[0]):
-                best = candidate, changed
-                break
-        else:
-            return

@@ -17,7 +17,7 @@ from weft.moves.layout import refuse
 from weft.planning.placement.placers import BAECHI, get_placer
 from weft.planning.placement.preparation import CoPlacement, prepared
 from weft.planning.planners.baechi.inputs import PlacementInputs, questions
-from weft.planning.planners.baechi.plans import PlacedStages
+from weft.planning.planners.baechi.plans import Judged, PlacedStages, changes
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.graphpipe.questions import (
     degrees_of,
@@ -82,7 +82,7 @@ class PlacementPlanner:
 
     def _recomputing(self, problem: Problem, every: Sequence[PlacementInputs]) -> list[Candidate]:
         """Return the best placements, simulated, and the reasons of ways that placed nothing."""
-        known: list[tuple[Candidate, PlacedStages]] = []
+        known: list[Judged] = []
         refused: list[Candidate] = []
         for placers in (self.placers, self.otherwise):
             if not any(candidate.verdict is Verdict.FITS for candidate, _ in known):
@@ -116,28 +116,17 @@ class PlacementPlanner:
                         found.setdefault(one.decided, one)
         return [*found.values()], [*refused.values()]
 
-    def _changed(
-        self, problem: Problem, known: Sequence[tuple[Candidate, PlacedStages]]
-    ) -> list[tuple[Candidate, PlacedStages]]:
-        """Return better placements: each has one group of another one on another device."""
-        key = rank_key(problem)
+    def _changed(self, problem: Problem, known: Sequence[Judged]) -> list[Judged]:
+        """Return placements that are each better than all before: those that a change of one leads to."""
+        key, found = rank_key(problem), list[Judged]()
         fitting = [pair for pair in known if pair[0].verdict is Verdict.FITS]
-        starts = sorted(fitting, key=lambda pair: key(pair[0]))[:STARTS]
-        return [one for start in starts for one in self._climbed(problem, start)]
-
-    def _climbed(
-        self, problem: Problem, start: tuple[Candidate, PlacedStages]
-    ) -> Iterator[tuple[Candidate, PlacedStages]]:
-        """Yield placements, each better than the one before, until no change or no trial is left."""
-        key, left, best = rank_key(problem), self.changes, start
-        changes = best[1].moved()
-        while left > 0 and (changed := next(changes, None)) is not None:
-            left -= 1
-            candidate = changed.judged()
-            if key(candidate) < key(best[0]):
-                best = candidate, changed
-                yield best
-                changes = changed.moved()
+        for start in sorted(fitting, key=lambda pair: key(pair[0]))[:STARTS]:
+            best = start
+            for tried in changes(problem, start, self.changes):
+                if key(tried[0]) < key(best[0]):
+                    best = tried
+                    found.append(best)
+        return found
 
 
 # Baechi's three ways, and small changes of the best placement.

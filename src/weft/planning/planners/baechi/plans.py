@@ -22,7 +22,9 @@ from weft.planning.planners.baechi.segments import segments
 from weft.planning.planners.base import Candidate, Verdict
 from weft.planning.planners.graphpipe.part_plans import StageOfLayers
 from weft.planning.planners.graphpipe.plans import in_order, said_as_layout
+from weft.planning.planners.homogeneous import rank_key
 from weft.planning.planners.simulated import judged
+from weft.planning.problem import Problem
 from weft.program.arrays import Ints
 from weft.program.schedules.placed import PlacedOrder
 
@@ -173,6 +175,22 @@ class PlacedStages:
     def _replicas(self, place: int) -> tuple[Replica, ...]:
         ranks, share = self.question.inputs.places[place].tolist(), self.question.micro_batches
         return tuple(Replica(ranks=tuple(each), micro_batches=share) for each in ranks)
+
+
+Judged = tuple[Candidate, PlacedStages]
+
+
+def changes(problem: Problem, start: Judged, most: int) -> Iterator[Judged]:
+    """Yield changed placements, simulated: each has one group of the best one so far on another device."""
+    key, best = rank_key(problem), start
+    changed = best[1].moved()
+    for _ in range(most):
+        if (one := next(changed, None)) is None:
+            return
+        tried = one.judged(), one
+        yield tried
+        if key(tried[0]) < key(best[0]):
+            best, changed = tried, one.moved()
 
 
 def _own_ticks(ticks: Ints, device: Ints) -> Ints:
