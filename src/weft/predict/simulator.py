@@ -229,20 +229,13 @@ def _timeline(
         ticks = np.maximum(ticks, origin)[order] - origin
         return ticks if costs.tick_s == 1e-9 else np.rint(ticks * (costs.tick_s / 1e-9)).astype(np.int64)
 
-    return Timeline(
+    return Timeline.of(
+        program,
+        order,
         run=run,
         plan_id=plan_id,
         clock="predicted",
         step=columns.iteration[order],
-        id=program.ids[order],
-        position=np.arange(len(program), dtype=np.int64)[order],
-        kind=columns.kind[order],
-        stage=columns.stage[order],
-        micro_batch=columns.micro_batch[order],
-        rank=columns.rank[order],
-        stream=program.stream[order],
-        group=columns.group[order],
-        bytes=columns.bytes[order],
         posted_ns=nanoseconds(posted),
         start_ns=nanoseconds(start),
         end_ns=nanoseconds(end),

@@ -7,6 +7,7 @@ calibration read that join.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from weft.describe.plan import Plan
 from weft.describe.plan_versions import current_id
 from weft.program.arrays import Ids, Ints, Mask
 from weft.program.kinds import KINDS, all_kinds
-from weft.program.program import NONE
+from weft.program.program import NONE, Program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,19 @@ class Timeline:
     start_ns: Ints
     end_ns: Ints
     clock_error_ns: int = 0
+
+    @classmethod
+    def of(cls, program: Program, rows: Ints | slice, **rest: Any) -> Timeline:
+        """Return the timeline of these rows of a program; `rest` are the fields that it does not know."""
+        columns = program.columns
+        known = ("kind", "stage", "micro_batch", "rank", "group", "bytes")
+        return cls(
+            id=program.ids[rows],
+            position=np.arange(len(program), dtype=np.int64)[rows],
+            stream=program.stream[rows],
+            **{name: getattr(columns, name)[rows] for name in known},
+            **rest,
+        )
 
     def __repr__(self) -> str:
         of = f"plan {self.plan_id} of run {self.run}" if self.run else f"plan {self.plan_id}"

@@ -146,23 +146,15 @@ def collect_timeline(
     position = records["position"].astype(np.int64)
     order = np.lexsort((position, records["step"]))
     records, position = records[order], position[order]
-    columns = program.columns
     start_ns = _meeting_times(program, records, position)
     origin = int(records["posted_ns"].min())
-    return Timeline(
+    return Timeline.of(
+        program,
+        position,
         run=run,
         plan_id=plan_id,
         clock=CLOCK,
         step=records["step"].astype(np.int64),
-        id=program.ids[position],
-        position=position,
-        kind=columns.kind[position],
-        stage=columns.stage[position],
-        micro_batch=columns.micro_batch[position],
-        rank=columns.rank[position],
-        stream=program.stream[position],
-        group=columns.group[position],
-        bytes=columns.bytes[position],
         posted_ns=records["posted_ns"] - origin,
         start_ns=start_ns - origin,
         end_ns=records["end_ns"] - origin,

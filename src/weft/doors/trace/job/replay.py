@@ -111,21 +111,13 @@ class Replay:
         start, end = (
             np.rint(getattr(operations, one)[rows] * 1e9).astype(np.int64) for one in ("start_s", "end_s")
         )
-        columns = program.columns
-        return Timeline(
+        return Timeline.of(
+            program,
+            slice(None),
             run=operations.name,
             plan_id="",
             clock="measured",
-            step=np.zeros(len(rows), dtype=np.int64),
-            id=program.ids,
-            position=np.arange(len(rows)),
-            kind=columns.kind,
-            stage=columns.stage,
-            micro_batch=columns.micro_batch,
-            rank=columns.rank,
-            stream=program.stream,
-            group=columns.group,
-            bytes=columns.bytes,
+            step=np.zeros(len(program), dtype=np.int64),
             posted_ns=start,
             start_ns=start,
             end_ns=end,
