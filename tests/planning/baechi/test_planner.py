@@ -82,6 +82,12 @@ def test_a_simple_rule_places_what_no_way_of_baechi_can() -> None:
     assert get_planner("baechi").search(asked).fitting[0].reason.startswith("expert: ")
 
 
+@pytest.mark.parametrize(("on", "warned"), [("2xv100-16gb", False), ("1xv100-16gb+1xt4", True)])
+def test_transfers_longer_than_what_they_join_are_told(on: str, warned: bool) -> None:
+    best = get_planner("m-etf").search(problem("candle-uno-tiny", on, 8, dp=1)).fitting[0]
+    assert ("most transfers take longer than what they join" in best.reason) is warned
+
+
 def test_tied_layers_share_a_device() -> None:
     asked = problem(model="gpt2", on="4xa100-40gb", batch=8)
     tied = asked.job.graph.tied[0].layers

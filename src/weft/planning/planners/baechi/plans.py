@@ -14,7 +14,11 @@ from weft.describe.units import format_seconds
 from weft.errors import InputError, Violation
 from weft.moves.layout import build_plan
 from weft.planning.placement.board import Placement
-from weft.planning.placement.bounds import earliest_task_first_bound_ticks, lower_bound_ticks
+from weft.planning.placement.bounds import (
+    communication_ratios,
+    earliest_task_first_bound_ticks,
+    lower_bound_ticks,
+)
 from weft.planning.placement.list_scheduler import earliest_task_first
 from weft.planning.placement.preparation import PreparedGraph
 from weft.planning.planners.baechi.inputs import TICKS_PER_S, PlacementQuestion
@@ -101,7 +105,10 @@ class PlacedStages:
             bound = earliest_task_first_bound_ticks(self.reduced.fused, self.question.inputs.devices)
         most = "no bound above" if bound is None else f"bound {format_seconds(bound / TICKS_PER_S)}"
         each = f"{self.way}: {format_seconds(makespan_s)} for a micro-batch"
-        return f"{each}, no placement below {format_seconds(least_s)}, {most}"
+        ratios = communication_ratios(self.reduced.original, self.question.inputs.devices)
+        far = len(ratios) and float(np.median(ratios)) > 1.0
+        warning = ", and most transfers take longer than what they join: spread little" if far else ""
+        return f"{each}, no placement below {format_seconds(least_s)}, {most}{warning}"
 
     def moved(self) -> Iterator[PlacedStages]:
         """Yield the placements with one group on another device, those of the busiest device first."""
