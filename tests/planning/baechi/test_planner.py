@@ -118,3 +118,19 @@ def test_pinned_replicas_and_devices_are_kept() -> None:
     assert ranking.fitting
     assert {one.plan.mesh["dp"] for one in ranking.fitting if one.plan is not None} == {2}
     assert all(one.verdict is not Verdict.PRUNED for one in ranking.candidates)
+
+
+def test_a_pinned_order_is_kept_or_refuses_the_placement() -> None:
+    ranking = get_planner("m-etf").search(problem(dp=1, schedule="1f1b"))
+    assert {one.plan.schedule.name for one in ranking.fitting if one.plan is not None} == {"1f1b"}
+    refused = [one.reason for one in ranking.candidates if one.verdict is Verdict.REFUSED]
+    assert any("1f1b runs one stage per device" in reason for reason in refused)
+
+
+def test_equal_times_are_no_option() -> None:
+    alone = get_planner("m-etf").search(problem("gpt-1m", "1xv100-16gb", 8, schedule="placed")).fitting[0]
+    apart = get_planner("m-etf").search(problem(dp=1)).fitting[0]
+    assert alone.plan is not None
+    assert apart.plan is not None
+    assert {*alone.plan.schedule.options} == {"in_flight"}
+    assert {*apart.plan.schedule.options} == {"in_flight", "times"}

@@ -58,7 +58,8 @@ class PlacementPlanner:
 
     def space(self, problem: Problem) -> Iterator[Layout]:
         """Return the degrees and sizes of micro-batches; placements add the stages."""
-        return (replace(one, schedule=PlacedOrder.name) for one in partition_layouts(problem))
+        order = problem.pins.schedule or PlacedOrder.name
+        return (replace(one, schedule=order) for one in partition_layouts(problem))
 
     def search(self, problem: Problem) -> Ranking:
         """Place the layers for every degree and size of micro-batches, and simulate the best placements.

@@ -152,13 +152,14 @@ class PlacedStages:
             )
         if problem.pins.pp not in (None, len(used)):
             raise InputError(Violation("plan.pp", f"{problem.pins.pp} is pinned, and {len(used)} get layers"))
+        order = self._order(problem.pins.schedule)
         layout = Layout(
             pp=len(used),
             dp=inputs.dp,
             tp=inputs.tp,
             loops=1,
             micro_batch_size=self.question.size,
-            schedule=PlacedOrder.name,
+            schedule=order.name,
             sync=problem.sync or DENSE,
             sharding=problem.pins.sharding or "zero-0",
             recompute=inputs.recompute,
@@ -171,13 +172,21 @@ class PlacedStages:
             Stage(layers=layers, replicas=self._replicas(place), recompute=inputs.recompute)
             for place, layers in self.parts
         )
+        return plan.model_copy(update={"stages": stages, "schedule": order})
+
+    def _order(self, pinned: str | None) -> Choice:
+        """Return the pinned order, else the one for placements with its options.
+
+        A program refuses orders that give a device no more than one stage, where a placement gives it more.
+        """
+        if pinned not in (None, PlacedOrder.name):
+            return Choice(name=pinned)
+        options: dict[str, int | str] = {"in_flight": self.question.in_flight}
         # Whole numbers up to 1000 are short enough for a plan.
         times = [max(1, round(1000 * one / max(self._ticks))) for one in self._ticks]
-        order = Choice(
-            name=PlacedOrder.name,
-            options={"in_flight": self.question.in_flight, "times": " ".join(map(str, times))},
-        )
-        return plan.model_copy(update={"stages": stages, "schedule": order})
+        if len({*times}) > 1:
+            options["times"] = " ".join(map(str, times))
+        return Choice(name=PlacedOrder.name, options=options)
 
     def _replicas(self, place: int) -> tuple[Replica, ...]:
         ranks, share = self.question.inputs.places[place].tolist(), self.question.micro_batches
