@@ -160,7 +160,7 @@ def test_a_step_in_segments_takes_as_long_as_inside_and_beside_others_no_longer(
     )
     # Every instruction is rounded to a tick. An embedding and a head exchange once, where two halves are
     # counted, and a loss by itself: what is launched differs, so far as an exchange of few bytes takes time.
-    launched = 6 * plan.micro_batches * Network(cluster=on).all_reduce(range(plan.tp), 2).seconds
+    launched = 6 * plan.micro_batches * Network(cluster=on).all_reduce(range(2), 2).seconds
     assert ordered == pytest.approx(
         inside, abs=launched + 1e-9 * len(make_program(config, run_by(plan, way=WAYS[1])))
     )
