@@ -31,8 +31,8 @@ def fills(placer: str = "weft", **options: Any) -> Choice:
 
 
 def predicted_step(model: ModelConfig, plan: Plan) -> tuple[Program, Simulation]:
-    """The step of a plan on some GPUs."""
-    graph = layer_graph(model)
+    """The step of a plan on some GPUs, which wait for no host."""
+    graph, plan = layer_graph(model), plan.model_copy(update={"launch": "captured"})
     prices = CostModel(graph=graph, cluster=cluster_from_expression(f"{plan.ranks}xv100-16gb"))
     program = compile_plan(plan, graph)
     return program, predict(prices, plan, program).simulation

@@ -90,7 +90,8 @@ def test_only_plans_with_islands_say_so():
     assert "island" not in PlanFile(plain).to_json()
     assert '"island": 2' in PlanFile(islands).to_json()
     left_out: dict[str, object] = dict.fromkeys(
-        ("island", "reduce_precision", "methods", "layer_choices", "stack", "buffers", "optimizer"), True
+        ("island", "reduce_precision", "methods", "layer_choices", "stack", "buffers", "launch", "optimizer"),
+        True,
     )
     record = plain.model_dump(mode="json", exclude=left_out | {"stages": {"__all__": {"splits"}}})
     canonical = json.dumps(record, sort_keys=True, separators=(",", ":"))

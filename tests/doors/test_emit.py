@@ -79,6 +79,15 @@ def test_megatron_lm_is_given_every_degree_and_size() -> None:
     assert lost("megatron", job) == []
 
 
+@pytest.mark.parametrize("stack", ["megatron", "torchtitan", "deepspeed"])
+def test_no_stack_is_told_how_hosts_launch_kernels(stack: str) -> None:
+    job = planned(run_of("llama-7b", on="8xa100-80gb"), dp=8)
+    compiled = replace(job, plan=job.plan.model_copy(update={"launch": "compiled"}))
+    more = [line for line in lost(stack, compiled) if line not in lost(stack, job)]
+    assert [line.startswith("lost: compiled layers; ") for line in more] == [True]
+    assert more[0].endswith("; nearest: eager layers")
+
+
 def reducing(precision: str, reduced: str | None) -> PlannedJob:
     job = planned(
         run_of("llama-7b", on="8xv100-32gb" if precision == "fp16" else "8xa100-80gb", precision=precision),

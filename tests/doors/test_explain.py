@@ -205,6 +205,31 @@ def test_which_optimizers_step_lists_of_tensors(name: str, text: str, lists: boo
     assert read_configuration(text, name).optimizer == (FOREACH_ADAMW if lists else ADAMW)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "launch"),
+    [
+        ("a.toml", "[training]\n[parallelism]\n", "eager"),
+        ("a.toml", "[training]\ncompile = true\n[parallelism]\n", "compiled"),
+        ("a.toml", "[training]\n[parallelism]\n[compile]\nenable = true\n", "compiled"),
+        ("a.toml", "[training]\n[parallelism]\n[compile]\nenable = false\n", "eager"),
+        ("x.sh", "x --tensor-model-parallel-size 1 --bf16", "eager"),
+        ("x.sh", "x --tensor-model-parallel-size 1 --enable-cuda-graph", "captured"),
+        ("x.sh", "x --tensor-model-parallel-size 1 --cuda-graph-impl local", "captured"),
+        ("x.sh", "x --tensor-model-parallel-size 1 --cuda-graph-impl none", "eager"),
+        ("config.yml", "base_model: gpt2\nmicro_batch_size: 1\ntorch_compile: true\n", "compiled"),
+        ("config.yml", "base_model: gpt2\nmicro_batch_size: 1\n", "eager"),
+        (
+            "a.yaml",
+            "distributed_type: MULTI_GPU\nnum_processes: 2\ndynamo_config:\n  dynamo_backend: INDUCTOR\n",
+            "compiled",
+        ),
+        ("a.yaml", "distributed_type: MULTI_GPU\nnum_processes: 2\n", "eager"),
+    ],
+)
+def test_how_hosts_launch_kernels(name: str, text: str, launch: str) -> None:
+    assert read_configuration(text, name).launch == launch
+
+
 def test_in_which_precision_torchtitan_reduces() -> None:
     text = '[training]\nmixed_precision_reduce = "{}"\n[parallelism]\n'
     for word, expected in (("float32", "fp32"), ("bfloat16", "bf16"), ("other", None)):

@@ -46,7 +46,7 @@ def test_steps_as_predicted_have_the_predicted_shares_and_no_drift() -> None:
         float(rows[f"devices busy, measured {which}"].rstrip("%")) / 100
         for which in ("without the work", "with it")
     ]
-    assert shares == pytest.approx([filled.busy_before, filled.busy], rel=0.01)
+    assert shares == pytest.approx([filled.busy_before, filled.busy], rel=0.02)
     assert rows["held out forward, measured"] == "1.00 times the predicted time"
     late = timeline.kind == KINDS.code("held_out_forward")
     half = (timeline.end_ns - timeline.start_ns) // 2

@@ -102,7 +102,7 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> Problem:
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
     described(folder, "mixtral", num_local_experts=EXPERTS, max_position_embeddings=1024, **sizes)
     choice = Choice(name="expert-balance", options={"balance": "global-batch", "move_every": 10})
-    found = problem_of(model=str(folder), on="8xa100-40gb", global_batch=64)
+    found = problem_of(model=str(folder), on="8xa100-40gb", global_batch=64, launch="captured")
     graph = trained_graph(found.model, [choice])
     return replace(found, job=replace(found.job, graph=graph, methods=(choice,)))
 

@@ -55,7 +55,9 @@ def asking(folder: Path, **options: Any) -> Problem:
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
     described(folder, "mixtral", num_local_experts=EXPERTS, max_position_embeddings=1024, **sizes)
     choice = Choice(name="expert-balance", options={"balance": "global-batch", **options})
-    return problem_of(model=str(folder), on="8xa100-40gb", global_batch=64, methods=(choice,))
+    return problem_of(
+        model=str(folder), on="8xa100-40gb", global_batch=64, methods=(choice,), launch="captured"
+    )
 
 
 def job_of(problem: Problem, **decided: Any) -> PlannedJob:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from itertools import groupby
 
 import numpy as np
@@ -187,10 +188,7 @@ def test_inverses_of_replicas_follow_the_sums_of_both_sides(
             of_layers[rank, part // FACTORS].append(NONE)
     assert of_layers
     for kinds in of_layers.values():
-        # A window may wrap around the end of the cycle.
-        last = len(kinds) - kinds[::-1].index(NONE)
-        runs = (list(run) for _, run in groupby(kinds[last:] + kinds[:last], key=NONE.__eq__))
-        sums = [run for run in runs if run[0] != NONE]
+        sums = [run for run in cyclic_runs(kinds, NONE.__eq__) if run[0] != NONE]
         assert sums
         assert all(sorted(run) == sorted(REDUCTIONS) for run in sums)
 
@@ -213,9 +211,15 @@ def test_no_curvature_comes_between_inverses_in_gaps_with_room_for_both() -> Non
     )
 
 
+def cyclic_runs(values: list[int], key: Callable[[int], bool]) -> list[list[int]]:
+    """The runs of a cycle's values with equal keys. A window may wrap around its end, and so may a run."""
+    first = next(place for place, one in enumerate(values) if key(one) != key(values[place - 1]))
+    return [[*run] for _, run in groupby(values[first:] + values[:first], key=key)]
+
+
 def require_apart(program: Program) -> None:
     """On every rank, a layer's curvature of a window comes first, then all of its inverses."""
-    columns, of_layers = program.columns, defaultdict[tuple[int, int], list[bool]](list)
+    columns, of_layers = program.columns, defaultdict[tuple[int, int], list[int]](list)
     for kind, rank, part in zip(
         *(one.tolist() for one in (columns.kind, columns.rank, columns.part)), strict=True
     ):
@@ -224,9 +228,7 @@ def require_apart(program: Program) -> None:
             of_layers[rank, part // FACTORS if inverts else part].append(inverts)
     assert of_layers
     for inverts in of_layers.values():
-        # A window may wrap around the end of the cycle.
-        last = len(inverts) - inverts[::-1].index(True)
-        runs = [[*run] for _, run in groupby(inverts[last:] + inverts[:last])]
+        runs = cyclic_runs(inverts, bool)
         assert len({len(run) for run in runs if run[0]}) == 1
         assert len({len(run) for run in runs if not run[0]}) == 1
 

@@ -22,7 +22,7 @@ MIXED = "8xa100-80gb+8xt4"
 
 
 def mixed(batch: int = 32) -> Problem:
-    return problem_of(model="gpt-1m", on=MIXED, global_batch=batch, precision="fp16")
+    return problem_of(model="gpt-1m", on=MIXED, global_batch=batch, precision="fp16", launch="captured")
 
 
 def test_unlike_devices_are_averaged_by_their_share_of_the_nodes() -> None:
@@ -42,7 +42,7 @@ def test_unlike_devices_are_averaged_by_their_share_of_the_nodes() -> None:
 
 
 def test_the_profile_contains_the_collectives_of_tensor_ranks() -> None:
-    problem = problem_of(model="gpt-1m", on="8xa100-80gb", global_batch=8)
+    problem = problem_of(model="gpt-1m", on="8xa100-80gb", global_batch=8, launch="captured")
     job, shape = problem.job, Shape(1, problem.job.sequence, 4)
     layer = job.graph.layers[1]
     times = ComputeModel().stage_times(job.graph, (1,), shape, "bf16", job.cluster.groups[0].device)

@@ -35,7 +35,7 @@ layouts = st.builds(
 
 @cache
 def problem(on: str, change: str, batch: int) -> Problem:
-    posed = problem_of(model="gpt-1m", on=on, global_batch=batch, sequence=128)
+    posed = problem_of(model="gpt-1m", on=on, global_batch=batch, sequence=128, launch="captured")
     return replace(posed, job=replace(posed.job, cluster=changed_cluster(posed.job.cluster, change)))
 
 

@@ -86,6 +86,7 @@ def as_written(planned: PlannedJob, name: str, emitted: Emitted) -> PredictedPla
         global_batch=decided.global_batch,
         precision=planned.plan.precision,
         reduce_precision=configuration.reduce_precision,
+        launch=configuration.launch,
     )
     problem = replace(problem, job=job)
     layout = carried_out(configuration, problem, replicas, decided.layout.micro_batch_size)

@@ -60,7 +60,9 @@ class Progress:
             trained = load_run(directory.path / "run.toml").train
             self._steps = trained.steps
             if trained.compile:
-                self._say("layers are compiled before the first step; the prediction is for uncompiled ones")
+                self._say(
+                    "layers are compiled before the first step; the prediction has the kernels of plain ones"
+                )
         if not self._quiet and time.monotonic() - self._printed_time >= SECONDS_BETWEEN_LINES:
             self._print_news(self._run)
 

@@ -10,7 +10,7 @@ from weft.describe.layer_choices import job_problems, with_choices
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork
-from weft.describe.plan import SERVERS, Choice, LayerChoice, precision_words
+from weft.describe.plan import SERVERS, Choice, Launch, LayerChoice, precision_words
 from weft.errors import InputError
 
 
@@ -22,7 +22,7 @@ class Job:
     `methods`: methods that the job requests by name. `optimizer`: the memory and traffic of optimizer steps.
     `sync_options`: options of the synchronisation, if the job chooses one. `layer_choices`: requests for
     single layers; the layers of `graph` include them. `transport`: the way of messages and sums, `host` or
-    `device`; None is `device` where the device is not its own host.
+    `device`; None is `device` where the device is not its own host. `launch`: that of `Plan`.
     """
 
     graph: LayerGraph
@@ -36,6 +36,7 @@ class Job:
     sync_options: Mapping[str, int | float | str | bool] = field(default_factory=dict)
     layer_choices: tuple[LayerChoice, ...] = ()
     transport: str | None = None
+    launch: Launch = "eager"
 
     @property
     def servers(self) -> int:

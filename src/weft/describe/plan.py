@@ -34,6 +34,7 @@ RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 Sharding = Literal["zero-0", "zero-1", "zero-2", "zero-3"]
 Blocking = Literal["messages", "reductions"]
 Stack = Literal["weft", "megatron-lm", "deepspeed", "fsdp2"]
+Launch = Literal["eager", "compiled", "captured"]
 # The method that clipping and skipping non-finite gradients request: steps wait for the norm of the whole
 # gradient.
 GRADIENT_NORM = "gradient-norm"
@@ -149,8 +150,9 @@ class Plan(_Record):
     reductions at the step's end. `reduce_precision` is the precision in which replicas send each other
     gradients; None: that of the gradients.
     `stack` is the framework that runs the plan, which decides its other memory, and `buffers` their sizes;
-    None: the stack's own. `methods` are the job's
-    requests by name, `layer_choices` its requests for single layers. `optimizer` is the job's optimizer work.
+    None: the stack's own. `launch` says how hosts launch the kernels of layers: one by one, of compiled
+    layers, or of captured graphs. `methods` are the job's requests by name, `layer_choices` its
+    requests for single layers. `optimizer` is the job's optimizer work.
     """
 
     version: Literal[2] = 2
@@ -171,6 +173,7 @@ class Plan(_Record):
     blocking: tuple[Blocking, ...] = ()
     stack: Stack = "weft"
     buffers: Buffers | None = None
+    launch: Launch = "eager"
     methods: tuple[Choice, ...] = ()
     layer_choices: tuple[LayerChoice, ...] = ()
     optimizer: OptimizerWork = ADAMW
@@ -358,9 +361,9 @@ class Plan(_Record):
 
     def record(self) -> dict[str, Any]:
         """Return the fields for JSON, without unset islands, methods, layer choices, stacks, buffers,
-        optimizers, splits and precisions of reductions. An optimizer leaves out what it does not do:
-        sums over whole tensors, orthogonal updates, states of a step. So plans without these keep the ids of
-        earlier versions.
+        launches, optimizers, splits and precisions of reductions. An optimizer leaves out what it does not
+        do: sums over whole tensors, orthogonal updates, states of a step. So plans without these keep the ids
+        of earlier versions.
         """
         record: dict[str, Any] = self.model_dump(mode="json")
         for stage in record["stages"]:
@@ -382,6 +385,7 @@ _LEFT_OUT_UNSET = (
     "layer_choices",
     "stack",
     "buffers",
+    "launch",
     "optimizer",
 )
 

@@ -51,9 +51,9 @@ class PlanSubject(BaseModel):
         return repr(self)
 
     def pinned(self, plan: Plan) -> PlanSubject:
-        """Return the subject whose run file says a plan's batch, sequence and precisions."""
+        """Return the subject whose run file says a plan's batch, sequence, precisions and compilation."""
         names = ("global_batch", "precision", "reduce_precision")
-        decided = {name: getattr(plan, name) for name in names}
+        decided = {name: getattr(plan, name) for name in names} | {"compile": plan.launch == "compiled"}
         tables = {
             "train": self.run.train.model_copy(update=decided),
             "task": self.run.task.model_copy(update={"sequence": plan.sequence}),

@@ -16,7 +16,7 @@ from weft.describe.model import ModelConfig
 from weft.describe.models import USUAL_SEQUENCE, resolve_model
 from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork, counted_work
-from weft.describe.plan import GRADIENT_NORM, SCALED, SERVERS, Choice
+from weft.describe.plan import GRADIENT_NORM, SCALED, SERVERS, Choice, Launch
 from weft.describe.plan_subject import PlanSubject
 from weft.describe.run_tables.methods import requested_methods, run_tables
 from weft.describe.run_tables.planning import MEMORY_RISK
@@ -76,6 +76,7 @@ class RequestOptions(TypedDict, total=False):
     methods: tuple[Choice, ...]
     optimizer: OptimizerWork
     transport: str | None
+    launch: Launch
 
 
 def request_of(config: ModelConfig, cluster: Cluster, **options: Unpack[RequestOptions]) -> Request:
@@ -117,6 +118,7 @@ def request_of(config: ModelConfig, cluster: Cluster, **options: Unpack[RequestO
             optimizer=options.get("optimizer", ADAMW),
             sync_options={} if sync is None else sync.options,
             transport=options.get("transport"),
+            launch=options.get("launch", "eager"),
         ),
         model=config,
         pins=options.get("pins") or OPEN,
@@ -177,6 +179,7 @@ def request_of_subject(subject: PlanSubject) -> Request:
         ),
         optimizer=counted.work,
         transport=run.run.used_transport,
+        launch="compiled" if run.train.compile else "eager",
     )
     tables, graph = run_tables(), found.job.graph
     choices = (one for name, table in run.methods.items() for one in tables[name].choices(table, graph))

@@ -14,7 +14,7 @@ import yaml
 from weft.describe.layout import OPEN, PartialLayout
 from weft.describe.model import ModelConfig
 from weft.describe.optimizers import ADAMW, OptimizerWork
-from weft.describe.plan import Buffers, Stack
+from weft.describe.plan import Buffers, Launch, Stack
 from weft.describe.units import shown
 from weft.doors.keys import Names
 from weft.errors import InputError, Violation
@@ -50,6 +50,7 @@ class Configuration:
         devices: ranks of the job.
         micro_batches: per step and replica. `global_batch`: samples per step.
         reduce_precision: of sums over replicas; None where it is that of weft.
+        launch: the way in which hosts launch kernels, as in `Plan`.
         model: sizes, or the name of a preset or of a model elsewhere.
         optimizer: its states and traffic.
         tables: those of a run file that ask for the same methods.
@@ -71,6 +72,7 @@ class Configuration:
     precision: str | None = None
     reduce_precision: str | None = None
     clips: bool = False
+    launch: Launch = "eager"
     model: ModelConfig | str | None = None
     optimizer: OptimizerWork = ADAMW
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

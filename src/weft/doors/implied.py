@@ -144,6 +144,7 @@ def implied(configuration: Configuration, answers: Answers) -> Implied:
         precision=configuration.precision,
         reduce_precision=configuration.reduce_precision,
         optimizer=configuration.optimizer,
+        launch=configuration.launch,
         methods=(*requested_methods(tables, model), *((Choice(name=GRADIENT_NORM),) * configuration.clips)),
     )
     problem = measured_problem(request)

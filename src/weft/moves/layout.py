@@ -154,6 +154,7 @@ def build_plan(job: Job, layout: Layout, layer_seconds: Sequence[float]) -> Plan
         methods=layout.methods_beside(job.methods),
         layer_choices=(*job.layer_choices, *loss_choices(layout, len(job.graph.layers) - 1)),
         optimizer=job.optimizer,
+        launch=job.launch,
         sync=Choice(name=layout.sync, options={**options, **derived_options(sync, stages, job.cluster)}),
         **{name: getattr(layout, name) for name in KEPT_IN_PLANS},
     )

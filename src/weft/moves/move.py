@@ -61,6 +61,7 @@ class Context:
             optimizer=plan.optimizer,
             sync_options=asked_options(plan.sync),
             layer_choices=other_choices(plan.layer_choices),
+            launch=plan.launch,
         )
 
 

@@ -313,19 +313,18 @@ class PlannedJob:
 
     @cached_property
     def launching_share(self) -> float:
-        """The seconds in which hosts launch the kernels of passes, as a share of the passes' seconds."""
-        plan, job = self.plan, self.problem.job
-        graph, model = self.problem.cost_model.of(plan).graph, self.problem.cost_model.compute
-        launching_s = passes_s = 0.0
-        for index, stage in enumerate(plan.stages):
-            groups = [job.cluster.group_of(copy.ranks[0]) for copy in stage.replicas]
-            for device in {group.name: group.device for group in groups}.values():
-                times = model.stage_times(graph, stage.layers, plan.shape(index), plan.precision, device)
-                launching_s += stage.splits * model.launching_s(graph, stage.layers, plan.precision, device)
-                passes_s += stage.splits * (
-                    times.forward_s + times.backward_input_s + times.backward_weight_s
-                )
-        return launching_s / passes_s if passes_s else 0.0
+        """The seconds in which hosts issue the kernels of passes, as a share of the passes' seconds.
+
+        It is 1 where all devices wait for their hosts.
+        """
+        issue_s = passes_s = 0.0
+        for (index, _), each in self._placed.stage_times.items():
+            stage = self.plan.stages[index]
+            exchanged_s = self._placed.exchanges_of(index, 0).of_both(stage.recompute)
+            for times in each:
+                issue_s += stage.splits * times.issue_s
+                passes_s += stage.splits * max(times.issue_s, times.passes_s + exchanged_s)
+        return issue_s / passes_s if passes_s else 0.0
 
 
 def _devices(cluster: Cluster) -> str:

@@ -19,7 +19,7 @@ from weft.describe.kernels import Accumulation, Attention, Norm
 from weft.describe.layout import PartialLayout
 from weft.describe.loss_choice import WHOLE, Loss
 from weft.describe.optimizers import KNOWN_OPTIMIZERS
-from weft.describe.plan import Stack
+from weft.describe.plan import Launch, Stack
 from weft.describe.reading import read_text, violations_of
 from weft.describe.toml_table import Count
 from weft.errors import InputError, Violation, require_choice
@@ -78,6 +78,7 @@ class Measurement(PartialLayout):
     precision: Precision = "bf16"
     optimizer: Annotated[str, AfterValidator(_known_optimizer)] = "adamw"
     stack: Stack | None = None
+    launch: Launch = "eager"
     schedule_options: Annotated[Mapping[str, int], BeforeValidator(_options)] = Field(default_factory=dict)
     gpu: str | None = None
     gpus_per_node: Count | None = None

@@ -212,6 +212,7 @@ def _plan(row: Measurement, graph: LayerGraph, cluster: Cluster) -> Plan:
         sequence=row.seq or graph.sequence,
         precision=row.precision,
         optimizer=KNOWN_OPTIMIZERS[row.optimizer],
+        launch=row.launch,
     )
     plan = build_plan(job, replace(layout, options=dict(row.schedule_options)), ())
     usual: Stack = "deepspeed" if row.sharding not in (None, "zero-0") else "megatron-lm"

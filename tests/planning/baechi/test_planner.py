@@ -26,7 +26,11 @@ def problem(
     precision: str | None = None,
     **pins: Any,
 ) -> Problem:
-    return problem_of(model=model, on=on, global_batch=batch, precision=precision, pins=PartialLayout(**pins))
+    """A problem whose devices wait for no host: layers add up to stages."""
+    decided = PartialLayout(**pins)
+    return problem_of(
+        model=model, on=on, global_batch=batch, precision=precision, pins=decided, launch="captured"
+    )
 
 
 def test_a_placement_of_one_micro_batch_takes_the_time_of_its_makespan() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from weft.predict.cost.compute import (
 )
 from weft.predict.cost.layer_times import MATMUL_SHARE, MEMORY_SHARE, DataSheetSpeeds, MeasuredSpeeds, pass_s
 from weft.predict.cost.memory import stage_input_bytes
+from weft.predict.cost.profiled import HALF_WIDTHS_OF_AN_OCTAVE, at_size
 from weft.predict.profile import value_at
 
 GRAPH = layer_graph(MODEL)
@@ -109,15 +111,16 @@ def test_large_kernels_reach_the_declared_share_and_small_ones_less() -> None:
     assert 1e6 / speeds.matmul_s(1e6, "bf16") < 0.01 * 300e12
 
 
-def test_launches_are_a_floor_where_the_host_runs_ahead_and_an_addend_where_it_computes() -> None:
+def test_launches_add_to_the_work_of_a_device_that_is_its_own_host() -> None:
     one = Amount.of(1)
     work = PassWork(matmuls=(Matmul(one, Amount.of(100), Amount.of(100), Amount.of(100)),), kernels=50)
-    speeds = DataSheetSpeeds(CPU)
-    assert (
-        pass_s(work, SHAPE, "fp32", replace(GPU, launch_s=1.0), DataSheetSpeeds(replace(GPU, launch_s=1.0)))
-        == 50.0
-    )
-    assert pass_s(work, SHAPE, "fp32", CPU, speeds) == pytest.approx(50 * 5e-6 + speeds.matmul_s(2e6, "fp32"))
+    for device, launches_s in ((CPU, 50 * 5e-6), (GPU, 0.0)):
+        speeds = DataSheetSpeeds(device)
+        product_s = speeds.matmul_s(2e6, "fp32")
+        assert pass_s(work, SHAPE, "fp32", device, speeds) == pytest.approx(launches_s + product_s)
+        # Beside a stage's passes, a device waits for its host at the least.
+        least_s = ComputeModel().work_s(work, SHAPE, "fp32", device)
+        assert least_s == pytest.approx(max(50 * 5e-6, launches_s + product_s))
 
 
 def test_measured_speeds_meet_the_measurements_with_one_launch_in_each() -> None:
@@ -153,6 +156,45 @@ def test_profiles_are_interpolated_in_the_micro_batch_size(
     assert model.kept_bytes(GRAPH, (1, 2), shape, "fp32", CPU) == 2000 * size
 
 
+@given(st.integers(1, 200), st.integers(1, 200), st.booleans())
+def test_beyond_measured_sizes_times_rise_with_the_size_and_intervals_widen(
+    one: int, other: int, alone: bool
+) -> None:
+    profile = profile_of(GRAPH)
+    if alone:
+        rows = tuple(row for row in profile.timings if row.micro_batch_size == 8)
+        profile = replace(profile, timings=rows)
+    model, sizes = ComputeModel(profile=profile), sorted({row.micro_batch_size for row in profile.timings})
+    less, more = (
+        model.stage_times(GRAPH, (1, 2), Shape(size, GRAPH.sequence), "fp32", CPU)
+        for size in sorted((one, other))
+    )
+    assert 0.0 < less.forward_s <= more.forward_s
+    assert less.passes_s <= more.passes_s * (1 + 1e-12)
+    assert less.update_s == more.update_s
+    for size, times in zip(sorted((one, other)), (less, more), strict=True):
+        near = min(max(size, sizes[0]), sizes[-1])
+        octaves = abs(np.log2(size / near))
+        each = HALF_WIDTHS_OF_AN_OCTAVE[alone]
+        assert times.half_width == pytest.approx(PROFILE_HALF_WIDTH + each * octaves)
+        kept = model.kept_bytes(GRAPH, (1, 2), Shape(size, GRAPH.sequence), "fp32", CPU)
+        assert kept == pytest.approx(2000 * size)
+
+
+def test_times_go_on_along_the_curve_of_the_speeds_with_the_measured_slope() -> None:
+    """Two sizes tell the part of a time that does not grow, one tells nothing of it."""
+    points = [(1, 3.0), (4, 6.0)]
+    assert at_size(points, 8, float) == pytest.approx(10.0)
+    assert at_size(points[1:], 8, float) == pytest.approx(12.0)
+    # No steeper than in proportion, and never falling.
+    assert at_size([(1, 1.0), (4, 8.0)], 8, float) == pytest.approx(16.0)
+    assert at_size([(1, 8.0), (4, 7.0)], 8, float) == 7.0
+    assert at_size(points, 2, float) == pytest.approx(4.0)
+    assert at_size([(2, 4.0), (4, 6.0)], 1, float) == pytest.approx(3.0)
+    # Where the curve is flat, its rise is noise.
+    assert at_size([(1, 3.0), (4, 3.3)], 8, lambda size: max(size, 6.0)) == pytest.approx(3.3 * 8 / 6)
+
+
 def test_an_embedding_has_no_input_gradient() -> None:
     times = ComputeModel(profile=profile_of(GRAPH)).stage_times(GRAPH, (0,), SHAPE, "fp32", CPU)
     assert times.backward_input_s == 0.0
@@ -162,7 +204,6 @@ def test_an_embedding_has_no_input_gradient() -> None:
 @pytest.mark.parametrize(
     ("shape", "precision", "words"),
     [
-        (Shape(16, 32), "fp32", ["16", "1 to 8", "nearest valid: 8"]),
         (Shape(4, 64), "bf16", ["sequence 32", "64", "precision fp32", "bf16"]),
         (Shape(4, 32, 2), "fp32", ["tensor degree 2 on cpu, only at 1;", "--tensor-parallel 2 adds it"]),
     ],

@@ -70,10 +70,11 @@ def planned(transport: str) -> PlannedJob:
         parse_run(
             {
                 "model": {"preset": "gpt-10m"},
-                "train": {"global_batch": 16, "precision": "bf16"},
+                "train": {"global_batch": 64, "precision": "bf16"},
                 "cluster": {"use": "4xa100-80gb"},
                 "run": {"transport": transport},
-                "plan": {"pp": 2, "dp": 2, "schedule": "1f1b", "micro_batch_size": 1},
+                # Larger micro-batches compute longer than hosts launch kernels.
+                "plan": {"pp": 2, "dp": 2, "schedule": "1f1b", "micro_batch_size": 8},
             }
         )
     )

@@ -34,8 +34,8 @@ _BAR = 32
 _SURE = 0.999
 # Causes with a smaller share of the step are left out of the line.
 _LEAST = 0.001
-# The share of launches in the passes from which a step is called host-bound: kernels do less than start.
-LAUNCHING_SHARE = 0.5
+# The share of launches in the passes from which a step is called host-bound: most devices wait.
+LAUNCHING_SHARE = 0.9
 
 
 def cluster_table(cluster: Cluster, plan: Plan) -> Table:

@@ -16,7 +16,7 @@ from weft.doors.checks.base import (
     wrong,
 )
 from weft.doors.configuration import Configuration
-from weft.doors.explain.torchtitan import LOOPED, SCHEDULE, schedule_name
+from weft.doors.explain.torchtitan import LOOPED, SCHEDULE, is_compiled, schedule_name
 from weft.doors.keys import NOT_LEFT_OVER, TORCHTITAN
 
 _SINGLE = ("gpipe", "1f1b")
@@ -58,7 +58,7 @@ def overlap_is_compiled(configuration: Configuration) -> Iterator[Finding]:
     key = "parallelism.enable_async_tensor_parallel"
     if not on(configuration.given, key):
         return
-    if not on(configuration.given, "training.compile") and not on(configuration.given, "compile.enable"):
+    if not is_compiled(configuration.given):
         yield idle(key, "made by the compiler, which is off", "compile")
     if (configuration.layout.tp or 1) == 1:
         yield idle(key, "overlaps tensor ranks; there is 1", "leave it out")

@@ -218,6 +218,8 @@ class Decided:
             for one in parts(KeptAway)
             if any(one.stages(plan.methods, len(plan.stages)))
         ]
+        if plan.launch != "eager":
+            losses.append(Loss(f"{plan.launch} layers; {stack} is told nothing of it", "eager layers"))
         if layout.splits:
             what = f"stages that split micro-batches in {_listed(layout.splits)}"
             losses.append(Loss(f"{what}; {stack} runs them whole", "whole micro-batches"))

@@ -75,12 +75,18 @@ def read(text: str, name: str) -> Configuration:
         keys=keys,
         precision="fp32" if precision == "no" else precision if precision in ("bf16", "fp16") else None,
         clips=_clips(given),
+        launch="compiled" if _compiler(given) == "INDUCTOR" else "eager",
         unpredicted=(*_unpredicted(given), *unpredicted(deepspeed or {})),
         incomparable=(*_incomparable(given, kind, deepspeed), *incomparable(deepspeed or {})),
         supposed=supposed(deepspeed or {}),
         memory=_memory(kind, deepspeed or {}, sharding, values.get("pp", 1), str(given.get(_FILE, name))),
     )
     return configuration.saying(said | values | groups_of_accelerate(given, sharding, name))
+
+
+def _compiler(given: Mapping[str, Any]) -> str:
+    """Return the name of torch's compiler that layers run by, in capital letters."""
+    return str(given.get("dynamo_config.dynamo_backend", "NO")).upper()
 
 
 def plugin(given: Mapping[str, Any]) -> str:

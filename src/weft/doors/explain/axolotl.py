@@ -65,6 +65,7 @@ def read(text: str, name: str) -> Configuration:
         keys=keys,
         precision=_precision(given),
         clips=given.get("max_grad_norm", 1.0) not in (0, 0.0),
+        launch="compiled" if truth(given.get("torch_compile")) else "eager",
         model=str(given["base_model"]) if given.get("base_model") else None,
         # A table whose adapter weft does not model would be that of another job.
         tables={} if adapters else tables,

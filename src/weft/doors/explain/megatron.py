@@ -74,6 +74,7 @@ def read(text: str, name: str) -> Configuration:
         precision=precision,
         reduce_precision=_reduce_precision(given, precision),
         clips=whole(given.get("--clip-grad", 1)) not in (0, "0.0"),
+        launch="captured" if _captures(given) else "eager",
         model=_model(given),
         options={"group_size": group} if looped and isinstance(group, int) and group > 0 else {},
         unpredicted=tuple(_unpredicted(given)),
@@ -87,6 +88,14 @@ def _reduce_precision(given: Mapping[str, Any], precision: str) -> str | None:
     """Return the precision of reductions: fp32 by default with bf16, and that of weights with fp16."""
     key = {"bf16": "--grad-reduce-in-bf16", "fp16": "--accumulate-allreduce-grads-in-fp32"}.get(precision)
     return precision if key is not None and (key in given) == (precision == "bf16") else None
+
+
+def _captures(given: Mapping[str, Any]) -> bool:
+    """Return True if layers run as captured graphs, in the words of any of Megatron-LM's versions."""
+    named = given.get("--cuda-graph-impl")
+    return named not in (None, "none") or any(
+        key in given for key in ("--enable-cuda-graph", "--external-cuda-graph")
+    )
 
 
 _VALUE = re.compile(r"^--[a-zA-Z]")

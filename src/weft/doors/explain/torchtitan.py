@@ -76,12 +76,18 @@ def read(text: str, name: str) -> Configuration:
         reduce_precision=_PRECISIONS.get(str(given.get("training.mixed_precision_reduce"))),
         # By default torchtitan clips to a norm of 1.
         clips=given.get("training.max_norm", 1.0) != 0,
+        launch="compiled" if is_compiled(given) else "eager",
         model=_model(given),
         unpredicted=tuple(_unpredicted(given)),
         incomparable=tuple(_incomparable(given)),
         memory=memory_of_fsdp2(sharding),
     )
     return configuration.saying(said | values | batch | replicas)
+
+
+def is_compiled(given: Mapping[str, Any]) -> bool:
+    """Return True if a file compiles layers, in the words of any of torchtitan's versions."""
+    return truth(given.get("training.compile")) or truth(given.get("compile.enable"))
 
 
 def _batch(

@@ -112,7 +112,7 @@ class Bounds:
     def layer_seconds(self, layout: Layout) -> list[float]:
         """Return the weights of the layers for balancing stages."""
         layers = self._costs.of(layout)
-        return list((layers.forward_s + layers.backward_s).tolist())
+        return list(np.maximum(layers.forward_s + layers.backward_s, layers.issue_s).tolist())
 
     def stage_seconds(self, layout: Layout) -> list[float]:
         """Return the seconds of one micro-batch forward and backward in each stage, on the fastest device.
@@ -130,7 +130,7 @@ class Bounds:
         drain and the next fill.
 
         Raises:
-            InputError: when a profile was not measured at this micro-batch size or tensor degree.
+            InputError: when a profile was not measured at this tensor degree.
         """
         pipeline = pipeline_of(self._problem.job, layout)
         # Whatever replicas share out, they compute the same.
@@ -228,14 +228,18 @@ class Bounds:
     def pass_seconds(self, layout: Layout) -> tuple[Floats, Floats, Floats, Floats]:
         """Return the seconds of one micro-batch in each stage: forward, backward, and both parts of that.
 
+        Beside exchanges with other ranks, they are those of devices that do not wait for their hosts.
+
         Raises:
             InputError: see `step_s`.
         """
         speed, layers = self._problem.job.cluster.highest_speed, self._costs.of(layout)
+        own_s = self._own_s(layout)
+        pace = self._both_s(layout) / own_s if layout.width == 1 else np.ones_like(own_s)
         forward_s, weight_s = (
-            self._by_stage(layout, one) / speed for one in (layers.forward_s, layers.weight_s)
+            pace * self._by_stage(layout, one) / speed for one in (layers.forward_s, layers.weight_s)
         )
-        backward_s = self._both_s(layout) / speed - forward_s
+        backward_s = pace * own_s / speed - forward_s
         return forward_s, backward_s, backward_s - weight_s, weight_s
 
     def exchanged_by_stage(self, layout: Layout) -> tuple[list[int], list[int]]:
@@ -263,7 +267,16 @@ class Bounds:
         return bool(self._kept_of(layout).whole.any())
 
     def _both_s(self, layout: Layout) -> Floats:
-        """Return the seconds of one micro-batch forward and backward in each stage, at speed 1."""
+        """Return the seconds of one micro-batch forward and backward in each stage, at speed 1.
+
+        A device is no faster than its host. Kernels of selective recomputation are left out.
+        """
+        layers = self._costs.of(layout)
+        again_s = self._as_recomputed(layout, lambda word: layers.issue_again_s * (word == "full"))
+        return np.maximum(self._own_s(layout), self._by_stage(layout, layers.issue_s) + again_s)
+
+    def _own_s(self, layout: Layout) -> Floats:
+        """Return the seconds of `_both_s` on a device that does not wait for its host."""
         layers = self._costs.of(layout)
         both = self._by_stage(layout, layers.forward_s) + self._by_stage(layout, layers.backward_s)
         return both + self._as_recomputed(layout, layers.again_s)

@@ -20,7 +20,7 @@ from weft.describe.loss_choice import WHOLE, Loss, loss_choices
 from weft.describe.plan import Recompute
 from weft.describe.servers import without_servers
 from weft.planning.problem import Problem
-from weft.predict.cost.compute import StageWork
+from weft.predict.cost.compute import StageTimes, StageWork
 from weft.predict.cost.keeping import keeping_of
 from weft.program.arrays import Floats
 
@@ -45,9 +45,10 @@ class PassSeconds(NamedTuple):
 class LayerCosts(NamedTuple):
     """The costs of one micro-batch in every layer, all of shape (layers,).
 
-    Seconds are the same as in `PassSeconds`; `weight_s` is the weight part of `backward_s`. `kept` is the
-    bytes that backward passes need, `inputs` the bytes from which they can recompute these. `products` is
-    kept too where all but products is recomputed;
+    Seconds are the same as in `PassSeconds`; `weight_s` is the weight part of `backward_s`. A host needs
+    `issue_s` for the kernels of both passes, and `issue_again_s` for those of a recomputed forward pass. It
+    may run ahead from layer to layer. `kept` is the bytes that backward passes need, `inputs` the bytes from
+    which they can recompute these. `products` is kept too where all but products is recomputed;
     `freed_products` is the part of it that is not in `kept`. Backward passes take `temporaries` besides, and
     `later_temporaries` after they have recomputed everything.
     `parameters` are the trained ones of a rank, and `frozen` the bytes of the others.
@@ -57,6 +58,8 @@ class LayerCosts(NamedTuple):
     backward_s: Floats
     without_products_s: Floats
     weight_s: Floats
+    issue_s: Floats
+    issue_again_s: Floats
     kept: Floats
     inputs: Floats
     products: Floats
@@ -95,16 +98,21 @@ class _ProblemLayers:
 
     def _passes_s(self, index: int, shape: Shape, device: Device, reduced_s: float) -> tuple[float, ...]:
         """Return a layer's `PassSeconds` with exchanges of `reduced_s` seconds in each pass."""
-        job, one = self._job, (index,)
-        times = self._compute.stage_times(self._graph, one, shape, job.precision, device)
-        again_s = 0.0
+        times, again_s = self._times(index, shape, device, reduced_s, "none"), 0.0
         if self._graph.layers[index].products is not None:
-            again = self._compute.stage_times(
-                self._graph, one, shape, job.precision, device, recompute="selective"
-            )
-            again_s = again.backward_input_s - times.backward_input_s + reduced_s
+            again = self._times(index, shape, device, reduced_s, "selective")
+            again_s = again.passes_s - times.passes_s + reduced_s
         backward_s = times.backward_input_s + times.backward_weight_s + reduced_s
         return times.forward_s + reduced_s, backward_s, again_s
+
+    def _times(
+        self, index: int, shape: Shape, device: Device, reduced_s: float, recompute: Recompute
+    ) -> StageTimes:
+        """Return the times of a stage of one layer, at least."""
+        job = self._job
+        return self._compute.stage_times(
+            self._graph, (index,), shape, job.precision, device, recompute=recompute, launch=job.launch
+        )
 
     def _all_reduce_s(self, group: int, degree: int, reduced_bytes: int) -> float:
         """Return the seconds of an all-reduce over the first tensor ranks of a group of nodes.
@@ -128,7 +136,7 @@ class ProblemLayerTimes(_ProblemLayers):
         """Return the times on the devices of a group of nodes, at the speed of its `device`.
 
         Raises:
-            InputError: when a profile was not measured at this micro-batch size or tensor degree.
+            InputError: when a profile was not measured at this tensor degree.
         """
         shape = Shape(micro_batch_size, self._job.sequence, tensor_parallel)
         if (group, shape) not in self._known:
@@ -159,6 +167,13 @@ class ProblemLayerTimes(_ProblemLayers):
         seconds: Floats = self._of_each(update_s)[0]
         return seconds
 
+    def _times(
+        self, index: int, shape: Shape, device: Device, reduced_s: float, recompute: Recompute
+    ) -> StageTimes:
+        """Return the times of a stage of one layer, whose device may wait for its host."""
+        exchanges = 2 if recompute == "none" else 3
+        return super()._times(index, shape, device, reduced_s, recompute).issued(exchanges * reduced_s)
+
     def _exchanged_s(self, index: int, group: int, shape: Shape) -> float:
         """Return the seconds of a layer's all-reduces on a node; 0 where times contain them."""
         job, layer = self._job, self._graph.layers[index]
@@ -186,7 +201,7 @@ class LeastCosts(_ProblemLayers):
         """Return the costs of a micro-batch of the layout.
 
         Raises:
-            InputError: when a profile was not measured at this micro-batch size or tensor degree.
+            InputError: when a profile was not measured at this tensor degree.
         """
         if layout.loss != WHOLE:
             return self._with_loss(layout).of(replace(layout, loss=WHOLE))
@@ -207,10 +222,13 @@ class LeastCosts(_ProblemLayers):
     def _costs(self, index: int, shape: Shape) -> tuple[float, ...]:
         job, layer = self._job, self._graph.layers[index]
         asked = self._graph, (index,), shape, job.precision
+        times = self._times(index, shape, self._fastest, 0.0, "none")
         work = StageWork(self._compute, *asked, self._fastest)
         return (
             *self._passes_s(index, shape, self._fastest, self._exchanged_s(index, shape)),
-            self._compute.stage_times(*asked, self._fastest).backward_weight_s,
+            times.backward_weight_s,
+            times.issue_s,
+            self._times(index, shape, self._fastest, 0.0, "full").issue_s - times.issue_s,
             min(self._compute.kept_bytes(*asked, group.device) for group in job.cluster.groups),
             self._compute.kept_bytes(*asked, self._fastest, "full"),
             0.0 if layer.products is None else work.products,

@@ -1,8 +1,8 @@
 """Times of stages: from a layer profile, else from the measured machine, else from the data sheet.
 
 A pass takes its matmuls at the speed for their size, plus its memory-bound kernels at the speed for theirs.
-An asynchronous device is never faster than the kernel launches of its host. On a synchronous device the
-launches add to the time.
+On a synchronous device the launches add to the time. An asynchronous device is never faster than the host
+that issues its kernels (`weft.predict.cost.host_launches`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from weft.describe.layer import Layer, PassWork
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layer_pieces import LayerPiece, cut_of
 from weft.describe.optimizers import ADAMW, OptimizerWork
-from weft.describe.plan import Recompute
+from weft.describe.plan import Launch, Recompute
 from weft.predict.corrections import Correction
 from weft.predict.cost.hidden_matrices import orthogonalise_s
+from weft.predict.cost.host_launches import HALF_WIDTH, LAUNCH_PARTS, pace
 from weft.predict.cost.keeping import keeping_of
 from weft.predict.cost.layer_times import (
     DataSheetSpeeds,
@@ -42,7 +43,7 @@ from weft.predict.cost.memory import (
     waiting_gradients,
 )
 from weft.predict.cost.profiled import (
-    Nearness,
+    Distance,
     how_measured,
     profiled_kept_bytes,
     profiled_times,
@@ -56,20 +57,15 @@ from weft.predict.profile import LayerProfile, MachineMeasurement
 DATA_SHEET_HALF_WIDTH = 0.30
 MACHINE_HALF_WIDTH = 0.15
 PROFILE_HALF_WIDTH = 0.10
-# A profile of one micro-batch size gives the speed of layers, but not its growth with the size.
-_PROFILED = {
-    Nearness.EXACTLY: ("layer profile", PROFILE_HALF_WIDTH),
-    Nearness.BETWEEN: ("layer profile, between its micro-batch sizes", PROFILE_HALF_WIDTH),
-    Nearness.AT_ANOTHER_SIZE: ("layer profile of another micro-batch size", 0.20),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
     """Seconds of a stage: one micro-batch, the optimizer's update, and one read of the gradients.
 
-    `update_s` and `read_gradients_s` cover the parameters that one rank steps. `half_width` is the relative
-    half-width of the 90 % interval; `source` names the origin of the times.
+    `update_s` and `read_gradients_s` cover the parameters that one rank steps. `issue_s` are those of a host
+    that issues the kernels of a micro-batch's passes; 0 where the times contain them. `half_width` is the
+    relative half-width of the 90 % interval; `source` names the origin of the times.
     """
 
     forward_s: float
@@ -79,6 +75,30 @@ class StageTimes:
     read_gradients_s: float
     half_width: float
     source: str
+    issue_s: float = 0.0
+
+    @property
+    def passes_s(self) -> float:
+        """Seconds of the forward and the backward pass."""
+        return self.forward_s + self.backward_input_s + self.backward_weight_s
+
+    def issued(self, exchanged_s: float) -> StageTimes:
+        """Return the times beside exchanges with other ranks of so many seconds, on a device that waits for
+        its host.
+
+        The half-width reaches to the longer of both at the upper ends of their own intervals.
+        """
+        needed_s, latest_s = self.passes_s + exchanged_s, self.issue_s * (1.0 + HALF_WIDTH)
+        if latest_s <= needed_s * (1.0 + self.half_width):
+            return self
+        factor = pace(self.passes_s, exchanged_s, self.issue_s)
+        return replace(
+            self,
+            forward_s=factor * self.forward_s,
+            backward_input_s=factor * self.backward_input_s,
+            backward_weight_s=factor * self.backward_weight_s,
+            half_width=latest_s / max(needed_s, self.issue_s) - 1.0,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,20 +127,22 @@ class ComputeModel:
         recompute: Recompute = "none",
         update_share: float = 1.0,
         optimizer: OptimizerWork = ADAMW,
+        launch: Launch = "eager",
     ) -> StageTimes:
         """Return the times of the layers at positions `layers`, run in sequence as one stage.
 
         With `recompute`, the input part of the backward pass begins with the forward pass of the same layers.
         Selective recomputation leaves out its products. `update_share` is the part of the stage's parameters
-        that one rank steps, with `optimizer`.
+        that one rank steps, with `optimizer`. `launch` is the way in which its host issues kernels.
 
         Raises:
             InputError: when the device lacks the precision, or its profile has another model, sequence,
-                precision or range of micro-batch sizes.
+                precision or tensor degrees.
         """
         work = StageWork(self, graph, layers, shape, precision, device)
         total, source, half_width = work.total(optimizer)
         again_s = keeping_of(recompute).again_s(replace(work, forward_s=total.forward_s))
+        forwards = 1.0 + (again_s / total.forward_s if total.forward_s else 0.0)
         factor = self._factor(device)
         return StageTimes(
             forward_s=total.forward_s * factor,
@@ -130,25 +152,10 @@ class ComputeModel:
             read_gradients_s=work.read_gradients_s * update_share * factor,
             half_width=half_width,
             source=source,
+            issue_s=(forwards * total.issue_forward_s + total.issue_backward_s)
+            * LAUNCH_PARTS[launch]
+            * factor,
         )
-
-    def launching_s(self, graph: LayerGraph, layers: Sequence[int], precision: str, device: Device) -> float:
-        """Return the seconds in which a host launches the kernels of a micro-batch's passes, at least.
-
-        0 for a synchronous device, which is its own host, and for a device with a profile. Its layers are
-        timed as wholes, and their kernels may be fused.
-
-        Raises:
-            InputError: when the device lacks the precision.
-        """
-        if device.synchronous or self._profiles(device):
-            return 0.0
-        kernels = sum(
-            count * work.kernels
-            for layer, count in self._distinct(graph, layers)
-            for work in (layer.forward, layer.backward_input, layer.backward_weight)
-        )
-        return kernels * self._speeds(device, precision)[0].launch_s * self._factor(device)
 
     def piece_times(
         self,
@@ -182,7 +189,8 @@ class ComputeModel:
         Raises:
             InputError: when the device lacks the precision.
         """
-        seconds = pass_s(work, shape, precision, device, self._speeds(device, precision)[0])
+        speeds = self._speeds(device, precision)[0]
+        seconds = max(pass_s(work, shape, precision, device, speeds), work.kernels * speeds.launch_s)
         return seconds * self._factor(device)
 
     def kept_bytes(
@@ -389,10 +397,10 @@ class StageWork:
         Orthogonalisations of matrices are added, by the speeds.
         """
         require_same_model(profile, self.graph, self.shape, self.precision)
-        total, nearness = LayerTimes(), Nearness.EXACTLY
+        total, distance = LayerTimes(), Distance()
         for layer, count in self._distinct:
             total = total.plus(self._measured(layer), count)
-            nearness = max(nearness, how_measured(profile, layer, self.shape, self.device.name))
+            distance = max(distance, how_measured(profile, layer, self.shape, self.device.name))
         trained = (one for one in copied_parameters(self.graph, self.layers) if one.parameters.terms)
         for tied in trained:
             owner = self.graph.layers[tied.layers[0]]
@@ -403,9 +411,9 @@ class StageWork:
             count * orthogonalise_s(layer, self.shape, self.precision, self.device, self._speeds, optimizer)
             for layer, count in self._distinct
         )
-        source, least = _PROFILED[nearness]
+        half_width = max(PROFILE_HALF_WIDTH, profile.spread) + distance.half_width
         update_s = total.update_s * touched + iterated_s
-        return replace(total, update_s=update_s), source, max(least, profile.spread)
+        return replace(total, update_s=update_s), distance.source, half_width
 
     def _measured(self, layer: Layer) -> LayerTimes:
         assert self.model.profile is not None, "the device is profiled"

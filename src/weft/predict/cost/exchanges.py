@@ -19,7 +19,7 @@ import numpy as np
 from weft.describe.amount import Shape
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layer_pieces import cut_of
-from weft.describe.plan import Plan
+from weft.describe.plan import Plan, Recompute
 from weft.predict.cost.memory import alike_parameters, gradient_element_bytes, reduced_parameters
 from weft.predict.cost.network import CollectiveTime, Network
 from weft.program.arrays import Ints
@@ -39,6 +39,10 @@ class Exchanges(NamedTuple):
     backward_s: float = 0.0
     again_s: float = 0.0
     gradient_s: float = 0.0
+
+    def of_both(self, recompute: Recompute) -> float:
+        """Return the seconds of a micro-batch's forward and backward pass."""
+        return self.forward_s + self.backward_s + (self.again_s if recompute != "none" else 0.0)
 
 
 def gathered_bytes(graph: LayerGraph, layer: int, shape: Shape, element_bytes: int) -> int:

@@ -136,6 +136,8 @@ def computation(
             stage: int, replica: int, devices: int, completes: int, part: int
         ) -> tuple[float, float, float]:
             exchanges = pricing.exchanges_of(stage, replica)
+            each = pricing.times_of(kind, stage, replica, part, devices)
+            half_widths.update(times.half_width for times in each)
             seconds = max(
                 pricing.in_program_s(
                     seconds_of(times) + sum(more(pricing, stage, times, exchanges) for more in added),
@@ -143,7 +145,7 @@ def computation(
                     speed,
                 )
                 for times, device, speed in zip(
-                    pricing.times_of(kind, stage, part, devices),
+                    each,
                     pricing.placed.device_sets[devices],
                     pricing.placed.speed_sets[devices],
                     strict=True,
@@ -161,10 +163,9 @@ def computation(
         places = zip(columns.stage[rows][first].tolist(), sets[first].tolist(), strict=True)
         used = [times for place in places for times in pricing.placed.stage_times[place]]
         keys = columns.stage[rows], columns.replica[rows], sets, completes, columns.part[rows]
-        half_widths = [pricing.placed.exchange_half_width, *(times.half_width for times in used)]
-        return by_table(place_s, *keys)._replace(
-            spread=max(half_widths), sources=frozenset(times.source for times in used)
-        )
+        half_widths = {pricing.placed.exchange_half_width}
+        taken = by_table(place_s, *keys)
+        return taken._replace(spread=max(half_widths), sources=frozenset(times.source for times in used))
 
     return CostOf(kind=kind, hook=hook)
 

@@ -23,6 +23,7 @@ from weft.describe.layer_pieces import LayerPiece
 from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.errors import InputError, Violation, require_choice
 from weft.predict.cost.hidden_matrices import orthogonalise_s
+from weft.predict.cost.host_launches import BACKWARD_LAUNCHES, FORWARD_LAUNCHES, pace
 from weft.predict.cost.memory import state_bytes
 from weft.predict.profile import MachineMeasurement, seconds_of_speeds, value_at
 
@@ -189,16 +190,32 @@ def _peak(device: Device, precision: str, kernel: str = PLAIN_PRODUCT) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LayerTimes:
-    """Seconds of one micro-batch through layers, and of one update of their parameters."""
+    """Seconds of one micro-batch through layers, and of one update of their parameters.
+
+    `issue_forward_s` and `issue_backward_s` are those of a host that issues the kernels of both passes one by
+    one. They are 0 where the device is its own host, and where layers were timed as wholes.
+    """
 
     forward_s: float = 0.0
     backward_input_s: float = 0.0
     backward_weight_s: float = 0.0
     update_s: float = 0.0
+    issue_forward_s: float = 0.0
+    issue_backward_s: float = 0.0
 
     @property
     def backward_s(self) -> float:
         return self.backward_input_s + self.backward_weight_s
+
+    def issued(self) -> LayerTimes:
+        """Return the times on a device that waits for its host, without exchanges."""
+        factor = pace(self.forward_s + self.backward_s, 0.0, self.issue_forward_s + self.issue_backward_s)
+        return replace(
+            self,
+            forward_s=factor * self.forward_s,
+            backward_input_s=factor * self.backward_input_s,
+            backward_weight_s=factor * self.backward_weight_s,
+        )
 
     def plus(self, other: LayerTimes, times: int) -> LayerTimes:
         return LayerTimes(
@@ -206,11 +223,13 @@ class LayerTimes:
             self.backward_input_s + times * other.backward_input_s,
             self.backward_weight_s + times * other.backward_weight_s,
             self.update_s + times * other.update_s,
+            self.issue_forward_s + times * other.issue_forward_s,
+            self.issue_backward_s + times * other.issue_backward_s,
         )
 
 
 def pass_s(work: PassWork, shape: Shape, precision: str, device: Device, speeds: Speeds) -> float:
-    """Return seconds of one pass of one micro-batch through one layer."""
+    """Return the device's seconds of one pass of one micro-batch through one layer."""
     seconds = sum(
         speeds.matmul_s(matmul.flops(shape), precision, matmul.kernel, shape.sequence)
         for matmul in work.matmuls
@@ -219,8 +238,7 @@ def pass_s(work: PassWork, shape: Shape, precision: str, device: Device, speeds:
     if moved:
         kernels = max(1, work.kernels - len(work.matmuls))
         seconds += kernels * speeds.memory_s(moved / kernels)
-    launches_s = work.kernels * speeds.launch_s
-    return seconds + launches_s if device.synchronous else max(seconds, launches_s)
+    return seconds + work.kernels * speeds.launch_s if device.synchronous else seconds
 
 
 def roofline(
@@ -245,10 +263,14 @@ def piece_times(
     piece: Layer | LayerPiece, shape: Shape, precision: str, device: Device, speeds: Speeds
 ) -> LayerTimes:
     """Return the times of a layer, or of its piece between two exchanges, without any update."""
+    launch_s = 0.0 if device.synchronous else speeds.launch_s
+    backward_kernels = piece.backward_input.kernels + piece.backward_weight.kernels
     return LayerTimes(
         pass_s(piece.forward, shape, precision, device, speeds),
         pass_s(piece.backward_input, shape, precision, device, speeds),
         pass_s(piece.backward_weight, shape, precision, device, speeds),
+        issue_forward_s=FORWARD_LAUNCHES * piece.forward.kernels * launch_s,
+        issue_backward_s=BACKWARD_LAUNCHES * backward_kernels * launch_s,
     )
 
 

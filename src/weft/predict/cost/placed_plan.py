@@ -201,6 +201,7 @@ class PlacedPlan:
                     recompute=self.plan.stages[stage].recompute,
                     update_share=1.0 / self.plan.sharers(stage),
                     optimizer=self.plan.optimizer,
+                    launch=self.plan.launch,
                 )
                 for device in self.device_sets[devices]
             )

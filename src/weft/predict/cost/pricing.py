@@ -175,9 +175,12 @@ class Pricing:
         """Return seconds of a computation in the program; alone on a device of speed 1 it takes `alone_s`."""
         return (alone_s + self.model.compute.instruction_s(device)) / speed
 
-    def times_of(self, kind: str, stage: int, part: int, devices: int) -> tuple[StageTimes, ...]:
+    def times_of(
+        self, kind: str, stage: int, replica: int, part: int, devices: int
+    ) -> tuple[StageTimes, ...]:
         """Return the times, by device of a set, of a stage or of the segment that an instruction runs."""
-        times = self.placed.stage_times[stage, devices]
+        exchanged_s = self.placed.exchanges_of(stage, replica).of_both(self.plan.stages[stage].recompute)
+        times = tuple(one.issued(exchanged_s) for one in self.placed.stage_times[stage, devices])
         if self._segmented is None:
             return times
         return self._segmented.times_of(self, kind, stage, part, devices, times)

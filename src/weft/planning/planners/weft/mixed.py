@@ -133,7 +133,7 @@ class MixedSpace:
             try:
                 self._bounds.layer_seconds(layout)
             except InputError:
-                continue  # a profile was not measured at this micro-batch size
+                continue  # a profile was not measured at some degree
             yield layout
 
     def _best_of(self, layout: Layout) -> Layout | None:

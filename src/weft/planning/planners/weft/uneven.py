@@ -159,7 +159,7 @@ class UnevenSpace:
             try:
                 found = [one for placement in placements for one in self.suited(layout, placement)]
             except InputError as error:
-                # A profile that was not measured at this micro-batch size refuses to guess.
+                # A profile that was not measured at this tensor degree refuses to guess.
                 reason = str(error.violations[0])
                 refused.append(Candidate(layout=layout, verdict=Verdict.REFUSED, reason=reason))
                 continue
@@ -182,7 +182,7 @@ class UnevenSpace:
             recomputes: the choices of each stage, the least first; empty: the recomputation of the layout.
 
         Raises:
-            InputError: when a profile was not measured at this micro-batch size or tensor degree.
+            InputError: when a profile was not measured at this tensor degree.
         """
         devices = devices_of(self._problem.job.cluster, layout, placement)
         words = recomputes or (layout.recompute,)

@@ -76,7 +76,7 @@ class UnlikeSpace(ABC, Generic[Ranks]):
         """Return the plans that fit by their bounds, least estimates first: one for each placement.
 
         Raises:
-            InputError: when a profile was not measured at a micro-batch size or tensor degree.
+            InputError: when a profile was not measured at a tensor degree.
         """
         best = (self._best_of(one) for one in self.placements()) if self._is_open() else ()
         return sorted((one for one in best if one is not None), key=lambda one: one.estimate_s)
