@@ -2,15 +2,15 @@
 
 In eager mode, Python, the dispatcher and autograd take several times as long as the launch of a kernel.
 The time hardly depends on the width of a layer. So it decides for small layers. A host runs ahead of its
-device until the end of a step, also while the device exchanges with other ranks. A pass is late by what is
-left of the host's time.
+device within a step, also while the device exchanges with other ranks. A pass is late by what is left of the
+host's time.
 
 The constants count host launches (`Device.launch_s`, 5 us) for each kernel of `PassWork`. Seven measurements
 of forward passes have 3.1, 4.0, 4.0, 5.1, 5.4, 9.1 and 12. Four are weft's own layers, issued by one core,
-with one launch added for each kernel (`benchmarks/host_launches.py`). NVIDIA timed BERT-base in TorchScript
-(5.4) and ViT-B in eager mode (12) on an A100, samples one by one (FasterTransformer, docs/bert_guide.md and
-docs/vit_guide.md). The PyTorch team timed 25.5 tokens of Llama-7B per second, one by one, in eager mode (9.1;
-pytorch.org, "Accelerating Generative AI II").
+with one launch added for each kernel (`benchmarks/host_launches.py`). On an A100, NVIDIA timed single samples
+of BERT-base in TorchScript (5.4) and of ViT-B in eager mode (12). They are in docs/bert_guide.md and
+docs/vit_guide.md of FasterTransformer. The PyTorch team timed 25.5 tokens of Llama-7B per second in eager
+mode (9.1; pytorch.org, "Accelerating Generative AI II").
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ HALF_WIDTH = 0.65
 def pace(own_s: float, exchanged_s: float, issue_s: float) -> float:
     """Return the factor by which passes take longer where the device waits for its host; at least 1.
 
-    `own_s` are the seconds of a micro-batch's passes on the device, `exchanged_s` those of their exchanges
-    with other ranks, `issue_s` those of the host. The host runs ahead within a step. So it is late only by
+    A micro-batch's passes take `own_s` on the device, `exchanged_s` in exchanges with other ranks, and
+    `issue_s` on the host. The host runs ahead within a step. So it is late only by
     what the two others leave of its seconds.
     """
     late_s = issue_s - own_s - exchanged_s
