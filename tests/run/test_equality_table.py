@@ -309,6 +309,11 @@ GRAPHS = (
     PLACED(layers=((0,), (1, 2), (3, 4), (5,)), places=(0, 1, 0, 0), micro_batches=5),
     PLACED(layers=((0,), (1,), (2,), (3, 4), (5,)), places=(0, 1, 0, 1, 0), dp=2, sharding="zero-1"),
     PLACED(layers=((0, 1), (3,), (2, 4), (5,)), places=(1, 0, 2, 1), pp=3, recompute="full"),
+    replace(
+        PLACED(layers=((0,), (1, 2), (3, 4), (5,)), places=(0, 1, 0, 0), micro_batches=5),
+        schedule="placed-zb",
+    ),
+    Row(LLAMA, "placed-zb", pp=2, places=(0, 1, 1, 0), dp=2, sharding="zero-2", recompute="selective"),
     Row(GPT, "placed", pp=2, places=(0, 1, 1, 0), evaluates=True, sharding="zero-3", dp=2),
     # Chains split micro-batches, too, whatever else a plan says.
     Row(GPT, "breadth-first", dp=2, loops=2, sharding="zero-3", splits=(2, 1)),

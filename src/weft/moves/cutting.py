@@ -70,7 +70,12 @@ class Cutter:
         """The layouts that the method refuses."""
 
         def in_parts(job: Job, layout: Layout) -> str | None:
-            if not self._asked(job, layout) or layout.schedule not in ("zb-h1", "graph-zb-h1", "zb-v"):
+            if not self._asked(job, layout) or layout.schedule not in (
+                "zb-h1",
+                "graph-zb-h1",
+                "zb-v",
+                "placed-zb",
+            ):
                 return None
             return f"{self.name}: {layout.schedule} runs backward passes in two parts; nearest schedule: 1f1b"
 

@@ -25,6 +25,7 @@ SOURCES = {
     "zb-v": "Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241",
     "chimera": "Li and Hoefler, Chimera, arXiv 2107.06925",
     "placed": "Jeon et al., Baechi, SoCC 2020",
+    "placed-zb": "weft, after Jeon et al., Baechi, SoCC 2020, and Qi et al., arXiv 2401.10241",
     "breadth-first": "Lamy-Poirier, Breadth-First Pipeline Parallelism, arXiv 2211.05953",
 }
 

@@ -48,6 +48,24 @@ def test_changes_make_the_best_placement_better() -> None:
     assert BAECHI_PLANNER.search(asked).fitting[0].step_s < plain.fitting[0].step_s
 
 
+def test_backward_passes_are_split_where_devices_would_wait() -> None:
+    asked = problem("dlrm", "4xv100-16gb", 64)
+    whole = replace(asked, pins=asked.pins.replaced(schedule="placed"))
+    split = replace(asked, pins=asked.pins.replaced(schedule="placed-zb"))
+    best, without = (BAECHI_PLANNER.search(one).fitting[0] for one in (asked, whole))
+    assert best.plan is not None
+    assert without.plan is not None
+    assert (best.plan.schedule.name, without.plan.schedule.name) == ("placed-zb", "placed")
+    assert best.step_s < 0.95 * without.step_s
+    # A pinned order is kept in every plan.
+    for candidate in BAECHI_PLANNER.search(split).fitting:
+        assert candidate.plan is not None
+        assert candidate.plan.schedule.name == "placed-zb"
+        assert verify(compile_plan(candidate.plan, split.job.graph)) == []
+    # The default planner takes over the best placement, not the last one with its words.
+    assert get_planner("weft").search(asked).fitting[0].step_s <= best.step_s
+
+
 def test_unlike_devices_get_layers_by_their_speed() -> None:
     asked = problem(on="1xv100-16gb+1xa100-40gb", batch=8, dp=1, micro_batch_size=8)
     best = BAECHI_PLANNER.search(asked).fitting[0]

@@ -23,7 +23,7 @@ from weft.program.schedules.base import (
     searched_options,
 )
 
-SPLIT = ("zb-h1", "graph-zb-h1", "zb-v")
+SPLIT = ("zb-h1", "graph-zb-h1", "zb-v", "placed-zb")
 CHANGE = {FORWARD: 1, BACKWARD: -1, BACKWARD_INPUT: 0, BACKWARD_WEIGHT: -1}
 
 
@@ -109,7 +109,7 @@ def test_peak_in_flight(case: tuple[str, Pipeline]) -> None:
         }
         if name in expected:
             assert peak == expected[name]
-        elif name == "placed":
+        elif name in ("placed", "placed-zb"):
             assert peak <= min(m, p) * local
         elif name == "zb-v":
             assert peak == 2 * p if m >= 2 * p - 1 else peak <= 2 * m

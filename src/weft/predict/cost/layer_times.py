@@ -23,7 +23,7 @@ from weft.describe.layer_pieces import LayerPiece
 from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.errors import InputError, Violation, require_choice
 from weft.predict.cost.hidden_matrices import orthogonalise_s
-from weft.predict.cost.host_launches import BACKWARD_LAUNCHES, FORWARD_LAUNCHES, pace
+from weft.predict.cost.host_launches import BACKWARD_LAUNCHES, COLLECTIVE_LAUNCHES, FORWARD_LAUNCHES, pace
 from weft.predict.cost.memory import state_bytes
 from weft.predict.profile import MachineMeasurement, seconds_of_speeds, value_at
 
@@ -253,6 +253,10 @@ def roofline(
     parameters = layer.parameters(shape)
     touched = parameters * state_bytes(precision, optimizer).touched
     times = piece_times(layer, shape, precision, device, speeds)
+    if shape.tensor_parallel > 1 and layer.tensor_reduced.terms and not device.synchronous:
+        calls_s = COLLECTIVE_LAUNCHES * layer.tensor_exchanges * speeds.launch_s
+        issued = times.issue_forward_s + calls_s, times.issue_backward_s + calls_s
+        times = replace(times, issue_forward_s=issued[0], issue_backward_s=issued[1])
     if not parameters:
         return times
     iterated_s = orthogonalise_s(layer, shape, precision, device, speeds, optimizer)

@@ -20,7 +20,7 @@ from weft.program.schedules.graph_1f1b import GraphOneForwardOneBackward
 from weft.program.schedules.graph_zb_h1 import GraphZeroBubbleH1
 from weft.program.schedules.hybrid import Hybrid
 from weft.program.schedules.one_forward_one_backward import OneForwardOneBackward
-from weft.program.schedules.placed import PlacedOrder
+from weft.program.schedules.placed import PlacedOrder, PlacedZeroBubble
 from weft.program.schedules.zb_h1 import ZeroBubbleH1
 from weft.program.schedules.zb_v import ZeroBubbleV
 
@@ -39,6 +39,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             ZeroBubbleV(),
             Chimera(),
             PlacedOrder(),
+            PlacedZeroBubble(),
         )
     }
 )

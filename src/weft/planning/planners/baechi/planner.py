@@ -34,6 +34,8 @@ from weft.program.schedules.placed import PlacedOrder
 CO_PLACEMENTS: tuple[CoPlacement, ...] = ("readers", "chains", "none")
 # Placements to change step by step: the best one may be a poor beginning.
 STARTS = 3
+# Split backward passes keep more tensors, so they must make a step shorter by so much.
+LEAST_GAIN = 0.002
 # Without groups, placing more layers takes too long.
 MOST_ALONE = 100
 
@@ -124,10 +126,16 @@ class PlacementPlanner:
         for start in sorted(fitting, key=lambda pair: key(pair[0]))[:STARTS]:
             best = start
             for tried in changes(problem, start, self.changes):
-                if key(tried[0]) < key(best[0]):
+                if key(tried[0]) < key(best[0]) and not _in_vain(tried, best):
                     best = tried
                     found.append(best)
         return found
+
+
+def _in_vain(tried: Judged, best: Judged) -> bool:
+    """Return True if a placement splits backward passes for next to nothing."""
+    splits = tried[1].splits and not best[1].splits
+    return splits and tried[0].step_s > (1.0 - LEAST_GAIN) * best[0].step_s
 
 
 # Baechi's three ways, and small changes of the best placement.

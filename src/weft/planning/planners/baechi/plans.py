@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from weft.planning.planners.homogeneous import rank_key
 from weft.planning.planners.simulated import judged
 from weft.planning.problem import Problem
 from weft.program.arrays import Ints
-from weft.program.schedules.placed import PlacedOrder
+from weft.program.schedules.placed import PlacedOrder, PlacedZeroBubble
 
 # Decisions of a layout that a placement makes.
 DECIDED = {
@@ -53,6 +54,7 @@ class PlacedStages:
     Attributes:
         way: the name of the placer.
         at_messages: see `segments`.
+        splits: True for backward passes in two parts.
     """
 
     question: PlacementQuestion
@@ -60,6 +62,7 @@ class PlacedStages:
     placement: Placement
     way: str
     at_messages: bool
+    splits: bool = False
 
     @cached_property
     def parts(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
@@ -179,14 +182,15 @@ class PlacedStages:
 
         A program refuses orders that give a device no more than one stage, where a placement gives it more.
         """
-        if pinned not in (None, PlacedOrder.name):
+        split = PlacedZeroBubble.name
+        if pinned not in (None, PlacedOrder.name, split):
             return Choice(name=pinned)
         options: dict[str, int | str] = {"in_flight": self.question.in_flight}
         # Whole numbers up to 1000 are short enough for a plan.
         times = [max(1, round(1000 * one / max(self._ticks))) for one in self._ticks]
         if len({*times}) > 1:
             options["times"] = " ".join(map(str, times))
-        return Choice(name=PlacedOrder.name, options=options)
+        return Choice(name=pinned or (split if self.splits else PlacedOrder.name), options=options)
 
     def _replicas(self, place: int) -> tuple[Replica, ...]:
         ranks, share = self.question.inputs.places[place].tolist(), self.question.micro_batches
@@ -197,9 +201,14 @@ Judged = tuple[Candidate, PlacedStages]
 
 
 def changes(problem: Problem, start: Judged, most: int) -> Iterator[Judged]:
-    """Yield changed placements, simulated: each has one group of the best one so far on another device."""
+    """Yield changed placements, simulated.
+
+    The first one splits backward passes. Each other has one group of the best one so far on another device.
+    """
     key, best = rank_key(problem), start
     changed = best[1].moved()
+    if most and problem.pins.schedule is None:
+        changed = chain([replace(best[1], splits=True)], changed)
     for _ in range(most):
         if (one := next(changed, None)) is None:
             return

@@ -61,7 +61,11 @@ class Findings:
             cost = STEPS_PRICED * cost_of(self._problem.job.cluster, judged.step_s, judged.plan.ranks)
             judged = replace(judged, reason=f"{judged.reason}; {cost:.4g} per {STEPS_PRICED:,} steps")
         if judged.layout is None:
-            self.unsaid[judged.words] = judged
+            # Of plans with the same words, the best says all.
+            known = self.unsaid.get(judged.words)
+            fits = judged.verdict is Verdict.FITS
+            if known is None or (fits and (known.verdict is not Verdict.FITS or self.better(judged, known))):
+                self.unsaid[judged.words] = judged
         else:
             self._judged.setdefault(_key(judged.layout), judged)
         if judged.verdict is Verdict.FITS and (self.best is None or self.better(judged, self.best)):
