@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from weft.capture.subjects import CaptureSubject, TensorPlace, one_of_each_kind, subjects_of, tensor_place
 from weft.capture.timing import Timing, slowest, summarise
-from weft.describe.families.captured import FAMILY as CAPTURED
 from weft.describe.families.own import FAMILY, ShowsSamples, own_model
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
@@ -90,9 +89,6 @@ def profile_layers(
 
 def _own(config: ModelConfig) -> ShowsSamples | None:
     """Return a user's own model; None for one of weft's families."""
-    if config.family == CAPTURED:
-        problem = f"{config.name!r}: a file of layers has no code to measure"
-        raise InputError(Violation("model", problem, "package.module:function"))
     if config.family != FAMILY:
         return None
     own = own_model(config.name)

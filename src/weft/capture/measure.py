@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 from weft.describe.cluster import Cluster
 from weft.describe.families import layer_graph
+from weft.describe.families.captured import FAMILY as CAPTURED
 from weft.describe.model import ModelConfig
 from weft.describe.request import default_precision
 from weft.describe.this_machine import this_machine
@@ -91,8 +92,12 @@ def request_of(
     """Return a request to measuring workers, for JSON.
 
     Raises:
-        InputError: for a tensor degree that does not divide the model's layers or the devices of every node.
+        InputError: for a tensor degree that does not divide the model's layers or the devices of every node,
+            and for a model without code.
     """
+    if model is not None and model.family == CAPTURED:
+        problem = f"{model.name!r}: a file of layers has no code to measure"
+        raise InputError(Violation("model", problem, "package.module:function"))
     if model is not None:
         require_degrees(cluster, model, tensor_degrees)
     return {

@@ -134,7 +134,7 @@ def layout_record(configuration: Configuration) -> dict[str, Any]:
         "sequence": configuration.sequence,
         "precision": configuration.precision,
         "reduce_precision": configuration.reduce_precision,
-        "launch": configuration.launch,
+        "launch": None if configuration.launch == "eager" else configuration.launch,
         "blocking": list(configuration.layout.blocking or ()),
         "model": model.name if isinstance(model, ModelConfig) else model,
     }
