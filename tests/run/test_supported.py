@@ -53,6 +53,7 @@ def test_what_the_runtime_executes_is_not_refused():
             "the method micro-batch-norms in precision 'fp16', whose losses are scaled,",
         ),
         ({"blocking": ("messages", "reductions")}, "blocking messages and reductions"),
+        ({"launch": "captured"}, "a plan whose layers are captured graphs"),
         ({"stages": doubled(falling=True)}, "a replica whose ranks do not rise"),
         (
             {"stages": UNLIKE.stages, "sharding": "zero-1"},

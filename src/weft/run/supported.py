@@ -86,6 +86,7 @@ def unsupported(plan: Plan) -> list[Violation]:
             "zero-0",
         ),
         (plan.stack != "weft", f"a plan of {plan.stack}", "weft"),
+        (plan.launch == "captured", "a plan whose layers are captured graphs", "compiled"),
         (bool(plan.blocking), f"blocking {' and '.join(plan.blocking)}", "overlapped"),
     )
     return [
