@@ -20,10 +20,11 @@ from weft.planning.long_steps import predict_long
 from weft.planning.planners import Ranking, Verdict, get_planner
 from weft.planning.planners.bounds import Bounds, LayerBytes
 from weft.planning.planners.homogeneous import HomogeneousPlanner
+from weft.planning.planners.part_clusters import beginnings_of
 from weft.planning.planners.weft import WeftPlanner
 from weft.planning.planners.weft import stages as stages_of
 from weft.planning.planners.weft.estimates import ideal_step_s
-from weft.planning.planners.weft.placement import beginnings_of, devices_of, placements_of
+from weft.planning.planners.weft.placement import devices_of, placements_of
 from weft.planning.planners.weft.stages import Way, deal, dealt
 from weft.planning.problem import problem_of
 from weft.program.verify import verify

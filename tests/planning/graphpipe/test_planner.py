@@ -14,6 +14,7 @@ from weft.describe.plan_file import check_plan
 from weft.errors import InputError
 from weft.planning.compile import compile_plan, pipeline_layout
 from weft.planning.planners import Candidate, Ranking, get_planner
+from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.problem import Problem, problem_of
 from weft.program.schedules.graph_1f1b import samples_in_flight
 from weft.program.verify import verify
@@ -183,3 +184,38 @@ def test_pinned_replicas_are_those_of_all_stages() -> None:
     for one in get_planner("pipedream").search(problem).fitting:
         assert one.plan is not None
         assert set(one.plan.replicas) == {2}
+
+
+def on_unlike(model: str, on: str, **pins: object) -> Ranking:
+    decided = PartialLayout(**pins)  # type: ignore[arg-type]
+    problem = problem_of(model=model, on=on, global_batch=64, pins=decided)
+    return get_planner("graphpipe").search(problem)
+
+
+def test_stages_with_most_work_are_on_the_fastest_devices() -> None:
+    ranking = on_unlike("candle-uno", "4xv100-16gb+2xa100-40gb", dp=1)
+    plan, cluster = ranking.fitting[0].plan, ranking.problem.job.cluster
+    assert plan is not None
+    assert check_plan(plan, ranking.problem.job.graph, cluster) == []
+    assert verify(compile_plan(plan, ranking.problem.job.graph)) == []
+    layers = ProblemLayerTimes(ranking.problem).of_group(0, plan.micro_batch_size, 1).both_s
+    work_s: dict[str, list[float]] = {}
+    for stage in plan.stages:
+        device = cluster.device_of(stage.replicas[0].ranks[0]).name
+        work_s.setdefault(device, []).append(float(layers[list(stage.layers)].sum()))
+    assert min(work_s["a100-40gb"]) >= max(work_s["v100-16gb"])
+
+
+def test_slow_devices_are_left_out_where_that_is_faster() -> None:
+    ranking = on_unlike("dlrm", "2xa100-40gb+4xt4")
+    best = ranking.fitting[0]
+    assert best.plan is not None
+    assert best.plan.ranks == 2
+    assert best.plan.cluster == ranking.problem.job.cluster.name
+    others = [one for one in ranking.fitting if one.plan is not None and one.plan.ranks == 6]
+    assert others
+    assert best.step_s < 0.8 * others[0].step_s
+    # Pins that need all devices are kept.
+    pinned = on_unlike("dlrm", "2xa100-40gb+4xt4", pp=6, dp=1).fitting[0]
+    assert pinned.plan is not None
+    assert pinned.plan.ranks == 6

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from weft.describe.layout import Layout
-from weft.describe.plan import Choice, Sharding
+from weft.describe.plan import Choice, Plan, Sharding
 from weft.describe.units import format_seconds
 from weft.errors import InputError
 from weft.moves.layout import refuse
@@ -26,6 +26,7 @@ from weft.planning.planners.graphpipe.plans import (
     CHAIN_SCHEDULE,
     SPLIT_CHAIN_SCHEDULE,
     SPLIT_SCHEDULE,
+    by_work,
     depth_of,
     edges_of,
     in_order,
@@ -45,6 +46,7 @@ from weft.planning.planners.graphpipe.questions import (
 from weft.planning.planners.graphpipe.series_parallel import decompose, earliest_ends
 from weft.planning.planners.graphpipe.trees import Tree, joined
 from weft.planning.planners.homogeneous import rank_key
+from weft.planning.planners.part_clusters import problems_of, unlike_devices
 from weft.planning.planners.simulated import judged, prepare
 from weft.planning.planners.space import overlaps
 from weft.planning.problem import Problem
@@ -114,12 +116,11 @@ class GraphPipePlanner:
             refused = Candidate(layout=least, verdict=Verdict.REFUSED, reason=reason)
             return Ranking(problem=problem, candidates=(refused,))
         prepare(problem)
-        search = _PartitionSearch(self, problem)
-        kinds = [search.chains] if problem.job.graph.is_chain else [[search.tree], search.chains]
-        # Estimates of unlike numbers of replicas overlook more, so they would crowd out others.
-        searches = [*map(search.alike, kinds), search.unlike(kinds[0])]
-        found = [one for some in searches for one in search.simulated(some, self.finalists)]
-        candidates = sorted(_once([*found, *search.replicas()]), key=rank_key(problem))
+        # The costs are those of the slowest devices, so plans without them may be better.
+        parts = problems_of(problem) if unlike_devices(problem.job.cluster) else (problem,)
+        candidates = sorted(
+            _once([one for part in parts for one in self._partitions(problem, part)]), key=rank_key(problem)
+        )
         fitting = [one for one in candidates if one.verdict is Verdict.FITS]
         pipelines = [one for one in fitting if one.plan is not None and len(one.plan.stages) > 1]
         near = [one for one in pipelines if one.step_s <= self.nearness * pipelines[0].step_s]
@@ -130,21 +131,43 @@ class GraphPipePlanner:
         )
         return Ranking(problem=problem, candidates=tuple(_told(problem, candidates)))
 
+    def _partitions(self, problem: Problem, part: Problem) -> list[Candidate]:
+        """Return the best partitions on the first groups of a problem's nodes, simulated."""
+        try:
+            search = _PartitionSearch(self, part, problem)
+        except InputError:
+            if part is problem:
+                raise
+            # Pinned degrees may need all nodes.
+            return []
+        kinds = [search.chains] if problem.job.graph.is_chain else [[search.tree], search.chains]
+        # Estimates of unlike numbers of replicas overlook more, so they would crowd out others.
+        searches = [*map(search.alike, kinds), search.unlike(kinds[0])]
+        found = [one for some in searches for one in search.simulated(some, self.finalists)]
+        return [*found, *search.replicas()]
+
     def _varied(self, problem: Problem, best: Candidate) -> Iterator[Candidate]:
-        """Yield a simulated partition in other orders and shardings."""
-        pins, job = problem.pins, problem.job
-        # As in other searches, processors keep to the plainest orders.
-        if best.plan is None or not overlaps(job.cluster):
+        """Yield a simulated partition on devices by their speed, in other orders and shardings."""
+        pins, job, plan = problem.pins, problem.job, best.plan
+        if plan is None:
             return
-        for name, sharding in self.orders:
+        if unlike_devices(job.cluster) and (dealt := by_work(problem, plan)) != plan:
+            plan = dealt
+            yield self._varying(problem, plan)
+        # As in other searches, processors keep to the plainest orders.
+        for name, sharding in self.orders if overlaps(job.cluster) else ():
             if job.graph.is_chain and is_for_graphs(get_schedule(name)):
                 continue
             kept = pins.schedule is None and pins.sharding in (None, sharding)
             if kept and (sharding == "zero-0" or job.optimizer.steps_shards):
-                schedule = best.plan.schedule.model_copy(update={"name": name})
-                plan = best.plan.model_copy(update={"schedule": schedule, "sharding": sharding})
-                candidate = Candidate(layout=said_as_layout(plan), verdict=Verdict.PRUNED, reason="")
-                yield judged(problem, candidate, plan)
+                schedule = plan.schedule.model_copy(update={"name": name})
+                varied = plan.model_copy(update={"schedule": schedule, "sharding": sharding})
+                yield self._varying(problem, varied)
+
+    def _varying(self, problem: Problem, plan: Plan) -> Candidate:
+        return judged(
+            problem, Candidate(layout=said_as_layout(plan), verdict=Verdict.PRUNED, reason=""), plan
+        )
 
     def _partly_whole(self, problem: Problem, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Return the best plan of split backwards with those whole that make its step shorter, if any do."""
@@ -162,10 +185,10 @@ class GraphPipePlanner:
 
 
 class _PartitionSearch:
-    """The partitions of one problem."""
+    """The partitions of one problem, which may be on a part of the nodes of the `whole` one."""
 
-    def __init__(self, planner: GraphPipePlanner, problem: Problem) -> None:
-        self._planner, self._problem = planner, problem
+    def __init__(self, planner: GraphPipePlanner, problem: Problem, whole: Problem) -> None:
+        self._planner, self._problem, self._whole = planner, problem, whole
         self._costs: dict[tuple[int, Sharding, int], GraphCosts] = {}
         layers = range(len(problem.job.graph.layers))
         first = self.costs_of(*next(degrees_of(problem)), "zero-0")
@@ -278,10 +301,10 @@ class _PartitionSearch:
     def _judged(self, found: _Found) -> Candidate:
         candidate = Candidate(verdict=Verdict.REFUSED, reason="")
         try:
-            plan = plan_of(self._problem, found.graph, tp=found.tp, sharding=found.sharding)
+            plan = plan_of(self._whole, found.graph, tp=found.tp, sharding=found.sharding)
         except InputError as error:
             return replace(candidate, reason=str(error.violations[0]))
-        return judged(self._problem, replace(candidate, layout=said_as_layout(plan)), plan)
+        return judged(self._whole, replace(candidate, layout=said_as_layout(plan)), plan)
 
     def _degrees_and_sizes(self) -> Iterator[tuple[int, int, int]]:
         """Yield (tp, dp, micro-batch size), but for sizes that a profile was not measured at."""

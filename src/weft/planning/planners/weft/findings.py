@@ -12,7 +12,7 @@ from weft.describe.units import format_seconds
 from weft.planning.goals import STEPS_PRICED, cost_of, goal_of_step
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.homogeneous import rank_key
-from weft.planning.planners.weft.placement import unlike_devices
+from weft.planning.planners.part_clusters import unlike_devices
 from weft.planning.problem import Problem
 
 # Small changes of a layout are worth trying up to this multiple of the best step.

@@ -1,9 +1,8 @@
-"""Placements of the ranks of a mesh on a cluster of unlike nodes, and the nodes that they leave out."""
+"""Placements of the ranks of a mesh on a cluster of unlike nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice, permutations
 from typing import NamedTuple
 
@@ -12,7 +11,6 @@ import numpy as np
 from weft.describe.cluster import Cluster
 from weft.describe.layout import Layout
 from weft.planning.planners.metis_form import devices_in_turn
-from weft.planning.problem import Problem
 from weft.program.arrays import Ints
 
 
@@ -37,49 +35,6 @@ def placements_of(cluster: Cluster, most_orders: int) -> Iterator[GroupOrder]:
     for order in islice(permutations(by_room), most_orders):
         for stages_neighbour in (False, True):
             yield GroupOrder(order, stages_neighbour)
-
-
-def beginnings_of(cluster: Cluster) -> Iterator[Cluster]:
-    """Yield the cluster, then the cluster without its last group of nodes, without the last two and so on.
-
-    Slow devices may delay the others. A plan's ranks are the first devices, so only the last can be left out.
-    """
-    for count in range(len(cluster.groups), 0, -1):
-        groups = cluster.groups[:count]
-        names = {group.name for group in groups}
-        links = {pair: link for pair, link in cluster.links.items() if names.issuperset(pair)}
-        yield replace(cluster, groups=groups, links=links)
-
-
-def fewer_nodes_of(cluster: Cluster) -> Iterator[Cluster]:
-    """Yield the cluster with half of the last group's nodes, a quarter and so on, down to one."""
-    *others, last = cluster.groups
-    count = last.count // 2
-    while count:
-        yield replace(cluster, groups=(*others, replace(last, count=count)))
-        count //= 2
-
-
-def unlike_devices(cluster: Cluster) -> bool:
-    """Return True if devices differ in kind or speed, or nodes in their links, in any grouping."""
-    speeds = {speed for group in cluster.groups for speed in group.speeds or (1.0,)}
-    first, *others = (replace(group, name="", count=1, speeds=()) for group in cluster.groups)
-    return len(speeds) > 1 or any(one != first for one in others) or len(set(cluster.links.values())) > 1
-
-
-def problems_of(problem: Problem) -> Iterator[Problem]:
-    """Yield the problem, and the problem on the first groups of nodes alone, unless pins fix the degrees.
-
-    Where cost is minimised, also yield fewer nodes of the last of these groups.
-    """
-    pins, job = problem.pins, problem.job
-    yield problem
-    if pins.pp is not None and pins.dp is not None:
-        return
-    for place, cluster in enumerate(beginnings_of(job.cluster)):
-        fewer = fewer_nodes_of(cluster) if problem.minimise == "cost" else ()
-        for one in (*((cluster,) if place else ()), *fewer):
-            yield replace(problem, job=replace(job, cluster=one))
 
 
 def devices_of(cluster: Cluster, layout: Layout, placement: GroupOrder) -> Ints:

@@ -31,6 +31,7 @@ from weft.planning.planners.graphpipe import GraphPipePlanner
 from weft.planning.planners.homogeneous import HomogeneousPlanner
 from weft.planning.planners.megatron import MegatronPlanner
 from weft.planning.planners.metis_form import MetisFormPlanner
+from weft.planning.planners.part_clusters import problems_of, unlike_devices
 from weft.planning.planners.simulated import (
     estimated,
     judged,
@@ -42,7 +43,6 @@ from weft.planning.planners.space import MAX_LOOPS, by_count, in_chunks, layouts
 from weft.planning.planners.weft.degrees import DegreeSpace
 from weft.planning.planners.weft.findings import NEAR, Findings
 from weft.planning.planners.weft.mixed import MixedSpace, choices
-from weft.planning.planners.weft.placement import problems_of, unlike_devices
 from weft.planning.planners.weft.uneven import Suited, UnevenSpace
 from weft.planning.planners.weft.unlike_replicas import ReplicaSpace
 from weft.planning.planners.weft.unlike_space import DegreePlan, in_orders
