@@ -219,3 +219,16 @@ def test_slow_devices_are_left_out_where_that_is_faster() -> None:
     pinned = on_unlike("dlrm", "2xa100-40gb+4xt4", pp=6, dp=1).fitting[0]
     assert pinned.plan is not None
     assert pinned.plan.ranks == 6
+
+
+@pytest.mark.parametrize("pins", [{"tp": 4}, {"dp": 4}])
+def test_pinned_degrees_that_a_part_has_no_room_for_are_kept_on_all_devices(pins: dict[str, int]) -> None:
+    decided = PartialLayout(**pins)  # type: ignore[arg-type]
+    problem = problem_of(model="gpt2", on="2xa100-40gb+4xt4+2xt4", global_batch=48, pins=decided)
+    for candidate in get_planner("graphpipe").search(problem).fitting:
+        assert candidate.plan is not None
+        assert candidate.plan.ranks >= 4
+        assert {
+            "tp": candidate.plan.tensor_degrees[0],
+            "dp": candidate.plan.replicas[0],
+        }.items() >= pins.items()

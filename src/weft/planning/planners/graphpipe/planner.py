@@ -118,9 +118,8 @@ class GraphPipePlanner:
         prepare(problem)
         # The costs are those of the slowest devices, so plans without them may be better.
         parts = problems_of(problem) if unlike_devices(problem.job.cluster) else (problem,)
-        candidates = sorted(
-            _once([one for part in parts for one in self._partitions(problem, part)]), key=rank_key(problem)
-        )
+        found = [one for part in parts if _has_room(part) for one in self._partitions(problem, part)]
+        candidates = sorted(_once(found), key=rank_key(problem))
         fitting = [one for one in candidates if one.verdict is Verdict.FITS]
         pipelines = [one for one in fitting if one.plan is not None and len(one.plan.stages) > 1]
         near = [one for one in pipelines if one.step_s <= self.nearness * pipelines[0].step_s]
@@ -133,13 +132,7 @@ class GraphPipePlanner:
 
     def _partitions(self, problem: Problem, part: Problem) -> list[Candidate]:
         """Return the best partitions on the first groups of a problem's nodes, simulated."""
-        try:
-            search = _PartitionSearch(self, part, problem)
-        except InputError:
-            if part is problem:
-                raise
-            # Pinned degrees may need all nodes.
-            return []
+        search = _PartitionSearch(self, part, problem)
         kinds = [search.chains] if problem.job.graph.is_chain else [[search.tree], search.chains]
         # Estimates of unlike numbers of replicas overlook more, so they would crowd out others.
         searches = [*map(search.alike, kinds), search.unlike(kinds[0])]
@@ -318,6 +311,11 @@ class _PartitionSearch:
             return (pinned,)
         shares = dp > 1 and job.optimizer.steps_shards and overlaps(job.cluster)
         return ("zero-0", "zero-1") if shares else ("zero-0",)
+
+
+def _has_room(problem: Problem) -> bool:
+    """Return True if a cluster has the devices that pinned degrees need."""
+    return any(tp * dp <= problem.job.cluster.ranks for tp, dp in degrees_of(problem))
 
 
 def _once(candidates: list[Candidate]) -> list[Candidate]:
