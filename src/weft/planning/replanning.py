@@ -259,7 +259,7 @@ def _repairs(problem: Problem, held: Holdings) -> Iterator[tuple[str, Candidate]
             yield from ((REPAIR, candidate) for candidate, _ in fitting)
             # First of the best repair, then of each better plan.
             best = min(fitting, key=lambda pair: rank_key(problem)(pair[0]))
-            yield from ((CHANGED_REPAIR, one) for one, _ in changes(problem, best, MOST_CHANGES))
+            yield from ((CHANGED_REPAIR, one) for (one, _), _ in changes(problem, best, MOST_CHANGES))
             return
         reason = reason or next((candidate.reason for candidate, _ in judged), refused)
     raise InputError(Violation("placement", reason))

@@ -34,8 +34,6 @@ from weft.program.schedules.placed import PlacedOrder
 CO_PLACEMENTS: tuple[CoPlacement, ...] = ("readers", "chains", "none")
 # Placements to change step by step: the best one may be a poor beginning.
 STARTS = 3
-# Split backward passes keep more tensors, so they must make a step shorter by so much.
-LEAST_GAIN = 0.002
 # Without groups, placing more layers takes too long.
 MOST_ALONE = 100
 
@@ -121,21 +119,12 @@ class PlacementPlanner:
 
     def _changed(self, problem: Problem, known: Sequence[Judged]) -> list[Judged]:
         """Return placements that are each better than all before: those that a change of one leads to."""
-        key, found = rank_key(problem), list[Judged]()
+        key = rank_key(problem)
         fitting = [pair for pair in known if pair[0].verdict is Verdict.FITS]
-        for start in sorted(fitting, key=lambda pair: key(pair[0]))[:STARTS]:
-            best = start
-            for tried in changes(problem, start, self.changes):
-                if key(tried[0]) < key(best[0]) and not _in_vain(tried, best):
-                    best = tried
-                    found.append(best)
-        return found
-
-
-def _in_vain(tried: Judged, best: Judged) -> bool:
-    """Return True if a placement splits backward passes for next to nothing."""
-    splits = tried[1].splits and not best[1].splits
-    return splits and tried[0].step_s > (1.0 - LEAST_GAIN) * best[0].step_s
+        starts = sorted(fitting, key=lambda pair: key(pair[0]))[:STARTS]
+        return [
+            tried for start in starts for tried, better in changes(problem, start, self.changes) if better
+        ]
 
 
 # Baechi's three ways, and small changes of the best placement.

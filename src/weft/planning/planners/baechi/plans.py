@@ -33,6 +33,8 @@ from weft.planning.problem import Problem
 from weft.program.arrays import Ints
 from weft.program.schedules.placed import PlacedOrder, PlacedZeroBubble
 
+# Split backward passes keep more tensors, so they must make a step shorter by so much.
+LEAST_GAIN = 0.002
 # Decisions of a layout that a placement makes.
 DECIDED = {
     "pp",
@@ -200,8 +202,8 @@ class PlacedStages:
 Judged = tuple[Candidate, PlacedStages]
 
 
-def changes(problem: Problem, start: Judged, most: int) -> Iterator[Judged]:
-    """Yield changed placements, simulated.
+def changes(problem: Problem, start: Judged, most: int) -> Iterator[tuple[Judged, bool]]:
+    """Yield changed placements, simulated, and whether each is better than all before.
 
     The first one splits backward passes. Each other has one group of the best one so far on another device.
     """
@@ -213,9 +215,16 @@ def changes(problem: Problem, start: Judged, most: int) -> Iterator[Judged]:
         if (one := next(changed, None)) is None:
             return
         tried = one.judged(), one
-        yield tried
-        if key(tried[0]) < key(best[0]):
+        better = key(tried[0]) < key(best[0]) and not _splits_in_vain(tried, best)
+        yield tried, better
+        if better:
             best, changed = tried, one.moved()
+
+
+def _splits_in_vain(tried: Judged, best: Judged) -> bool:
+    """Return True if a placement splits backward passes for next to nothing."""
+    splits = tried[1].splits and not best[1].splits
+    return splits and tried[0].step_s > (1.0 - LEAST_GAIN) * best[0].step_s
 
 
 def _own_ticks(ticks: Ints, device: Ints) -> Ints:
