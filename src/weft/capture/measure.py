@@ -95,10 +95,10 @@ def request_of(
         InputError: for a tensor degree that does not divide the model's layers or the devices of every node,
             and for a model without code.
     """
-    if model is not None and model.family == CAPTURED:
-        problem = f"{model.name!r}: a file of layers has no code to measure"
-        raise InputError(Violation("model", problem, "package.module:function"))
     if model is not None:
+        if model.family == CAPTURED:
+            problem = f"{model.name!r}: a file of layers has no code to measure"
+            raise InputError(Violation("model", problem, "package.module:function"))
         require_degrees(cluster, model, tensor_degrees)
     return {
         "precision": precision or default_precision(cluster),

@@ -138,6 +138,7 @@ def computation(
             exchanges = pricing.exchanges_of(stage, replica)
             each = pricing.times_of(kind, stage, replica, part, devices)
             half_widths.update(times.half_width for times in each)
+            sources.update(times.source for times in each)
             seconds = max(
                 pricing.in_program_s(
                     seconds_of(times) + sum(more(pricing, stage, times, exchanges) for more in added),
@@ -159,13 +160,10 @@ def computation(
             return seconds, 0.0, 0.0
 
         completes = pricing.completes_gradient[rows]
-        first = distinct_rows(columns.stage[rows], sets)[0]
-        places = zip(columns.stage[rows][first].tolist(), sets[first].tolist(), strict=True)
-        used = [times for place in places for times in pricing.placed.stage_times[place]]
         keys = columns.stage[rows], columns.replica[rows], sets, completes, columns.part[rows]
-        half_widths = {pricing.placed.exchange_half_width}
+        half_widths, sources = {pricing.placed.exchange_half_width}, set[str]()
         taken = by_table(place_s, *keys)
-        return taken._replace(spread=max(half_widths), sources=frozenset(times.source for times in used))
+        return taken._replace(spread=max(half_widths), sources=frozenset(sources))
 
     return CostOf(kind=kind, hook=hook)
 

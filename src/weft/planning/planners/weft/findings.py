@@ -62,10 +62,8 @@ class Findings:
             judged = replace(judged, reason=f"{judged.reason}; {cost:.4g} per {STEPS_PRICED:,} steps")
         if judged.layout is None:
             # Of plans with the same words, the best says all.
-            known = self.unsaid.get(judged.words)
-            fits = judged.verdict is Verdict.FITS
-            if known is None or (fits and (known.verdict is not Verdict.FITS or self.better(judged, known))):
-                self.unsaid[judged.words] = judged
+            known = self.unsaid.get(judged.words, judged)
+            self.unsaid[judged.words] = min(known, judged, key=rank_key(self._problem))
         else:
             self._judged.setdefault(_key(judged.layout), judged)
         if judged.verdict is Verdict.FITS and (self.best is None or self.better(judged, self.best)):
