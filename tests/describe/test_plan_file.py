@@ -299,10 +299,6 @@ def stage(layers: tuple[int, ...], ranks: tuple[int, ...]) -> Stage:
             ["sharding: zero-2 shares states out over replicas; stages 0, 1 have one (nearest valid: zero-"],
         ),
         (
-            {"blocking": ("reductions",), "sharding": "zero-3"},
-            ["blocking: 'reductions' at the step's end need room for every gradient, which zero-3 has not"],
-        ),
-        (
             {"island": 2},
             ["island: islands of 2 replicas share states out, and zero-0 shares nothing (nearest valid"],
         ),

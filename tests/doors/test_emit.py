@@ -643,10 +643,17 @@ def test_offload_is_lost_aloud(stack: str) -> None:
 @pytest.mark.parametrize(
     ("stack", "choices", "losses"),
     [
-        ("megatron", {"blocking": ("messages", "reductions")}, ()),
-        ("megatron", {"blocking": ("reductions",), "pp": 1, "dp": 16}, ()),
-        ("deepspeed", {"blocking": ("messages", "reductions")}, ()),
-        ("deepspeed", {"blocking": ("reductions",), "pp": 1, "dp": 16}, ()),
+        ("megatron", {"blocking": ("gathers", "messages", "reductions")}, ()),
+        ("megatron", {"blocking": ("gathers", "messages")}, ()),
+        ("megatron", {"blocking": ("gathers", "reductions"), "pp": 1, "dp": 16}, ()),
+        ("deepspeed", {"blocking": ("gathers", "messages", "reductions")}, ()),
+        ("deepspeed", {"blocking": ("gathers", "reductions"), "pp": 1, "dp": 16}, ()),
+        ("deepspeed", {"blocking": ("gathers",), "pp": 1, "dp": 16, "sharding": "zero-2"}, ()),
+        (
+            "deepspeed",
+            {"blocking": ("gathers", "reductions"), "pp": 1, "dp": 16, "sharding": "zero-3"},
+            (),
+        ),
         (
             "deepspeed",
             {"blocking": ("messages",), "pp": 1, "dp": 16},

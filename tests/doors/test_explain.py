@@ -67,7 +67,14 @@ def test_a_script_of_megatron_lm() -> None:
     assert fields(found, *axes) == (128, 8, 8, None, 2, 4)
     assert fields(found, "micro_batch_size", "global_batch", "sequence") == (1, 128, 4096)
     kinds = ("sharding", "recompute", "precision", "schedule", "blocking", "clips")
-    assert fields(found, *kinds) == ("zero-1", "selective", "bf16", "depth-first", ("reductions",), False)
+    assert fields(found, *kinds) == (
+        "zero-1",
+        "selective",
+        "bf16",
+        "depth-first",
+        ("gathers", "reductions"),
+        False,
+    )
     model = found.model
     assert isinstance(model, ModelConfig)
     assert (model.family, model.layers, model.key_value_heads, model.feed_forward) == ("llama", 64, 8, 28672)
@@ -263,7 +270,6 @@ def test_a_deepspeed_file_with_everything_left_to_the_program() -> None:
     assert found.unpredicted == (
         "zero_optimization.zero_quantized_weights: predicted with whole weights",
         "zero_optimization.zero_hpz_partition_size: predicted without second copies of weights",
-        "zero_optimization.overlap_comm false: predicted with reductions beside backward passes",
     )
     assert found.incomparable == (
         "zero_optimization.offload_optimizer.device cpu: steps and gathers over the host's memory are not "
@@ -275,9 +281,16 @@ def test_a_deepspeed_file_with_everything_left_to_the_program() -> None:
 @pytest.mark.parametrize(
     ("change", "blocking"),
     [
-        ({"pipeline": {"stages": 2}, "zero_optimization": {"stage": 1}}, ("messages", "reductions")),
-        ({"zero_optimization": {"stage": 1, "overlap_comm": False}}, ("reductions",)),
-        ({"zero_optimization": {"stage": 1, "overlap_comm": True}}, ()),
+        (
+            {"pipeline": {"stages": 2}, "zero_optimization": {"stage": 1}},
+            ("gathers", "messages", "reductions"),
+        ),
+        ({"zero_optimization": {"stage": 0, "overlap_comm": True}}, ("reductions",)),
+        ({"zero_optimization": {"stage": 1, "overlap_comm": False}}, ("gathers", "reductions")),
+        ({"zero_optimization": {"stage": 1, "overlap_comm": True}}, ("gathers",)),
+        ({"zero_optimization": {"stage": 2}}, ("gathers", "reductions")),
+        ({"zero_optimization": {"stage": 3}}, ()),
+        ({"zero_optimization": {"stage": 3, "overlap_comm": False}}, ("gathers", "reductions")),
     ],
 )
 def test_what_deepspeed_does_not_overlap(change: dict[str, Any], blocking: tuple[str, ...]) -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from predict.programs import costs_of
 from program.layouts import training_program
 
-from weft.methods.sharding.kinds import REDUCE
-from weft.predict.simulator import simulate
+from weft.describe.plan import Blocking, Sharding
+from weft.methods.sharding.kinds import GATHER, REDUCE
+from weft.predict.simulator import Simulation, simulate
 from weft.program.kinds import BACKWARD, COMPUTATIONS, FORWARD, MESSAGES, STEP
 from weft.program.program import Program
 from weft.program.verify import verify
@@ -26,15 +27,22 @@ alternating = st.sampled_from(
 )
 
 
-def makespan(program: Program, forward: int, backward: int, hop: int, reduction: int) -> int:
-    """Ticks of one isolated step."""
+def step_of(
+    program: Program, forward: int, backward: int, hop: int, reduction: int, gather: int = 0
+) -> Simulation:
+    """One isolated step."""
     kind = program.columns.kind
     occupancy = np.zeros(len(program), dtype=np.int64)
-    for code, ticks in ((FORWARD, forward), (BACKWARD, backward), (REDUCE, reduction)):
+    for code, ticks in ((FORWARD, forward), (BACKWARD, backward), (REDUCE, reduction), (GATHER, gather)):
         occupancy[kind == code] = ticks
     occupancy[np.isin(kind, SENDS)] = hop
     costs = replace(costs_of(program, occupancy), synchronous=np.zeros(program.ranks, dtype=np.bool_))
-    return simulate(program, costs, max_cycles=1).first_step_ticks
+    return simulate(program, costs, max_cycles=1)
+
+
+def makespan(program: Program, forward: int, backward: int, hop: int, reduction: int) -> int:
+    """Ticks of one isolated step."""
+    return step_of(program, forward, backward, hop, reduction).first_step_ticks
 
 
 def pairs_of(program: Program) -> set[tuple[int, int]]:
@@ -91,6 +99,36 @@ def test_blocking_never_gains_time(
     overlapped = ticks()
     assert overlapped <= ticks("messages") <= ticks("messages", "reductions")
     assert overlapped <= ticks("reductions") <= ticks("messages", "reductions")
+
+
+@given(
+    st.sampled_from(["1f1b", "breadth-first", "hybrid"]),
+    st.integers(1, 2),
+    st.integers(1, 4),
+    st.sampled_from(["zero-1", "zero-2", "zero-3"]),
+    st.sampled_from([("gathers",), ("reductions",), ("gathers", "reductions")]),
+    st.tuples(*[st.integers(1, 9)] * 4),
+)
+def test_a_device_does_not_compute_while_it_waits_for_its_replicas(
+    name: str, devices: int, loops: int, level: Sharding, words: tuple[Blocking, ...], ticks: tuple[int, ...]
+) -> None:
+    loops = 1 if name == "1f1b" else loops
+    shape = (name, devices, devices * loops, (2 * devices,) * 2)
+    program = training_program(*shape, sharding=level, blocking=words)
+    assert verify(program) == []
+    forward, backward, reduction, gather = ticks
+    step = step_of(program, forward, backward, 1, reduction, gather)
+    kinds = [code for word, code in (("gathers", GATHER), ("reductions", REDUCE)) if word in words]
+    timeline = step.timeline
+    waits, computes = (np.isin(timeline.kind, codes) for codes in (kinds, COMPUTATIONS))
+    assert waits.any()
+    for rank in range(program.ranks):
+        here = timeline.rank == rank
+        for row in np.flatnonzero(here & waits).tolist():
+            others = here & computes & (timeline.end_ns > timeline.start_ns[row])
+            assert not (others & (timeline.start_ns < timeline.end_ns[row])).any()
+    plain = step_of(training_program(*shape, sharding=level), forward, backward, 1, reduction, gather)
+    assert plain.first_step_ticks <= step.first_step_ticks
 
 
 @given(st.sampled_from(["gpipe", "1f1b"]), st.integers(2, 4), st.integers(1, 3))

@@ -207,11 +207,6 @@ def test_one_replica_has_nothing_to_share_out() -> None:
     assert FORWARD in sharded.columns.kind
 
 
-def test_gradients_in_shared_buffers_cannot_wait_for_the_steps_end() -> None:
-    with pytest.raises(InputError, match="zero-3 has not"):
-        training_program("1f1b", 2, 2, (2, 2), sharding="zero-3", blocking=("reductions",))
-
-
 @pytest.mark.parametrize("level", ["zero-2", "zero-3"])
 def test_unequal_shares_need_an_order_that_gathers_and_reduces_alike(level: str) -> None:
     assert verify(training_program("breadth-first", 2, 8, (4, 2), sharding=level)) == []

@@ -29,17 +29,6 @@ def test_one_replica_has_nobody_to_share_with(name):
     assert "dp is 1" in (all_moves()[name].applies(context(dp=1)) or "")
 
 
-def test_gradients_that_are_reduced_at_the_end_are_not_shared_out():
-    before = context()
-    blocked = before.plan.model_copy(update={"blocking": ("reductions",)})
-    reasons = [
-        all_moves()[name].applies(Context(plan=blocked, graph=before.graph, cluster=before.cluster))
-        for name in RISING
-    ]
-    assert reasons[0] is None
-    assert all("not at its end" in (reason or "") for reason in reasons[1:])
-
-
 def on_one_node(**changes):
     """Eight replicas of one stage, all in one node."""
     before = context(pp=1, dp=8, micro_batch_size=1)

@@ -158,7 +158,6 @@ def test_plans_of_tensor_ranks_and_shards_compile_to_valid_programs(sharding):
         ({"tp": 8}, "pp x dp x tp = 32 ranks, the cluster has 16"),
         ({"tp": 3}, "nearest tp: 2"),
         ({"dp": 1, "sharding": "zero-1"}, "nearest sharding: zero-0"),
-        ({"sharding": "zero-2", "blocking": ("reductions",)}, "nearest sharding: zero-1"),
         ({"layers_per_stage": (2, 2, 2)}, "layers for 3 stages are given, pp x loops = 2 stages"),
         (
             {"recompute": "full", "recompute_per_stage": ("full", "none", "none")},

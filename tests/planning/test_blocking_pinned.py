@@ -12,7 +12,7 @@ from weft.describe.layout import PartialLayout
 from weft.describe.run_file import parse_run
 from weft.errors import InputError
 from weft.planning.curve import curve
-from weft.planning.planners import Ranking, Verdict, get_planner
+from weft.planning.planners import Ranking, get_planner
 from weft.planning.problem import Problem, problem_of, problem_of_run
 
 BOTH = ("messages", "reductions")
@@ -61,10 +61,14 @@ def test_nothing_pinned_to_wait_is_as_left_open() -> None:
     assert steps_of(search(posed(**pins, blocking=[]))) == steps_of(search(posed(**pins)))
 
 
-def test_gradients_shared_out_in_passing_are_not_reduced_at_the_end() -> None:
-    ranking = search(posed(dp=4, sharding="zero-3", blocking=["reductions"]))
-    assert {one.verdict for one in ranking.candidates} == {Verdict.REFUSED}
-    assert "nearest sharding: zero-1" in ranking.candidates[0].reason
+@pytest.mark.parametrize("words", [["gathers"], ["reductions"], ["gathers", "reductions"]])
+def test_replicas_that_shard_weights_wait_in_turn(words):
+    pins = {"dp": 4, "pp": 1, "schedule": "breadth-first", "sharding": "zero-3"}
+    overlapped, waiting = steps_of(search(posed(**pins))), steps_of(search(posed(**pins, blocking=words)))
+    shared = overlapped.keys() & waiting.keys()
+    assert shared
+    assert all(waiting[layout] >= overlapped[layout] for layout in shared)
+    assert any(waiting[layout] > overlapped[layout] for layout in shared)
 
 
 def test_the_curve_compares_programs_that_wait_with_others() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from weft.describe.layer_graph import chain_edges
 from weft.describe.plan import Blocking, Sharding
 from weft.describe.replica_grid import ReplicaGrid
+from weft.methods.blocking.program import Blocked
 from weft.methods.gradient_norm.program import NormOptions
 from weft.methods.sharding.kinds import GATHER, REDUCE, REDUCE_ACROSS
 from weft.methods.sharding.program import Shared
@@ -41,7 +42,7 @@ def asked(
     """What a program is asked of weft's own methods."""
     methods: dict[str, Any] = {"sharding": Shared(sharding, island)}
     if blocking:
-        methods["blocking"] = tuple(blocking)
+        methods["blocking"] = Blocked(tuple(blocking), sharding in ("zero-0", "zero-1"))
     if norm:
         methods["gradient-norm"] = NormOptions()
     if told:

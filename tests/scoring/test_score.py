@@ -329,3 +329,35 @@ def test_a_row_says_of_a_layout_what_a_run_file_does(tmp_path):
     assert [plan.cp for plan in plans] == [2, 1, 1]
     assert [plan.island for plan in plans] == [None, 2, None]
     assert [plan.blocking for plan in plans] == [("reductions",), ("reductions",), ("messages",)]
+
+
+SHARDED = ROW | {"gpu": "a100-80gb", "dp": "16", "nodes": "2", "gpus_per_node": "8", "sharding": "zero-3"}
+
+
+def test_replicas_that_shard_gather_and_reduce_block_by_block_as_their_stacks_do(tmp_path):
+    more = (
+        {},
+        {"sharding": "zero-2"},
+        {"sharding": "zero-2", "stack": "fsdp2"},
+        {"stack": "weft"},
+        {"loops": "2", "schedule": "breadth-first"},
+        {"pp": "2", "dp": "8"},
+    )
+    rows = read_measurements(written(tmp_path / "m.csv", *(SHARDED | row for row in more))).rows
+    plans = [Subjects(folder=tmp_path).of(row).plan for row in rows.values()]
+    blocks = int(ROW["layers"])
+    assert [len(plan.stages) for plan in plans] == [blocks, blocks, blocks, 1, 2, 2]
+    assert [plan.blocking for plan in plans] == [(), ("gathers",), (), (), (), ()]
+
+
+def test_every_micro_batch_of_sharded_weights_gathers_them_anew(tmp_path):
+    """Of links that decide, a step with twice the micro-batches takes nearly twice as long."""
+    slow = SHARDED | {"inter_bytes_per_s": "1e8", "micro_batch_size": "1"}
+    batches = [{"global_batch": str(16 * micro_batches)} for micro_batches in (2, 4)]
+    weights, gradients = (
+        [slow | {"sharding": level} | one for one in batches] for level in ("zero-3", "zero-1")
+    )
+    scores = score(written(tmp_path / "m.csv", *weights, *gradients))
+    once, twice, summed, later = (scores.rows[place].step_s for place in (1, 2, 3, 4))
+    assert 1.8 < twice / once < 2.0
+    assert later / summed < 1.2

@@ -291,7 +291,7 @@ class PartialLayout(TomlTable):
     blocking: Annotated[tuple[Blocking, ...] | None, BeforeValidator(_require_once)] = Field(
         default=None,
         description="which communication is waited for instead of running beside computations, as other "
-        "programs ship it: messages, reductions, or messages,reductions",
+        "programs ship it: gathers, messages, reductions, or several, such as messages,reductions",
     )
     loss: AskedLoss | None = Field(
         default=None,

@@ -32,7 +32,7 @@ Recompute = Literal["none", "selective", "full"]
 ReducePrecision = Literal["fp32", "bf16", "fp16"]
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 Sharding = Literal["zero-0", "zero-1", "zero-2", "zero-3"]
-Blocking = Literal["messages", "reductions"]
+Blocking = Literal["gathers", "messages", "reductions"]
 Stack = Literal["weft", "megatron-lm", "deepspeed", "fsdp2"]
 Launch = Literal["eager", "compiled", "captured"]
 # The method that clipping and skipping non-finite gradients request: steps wait for the norm of the whole
@@ -146,8 +146,8 @@ class Plan(_Record):
     groups of a replica's ranks, which divide its samples' tokens (Llama 3, arXiv 2407.21783, section 3.3.2).
     Its `ep` counts groups that divide the experts of every mixture and the samples of every micro-batch
     (Lepikhin et al., GShard, arXiv 2006.16668, section 3.2). The ranks of a group divide the layers.
-    `blocking` names communication without overlap, as in other frameworks: messages that a device waits for,
-    reductions at the step's end. `reduce_precision` is the precision in which replicas send each other
+    `blocking` names communication that a device waits for, as in other frameworks: messages, gathers of
+    weights, reductions of gradients. `reduce_precision` is the precision in which replicas send each other
     gradients; None: that of the gradients.
     `stack` is the framework that runs the plan, which decides its other memory, and `buffers` their sizes;
     None: the stack's own. `launch` says how hosts launch the kernels of layers: one by one, of compiled

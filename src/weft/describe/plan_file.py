@@ -280,11 +280,6 @@ def _splits(plan: Plan) -> Iterable[Violation]:
 
 
 def _blocking(plan: Plan) -> Iterable[Violation]:
-    if plan.sharding in ("zero-2", "zero-3") and "reductions" in plan.blocking:
-        problem = (
-            f"'reductions' at the step's end need room for every gradient, which {plan.sharding} has not"
-        )
-        yield Violation("plan: blocking", problem, "zero-1")
     if len(set(plan.blocking)) < len(plan.blocking):
         yield Violation("plan: blocking", f"{', '.join(plan.blocking)}: each can be named once")
 

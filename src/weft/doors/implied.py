@@ -21,6 +21,7 @@ from weft.doors.configuration import LIKE_WEFT, Configuration, StatedMemory
 from weft.doors.replicas import on_devices
 from weft.errors import InputError, Violation
 from weft.moves.layout import build_plan
+from weft.moves.sharded_units import unit_by_unit
 from weft.moves.sharers import among_replicas
 from weft.planning.long_steps import predict_long
 from weft.planning.planners.bounds import Bounds
@@ -29,9 +30,6 @@ from weft.predict.cost.places import ClusterPlaces
 from weft.predict.memory_parts import MemoryPart, held_parts
 from weft.program.schedules import get_schedule
 
-# A simulation layer by layer has at most this many passes; with more, a stage has several layers.
-_MOST_PASSES = 4096
-_LEAST_LOOPS = 8
 _MOST_SIMULATED = 200_000
 # Models elsewhere with the sizes of a preset, by the beginning of their names in small letters.
 _SIZES_OF: Mapping[str, str] = {
@@ -207,22 +205,15 @@ def _assumed(configuration: Configuration, batch: int) -> list[str]:
 def carried_out(
     configuration: Configuration, problem: Problem, replicas: int, micro_batch_size: int
 ) -> Layout:
-    """Return the layout as the stack carries it out.
-
-    Without a pipeline, sharded weights and gradients come and go layer by layer. The micro-batches follow
-    each other: this is weft's hybrid order with a round for each micro-batch.
-    """
+    """Return the layout as the stack carries it out."""
     said = configuration.layout
     plain = Layout(pp=1, dp=1, loops=1, micro_batch_size=1, schedule="1f1b", options=configuration.options)
     wanted = said.replaced(dp=replicas, micro_batch_size=micro_batch_size).complete(plain)
     layout = among_replicas(replace(wanted, schedule=get_schedule(wanted.schedule).name))
     if layout.pp > 1:
         return layout
-    if layout.sharding not in ("zero-2", "zero-3"):
-        return replace(layout, schedule="1f1b", loops=1, options={})
-    rounds = max(1, problem.job.global_batch // (replicas * micro_batch_size))
-    loops = min(len(problem.job.graph.layers), max(_LEAST_LOOPS, _MOST_PASSES // rounds))
-    return replace(layout, schedule="hybrid", loops=loops, options={"depth": rounds})
+    layout = replace(layout, schedule="1f1b", loops=1, options={})
+    return unit_by_unit(layout, len(problem.job.graph.layers), problem.job.global_batch)
 
 
 def planned_layout(problem: Problem, layout: Layout, memory: StatedMemory) -> PredictedPlan:

@@ -2,7 +2,8 @@
 
 Rows describe other frameworks' programs. A row names its kernels. The layers are distributed by count, with
 the embedding before the first block and the head after the last. Gradients are reduced at a step's end,
-unless the row or its sharding says otherwise. Sharded states are those of DeepSpeed, others of Megatron-LM.
+unless the row or its sharding says otherwise. Replicas without a pipeline that shard gradients or weights
+reduce and gather those of one block at a time. Sharded states are those of DeepSpeed, others of Megatron-LM.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import AXES, Layout
 from weft.describe.model import ModelConfig
 from weft.describe.optimizers import KNOWN_OPTIMIZERS
-from weft.describe.plan import Plan, Stack
+from weft.describe.plan import Blocking, Plan, Stack
 from weft.describe.plan_file import check_plan, load_plan
 from weft.describe.reading import read_text
 from weft.errors import InputError, Violation
 from weft.moves.layout import build_plan
 from weft.moves.partition import uniform_partition
+from weft.moves.sharded_units import unit_by_unit
 from weft.moves.sharers import among_replicas
 from weft.predict.cost.calibration import load_profile_file
 from weft.predict.cost.placed_plan import CostModel
@@ -202,8 +204,13 @@ def _plan(row: Measurement, graph: LayerGraph, cluster: Cluster) -> Plan:
     plain = Layout(pp=1, dp=dp, loops=1, micro_batch_size=1, schedule="1f1b")
     # An island must not have more replicas than exist.
     layout = among_replicas(row.complete(plain))
-    if row.blocking is None and layout.sharding not in ("zero-2", "zero-3"):
-        layout = replace(layout, blocking=("reductions",))
+    usual: Stack = "deepspeed" if row.sharding not in (None, "zero-0") else "megatron-lm"
+    stack = row.stack or usual
+    if row.blocking is None:
+        layout = replace(layout, blocking=_usual_blocking(layout, stack))
+    if stack != "weft" and row.loops is None and row.schedule is None:
+        blocks = len(graph.layers) - sum(_holds_ends(graph))
+        layout = unit_by_unit(layout, max(1, blocks), row.global_batch)
     layout = replace(layout, layers_per_stage=dealt_layers(graph, layout.stages))
     job = Job(
         graph=graph,
@@ -214,9 +221,15 @@ def _plan(row: Measurement, graph: LayerGraph, cluster: Cluster) -> Plan:
         optimizer=KNOWN_OPTIMIZERS[row.optimizer],
         launch=row.launch,
     )
-    plan = build_plan(job, replace(layout, options=dict(row.schedule_options)), ())
-    usual: Stack = "deepspeed" if row.sharding not in (None, "zero-0") else "megatron-lm"
-    return plan.model_copy(update={"stack": row.stack or usual})
+    plan = build_plan(job, replace(layout, options={**layout.options, **row.schedule_options}), ())
+    return plan.model_copy(update={"stack": stack})
+
+
+def _usual_blocking(layout: Layout, stack: Stack) -> tuple[Blocking, ...]:
+    """Return what a stack waits for: whole gradients at a step's end, DeepSpeed for stepped weights, too."""
+    if layout.sharding not in ("zero-2", "zero-3"):
+        return ("reductions",)
+    return ("gathers",) if layout.sharding == "zero-2" and stack == "deepspeed" else ()
 
 
 def dealt_layers(graph: LayerGraph, stages: int) -> tuple[int, ...]:
@@ -225,7 +238,7 @@ def dealt_layers(graph: LayerGraph, stages: int) -> tuple[int, ...]:
     Raises:
         InputError: when there are fewer layers than stages.
     """
-    ends = [graph.layers[place].kind == kind for place, kind in zip((0, -1), _ENDS, strict=True)]
+    ends = _holds_ends(graph)
     counts = None
     if len(graph.layers) - sum(ends) >= stages:
         counts = uniform_partition(len(graph.layers), stages, *ends, ends_last=True)
@@ -234,3 +247,8 @@ def dealt_layers(graph: LayerGraph, stages: int) -> tuple[int, ...]:
             Violation("pp", f"{stages} stages; the model has {len(graph.layers)} layers to spread")
         )
     return counts
+
+
+def _holds_ends(graph: LayerGraph) -> list[bool]:
+    """Say for the first and the last layer whether it is an embedding or a head."""
+    return [graph.layers[place].kind == kind for place, kind in zip((0, -1), _ENDS, strict=True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft.doors.checks.base import Finding, Rule, buckets_are_parts, idle, number, on, slow, wrong
-from weft.doors.configuration import Configuration
+from weft.doors.configuration import Configuration, truth
 from weft.doors.keys import DEEPSPEED
 
 _ZERO = "zero_optimization."
@@ -115,8 +115,9 @@ def reductions_overlap(configuration: Configuration) -> Iterator[Finding]:
     """Find reductions that wait for the whole backward pass, by choice or because all fits one bucket."""
     stage, given = _stage(configuration), configuration.given
     key = f"{_ZERO}overlap_comm"
-    if stage in (1, 2, 3) and given.get(key) is False:
-        yield slow(key, "false: gradients are reduced while nothing is computed", "true")
+    if stage in (1, 2, 3) and not truth(given.get(key, stage == 3)):
+        said = "false" if key in given else "not given"
+        yield slow(key, f"{said}: gradients are reduced while nothing is computed", "true")
         return
     if stage != 0:
         tensor, stages = configuration.layout.tp or 1, configuration.layout.pp or 1

@@ -76,8 +76,8 @@ def _zero_stage(decided: Decided) -> tuple[int, list[Loss]]:
     if layout.tp > 1 and stage > 2:
         losses.append(Loss(f"{layout.sharding} with tensor ranks", "zero_optimization stage 2"))
         stage = 2
-    # The engine of a pipeline waits for all communication.
-    waits = {"blocking"} if layout.pp > 1 or (stage == 1 and layout.blocking == ("reductions",)) else set()
+    # The engine of a pipeline waits for all communication; stages that shard may wait for collectives.
+    waits = {"blocking"} if layout.pp > 1 or (stage > 0 and "messages" not in layout.blocking) else set()
     return stage, losses + unexpressed(layout, STACK, DEEPSPEED.expressed() | waits)
 
 

@@ -159,7 +159,7 @@ def _states(decided: Decided) -> Options:
     if layout.sharding == "zero-0":
         return options
     options.append(("--use-distributed-optimizer",))
-    if overlapped:
+    if overlapped and "gathers" not in layout.blocking:
         # It needs overlapped reductions.
         options.append(("--overlap-param-gather",))
     if layout.sharding in _STRATEGIES:

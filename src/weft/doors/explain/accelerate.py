@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from weft.describe.plan import Recompute, Sharding
+from weft.describe.plan import Blocking, Recompute, Sharding
 from weft.doors.configuration import Configuration, StatedMemory, counts, flat, truth, whole, yaml_mapping
 from weft.doors.explain.deepspeed import (
     SHARDINGS,
     absent,
+    blocking_of,
     incomparable,
     named,
     sharding_of,
@@ -66,7 +67,7 @@ def read(text: str, name: str) -> Configuration:
         "recompute": _recompute(given, kind),
         "schedule": "1f1b",
         "loops": 1,
-        "blocking": ("messages",) if values.get("pp", 1) > 1 else (),
+        "blocking": _blocking(kind, deepspeed or {}, sharding, values.get("pp", 1)),
     }
     configuration = Configuration(
         stack=NAME,
@@ -109,6 +110,14 @@ def _sharding(given: Mapping[str, Any], kind: str, deepspeed: Mapping[str, Any] 
     if strategy in _STRATEGIES:
         return _STRATEGIES[strategy]
     return "zero-2" if resharded is not None and not truth(resharded) else "zero-3"
+
+
+def _blocking(
+    kind: str, deepspeed: Mapping[str, Any], sharding: Sharding | None, pipeline: int
+) -> tuple[Blocking, ...]:
+    if kind == "DEEPSPEED":
+        return blocking_of(deepspeed, sharding, pipeline)
+    return ("messages",) if pipeline > 1 else ()
 
 
 def _memory(

@@ -42,17 +42,17 @@ def read(text: str, name: str) -> Configuration:
     """
     given = flat(json_mapping(text) or {}, name)
     values, keys = counts(given, DEEPSPEED.counts, name)
-    stage = whole(given.get("zero_optimization.stage", 0))
     if "global_batch" not in values:
         # By default the engine accumulates nothing.
         values.setdefault("micro_batches", 1)
+    stage = whole(given.get("zero_optimization.stage", 0))
     sharding, pipeline = sharding_of(given), values.get("pp", 1)
     said = {
         "sharding": sharding,
         "recompute": _recompute(given),
         "schedule": "1f1b",
         "loops": 1,
-        "blocking": _blocking(given, stage, pipeline),
+        "blocking": blocking_of(given, sharding, pipeline),
     }
     configuration = Configuration(
         stack=NAME,
@@ -121,11 +121,22 @@ def _recompute(given: Mapping[str, Any]) -> Recompute | None:
     return None if not isinstance(interval, int) else "full" if interval > 0 else "none"
 
 
-def _blocking(given: Mapping[str, Any], stage: Any, pipeline: int) -> tuple[Blocking, ...]:
-    """Return the waits: a pipeline's engine blocks on messages and reduces last; ZeRO-1 may overlap."""
+def blocking_of(given: Mapping[str, Any], sharding: Sharding | None, pipeline: int) -> tuple[Blocking, ...]:
+    """Return what the engine waits for.
+
+    A pipeline waits for messages and reduces last. Without `overlap_comm`, others wait for reductions; it is
+    on by default in stage 3 only, where it overlaps gathers, too. Stages 1 and 2 gather weights after a step.
+    """
+    shards = sharding not in (None, "zero-0")
+    overlaps = shards and truth(given.get("zero_optimization.overlap_comm", sharding == "zero-3"))
+    found: list[Blocking] = []
+    if shards and not (sharding == "zero-3" and overlaps):
+        found.append("gathers")
     if pipeline > 1:
-        return ("messages", "reductions") if stage in (0, 1) else ("messages",)
-    return ("reductions",) if stage == 1 and given.get("zero_optimization.overlap_comm") is False else ()
+        found.append("messages")
+    if pipeline > 1 or not overlaps:
+        found.append("reductions")
+    return tuple(found)
 
 
 def unpredicted(given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -137,9 +148,6 @@ def unpredicted(given: Mapping[str, Any]) -> tuple[str, ...]:
         lines.append("zero_optimization.zero_hpz_partition_size: predicted without second copies of weights")
     if given.get(_REDUCED) is not None and _reduce_precision(given) is None:
         lines.append(f"{_REDUCED} {given[_REDUCED]}: predicted with reductions in fp32")
-    stage = whole(given.get("zero_optimization.stage", 0))
-    if stage in (2, 3) and given.get("zero_optimization.overlap_comm") is False:
-        lines.append("zero_optimization.overlap_comm false: predicted with reductions beside backward passes")
     return tuple(lines)
 
 

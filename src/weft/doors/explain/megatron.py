@@ -225,8 +225,10 @@ def _recompute(given: Mapping[str, Any]) -> Recompute:
 
 
 def _blocking(given: Mapping[str, Any], *, looped: bool, pipeline: int) -> tuple[Blocking, ...]:
-    """Return the waits: messages overlap on looped pipelines only, reductions by option."""
+    """Return the waits: messages overlap on looped pipelines only, gathers and reductions by option."""
     found: list[Blocking] = []
+    if "--overlap-param-gather" not in given and _sharding(given) == "zero-1":
+        found.append("gathers")
     if pipeline > 1 and (not looped or "--no-overlap-p2p-communication" in given):
         found.append("messages")
     if "--overlap-grad-reduce" not in given and _sharding(given) in ("zero-0", "zero-1"):

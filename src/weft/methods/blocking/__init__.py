@@ -4,6 +4,5 @@ from __future__ import annotations
 
 from weft.bundles import Bundle
 from weft.methods.blocking import program
-from weft.methods.blocking.moves import COMPOSITIONS
 
-BUNDLE = Bundle(name=program.NAME, parts=(program.PASS, *COMPOSITIONS))
+BUNDLE = Bundle(name=program.NAME, parts=(program.PASS,))

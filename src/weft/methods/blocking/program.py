@@ -7,23 +7,25 @@ computation. A device with several stages that alternates also runs the backward
 exchanges for both.
 
 `reductions`: gradients are reduced after the device's last backward, not after the last backward of each
-stage. Plain data parallelism without hooks does so.
+stage. Plain data parallelism without hooks does so. Replicas that shard gradients have no room for all of
+them. They reduce in turn with computations, as DeepSpeed does without `overlap_comm`.
+
+`gathers`: weights are gathered in turn with computations. Weights that stay are gathered before the first
+computation of a step. DeepSpeed's stages 1 and 2 do so, and Megatron-LM without `--overlap-param-gather`.
 
 A comparison with and without them splits a gain between the order and its implementation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Blocking, Plan
-from weft.errors import Violation
-from weft.methods.blocking.moves import FEW_GRADIENTS
-from weft.methods.sharding.kinds import REDUCE, REDUCE_ACROSS
+from weft.methods.sharding.kinds import GATHER, REDUCE, REDUCE_ACROSS
 from weft.program.arrays import Ints
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, COMPUTATIONS, FORWARD, MESSAGES, is_any_of
 from weft.program.layout import PipelineLayout
@@ -34,35 +36,49 @@ from weft.program.program import NONE, Edges
 NAME = "blocking"
 
 
-def options(plan: Plan, graph: LayerGraph) -> tuple[Blocking, ...] | None:
-    return plan.blocking or None
+_REDUCTIONS = (REDUCE, REDUCE_ACROSS)
 
 
-def refuse(
-    layout: PipelineLayout, blocking: tuple[Blocking, ...], others: Mapping[str, Any]
-) -> list[Violation]:
-    """Refuse reductions at the end of the step by replicas that shard gradients."""
-    level = getattr(others.get("sharding"), "level", None)
-    if "reductions" not in blocking or level not in FEW_GRADIENTS:
-        return []
-    problem = f"'reductions' at the step's end need room for every gradient, which {level} has not"
-    return [Violation("blocking", problem, "zero-1")]
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """The communication that devices wait for.
+
+    `keeps_gradients`: a device has room for every gradient until its last backward.
+    """
+
+    words: tuple[Blocking, ...]
+    keeps_gradients: bool = True
 
 
-def block(
-    pipeline: LoweredPipeline, layout: PipelineLayout, blocking: tuple[Blocking, ...]
-) -> LoweredPipeline:
+def options(plan: Plan, graph: LayerGraph) -> Blocked | None:
+    keeps_gradients = plan.sharding not in ("zero-2", "zero-3")
+    return Blocked(plan.blocking, keeps_gradients) if plan.blocking else None
+
+
+def block(pipeline: LoweredPipeline, layout: PipelineLayout, blocked: Blocked) -> LoweredPipeline:
     """Return the pipeline without overlap of the named communication with computations."""
-    if "reductions" in blocking:
-        pipeline = _reduce_at_end(pipeline)
-    if "messages" in blocking:
+    if "gathers" in blocked.words:
+        pipeline = _in_turn(pipeline, (GATHER,))
+    if "reductions" in blocked.words:
+        pipeline = _reduce_at_end(pipeline) if blocked.keeps_gradients else _in_turn(pipeline, _REDUCTIONS)
+    if "messages" in blocked.words:
         pipeline = _exchange_in_turn(pipeline)
     return pipeline
 
 
+def _in_turn(pipeline: LoweredPipeline, kinds: tuple[int, ...]) -> LoweredPipeline:
+    """Let the computation after each collective wait for it; it follows the computation before it anyway."""
+    rank, rows = pipeline.columns.rank, np.flatnonzero(is_any_of(pipeline.columns.kind, kinds))
+    computations = _computations(pipeline)
+    after = np.append(computations, NONE)[np.searchsorted(computations, rows)]
+    holds_up = (after != NONE) & (rank[after] == rank[rows])
+    waits = Edges.of(rows[holds_up], after[holds_up])
+    return LoweredPipeline(pipeline.columns, Edges.join([pipeline.edges, waits]))
+
+
 def _reduce_at_end(pipeline: LoweredPipeline) -> LoweredPipeline:
     columns = pipeline.columns
-    reduces = np.flatnonzero(is_any_of(columns.kind, (REDUCE, REDUCE_ACROSS)))
+    reduces = np.flatnonzero(is_any_of(columns.kind, _REDUCTIONS))
     computations = _computations(pipeline)
     last = np.full(int(columns.rank.max(initial=0)) + 1, NONE, dtype=np.int64)
     last[columns.rank[computations]] = computations
@@ -148,4 +164,4 @@ def _reordered(pipeline: LoweredPipeline, place: Ints, waits: Edges) -> LoweredP
     return LoweredPipeline(pipeline.columns.take(order), renumber(Edges.join([pipeline.edges, waits]), order))
 
 
-PASS = Pass(name=NAME, options=options, apply=block, after=("sharding", "tying"), refuse=refuse)
+PASS = Pass(name=NAME, options=options, apply=block, after=("sharding", "tying"))
