@@ -55,21 +55,25 @@ def improvements(
     groups = int(group.max(initial=-1)) + 1
     chances = np.full((groups, devices.count), 1.0 / devices.count)
     best, done = math.inf, 0
+    # Later rounds mostly draw what is known.
+    known: dict[bytes, tuple[int, float]] = {}
     while done < evaluations:
         generator = np.random.default_rng(counter_seed(seed, "learned placement", done))
         drawn = _drawn(chances, generator, min(ROUND, evaluations - done))
         scores = []
         for choice in drawn:
             done += 1
-            lacking = lacking_bytes(graph, devices, choice[group])
-            makespan = math.inf
-            if not lacking:
-                placement = earliest_task_first(graph, devices, pinned=choice[group].tolist())
-                makespan = float(placement.makespan)
-                if makespan < best:
-                    best = makespan
-                    yield Improvement(done, placement)
-            scores.append((lacking, makespan))
+            if (key := choice.tobytes()) not in known:
+                lacking = lacking_bytes(graph, devices, choice[group])
+                makespan = math.inf
+                if not lacking:
+                    placement = earliest_task_first(graph, devices, pinned=choice[group].tolist())
+                    makespan = float(placement.makespan)
+                    if makespan < best:
+                        best = makespan
+                        yield Improvement(done, placement)
+                known[key] = lacking, makespan
+            scores.append(known[key])
         order = sorted(range(len(drawn)), key=lambda number: scores[number])
         elite = drawn[order[:BEST]]
         shares = (elite[:, :, None] == np.arange(devices.count)).mean(axis=0)

@@ -36,23 +36,35 @@ def repaired(
     generator = np.random.default_rng(counter_seed(seed, "repair"))
     group: Ints = np.unique(graph.groups, return_inverse=True)[1]
     best = placement
+    # On few operators, most moves are known.
+    known: dict[tuple[bytes, bytes], Placement | None] = {}
     for done in range(1, evaluations + 1):
         first = int(generator.choice(longest_chain_operators(graph, best)))
         device = best.device.copy()
         part = _around(graph, device, first, 2 ** int(generator.integers(0, 5)))
         target = (device[first] + generator.integers(1, devices.count)) % devices.count
         device[np.isin(group, group[part])] = target
-        if lacking_bytes(graph, devices, device):
+        key = device.tobytes(), best.sequence.tobytes()
+        if key not in known:
+            known[key] = _better_order(graph, devices, device, best.sequence)
+        tried = known[key]
+        if tried is None:
             continue
-        tried = min(
-            scheduled(graph, devices, device, best.sequence),
-            earliest_task_first(graph, devices, pinned=device.tolist()),
-            key=lambda one: one.makespan,
-        )
         if tried.makespan < best.makespan:
             yield Improvement(done, tried)
         if tried.makespan <= best.makespan:
             best = tried
+
+
+def _better_order(graph: OperatorGraph, devices: Devices, device: Ints, sequence: Ints) -> Placement | None:
+    """Return operators on these devices, in this order or by the earliest task first; None without room."""
+    if lacking_bytes(graph, devices, device):
+        return None
+    return min(
+        scheduled(graph, devices, device, sequence),
+        earliest_task_first(graph, devices, pinned=device.tolist()),
+        key=lambda one: one.makespan,
+    )
 
 
 def _around(graph: OperatorGraph, device: Ints, first: int, count: int) -> list[int]:
