@@ -205,12 +205,14 @@ Judged = tuple[Candidate, PlacedStages]
 def changes(problem: Problem, start: Judged, most: int) -> Iterator[tuple[Judged, bool]]:
     """Yield changed placements, simulated, and whether each is better than all before.
 
-    The first one splits backward passes. Each other has one group of the best one so far on another device.
+    The first one splits backward passes. Each other has one group of the fastest one so far on another
+    device. The fastest one may split for next to nothing, and lead to one that gains more.
     """
-    key, best = rank_key(problem), start
-    changed = best[1].moved()
+    key = rank_key(problem)
+    best = fastest = start
+    changed = start[1].moved()
     if most and problem.pins.schedule is None:
-        changed = chain([replace(best[1], splits=True)], changed)
+        changed = chain([replace(start[1], splits=True)], changed)
     for _ in range(most):
         if (one := next(changed, None)) is None:
             return
@@ -218,7 +220,9 @@ def changes(problem: Problem, start: Judged, most: int) -> Iterator[tuple[Judged
         better = key(tried[0]) < key(best[0]) and not _splits_in_vain(tried, best)
         yield tried, better
         if better:
-            best, changed = tried, one.moved()
+            best = tried
+        if key(tried[0]) < key(fastest[0]):
+            fastest, changed = tried, one.moved()
 
 
 def _splits_in_vain(tried: Judged, best: Judged) -> bool:

@@ -26,7 +26,6 @@ from weft.planning.planners.graphpipe.plans import (
     CHAIN_SCHEDULE,
     SPLIT_CHAIN_SCHEDULE,
     SPLIT_SCHEDULE,
-    by_work,
     depth_of,
     edges_of,
     in_order,
@@ -45,6 +44,7 @@ from weft.planning.planners.graphpipe.questions import (
 )
 from weft.planning.planners.graphpipe.series_parallel import decompose, earliest_ends
 from weft.planning.planners.graphpipe.trees import Tree, joined
+from weft.planning.planners.graphpipe.unlike_devices import by_work, levelled
 from weft.planning.planners.homogeneous import rank_key
 from weft.planning.planners.part_clusters import problems_of, unlike_devices
 from weft.planning.planners.simulated import judged, prepare
@@ -120,8 +120,10 @@ class GraphPipePlanner:
         parts = problems_of(problem) if unlike_devices(problem.job.cluster) else (problem,)
         found = [one for part in parts if _has_room(part) for one in self._partitions(problem, part)]
         candidates = sorted(_once(found), key=rank_key(problem))
-        fitting = [one for one in candidates if one.verdict is Verdict.FITS]
-        pipelines = [one for one in fitting if one.plan is not None and len(one.plan.stages) > 1]
+        if unlike_devices(problem.job.cluster):
+            moved = [one for best in _pipelines(candidates) for one in self._by_speed(problem, best)]
+            candidates = sorted(_once([*candidates, *moved]), key=rank_key(problem))
+        pipelines = _pipelines(candidates)
         near = [one for one in pipelines if one.step_s <= self.nearness * pipelines[0].step_s]
         varied = [one for best in near for one in self._varied(problem, best)]
         candidates = sorted(_once([*candidates, *varied]), key=rank_key(problem))
@@ -139,14 +141,19 @@ class GraphPipePlanner:
         found = [one for some in searches for one in search.simulated(some, self.finalists)]
         return [*found, *search.replicas()]
 
+    def _by_speed(self, problem: Problem, best: Candidate) -> Iterator[Candidate]:
+        """Yield a simulated partition with most work on the fastest devices, and with layers moved there."""
+        assert best.plan is not None, "a candidate that fits has a plan"
+        dealt = by_work(problem, best.plan)
+        for plan in (dealt, levelled(problem, dealt)):
+            if plan != best.plan:
+                yield self._varying(problem, plan)
+
     def _varied(self, problem: Problem, best: Candidate) -> Iterator[Candidate]:
-        """Yield a simulated partition on devices by their speed, in other orders and shardings."""
+        """Yield a simulated partition in other orders and shardings."""
         pins, job, plan = problem.pins, problem.job, best.plan
         if plan is None:
             return
-        if unlike_devices(job.cluster) and (dealt := by_work(problem, plan)) != plan:
-            plan = dealt
-            yield self._varying(problem, plan)
         # As in other searches, processors keep to the plainest orders.
         for name, sharding in self.orders if overlaps(job.cluster) else ():
             if job.graph.is_chain and is_for_graphs(get_schedule(name)):
@@ -316,6 +323,12 @@ class _PartitionSearch:
 def _has_room(problem: Problem) -> bool:
     """Return True if a cluster has the devices that pinned degrees need."""
     return any(tp * dp <= problem.job.cluster.ranks for tp, dp in degrees_of(problem))
+
+
+def _pipelines(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates with several stages that fit."""
+    fitting = [one for one in candidates if one.verdict is Verdict.FITS]
+    return [one for one in fitting if one.plan is not None and len(one.plan.stages) > 1]
 
 
 def _once(candidates: list[Candidate]) -> list[Candidate]:

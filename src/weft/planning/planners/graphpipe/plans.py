@@ -15,7 +15,6 @@ from weft.errors import InputError
 from weft.moves.layout import build_plan
 from weft.moves.layout_of_plan import layout_of
 from weft.planning.planners.graphpipe.part_plans import StageGraph, StageOfLayers
-from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.problem import Problem
 
 # Without branches both orders are the same.
@@ -74,36 +73,6 @@ def _dealt(plan: Plan, replicas: Sequence[int], tp: int) -> dict[str, object]:
         placed[index] = Stage(layers=plan.stages[0].layers, replicas=tuple(copies))
     mesh = {**plan.mesh, "pp": sum(replicas) // pipelines, "dp": pipelines}
     return {"stages": tuple(placed[index] for index in range(len(replicas))), "mesh": mesh}
-
-
-def by_work(problem: Problem, plan: Plan) -> Plan:
-    """Return the plan with the stages of most work on the fastest devices, if all have as many ranks.
-
-    Raises:
-        InputError: when a profile was not measured at this tensor degree.
-    """
-    stages, times = plan.stages, ProblemLayerTimes(problem)
-    if len({tuple(len(copy.ranks) for copy in stage.replicas) for stage in stages}) > 1:
-        return plan
-    groups = problem.job.cluster.groups
-    each_s = [
-        times.of_group(group, plan.micro_batch_size, plan.tensor_degrees[0]).both_s
-        / min(groups[group].speeds or (1.0,))
-        for group in range(len(groups))
-    ]
-    group_of = problem.cost_model.network.places.group
-
-    def slowest_s(stage: Stage) -> float:
-        """Return the seconds of the whole model on the slowest device of a stage."""
-        used = {int(group_of[rank]) for copy in stage.replicas for rank in copy.ranks}
-        return max(float(each_s[group].sum()) for group in used)
-
-    work_s = [float(each_s[0][list(stage.layers)].sum()) for stage in stages]
-    most = sorted(range(len(stages)), key=lambda index: -work_s[index])
-    fastest = sorted(range(len(stages)), key=lambda index: slowest_s(stages[index]))
-    replicas = {index: stages[place].replicas for index, place in zip(most, fastest, strict=True)}
-    dealt = [stage.model_copy(update={"replicas": replicas[index]}) for index, stage in enumerate(stages)]
-    return plan.model_copy(update={"stages": tuple(dealt)})
 
 
 # Decisions of a layout that a partition makes.
