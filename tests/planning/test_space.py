@@ -7,9 +7,9 @@ import pytest
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.layout import PartialLayout
 from weft.describe.plan import RECOMPUTES
-from weft.planning.planners.space import layouts, splits_backward
+from weft.planning.planners.space import layouts
 from weft.planning.problem import problem_of
-from weft.program.schedules import SCHEDULES
+from weft.program.schedules import SCHEDULES, splits_backward
 
 
 def problem(on="8xa100-80gb", *, synchronous=False, batch=8, **pins):

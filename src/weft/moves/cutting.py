@@ -13,11 +13,10 @@ from weft.describe.plan import Choice, Plan
 from weft.errors import InputError, Violation, nearest
 from weft.moves.composition import Composition
 from weft.moves.move import Context, Move
+from weft.program.schedules import splits_backward
 from weft.program.segments import Axis
 
 INSIDE = "inside"
-# Orders that split backward passes.
-_SPLIT = ("zb-h1", "graph-zb-h1", "zb-v", "placed-zb")
 _IN_PARTS = "the parts are those of a whole stage, not of its segments"
 # The fields of layouts for the axes of a `ReplicaGrid`, and their names in the table of refusals.
 _FIELDS: Mapping[Axis, str] = {"tensor": "tp", "context": "cp", "expert": "ep"}
@@ -72,7 +71,7 @@ class Cutter:
         """The layouts that the method refuses."""
 
         def in_parts(job: Job, layout: Layout) -> str | None:
-            if not self._asked(job, layout) or layout.schedule not in _SPLIT:
+            if not self._asked(job, layout) or not splits_backward(layout.schedule, layout.pp):
                 return None
             return f"{self.name}: {layout.schedule} runs backward passes in two parts; nearest schedule: 1f1b"
 

@@ -51,6 +51,15 @@ def layout_of(plan: Plan, layer_seconds: Sequence[float] | None = None) -> Layou
     return replace(layout, rank_order=_rank_order_of(plan, layout))
 
 
+def said_as_layout(plan: Plan) -> Layout | None:
+    """Return the layout of a plan; None if its stages are no cuts of the layers in their order."""
+    try:
+        layout = layout_of(plan)
+    except InputError:
+        return None
+    return layout if layout.stages > 1 else replace(layout, layers_per_stage=None)
+
+
 def usual_layout_of(plan: Plan) -> Layout:
     """Return a plan's nearest layout with equal stages: most frequent sizes, heaviest recomputation."""
     paths = paths_of(get_schedule(plan.schedule.name))

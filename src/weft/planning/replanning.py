@@ -41,10 +41,9 @@ from weft.planning.planners import Candidate, Verdict, get_planner
 from weft.planning.planners.baechi.inputs import PlacementInputs, PlacementQuestion, questions
 from weft.planning.planners.baechi.planner import CO_PLACEMENTS
 from weft.planning.planners.baechi.plans import PlacedStages, changes
-from weft.planning.planners.graphpipe.plans import said_as_layout
 from weft.planning.planners.graphpipe.questions import require_partition
 from weft.planning.planners.homogeneous import rank_key
-from weft.planning.planners.simulated import judged
+from weft.planning.planners.simulated import judged_plan
 from weft.planning.problem import Problem
 from weft.program.arrays import Ints
 from weft.progress import CountedWork, ProgressReport, unwatched
@@ -239,7 +238,7 @@ def _searched(problem: Problem, held: Holdings, name: str) -> Iterator[tuple[str
         yield name, one
         plan = on_equal_devices(found, problem.job, held)
         if plan != found:
-            yield name, judged(problem, replace(one, layout=said_as_layout(plan)), plan)
+            yield name, judged_plan(problem, plan)
 
 
 def _repairs(problem: Problem, held: Holdings) -> Iterator[tuple[str, Candidate]]:

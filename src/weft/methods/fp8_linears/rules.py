@@ -20,7 +20,7 @@ from weft.errors import Violation
 from weft.methods.fp8_linears.options import NAME
 from weft.methods.fp8_linears.products import MULTIPLE, converted
 from weft.moves.composition import Composition
-from weft.planning.planners.space import splits_backward
+from weft.program.schedules import splits_backward
 from weft.run.supported import NeededPackage
 
 TENSOR = "tensor ranks multiply parts of a weight, with layers of weft's own that are not converted"

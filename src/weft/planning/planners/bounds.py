@@ -23,7 +23,6 @@ from weft.moves.layout import parts_of, pipeline_of
 from weft.moves.sharers import sharers_of
 from weft.planning.planners.kept_micro_batches import KeptMicroBatches
 from weft.planning.planners.layer_times import LeastCosts
-from weft.planning.planners.space import splits_backward
 from weft.planning.problem import Problem
 from weft.predict.cost.memory import (
     ALLOCATOR_SLACK,
@@ -37,7 +36,7 @@ from weft.predict.cost.memory import (
 from weft.predict.cost.residency import LIVE_SPREAD, RESIDENT_SPREAD, KeptAway
 from weft.program.arrays import Floats, Ints
 from weft.program.buffers import SHARDED_BUFFERS
-from weft.program.schedules import SCHEDULES, get_schedule
+from weft.program.schedules import SCHEDULES, get_schedule, splits_backward
 from weft.program.schedules.base import Pipeline, placements
 
 # Shape of a micro-batch, loss, stages, layers per stage: together they decide where the layers are cut.

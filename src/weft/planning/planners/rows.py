@@ -12,7 +12,7 @@ from weft.moves.layout import refuse
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.downsets import Question, Row
 from weft.planning.planners.graph_costs import GraphCosts, graph_costs
-from weft.planning.planners.graphpipe.plans import CHAIN_SCHEDULE, plan_of, said_as_layout
+from weft.planning.planners.graphpipe.plans import CHAIN_SCHEDULE, plan_of
 from weft.planning.planners.graphpipe.questions import (
     degrees_of,
     least_layout,
@@ -22,7 +22,7 @@ from weft.planning.planners.graphpipe.questions import (
     unlike_degrees,
 )
 from weft.planning.planners.homogeneous import rank_key
-from weft.planning.planners.simulated import judged, prepare
+from weft.planning.planners.simulated import judged_plan, prepare
 from weft.planning.problem import Problem
 
 # Rows of one size of micro-batches to simulate until one fits.
@@ -104,8 +104,7 @@ def _try_to_fit(problem: Problem, rows: list[Row], tried: dict[object, Candidate
             tried[id(row)] = Candidate(verdict=Verdict.REFUSED, reason=str(error.violations[0]))
             continue
         if plan.plan_id not in tried:
-            candidate = Candidate(layout=said_as_layout(plan), verdict=Verdict.REFUSED, reason="")
-            tried[plan.plan_id] = judged(problem, candidate, plan)
+            tried[plan.plan_id] = judged_plan(problem, plan)
         if tried[plan.plan_id].verdict is Verdict.FITS:
             break
 

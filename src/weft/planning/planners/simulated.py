@@ -12,6 +12,7 @@ from weft.describe.plan import Plan
 from weft.describe.units import format_bytes, format_odds, format_seconds
 from weft.errors import InputError
 from weft.moves.layout import build_plan
+from weft.moves.layout_of_plan import said_as_layout
 from weft.planning.long_steps import LongStep
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.bounds import Bounds, Holding
@@ -55,6 +56,12 @@ def judged(problem: Problem, candidate: Candidate, plan: Plan) -> Candidate:
         plan=plan,
         prediction=step.prediction,
     )
+
+
+def judged_plan(problem: Problem, plan: Plan) -> Candidate:
+    """Return a candidate for a plan of any stages, with its predicted step and peaks, and a verdict."""
+    candidate = Candidate(layout=said_as_layout(plan), verdict=Verdict.REFUSED, reason="")
+    return judged(problem, candidate, plan)
 
 
 def _misfit(problem: Problem, plan: Plan, step: LongStep) -> str | None:

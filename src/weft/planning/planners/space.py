@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
-from itertools import product
 from math import gcd, lcm
 
 from weft.describe.cluster import Cluster
@@ -20,8 +18,7 @@ from weft.moves.partition import uniform_partition
 from weft.moves.schedules import schedules_within
 from weft.moves.sharers import sharings
 from weft.planning.problem import Problem
-from weft.program.kinds import BACKWARD_INPUT
-from weft.program.schedules import SCHEDULES, get_schedule
+from weft.program.schedules import SCHEDULES, get_schedule, splits_backward
 from weft.program.schedules.base import (
     Options,
     Pipeline,
@@ -218,18 +215,6 @@ def _schedules(problem: Problem, pp: int, *, opened: bool) -> Iterator[Schedule]
 def _alone(job: Job) -> str:
     """Return the order of one device with one stage."""
     return FORWARD_FIRST_SCHEDULE if goes_forward_first(job) else SINGLE_DEVICE_SCHEDULE
-
-
-@cache
-def splits_backward(name: str, pp: int) -> bool:
-    """Return True if a schedule computes backwards in two parts, in short pipelines."""
-    schedule = get_schedule(name)
-    probes = (Pipeline(pp, loops * pp, pp) for loops in (1, 2))
-    return any(
-        BACKWARD_INPUT in schedule.order(probe, 0, options).kind
-        for probe, options in product(probes, searched_options(schedule))
-        if schedule.refuse(probe, options) is None
-    )
 
 
 def _loops(job: Job, pp: int, schedule: Schedule, options: Options) -> Iterator[int]:

@@ -7,11 +7,14 @@ follows `weft.program.schedules.base.Schedule` and takes no arguments.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from itertools import product
 from types import MappingProxyType
 
 from weft.errors import InputError, Violation, nearest
 from weft.installed import installed
-from weft.program.schedules.base import Schedule
+from weft.program.kinds import BACKWARD_INPUT
+from weft.program.schedules.base import Pipeline, Schedule, searched_options
 from weft.program.schedules.breadth_first import BreadthFirst
 from weft.program.schedules.chimera import Chimera
 from weft.program.schedules.depth_first import DepthFirst
@@ -74,3 +77,15 @@ def get_schedule(name: str) -> Schedule:
     words = {word.lower(): known for known, schedule in table.items() for word in (known, *schedule.synonyms)}
     meant = words.get(nearest(name.lower(), words), "")
     raise InputError(Violation("schedule", f"{name!r} is not one of {', '.join(sorted(table))}", meant))
+
+
+@cache
+def splits_backward(name: str, devices: int) -> bool:
+    """Return True if a schedule computes backwards in two parts, in short pipelines of so many devices."""
+    schedule = get_schedule(name)
+    probes = (Pipeline(devices, loops * devices, devices) for loops in (1, 2))
+    return any(
+        BACKWARD_INPUT in schedule.order(probe, 0, options).kind
+        for probe, options in product(probes, searched_options(schedule))
+        if schedule.refuse(probe, options) is None
+    )

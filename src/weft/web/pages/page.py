@@ -17,9 +17,12 @@ from weft.web.charts.picture import STYLE
 _MARKER = re.compile(r"\{\{(\w+)\}\}")
 
 
-def page_html(title: str, subtitle: str, sections: Sequence[str]) -> str:
-    """Return the page as text; `sections` are markup without scripts, and pictures hold its only styles."""
-    css, script = static_text("report.css"), static_text("save.js")
+def page_html(title: str, subtitle: str, sections: Sequence[str], scripts: Sequence[str] = ()) -> str:
+    """Return the page as text; `sections` are markup, and pictures hold its only styles.
+
+    `scripts` are further files of `static/`, whose data sections hold as JSON.
+    """
+    css, script = static_text("report.css"), "\n".join(map(static_text, ("save.js", *scripts)))
     policy = " ".join(f"'{policy_hash(style)}'" for style in (css, STYLE))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

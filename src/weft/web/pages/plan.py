@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from html import escape
 
+import numpy as np
+
 from weft.describe.plan import Plan, precision_words, shared_out
 from weft.describe.prediction import Prediction
 from weft.describe.units import format_seconds
@@ -14,7 +16,8 @@ from weft.timeline.timeline import Timeline
 from weft.web.charts.cluster import cluster_svg, memory_svg
 from weft.web.charts.stage_graph import stage_graph_svg
 from weft.web.charts.timeline import timeline_svg
-from weft.web.pages.page import page_html, picture_section, table_section
+from weft.web.pages.page import json_for_script, page_html, picture_section, section_html, table_section
+from weft.web.rows.placed_layers import placed_layers
 from weft.web.rows.plan import BREAKDOWN_HEAD, STAGE_HEAD, breakdown_rows, stage_rows
 from weft.web.rows.stage_graph import StageDiagram, stage_graph
 
@@ -41,7 +44,7 @@ def show_page(planned: PlannedJob) -> str:
             stage_rows(plan, prediction, cluster, job.graph.layers),
             words=STAGE_HEAD[:4],
         ),
-        *(() if graph is None else (stage_graph_section(graph),)),
+        *(() if graph is None else (stage_graph_section(graph), placed_layers_section(planned))),
         picture_section(
             "memory",
             "Predicted peak memory of each rank",
@@ -56,7 +59,8 @@ def show_page(planned: PlannedJob) -> str:
             partial(timeline_svg, planned.predicted.simulation.timeline),
         ),
     ]
-    return page_html(f"{plan.model} on {plan.cluster}", subtitle, sections)
+    scripts = () if graph is None else ("draw.js", "placed_layers.js")
+    return page_html(f"{plan.model} on {plan.cluster}", subtitle, sections, scripts)
 
 
 def stage_graph_section(graph: StageDiagram) -> str:
@@ -64,6 +68,41 @@ def stage_graph_section(graph: StageDiagram) -> str:
     stages, longest = len(graph.nodes), max(graph.to_end)
     title = f"Graph of {stages} stages, {longest} on its longest path"
     return picture_section("stage-graph", title, partial(stage_graph_svg, graph))
+
+
+# The kinds of layers with most time have a colour each, others the last one.
+LAYER_COLOURS = ("#2b6cd4", "#1a7f55", "#7a4fc0", "#b8473d", "#a85a14", "#14807c", "#a0468f", "#5c6470")
+
+LAYER_HINT = (
+    "Point at a layer, or choose one by arrows. Wheel, + and - zoom; a drag moves; 0 shows all. "
+    "Darker: every other stage of a rank."
+)
+
+
+def placed_layers_section(planned: PlannedJob) -> str:
+    """Return the picture of single layers on their ranks, with their data for `placed_layers.js`."""
+    placed = placed_layers(planned)
+    layers, last = len(placed.names), len(LAYER_COLOURS) - 1
+    title = f"{layers:,} layers on {len(placed.lanes)} ranks: the forward pass of the first micro-batch"
+    named = [*placed.kinds[:last], *(("others",) if len(placed.kinds) > last else ())]
+    legend = "".join(
+        f'<li><span style="background:{colour}"></span>{escape(kind)}</li>'
+        for kind, colour in zip(named, LAYER_COLOURS, strict=False)
+    )
+    record = {
+        **{name: list(getattr(placed, name)) for name in ("lanes", "kinds", "names", "parameters")},
+        **{name: getattr(placed, name).tolist() for name in ("lane", "kind", "stage")},
+        "start": np.round(placed.start_s, 12).tolist(),
+        "end": np.round(placed.end_s, 12).tolist(),
+        "colours": LAYER_COLOURS,
+    }
+    inside = (
+        f'<ul class="legend">{legend}</ul>'
+        f'<canvas tabindex="0" role="application" aria-labelledby="placed-layers-title"></canvas>'
+        f'<output class="note" data-none="{LAYER_HINT}">{LAYER_HINT}</output>'
+        f'<script type="application/json" id="placed-layers-data">{json_for_script(record)}</script>'
+    )
+    return section_html("placed-layers", escape(title), inside)
 
 
 # With more stages, half of this number are shown from each end.

@@ -26,9 +26,9 @@ from weft.planning.planners.baechi.inputs import TICKS_PER_S, PlacementQuestion
 from weft.planning.planners.baechi.segments import segments
 from weft.planning.planners.base import Candidate, Verdict
 from weft.planning.planners.graphpipe.part_plans import StageOfLayers
-from weft.planning.planners.graphpipe.plans import in_order, said_as_layout
+from weft.planning.planners.graphpipe.plans import in_order
 from weft.planning.planners.homogeneous import rank_key
-from weft.planning.planners.simulated import judged
+from weft.planning.planners.simulated import judged_plan
 from weft.planning.problem import Problem
 from weft.program.arrays import Ints
 from weft.program.schedules.placed import PlacedOrder, PlacedZeroBubble
@@ -133,12 +133,11 @@ class PlacedStages:
 
     def judged(self) -> Candidate:
         """Return its plan with the predicted step."""
-        candidate, problem = Candidate(verdict=Verdict.REFUSED, reason=""), self.question.inputs.problem
         try:
             plan = self.plan()
         except InputError as error:
-            return replace(candidate, reason=f"{self.words}; {error.violations[0]}")
-        one = judged(problem, replace(candidate, layout=said_as_layout(plan)), plan)
+            return Candidate(verdict=Verdict.REFUSED, reason=f"{self.words}; {error.violations[0]}")
+        one = judged_plan(self.question.inputs.problem, plan)
         return replace(one, reason=f"{self.words}; {one.reason}")
 
     def plan(self) -> Plan:

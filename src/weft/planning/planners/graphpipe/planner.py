@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from weft.describe.layout import Layout
-from weft.describe.plan import Choice, Plan, Sharding
+from weft.describe.plan import Choice, Sharding
 from weft.describe.units import format_seconds
 from weft.errors import InputError
 from weft.moves.layout import refuse
@@ -31,7 +31,6 @@ from weft.planning.planners.graphpipe.plans import (
     in_order,
     longest_path,
     plan_of,
-    said_as_layout,
 )
 from weft.planning.planners.graphpipe.questions import (
     degrees_of,
@@ -47,7 +46,7 @@ from weft.planning.planners.graphpipe.trees import Tree, joined
 from weft.planning.planners.graphpipe.unlike_devices import by_work, levelled
 from weft.planning.planners.homogeneous import rank_key
 from weft.planning.planners.part_clusters import problems_of, unlike_devices
-from weft.planning.planners.simulated import judged, prepare
+from weft.planning.planners.simulated import judged_plan, prepare
 from weft.planning.planners.space import overlaps
 from weft.planning.problem import Problem
 from weft.program.schedules import get_schedule
@@ -147,7 +146,7 @@ class GraphPipePlanner:
         dealt = by_work(problem, best.plan)
         for plan in (dealt, levelled(problem, dealt)):
             if plan != best.plan:
-                yield self._varying(problem, plan)
+                yield judged_plan(problem, plan)
 
     def _varied(self, problem: Problem, best: Candidate) -> Iterator[Candidate]:
         """Yield a simulated partition in other orders and shardings."""
@@ -162,12 +161,7 @@ class GraphPipePlanner:
             if kept and (sharding == "zero-0" or job.optimizer.steps_shards):
                 schedule = plan.schedule.model_copy(update={"name": name})
                 varied = plan.model_copy(update={"schedule": schedule, "sharding": sharding})
-                yield self._varying(problem, varied)
-
-    def _varying(self, problem: Problem, plan: Plan) -> Candidate:
-        return judged(
-            problem, Candidate(layout=said_as_layout(plan), verdict=Verdict.PRUNED, reason=""), plan
-        )
+                yield judged_plan(problem, varied)
 
     def _partly_whole(self, problem: Problem, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Return the best plan of split backwards with those whole that make its step shorter, if any do."""
@@ -178,7 +172,7 @@ class GraphPipePlanner:
         for stage in range(len(best.plan.stages))[: self.most_whole]:
             options = {"whole": ",".join(map(str, sorted({*stages, stage})))}
             plan = best.plan.model_copy(update={"schedule": Choice(name=SPLIT_SCHEDULE, options=options)})
-            tried = judged(problem, replace(best, layout=said_as_layout(plan)), plan)
+            tried = judged_plan(problem, plan)
             if tried.verdict is Verdict.FITS and tried.step_s < chosen.step_s:
                 chosen, stages = tried, {*stages, stage}
         return [] if chosen is best else [chosen]
@@ -299,12 +293,11 @@ class _PartitionSearch:
         return self._costs[key]
 
     def _judged(self, found: _Found) -> Candidate:
-        candidate = Candidate(verdict=Verdict.REFUSED, reason="")
         try:
             plan = plan_of(self._whole, found.graph, tp=found.tp, sharding=found.sharding)
         except InputError as error:
-            return replace(candidate, reason=str(error.violations[0]))
-        return judged(self._whole, replace(candidate, layout=said_as_layout(plan)), plan)
+            return Candidate(verdict=Verdict.REFUSED, reason=str(error.violations[0]))
+        return judged_plan(self._whole, plan)
 
     def _degrees_and_sizes(self) -> Iterator[tuple[int, int, int]]:
         """Yield (tp, dp, micro-batch size), but for sizes that a profile was not measured at."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
 from math import gcd
@@ -11,9 +10,7 @@ from math import gcd
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import DENSE, Layout
 from weft.describe.plan import Plan, Replica, Sharding, Stage
-from weft.errors import InputError
 from weft.moves.layout import build_plan
-from weft.moves.layout_of_plan import layout_of
 from weft.planning.planners.graphpipe.part_plans import StageGraph, StageOfLayers
 from weft.planning.problem import Problem
 
@@ -77,15 +74,6 @@ def _dealt(plan: Plan, replicas: Sequence[int], tp: int) -> dict[str, object]:
 
 # Decisions of a layout that a partition makes.
 DECIDED = {"pp", "dp", "tp", "loops", "micro_batch_size", "schedule", "sharding", "recompute"}
-
-
-def said_as_layout(plan: Plan) -> Layout | None:
-    """Return the layout of a plan; None if its stages are no cuts of the layers in their order."""
-    try:
-        layout = layout_of(plan)
-    except InputError:
-        return None
-    return layout if layout.stages > 1 else replace(layout, layers_per_stage=None)
 
 
 def in_order(graph: LayerGraph, stages: Sequence[StageOfLayers]) -> list[StageOfLayers]:
