@@ -120,7 +120,7 @@ def test_a_file_is_explained(capsys: pytest.CaptureFixture[str], deepspeed: Path
         "wrong: fp16.enabled: bf16 and fp16 are both enabled; one is allowed (nearest valid: false)\n" in text
     )
     assert "assumed recompute none: " in text
-    assert "this file  pp 1 x dp 4, 1f1b, micro-batch size 1, zero-1 " in text
+    assert "this file  pp 1 x dp 4, 1f1b, micro-batch size 1, zero-1" in text
     assert "weft " in text
     assert " per step, by both predictions" in text or "weft would do no better" in text
 

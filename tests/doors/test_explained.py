@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from weft.doors.explained import explain_text
 from weft.doors.implied import Answers
 from weft.errors import InputError
 from weft.moves.layout_of_plan import layout_of
+from weft.scoring.score import score
 
 pytestmark = pytest.mark.usefixtures("own_home")
 
@@ -84,6 +86,41 @@ def test_weights_that_are_shared_out_without_a_pipeline_come_layer_by_layer() ->
         "links inside nodes: 300 GB/s and 3.00 us per device, usual for a100-80gb",
         "sequence: 1024 tokens, the model's longest",
     )
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("bytes_per_s", [1e9, 200e9])
+def test_a_file_and_a_measured_row_of_its_run_have_the_same_step(
+    stage: int, bytes_per_s: float, tmp_path: Path
+) -> None:
+    """But for the embedding and the head, which a row has in units of blocks."""
+    text = deepspeed(zero_optimization={"stage": stage, "overlap_comm": True})
+    where = tmp_path / "cluster.toml"
+    where.write_text(
+        'name = "two"\n[[node]]\nname = "n"\ncount = 2\ndevice = "a100-80gb"\ndevices = 8\n'
+        'bandwidth = "300 GB/s"\nlatency = "3 us"\n[[link]]\nbetween = ["n", "n"]\n'
+        f'bandwidth = "{bytes_per_s / 1e9:g} GB/s"\nlatency = "10 us"\n'
+    )
+    found = explain_text(text, "ds.json", Answers(model="llama-7b", on=str(where)), search=False)
+    assert found.plan is not None
+    row = {
+        "family": "llama",
+        "layers": 32,
+        "hidden": 4096,
+        "heads": 32,
+        "ffn": 11008,
+        "seq": 2048,
+        "cluster": "cluster.toml",
+        "dp": 16,
+        "micro_batch_size": 2,
+        "global_batch": 64,
+        "sharding": f"zero-{stage}",
+        "stack": "deepspeed",
+        "measured_step_s": 1.0,
+    }
+    path = tmp_path / "rows.csv"
+    path.write_text(",".join(row) + "\n" + ",".join(map(str, row.values())) + "\n")
+    assert score(path).rows[1].step_s == pytest.approx(found.plan.prediction.step_s, rel=0.03)
 
 
 def test_what_is_told_counts_before_what_the_file_says() -> None:

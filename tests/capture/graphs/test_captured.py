@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import own_models
 import pytest
@@ -87,7 +88,14 @@ def made(name: str, level: str) -> tuple[nn.Module, CapturedModel, Example]:
     return module, CapturedModel(module, example, level=level), example
 
 
-EVERY = pytest.mark.parametrize(("name", "level"), [(name, level) for name in MODELS for level in LEVELS])
+def on_one_runner(name: str, *more: str) -> Any:
+    """A parameter of a test; those of one model share what is captured."""
+    return pytest.param(name, *more, marks=pytest.mark.xdist_group(f"captured {name}"))
+
+
+EVERY = pytest.mark.parametrize(
+    ("name", "level"), [on_one_runner(name, level) for name in MODELS for level in LEVELS]
+)
 
 
 @EVERY
@@ -131,7 +139,7 @@ def test_it_keeps_what_autograd_saves_of_the_module(name: str, level: str) -> No
     assert found <= (1.03 + MOST_REPEATED.get(name, 0.0)) * expected
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", map(on_one_runner, MODELS))
 def test_all_levels_have_the_same_products(name: str) -> None:
     graphs = [made(name, level)[1].layer_graph() for level in LEVELS]
     flops = [sum(layer.flops(ONE) for layer in graph.layers) for graph in graphs]

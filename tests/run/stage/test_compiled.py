@@ -54,25 +54,25 @@ def trained(stage: nn.Module, recompute: str) -> tuple[float, dict[str, torch.Te
     return loss.item(), {name: parameter.grad for name, parameter in stage.named_parameters()}
 
 
+@pytest.mark.parametrize("recompute", ["none", pytest.param("full", marks=pytest.mark.compiler)])
 @pytest.mark.usefixtures("compiler")
-def test_compiled_layers_give_the_gradients_of_the_others() -> None:
+def test_compiled_layers_give_the_gradients_of_the_others(recompute: str) -> None:
     """Of three equal blocks one is compiled; kept and recomputed layers are the same."""
     inputs = torch.zeros(2, CONFIG.sequence, dtype=torch.int64)
-    for recompute in ("none", "full"):
-        eager = build_stage(CONFIG, LAYERS, 7, torch.float64)
-        stage = build_stage(CONFIG, LAYERS, 7, torch.float64)
-        names = list(stage.state_dict())
-        compile_stage(stage, inputs, dtype=torch.float64, recompute=recompute)
-        assert list(stage.state_dict()) == names
-        assert all(parameter.grad is None for parameter in stage.parameters())
-        loss, gradients = trained(stage, recompute)
-        expected_loss, expected = trained(eager, recompute)
-        assert loss == pytest.approx(expected_loss, abs=1e-9)
-        for name, gradient in expected.items():
-            assert torch.allclose(gradients[name], gradient, rtol=0, atol=1e-9), name
-        # The embedding, a block and the head, in training and evaluation; and nothing more for the steps, or
-        # for running layers again.
-        assert counters["stats"]["unique_graphs"] == 6
+    eager = build_stage(CONFIG, LAYERS, 7, torch.float64)
+    stage = build_stage(CONFIG, LAYERS, 7, torch.float64)
+    names = list(stage.state_dict())
+    compile_stage(stage, inputs, dtype=torch.float64, recompute=recompute)
+    assert list(stage.state_dict()) == names
+    assert all(parameter.grad is None for parameter in stage.parameters())
+    loss, gradients = trained(stage, recompute)
+    expected_loss, expected = trained(eager, recompute)
+    assert loss == pytest.approx(expected_loss, abs=1e-9)
+    for name, gradient in expected.items():
+        assert torch.allclose(gradients[name], gradient, rtol=0, atol=1e-9), name
+    # The embedding, a block and the head, in training and evaluation; and nothing more for the steps, or
+    # for running layers again.
+    assert counters["stats"]["unique_graphs"] == 6
 
 
 @pytest.mark.compiler
