@@ -139,7 +139,7 @@ def test_it_keeps_what_autograd_saves_of_the_module(name: str, level: str) -> No
     assert found <= (1.03 + MOST_REPEATED.get(name, 0.0)) * expected
 
 
-@pytest.mark.parametrize("name", map(on_one_runner, MODELS))
+@pytest.mark.parametrize("name", [on_one_runner(name) for name in MODELS])
 def test_all_levels_have_the_same_products(name: str) -> None:
     graphs = [made(name, level)[1].layer_graph() for level in LEVELS]
     flops = [sum(layer.flops(ONE) for layer in graph.layers) for graph in graphs]

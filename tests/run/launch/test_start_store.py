@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from uuid import uuid4
 
 import pytest
 import torch.distributed as dist
@@ -20,7 +21,7 @@ def meet(store: dist.Store, ranks: int = RANKS, *, timeout_s: float = 20.0) -> l
         def come(rank: int) -> str:
             own = store_of_start(store, rank, ranks, timedelta(seconds=timeout_s))
             if rank == 0:
-                own.set("who", f"start {own.add('starts', 1)} of {id(own)}")
+                own.set("who", f"start {own.add('starts', 1)} of {uuid4().hex}")
             return own.get("who").decode()
 
         return list(pool.map(come, reversed(range(ranks))))

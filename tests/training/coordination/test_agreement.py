@@ -12,6 +12,7 @@ import torch.distributed as dist
 from pool import RankError, WorkerPool
 
 from weft.errors import InputError, RunError, Violation
+from weft.training.coordination import agreement
 from weft.training.coordination.agreement import StopRequest, from_first_rank, gather, together
 
 
@@ -28,6 +29,28 @@ def fail_on_rank_one(rank: int, ranks: int, kind: str) -> str:
     except (InputError, RunError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
+
+
+def fail_beside_a_slow_reader(rank: int, ranks: int) -> tuple[float, float]:
+    """When this rank has read what failed, and when it raises it; rank 1 reads late."""
+    read_s = 0.0
+
+    def late(*values: object) -> list[object]:
+        nonlocal read_s
+        told = gather(*values)  # type: ignore[arg-type]
+        time.sleep(0.3 * (rank == 1))
+        read_s = time.monotonic()
+        return told
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(agreement, "gather", late)
+        try:
+            with together():
+                if rank == 0:
+                    raise RunError("broken")
+        except RunError:
+            return read_s, time.monotonic()
+    raise AssertionError("nothing was raised")
 
 
 def succeed(rank: int, ranks: int) -> tuple[list[int], int]:
@@ -91,6 +114,11 @@ def lose_rank_one(rank: int, ranks: int, report: Path) -> None:
 )
 def test_a_failure_on_one_rank_is_raised_on_all(worker_pool: WorkerPool, kind: str, expected: str) -> None:
     assert worker_pool.run(fail_on_rank_one, kind, ranks=3) == [expected] * 3
+
+
+def test_no_rank_ends_before_all_know_why(worker_pool: WorkerPool) -> None:
+    times = worker_pool.run(fail_beside_a_slow_reader, ranks=3)
+    assert min(raised for _, raised in times) >= max(read for read, _ in times)
 
 
 def test_values_reach_every_rank(worker_pool: WorkerPool) -> None:

@@ -108,7 +108,11 @@ class GraphCosts:
 
     def recomputes(self, size: int) -> tuple[Recompute, ...]:
         """Return the choices of recomputation at a size, the fastest first."""
-        return tuple(one for one in RECOMPUTES if (size, one) in self.passes)
+        return self._recomputes[size]
+
+    @cached_property
+    def _recomputes(self) -> Mapping[int, tuple[Recompute, ...]]:
+        return {size: tuple(one for one in RECOMPUTES if (size, one) in self.passes) for size in self.sizes}
 
     @cached_property
     def producers(self) -> tuple[frozenset[int], ...]:

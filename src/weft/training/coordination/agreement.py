@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from types import FrameType
 from typing import Any
@@ -45,7 +45,12 @@ def together(
         failed = disk_problem(dist.get_rank(), error)
     if meet is not None:
         meet()
-    for violations, text in gather([[astuple(one) for one in refused], failed], group):
+    told = gather([[astuple(one) for one in refused], failed], group)
+    if any(violations or text for violations, text in told):
+        # A rank that ends now would cut the connections of one that has not read all of this.
+        with suppress(RuntimeError):
+            dist.barrier(group)
+    for violations, text in told:
         if violations:
             raise InputError([Violation(*fields) for fields in violations])
         if text:

@@ -189,7 +189,11 @@ class Partitioner:
         """Return the parts of a series from `first` to before `end` as one stage."""
         key = (id(parts), first, end)
         if key not in self._runs:
-            self._runs[key] = self._run_of(parts[first:end])
+            shorter = self._runs.get((id(parts), first, end - 1))
+            others = parts[first:end] if shorter is None else parts[end - 1 : end]
+            added = [layer for part in others for layer in layers_of(part)]
+            layers = tuple(sorted(added if shorter is None else [*shorter.layers, *added]))
+            self._runs[key] = self._run_of(layers)
         return self._runs[key]
 
     def _stages(self, run: RunOfParts, after: Front, rest: PartPlan) -> list[PartPlan]:
@@ -210,9 +214,9 @@ class Partitioner:
                 plans.append(PartPlan(devices, self._before(asked, met), stages))
         return plans
 
-    def _run_of(self, parts: Sequence[Tree]) -> RunOfParts:
-        """Return parts as one stage, with the ways to run it: by degree, the fastest recomputation first."""
-        layers = tuple(sorted(layer for part in parts for layer in layers_of(part)))
+    def _run_of(self, layers: tuple[int, ...]) -> RunOfParts:
+        """Return rising layers as one stage, with the ways to run it: by degree, the fastest recomputation
+        first."""
         if layers not in self._known_runs:
             ways: list[StageWay] = []
             least_s = fastest_s = float("inf")
@@ -289,8 +293,11 @@ class Partitioner:
             plans = [
                 beside(one, rest) for one in self._branch(branches[begin], after) for rest in best[begin + 1]
             ]
+            held = [*layers_of(branches[begin])]
             for end in range(begin + 2, count + 1 if whole or begin else count):
-                shared = self._stages(self._run_of(branches[begin:end]), after, PartPlan(0, after, None))
+                held += layers_of(branches[end - 1])
+                run = self._run_of(tuple(sorted(held)))
+                shared = self._stages(run, after, PartPlan(0, after, None))
                 plans += [beside(one, rest) for one in shared for rest in best[end]]
             best[begin] = best_of(plans, self.costs.devices)
         return best[0]
