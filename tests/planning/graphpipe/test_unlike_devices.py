@@ -15,7 +15,7 @@ from weft.describe.plan_file import check_plan
 from weft.planning.compile import compile_plan
 from weft.planning.planners.graphpipe.part_plans import StageGraph, StageOfLayers
 from weft.planning.planners.graphpipe.plans import plan_of
-from weft.planning.planners.graphpipe.unlike_devices import by_work, levelled
+from weft.planning.planners.graphpipe.unlike_devices import by_work, levelled, moves
 from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.problem import Problem, problem_of
 from weft.program.verify import verify
@@ -48,6 +48,30 @@ def stage_seconds(problem: Problem, plan: Plan) -> list[float]:
         group = int(group_of[stage.replicas[0].ranks[0]])
         found.append(float(times.of_group(group, 1, 1).both_s[list(stage.layers)].sum()))
     return found
+
+
+@given(st.data())
+def test_every_move_alone_leaves_all_edges_leading_on(data: st.DataObject) -> None:
+    layers = data.draw(st.integers(2, 8))
+    pairs = [(one, other) for other in range(layers) for one in range(other)]
+    edges = np.array(sorted(data.draw(st.sets(st.sampled_from(pairs), min_size=1))))
+    stage_of = np.array(data.draw(st.lists(st.integers(0, 3), min_size=layers, max_size=layers)))
+    for one, other in edges.tolist():
+        stage_of[other] = max(stage_of[one], stage_of[other])
+    layer, target = moves(stage_of, edges, 4)
+    assert (target != stage_of[layer]).all()
+    for one, new in zip(layer.tolist(), target.tolist(), strict=True):
+        moved = stage_of.copy()
+        moved[one] = new
+        assert (moved[edges[:, 0]] <= moved[edges[:, 1]]).all()
+    # A layer at the border of two stages moves over it where nothing else of its stage is in the way.
+    crossing = edges[stage_of[edges[:, 0]] < stage_of[edges[:, 1]]]
+    free = [
+        end
+        for end in crossing[:, 1].tolist()
+        if (stage_of[edges[edges[:, 1] == end, 0]] < stage_of[end]).all()
+    ]
+    assert {*free} <= {*layer.tolist()}
 
 
 @given(placed())

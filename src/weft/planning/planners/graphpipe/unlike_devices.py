@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
-from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Plan, Stage
 from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.problem import Problem
-from weft.program.arrays import Floats
+from weft.program.arrays import Floats, Ints
+from weft.program.program import NONE
 
 # The norm of stages' seconds that moves reduce. A large one is close to the slowest stage; a finite one
 # also moves layers from the second slowest to the third, and so makes room.
 _NORM = 8
-
-
-class _Move(NamedTuple):
-    layer: int
-    source: int
-    target: int
+_LEAST_CHANGE = 1e-12
 
 
 def by_work(problem: Problem, plan: Plan) -> Plan:
@@ -59,9 +53,10 @@ def levelled(problem: Problem, plan: Plan) -> Plan:
         stage_of[list(stage.layers)] = index
     # Replicas share the batch of a stage.
     seconds /= np.array([[len(stage.replicas)] for stage in plan.stages])
-    neighbours = _neighbours(graph)
-    while (move := _best_move(seconds, stage_of, neighbours)) is not None:
-        stage_of[move.layer] = move.target
+    edges = np.array(graph.edges, dtype=np.int64).reshape(-1, 2)
+    while (move := _best_move(seconds, stage_of, edges)) is not None:
+        layer, target = move
+        stage_of[layer] = target
     moved = [
         stage.model_copy(update={"layers": tuple(np.flatnonzero(stage_of == index).tolist())})
         for index, stage in enumerate(plan.stages)
@@ -69,45 +64,34 @@ def levelled(problem: Problem, plan: Plan) -> Plan:
     return plan.model_copy(update={"stages": tuple(moved)})
 
 
-def _best_move(
-    seconds: Floats, stage_of: np.ndarray, neighbours: Sequence[tuple[list[int], list[int]]]
-) -> _Move | None:
-    """Return the move that reduces the norm of the stages' seconds most; None if none does."""
-    layers = np.arange(len(stage_of))
-    taken = np.bincount(stage_of, weights=seconds[stage_of, layers], minlength=len(seconds))
-    counts = np.bincount(stage_of, minlength=len(seconds))
-    scale = float(taken.max())
-    best, least = None, -1e-12
-    for move in _moves(stage_of, neighbours):
-        if counts[move.source] == 1:
-            continue
-        former, other = float(taken[move.source]) / scale, float(taken[move.target]) / scale
-        given = float(seconds[move.source, move.layer]) / scale
-        got = float(seconds[move.target, move.layer]) / scale
-        change = (former - given) ** _NORM + (other + got) ** _NORM - former**_NORM - other**_NORM
-        if change < least:
-            best, least = move, change
-    return best
+def _best_move(seconds: Floats, stage_of: Ints, edges: Ints) -> tuple[int, int] | None:
+    """Return the layer and its new stage that reduce the norm of the stages' seconds most; None: none does.
+
+    `seconds` are those of each layer on each stage, shape (stages, layers).
+    """
+    taken = np.bincount(stage_of, weights=seconds[stage_of, np.arange(len(stage_of))], minlength=len(seconds))
+    layer, target = moves(stage_of, edges, len(seconds))
+    source = stage_of[layer]
+    scaled, scale = taken / taken.max(), taken.max()
+    given, got = seconds[source, layer] / scale, seconds[target, layer] / scale
+    change = (scaled[source] - given) ** _NORM + (scaled[target] + got) ** _NORM
+    change -= scaled[source] ** _NORM + scaled[target] ** _NORM
+    change[np.bincount(stage_of)[source] == 1] = 0.0
+    if not len(change) or change.min() > -_LEAST_CHANGE:
+        return None
+    best = int(change.argmin())
+    return int(layer[best]), int(target[best])
 
 
-def _moves(stage_of: np.ndarray, neighbours: Sequence[tuple[list[int], list[int]]]) -> Iterator[_Move]:
-    """Yield the moves of layers along edges that leave all edges leading to the same or later stages."""
-    of = stage_of.tolist()
-    for layer, (read, readers) in enumerate(neighbours):
-        source = of[layer]
-        if read and (last := max(of[one] for one in read)) < source:
-            yield _Move(layer, source, last)
-        if readers and (first := min(of[one] for one in readers)) > source:
-            yield _Move(layer, source, first)
-
-
-def _neighbours(graph: LayerGraph) -> list[tuple[list[int], list[int]]]:
-    """Return, for each layer, the layers that it reads and those that read it."""
-    found: list[tuple[list[int], list[int]]] = [([], []) for _ in graph.layers]
-    for producer, consumer in graph.edges:
-        found[consumer][0].append(producer)
-        found[producer][1].append(consumer)
-    return found
+def moves(stage_of: Ints, edges: Ints, stages: int) -> tuple[Ints, Ints]:
+    """Return layers and new stages: moves along edges that leave all of them leading to later stages."""
+    producer, consumer = edges.T
+    last, first = np.full(len(stage_of), NONE), np.full(len(stage_of), stages)
+    np.maximum.at(last, consumer, stage_of[producer])
+    np.minimum.at(first, producer, stage_of[consumer])
+    back = np.flatnonzero((last != NONE) & (last < stage_of))
+    on = np.flatnonzero((first != stages) & (first > stage_of))
+    return np.concatenate([back, on]), np.concatenate([last[back], first[on]])
 
 
 def _layer_seconds(problem: Problem, plan: Plan) -> list[Floats]:
