@@ -342,12 +342,14 @@ def test_replicas_that_shard_gather_and_reduce_block_by_block_as_their_stacks_do
         {"stack": "weft"},
         {"loops": "2", "schedule": "breadth-first"},
         {"pp": "2", "dp": "8"},
+        {"sharding": "zero-1"},
+        {"sharding": "zero-0", "stack": "fsdp2"},
     )
     rows = read_measurements(written(tmp_path / "m.csv", *(SHARDED | row for row in more))).rows
     plans = [Subjects(folder=tmp_path).of(row).plan for row in rows.values()]
     blocks = int(ROW["layers"])
-    assert [len(plan.stages) for plan in plans] == [blocks, blocks, blocks, 1, 2, 2]
-    assert [plan.blocking for plan in plans] == [(), ("gathers",), (), (), (), ()]
+    assert [len(plan.stages) for plan in plans] == [blocks, blocks, blocks, 1, 2, 2, 1, 1]
+    assert [plan.blocking for plan in plans] == [(), ("gathers",), (), (), (), (), ("reductions",), ()]
 
 
 def test_every_micro_batch_of_sharded_weights_gathers_them_anew(tmp_path):

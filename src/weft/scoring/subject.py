@@ -2,8 +2,9 @@
 
 Rows describe other frameworks' programs. A row names its kernels. The layers are distributed by count, with
 the embedding before the first block and the head after the last. Gradients are reduced at a step's end,
-unless the row or its sharding says otherwise. Replicas without a pipeline that shard gradients or weights
-reduce and gather those of one block at a time. Sharded states are those of DeepSpeed, others of Megatron-LM.
+unless the row, its stack or its sharding says otherwise. Replicas without a pipeline that shard gradients or
+weights reduce and gather those of one block at a time. Sharded states are those of DeepSpeed, others of
+Megatron-LM.
 """
 
 from __future__ import annotations
@@ -226,7 +227,12 @@ def _plan(row: Measurement, graph: LayerGraph, cluster: Cluster) -> Plan:
 
 
 def _usual_blocking(layout: Layout, stack: Stack) -> tuple[Blocking, ...]:
-    """Return what a stack waits for: whole gradients at a step's end, DeepSpeed for stepped weights, too."""
+    """Return what a stack waits for: whole gradients at a step's end, DeepSpeed for stepped weights, too.
+
+    weft and PyTorch (DDP, FSDP2) wait for nothing.
+    """
+    if stack in ("weft", "fsdp2"):
+        return ()
     if layout.sharding not in ("zero-2", "zero-3"):
         return ("reductions",)
     return ("gathers",) if layout.sharding == "zero-2" and stack == "deepspeed" else ()
