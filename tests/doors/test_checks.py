@@ -170,6 +170,14 @@ def test_deepspeed(change: dict[str, Any], line: str) -> None:
     assert line in found(deepspeed(**change))
 
 
+@pytest.mark.parametrize(("stages", "waits"), [(1, 1), (2, 0)])
+def test_untold_reductions_wait_but_where_a_pipeline_reduces_last_anyway(stages: int, waits: int) -> None:
+    record = {name: value for name, value in DEEPSPEED.items() if name != "zero_optimization"}
+    text = json.dumps(record | {"zero_optimization": {"stage": 1}, "pipeline": {"stages": stages}})
+    line = "wasteful: zero_optimization.overlap_comm: not given: gradients are reduced while nothing is "
+    assert sum(one.startswith(line) for one in found(text, model="gpt2")) == waits
+
+
 def test_a_bucket_that_holds_all_gradients_cannot_overlap() -> None:
     text = deepspeed(zero_optimization={"reduce_bucket_size": 500_000_000})
     assert found(text, model="llama-7b") == []

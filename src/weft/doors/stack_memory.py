@@ -39,11 +39,17 @@ def memory_of_deepspeed(
     if sharding in (None, "zero-0"):
         return LIKE_WEFT
     bucket, gathered, live = sizes
-    twice = sharding != "zero-3" and pipeline == 1 and truth(given.get(f"{_SECTION}.overlap_comm"))
+    twice = sharding != "zero-3" and pipeline == 1 and overlaps_collectives(given, sharding)
     return StatedMemory(
         stack="deepspeed",
         buffers=Buffers(reduced=bucket * (1 + twice), gathered=live if sharding == "zero-3" else gathered),
     )
+
+
+def overlaps_collectives(given: Mapping[str, Any], sharding: Sharding | None) -> bool:
+    """Return True if ZeRO's collectives run beside computations; untold, those of stage 3 alone do."""
+    said = given.get(f"{_SECTION}.overlap_comm")
+    return sharding not in (None, "zero-0") and (sharding == "zero-3" if said is None else truth(said))
 
 
 def memory_of_ddp(given: Mapping[str, Any], file: str) -> StatedMemory:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft.doors.checks.base import Finding, Rule, buckets_are_parts, idle, number, on, slow, wrong
-from weft.doors.configuration import Configuration, truth
+from weft.doors.configuration import Configuration
 from weft.doors.keys import DEEPSPEED
+from weft.doors.stack_memory import overlaps_collectives
 
 _ZERO = "zero_optimization."
 _STAGE = f"{_ZERO}stage"
@@ -115,7 +116,9 @@ def reductions_overlap(configuration: Configuration) -> Iterator[Finding]:
     """Find reductions that wait for the whole backward pass, by choice or because all fits one bucket."""
     stage, given = _stage(configuration), configuration.given
     key = f"{_ZERO}overlap_comm"
-    if stage in (1, 2, 3) and not truth(given.get(key, stage == 3)):
+    waits = stage in (1, 2, 3) and not overlaps_collectives(given, configuration.layout.sharding)
+    # The engine of a pipeline reduces last where nothing is said, too.
+    if waits and (key in given or (configuration.layout.pp or 1) == 1):
         said = "false" if key in given else "not given"
         yield slow(key, f"{said}: gradients are reduced while nothing is computed", "true")
         return

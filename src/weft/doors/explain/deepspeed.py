@@ -19,7 +19,7 @@ from weft.doors.configuration import (
 from weft.doors.keys import DEEPSPEED, Name
 from weft.doors.optimizers import in_torch, other_optimizer
 from weft.doors.replicas import groups_of_deepspeed
-from weft.doors.stack_memory import memory_of_deepspeed
+from weft.doors.stack_memory import memory_of_deepspeed, overlaps_collectives
 from weft.errors import InputError, Violation
 
 NAME = "DeepSpeed"
@@ -127,10 +127,9 @@ def blocking_of(given: Mapping[str, Any], sharding: Sharding | None, pipeline: i
     A pipeline waits for messages and reduces last. Without `overlap_comm`, others wait for reductions; it is
     on by default in stage 3 only, where it overlaps gathers, too. Stages 1 and 2 gather weights after a step.
     """
-    shards = sharding not in (None, "zero-0")
-    overlaps = shards and truth(given.get("zero_optimization.overlap_comm", sharding == "zero-3"))
+    overlaps = overlaps_collectives(given, sharding)
     found: list[Blocking] = []
-    if shards and not (sharding == "zero-3" and overlaps):
+    if sharding in ("zero-1", "zero-2") or (sharding == "zero-3" and not overlaps):
         found.append("gathers")
     if pipeline > 1:
         found.append("messages")

@@ -108,7 +108,7 @@ class GraphCosts:
 
     def recomputes(self, size: int) -> tuple[Recompute, ...]:
         """Return the choices of recomputation at a size, the fastest first."""
-        return self._recomputes[size]
+        return self._recomputes.get(size, ())
 
     @cached_property
     def _recomputes(self) -> Mapping[int, tuple[Recompute, ...]]:

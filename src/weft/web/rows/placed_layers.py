@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
@@ -60,7 +60,7 @@ def placed_layers(planned: PlannedJob) -> PlacedLayers:
         borders = begin + (end - begin) * borders / max(borders[-1], 1e-15)
         start_s[own], end_s[own] = borders[:-1], borders[1:]
         lane[own], stage_of[own] = leaders.index(rank), index
-    taken: Counter[str] = Counter()
+    taken: defaultdict[str, float] = defaultdict(float)
     for layer, seconds in zip(graph.layers, (end_s - start_s).tolist(), strict=True):
         taken[layer.kind] += seconds
     kinds = tuple(sorted(taken, key=lambda kind: (-taken[kind], kind)))

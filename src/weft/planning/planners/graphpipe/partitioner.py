@@ -190,10 +190,9 @@ class Partitioner:
         key = (id(parts), first, end)
         if key not in self._runs:
             shorter = self._runs.get((id(parts), first, end - 1))
-            others = parts[first:end] if shorter is None else parts[end - 1 : end]
-            added = [layer for part in others for layer in layers_of(part)]
-            layers = tuple(sorted(added if shorter is None else [*shorter.layers, *added]))
-            self._runs[key] = self._run_of(layers)
+            known, begin = ((), first) if shorter is None else (shorter.layers, end - 1)
+            added = (layer for part in parts[begin:end] for layer in layers_of(part))
+            self._runs[key] = self._run_of(tuple(sorted([*known, *added])))
         return self._runs[key]
 
     def _stages(self, run: RunOfParts, after: Front, rest: PartPlan) -> list[PartPlan]:

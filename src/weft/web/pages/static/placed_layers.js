@@ -11,7 +11,7 @@ class PlacedLayersView {
     this.record = record;
     this.canvas = root.querySelector("canvas");
     this.readout = root.querySelector("output");
-    this.end = Math.max(...record.end) || 1;
+    this.end = record.end.reduce((one, other) => Math.max(one, other), 0) || 1;
     this.window = [0, this.end];
     this.chosen = null;
     // By lane, the layers in the order of time.
