@@ -33,6 +33,8 @@ def wait_for_stuck_rank(rank: int, ranks: int, plan: Plan, transport: str, folde
     runtime = make_runtime(rank, config, plan, program, transport=transport, flight_record=record)
     # A caller may have freed a group of its own before another rank is gone.
     freed = dist.new_group()
+    # A slower rank may still connect to this one.
+    dist.barrier()
     runtime.others.append(DeviceGroup(freed))
     dist.destroy_process_group(freed)
     if rank == ranks - 1:
@@ -75,6 +77,8 @@ def wait_behind_a_broken_connection(rank: int, ranks: int, folder: Path) -> str:
     """Rank 2 closes its connections; rank 1 waits for rank 0, which keeps its own, then cuts the group."""
     group, over = DeviceGroup(dist.new_group()), folder / "over"
     told, taken = "", torch.empty(1)
+    # A slower rank may still connect to this one.
+    dist.barrier()
     if rank == 2:
         group.cut()
     if rank == 1:
