@@ -24,7 +24,7 @@ from weft.timeline.compare import Comparison
 from weft.timeline.timeline import Timeline
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.session import evaluate as evaluate_run
-from weft.training.session import execute, finish, job_in, job_to_train, last_job, prepare, reopen
+from weft.training.session import execute, finish, job_in, job_to_train, last_job, prepare, reopen, source_at
 from weft.web.pages.plan import plan_html
 from weft.web.pages.report import write_run_report
 from weft.web.rows.plan import stage_rows
@@ -164,11 +164,12 @@ def train(
     """Train on local ranks and return the finished run; at once if all its steps are done.
 
     Args:
-        source: the result of `plan`, the path of a RUN.toml or PLAN.json, or a run directory to resume.
+        source: the result of `plan`, the path of a RUN.toml or PLAN.json, or a run directory to resume, or
+            the URL to which its checkpoints were copied.
         model, on: another model and cluster for the path's job, as in `plan`.
         data, steps: override the run file's `[task] data` and `[train] steps`.
         directory: the run directory to write; default: a fresh one under `runs/`.
-        resume: a run directory to continue, under the plan of `source` for the same job.
+        resume: a run directory, or URL, to continue under the plan of `source` for the same job.
         on_poll: called several times a second while the workers run.
 
     Returns:
@@ -180,13 +181,13 @@ def train(
     """
     require_torch()
     planned, path = job_to_train(
-        source.job if isinstance(source, Planned) else Path(source),
+        source.job if isinstance(source, Planned) else source_at(source),
         model=model,
         on=on,
         data=data,
         steps=steps,
         directory=None if directory is None else Path(directory),
-        resume=None if resume is None else Path(resume),
+        resume=None if resume is None else source_at(resume),
     )
     return train_in(planned, path, on_poll)
 

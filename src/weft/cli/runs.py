@@ -31,7 +31,7 @@ from weft.training.directory.live_run import LiveRun
 from weft.training.directory.overview import NEWEST_STEPS
 from weft.training.directory.plans_at_hand import known_plans
 from weft.training.directory.run_directory import RunDirectory
-from weft.training.session import job_in, job_to_train, prepare
+from weft.training.session import job_in, job_to_train, prepare, source_at
 
 SECONDS_BETWEEN_LINES = 2.0
 
@@ -116,7 +116,7 @@ NO_FIGURES = ("step", "samples", "held_out_samples")
 
 
 def train(
-    source: Path,
+    source: str,
     /,
     *,
     model: str | None = None,
@@ -124,7 +124,7 @@ def train(
     steps: int | None = None,
     data: str | None = None,
     directory: Path | None = None,
-    resume: Path | None = None,
+    resume: str | None = None,
     prepare_only: Flag = False,
     watch: Flag = False,
     json: Json = False,
@@ -141,7 +141,8 @@ def train(
     Parameters
     ----------
     source
-        A RUN.toml, a PLAN.json, or the directory of a run to resume.
+        A RUN.toml, a PLAN.json, or the directory of a run to resume. Also the URL to which a lost run's
+        checkpoints were copied (s3://bucket/runs/NAME-1f3a90c2): its directory comes back under runs/.
     model
         Train this model instead: a preset or a folder with a config.json.
     on
@@ -153,26 +154,27 @@ def train(
     directory
         The folder for the run; default: a new folder under runs/.
     resume
-        Resume this run directory with SOURCE: another plan, but the same model, data and seed.
+        Resume this run directory, or URL, with SOURCE: another plan, but the same model, data and seed.
     prepare_only
         Write the run directory and stop; torchrun or another launcher then starts its workers.
     watch
         Serve a live page of the run until it ends; its address is printed.
     """
-    if not source.exists():
-        raise InputError(Violation(str(source), "no such run file, plan file or run directory"))
+    job_or_run = source_at(source)
+    if not job_or_run.exists():
+        raise InputError(Violation(source, "no such run file, plan file or run directory"))
     if prepare_only:
         refuse_options({"--watch": watch or None}, "only while the run trains here, not with --prepare-only")
     else:
         require_torch()
     planned, path = job_to_train(
-        source,
+        job_or_run,
         model=model,
         on=on,
         data=data,
         steps=steps,
         directory=directory,
-        resume=resume,
+        resume=None if resume is None else source_at(resume),
         plan_by=planned_visibly,
     )
     if prepare_only:

@@ -264,6 +264,7 @@ def _saver(run: OpenRun, state: TrainingState) -> Saver:
         ranks=run.checkpoint_ranks,
         copy=run.runtime.copy,
         nodes=run.nodes,
+        storage=run.storage,
     )
 
 

@@ -36,6 +36,7 @@ from weft.run.workspace import inputs_of
 from weft.training.checkpoint import checkpoints
 from weft.training.checkpoint.frozen_weights import frozen_fingerprint
 from weft.training.checkpoint.manifest import CHECKPOINTS
+from weft.training.checkpoint.remote_storage import RemoteStorage
 from weft.training.checkpoint.training_state import (
     TrainingState,
     read_state,
@@ -65,6 +66,8 @@ class OpenRun:
     checkpoints: Path
     newest: Path | None
     nodes: JobNodes
+    # Where checkpoints are copied to; None: they stay in directories.
+    storage: RemoteStorage | None
     # All ranks, for checkpoints alone.
     checkpoint_ranks: Attendance
     begin: TrainingState
@@ -128,11 +131,12 @@ def open_run(
     task = _open_task(job, checkpoint_ranks, nodes)
     memory = ProcessMemory(torch.device(context.device), former)
     journal = Journal(run_dir, writes=context.rank == 0, memory=memory)
+    storage = _storage(job, run_dir, begins=records and context.rank == 0)
     newest = None
     if begins_at is None:
         # An evaluation leaves whole checkpoints for others.
         newest = _newest_checkpoint(
-            job, run_dir / CHECKPOINTS, journal, checkpoint_ranks, nodes, completes=not records
+            job, run_dir / CHECKPOINTS, journal, checkpoint_ranks, nodes, storage, completes=not records
         )
     begun = newest is not None or begins_at is not None
     # The job's own group would time out: some ranks read initial weights far longer than others.
@@ -203,6 +207,7 @@ def open_run(
         checkpoints=run_dir / CHECKPOINTS,
         newest=newest,
         nodes=nodes,
+        storage=storage,
         checkpoint_ranks=checkpoint_ranks,
         begin=begin,
         settings=settings,
@@ -325,18 +330,38 @@ def _shapes(shapes: Sequence[tuple[int, ...]]) -> str:
     return " and ".join(str(list(shape)) for shape in shapes)
 
 
+def _storage(job: PlannedJob, run_dir: Path, *, begins: bool) -> RemoteStorage | None:
+    """Return the run's storage, if its checkpoints are copied to one; every rank calls it.
+
+    Args:
+        begins: copy what a resume reads, too.
+    """
+    directory, storage = RunDirectory(run_dir), None
+    with together():
+        own = directory.storage_url(job.run)
+    url = from_first_rank(own)
+    with together():
+        if url is not None:
+            storage = RemoteStorage(url)
+            if begins:
+                for name in directory.starting_files():
+                    storage.put(run_dir / name, name)
+    return storage
+
+
 def _newest_checkpoint(
     job: PlannedJob,
     directory: Path,
     journal: Journal,
     ranks: Attendance,
     nodes: JobNodes,
+    storage: RemoteStorage | None,
     *,
     completes: bool,
 ) -> Path | None:
     timeout_s = job.run.checkpoint.load_timeout_s
     newest, skipped = checkpoints.agree_on_newest(
-        directory, ranks, timeout_s=timeout_s, nodes=nodes, completes=completes
+        directory, ranks, timeout_s=timeout_s, nodes=nodes, completes=completes, storage=storage
     )
     for reason in skipped:
         journal.event("checkpoint skipped", reason=reason)

@@ -20,6 +20,7 @@ from weft.planning.planned import PlannedJob
 from weft.run.stage.compilable import compile_problems
 from weft.run.supported import missing_packages, planned_only, unsupported
 from weft.training.checkpoint.manifest import CHECKPOINTS, generations, verify
+from weft.training.checkpoint.remote_storage import RemoteStorage
 from weft.training.data.chats import require_chats
 from weft.training.data.indexed import indexed_name, open_indexed
 from weft.training.data.sources import open_texts
@@ -107,9 +108,11 @@ def _weights(planned: PlannedJob) -> None:
 
 def _checkpoint_folder(planned: PlannedJob) -> None:
     """Refuse a folder for checkpoints that this machine cannot make or write to; make nothing."""
-    if (directory := planned.run.checkpoint.directory) is None:
+    table = planned.run.checkpoint
+    if table.url is not None:
+        RemoteStorage(table.url).require_reachable()
+    if (folder := table.folder) is None:
         return
-    folder = Path(directory)
     there = next(one for one in (folder, *folder.parents) if one.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         problem = f"{there}: {'cannot be written' if there.is_dir() else 'is not a folder'}"

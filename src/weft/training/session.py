@@ -26,6 +26,7 @@ from weft.run.launch.rolls import Replicas
 from weft.run.launch.workers import launch_workers
 from weft.training.coordination.hang import HangWatch
 from weft.training.directory.plans_at_hand import keep_at_hand
+from weft.training.directory.remote_run import bring_run
 from weft.training.directory.resuming import (
     as_in,
     kept_if_refused,
@@ -44,6 +45,15 @@ DEFAULT_RUNS = Path("runs")
 
 # A search for the best plan of a run file, as `plan_run`.
 PlanBy = Callable[[RunFile], PlannedJob]
+
+
+def source_at(source: str | Path) -> Path:
+    """Return the path of a job or a run; a run behind a URL first comes to `runs/` here.
+
+    Raises:
+        InputError, RunError: as `bring_run`.
+    """
+    return bring_run(source, DEFAULT_RUNS) if isinstance(source, str) and "://" in source else Path(source)
 
 
 def job_to_train(

@@ -303,7 +303,7 @@ class OptimizerTable(TomlTable):
 
 
 def _absolute(path: str) -> str:
-    if not path.startswith("/"):
+    if not path.startswith("/") and "://" not in path:
         problem = f"{path!r} is no absolute path, and nodes work in other folders"
         raise InputError(Violation("", problem, str("/" / Path(path).expanduser())))
     return path
@@ -319,13 +319,23 @@ class CheckpointTable(TomlTable):
     )
     directory: Annotated[str, AfterValidator(_absolute)] | None = Field(
         default=None,
-        description="a folder that all nodes share, with a folder for each run's checkpoints; by default "
-        "the run directory's own",
+        description="a folder that all nodes share, with a folder for each run's checkpoints, or a URL to "
+        "which nodes copy theirs (s3://bucket/runs); by default the run directory's own alone",
     )
     weight_log: bool = Field(
         default=False,
         description="keep the few bits in which replicas send stepped weights, since the oldest one",
     )
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that all nodes share; None: there is none."""
+        return None if self.directory is None or self.url is not None else Path(self.directory)
+
+    @property
+    def url(self) -> str | None:
+        """The place to which nodes copy checkpoints; None: there is none."""
+        return self.directory if self.directory is not None and "://" in self.directory else None
 
 
 class ReportTable(TomlTable):

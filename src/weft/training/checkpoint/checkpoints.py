@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +34,7 @@ import torch.distributed as dist
 from torch import nn
 
 from weft.describe.run_tables.training import CheckpointTable
+from weft.errors import RunError
 from weft.files import flush, naming
 from weft.run.launch.nodes import JobNodes
 from weft.run.methods import MethodState
@@ -47,6 +49,8 @@ from weft.training.checkpoint.manifest import (
     untold,
 )
 from weft.training.checkpoint.node_files import newest_among
+from weft.training.checkpoint.remote_checkpoints import Ranks, bring_newest, copy_to_storage
+from weft.training.checkpoint.remote_storage import RemoteStorage
 from weft.training.checkpoint.spread_checkpoint import bring, is_view, remove_views
 from weft.training.checkpoint.stage_tensors import (
     NO_SHARDS,
@@ -153,6 +157,7 @@ def write(
     ranks: Attendance | None = None,
     timeout_s: float = SAVE_TIMEOUT_S,
     nodes: JobNodes | None = None,
+    storage: RemoteStorage | None = None,
 ) -> int:
     """Write the ranks' collected tensors as one generation, name it last, and return its bytes.
 
@@ -160,6 +165,7 @@ def write(
     rank that writes nothing. After the rename, only the newest `keep` generations not `damaged` stay.
 
     If `nodes` have run directories apart, each keeps the files of its own ranks, and the manifest of all.
+    With a `storage`, the generation is copied there, too, before any earlier one goes.
 
     Raises:
         RunError: on every rank if one rank cannot write or is late; earlier checkpoints stay unchanged.
@@ -193,6 +199,8 @@ def write(
                 shutil.rmtree(final)
             building.rename(final)
             flush(directory)
+    if storage is not None:
+        copy_to_storage(storage, final, mine, keep, Ranks(nodes, group, meet, progress))
     # No directory loses an earlier checkpoint before all have this one.
     with together(group, meet):
         if leads:
@@ -216,18 +224,34 @@ def agree_on_newest(
     timeout_s: float = LOAD_TIMEOUT_S,
     nodes: JobNodes | None = None,
     completes: bool = False,
+    storage: RemoteStorage | None = None,
 ) -> tuple[Path | None, list[str]]:
     """Return rank 0's `newest_complete` on every rank; `ranks` and `timeout_s` are as in `load`.
 
     With `nodes` whose run directories are apart, it is the newest checkpoint that is whole among them, as
-    `newest_among`.
+    `newest_among`. If a `storage` has a newer one, the directories first get its files.
 
     Raises:
         RunError: on every rank, if there are checkpoints and none is whole, or a rank is late.
     """
+    nodes = nodes or JobNodes.one(dist.get_rank(), dist.get_world_size())
+    everyone = Ranks(nodes, *_waiting(ranks, str(directory), "read nothing", timeout_s))
+    if storage is None:
+        return _newest_local(directory, everyone, completes=completes)
+    found: tuple[Path | None, list[str]] | None = None
+    with suppress(RunError):  # the storage may have a whole one
+        found = _newest_local(directory, everyone, completes=completes)
+    local_step = read_state(found[0]).step if found and found[0] else -1
+    brought, lost = bring_newest(directory, storage, local_step, everyone)
+    if brought or found is None:
+        found = _newest_local(directory, everyone, completes=completes)
+    return found[0], [*lost, *found[1]]
+
+
+def _newest_local(directory: Path, ranks: Ranks, *, completes: bool) -> tuple[Path | None, list[str]]:
+    nodes, group, meet, progress = ranks
     found: tuple[Path | None, list[str]] = (None, [])
-    group, meet, progress = _waiting(ranks, str(directory), "read nothing", timeout_s)
-    if nodes is not None and nodes.are_apart:
+    if nodes.are_apart:
         return newest_among(directory, nodes, group, meet, progress, completes=completes)
     with together(group, meet):
         if dist.get_rank() == 0:

@@ -69,7 +69,7 @@ def verify(path: Path, progress: Callable[[int], None] = untold) -> None:
     Raises:
         RunError: in one line, for the first problem.
     """
-    expected, present = _read(path), _present(path)
+    expected, present = read_manifest(path), _present(path)
     if present != set(expected):
         missing, unknown = sorted(set(expected) - present), sorted(present - set(expected))
         raise RunError(
@@ -86,7 +86,7 @@ def verify_part(
     Raises:
         RunError: as `verify`.
     """
-    expected, present = _read(path), _present(path)
+    expected, present = read_manifest(path), _present(path)
     if unknown := sorted(present - set(expected)):
         raise RunError(f"{path}: files not in the manifest: {unknown}")
     _verify_files(path, {name: expected[name] for name in present}, progress)
@@ -127,8 +127,12 @@ def digest_of(path: Path, progress: Callable[[int], None] = untold) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path) -> dict[str, tuple[int, str]]:
-    """Return (size, digest) by file name; refuse bytes that `manifest` itself would not write."""
+def read_manifest(path: Path) -> dict[str, tuple[int, str]]:
+    """Return (size, digest) by file name; refuse bytes that `manifest` itself would not write.
+
+    Raises:
+        RunError: if there is none, or it is damaged or of another format.
+    """
     try:
         content = (path / MANIFEST).read_bytes()
         record = json.loads(content)

@@ -39,6 +39,7 @@ from weft.training.checkpoint.checkpoints import (
     write,
 )
 from weft.training.checkpoint.manifest import generations
+from weft.training.checkpoint.remote_storage import RemoteStorage
 from weft.training.checkpoint.stage_tensors import NO_SHARDS, Shards
 from weft.training.checkpoint.training_state import TrainingState
 from weft.training.coordination.agreement import together
@@ -83,7 +84,7 @@ class Saver:
         ranks: all ranks, for this saver alone.
         copy: does the work that copies the tensors; the passes of the next step may run beside it.
         timeout_s: the longest wait of a save for a rank that writes nothing.
-        nodes: as in `checkpoints.write`.
+        nodes, storage: as in `checkpoints.write`.
     """
 
     def __init__(
@@ -96,9 +97,11 @@ class Saver:
         copy: Copy,
         timeout_s: float = SAVE_TIMEOUT_S,
         nodes: JobNodes | None = None,
+        storage: RemoteStorage | None = None,
     ) -> None:
         self._copy = copy
         self._nodes = nodes
+        self._storage = storage
         self._directory = directory
         self._keep = keep
         self._ranks = ranks
@@ -210,6 +213,7 @@ class Saver:
                 ranks=self._ranks,
                 timeout_s=self._timeout_s,
                 nodes=self._nodes,
+                storage=self._storage,
             )
         except RunError:
             raise

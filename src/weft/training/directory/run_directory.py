@@ -31,7 +31,7 @@ from weft.describe.plan_file import PlanFile, load_plan, load_plan_file
 from weft.describe.plan_subject import PlanSubject, subject_of
 from weft.describe.plan_versions import former_ids
 from weft.describe.prediction import Prediction
-from weft.describe.run_file import load_run
+from weft.describe.run_file import RunFile, load_run
 from weft.errors import InputError, RunError, Violation
 from weft.files import append_record, records_in, write_whole
 from weft.planning.lost_replicas import WENT_ON
@@ -54,6 +54,8 @@ PLAN_FILES = ("plan.json", "program.txt", "predicted.parquet", "verified.json")
 AT_HAND = "at-hand"
 # Names one run in all its directories, for runs on several nodes.
 RUN_ID = "run-id"
+# The files that a resume in another directory needs, and that no step changes.
+RESUMED_FILES = ("run.toml", RUN_ID, *PLAN_FILES, PLAN_OF_ALL, *(f"then/{name}" for name in PLAN_FILES))
 # The files that a start of a rank reads, under `torchrun`.
 STARTING_FILES = ("run.toml", PLAN_FILES[0], PLAN_OF_ALL, f"then/{PLAN_FILES[0]}")
 
@@ -72,8 +74,8 @@ class RunDirectory:
         """Write the files that a worker needs at its start and that a comparison needs later."""
         self.path.mkdir(parents=True, exist_ok=True)
         # Each file is written whole or not at all: a kill must not cost a run to resume its plan.
-        if (elsewhere := planned.run.checkpoint.directory) is not None:
-            self.link_checkpoints(Path(elsewhere) / f"{self.name}-{self.run_id[:8]}", new=True)
+        if (folder := planned.run.checkpoint.folder) is not None:
+            self.link_checkpoints(folder / self._name_elsewhere, new=True)
         write_whole(self.path / "run.toml", planned.run.to_toml())
         write_plan(self.path, planned)
         self._plan_of_all.unlink(missing_ok=True)
@@ -94,6 +96,18 @@ class RunDirectory:
         if not path.exists():
             write_whole(path, f"{uuid4().hex}\n")
         return path.read_text(encoding="utf-8").strip()
+
+    @property
+    def _name_elsewhere(self) -> str:
+        return f"{self.name}-{self.run_id[:8]}"
+
+    def storage_url(self, run: RunFile) -> str | None:
+        """Return where the run's checkpoints are copied to; None: nowhere."""
+        return (url := run.checkpoint.url) and f"{url.rstrip('/')}/{self._name_elsewhere}"
+
+    def starting_files(self) -> list[str]:
+        """Return those of `RESUMED_FILES` that the run has."""
+        return [name for name in RESUMED_FILES if (self.path / name).exists()]
 
     def link_checkpoints(self, elsewhere: Path, *, new: bool = False) -> None:
         """Have the checkpoints in another folder, behind a link; make it if it is `new`.

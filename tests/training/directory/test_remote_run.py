@@ -1,0 +1,106 @@
+"""A run behind a URL: it outlives its directory, and goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from pool import WorkerPool
+from pooled_runs import trained
+from safetensors.torch import load_file
+
+from weft.cli.main import run
+from weft.training.directory.run_directory import RunDirectory
+from weft.training.session import source_at
+
+STEPS = 6
+RUN = """
+[model]
+preset = "gpt-1m"
+[task]
+sequence = 32
+[train]
+steps = 6
+global_batch = 8
+precision = "fp32"
+[plan]
+dp = 2
+[checkpoint]
+every = 2
+directory = "{url}"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+
+def run_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(RUN.format(url=(tmp_path / "store").as_uri()))
+    return path
+
+
+def url_of(tmp_path: Path) -> str:
+    [folder] = (tmp_path / "store").iterdir()
+    return folder.as_uri()
+
+
+def losses(run_dir: Path) -> dict[int, float]:
+    return {row["step"]: row["loss"] for row in RunDirectory(run_dir).metrics()}
+
+
+def tensors(run_dir: Path) -> dict[str, bytes]:
+    files = sorted((run_dir / "checkpoints" / f"step-{STEPS:08d}").glob("*.safetensors"))
+    assert files
+    return {name: value.numpy().tobytes() for file in files for name, value in load_file(file).items()}
+
+
+@pytest.mark.processes
+def test_a_run_outlives_its_directory(worker_pool: WorkerPool, tmp_path: Path) -> None:
+    path = run_file(tmp_path)
+    whole = trained(worker_pool, path, directory=Path("whole"))
+    shutil.rmtree(tmp_path / "store")
+    lost = trained(worker_pool, path, directory=Path("runs/one"), steps=4)
+    shutil.rmtree(lost)
+    back = trained(worker_pool, source_at(url_of(tmp_path)), steps=STEPS)
+    assert back.resolve() == lost.resolve()
+    assert losses(back) == losses(whole)
+    resumed = [event for event in RunDirectory(back).events() if event["event"] == "resumed"]
+    assert [event["step"] for event in resumed] == [4]
+    assert tensors(back) == tensors(whole)
+
+
+def lines(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    assert run(list(words)) == 2
+    told = capsys.readouterr()
+    return (told.out or told.err).splitlines()
+
+
+def test_a_url_without_a_run_and_a_directory_of_another_one_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = (tmp_path / "store").as_uri()
+    [line] = lines(capsys, "train", f"{url}/one-12345678")
+    assert line.startswith(f"weft: {url}/one-12345678: no run: it has no run-id")
+    there = tmp_path / "store" / "one-12345678"
+    there.mkdir(parents=True)
+    (there / "run-id").write_text("12345678\n")
+    for other in (None, "87654321"):
+        (tmp_path / "runs" / "one").mkdir(parents=True, exist_ok=True)
+        if other is not None:
+            (tmp_path / "runs" / "one" / "run-id").write_text(other)
+        [line] = lines(capsys, "train", f"{url}/one-12345678")
+        assert line.startswith("weft: runs/one: holds another run than the storage")
+
+
+def test_check_refuses_storage_without_its_package(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(RUN.format(url="gluster://volume/runs"))
+    [line] = lines(capsys, "check", str(path))
+    assert line == "checkpoint.directory: gluster://volume/runs: Protocol not known: gluster"
