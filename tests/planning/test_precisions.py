@@ -65,8 +65,8 @@ def test_the_best_of_all_precisions_is_found_and_the_others_are_told(minimise: s
 
 def test_what_a_device_does_not_compute_is_not_searched() -> None:
     run = run_file("1xa100-80gb+1xt4")
-    assert precisions_of(run) == ("fp32",)
-    assert plan_run(run).plan.precision == "fp32"
+    assert precisions_of(run) == ("fp16", "fp32")
+    assert plan_run(run).plan.precision == "fp16"
 
 
 def test_a_given_plan_has_the_precision_it_says() -> None:
@@ -90,8 +90,8 @@ def test_one_problem_has_one_precision() -> None:
     ("on", "said"),
     [
         ("8xa100-80gb", "bf16"),
-        ("8xt4", "fp32"),
-        ("8xa100-80gb+4xt4", "fp32, since t4 cannot compute in bf16; leave them out, or give --precision"),
+        ("8xt4", "fp16"),
+        ("8xa100-80gb+4xt4", "fp16, since t4 cannot compute in bf16; leave them out, or give --precision"),
     ],
 )
 def test_devices_that_keep_others_from_bf16_are_named(on: str, said: str) -> None:

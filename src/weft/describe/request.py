@@ -16,7 +16,7 @@ from weft.describe.model import ModelConfig
 from weft.describe.models import USUAL_SEQUENCE, resolve_model
 from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork, counted_work
-from weft.describe.plan import GRADIENT_NORM, SCALED, SERVERS, Choice, Launch
+from weft.describe.plan import GRADIENT_NORM, MICRO_BATCH_NORMS, SCALED, SERVERS, Choice, Launch
 from weft.describe.plan_subject import PlanSubject
 from weft.describe.run_tables.methods import requested_methods, run_tables
 from weft.describe.run_tables.planning import MEMORY_RISK
@@ -96,12 +96,15 @@ def request_of(config: ModelConfig, cluster: Cluster, **options: Unpack[RequestO
         global_batch = DEFAULT_SAMPLES_PER_DEVICE * max(1, cluster.ranks - servers)
         assumed["global_batch"] = f"{global_batch} samples, {DEFAULT_SAMPLES_PER_DEVICE} per device"
     if precision is None:
-        precision = default_precision(computing)
+        alone = all(one.name != MICRO_BATCH_NORMS for one in methods)
+        precision = default_precision(computing, scales=alone and (sync is None or sync.name == DENSE))
         assumed["precision"] = precision + _why_not_bf16(computing)
     if options.get("sequence") is None and config.convolutions is None:
         capped = config.decoder is not None and config.sequence == USUAL_SEQUENCE
         usual = "the usual length of samples" if capped else "the model's longest"
         assumed["sequence"] = f"{config.sequence} tokens, {usual}"
+    if precision in SCALED and all(one.name != GRADIENT_NORM for one in methods):
+        methods = (Choice(name=GRADIENT_NORM), *methods)
     _require_precision(computing, precision)
     reduced = options.get("reduce_precision")
     if refused := reduction_problem(reduced, precision, DENSE if sync is None else sync.name):
@@ -156,9 +159,8 @@ def request_of_subject(subject: PlanSubject) -> Request:
         raise InputError(Violation("sync.method", problem, DENSE))
     table = run.optimizer
     counted = counted_work(table.name, momentum=table.momentum, state_bytes=table.state_bytes)
-    # Of the `[optimizer]` table, or of a scaled loss or gradient.
-    scales = run.train.precision in SCALED or counted.work.unit_gradient
-    scaled = (Choice(name=GRADIENT_NORM),) if scales else ()
+    # Of the `[optimizer]` table, or of a scaled gradient.
+    scaled = (Choice(name=GRADIENT_NORM),) if counted.work.unit_gradient else ()
     found = request_of(
         subject.model,
         subject.cluster,
@@ -192,11 +194,16 @@ def request_of_subject(subject: PlanSubject) -> Request:
     return found
 
 
-def default_precision(cluster: Cluster) -> str:
-    """Return bf16 where every device has it and computes apart from its host, else fp32."""
-    capable = all("bf16" in group.device.flops_per_s for group in cluster.groups)
-    synchronous = any(group.device.synchronous for group in cluster.groups)
-    return "bf16" if capable and not synchronous else "fp32"
+def default_precision(cluster: Cluster, *, scales: bool = True) -> str:
+    """Return bf16 where every device has it and computes apart from its host, else fp16 likewise, else fp32.
+
+    `scales`: losses may be scaled, as fp16 needs.
+    """
+    if any(group.device.synchronous for group in cluster.groups):
+        return "fp32"
+    wanted: list[str] = ["bf16", *SCALED] if scales else ["bf16"]
+    able = (name for name in wanted if all(name in one.device.flops_per_s for one in cluster.groups))
+    return next(able, "fp32")
 
 
 def _why_not_bf16(cluster: Cluster) -> str:

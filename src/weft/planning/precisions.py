@@ -14,8 +14,8 @@ from weft.describe.run_file import RunFile
 from weft.describe.run_tables.training import ANY_PRECISION
 from weft.errors import InputError, Violation
 
-# The fast precisions of the runtime. fp64 is never faster. fp16 leaves out steps, so it is on request only.
-SEARCHED = ("bf16", "fp32")
+# The fast precisions of the runtime. fp64 is never faster. fp16 leaves out steps, so it stands in for bf16.
+SEARCHED = ("bf16", "fp16", "fp32")
 
 Found = TypeVar("Found")
 
@@ -29,12 +29,14 @@ def precisions_of(run: RunFile) -> tuple[str, ...]:
     if run.train.precision != ANY_PRECISION:
         return (run.train.precision,) if run.train.precision else ()
     groups = cluster_of_run(run).groups
-    able = tuple(name for name in SEARCHED if all(name in group.device.flops_per_s for group in groups))
+    able = [name for name in SEARCHED if all(name in group.device.flops_per_s for group in groups)]
+    if able[:2] == ["bf16", "fp16"]:
+        able.remove("fp16")
     if not able:
         shared = set.intersection(*(set(group.device.flops_per_s) for group in groups))
         problem = f"not all devices compute {' or '.join(SEARCHED)}"
         raise InputError(Violation("train.precision", problem, ", ".join(sorted(shared))))
-    return able
+    return tuple(able)
 
 
 def in_precision(run: RunFile, precision: str) -> RunFile:
