@@ -9,6 +9,8 @@ from doors.jobs import planned, run_of
 
 from weft.cli.emit import as_written
 from weft.doors.emit import EMITTERS, NO_LAYOUTS, OWN_RUNS, emit
+from weft.doors.explained import explain_text
+from weft.doors.implied import Answers
 from weft.moves.layout_of_plan import layout_of
 from weft.planning.planned import PlannedJob
 
@@ -54,3 +56,50 @@ def test_where_nothing_is_lost_the_plan_is_what_is_written() -> None:
 def test_wefts_own_runtime_executes_the_plan_itself(stack: str) -> None:
     plan = job(schedule="gpipe")
     assert as_written(plan, stack, emit(plan, stack)) is None
+
+
+def run_on_v100s() -> PlannedJob:
+    run = run_of("llama-1b", global_batch=64, sequence=1024, precision="fp16", on="8xv100-32gb")
+    return planned(run, pp=1, dp=8, sharding="zero-3")
+
+
+def test_a_lost_precision_is_predicted_in_the_nearest() -> None:
+    plan = run_on_v100s()
+    emitted = emit(plan, "torchtitan-toml")
+    assert any("fp16" in str(loss) for loss in emitted.losses)
+    written = as_written(plan, "torchtitan-toml", emitted)
+    assert written is not None
+    assert written.plan.precision == "fp32"
+    assert written.prediction.step_s > 2 * plan.prediction.step_s
+
+
+@pytest.mark.parametrize("stack", ["megatron", "torchtitan", "torchtitan-toml"])
+def test_stages_of_unlike_sizes_are_predicted_as_written(stack: str) -> None:
+    plan = job(schedule="zb-h1", pp=2, dp=8, layers_per_stage=(12, 6))
+    written = as_written(plan, stack, emit(plan, stack))
+    assert written is not None
+    assert [len(stage.layers) for stage in written.plan.stages] == [12, 6]
+
+
+@pytest.mark.parametrize("stack", ["torchtitan", "torchtitan-toml"])
+@pytest.mark.parametrize(
+    ("schedule", "loops", "name"),
+    [
+        ("depth-first", 1, "1F1B"),
+        ("breadth-first", 1, "GPipe"),
+        ("depth-first", 2, "Interleaved1F1B"),
+        ("breadth-first", 2, "LoopedBFS"),
+    ],
+)
+def test_torchtitan_gets_an_order_for_as_many_stages(
+    stack: str, schedule: str, loops: int, name: str
+) -> None:
+    plan = job(schedule=schedule, loops=loops)
+    emitted = emit(plan, stack)
+    assert f'"{name}"' in emitted.text.replace("'", '"')
+    lost = [str(loss) for loss in emitted.losses if "one stage per device" in str(loss)]
+    assert len(lost) == (name == "1F1B")
+    found = explain_text(
+        emitted.text, emitted.file, Answers(model="llama-1b", on="16xa100-80gb"), search=False
+    )
+    assert not [one for one in found.findings if "stages per device" in str(one)]

@@ -48,6 +48,47 @@ def test_an_unknown_stack_is_refused_with_the_nearest() -> None:
         emit(alone(), "megatrn")
 
 
+@pytest.mark.parametrize(
+    ("scaling", "options", "is_lost"),
+    [
+        (
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+            ["--use-rope-scaling", "--rope-scaling-factor 8"],
+            False,
+        ),
+        ({"type": "linear", "factor": 2.0}, ["--rotary-seq-len-interpolation-factor 2"], False),
+        ({"rope_type": "default"}, [], False),
+        ({"rope_type": "yarn", "factor": 4.0}, [], True),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0}, [], True),
+    ],
+)
+def test_megatron_lm_scales_positions_as_the_model_does(
+    tmp_path: Path, scaling: dict[str, Any], options: list[str], is_lost: bool
+) -> None:
+    sizes = {
+        "model_type": "llama",
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "vocab_size": 512,
+        "max_position_embeddings": 1024,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(sizes | {"rope_scaling": scaling}))
+    job = planned(run_of(str(tmp_path)), dp=16)
+    text = emit(job, "megatron").text
+    for option in options:
+        assert f"{option} \\\n" in text
+    assert text.count("rope-scaling") + text.count("interpolation") == len(options)
+    assert any("rotary positions scaled by" in line for line in lost("megatron", job)) == is_lost
+
+
 def test_megatron_lm_is_given_every_degree_and_size() -> None:
     job = planned(
         run_of("llama-3-8b"),

@@ -41,7 +41,8 @@ def test_a_command_line_says_all_that_a_prediction_needs() -> None:
     assert found.missing == ()
     assert found.implied is not None
     assert str(found.implied.layout) == (
-        "pp 2 x dp 2 x tp 2, 1f1b, micro-batch size 1, zero-1, blocking gathers and messages and reductions"
+        "pp 2 x dp 2 x tp 2, 1f1b, micro-batch size 1, zero-1, blocking gathers and messages and "
+        "reductions, layers 5+5"
     )
     record = found.record()
     predicted, weft = record["predicted"], record["weft"]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from weft.cli.output import print_json, write_asked
+from weft.describe.plan import GRADIENT_NORM, Choice
 from weft.describe.units import format_bytes, format_seconds
 from weft.doors.emit import NO_LAYOUTS, OWN_RUNS, emit
 from weft.doors.emit.base import Decided, Emitted
@@ -81,10 +82,14 @@ def as_written(planned: PlannedJob, name: str, emitted: Emitted) -> PredictedPla
         configuration = configuration.saying({"recompute": decided.layout.recompute})
     replicas = configuration.replicas or decided.layout.dp
     problem = planned.problem
+    methods = problem.job.methods
+    if configuration.clips and all(one.name != GRADIENT_NORM for one in methods):
+        methods = (*methods, Choice(name=GRADIENT_NORM))
     job = replace(
         problem.job,
+        methods=methods,
         global_batch=decided.global_batch,
-        precision=planned.plan.precision,
+        precision=configuration.precision or planned.plan.precision,
         reduce_precision=configuration.reduce_precision,
         launch=configuration.launch,
     )

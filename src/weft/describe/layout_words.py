@@ -12,7 +12,7 @@ from weft.describe.plan import Choice, said_options, shared_out
 _ORDERS = {
     ("1f1b", False): "1F1B order",
     ("graph-1f1b", False): "1F1B order of a stage graph",
-    ("depth-first", False): "1F1B order",
+    ("depth-first", False): "1F1B order with more in flight",
     ("depth-first", True): "interleaved 1F1B order",
     ("gpipe", False): "GPipe order",
     ("breadth-first", False): "GPipe order",

@@ -17,6 +17,7 @@ from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.describe.plan import Buffers, Launch, Stack
 from weft.describe.units import shown
 from weft.doors.keys import Names
+from weft.doors.stage_splits import StageSplit
 from weft.errors import InputError, Violation
 
 # More entries than any configuration has; nested aliases of YAML can stand for any number.
@@ -58,6 +59,7 @@ class Configuration:
         incomparable: those that change time or memory so much that weft's figures are of another job.
         memory: the stack whose states and buffers the run has.
         supposed: values that other programs put in place of `auto`, by their name here.
+        split: the layers of a pipeline's stages; None: weft balances them, as the stack's rule is not known.
     """
 
     stack: str
@@ -80,6 +82,7 @@ class Configuration:
     incomparable: tuple[str, ...] = ()
     memory: StatedMemory = LIKE_WEFT
     supposed: Mapping[str, int] = field(default_factory=dict)
+    split: StageSplit | None = None
 
     def saying(self, values: Mapping[str, Any]) -> Configuration:
         """Return the configuration with these values, each of its layout or its own, by name."""

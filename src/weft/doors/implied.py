@@ -47,6 +47,8 @@ _SIZES_OF: Mapping[str, str] = {
     "gpt2": "gpt2",
 }
 
+# The embedding and the head, beside a model's blocks.
+_ENDS = 2
 # Endings of names that do not change the sizes.
 _SAME_SIZES = re.compile(r"(-(hf|chat|instruct|base|v[\d.]+))*")
 
@@ -210,6 +212,9 @@ def carried_out(
     plain = Layout(pp=1, dp=1, loops=1, micro_batch_size=1, schedule="1f1b", options=configuration.options)
     wanted = said.replaced(dp=replicas, micro_batch_size=micro_batch_size).complete(plain)
     layout = among_replicas(replace(wanted, schedule=get_schedule(wanted.schedule).name))
+    blocks = len(problem.job.graph.layers) - _ENDS
+    if layout.pp > 1 and configuration.split is not None and blocks > 0 and problem.job.graph.is_chain:
+        return replace(layout, layers_per_stage=configuration.split.of(blocks, layout.pp, layout.loops))
     if layout.pp > 1:
         return layout
     layout = replace(layout, schedule="1f1b", loops=1, options={})

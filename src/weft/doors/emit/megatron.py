@@ -6,10 +6,12 @@ innermost, then context ranks, replicas, and pipeline devices outermost.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from weft.describe.model import ModelConfig
 from weft.doors.emit.base import Decided, Emitted, Loss, header, unexpressed
 from weft.doors.keys import MEGATRON_LM
 from weft.doors.replicas import group_counts
@@ -21,6 +23,8 @@ FAMILIES = ("gpt", "llama")
 _PROGRAM = "pretrain_gpt.py"
 # The line with which the shell ends if its environment lacks a value.
 _UNCHOSEN = "nobody chose it"
+# The values that its scaling of rotary positions takes as given.
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 # One option per entry, with its values, in typed form.
 Options = list[tuple[str, ...]]
 
@@ -209,11 +213,27 @@ def _model(decided: Decided) -> Options:
         ]
         if model.rotary_base is not None:
             options.append(("--rotary-base", f"{model.rotary_base:.0f}"))
+        options += _scaled_positions(model)[0]
     if model.norm_epsilon is not None:
         options.append(("--norm-epsilon", f"{model.norm_epsilon:g}"))
     if not model.tied_embeddings:
         options.append(("--untie-embeddings-and-output-weights",))
     return options
+
+
+def _scaled_positions(model: ModelConfig) -> tuple[Options, list[Loss]]:
+    """Return the options of the scaled rotary positions of a model's `config.json`, and the losses."""
+    record = json.loads(model.record or "{}")
+    table = record.get("rope_scaling") or record.get("rope_parameters") or {}
+    kind, factor = table.get("rope_type", table.get("type", "default")), float(table.get("factor") or 1)
+    if kind == "default":
+        return [], []
+    if kind == "linear" and factor == round(factor):
+        return [("--rotary-seq-len-interpolation-factor", str(round(factor)))], []
+    if kind == "llama3" and all(table.get(key) == value for key, value in _LLAMA3.items()):
+        return [("--use-rope-scaling",), ("--rope-scaling-factor", f"{factor:g}")], []
+    what = f"rotary positions scaled by {kind}: {json.dumps(table, sort_keys=True)}"
+    return [], [Loss(f"{what}, which {STACK} has no options for", "positions as they are")]
 
 
 def _training(decided: Decided) -> Options:
@@ -267,4 +287,4 @@ def _losses(decided: Decided) -> Sequence[Loss]:
         losses += decided.reduction_losses(STACK)
     if decided.plan.precision == "fp64":
         losses.append(Loss(f"precision fp64, which {STACK} does not train in", "fp32"))
-    return losses
+    return losses + _scaled_positions(decided.model)[1]

@@ -15,14 +15,9 @@ from weft.planning.planned import PlannedJob
 
 STACK = "torchtitan"
 FAMILIES = ("llama",)
-SCHEDULES = {
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "depth-first": "Interleaved1F1B",
-    "breadth-first": "LoopedBFS",
-    "zb-v": "ZBVZeroBubble",
-}
-_NEAREST = {"hybrid": "Interleaved1F1B"}
+# Of one stage per device, and of several.
+_SINGLE = {"gpipe": "GPipe", "breadth-first": "GPipe", "1f1b": "1F1B"}
+_LOOPED = {"depth-first": "Interleaved1F1B", "breadth-first": "LoopedBFS", "zb-v": "ZBVZeroBubble"}
 # Presets with sizes of torchtitan's own.
 FLAVORS = {"llama-3-8b": "8B", "llama-3-70b": "70B", "llama-3-405b": "405B"}
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
@@ -72,11 +67,12 @@ def schedule(decided: Decided) -> tuple[Table, list[Loss]]:
     layout = decided.layout
     if layout.pp == 1:
         return {}, []
-    looped = "Interleaved1F1B" if layout.loops > 1 else "1F1B"
-    name = SCHEDULES.get(layout.schedule) or _NEAREST.get(layout.schedule, looped)
+    names, nearest = (_SINGLE, "1F1B") if layout.loops == 1 else (_LOOPED, "Interleaved1F1B")
+    name = names.get(layout.schedule, nearest)
     losses = []
-    if layout.schedule not in SCHEDULES:
-        losses.append(Loss(f"schedule {layout.schedule}, which {STACK} does not have", name))
+    if layout.schedule not in names:
+        of = " of one stage per device" if layout.schedule in _LOOPED else ""
+        losses.append(Loss(f"schedule {layout.schedule}{of}, which {STACK} does not have", name))
     size = TORCHTITAN.values({"micro_batch_size": layout.micro_batch_size}, "parallelism.")
     return {"pipeline_parallel_schedule": name} | size, losses
 

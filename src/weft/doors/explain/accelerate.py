@@ -21,6 +21,7 @@ from weft.doors.keys import ACCELERATE, ACCELERATE_ULYSSES, DEEPSPEED, IN_MEGATR
 from weft.doors.optimizers import known_or_adamw
 from weft.doors.replicas import groups_of_accelerate
 from weft.doors.stack_memory import LIKE_MEGATRON, memory_of_deepspeed, memory_of_fsdp2
+from weft.doors.stage_splits import EQUAL_BLOCKS
 
 NAME = "Accelerate"
 _MARKS = ("compute_environment", "distributed_type")
@@ -81,6 +82,7 @@ def read(text: str, name: str) -> Configuration:
         incomparable=(*_incomparable(given, kind, deepspeed), *incomparable(deepspeed or {})),
         supposed=supposed(deepspeed or {}),
         memory=_memory(kind, deepspeed or {}, sharding, values.get("pp", 1), str(given.get(_FILE, name))),
+        split=EQUAL_BLOCKS if kind == "MEGATRON_LM" else None,
     )
     return configuration.saying(said | values | groups_of_accelerate(given, sharding, name))
 

@@ -19,6 +19,7 @@ from weft.doors.keys import MEGATRON_LM
 from weft.doors.optimizers import known_or_adamw, other_optimizer
 from weft.doors.replicas import groups_of_megatron_lm
 from weft.doors.stack_memory import LIKE_MEGATRON, memory_of_fsdp2
+from weft.doors.stage_splits import StageSplit
 
 NAME = "Megatron-LM"
 _MARKS = (
@@ -28,6 +29,8 @@ _MARKS = (
     "--use-distributed-optimizer",
     "--num-attention-heads",
 )
+_LAYOUT = "--pipeline-model-parallel-layout"
+_MOST_LETTERS = 100_000
 _STRATEGIES: Mapping[str, Sharding] = {
     "no_shard": "zero-0",
     "optim": "zero-1",
@@ -80,6 +83,7 @@ def read(text: str, name: str) -> Configuration:
         unpredicted=tuple(_unpredicted(given)),
         incomparable=tuple(_incomparable(given)),
         memory=LIKE_MEGATRON if sharding in ("zero-0", "zero-1") else memory_of_fsdp2(sharding),
+        split=_split(given),
     )
     return configuration.saying(said | values | groups_of_megatron_lm(given, values, sharding, devices))
 
@@ -188,9 +192,9 @@ def _devices(given: Mapping[str, Any]) -> int | None:
 
 def _loops(given: Mapping[str, Any], values: Mapping[str, int]) -> tuple[int, str]:
     pipeline = values.get("pp", 1)
-    layout = given.get("--pipeline-model-parallel-layout")
+    layout = given.get(_LAYOUT)
     if isinstance(layout, str):
-        return max(1, stages_of(layout) // pipeline), "--pipeline-model-parallel-layout"
+        return max(1, len(stages_of(layout)) // pipeline), _LAYOUT
     key = "--num-virtual-stages-per-pipeline-rank"
     if isinstance(chunks := whole(given.get(key)), int):
         return max(1, chunks), key
@@ -201,12 +205,32 @@ def _loops(given: Mapping[str, Any], values: Mapping[str, int]) -> tuple[int, st
     return 1, key
 
 
-def stages_of(layout: str) -> int:
-    """Return the number of stages in a --pipeline-model-parallel-layout, such as ``E|(t|)*3,m|m||L``."""
-    repeated = re.compile(r"\(([^()]*)\)(?:\*(\d{1,5}))?")
-    while (match := repeated.search(layout)) is not None:
-        layout = layout[: match.start()] + match[1] * int(match[2] or 1) + layout[match.end() :]
-    return layout.count("|") + 1
+def _split(given: Mapping[str, Any]) -> StageSplit:
+    """Return the layers of the stages: as listed, or equally many, with options for both ends."""
+    layout = given.get(_LAYOUT)
+    if isinstance(layout, str):
+        return StageSplit(layers=tuple(sum(stage.count(one) for one in "EtL") for stage in stages_of(layout)))
+    first, last = (whole(given.get(f"--decoder-{end}-pipeline-num-layers")) for end in ("first", "last"))
+    return StageSplit(
+        first=first if isinstance(first, int) else None,
+        last=last if isinstance(last, int) else None,
+        counts_embedding="--account-for-embedding-in-pipeline-split" in given,
+        counts_head="--account-for-loss-in-pipeline-split" in given,
+    )
+
+
+def stages_of(layout: str) -> list[str]:
+    """Return the layers of each stage in a --pipeline-model-parallel-layout, such as ``E|(t|)*3,m|m||L``.
+
+    Each letter is a layer: E the embedding, t a block, m one that predicts further tokens, L the head.
+    """
+    repeated = re.compile(r"(?:\(([^()]*)\)|([A-Za-z]))(?:\*(\d{1,5}))")
+    grouped = re.compile(r"\(([^()]*)\)")
+    layout = layout.replace(",", "")
+    while len(layout) < _MOST_LETTERS and (match := repeated.search(layout) or grouped.search(layout)):
+        text, *others = (one for one in match.groups() if one is not None)
+        layout = layout[: match.start()] + text * int(others[0] if others else 1) + layout[match.end() :]
+    return layout.split("|")
 
 
 def _sharding(given: Mapping[str, Any]) -> Sharding:

@@ -7,6 +7,7 @@ Its keywords are the tables of the TOML, with the same keys. Only literals are r
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from weft.doors.keys import TORCHTITAN
 from weft.doors.optimizers import in_torch, other_optimizer
 from weft.doors.replicas import replicas_of
 from weft.doors.stack_memory import memory_of_fsdp2
+from weft.doors.stage_splits import EQUAL_LAYERS, StageSplit
 from weft.errors import InputError, Violation
 
 NAME = "torchtitan"
@@ -29,6 +31,10 @@ _SCHEDULES = {
     "dualpipev": "zb-v",
 }
 SCHEDULE = "parallelism.pipeline_parallel_schedule"
+_PARTS = "parallelism.module_fqns_per_model_part"
+_POINTS = "parallelism.pipeline_parallel_split_points"
+# The modules that are layers here; versions differ in the head's name, and the last norm goes with it.
+_LAYER = re.compile(r"tok_embeddings|layers\.\d+|output|lm_head")
 # Schedules of several stages per device; by default torchtitan gives them two.
 LOOPED = ("interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev")
 _FLAVORS = {"8B": "llama-3-8b", "70B": "llama-3-70b", "405B": "llama-3-405b"}
@@ -81,6 +87,7 @@ def read(text: str, name: str) -> Configuration:
         unpredicted=tuple(_unpredicted(given)),
         incomparable=tuple(_incomparable(given)),
         memory=memory_of_fsdp2(sharding),
+        split=_split(given),
     )
     return configuration.saying(said | values | batch | replicas)
 
@@ -126,12 +133,23 @@ def schedule_name(given: Mapping[str, Any]) -> str:
     return str(given.get(SCHEDULE, "1F1B")).lower().removeprefix("schedule")
 
 
+def _split(given: Mapping[str, Any]) -> StageSplit | None:
+    """Return the layers of the stages: of the listed modules, or equally many, with both ends among them."""
+    parts = given.get(_PARTS)
+    if given.get(_POINTS):
+        return None
+    if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
+        return EQUAL_LAYERS
+    layers = tuple(sum(bool(_LAYER.fullmatch(str(module))) for module in part) for part in parts)
+    return StageSplit(layers=layers) if layers else EQUAL_LAYERS
+
+
 def _loops(given: Mapping[str, Any], pipeline: int) -> int:
     """Return the loops of the listed stages, or the schedule's default without a list."""
     if pipeline == 1:
         return 1
-    parts = given.get("parallelism.module_fqns_per_model_part")
-    points = given.get("parallelism.pipeline_parallel_split_points")
+    parts = given.get(_PARTS)
+    points = given.get(_POINTS)
     if isinstance(parts, list) and parts:
         return max(1, len(parts) // pipeline)
     if isinstance(points, list) and points:

@@ -1,0 +1,46 @@
+"""`StageSplit`: the layers that another stack gives to the stages of a pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSplit:
+    """The layers of each stage: those that a file lists, or equally many blocks in each.
+
+    Stages are numbered along the model, and an embedding and a head are one layer each.
+
+    Attributes:
+        layers: those of every stage, as a file lists them; None: by the rule.
+        first, last: blocks of all stages of the first and the last device; None: as many as on the others.
+        counts_embedding, counts_head: it counts as one of the blocks that are shared out.
+    """
+
+    layers: tuple[int, ...] | None = None
+    first: int | None = None
+    last: int | None = None
+    counts_embedding: bool = False
+    counts_head: bool = False
+
+    def of(self, blocks: int, devices: int, loops: int) -> tuple[int, ...]:
+        """Return the layers of each stage of a model with so many blocks between its embedding and head.
+
+        Blocks that are left over go to the first of the stages that share equally.
+        """
+        if self.layers is not None:
+            return self.layers
+        stages = range(devices * loops)
+        own = {0: self.first, devices - 1: self.last}
+        given = {stage: held // loops for stage in stages if (held := own.get(stage % devices)) is not None}
+        equal = [stage for stage in stages if stage not in given]
+        shared = blocks + self.counts_embedding + self.counts_head - sum(given.values())
+        each, rest = divmod(shared, max(1, len(equal)))
+        counts = given | {stage: each + (place < rest) for place, stage in enumerate(equal)}
+        counts[0] += not self.counts_embedding
+        counts[stages[-1]] += not self.counts_head
+        return tuple(counts[stage] for stage in stages)
+
+
+EQUAL_BLOCKS = StageSplit()
+EQUAL_LAYERS = StageSplit(counts_embedding=True, counts_head=True)
