@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, make_dataclass
+from dataclasses import asdict, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,11 +16,13 @@ from weft.cli.rankings import budgeted, planned_visibly, show_comparison
 from weft.cli.replanning import show_replanning
 from weft.cli.synchronisations import show_synchronisations
 from weft.describe.layout import PartialLayout
+from weft.describe.plan_file import is_plan_file
 from weft.describe.run_file import RunFile, changed, is_run_file, load_run, run_of_keywords
 from weft.doors.emit import require_stack
 from weft.errors import InputError, Violation
 from weft.planning.fewer_nodes import better_without
 from weft.planning.nothing_fits import NothingFitsError
+from weft.planning.plan_file_job import plan_file_job
 from weft.planning.problem import problem_of_run
 from weft.planning.remedies import remedies
 from weft.training.trials import require_this_machine
@@ -106,12 +108,13 @@ def plan(
     - `weft plan llama-13b --on 64xa100-80gb`
     - `weft plan gpt2 --on 8xa100-80gb+8xt4 --compare amp,megatron,metis-form`
     - `weft plan llama-13b --on 64xa100-80gb --emit megatron --out train.sh`
+    - `weft plan plan.json --emit megatron --out train.sh`
     - `weft plan --from plan.json --without "device 2" --out next.json`
 
     Parameters
     ----------
     source
-        A RUN.toml, a preset, or a folder with a config.json.
+        A RUN.toml, a preset, or a folder with a config.json. With --emit also a PLAN.json.
     from_
         In place of SOURCE: plan the job of this PLAN.json again, with few moved bytes, without what --without
         names. Shows for each plan after how many steps it has paid for the bytes that it moves. The one with
@@ -126,7 +129,7 @@ def plan(
     sequence
         Tokens per sample.
     precision
-        fp32, bf16, fp16 or fp64; any: bf16 or fp32, with the better plan.
+        fp32, bf16, fp16 or fp64; any: bf16 (fp16 where devices lack it) or fp32, with the better plan.
     planner
         The planner of the search: weft (default), homogeneous, uniform, megatron, amp, graphpipe,
         pipedream, piper, equal-split, annealing, metis-form, random or exhaustive. By placing single
@@ -150,7 +153,7 @@ def plan(
     out
         Write the best plan to this file.
     emit
-        Write the best plan for another stack, such as slurm. The file goes to --out or here.
+        Write the best plan, or that of a PLAN.json, for another stack, such as slurm; to --out or here.
         Stacks: megatron, torchtitan, torchtitan-toml (up to 0.2), deepspeed, accelerate, device-map. Also
         slurm, skypilot or k8s, which start weft's own runtime.
     report
@@ -165,34 +168,42 @@ def plan(
         With --curve: write both charts to this file.
     """
     words = {**decided(pins), "planner": planner}
+    of_a_search = {
+        "--global-batch": global_batch,
+        "--sequence": sequence,
+        "--precision": precision,
+        "--all": all_ or None,
+        "--what-if": what_if,
+        "--compare": compare,
+        "--report": report,
+        "--memory-risk": memory_risk,
+        "--budget-seconds": budget_seconds,
+        "--top": top,
+        "--measure": measure,
+        "--compare-sync": compare_sync or None,
+        "--curve": curve or None,
+        "--critical-batch": critical_batch,
+        "--svg": svg,
+        **{f"--{name.replace('_', '-')}": value for name, value in words.items()},
+    }
     if from_ is not None:
-        never_from = {
-            "SOURCE": source,
-            "--on": on,
-            "--global-batch": global_batch,
-            "--sequence": sequence,
-            "--precision": precision,
-            "--all": all_ or None,
-            "--what-if": what_if,
-            "--compare": compare,
-            "--emit": emit,
-            "--report": report,
-            "--memory-risk": memory_risk,
-            "--budget-seconds": budget_seconds,
-            "--top": top,
-            "--measure": measure,
-            "--compare-sync": compare_sync or None,
-            "--curve": curve or None,
-            "--critical-batch": critical_batch,
-            "--svg": svg,
-            **{f"--{name.replace('_', '-')}": value for name, value in words.items()},
-        }
+        never_from = {"SOURCE": source, "--on": on, "--emit": emit, **of_a_search}
         refuse_options(never_from, "not with --from, which plans the job of that file again")
         show_replanning(from_, without, out=out, json=json)
         return
     if source is None:
         missing = "missing: a RUN.toml, a preset or a folder is planned, or the job of --from PLAN.json again"
         raise InputError(Violation("SOURCE", missing, "run.toml"))
+    if is_plan_file(Path(source)):
+        if emit is None:
+            what = f"{source} is a plan; --emit writes it for another stack, and weft show tells it"
+            raise InputError(Violation("SOURCE", what, f"weft show {source}"))
+        never = {"--without": without, **of_a_search}
+        refuse_options(never, f"not with the plan of {source}, which is written as it is")
+        job = plan_file_job(Path(source), on=on)
+        # A plan file states all keys, also those that nobody chose.
+        write_emitted(replace(job, run=job.run.without_defaults()), emit, out, json=json)
+        return
     only_curve = {"--critical-batch": critical_batch, "--svg": svg}
     if top is not None and top < 1:
         raise InputError(Violation("--top", f"{top}: a list has at least one candidate", str(SHOWN)))

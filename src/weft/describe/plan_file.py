@@ -81,6 +81,15 @@ class PlanRule:
     refuse: Callable[[Plan, LayerGraph], Iterable[Violation]]
 
 
+def is_plan_file(path: Path) -> bool:
+    """Return True if a file is JSON with the keys of a plan, perhaps with mistakes."""
+    try:
+        record = json.loads(path.read_bytes()) if path.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(record, Mapping) and ("plan_id" in record or record.keys() >= {"stages", "mesh"})
+
+
 def load_plan(path: Path | str) -> Plan:
     """Read the plan of a PLAN.json; `check_plan` then checks it against a model and a cluster.
 

@@ -137,6 +137,18 @@ class RunFile(TomlTable):
         """Return True if somebody gave the key of a table of weft's own; False for a default."""
         return table in self.model_fields_set and key in getattr(self, table).model_fields_set
 
+    def without_defaults(self) -> RunFile:
+        """Return the run file in which no key with its default is given."""
+        records = {name: table.model_dump(exclude_defaults=True) for name, table in self._tables.items()}
+        return parse_run({name: record for name, record in records.items() if record or name in self.methods})
+
+    @property
+    def _tables(self) -> Mapping[str, TomlTable]:
+        return {
+            **{name: getattr(self, name) for name in type(self).model_fields if name != "methods"},
+            **self.methods,
+        }
+
     def __repr__(self) -> str:
         model = self.model.preset or self.model.hf or self.model.build
         data = f"{self.task.kind} on {' and '.join(sources_of(self.task.data))}, {self.train.steps} steps"
@@ -144,9 +156,7 @@ class RunFile(TomlTable):
 
     def to_toml(self) -> str:
         """Write the run file with all defaults; the planner's keys stay absent."""
-        names = [name for name in type(self).model_fields if name != "methods"]
-        given = {**{name: getattr(self, name) for name in names}, **self.methods}
-        records = {name: table.model_dump(exclude_none=True) for name, table in given.items()}
+        records = {name: table.model_dump(exclude_none=True) for name, table in self._tables.items()}
         tables = [table_text(f"[{name}]", record) for name, record in records.items() if record]
         return "\n".join(tables)
 
