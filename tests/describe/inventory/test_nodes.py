@@ -66,6 +66,17 @@ PartitionName=all Nodes=ALL Gres=gpu:t4:1
     ]
 
 
+def test_the_state_of_nodes_is_unknown_to_a_configuration_file_only() -> None:
+    for text, unusable in (
+        ("NodeName=n1 Gres=gpu:a100:8 CPUs=64 State=UNKNOWN", ""),
+        ("NodeName=DEFAULT State=UNKNOWN\nNodeName=n1 Gres=gpu:a100:8", ""),
+        ("NodeName=n1 Gres=gpu:a100:8 State=DOWN", "DOWN"),
+        ("NodeName=n1 Arch=x86_64\n   Gres=gpu:a100:8\n   State=UNKNOWN", "UNKNOWN"),
+    ):
+        [node] = read_nodes(text, "x")
+        assert (node.devices, node.unusable) == (8, unusable)
+
+
 @given(st.integers(0, 99), st.integers(0, 30), st.integers(1, 4))
 def test_a_host_list_counts_with_its_leading_zeros(first: int, more: int, width: int) -> None:
     numbers = [f"{first:0{width}}", f"{first + more:0{width}}"]

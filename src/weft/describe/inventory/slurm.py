@@ -20,6 +20,8 @@ _PAIR = re.compile(r"(?:^|\s)([A-Za-z_]+)=(\S*)")
 _GRES = re.compile(r"(?:^|,)gpu(?::([^,:()]+))?:(\d+)")
 _TRES = re.compile(r"(?:^|,)gres/gpu(?::([^,=]+))?=(\d+)")
 _UNUSABLE = ("DOWN", "DRAIN", "FAIL", "ERROR", "NOT_RESPONDING", "UNKNOWN")
+# Only `scontrol show nodes` has these.
+_SHOWN = {"arch", "cfgtres", "nodehostname", "alloctres", "slurmdstarttime"}
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _MOST_NODES = 10**6
 
@@ -108,6 +110,9 @@ def slurm_text(text: str) -> Iterator[ListedNode]:
         keys = ("availablefeatures", "features", "feature")
         features = _words(next((pairs[key] for key in keys if key in pairs), ""))
         states = _words(pairs.get("state", ""))
+        if not _SHOWN & pairs.keys():
+            # In a slurm.conf this is the usual state: controllers find out.
+            states = tuple(one for one in states if one.upper() != "UNKNOWN")
         for name in expanded(names):
             yield from _nodes(name, pairs.get("gres"), pairs.get("cfgtres"), features, states)
 
