@@ -13,7 +13,9 @@ from pooled_runs import prepared
 from weft.cli.main import run
 from weft.describe.run_file import load_run
 from weft.errors import InputError
+from weft.planning.planned import PlannedJob
 from weft.training.checkpoint.manifest import generation_path, manifest
+from weft.training.checkpoint.training_state import TrainingState
 from weft.training.session import reopen
 
 TABLES = {
@@ -145,19 +147,30 @@ def test_a_run_file_is_checked_for_another_model(tmp_path: Path, capsys: pytest.
     assert "gpt-10m" in line
 
 
-def checkpoint(directory: Path, step: int) -> Path:
+def checkpoint(planned: PlannedJob, directory: Path, step: int, *, seed: int = 0) -> Path:
     folder = generation_path(directory / "checkpoints", step)
     folder.mkdir(parents=True)
-    content = bytes(range(step))
-    (folder / "state.bin").write_bytes(content)
-    digests = {"state.bin": (len(content), hashlib.sha256(content).hexdigest())}
+    state = TrainingState(
+        step=step,
+        samples=0,
+        plan_id="",
+        seed=seed,
+        model=planned.plan.model_fingerprint,
+        precision=planned.plan.precision,
+        data="",
+        first_loss=0.0,
+    )
+    contents = {"state.json": state.record(), "state.bin": bytes(range(step))}
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    digests = {name: (len(one), hashlib.sha256(one).hexdigest()) for name, one in contents.items()}
     (folder / "manifest.json").write_bytes(manifest(digests))
     return folder
 
 
 def test_damaged_checkpoints_of_a_run_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, directory = prepared(run_file(tmp_path), directory=tmp_path / "run")
-    whole, flipped, torn = (checkpoint(directory.path, step) for step in (4, 8, 12))
+    planned, directory = prepared(run_file(tmp_path), directory=tmp_path / "run")
+    whole, flipped, torn = (checkpoint(planned, directory.path, step) for step in (4, 8, 12))
     assert run(["check", str(directory.path)]) == 0
     capsys.readouterr()
     (flipped / "state.bin").write_bytes(bytes(8))
@@ -167,6 +180,14 @@ def test_damaged_checkpoints_of_a_run_are_named(tmp_path: Path, capsys: pytest.C
         torn,
         flipped,
     ]
+
+
+def test_checkpoints_of_another_job_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    planned, directory = prepared(run_file(tmp_path), directory=tmp_path / "run")
+    checkpoint(planned, directory.path, 4)
+    other = checkpoint(planned, directory.path, 8, seed=7)
+    [line] = lines_of(capsys, "check", directory.path)
+    assert line.startswith(f"{other}: saved with seed 7, this run has 0")
 
 
 @pytest.mark.processes

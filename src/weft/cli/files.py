@@ -24,7 +24,7 @@ from weft.destinations import require_new
 from weft.errors import InputError, Violation, require_choice
 from weft.planning.planned import PlannedJob
 from weft.run.supported import planned_only
-from weft.training.refusals import damaged_checkpoints, refusals
+from weft.training.refusals import checkpoint_problems, refusals
 from weft.training.session import job_in
 
 Count = Annotated[int, Field(ge=1)]
@@ -212,7 +212,7 @@ def _problems_of(path: Path, model: str | None, on: str | None) -> Iterator[Viol
     yield from refusals(planned)
     yield from _weight_problems(planned)
     if path.is_dir():
-        yield from damaged_checkpoints(path)
+        yield from checkpoint_problems(path, planned)
 
 
 def _weight_problems(planned: PlannedJob) -> Iterator[Violation]:

@@ -203,6 +203,10 @@ def train(
     steps = run.summary["steps"]
     command = f"weft train {shlex.quote(str(run.directory))} --steps {2 * steps}"
     console().print(f"all {steps} steps are done; train on with: {command}", soft_wrap=True)
+    table = planned.run.optimizer
+    if table.schedule != "constant" and table.decay_steps is None:
+        line = f"it raises the learning rate: its {table.schedule} decay then ends at step {2 * steps}"
+        console().print(f"{line}; optimizer.decay_steps = {steps} keeps it", soft_wrap=True)
 
 
 def _tell_plans_at_hand(directory: RunDirectory) -> None:

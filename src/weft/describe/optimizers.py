@@ -109,6 +109,27 @@ KNOWN_OPTIMIZERS: Mapping[str, OptimizerWork] = MappingProxyType(
 )
 
 
+# The optimizers with each kind of states, whose names they share.
+_STATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "moments": ("adamw", "adam", "lamb", "nvlamb", "lans"),
+        "momentum": ("sgd",),
+        "momentum of matrices": ("muon",),
+    }
+)
+
+
+def states_of(name: str, *, momentum: float | None = None) -> str:
+    """Return what an optimizer keeps from step to step, in words; empty if it keeps nothing.
+
+    A run may go on with an optimizer that keeps the same.
+    """
+    if name == "sgd" and momentum == 0.0:
+        return ""
+    known = (f"{kind} ({', '.join(names)})" for kind, names in _STATES.items() if name in names)
+    return next(known, f"those of {name}")
+
+
 class Counted(NamedTuple):
     """The work of an optimizer, and in words the assumption about it; empty without an assumption."""
 

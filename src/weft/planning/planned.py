@@ -288,7 +288,7 @@ class PlannedJob:
             found.append(Violation("plan.then.at_step", problem, str(max(1, steps - 1))))
         if ranks != then_ranks:
             problem = f"its plan uses {then_ranks} ranks, and a run keeps the {ranks} that it begins with"
-            found.append(Violation("plan.then", problem, f"degrees for {ranks} ranks"))
+            found.append(Violation("plan.then", problem, f"degrees for {ranks} rank{'s' * (ranks != 1)}"))
         if every := changes_codecs_every(self.plan.sync):
             problem = f"the run may change its plan by itself after every {every} steps"
             found.append(Violation("plan.then", problem, "sync.change_codec_every = 0"))

@@ -151,6 +151,7 @@ def open_run(
             data=task.fingerprint,
             first_loss=0.0,
             frozen=frozen_fingerprint(run, job.problem.job.graph),
+            optimizer=run.optimizer.kept_states,
         )
         saved = read_state(newest) if newest else begin
         require_same_job(begin, saved, str(newest))

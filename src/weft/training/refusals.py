@@ -21,11 +21,13 @@ from weft.run.stage.compilable import compile_problems
 from weft.run.supported import missing_packages, planned_only, unsupported
 from weft.training.checkpoint.manifest import CHECKPOINTS, generations, verify
 from weft.training.checkpoint.remote_storage import RemoteStorage
+from weft.training.checkpoint.training_state import job_of_state, read_state, refuse_differences
 from weft.training.data.chats import require_chats
 from weft.training.data.indexed import indexed_name, open_indexed
 from weft.training.data.sources import open_texts
 from weft.training.data.synthetic import require_synthetic
 from weft.training.data.tokenizers import get_tokenizer, require_classes, tokenizer_name
+from weft.training.directory.resuming import job_of
 from weft.training.interchange.weight_files import weight_files
 from weft.training.loggers import require_loggers
 
@@ -51,13 +53,19 @@ def refusals(planned: PlannedJob) -> list[Violation]:
     return problems
 
 
-def damaged_checkpoints(run_dir: Path) -> Iterator[Violation]:
-    """Yield a violation for each checkpoint of a run directory that is not whole; all files are read."""
+def checkpoint_problems(run_dir: Path, planned: PlannedJob) -> Iterator[Violation]:
+    """Yield a violation for each checkpoint of a run directory that is not whole, or is of another job.
+
+    All files are read. Data are compared by the workers, which open them.
+    """
     for _, path in generations(run_dir / CHECKPOINTS):
         try:
             verify(path)
+            refuse_differences(job_of(planned.run, planned.plan), job_of_state(read_state(path)), str(path))
         except (RunError, OSError) as error:
             yield Violation("checkpoints", str(error))
+        except InputError as error:
+            yield from error.violations
 
 
 def _violations(check: Callable[[PlannedJob], None], planned: PlannedJob) -> list[Violation]:

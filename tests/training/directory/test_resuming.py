@@ -130,11 +130,60 @@ def test_another_job_is_refused_with_every_difference_and_nothing_changes(
     source = run_file(tmp_path, "second", train="seed = 7")
     source.write_text(source.read_text().replace("gpt-1m", "gpt-10m"))
     model, seed = refusals(source, resume=started)
-    assert model.startswith(f"{started}: saved with model ")
+    assert model == (
+        f"{started}: saved with model.preset gpt-1m, this run has gpt-10m; a run resumes with the same "
+        "(nearest valid: gpt-1m)"
+    )
     assert seed == (
         f"{started}: saved with seed 0, this run has 7; a run resumes with the same (nearest valid: 0)"
     )
     assert {path: path.read_bytes() for path in started.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("sequence = 32", "sequence = 16"), "task.sequence 32, this run has 16"),
+        (("sequence = 32", "sequence = 32\npacking = true"), "task.packing False, this run has True"),
+        (("[train]", "[lora]\nrank = 4\n[train]"), "lora.rank nothing, this run has 4"),
+    ],
+)
+def test_a_key_that_another_job_changes_is_named(
+    tmp_path: Path, started: Path, change: tuple[str, str], told: str
+) -> None:
+    source = run_file(tmp_path, "second")
+    source.write_text(source.read_text().replace(*change))
+    lines = refusals(source, resume=started)
+    assert any(f"saved with {told}; a run resumes with the same" in line for line in lines), lines
+    assert not any("saved with model " in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("former", "now", "goes_on"),
+    [
+        ('"adamw"', '"lamb"', True),
+        ('"adamw"', '"sgd"', False),
+        ('"sgd"', '"adamw"', False),
+        ('"sgd"\nmomentum = 0.0', '"adamw"', True),
+        ('"adamw"', '"sgd"\nmomentum = 0.0', False),
+        ('"muon"', '"adamw"', False),
+        ('"adamw"', '"muon"', False),
+    ],
+)
+def test_a_run_goes_on_with_an_optimizer_of_the_same_states(
+    tmp_path: Path, former: str, now: str, goes_on: bool
+) -> None:
+    files = [run_file(tmp_path, name) for name in ("first", "second")]
+    for path, name in zip(files, (former, now), strict=True):
+        path.write_text(f"{path.read_text()}\n[optimizer]\nname = {name}\n")
+    _, directory = prepared(files[0], directory=tmp_path / "run")
+    (directory.path / "metrics.jsonl").touch()
+    if goes_on:
+        prepared(files[1], resume=directory.path)
+        return
+    (line,) = refusals(files[1], resume=directory.path)
+    assert line.startswith(f"{directory.path}: saved with optimizer states mom")
+    assert "; a run resumes with the same" in line
 
 
 def test_a_run_that_was_started_is_not_written_over(tmp_path: Path, started: Path) -> None:

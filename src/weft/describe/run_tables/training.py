@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
 from weft.describe.loggers import KNOWN_LOGGERS, require_logger
-from weft.describe.optimizers import KNOWN_OPTIMIZERS, require_optimizer
+from weft.describe.optimizers import KNOWN_OPTIMIZERS, require_optimizer, states_of
 from weft.describe.plan import GRADIENT_NORM, MICRO_BATCH_NORMS, PACKING, Choice, ReducePrecision
 from weft.describe.tasks import KNOWN_TASKS, PACKED, Data, sources_of
 from weft.describe.toml_table import IMPORTABLE, TOML_ARRAY, Count, TomlTable, Word, is_importable, table_text
@@ -265,6 +265,11 @@ class OptimizerTable(TomlTable):
     skip_non_finite: bool = Field(
         default=False, description="leave out a step whose gradient is not finite, on all ranks"
     )
+
+    @property
+    def kept_states(self) -> str:
+        """The kind of states that the optimizer keeps, in words; empty for none."""
+        return states_of(self.name, momentum=self.momentum)
 
     @model_validator(mode="after")
     def _keys_that_count(self) -> OptimizerTable:

@@ -63,7 +63,7 @@ def bring_newest(
 ) -> tuple[bool, list[str]]:
     """Bring the newest whole checkpoint of a storage if it is newer than the local one; every rank calls it.
 
-    The first rank of each folder brings a share of the files that no folder has, so nodes bring each once.
+    The first rank of each folder brings a share of the files that no folder has.
 
     Args:
         local_step: the step of the newest whole checkpoint in the directories; -1: none.

@@ -15,6 +15,9 @@ from weft.training.data.sampler import StepSamples
 STATE = "state.json"
 PRECISION = "precision"
 FROZEN = "frozen weights"
+OPTIMIZER = "optimizer states"
+# Values that nobody gives as they are, such as fingerprints, so none is near.
+_NOT_GIVEN = ("model", "data", FROZEN, OPTIMIZER)
 # The precisions in which a run may resume, by the saved precision. They step in numbers that hold all saved
 # numbers exactly. Runs of 16 bits step and save fp32 masters.
 _FP32_STEPS = ("fp32", "bf16", "fp16", "fp64")
@@ -34,6 +37,7 @@ class TrainingState:
         seed, model, data: the identity of a job, the same in a resume; `model`, `data` are fingerprints.
         precision: the plan's precision; a run may resume in those of `EXACT_IN`.
         frozen: fingerprint of the folder with frozen weights, which a checkpoint lacks; empty without one.
+        optimizer: the kind of its states (`states_of`); empty if it has none, or an earlier version saved.
         first_loss: held-out loss before the first step, in nats per token.
     """
 
@@ -46,6 +50,7 @@ class TrainingState:
     data: str
     first_loss: float
     frozen: str = ""
+    optimizer: str = ""
 
     def record(self) -> bytes:
         """Return the content of `state.json`."""
@@ -81,7 +86,7 @@ def require_same_job(expected: TrainingState, saved: TrainingState, where: str) 
     Raises:
         InputError: one line per difference.
     """
-    refuse_differences(_job(expected), _job(saved), where)
+    refuse_differences(job_of_state(expected), job_of_state(saved), where)
 
 
 def require_steps_left(expected: TrainingState, saved: TrainingState, steps: int) -> None:
@@ -104,12 +109,21 @@ def refuse_differences(expected: Mapping[str, object], saved: Mapping[str, objec
         InputError: one line per difference.
     """
     violations = [
-        Violation(where, _difference(name, value, saved[name]), str(saved[name]))
+        Violation(
+            where, _difference(name, value, saved[name]), "" if name in _NOT_GIVEN else str(saved[name])
+        )
         for name, value in expected.items()
-        if saved[name] != value and not (name == PRECISION and value in EXACT_IN.get(str(saved[name]), ()))
+        if saved[name] != value and not _goes_on(name, value, saved[name])
     ]
     if violations:
         raise InputError(violations)
+
+
+def _goes_on(name: str, value: object, saved: object) -> bool:
+    """Return True if a run may go on with another value than the saved one."""
+    if name == OPTIMIZER:
+        return saved == ""
+    return name == PRECISION and value in EXACT_IN.get(str(saved), ())
 
 
 def _difference(name: str, value: object, saved: object) -> str:
@@ -117,7 +131,7 @@ def _difference(name: str, value: object, saved: object) -> str:
     return f"saved with {name} {saved}, this run has {value}{', ' if name == PRECISION else '; '}{why}"
 
 
-def _job(state: TrainingState) -> dict[str, object]:
+def job_of_state(state: TrainingState) -> dict[str, object]:
     """Return the values that identify a job, by the user's names for them."""
     return {
         "model": state.model,
@@ -125,4 +139,5 @@ def _job(state: TrainingState) -> dict[str, object]:
         "seed": state.seed,
         "data": state.data,
         FROZEN: state.frozen,
+        OPTIMIZER: state.optimizer,
     }

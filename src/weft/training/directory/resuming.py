@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from weft.bundles import parts
+from weft.describe.added_layers import AddedLayers
 from weft.describe.plan import Plan
 from weft.describe.plan_file import load_plan
 from weft.describe.run_file import RunFile, load_run
@@ -20,7 +22,7 @@ from weft.errors import InputError, Violation
 from weft.files import replacing
 from weft.planning.synchronisations import in_sync
 from weft.training.checkpoint.manifest import CHECKPOINTS
-from weft.training.checkpoint.training_state import PRECISION, refuse_differences
+from weft.training.checkpoint.training_state import OPTIMIZER, PRECISION, refuse_differences
 from weft.training.directory.run_directory import (
     AT_HAND,
     PLAN_FILES,
@@ -59,7 +61,17 @@ def require_job_of(run: RunFile, plan: Plan, path: Path) -> None:
         InputError: one line per difference.
     """
     former_run, former_plan = load_run(path / "run.toml"), load_plan(RunDirectory(path).own_plan)
-    refuse_differences(_job(run, plan), _job(former_run, former_plan), str(path))
+    now = job_of(run, plan) | {"task.packing": run.task.packing}
+    before = job_of(former_run, former_plan) | {"task.packing": former_run.task.packing}
+    if now["model"] != before["model"]:
+        own, former = _model_keys(run, plan), _model_keys(former_run, former_plan)
+        changed = [key for key in sorted({*own, *former}) if own.get(key) != former.get(key)]
+        if changed:
+            # Its fingerprint says nothing to people.
+            del now["model"]
+        now = {key: own.get(key, "nothing") for key in changed} | now
+        before |= {key: former.get(key, "nothing") for key in changed}
+    refuse_differences(now, before, str(path))
 
 
 def require_not_started(path: Path) -> None:
@@ -118,9 +130,23 @@ def kept_if_refused(path: Path) -> Iterator[None]:
         raise
 
 
-def _job(run: RunFile, plan: Plan) -> dict[str, object]:
+def job_of(run: RunFile, plan: Plan) -> dict[str, object]:
+    """Return the values that identify a job, without its data, by the names of `job_of_state`."""
     return {
         "model": plan.model_fingerprint,
         PRECISION: plan.precision,
         "seed": run.train.seed,
+        OPTIMIZER: run.optimizer.kept_states,
     }
+
+
+def _model_keys(run: RunFile, plan: Plan) -> dict[str, object]:
+    """Return the keys of a run file that a model's fingerprint depends on, with their values."""
+    adding = {one.method for one in parts(AddedLayers)}
+    tables = {"model": run.model, **{name: one for name, one in run.methods.items() if name in adding}}
+    keys = {
+        f"{name}.{key}": value
+        for name, table in tables.items()
+        for key, value in table.model_dump(exclude_none=True).items()
+    }
+    return {"task.sequence": plan.sequence, **keys}
