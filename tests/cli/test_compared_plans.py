@@ -96,6 +96,28 @@ def test_a_stack_without_the_model_is_refused_before_the_search(
 ) -> None:
     monkeypatch.setattr("weft.cli.plans.planned_visibly", None)
     asked = ("plan", "bert-1m", "--on", "4xa100-80gb", "--emit")
-    assert "Megatron-LM trains models of gpt, llama" in refusal(capsys, *asked, "megatron")
-    assert "torchtitan trains models of llama" in refusal(capsys, *asked, "torchtitan-toml")
+    assert "files of Megatron-LM for models of gpt and llama" in refusal(capsys, *asked, "megatron")
+    assert "files of torchtitan for models of llama" in refusal(capsys, *asked, "torchtitan-toml")
     assert "(nearest valid: megatron)" in refusal(capsys, *asked, "megatro")
+
+
+@pytest.mark.parametrize("stack", ["megatron", "torchtitan", "accelerate", "slurm"])
+def test_the_plan_of_a_file_is_written_as_after_its_search(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stack: str
+) -> None:
+    path, asked = tmp_path / "kept", ("plan", "llama-1b", "--on", "4xa100-80gb", "--global-batch", "16")
+    assert run([*asked, "--out", str(path)]) == 0
+    capsys.readouterr()
+    written = []
+    for words in (asked, ("plan", str(path))):
+        assert run([*words, "--emit", stack]) == 0
+        written.append(capsys.readouterr())
+    assert written[0] == written[1]
+    assert "4xa100-80gb" in written[0].out
+
+
+def test_a_plan_file_is_not_searched_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved(tmp_path / "a.json", pp=1)
+    assert f"(nearest valid: weft show {path})" in refusal(capsys, "plan", path)
+    line = f"weft: --tp: not with the plan of {path}, which is written as it is"
+    assert refusal(capsys, "plan", path, "--emit", "megatron", "--tp", 2) == line

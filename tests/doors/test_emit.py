@@ -495,8 +495,12 @@ def test_accelerate_is_told_that_processes_on_processors_belong_together() -> No
 @pytest.mark.parametrize(
     ("stack", "model", "line"),
     [
-        ("megatron", "bert-base", "--emit: Megatron-LM trains models of gpt, llama, not of family bert"),
-        ("torchtitan", "gpt2", "--emit: torchtitan trains models of llama, not of family gpt"),
+        (
+            "megatron",
+            "bert-base",
+            "--emit: weft writes files of Megatron-LM for models of gpt and llama, not of bert",
+        ),
+        ("torchtitan", "gpt2", "--emit: weft writes files of torchtitan for models of llama, not of gpt"),
     ],
 )
 def test_models_that_a_stack_does_not_have_are_refused(stack: str, model: str, line: str) -> None:
@@ -526,7 +530,9 @@ def test_a_llama_with_biases_is_no_llama_of_a_stack(tmp_path: Path) -> None:
 
 def test_accelerates_plugin_has_no_pipelines_of_images() -> None:
     job = planned(run_of("vit-base"), **PIPELINE)
-    with pytest.raises(InputError, match="Accelerate's Megatron-LM plugin trains models of gpt, llama, bert"):
+    with pytest.raises(
+        InputError, match="Accelerate's Megatron-LM plugin for models of gpt and llama and bert"
+    ):
         emit(job, "accelerate")
 
 

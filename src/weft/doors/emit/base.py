@@ -271,7 +271,9 @@ def require_family(model: ModelConfig, stack: str, families: Sequence[str]) -> N
         InputError: with the families that the stack has.
     """
     if model.family not in families:
-        problem = f"{stack} trains models of {', '.join(families)}, not of family {model.family}"
+        problem = (
+            f"weft writes files of {stack} for models of {' and '.join(families)}, not of {model.family}"
+        )
         raise InputError(Violation("--emit", problem, "slurm"))
     if model.decoder is not None and model.decoder != replace(model, decoder=None).architecture:
         problem = f"{stack} trains the plain {model.family}, not the biases, heads or norms of {model.name}"
