@@ -205,3 +205,15 @@ def test_payloads_have_the_bytes_of_the_formula(table: ClanOptions, blocks: int)
         "fp32": blocks * size * 4,
     }
     assert table.payload_bytes(blocks) == 4 * -(-bytes_[table.codec] // 4)
+
+
+@given(all_options(), st.integers(0, 3))
+def test_a_piece_without_numbers_is_coded_wherever_its_rows_begin(table: ClanOptions, begin: int) -> None:
+    """Replicas send rows of no bytes if a stage has no parameter that is large enough."""
+    codec, numbers = codec_of(table), torch.zeros(0, table.block)
+    assert table.payload_bytes(0) == 0
+    payload = torch.zeros(4, dtype=torch.uint8)[begin:begin]
+    codec.encode(numbers, 0, payload, draw())
+    codec.decode(payload, numbers, draw())
+    total = torch.zeros(0, table.block)
+    codec.encode_sum(payload.view(1, 0).expand(3, 0), total, torch.zeros_like(total), 0, payload, draw())

@@ -74,6 +74,9 @@ class CodecPath(ABC):
 def sections(form: Quantiser, payload: torch.Tensor, elements: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the bytes of codes and the fp32 scales of a payload, both views of it."""
     border = form.code_bytes(elements)
-    # A row of no bytes may begin anywhere.
-    scales = payload[border:].view(torch.float32) if elements else payload.new_empty(0, dtype=torch.float32)
-    return payload[:border], scales
+    return payload[:border], typed(payload[border:], torch.float32)
+
+
+def typed(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return bytes as numbers of a type, a view; a row of no bytes may begin anywhere."""
+    return content.view(dtype) if len(content) else content.new_empty(0, dtype=dtype)

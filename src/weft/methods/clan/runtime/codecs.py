@@ -15,7 +15,7 @@ import torch
 from weft.methods.clan.options import INDEX_BYTES, SCALE_BYTES, ClanOptions, Codec
 from weft.sync.codecs import compiled, packing
 from weft.sync.codecs.counter import Key, uniforms
-from weft.sync.codecs.path import PLACES, SMALLEST_SCALE
+from weft.sync.codecs.path import PLACES, SMALLEST_SCALE, typed
 from weft.sync.codecs.quantiser import Quantiser
 from weft.sync.codecs.reference import pack, unpack
 
@@ -140,7 +140,7 @@ class TopK(BlockCodec):
         """Return the values and the indices of a payload, views of shape (blocks, kept)."""
         values, border = _values_of(payload, blocks, self.options)
         end = border + INDEX_BYTES * values.numel()
-        return values, payload[border:end].view(torch.int16).view(values.shape)
+        return values, typed(payload[border:end], torch.int16).view(values.shape)
 
 
 class RandomK(BlockCodec):
@@ -247,38 +247,38 @@ class HalfPrecision(BlockCodec):
     """Numbers rounded to fp16. One that is too large becomes infinite, and is not hidden."""
 
     def encode(self, numbers: torch.Tensor, elements: int, payload: torch.Tensor, draw: Draw) -> None:
-        payload.view(torch.float16).copy_(numbers.view(-1))
+        typed(payload, torch.float16).copy_(numbers.view(-1))
 
     def decode(self, payload: torch.Tensor, numbers: torch.Tensor, draw: Draw) -> None:
-        numbers.view(-1).copy_(payload.view(torch.float16))
+        numbers.view(-1).copy_(typed(payload, torch.float16))
 
 
 class Plain(BlockCodec):
     """Numbers as they are, in fp32."""
 
     def encode(self, numbers: torch.Tensor, elements: int, payload: torch.Tensor, draw: Draw) -> None:
-        payload.view(torch.float32).copy_(numbers.view(-1))
+        typed(payload, torch.float32).copy_(numbers.view(-1))
 
     def decode(self, payload: torch.Tensor, numbers: torch.Tensor, draw: Draw) -> None:
-        numbers.view(-1).copy_(payload.view(torch.float32))
+        numbers.view(-1).copy_(typed(payload, torch.float32))
 
     def decode_sum(self, payloads: torch.Tensor, total: torch.Tensor, draw: Draw) -> None:
         total.zero_()
         for payload in payloads:
-            total.view(-1).add_(payload.view(torch.float32))
+            total.view(-1).add_(typed(payload, torch.float32))
 
 
 def _codes_and_scales(payload: torch.Tensor, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the bytes of codes and the fp32 scales of a payload, both views of it."""
     border = len(payload) - SCALE_BYTES * blocks
-    return payload[:border], payload[border:].view(torch.float32)
+    return payload[:border], typed(payload[border:], torch.float32)
 
 
 def _values_of(payload: torch.Tensor, blocks: int, options: ClanOptions) -> tuple[torch.Tensor, int]:
     """Return the sent values, a view of shape (blocks, kept), and the byte behind them."""
     border = blocks * options.kept * options.value_bits // 8
     kind = torch.float32 if options.value_bits == 32 else torch.bfloat16
-    return payload[:border].view(kind).view(blocks, options.kept), border
+    return typed(payload[:border], kind).view(blocks, options.kept), border
 
 
 def _words(key: Key, first: int, like: torch.Tensor) -> torch.Tensor:
