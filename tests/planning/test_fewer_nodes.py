@@ -29,7 +29,7 @@ def test_a_group_that_keeps_others_from_their_precision_is_named() -> None:
     assert fewer.group == "t4"
     assert [(one.done, one.total) for one in told] == [(0, 2), (1, 2), (2, 2)]
     assert fewer.planned.plan.precision == "bf16"
-    assert slow.plan.precision == "fp32"
+    assert slow.plan.precision == "fp16"
     assert fewer.planned.plan.global_batch == slow.plan.global_batch
     assert fewer.saved == pytest.approx(1 - fewer.planned.prediction.step_s / slow.prediction.step_s)
     assert fewer.words in (Path(__file__).parents[2] / "docs" / "clusters.md").read_text()
@@ -64,7 +64,7 @@ def test_what_the_run_left_open_is_decided_again_and_what_it_leaves_out_stays_ou
     }
     run = parse_run(asked)
     slow = plan_run(run)
-    assert slow.run.train.precision == "fp32"
+    assert slow.run.train.precision == "fp16"
     fewer = better_without(run, slow)
     assert fewer is not None
     assert fewer.planned.plan.precision == "bf16"

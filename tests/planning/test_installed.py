@@ -170,7 +170,7 @@ def test_another_cluster_is_searched_with_the_moves_of_others(weft_example: Path
 
 def smallest_change() -> SmallestChange | None:
     """Of a layout without a notch of weft's own: an odd size, one replica, everything recomputed, chunks."""
-    asked = problem_of(model="gpt2", on="1xt4", global_batch=135)
+    asked = problem_of(model="gpt2", on="1xt4", global_batch=135, precision="fp32")
     layout = replace(one_replica("1f1b", size=135).recomputing("full"), loss="chunked")
     return SmallestChanges(asked).of(layout)
 

@@ -108,7 +108,6 @@ def plan(
     - `weft plan llama-13b --on 64xa100-80gb`
     - `weft plan gpt2 --on 8xa100-80gb+8xt4 --compare amp,megatron,metis-form`
     - `weft plan llama-13b --on 64xa100-80gb --emit megatron --out train.sh`
-    - `weft plan plan.json --emit megatron --out train.sh`
     - `weft plan --from plan.json --without "device 2" --out next.json`
 
     Parameters
@@ -153,7 +152,8 @@ def plan(
     out
         Write the best plan to this file.
     emit
-        Write the best plan, or that of a PLAN.json, for another stack, such as slurm; to --out or here.
+        Write the best plan for another stack, such as slurm. The file goes to --out or here.
+        Also the plan of a PLAN.json, without a search: `weft plan plan.json --emit megatron`.
         Stacks: megatron, torchtitan, torchtitan-toml (up to 0.2), deepspeed, accelerate, device-map. Also
         slurm, skypilot or k8s, which start weft's own runtime.
     report
@@ -168,7 +168,7 @@ def plan(
         With --curve: write both charts to this file.
     """
     words = {**decided(pins), "planner": planner}
-    of_a_search = {
+    never_without_a_search = {
         "--global-batch": global_batch,
         "--sequence": sequence,
         "--precision": precision,
@@ -187,7 +187,7 @@ def plan(
         **{f"--{name.replace('_', '-')}": value for name, value in words.items()},
     }
     if from_ is not None:
-        never_from = {"SOURCE": source, "--on": on, "--emit": emit, **of_a_search}
+        never_from = {"SOURCE": source, "--on": on, "--emit": emit, **never_without_a_search}
         refuse_options(never_from, "not with --from, which plans the job of that file again")
         show_replanning(from_, without, out=out, json=json)
         return
@@ -198,7 +198,7 @@ def plan(
         if emit is None:
             what = f"{source} is a plan; --emit writes it for another stack, and weft show tells it"
             raise InputError(Violation("SOURCE", what, f"weft show {source}"))
-        never = {"--without": without, **of_a_search}
+        never = {"--without": without, **never_without_a_search}
         refuse_options(never, f"not with the plan of {source}, which is written as it is")
         job = plan_file_job(Path(source), on=on)
         # A plan file states all keys, also those that nobody chose.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypedDict, Unpack
 
+from weft.bundles import parts
 from weft.describe.added_layers import trained_graph
 from weft.describe.cluster import Cluster
 from weft.describe.cluster_file import parse_cluster
@@ -18,7 +19,7 @@ from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork, counted_work
 from weft.describe.plan import GRADIENT_NORM, MICRO_BATCH_NORMS, SCALED, SERVERS, Choice, Launch
 from weft.describe.plan_subject import PlanSubject
-from weft.describe.run_tables.methods import requested_methods, run_tables
+from weft.describe.run_tables.methods import RunTable, requested_methods, run_tables
 from weft.describe.run_tables.planning import MEMORY_RISK
 from weft.describe.run_tables.training import ANY_PRECISION
 from weft.describe.servers import without_servers
@@ -96,8 +97,9 @@ def request_of(config: ModelConfig, cluster: Cluster, **options: Unpack[RequestO
         global_batch = DEFAULT_SAMPLES_PER_DEVICE * max(1, cluster.ranks - servers)
         assumed["global_batch"] = f"{global_batch} samples, {DEFAULT_SAMPLES_PER_DEVICE} per device"
     if precision is None:
-        alone = all(one.name != MICRO_BATCH_NORMS for one in methods)
-        precision = default_precision(computing, scales=alone and (sync is None or sync.name == DENSE))
+        unscaled = {MICRO_BATCH_NORMS, *(one.method for one in parts(RunTable) if not one.scales)}
+        scales = all(one.name not in unscaled for one in methods) and (sync is None or sync.name == DENSE)
+        precision = default_precision(computing, scales=scales)
         assumed["precision"] = precision + _why_not_bf16(computing)
     if options.get("sequence") is None and config.convolutions is None:
         capped = config.decoder is not None and config.sequence == USUAL_SEQUENCE

@@ -63,10 +63,11 @@ def test_shorter_pieces_never_take_more_steps(case: Case, share: float) -> None:
 @given(case=SMALL, margin=st.sampled_from([0.0, 0.05, 0.3]))
 def test_the_solver_places_what_greedy_places(case: Case, margin: float) -> None:
     """In the same steps, and keeps margins and order by its own rows."""
-    window = greedy(case.step, case.items, margin=margin)
-    assume(window.added_s == 0)
+    window, work = greedy(case.step, case.items, margin=margin), Work.of(case.step, case.items, margin)
+    # Greedy may place an item that no gap holds with its margin, and the solver leaves that to it.
+    assume(window.added_s == 0 and not work.long)
     try:
-        found = solved(Work.of(case.step, case.items, margin), window.steps)
+        found = solved(work, window.steps)
     except InputError:
         assume(False)
     assert found is not None

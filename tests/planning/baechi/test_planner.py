@@ -23,7 +23,7 @@ def problem(
     model: str = "candle-uno",
     on: str = "4xv100-16gb",
     batch: int = 64,
-    precision: str | None = None,
+    precision: str | None = "fp32",
     **pins: Any,
 ) -> Problem:
     """A problem whose devices wait for no host: layers add up to stages."""

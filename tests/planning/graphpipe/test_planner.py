@@ -83,7 +83,7 @@ def test_split_backwards_shorten_the_step_of_a_graph() -> None:
 
 def test_stages_keep_whole_backwards_where_the_simulator_finds_them_faster() -> None:
     pins = PartialLayout(sharding="zero-0", dp=1, recompute="none")
-    problem = problem_of(model="dlrm", on="4xv100-16gb", global_batch=64, pins=pins)
+    problem = problem_of(model="dlrm", on="4xv100-16gb", global_batch=64, precision="fp32", pins=pins)
     best = get_planner("graphpipe").search(problem).fitting[0]
     assert best.plan is not None
     assert best.plan.schedule.options["whole"]
@@ -161,7 +161,7 @@ def test_stages_have_numbers_of_replicas_of_their_own_where_that_is_faster(
     name: str, schedule: str, size: int
 ) -> None:
     pins = PartialLayout(sharding="zero-0", micro_batch_size=size, recompute="none", schedule=schedule)
-    problem = problem_of(model="candle-uno", on="8xv100-16gb", global_batch=512, pins=pins)
+    problem = problem_of(model="candle-uno", on="8xv100-16gb", global_batch=512, precision="fp32", pins=pins)
     fitting = get_planner(name).search(problem).fitting
     best, alike = fitting[0], next(one for one in fitting if one.plan and len(set(one.plan.replicas)) == 1)
     assert best.plan is not None
@@ -180,7 +180,7 @@ def test_stages_have_numbers_of_replicas_of_their_own_where_that_is_faster(
 
 def test_pinned_replicas_are_those_of_all_stages() -> None:
     pins = PartialLayout(sharding="zero-0", micro_batch_size=32, dp=2)
-    problem = problem_of(model="candle-uno", on="8xv100-16gb", global_batch=512, pins=pins)
+    problem = problem_of(model="candle-uno", on="8xv100-16gb", global_batch=512, precision="fp32", pins=pins)
     for one in get_planner("pipedream").search(problem).fitting:
         assert one.plan is not None
         assert set(one.plan.replicas) == {2}
@@ -188,7 +188,7 @@ def test_pinned_replicas_are_those_of_all_stages() -> None:
 
 def on_unlike(model: str, on: str, **pins: object) -> Ranking:
     decided = PartialLayout(**pins)  # type: ignore[arg-type]
-    problem = problem_of(model=model, on=on, global_batch=64, pins=decided)
+    problem = problem_of(model=model, on=on, global_batch=64, precision="fp32", pins=decided)
     return get_planner("graphpipe").search(problem)
 
 

@@ -35,6 +35,7 @@ class RunTable:
         choices: returns the table's choices for the layers of a model.
         task_problems: yields why the table does not go with the run's task.
         contract: returns the properties of the training that the method preserves with a given table.
+        scales: the method may run beside losses with a factor, as in fp16.
     """
 
     method: str
@@ -45,6 +46,7 @@ class RunTable:
     choices: Callable[[Any, LayerGraph], tuple[LayerChoice, ...]] = lambda *_: ()
     task_problems: Callable[[Any, TaskTable], Iterable[Violation]] = lambda *_: ()
     contract: Callable[[Any], Contract] = lambda table: Contract.EXACT
+    scales: bool = True
 
 
 def run_tables() -> Mapping[str, RunTable]:

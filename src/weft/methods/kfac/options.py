@@ -37,6 +37,7 @@ TABLE = RunTable(
     table=KfacTable,
     options=lambda table: table.model_dump(),
     model_options=lambda table, model: {"linears": treated_text(treated_in(model))},
+    scales=False,
 )
 
 

@@ -11,11 +11,8 @@ import torch.distributed as dist
 from weft.errors import RunError
 from weft.run.launch.nodes import JobNodes
 from weft.training.checkpoint.manifest import MANIFEST, digest_of, generation_path, read_manifest
-from weft.training.checkpoint.remote_storage import RemoteStorage, place_of
+from weft.training.checkpoint.remote_storage import HISTORY, RemoteStorage, place_of
 from weft.training.coordination.agreement import from_first_rank, gather, together
-
-# What a run directory has beside checkpoints and plans, and what a resume elsewhere goes on from.
-HISTORY = ("metrics.jsonl", "events.jsonl")
 
 
 class Ranks(NamedTuple):

@@ -21,6 +21,8 @@ from weft.errors import InputError, RunError, Violation
 from weft.files import replacing
 from weft.training.checkpoint.manifest import CHECKPOINTS, MANIFEST, generation_path
 
+# What a run directory has beside checkpoints and plans, and what a resume elsewhere goes on from.
+HISTORY = ("metrics.jsonl", "events.jsonl")
 _STEP = re.compile(rf"step-(\d{{8,}})/{re.escape(MANIFEST)}$")
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft.errors import InputError, Violation
-from weft.training.checkpoint.remote_checkpoints import HISTORY
-from weft.training.checkpoint.remote_storage import RemoteStorage
+from weft.training.checkpoint.remote_storage import HISTORY, RemoteStorage
 from weft.training.directory.run_directory import RESUMED_FILES, RUN_ID, RunDirectory
 
 
