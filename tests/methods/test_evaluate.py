@@ -180,6 +180,7 @@ def test_a_plan_says_what_it_does_and_its_price() -> None:
         ({"evaluate_every": None}, "train.evaluate_every: is left out, so no held-out losses fill bubbles"),
         ({"evaluate_every": 5}, "5; an evaluation in bubbles takes 16 steps (nearest valid: 16)"),
         ({"evaluate_every": 90}, "90; an evaluation of 16 steps behind it ends after the last of 100"),
+        ({"steps": 31}, "train.steps: 31; an evaluation in bubbles takes 16 of them, behind as many others"),
         ({"compile": True}, "train.compile: compiled stages are not copied"),
     ],
 )

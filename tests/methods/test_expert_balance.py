@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from program.mutations import twice, without_edge, without_row
 
 from weft.describe.added_layers import trained_graph
-from weft.describe.layout import Layout
+from weft.describe.layout import Layout, PartialLayout
 from weft.describe.models import resolve_model
 from weft.describe.plan import Choice, Plan
 from weft.describe.plan_file import check_plan
@@ -32,6 +32,7 @@ from weft.methods.expert_balance.report import SECTION
 from weft.methods.expert_balance.rules import FORWARD_FIRST
 from weft.moves.layout import build_plan, refuse
 from weft.planning.compile import compile_evaluation, compile_plan
+from weft.planning.planners import get_planner
 from weft.planning.planners.space import layouts
 from weft.planning.problem import Problem, problem_of
 from weft.predict.cost.network import Network
@@ -302,6 +303,17 @@ def test_planners_try_orders_that_count_in_time(problem: Problem) -> None:
     # Also on devices with one stage, where all other jobs need no such order.
     assert any(one.pp == 1 and one.dp * one.micro_batch_size < batch for one in found)
     assert not any(one.pp == 1 and one.schedule == "gpipe" for one in layouts(problem))
+
+
+def test_unlike_devices_run_orders_that_count_in_time(tmp_path: Path) -> None:
+    described(tmp_path, "mixtral", num_local_experts=EXPERTS)
+    pins = PartialLayout(pp=1, dp=2, micro_batch_size=2)
+    asked = problem_of(
+        model=str(tmp_path), on="1xa100-40gb+1xv100-32gb", global_batch=16, methods=(balance(),), pins=pins
+    )
+    best = get_planner("weft").search(asked).fitting[0]
+    assert best.layout is not None
+    assert best.layout.schedule in FORWARD_FIRST
 
 
 def test_plans_edited_by_hand_are_refused(problem: Problem) -> None:

@@ -33,12 +33,26 @@ def test_layouts_that_lack_other_amounts_are_told_one_by_one() -> None:
     assert all("more than its device has" in one.problem for one in error.violations)
 
 
+@pytest.mark.parametrize(
+    ("pins", "near"), [({"pp": 2}, "dp 1"), ({"dp": 2}, "pp 1"), ({"tp": 2}, "pp 1 and dp 1")]
+)
+def test_degrees_that_leave_devices_of_an_odd_cluster_idle_need_both_pins(
+    pins: dict[str, int], near: str
+) -> None:
+    (told,) = refused(cluster={"use": "3xl4"}, plan=pins).violations
+    assert told.problem.startswith("no layout of all 3 devices in nodes of 3 has ")
+    assert told.nearest == f"{near}, which leaves devices idle"
+    pinned = {"pp": 1, "dp": 1} | pins
+    record = {"model": {"preset": "gpt-1m"}, "cluster": {"use": "3xl4"}, "train": {"global_batch": 16}}
+    assert plan_run(parse_run(record | {"plan": pinned})).plan.ranks == 2
+
+
 def test_servers_that_leave_no_layout_are_named() -> None:
     asked = {"method": "clan", "servers": 4}
     error = refused(cluster={"use": "4xl4"}, sync=asked, goal={"contract": "empirical"})
     (told,) = error.violations
     assert told.problem.startswith(
-        "no layout of 4 devices in nodes of 4 has sync clan (4 servers leave 0 for"
+        "no layout of all 4 devices in nodes of 4 has sync clan (4 servers leave 0 for"
     )
 
 

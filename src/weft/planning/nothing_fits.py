@@ -36,8 +36,15 @@ def nothing_fits(ranking: Ranking) -> NothingFitsError:
         if servers:
             left = f"{servers} servers leave {max(cluster.ranks - servers, 0)} for stages"
             words = f"{words} ({left})"
-        problem = f"no layout of {devices} has {words}; degrees must divide the devices"
-        return NothingFitsError(ranking, [Violation("plan", problem)])
+        problem = f"no layout of all {devices} has {words}; degrees must divide the devices"
+        if servers or {"pp", "dp"} <= pinned.keys():
+            return NothingFitsError(ranking, [Violation("plan", problem)])
+        # With both, devices may stay idle.
+        left_open = " and ".join(f"{axis} 1" for axis in ("pp", "dp") if axis not in pinned)
+        problem += ", or pp and dp be pinned"
+        return NothingFitsError(
+            ranking, [Violation("plan", problem, f"{left_open}, which leaves devices idle")]
+        )
     changes = SmallestChanges(ranking.problem, ranking.candidates)
     ranks = ranking.problem.job.cluster.ranks
     # Layouts of more ranks are close to nothing, unless there are no others.

@@ -56,7 +56,7 @@ CASES = {
         "its control flow or sizes depend on values of tensors",
         by_values.__code__.co_firstlineno + 1,
     ),
-    of_fixed_batch: ("its code fixes the batch to 2 samples; take it from an input's size", None),
+    of_fixed_batch: ("its code fixes the batch to 2 samples; take it from an input's size", FORWARD - 1),
     of_a_mean: ("mean mixes the samples of a batch", FORWARD),
     of_frequencies: ("operator aten::_fft_r2c has no known cost", FORWARD),
     of_nothing: ("no trained parameter changes the result", None),
@@ -96,10 +96,11 @@ def test_state_that_changes_is_named() -> None:
 
 
 def test_several_results_and_examples_without_samples_are_refused() -> None:
-    two = "the module returns 2 tensors; one is needed, for the loss"
+    two = f"the module returns 2 tensors; one is needed, for the loss ({HERE}, line {FORWARD - 1})"
     assert two in refused(One(lambda value: (value, value)), torch.zeros(1, 4))
-    for example in (torch.tensor(1.0), (), "text", torch.zeros(0, 4)):
+    for example in (torch.tensor(1.0), (), "text"):
         assert "each with the samples on its first axis" in refused(nn.Linear(4, 4), example)
+    assert "the example has 0 samples" in refused(nn.Linear(4, 4), torch.zeros(0, 4))
 
 
 class Behind(nn.Module):

@@ -75,12 +75,14 @@ def export_module(module: nn.Module, example: Example) -> ExportedModule:
         try:
             program = _export(called, examples, dtype)
         except Exception:
-            raise InputError(Violation(BUILD, _reason(error))) from None
+            raise InputError(Violation(BUILD, _reason(error, module))) from None
     return _read(program, called, dtype, examples)
 
 
 def _checked(given: Any) -> tuple[torch.Tensor, ...]:
     examples = tuple(given)
+    if any(isinstance(one, torch.Tensor) and one.dim() and not len(one) for one in examples):
+        raise InputError(Violation(BUILD, "the example has 0 samples; at least 1 is needed"))
     if not examples or not all(isinstance(one, torch.Tensor) and one.dim() and len(one) for one in examples):
         problem = "the example must be a tensor or several, each with the samples on its first axis"
         raise InputError(Violation(BUILD, problem))
@@ -147,13 +149,16 @@ def _quiet(dtype: torch.dtype) -> Iterator[None]:
         logging.disable(disabled)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, module: nn.Module) -> str:
     """Return one line about an export that failed."""
     if (
         fixed := re.search(r"batch.{0,80}?specialized.{0,40}?constant \((\d+)\)", str(error), re.S)
     ) is not None:
-        return f"its code fixes the batch to {fixed[1]} samples; take it from an input's size"
+        problem = f"its code fixes the batch to {fixed[1]} samples; take it from an input's size"
+        return f"{problem}{_place_of(module)}"
     told = failure(error)
+    if not told.endswith(")"):
+        told += _place_of(module)
     if isinstance(error, GuardOnDataDependentSymNode):
         told = f"its control flow or sizes depend on values of tensors{told[told.rfind(' (') :]}"
     return f"the module cannot be captured: {told}"
@@ -168,7 +173,7 @@ def _read(
             raise InputError(Violation(BUILD, f"the module changes its state: {spec.target}"))
     if len(signature.output_specs) != 1:
         problem = f"the module returns {len(signature.output_specs)} tensors; one is needed, for the loss"
-        raise InputError(Violation(BUILD, problem))
+        raise InputError(Violation(BUILD, f"{problem}{_place_of(called.model)}"))
     user = called.model
     # A tensor with several names has the first one everywhere.
     named = [*user.named_parameters(), *user.named_buffers()]
@@ -189,6 +194,14 @@ def _read(
             raise InputError(Violation(BUILD, f"the module has an input that is no tensor: {spec.target}"))
         tensors[spec.arg.name] = (first.get(id(tensor), spec.target), tensor)
     return ExportedModule(program.graph, tensors, tuple(inputs), dtype, dict(user.named_modules()), examples)
+
+
+def _place_of(module: nn.Module) -> str:
+    """Return file and line of the code of a user's module; empty for a library's."""
+    code = getattr(type(module).forward, "__code__", None)
+    if code is None or is_library(code.co_filename):
+        return ""
+    return f" ({Path(code.co_filename).name}, line {code.co_firstlineno})"
 
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+)')

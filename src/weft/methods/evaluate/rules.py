@@ -18,9 +18,14 @@ def _no_evaluations(planned: PlannedJob) -> Iterator[Violation]:
     if asked is None or NAME not in asked.works:
         return
     steps, every = most_steps_of(planned.plan, asked), train.evaluate_every
-    if every is None:
+    if 2 * steps > planned.last_step:
+        problem = (
+            f"{planned.last_step}; an evaluation in bubbles takes {steps} of them, behind as many others"
+        )
+        yield Violation("train.steps", problem, str(2 * steps))
+    elif every is None:
         problem = "is left out, so no held-out losses fill bubbles"
-        yield Violation("train.evaluate_every", problem, str(max(steps, min(100, train.steps))))
+        yield Violation("train.evaluate_every", problem, str(max(steps, min(100, planned.last_step - steps))))
     elif every < steps:
         problem = f"{every}; an evaluation in bubbles takes {steps} steps"
         yield Violation("train.evaluate_every", problem, str(steps))
@@ -28,7 +33,7 @@ def _no_evaluations(planned: PlannedJob) -> Iterator[Violation]:
         problem = (
             f"{every}; an evaluation of {steps} steps behind it ends after the last of {planned.last_step}"
         )
-        yield Violation("train.evaluate_every", problem, str(max(steps, planned.last_step - steps)))
+        yield Violation("train.evaluate_every", problem, str(planned.last_step - steps))
     if train.compile:
         problem = f"compiled stages are not copied, as {NAME} in bubbles needs"
         yield Violation("train.compile", problem, "false")

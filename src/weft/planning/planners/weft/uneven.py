@@ -15,6 +15,7 @@ from weft.describe.layout import Layout, rank_order_of
 from weft.describe.plan import RECOMPUTES, Recompute, shared_out
 from weft.describe.units import format_seconds
 from weft.errors import InputError
+from weft.moves.composition import goes_forward_first
 from weft.moves.layout import refuse
 from weft.moves.sharers import unshared
 from weft.planning.planners.base import Candidate, Verdict
@@ -27,8 +28,10 @@ from weft.planning.planners.weft.stages import Way, deal
 from weft.planning.problem import Problem
 from weft.program.arrays import Floats, Ints
 
-# The searched orders, with one stage per device and with several; others are tried on the found layouts.
+# The searched orders, with one stage per device and with several; others are tried on the found layouts. The
+# second ones are for jobs whose methods need all forward passes first.
 SCHEDULE, LOOPED = "1f1b", "depth-first"
+_FORWARD_FIRST, _FORWARD_FIRST_LOOPED = "gpipe", "breadth-first"
 # Layouts to suit, as a multiple of those to simulate: some turn out to be too big.
 _SPARE = 2
 _NOTHING_FITS = "no cut of the layers fits its devices"
@@ -119,8 +122,9 @@ class UnevenSpace:
         With one stage per device, sharding more than optimizer states frees no memory. The device needs room
         for all of its weights and gradients at once.
         """
-        pins = self._problem.pins
-        schedule = pins.schedule or (LOOPED if looped else SCHEDULE)
+        pins, first = self._problem.pins, goes_forward_first(self._problem.job)
+        one, several = (_FORWARD_FIRST, _FORWARD_FIRST_LOOPED) if first else (SCHEDULE, LOOPED)
+        schedule = pins.schedule or (several if looped else one)
         for layout in layouts(replace(self._problem, pins=pins.replaced(schedule=schedule))):
             if (layout.loops > 1) == looped and (
                 looped or pins.sharding is not None or layout.sharding in LIGHT
