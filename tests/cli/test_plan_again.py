@@ -131,3 +131,15 @@ def test_options_that_make_no_sense_are_one_line(
 def test_what_is_missing_is_said(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", *arguments]) == 2
     assert capsys.readouterr().err.startswith(line)
+
+
+def test_the_job_of_a_run_is_planned_again_as_that_of_its_plan_file(
+    old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = []
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "plan.json").write_text(old.read_text())
+    for source in (old, tmp_path / "run"):
+        assert run(["plan", "--from", str(source), "--without", "device 1", "--json"]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0] == answers[1]

@@ -14,7 +14,7 @@ from weft.planning.replanning import Replanning, replan
 
 
 def show_replanning(path: Path, words: list[str] | None, *, out: Path | None, json: bool) -> None:
-    """Show the plans of a plan file's job without what `words` name; `out` receives the chosen one.
+    """Show the plans of a plan file's or run's job without what `words` name; `out` receives the chosen one.
 
     Raises:
         InputError: without words, for a broken plan file, and as `replan` does.
@@ -22,7 +22,7 @@ def show_replanning(path: Path, words: list[str] | None, *, out: Path | None, js
     if not words:
         problem = "missing: --from plans again without something, by its name or rank"
         raise InputError(Violation("--without", problem, "device 0"))
-    before = plan_file_job(path)
+    before = plan_file_job(path / "plan.json" if path.is_dir() else path)
     with progressing("planning again") as progress:
         replanning = replan(before, words, progress)
     file = decided_file(replanning.run, replanning.problem, replanning.chosen.candidate)

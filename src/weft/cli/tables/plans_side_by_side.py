@@ -49,7 +49,9 @@ def side_by_side_table(first: PlannedJob, second: PlannedJob) -> Table:
     table.add_row("90 % interval", *intervals)
     rates = (format_count(side["tokens_per_s"]) for side in sides)
     table.add_row("tokens/s", *rates, _change(sides, "tokens_per_s"))
-    peaks = (f"{format_bytes(side['peak_bytes'])} of {format_bytes(side['usable_bytes'])}" for side in sides)
+    peaks = (
+        f"{format_bytes(side['peak_bytes'])} of {format_bytes(side['usable_bytes'])} usable" for side in sides
+    )
     table.add_row("peak of the fullest rank", *peaks, _change(sides, "peak_bytes"))
     table.add_row("chance to fit", *(f"{side['chance_to_fit']:.1%}" for side in sides))
     parts = [side["breakdown"] for side in sides]
