@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from dataclasses import replace
 from itertools import chain
@@ -16,7 +17,7 @@ from kubernetes_validate import ValidationError, latest_version, validate
 
 from weft.describe.plan_file import load_plan
 from weft.describe.plan_subject import subject_of
-from weft.describe.run_file import load_run
+from weft.describe.run_file import changed, load_run
 from weft.doors.emit import emit
 from weft.doors.emit.base import Decided
 from weft.doors.emit.own_run import files, nodes_of, run_name, start_commands
@@ -179,8 +180,26 @@ def test_a_skypilot_task_starts_every_node(tmp_path: Path) -> None:
     [loss] = emitted.losses
     assert str(loss) == (
         "lost: checkpoints, which each node keeps for its own ranks, as SkyPilot gives nodes no common folder"
-        "; nearest: mount a volume or a bucket and set RUN_DIRECTORY to a folder in it"
+        "; nearest: a URL as checkpoint.directory, or RUN_DIRECTORY in a mounted volume or bucket"
     )
+
+
+@pytest.mark.parametrize("stack", ["slurm", "skypilot", "k8s"])
+def test_a_file_started_anew_goes_on_from_its_storage(tmp_path: Path, stack: str) -> None:
+    """It names the run, so another start of the same file finds the checkpoints."""
+    job = two_nodes()
+
+    def stored(steps: int) -> PlannedJob:
+        tables = {"checkpoint": {"directory": "s3://bucket/runs"}, "train": {"steps": steps}}
+        return replace(job, run=changed(job.run, tables))
+
+    names = [files(Decided(stored(steps)))["run-id"] for steps in (10, 10, 20)]
+    assert names[0] == names[1] != names[2]
+    assert re.fullmatch(r"[0-9a-f]{32}\n", names[0])
+    emitted = emit(stored(10), stack)
+    assert names[0].strip() in emitted.text
+    assert not any("checkpoints" in str(loss) for loss in emitted.losses)
+    assert "run-id" not in files(Decided(job))
 
 
 def test_all_nodes_of_a_skypilot_task_are_alike() -> None:

@@ -45,6 +45,8 @@ from weft.errors import InputError, Violation, nearest_divisor
 
 # What a validation knows besides the tables: the folder of their file.
 FOLDER = "folder"
+# The file of a run directory that names the run in all its directories, and in its checkpoints' storage.
+RUN_ID = "run-id"
 
 
 class RunFile(TomlTable):

@@ -36,7 +36,7 @@ from weft.run.workspace import inputs_of
 from weft.training.checkpoint import checkpoints
 from weft.training.checkpoint.frozen_weights import frozen_fingerprint
 from weft.training.checkpoint.manifest import CHECKPOINTS
-from weft.training.checkpoint.remote_storage import RemoteStorage
+from weft.training.checkpoint.remote_storage import HISTORY, RemoteStorage
 from weft.training.checkpoint.training_state import (
     TrainingState,
     read_state,
@@ -130,8 +130,8 @@ def open_run(
     nodes = context.nodes.at_checkpoints
     task = _open_task(job, checkpoint_ranks, nodes)
     memory = ProcessMemory(torch.device(context.device), former)
+    storage = _storage(job, run_dir, context.rank, begins=records)
     journal = Journal(run_dir, writes=context.rank == 0, memory=memory)
-    storage = _storage(job, run_dir, begins=records and context.rank == 0)
     newest = None
     if begins_at is None:
         # An evaluation leaves whole checkpoints for others.
@@ -331,20 +331,25 @@ def _shapes(shapes: Sequence[tuple[int, ...]]) -> str:
     return " and ".join(str(list(shape)) for shape in shapes)
 
 
-def _storage(job: PlannedJob, run_dir: Path, *, begins: bool) -> RemoteStorage | None:
+def _storage(job: PlannedJob, run_dir: Path, rank: int, *, begins: bool) -> RemoteStorage | None:
     """Return the run's storage, if its checkpoints are copied to one; every rank calls it.
 
     Args:
-        begins: copy what a resume reads, too.
+        begins: copy what a resume reads, too, and bring the history that a lost directory had.
     """
-    directory, storage = RunDirectory(run_dir), None
+    directory, storage, url = RunDirectory(run_dir), None, None
     with together():
-        own = directory.storage_url(job.run)
-    url = from_first_rank(own)
+        if rank == 0:
+            # Asked at once, ranks would make several names of a run without one.
+            url = directory.storage_url(job.run)
+    url = from_first_rank(url)
     with together():
         if url is not None:
             storage = RemoteStorage(url)
-            if begins:
+            if begins and rank == 0:
+                for name in HISTORY:
+                    if not (run_dir / name).exists() and storage.has(name):
+                        storage.get(name, run_dir / name)
                 for name in directory.starting_files():
                     storage.put(run_dir / name, name)
     return storage

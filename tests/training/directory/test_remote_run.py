@@ -74,6 +74,28 @@ def test_a_run_outlives_its_directory(worker_pool: WorkerPool, tmp_path: Path) -
     assert tensors(back) == tensors(whole)
 
 
+@pytest.mark.processes
+def test_the_same_run_prepared_on_another_node_goes_on_with_its_history(
+    worker_pool: WorkerPool, tmp_path: Path
+) -> None:
+    path, name = run_file(tmp_path), "1f3a90c2" * 4
+
+    def directory() -> Path:
+        run_dir = tmp_path / "runs" / "one"
+        run_dir.mkdir(parents=True)
+        (run_dir / "run-id").write_text(name)
+        return run_dir
+
+    first = trained(worker_pool, path, directory=directory(), steps=4)
+    before = losses(first)
+    shutil.rmtree(first)
+    again = trained(worker_pool, path, directory=directory())
+    assert url_of(tmp_path).endswith("/one-1f3a90c2")
+    found = losses(again)
+    assert sorted(found) == list(range(STEPS))
+    assert {step: found[step] for step in before} == before
+
+
 def lines(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     assert run(list(words)) == 2
     told = capsys.readouterr()

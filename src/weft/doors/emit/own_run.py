@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
 from weft.describe.device import Device
 from weft.describe.plan_file import PlanFile
+from weft.describe.run_file import RUN_ID
 from weft.describe.tasks import sources_of
 from weft.doors.emit.base import Decided, Loss
 from weft.errors import InputError
@@ -69,11 +71,18 @@ def nodes_of(decided: Decided) -> list[Nodes]:
 
 
 def files(decided: Decided) -> dict[str, str]:
-    """Return `run.toml` and `plan.json`, the sources of a run directory."""
+    """Return `run.toml` and `plan.json`, the sources of a run directory.
+
+    With checkpoints behind a URL, the run's name there comes along. So whoever starts the same file anew, on
+    nodes that have nothing, goes on from the newest one.
+    """
     # The plan is predicted where the run is prepared.
     subject = decided.job.problem.subject(decided.run).pinned(decided.plan)
     file = PlanFile(decided.plan, subject=subject)
-    return {"run.toml": subject.run.to_toml(), "plan.json": file.to_json()}
+    found = {"run.toml": subject.run.to_toml(), "plan.json": file.to_json()}
+    if subject.run.checkpoint.url is None:
+        return found
+    return {**found, RUN_ID: f"{sha256(''.join(found.values()).encode()).hexdigest()[:32]}\n"}
 
 
 def here_documents(decided: Decided, folder: str) -> str:

@@ -37,11 +37,13 @@ def emit(planned: PlannedJob) -> Emitted:
         kinds = " and ".join(f"{one.count} of {one.devices} x {one.device.name}" for one in nodes)
         raise InputError(Violation("--emit", f"all nodes of a SkyPilot task are alike, not {kinds}", "slurm"))
     one = nodes[0]
-    if one.count > 1:
+    if one.count > 1 and decided.run.checkpoint.url is None:
         what = (
             "checkpoints, which each node keeps for its own ranks, as SkyPilot gives nodes no common folder"
         )
-        losses.append(Loss(what, "mount a volume or a bucket and set RUN_DIRECTORY to a folder in it"))
+        losses.append(
+            Loss(what, "a URL as checkpoint.directory, or RUN_DIRECTORY in a mounted volume or bucket")
+        )
     file = f"{NAME}.yaml"
     launch = f"sky launch {file} --env WEFT=..."
     rank = '"$SKYPILOT_NODE_RANK"'

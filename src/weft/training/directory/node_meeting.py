@@ -32,13 +32,14 @@ import torch
 import torch.distributed as dist
 
 import weft
+from weft.describe.run_file import RUN_ID
 from weft.errors import InputError, RunError, Violation
 from weft.files import write_whole
 from weft.run.launch.nodes import JobNodes, RankPlace
 from weft.run.launch.worker_start import START_TIMEOUT_S, job_store
 from weft.training.checkpoint.manifest import CHECKPOINTS
 from weft.training.directory.plans_at_hand import is_elastic
-from weft.training.directory.run_directory import RUN_ID, STARTING_FILES, RunDirectory
+from weft.training.directory.run_directory import STARTING_FILES, RunDirectory
 
 _MARK = ".weft-node-"
 _PREFIX = "weft nodes"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from weft.describe.run_file import RUN_ID
 from weft.errors import InputError, Violation
 from weft.training.checkpoint.remote_storage import HISTORY, RemoteStorage
-from weft.training.directory.run_directory import RESUMED_FILES, RUN_ID, RunDirectory
+from weft.training.directory.run_directory import RESUMED_FILES, RunDirectory
 
 
 def bring_run(url: str, runs: Path) -> Path:

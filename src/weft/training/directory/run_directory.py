@@ -31,7 +31,7 @@ from weft.describe.plan_file import PlanFile, load_plan, load_plan_file
 from weft.describe.plan_subject import PlanSubject, subject_of
 from weft.describe.plan_versions import former_ids
 from weft.describe.prediction import Prediction
-from weft.describe.run_file import RunFile, load_run
+from weft.describe.run_file import RUN_ID, RunFile, load_run
 from weft.errors import InputError, RunError, Violation
 from weft.files import append_record, records_in, write_whole
 from weft.planning.lost_replicas import WENT_ON
@@ -52,8 +52,6 @@ PLAN_OF_ALL = "plan-of-all.json"
 PLAN_FILES = ("plan.json", "program.txt", "predicted.parquet", "verified.json")
 # The plans for other numbers of ranks, of which a start takes one.
 AT_HAND = "at-hand"
-# Names one run in all its directories, for runs on several nodes.
-RUN_ID = "run-id"
 # The files that a resume in another directory needs, and that no step changes.
 RESUMED_FILES = ("run.toml", RUN_ID, *PLAN_FILES, PLAN_OF_ALL, *(f"then/{name}" for name in PLAN_FILES))
 # The files that a start of a rank reads, under `torchrun`.
