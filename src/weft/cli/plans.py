@@ -115,9 +115,9 @@ def plan(
     source
         A RUN.toml, a preset, or a folder with a config.json. With --emit also a PLAN.json.
     from_
-        In place of SOURCE: plan the job of this PLAN.json, or run, again without what --without names, with
-        few moved bytes. Shows for each plan after how many steps it has paid for the bytes that it moves.
-        The one with the fewest goes to --out.
+        In place of SOURCE: plan the job of this PLAN.json, or run, again without what --without names. Few
+        bytes move. Shows for each plan after how many steps it has paid for the bytes that it moves. The one
+        with the fewest goes to --out.
     on
         this-machine, a CLUSTER.toml, or words such as 64xa100-80gb; replaces the run file's cluster.
     without
