@@ -63,6 +63,10 @@ def test_a_layout_of_megatron_lm_is_written_out(layout: str, stages: list[str]) 
     assert stages_of(layout) == stages
 
 
+def test_a_layout_of_very_many_layers_ends() -> None:
+    assert len(stages_of("((t*99999)*99999|)*99999")[0]) <= 100_000
+
+
 def layers_of(*options: str) -> list[int]:
     found = explain_text(MEGATRON + " ".join(options), "run.sh", Answers(on="8xa100-80gb"), search=False)
     assert found.plan is not None, found.findings

@@ -229,7 +229,8 @@ def stages_of(layout: str) -> list[str]:
     layout = layout.replace(",", "")
     while len(layout) < _MOST_LETTERS and (match := repeated.search(layout) or grouped.search(layout)):
         text, *others = (one for one in match.groups() if one is not None)
-        layout = layout[: match.start()] + text * int(others[0] if others else 1) + layout[match.end() :]
+        count = min(int(others[0] if others else 1), _MOST_LETTERS // max(1, len(text)))
+        layout = layout[: match.start()] + text * count + layout[match.end() :]
     return layout.split("|")
 
 
