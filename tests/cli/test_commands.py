@@ -311,7 +311,7 @@ def test_check_says_everything_at_once(capsys, tmp_path):
         (("plan", "llama-13b", "--on", "8xa100-80gb", "--recompute", "full,half"), "for stage 1"),
         (
             ("plan", "gpt2", "--on", "4xa100-80gb", "--recompute", "full,none,none"),
-            "no layout of 4 devices in nodes of 4 has recompute full none none",
+            "no layout of all 4 devices in nodes of 4 has recompute full none none",
         ),
         (("plan", "gpt2", "--on", "16xa100-80gb", "--dp", "16", "--island", "3"), "nearest island: 2"),
         (
@@ -321,7 +321,7 @@ def test_check_says_everything_at_once(capsys, tmp_path):
         (("plan", "llama-7b", "--on", "1xt4"), "no layout fits"),
         (
             ("plan", "gpt-52b", "--on", "64xv100-32gb", "--tp", "3"),
-            "no layout of 64 devices in nodes of 8 has tp 3",
+            "no layout of all 64 devices in nodes of 8 has tp 3",
         ),
         (("plan", "missing.toml"), "missing.toml"),
         (("plan", "gpt-1m", "--on", "missing-cluster.toml"), "missing-cluster.toml"),

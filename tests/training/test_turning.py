@@ -159,7 +159,7 @@ def test_a_run_without_a_later_plan_loses_that_of_a_former_start(tmp_path: Path)
         ("at_step = 3, pp = 1, dp = 1", "plan.then: its plan uses 1 ranks, and a run keeps the 2"),
         ("pp = 1", "plan.then.at_step"),
         ("at_step = 0", "plan.then.at_step"),
-        ("at_step = 2, pp = 1, dp = 3", "plan.then: plan: no layout of 2 devices"),
+        ("at_step = 2, pp = 1, dp = 3", "plan.then: plan: no layout of all 2 devices"),
         ("at_step = 2, ppp = 1", "ppp"),
     ],
 )

@@ -20,7 +20,9 @@ def rows_of(html: str) -> list[list[str]]:
 
 
 def test_stages_memory_and_a_step_are_shown() -> None:
-    planned = weft.plan(model="gpt-1m", on="4xt4", global_batch=16, pp=2, dp=2, schedule="1f1b")
+    planned = weft.plan(
+        model="gpt-1m", on="4xt4", precision="fp32", global_batch=16, pp=2, dp=2, schedule="1f1b"
+    )
     html = planned._repr_html_()
     head, *rows = rows_of(html)
     assert head[:3] == ["stage", "layers", "ranks"]
@@ -42,13 +44,13 @@ def html_of(planned: weft.Planned, plan: Plan, *, title: str) -> str:
 
 
 def test_names_stay_text() -> None:
-    planned = weft.plan(model="gpt-1m", on="2xt4", global_batch=8)
+    planned = weft.plan(model="gpt-1m", on="2xt4", precision="fp32", global_batch=8)
     html = html_of(planned, planned.plan, title=HOSTILE)
     assert ElementTree.fromstring(html).find("p/b").text == HOSTILE
 
 
 def test_of_many_stages_the_outer_ones_are_shown() -> None:
-    planned = weft.plan(model="gpt-1m", on="2xt4", global_batch=8)
+    planned = weft.plan(model="gpt-1m", on="2xt4", precision="fp32", global_batch=8)
     plan = make_plan(tiny(layers=2 * MAXIMUM_STAGES - 2), pp=2, loops=MAXIMUM_STAGES)
     html = html_of(planned, plan, title="many")
     rows = rows_of(html)
@@ -59,7 +61,9 @@ def test_of_many_stages_the_outer_ones_are_shown() -> None:
 
 
 def test_neighbouring_ranks_are_joined() -> None:
-    planned = weft.plan(model="gpt-1m", on="16xt4", global_batch=16, pp=1, dp=16, schedule="1f1b")
+    planned = weft.plan(
+        model="gpt-1m", on="16xt4", precision="fp32", global_batch=16, pp=1, dp=16, schedule="1f1b"
+    )
     (row,) = rows_of(planned._repr_html_())[1:]
     assert row[2] == "0-15"
 
