@@ -30,7 +30,7 @@ from weft.lab.scheme import HUB_ADDRESS
 pytestmark = pytest.mark.processes
 
 RATE = 2e7
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 # What it takes to send 3 MB to an address and to hear that they came; then how much of a core spinning got.
 SERVE = """
 import socket, sys
