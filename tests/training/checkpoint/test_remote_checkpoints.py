@@ -49,6 +49,18 @@ def save_to_full(rank: int, ranks: int, path: Path) -> None:
     checkpoints.write(folder(path, rank), state(2), own, keep=1, nodes=apart(rank), storage=storage)
 
 
+class UnreachableStorage(RemoteStorage):
+    def get(self, where: str, path: Path, progress: Callable[[], None] = untold) -> None:
+        if "shard" in where:
+            raise RunError(f"{self.url}/{where}: no connection")
+        super().get(where, path, progress)
+
+
+def newest_from_unreachable(rank: int, ranks: int, path: Path) -> None:
+    storage = UnreachableStorage(store(path).url)
+    checkpoints.agree_on_newest(folder(path, rank), nodes=apart(rank), storage=storage)
+
+
 def newest(rank: int, ranks: int, path: Path) -> tuple[str, list[str]]:
     found, skipped = checkpoints.agree_on_newest(folder(path, rank), nodes=apart(rank), storage=store(path))
     if found is None:
@@ -114,6 +126,33 @@ def test_a_checkpoint_of_the_storage_counts_only_if_it_is_newer_and_whole(
     shutil.rmtree(tmp_path / "one")
     [(found, skipped), *_] = worker_pool.run(newest, tmp_path, ranks=RANKS)
     assert (found, skipped) == ("step-00000002", [])
+
+
+def test_a_storage_that_fails_while_it_is_read_ends_the_start(
+    worker_pool: WorkerPool, tmp_path: Path
+) -> None:
+    """The run does not go on from an older checkpoint, whose next save would remove the newer one there."""
+    worker_pool.run(save, tmp_path, range(1, 3), 2, ranks=RANKS)
+    for name in ("one", "other"):
+        shutil.rmtree(generation_path(tmp_path / name, 2))
+    with pytest.raises(RankError, match=r"store/checkpoints/step-00000002/shard.*: no connection"):
+        worker_pool.run(newest_from_unreachable, tmp_path, ranks=RANKS)
+    assert store(tmp_path).steps() == [2, 1]
+    # Once it is reached again, the start goes on.
+    assert worker_pool.run(newest, tmp_path, ranks=RANKS) == [("step-00000002", [])] * RANKS
+
+
+def test_a_damaged_manifest_of_the_storage_counts_as_no_checkpoint(
+    worker_pool: WorkerPool, tmp_path: Path
+) -> None:
+    worker_pool.run(save, tmp_path, range(1, 3), 2, ranks=RANKS)
+    shard = next(generation_path(tmp_path / "one", 2).glob("shard-*"))
+    (shard.parent / MANIFEST).unlink()
+    place(tmp_path, 2, MANIFEST).write_text("no manifest")
+    [(found, [line, *_]), *_] = worker_pool.run(newest, tmp_path, ranks=RANKS)
+    assert found == "step-00000001"
+    assert line == f"{store(tmp_path).url}/checkpoints/step-00000002/{MANIFEST}: damaged"
+    assert shard.exists()
 
 
 def test_a_storage_that_fails_ends_all_ranks_and_leaves_the_checkpoints_of_nodes(

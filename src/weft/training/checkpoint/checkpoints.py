@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -36,6 +35,7 @@ from torch import nn
 from weft.describe.run_tables.training import CheckpointTable
 from weft.errors import RunError
 from weft.files import flush, naming
+from weft.run.launch.failures import PeerLostError
 from weft.run.launch.nodes import JobNodes
 from weft.run.methods import MethodState
 from weft.run.state.synchroniser_state import UNSENT
@@ -49,7 +49,7 @@ from weft.training.checkpoint.manifest import (
     untold,
 )
 from weft.training.checkpoint.node_files import newest_among
-from weft.training.checkpoint.remote_checkpoints import Ranks, bring_newest, copy_to_storage
+from weft.training.checkpoint.remote_checkpoints import WaitingRanks, bring_newest, copy_to_storage
 from weft.training.checkpoint.remote_storage import RemoteStorage
 from weft.training.checkpoint.spread_checkpoint import bring, is_view, remove_views
 from weft.training.checkpoint.stage_tensors import (
@@ -65,7 +65,7 @@ from weft.training.checkpoint.tensor_shares import join_shares, parameter_of, re
 from weft.training.checkpoint.tensor_storage import known_tensors, plan_to_write, read_tensors
 from weft.training.checkpoint.training_state import STATE, TrainingState, read_state
 from weft.training.coordination.agreement import from_first_rank, gather, meeting_peers, together
-from weft.training.coordination.attendance import Attendance
+from weft.training.coordination.attendance import Attendance, LateRankError
 
 # A rank reports no progress while it writes its file. Some ranks write far more bytes or have slower disks.
 SAVE_TIMEOUT_S = 1800.0
@@ -200,7 +200,8 @@ def write(
             building.rename(final)
             flush(directory)
     if storage is not None:
-        copy_to_storage(storage, final, mine, keep, Ranks(nodes, group, meet, progress))
+        waiting = WaitingRanks(nodes, group, meet, progress)
+        copy_to_storage(storage, directory, state.step, mine, keep, waiting)
     # No directory loses an earlier checkpoint before all have this one.
     with together(group, meet):
         if leads:
@@ -235,12 +236,16 @@ def agree_on_newest(
         RunError: on every rank, if there are checkpoints and none is whole, or a rank is late.
     """
     nodes = nodes or JobNodes.one(dist.get_rank(), dist.get_world_size())
-    everyone = Ranks(nodes, *_waiting(ranks, str(directory), "read nothing", timeout_s))
+    everyone = WaitingRanks(nodes, *_waiting(ranks, str(directory), "read nothing", timeout_s))
     if storage is None:
         return _newest_local(directory, everyone, completes=completes)
     found: tuple[Path | None, list[str]] | None = None
-    with suppress(RunError):  # the storage may have a whole one
+    try:
         found = _newest_local(directory, everyone, completes=completes)
+    except (PeerLostError, LateRankError):
+        raise
+    except RunError:
+        pass  # none is whole here, and the storage may have one
     local_step = read_state(found[0]).step if found and found[0] else -1
     brought, lost = bring_newest(directory, storage, local_step, everyone)
     if brought or found is None:
@@ -248,7 +253,7 @@ def agree_on_newest(
     return found[0], [*lost, *found[1]]
 
 
-def _newest_local(directory: Path, ranks: Ranks, *, completes: bool) -> tuple[Path | None, list[str]]:
+def _newest_local(directory: Path, ranks: WaitingRanks, *, completes: bool) -> tuple[Path | None, list[str]]:
     nodes, group, meet, progress = ranks
     found: tuple[Path | None, list[str]] = (None, [])
     if nodes.are_apart:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import torch.distributed as dist
 
 from weft.errors import RunError
+from weft.files import replacing
 from weft.run.launch.nodes import JobNodes
 from weft.training.checkpoint.manifest import MANIFEST, digest_of, generation_path, read_manifest
 from weft.training.checkpoint.remote_storage import HISTORY, RemoteStorage, place_of
 from weft.training.coordination.agreement import from_first_rank, gather, together
 
 
-class Ranks(NamedTuple):
+class WaitingRanks(NamedTuple):
     """The ranks that read or write a checkpoint together, and how they wait for each other."""
 
     nodes: JobNodes
@@ -25,7 +26,12 @@ class Ranks(NamedTuple):
 
 
 def copy_to_storage(
-    storage: RemoteStorage, path: Path, names: Collection[str], keep: int, ranks: Ranks
+    storage: RemoteStorage,
+    directory: Path,
+    step: int,
+    names: Collection[str],
+    keep: int,
+    ranks: WaitingRanks,
 ) -> None:
     """Copy a whole checkpoint to a storage, then drop older ones there; every rank calls it.
 
@@ -36,7 +42,7 @@ def copy_to_storage(
     Raises:
         RunError: on every rank, if the storage fails; its earlier checkpoints stay.
     """
-    step, run_dir, first = int(path.name.removeprefix("step-")), path.parent.parent, ranks.nodes.rank == 0
+    path, run_dir, first = generation_path(directory, step), directory.parent, ranks.nodes.rank == 0
     with together(ranks.group, ranks.meet):
         if first:
             storage.forget(step)  # an unfinished or damaged copy
@@ -56,7 +62,7 @@ def copy_to_storage(
 
 
 def bring_newest(
-    directory: Path, storage: RemoteStorage, local_step: int, ranks: Ranks
+    directory: Path, storage: RemoteStorage, local_step: int, ranks: WaitingRanks
 ) -> tuple[bool, list[str]]:
     """Bring the newest whole checkpoint of a storage if it is newer than the local one; every rank calls it.
 
@@ -66,10 +72,10 @@ def bring_newest(
         local_step: the step of the newest whole checkpoint in the directories; -1: none.
 
     Returns:
-        True if there was one, and one line per newer checkpoint of the storage that is not whole.
+        True if there was one, and one line per newer checkpoint of the storage that is damaged.
 
     Raises:
-        RunError: on every rank, if the storage cannot be listed.
+        RunError: on every rank, if the storage fails.
     """
     steps = list[int]()
     with together(ranks.group, ranks.meet):
@@ -79,23 +85,26 @@ def bring_newest(
     for step in from_first_rank(steps, ranks.group):
         if step <= local_step:
             break
-        try:
-            _bring(generation_path(directory, step), step, storage, ranks)
-        except RunError as error:
-            skipped.append(str(error))
-        else:
+        damage = _bring(generation_path(directory, step), step, storage, ranks)
+        if not damage:
             return True, skipped
+        skipped.append(damage)
     return False, skipped
 
 
-def _bring(path: Path, step: int, storage: RemoteStorage, ranks: Ranks) -> None:
+def _bring(path: Path, step: int, storage: RemoteStorage, ranks: WaitingRanks) -> str:
+    """Bring what no folder has of a checkpoint; return what is damaged in the storage, or an empty text."""
     leads, leaders = ranks.nodes.leads_folder, ranks.nodes.folder_leaders
-    expected, held = dict[str, tuple[int, str]](), list[str]()
+    manifest, expected, held, damage = b"", dict[str, tuple[int, str]](), list[str](), ""
     with together(ranks.group, ranks.meet):
         if leads:
             storage.get(place_of(step, MANIFEST), path / MANIFEST, ranks.progress)
-            expected = read_manifest(path)
-            held = _keep_whole(path, expected, ranks.progress)
+            try:
+                expected = read_manifest(path)
+                held = _keep_whole(path, expected, ranks.progress)
+            except RunError:
+                damage = f"{storage.url}/{place_of(step, MANIFEST)}: damaged"
+            manifest = (path / MANIFEST).read_bytes()
             # Until all files are here, the folder is torn.
             (path / MANIFEST).unlink()
     present = {name for names in gather(held, ranks.group) for name in names}
@@ -104,22 +113,31 @@ def _bring(path: Path, step: int, storage: RemoteStorage, ranks: Ranks) -> None:
         share = missing[leaders.index(ranks.nodes.rank) :: len(leaders)] if leads else ()
         for name in share:
             storage.get(place_of(step, name), path / name, ranks.progress)
-            if digest_of(path / name, lambda _: ranks.progress()) != expected[name][1]:
-                raise RunError(
-                    f"{storage.url}/{place_of(step, name)}: damaged: its SHA-256 is not the manifest's"
-                )
+            if not _is_whole(path / name, expected[name], ranks.progress):
+                damage = f"{storage.url}/{place_of(step, name)}: damaged: its SHA-256 is not the manifest's"
+    damages = [one for one in gather(damage, ranks.group) if one]
+    if damages:
+        return str(damages[0])
     with together(ranks.group, ranks.meet):
         if leads:
-            storage.get(place_of(step, MANIFEST), path / MANIFEST, ranks.progress)
+            with replacing(path / MANIFEST) as unfinished:
+                unfinished.write_bytes(manifest)
+    return ""
 
 
-def _keep_whole(path: Path, expected: dict[str, tuple[int, str]], progress: Callable[[], None]) -> list[str]:
+def _keep_whole(
+    path: Path, expected: Mapping[str, tuple[int, str]], progress: Callable[[], None]
+) -> list[str]:
     """Return the files of a checkpoint that a folder has whole; remove its others, except the manifest."""
     whole = list[str]()
     for file in sorted(path.iterdir()):
-        size, digest = expected.get(file.name, (-1, ""))
-        if file.stat().st_size == size and digest_of(file, lambda _: progress()) == digest:
+        if file.name in expected and _is_whole(file, expected[file.name], progress):
             whole.append(file.name)
         elif file.name != MANIFEST:
             file.unlink()
     return whole
+
+
+def _is_whole(file: Path, entry: tuple[int, str], progress: Callable[[], None]) -> bool:
+    size, digest = entry
+    return file.stat().st_size == size and digest_of(file, lambda _: progress()) == digest
