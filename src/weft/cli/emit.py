@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from weft.cli.output import print_json, write_asked
-from weft.describe.plan import GRADIENT_NORM, Choice
+from weft.describe.request import with_gradient_norm
 from weft.describe.units import format_bytes, format_seconds
 from weft.doors.emit import NO_LAYOUTS, OWN_RUNS, emit
 from weft.doors.emit.base import Decided, Emitted
@@ -83,8 +83,8 @@ def as_written(planned: PlannedJob, name: str, emitted: Emitted) -> PredictedPla
     replicas = configuration.replicas or decided.layout.dp
     problem = planned.problem
     methods = problem.job.methods
-    if configuration.clips and all(one.name != GRADIENT_NORM for one in methods):
-        methods = (*methods, Choice(name=GRADIENT_NORM))
+    if configuration.clips:
+        methods = with_gradient_norm(methods)
     job = replace(
         problem.job,
         methods=methods,

@@ -84,8 +84,9 @@ def resolve_model(name_or_path: str, *, sequence: int | None = None) -> ModelCon
             sequence = min(config.sequence, USUAL_SEQUENCE)
     fixed = not config.reads_tokens or config.family in (FAMILY, captured.FAMILY)
     if fixed and sequence not in (None, config.sequence):
-        what = "reads images" if config.reads_images else "is made for samples"
-        what = what if config.image_text is None else "reads texts"
+        what = "is made for samples"
+        if config.reads_images:
+            what = "reads images" if config.image_text is None else "reads texts"
         problem = f"{sequence} tokens, but {name_or_path} {what} of {config.sequence}"
         raise InputError(Violation("sequence", problem, str(config.sequence)))
     return config if sequence is None else replace(config, sequence=sequence)

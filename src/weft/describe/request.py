@@ -105,8 +105,8 @@ def request_of(config: ModelConfig, cluster: Cluster, **options: Unpack[RequestO
         capped = config.decoder is not None and config.sequence == USUAL_SEQUENCE
         usual = "the usual length of samples" if capped else "the model's longest"
         assumed["sequence"] = f"{config.sequence} tokens, {usual}"
-    if precision in SCALED and all(one.name != GRADIENT_NORM for one in methods):
-        methods = (Choice(name=GRADIENT_NORM), *methods)
+    if precision in SCALED:
+        methods = with_gradient_norm(methods)
     _require_precision(computing, precision)
     reduced = options.get("reduce_precision")
     if refused := reduction_problem(reduced, precision, DENSE if sync is None else sync.name):
@@ -194,6 +194,13 @@ def request_of_subject(subject: PlanSubject) -> Request:
     if problems := problems or (packing_problems(found.model) if run.task.packing else []):
         raise InputError(problems)
     return found
+
+
+def with_gradient_norm(methods: tuple[Choice, ...]) -> tuple[Choice, ...]:
+    """Return methods with the norm of the whole gradient among them."""
+    if any(one.name == GRADIENT_NORM for one in methods):
+        return methods
+    return (Choice(name=GRADIENT_NORM), *methods)
 
 
 def default_precision(cluster: Cluster, *, scales: bool = True) -> str:

@@ -212,11 +212,12 @@ def carried_out(
     plain = Layout(pp=1, dp=1, loops=1, micro_batch_size=1, schedule="1f1b", options=configuration.options)
     wanted = said.replaced(dp=replicas, micro_batch_size=micro_batch_size).complete(plain)
     layout = among_replicas(replace(wanted, schedule=get_schedule(wanted.schedule).name))
-    blocks = len(problem.job.graph.layers) - _ENDS
-    if layout.pp > 1 and configuration.split is not None and blocks > 0 and problem.job.graph.is_chain:
-        return replace(layout, layers_per_stage=configuration.split.of(blocks, layout.pp, layout.loops))
     if layout.pp > 1:
-        return layout
+        split, graph = configuration.split, problem.job.graph
+        if split is None or not graph.is_chain:
+            return layout
+        layers = split.of(len(graph.layers) - _ENDS, layout.pp, layout.loops)
+        return replace(layout, layers_per_stage=layers)
     layout = replace(layout, schedule="1f1b", loops=1, options={})
     return unit_by_unit(layout, len(problem.job.graph.layers), problem.job.global_batch)
 

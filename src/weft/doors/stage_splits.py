@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.moves.partition import uniform_partition
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSplit:
@@ -23,10 +25,10 @@ class StageSplit:
     counts_embedding: bool = False
     counts_head: bool = False
 
-    def of(self, blocks: int, devices: int, loops: int) -> tuple[int, ...]:
+    def of(self, blocks: int, devices: int, loops: int) -> tuple[int, ...] | None:
         """Return the layers of each stage of a model with so many blocks between its embedding and head.
 
-        Blocks that are left over go to the first of the stages that share equally.
+        Blocks that are left over go to the first of the stages that share equally. None: there are too few.
         """
         if self.layers is not None:
             return self.layers
@@ -35,8 +37,10 @@ class StageSplit:
         given = {stage: held // loops for stage in stages if (held := own.get(stage % devices)) is not None}
         equal = [stage for stage in stages if stage not in given]
         shared = blocks + self.counts_embedding + self.counts_head - sum(given.values())
-        each, rest = divmod(shared, max(1, len(equal)))
-        counts = given | {stage: each + (place < rest) for place, stage in enumerate(equal)}
+        each = uniform_partition(shared, len(equal)) if equal else ()
+        if each is None:
+            return None
+        counts = given | dict(zip(equal, each, strict=True))
         counts[0] += not self.counts_embedding
         counts[stages[-1]] += not self.counts_head
         return tuple(counts[stage] for stage in stages)

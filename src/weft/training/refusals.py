@@ -115,7 +115,7 @@ def _weights(planned: PlannedJob) -> None:
 
 
 def _checkpoint_folder(planned: PlannedJob) -> None:
-    """Refuse a folder for checkpoints that this machine cannot make or write to; make nothing."""
+    """Refuse a place for checkpoints that this machine cannot write to or reach; make nothing."""
     table = planned.run.checkpoint
     if table.url is not None:
         RemoteStorage(table.url).require_reachable()

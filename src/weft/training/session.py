@@ -53,7 +53,7 @@ def source_at(source: str | Path) -> Path:
     Raises:
         InputError, RunError: as `bring_run`.
     """
-    return bring_run(source, DEFAULT_RUNS) if isinstance(source, str) and "://" in source else Path(source)
+    return bring_run(str(source), DEFAULT_RUNS) if "://" in str(source) else Path(source)
 
 
 def job_to_train(

@@ -83,7 +83,7 @@ def _checked(given: Any) -> tuple[torch.Tensor, ...]:
     examples = tuple(given)
     if any(isinstance(one, torch.Tensor) and one.dim() and not len(one) for one in examples):
         raise InputError(Violation(BUILD, "the example has 0 samples; at least 1 is needed"))
-    if not examples or not all(isinstance(one, torch.Tensor) and one.dim() and len(one) for one in examples):
+    if not examples or not all(isinstance(one, torch.Tensor) and one.dim() for one in examples):
         problem = "the example must be a tensor or several, each with the samples on its first axis"
         raise InputError(Violation(BUILD, problem))
     return examples
