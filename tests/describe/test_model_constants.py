@@ -33,3 +33,23 @@ def test_what_is_no_number_above_zero_is_refused(value: object) -> None:
     assert constants == {}
     assert [problem.where for problem in problems] == ["file: rms_norm_eps", "file: rope_theta"]
     assert all("must be a number above 0" in str(problem) for problem in problems)
+
+
+@pytest.mark.parametrize("table", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("yarn", "'yarn': must be an object"),
+        ([], "[]: must be an object"),
+        ({"factor": "abc"}, "'abc': must be a number above 0"),
+        ({"factor": 0}, "0: must be a number above 0"),
+        ({"factor": True}, "True: must be a number above 0"),
+        ({"factor": None}, None),
+        ({"rope_type": "llama3", "factor": 8.0}, None),
+    ],
+)
+def test_a_scaling_of_positions_that_is_none_is_named(table: str, value: object, problem: str | None) -> None:
+    constants, problems = read_constants({table: value}, "llama", "c.json")
+    assert constants == {}
+    assert [one.problem for one in problems] == ([] if problem is None else [problem])
+    assert all(one.where.startswith(f"c.json: {table}") for one in problems)

@@ -211,8 +211,8 @@ _KEYS: Mapping[str, Mapping[str, str]] = {
     "bert": {"norm_epsilon": "layer_norm_eps"},
     "vit": {"norm_epsilon": "layer_norm_eps"},
 }
-# The table with the keys of rotary positions in newer versions of `transformers`.
-_ROTARY = "rope_parameters"
+# The tables of rotary positions: all their keys, in newer versions of `transformers`, and their scaling.
+_ROTARY, _SCALING = "rope_parameters", "rope_scaling"
 
 
 def read_constants(
@@ -222,6 +222,8 @@ def read_constants(
     constants: dict[str, float] = {}
     problems: list[Violation] = []
     rotary = record.get(_ROTARY)
+    for table in (_ROTARY, _SCALING):
+        problems += _scaling_problems(record.get(table), f"{where}: {table}")
     for name, key in _KEYS.get(family, {}).items():
         value = record.get(key)
         if value is None and isinstance(rotary, Mapping):
@@ -233,3 +235,17 @@ def read_constants(
         else:
             constants[name] = float(value)
     return constants, problems
+
+
+def _scaling_problems(table: Any, where: str) -> list[Violation]:
+    """Return the mistakes in a table of rotary positions, which a configuration may lack."""
+    if table is None:
+        return []
+    if not isinstance(table, Mapping):
+        return [Violation(where, f"{shown(table)}: must be an object")]
+    factor = table.get("factor")
+    if factor is None:
+        return []
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
+        return [Violation(f"{where}.factor", f"{shown(factor)}: must be a number above 0")]
+    return []

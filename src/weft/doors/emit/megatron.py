@@ -225,7 +225,7 @@ def _scaled_positions(model: ModelConfig) -> tuple[Options, list[Loss]]:
     """Return the options of the scaled rotary positions of a model's `config.json`, and the losses."""
     record = json.loads(model.record or "{}")
     table = record.get("rope_scaling") or record.get("rope_parameters") or {}
-    kind, factor = table.get("rope_type", table.get("type", "default")), float(table.get("factor") or 1)
+    kind, factor = table.get("rope_type", table.get("type", "default")), table.get("factor") or 1
     if kind == "default":
         return [], []
     if kind == "linear" and factor == round(factor):
