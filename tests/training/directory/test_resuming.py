@@ -306,6 +306,9 @@ def test_checkpoints_do_not_vanish_behind_a_link(started: Path, tmp_path: Path) 
     ("folder", "said"),
     [
         ("./shared", r"checkpoint\.directory: '\./shared' is no absolute path.*nearest valid: /shared"),
+        ("file://shared", r"'file://shared' is no absolute path.*nearest valid: file:///shared"),
+        ("s3://", r"checkpoint\.directory: 's3://' is no URL with a protocol and a place"),
+        ("://bucket", r"checkpoint\.directory: '://bucket' is no URL with a protocol and a place"),
         ("/dev/null/shared", r"checkpoint\.directory: /dev/null: is not a folder"),
     ],
 )

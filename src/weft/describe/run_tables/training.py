@@ -307,11 +307,18 @@ class OptimizerTable(TomlTable):
         return (Choice(name=GRADIENT_NORM),) if waits else ()
 
 
-def _absolute(path: str) -> str:
-    if not path.startswith("/") and "://" not in path:
-        problem = f"{path!r} is no absolute path, and nodes work in other folders"
-        raise InputError(Violation("", problem, str("/" / Path(path).expanduser())))
-    return path
+def _absolute(place: str) -> str:
+    """Return an absolute path, or a URL, whose place on a disk is absolute, too."""
+    protocol, mark, behind = place.partition("://")
+    if mark and not (protocol and behind.strip("/")):
+        raise InputError(
+            Violation("", f"{place!r} is no URL with a protocol and a place", "s3://bucket/runs")
+        )
+    path, before = (behind, f"{protocol}://") if mark else (place, "")
+    if (not mark or protocol == "file") and not path.startswith("/"):
+        problem = f"{place!r} is no absolute path, and nodes work in other folders"
+        raise InputError(Violation("", problem, f"{before}{'/' / Path(path).expanduser()}"))
+    return place
 
 
 class CheckpointTable(TomlTable):

@@ -22,7 +22,7 @@ def bring_run(url: str, runs: Path) -> Path:
     storage = RemoteStorage(url)
     name = storage.url.rpartition("/")[2].rpartition("-")[0]
     if not name or not storage.has(RUN_ID):
-        raise InputError(Violation(url, f"no run: it has no {RUN_ID}", f"{storage.url}/NAME-{8 * 'x'}"))
+        raise InputError(Violation(url, f"no run: it has no {RUN_ID}", "s3://bucket/runs/NAME-1f3a90c2"))
     directory = RunDirectory(runs / name)
     if directory.path.exists():
         held = directory.path / RUN_ID
