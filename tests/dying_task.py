@@ -89,6 +89,9 @@ def _wait_for_others() -> None:
 class Dies(CausalLanguageModelling):
     """Language modelling in a process that may die."""
 
+    # It acts by rank, so every rank reads.
+    mapped = True
+
     _reads: int | None = None
     _begun = False
 

@@ -55,6 +55,9 @@ class SignalAt(CausalLanguageModelling):
     It waits for the path first, so that a checkpoint that is being written is complete.
     """
 
+    # It acts by rank, so every rank reads.
+    mapped = True
+
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         *numbers, path = os.environ["TEST_SIGNAL"].split(maxsplit=3)

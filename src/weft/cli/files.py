@@ -75,6 +75,10 @@ class Summary(BaseModel):
     checkpoint_write_s: float = Field(
         default=0.0, description="how long they were written while training went on"
     )
+    data_read_bytes: float | None = Field(
+        default=None,
+        description="samples that this start has read, each once per node; absent in older results",
+    )
     weight_log_step_bytes: float | None = Field(
         default=None, description="of all ranks' logs of weights in a step; absent without `weight_log`"
     )

@@ -22,6 +22,7 @@ from weft.planning.report_sections import BY_SOURCE, SAMPLE_SOURCES
 from weft.program.arrays import Ints
 from weft.run.launch.heartbeat import beating
 from weft.run.launch.worker_start import WorkerContext
+from weft.run.runtime import TIMEOUT_S
 from weft.run.transport.device_group import DeviceGroup
 from weft.training.beginnings import go_on, resume, start, turn, turn_to, verify_resume
 from weft.training.checkpoint.manifest import generation_path, generations
@@ -36,6 +37,7 @@ from weft.training.coordination.agreement import (
     together,
 )
 from weft.training.coordination.membership import Membership
+from weft.training.data.node_reads import NodeReads, open_node_reads
 from weft.training.data.reader import (
     BatchReader,
     micro_batches_read,
@@ -55,6 +57,7 @@ from weft.training.evaluation.held_out import (
 )
 from weft.training.open_run import OpenRun, open_run
 from weft.training.optimizer.optimizers import set_learning_rate
+from weft.training.tasks import hands_over
 from weft.training.tasks.base import sources_of_task
 
 COLLECT_EVERY_STEPS = 50
@@ -132,17 +135,17 @@ def train_plan(
         else:
             state = resume(run, run.newest) if run.newest else start(run)
         _tell_data(run, state)
-        end = _train_steps(run, state, stop, membership)
+        end, read_bytes = _train_steps(run, state, stop, membership)
         if end == PlanEnd():
-            _finish(run, state)
+            _finish(run, state, read_bytes)
         run.close()
     return end, run.memory
 
 
 def _train_steps(
     run: OpenRun, state: TrainingState, stop: StopRequest, membership: Membership | None
-) -> PlanEnd:
-    """Train the remaining steps of a plan with their checkpoints."""
+) -> tuple[PlanEnd, int]:
+    """Train the remaining steps of a plan with their checkpoints; also return the bytes of samples read."""
     plan, runtime, journal = run.job.plan, run.runtime, run.journal
     steps, every = run.job.last_step, run.job.run.checkpoint.every
     ledger = SampleLedger(run.task.samples, state.seed, run.job.run.task.source_block)
@@ -157,7 +160,7 @@ def _train_steps(
     with (
         stop,
         _saver(run, state) as saver,
-        _reader(run, state, ledger, samples) as reader,
+        _reader(run, state, ledger, samples) as (reader, reads),
         _collecting_by_hand() as collect,
     ):
         left_out, former, due, beside = 0, None, False, BesideSteps(run)
@@ -232,14 +235,15 @@ def _train_steps(
                 journal.event("evaluated", step=done, held_out_loss=loss, **metrics)
             if vote.stop is not None:
                 journal.event("stopped", step=done, signal=vote.stop.name)
-                return PlanEnd(stopped_by=vote.stop)
+                return PlanEnd(stopped_by=vote.stop), reads.read_bytes
             if later is not None:
-                return PlanEnd(later=later)
+                return PlanEnd(later=later), reads.read_bytes
             if leaves and membership is not None:
                 membership.leave()
-                return PlanEnd(joins=True)
+                return PlanEnd(joins=True), reads.read_bytes
             collect(step)
-    return PlanEnd(later=None if run.job.later is None else run.job.later.job)
+    end = PlanEnd(later=None if run.job.later is None else run.job.later.job)
+    return end, reads.read_bytes
 
 
 def require_progress(step: int, left_out: int) -> None:
@@ -300,13 +304,23 @@ def samples_of(plan: Plan) -> StepSamples:
     return StepSamples(micro_batches_of_steps(plan), plan.micro_batch_size)
 
 
-def _reader(run: OpenRun, state: TrainingState, ledger: SampleLedger, samples: StepSamples) -> BatchReader:
-    return BatchReader(
+@contextmanager
+def _reader(
+    run: OpenRun, state: TrainingState, ledger: SampleLedger, samples: StepSamples
+) -> Iterator[tuple[BatchReader, NodeReads]]:
+    """Yield the reader of the steps that remain, and its reads; every rank enters the block."""
+    numbers = micro_batches_read(run.program, run.runtime.reading_stages)
+    reads = open_node_reads(
         training_samples(run.task, ledger, state.origin(samples), samples),
-        micro_batches_read(run.program, run.runtime.reading_stages),
-        range(state.step, run.job.last_step),
-        samples.runs,
+        numbers,
+        run.nodes,
+        run.checkpoint_ranks.group,
+        hands_over=hands_over(run.job.run.task.kind, run.task),
+        timeout_s=TIMEOUT_S,
     )
+    # A read may wait for another rank, so the reads end first.
+    with BatchReader(reads, numbers, range(state.step, run.job.last_step), samples.runs) as reader, reads:
+        yield reader, reads
 
 
 def _is_unsaved(run: OpenRun, state: TrainingState) -> bool:
@@ -337,7 +351,7 @@ def _report(run: OpenRun, saved: list[Saved]) -> None:
         run.weight_log.prune(oldest)
 
 
-def _finish(run: OpenRun, state: TrainingState) -> None:
+def _finish(run: OpenRun, state: TrainingState, read_bytes: int) -> None:
     steps, samples = run.job.run.train.steps, samples_of(run.job.plan)
     cycle = len(samples.numbers)
     mean_samples = samples.before(cycle) / cycle
@@ -352,6 +366,7 @@ def _finish(run: OpenRun, state: TrainingState) -> None:
         final_loss=final_loss,
         final_metrics=metrics,
         steps=steps,
+        data_read_bytes=sum(gather(read_bytes)),
         **checkpoint_figures(run.directory),
         **_log_figures(run),
         **({BY_SOURCE: sources} if sources else {}),

@@ -47,6 +47,14 @@ def make_task(kind: str, settings: TaskSettings) -> Task:
     return TASKS[kind](settings)
 
 
+def hands_over(kind: str, task: Task) -> bool:
+    """Return True if a rank hands the samples that it has read to other ranks of its node.
+
+    weft's own tasks map prepared data into memory, which these ranks share, or draw samples from numbers.
+    """
+    return ":" in kind and not getattr(task, "mapped", False)
+
+
 def _imported(kind: str) -> type[Task]:
     task: type[Task] = imported("task.kind", kind)
     missing = [method for method in ("batch", "loss") if not callable(getattr(task, method, None))]

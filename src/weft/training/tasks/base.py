@@ -71,6 +71,7 @@ class Task(Protocol):
     Any other task gets all logits on every rank. Targets always cover all tokens. `weighs_samples`: samples
     have unlike numbers of targets; `batch` also takes `among`, the samples whose mean a loss is a part of.
     `sources`: the sources of a blend (`weft.training.data.text.Source`), in the order of their samples.
+    `mapped`: reads cost nothing, so every rank of a node reads for itself.
 
     Attributes:
         samples, held_out_samples: the number of each; held-out samples are never trained on.

@@ -19,6 +19,7 @@ _WORDS = {
     "checkpoint_bytes": "last checkpoint",
     "checkpoint_stall_s": "training stood still for checkpoints",
     "checkpoint_write_s": "checkpoints written beside training",
+    "data_read_bytes": "samples read",
     "weight_log_step_bytes": "logged weights of a step",
 }
 # Other parts of a page show these.
