@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import own_models
 import pytest
@@ -15,6 +16,7 @@ from captured_models import SMALL, TEXT, Captured, hugging_face, inception
 from torch import nn
 
 from weft.capture.graphs.captured import CapturedModel
+from weft.capture.graphs.exported import ExportedModule, export_module
 from weft.capture.graphs.levels import LEVELS
 from weft.capture.layer_costs import storages_saved
 from weft.describe.amount import Shape
@@ -31,6 +33,10 @@ MODELS: dict[str, Callable[[], Captured]] = {
         torch.zeros(1, 4),
     ),
     **SMALL,
+}
+OTHERS: dict[str, Callable[[], Captured]] = {
+    "published-inception": inception,
+    "mixtral": lambda: hugging_face("MixtralForCausalLM", num_key_value_heads=1, num_local_experts=4, **TEXT),
 }
 # Of recurrent layers, weft counts the tensors of single steps. oneDNN's kernel keeps a workspace of its own.
 # Positions and their rotations are counted in each layer that repeats them, up to this part of all.
@@ -82,10 +88,18 @@ def gradients(modules: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
 
 
 @cache
-def made(name: str, level: str) -> tuple[nn.Module, CapturedModel, Example]:
+def exported(name: str) -> tuple[nn.Module, Example, ExportedModule]:
     torch.manual_seed(0)
-    module, example = MODELS[name]()
-    return module, CapturedModel(module, example, level=level), example
+    module, example = {**MODELS, **OTHERS}[name]()
+    return module, example, export_module(module, example)
+
+
+@cache
+def made(name: str, level: str) -> tuple[nn.Module, CapturedModel, Example]:
+    """The module, its layers and its example; all levels share an export, which takes most of the time."""
+    module, example, graph = exported(name)
+    with patch("weft.capture.graphs.captured.export_module", return_value=graph):
+        return module, CapturedModel(module, example, level=level), example
 
 
 def on_one_runner(name: str, *more: str) -> Any:
@@ -151,9 +165,8 @@ def test_all_levels_have_the_same_products(name: str) -> None:
 
 
 def test_inception_has_the_published_layers_parameters_and_products() -> None:
-    module, example = inception()
     for level, layers in (("block", 19), ("operator", 218)):
-        graph = CapturedModel(module, example, level=level).layer_graph()
+        graph = made("published-inception", level)[1].layer_graph()
         assert len(graph.layers) == layers
         assert graph.parameters() == 23_834_568
         # 5.71 billion multiplications and additions.
@@ -162,10 +175,9 @@ def test_inception_has_the_published_layers_parameters_and_products() -> None:
 
 
 def test_a_mixture_with_grouped_products_is_captured() -> None:
-    module, example = hugging_face("MixtralForCausalLM", num_key_value_heads=1, num_local_experts=4, **TEXT)
-    inputs = drawn(example, torch.float32, BATCH)
     for level in LEVELS:
-        model = CapturedModel(module, example, level=level)
+        module, model, example = made("mixtral", level)
+        inputs = drawn(example, torch.float32, BATCH)
         graph = model.layer_graph()
         found = run(model, [model.layer(index) for index in range(len(graph.layers))], inputs)
         torch.testing.assert_close(found, module(*inputs).logits)
