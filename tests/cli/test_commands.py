@@ -415,3 +415,7 @@ def test_the_doctor_keeps_the_brackets_of_a_remedy(capsys, monkeypatch):
     monkeypatch.setattr("weft.capture.doctor.version", missing)
     assert run(["doctor"]) == 1
     assert '".[torch]"' in capsys.readouterr().out
+
+
+def test_a_word_too_many_is_named(capsys):
+    assert refusal(capsys, "watch", "runs/one", "runs/two") == ["weft: this command takes no runs/two"]

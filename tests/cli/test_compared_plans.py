@@ -89,6 +89,10 @@ def test_another_json_file_is_no_plan_in_one_line(tmp_path: Path, capsys: pytest
     assert refusal(capsys, "simulate", path) == (
         f"weft: {path}: no plan file: it has neither plan_id, stages nor mesh"
     )
+    path.write_text('{"layers": [], "edges": []}')
+    assert refusal(capsys, "train", path).startswith(
+        f"weft: {path}: a graph of layers, which weft plan takes"
+    )
 
 
 def test_a_stack_without_the_model_is_refused_before_the_search(

@@ -111,6 +111,12 @@ def test_every_violation_is_one_line_with_the_nearest_key():
     assert any("steps" in line and "nearest valid: 1" in line for line in lines)
 
 
+def test_a_misspelt_table_of_a_method_is_told_the_right_one():
+    with pytest.raises(InputError) as refused:
+        parse_run({"model": {"preset": "gpt-1m"}, "lroa": {"rank": 4}}, "RUN.toml")
+    assert str(refused.value) == "RUN.toml: lroa: unknown table (nearest valid: lora)"
+
+
 @pytest.mark.parametrize(
     "model", [{}, {"preset": "a", "hf": "b"}, {"build": "no-colon"}, {"preset": ""}, {"preset": 3}]
 )

@@ -13,6 +13,12 @@ from weft.errors import InputError
 from weft.planning.problem import problem_of_run
 
 
+def test_a_tokenizer_of_images_is_refused() -> None:
+    task = {"kind": "image-classification", "tokenizer": "tokenizer.json"}
+    with pytest.raises(InputError, match=r"task: tokenizer: image-classification reads no text"):
+        parse_run({"model": {"preset": "vit-digits"}, "task": task})
+
+
 def test_every_preset_has_a_task_that_trains_it():
     for config in PRESETS.values():
         assert not task_problems(default_task(config), config)

@@ -342,6 +342,8 @@ def test_layouts_and_plans_that_cannot_compress_both_ways_are_refused(
         ("codec", '"sign"'),
         ("value_bits", 8),
         ("piece_bytes", 0),
+        ("piece_bytes", 4 * 4096 - 1),
+        ("piece_bytes", "127\nblock = 32"),
         ("ratio", '4097.0\ncodec = "random-k"'),
         ("ratio", '4097.0\npiece_codecs = "0.1 top-k"'),
         ("piece_codecs", '"0.1 fp8"'),

@@ -302,6 +302,13 @@ def test_blocks_with_linear_attention_are_refused(tmp_path: Path, way: str) -> N
     assert bool(refused) == (way != "inside")
 
 
+def test_a_model_without_experts_is_refused(tmp_path: Path) -> None:
+    path = asking(tmp_path, "instructions", pp=1, micro_batch_size=2)
+    path.write_text(path.read_text().replace("mixtral-1m", "llama-1m"))
+    refused = [str(one) for one in refused_by_methods(weft.plan(path).job) if one.where == f"{NAME}.run"]
+    assert refused == [f"{NAME}.run: llama-1m has no experts (nearest valid: leave out [{NAME}])"]
+
+
 @pytest.mark.parametrize("way", ["inside", "interleaved"])
 def test_a_run_file_asks_for_it_and_its_report_says_so(tmp_path: Path, way: str) -> None:
     pins = {"pp": 1, "ep": 2, "loops": 1, "micro_batch_size": 2, "recompute": "none", "schedule": "1f1b"}

@@ -154,6 +154,12 @@ def test_latent_attention_is_refused_in_one_line(tmp_path: Path) -> None:
         trained_graph(config, [with_low_rank()])
 
 
+@pytest.mark.parametrize("model", ["dlrm-tiny", "resnet-tiny", "vgg-tiny"])
+def test_a_model_without_attention_is_refused_in_one_line(model: str) -> None:
+    with pytest.raises(InputError, match="linear layers are known of bert, gpt, vit"):
+        trained_graph(resolve_model(model), [with_low_rank()])
+
+
 def test_one_a100_trains_low_rank_products_where_all_weights_do_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

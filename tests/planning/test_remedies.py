@@ -85,6 +85,15 @@ def test_methods_that_hold_less_are_named_with_their_keys() -> None:
     assert few_bits.best.peak_bytes < low_rank.best.peak_bytes
 
 
+def test_a_model_without_attention_has_remedies_too() -> None:
+    pins = {"micro_batch_size": 4096}
+    asked = {"on": "1xv100-16gb", "global_batch": 4096, "sequence": None, "precision": "fp16", "pins": pins}
+    run = run_of_keywords(model="resnet-18", **asked)
+    with pytest.raises(NothingFitsError) as refused:
+        plan_run(run)
+    assert [one.change for one in remedies(run, refused.value)]
+
+
 def test_pins_that_are_in_the_way_are_named() -> None:
     _, found = remedies_of("llama-1b", "8xt4", precision="fp16", pp=1, dp=8, sharding="zero-0")
     unpinned = found["other choices than pp 1, dp 8, sharding zero-0"]

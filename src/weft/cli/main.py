@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 from cyclopts.help import DefaultFormatter
 
 from weft import __version__
@@ -79,6 +80,8 @@ def run(arguments: list[str]) -> int:
         app.resolved_commands()
     try:
         result = _answer(arguments)
+    except UnusedCliTokensError as error:
+        return _refuse(f"this command takes no {shlex.join(error.unused_tokens or ())}")
     except CycloptsError as error:
         if isinstance(error.__cause__, InputError):
             return _refuse(*(str(violation) for violation in error.__cause__.violations))

@@ -73,7 +73,7 @@ def block_products(config: ModelConfig) -> tuple[BlockProduct, ...]:
 
 def has_experts(config: ModelConfig, block: int) -> bool:
     """Return True if a block has experts in place of a plain feed-forward."""
-    return config.family not in _NAMES and config.architecture.has_experts(block)
+    return config.decoder is not None and config.decoder.has_experts(block)
 
 
 def products_in(config: ModelConfig, block: int, products: Sequence[BlockProduct]) -> list[BlockProduct]:
@@ -86,8 +86,9 @@ def _names(config: ModelConfig) -> tuple[Sequence[str], Sequence[str]]:
     if config.family in _NAMES:
         return _NAMES[config.family]
     row = ROWS.get(config.family)
-    decoder = config.architecture
-    alike = decoder.latent is None and decoder.linear is None and not decoder.block_sizes
+    # Of other families, blocks may have no heads at all.
+    decoder = None if row is None else config.architecture
+    alike = decoder and decoder.latent is None and decoder.linear is None and not decoder.block_sizes
     if row is None or not alike:
         known = (
             f"{', '.join(sorted(_NAMES))}, and of decoders with a row, without latent or linear attention, "

@@ -118,6 +118,10 @@ def parse_plan_file(record: object, where: str = "plan") -> PlanFile:
         raise InputError(Violation(where, "a plan is a JSON object"))
     if not record.keys() & {"plan_id", "stages", "mesh"}:
         problem = "no plan file: it has neither plan_id, stages nor mesh"
+        if record.keys() >= {"layers", "edges"}:
+            problem = (
+                "a graph of layers, which weft plan takes; training needs the function that returns the model"
+            )
         raise InputError(Violation(where, problem))
     known = in_this_version(record, where)
     given = {key: value for key, value in known.items() if key != "plan_id"}

@@ -41,7 +41,7 @@ from weft.describe.run_tables.training import (
 )
 from weft.describe.tasks import Data, default_task, sources_of
 from weft.describe.toml_table import TomlTable, is_importable, table_text
-from weft.errors import InputError, Violation, nearest_divisor
+from weft.errors import InputError, Violation, nearest, nearest_divisor
 
 # What a validation knows besides the tables: the folder of their file.
 FOLDER = "folder"
@@ -72,6 +72,10 @@ class RunFile(TomlTable):
         if not isinstance(record, Mapping):
             return record
         own, methods = split_tables(record)
+        for name, table in own.items():
+            near = nearest(name, [*run_tables(), *cls.model_fields])
+            if name not in cls.model_fields and isinstance(table, Mapping) and near in run_tables():
+                raise InputError(Violation(name, "unknown table", near))
         return {**own, "methods": methods} if methods else own
 
     @model_validator(mode="wrap")

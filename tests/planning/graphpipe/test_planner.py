@@ -14,6 +14,7 @@ from weft.describe.plan_file import check_plan
 from weft.errors import InputError
 from weft.planning.compile import compile_plan, pipeline_layout
 from weft.planning.planners import Candidate, Ranking, get_planner
+from weft.planning.planners.graphpipe.planner import GraphPipePlanner
 from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.planning.problem import Problem, problem_of
 from weft.program.schedules.graph_1f1b import samples_in_flight
@@ -90,6 +91,15 @@ def test_stages_keep_whole_backwards_where_the_simulator_finds_them_faster() -> 
     assert "whole" in best.words
     every = best.plan.model_copy(update={"schedule": Choice(name="graph-zb-h1")})
     assert best.step_s < problem.step_of(every).prediction.step_s
+
+
+def test_states_of_one_replica_are_not_divided() -> None:
+    pins = PartialLayout(dp=1)
+    problem = problem_of(model="dlrm", on="4xv100-16gb", global_batch=64, precision="fp32", pins=pins)
+    planner = GraphPipePlanner(orders=(("graph-zb-h1", "zero-0"), ("graph-zb-h1", "zero-1")))
+    plans = [one.plan for one in planner.search(problem).fitting if one.plan is not None]
+    assert {"graph-1f1b", "graph-zb-h1"} <= {plan.schedule.name for plan in plans}
+    assert {plan.sharding for plan in plans} == {"zero-0"}
 
 
 def test_the_best_plan_says_what_it_won_against() -> None:

@@ -16,7 +16,7 @@ from weft.describe.models import resolve_model
 from weft.errors import RunError
 from weft.program.rank_program import part_of
 from weft.run.workspace import Samples
-from weft.training.data.reader import BatchReader, micro_batches_read, training_samples
+from weft.training.data.reader import BatchReader, micro_batches_read, read_samples, training_samples
 from weft.training.data.sampler import SampleLedger, StepSamples
 from weft.training.tasks.base import TaskSettings
 
@@ -183,6 +183,12 @@ def test_a_sample_that_cannot_be_read_is_named_at_the_step_that_needed_it(tmp_pa
         f"step {bad_step}: sample 5 in part 1: FileNotFoundError: "
         f"[Errno 2] No such file or directory: '{path}'"
     )
+
+
+def test_a_held_out_sample_is_named_too(tmp_path: Path) -> None:
+    task = Broken(TaskSettings(data=str(tmp_path), sequence=1, vocabulary=1, cache=tmp_path))
+    with pytest.raises(RunError, match=r"^held-out data: sample 5 in part 1: FileNotFoundError"):
+        read_samples(task, np.array([4, 5]), lambda: np.array([4, 5]), "held-out data", held_out=True)
 
 
 def test_samples_that_can_be_read_one_by_one_are_all_named(tmp_path: Path) -> None:

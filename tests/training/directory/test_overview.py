@@ -63,6 +63,12 @@ def test_the_last_start_or_end_decides_the_state(
     assert look_at(run.path).state is state
 
 
+def test_a_rank_that_failed_before_the_first_event_has_broken_the_run_off(run: RunDirectory) -> None:
+    (run.path / "logs").mkdir()
+    (run.path / "logs" / "rank-1.log").touch()
+    assert look_at(run.path).state is RunState.BROKEN_OFF
+
+
 def test_lines_that_are_no_events_are_passed_over(run: RunDirectory) -> None:
     (run.path / "events.jsonl").write_text('{"event": "started"}\n{"more": 1}\n{"event": "sto')
     one = look_at(run.path)

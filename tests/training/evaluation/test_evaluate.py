@@ -22,7 +22,7 @@ from weft.run.launch.worker_start import WorkerContext
 from weft.training.evaluation.held_out import evaluate
 from weft.training.session import reopen
 from weft.training.tasks import make_task
-from weft.training.tasks.base import Meter, TaskSettings, sources_of_task
+from weft.training.tasks.base import Meter, Task, TaskSettings, sources_of_task
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("warm_starts")]
 
@@ -186,6 +186,13 @@ def test_sources_are_evaluated_one_by_one(
             slack = found["balance_of_samples"] - found["balance"]
             assert found["slack"] == pytest.approx(slack, rel=1e-9)
             assert found["balance"] > 0
+    code, prose = (result["by_source"][name]["loss"] for name in names)
+    assert result["loss"] == pytest.approx(0.25 * code + 0.75 * prose, rel=1e-12)
+    assert result["perplexity"] == math.exp(result["loss"])
+    # The blend's numbers would repeat the shorter source.
+    counts = [len(one.held_out) for one in sources_of_task(task_of(run_dir))]
+    assert result["held_out_samples"] == sum(counts) < task_of(run_dir).held_out_samples
+    assert result["samples"] == sum(count // 8 * 8 for count in counts)
     # A run's end has the same figures, over fewer samples; the report shows them.
     summary = json.loads((run_dir / "summary.json").read_text())
     Summary.model_validate(summary)
@@ -200,13 +207,19 @@ def test_sources_are_evaluated_one_by_one(
     assert len(row["sample_sources"]) == 8
 
 
+def task_of(run_dir: Path) -> Task:
+    settings = TaskSettings(
+        data=reopen(run_dir).run.task.data,
+        sequence=16,
+        vocabulary=257,
+        cache=run_dir.parent / "home" / "cache",
+    )
+    return make_task("causal-lm", settings)
+
+
 def chosen_alone(run_dir: Path, number: int) -> tuple[float, list[tuple[list[float], float]]]:
     """The loss over a source's held-out samples, and of each layer the rates and scores of its experts."""
-    job, model = reopen(run_dir), whole_model(run_dir, torch.float64)
-    settings = TaskSettings(
-        data=job.run.task.data, sequence=16, vocabulary=257, cache=run_dir.parent / "home" / "cache"
-    )
-    task = make_task("causal-lm", settings)
+    task, model = task_of(run_dir), whole_model(run_dir, torch.float64)
     own = sources_of_task(task)[number].held_out
     decided = []
     for router in model.routers().values():

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, mode
 from weft.describe.loggers import KNOWN_LOGGERS, require_logger
 from weft.describe.optimizers import KNOWN_OPTIMIZERS, require_optimizer, states_of
 from weft.describe.plan import GRADIENT_NORM, MICRO_BATCH_NORMS, PACKING, Choice, ReducePrecision
-from weft.describe.tasks import KNOWN_TASKS, PACKED, Data, sources_of
+from weft.describe.tasks import KNOWN_TASKS, PACKED, Data, is_language, sources_of
 from weft.describe.toml_table import IMPORTABLE, TOML_ARRAY, Count, TomlTable, Word, is_importable, table_text
 from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
@@ -136,6 +136,12 @@ class TaskTable(TomlTable):
         if self.packing and self.kind not in PACKED:
             problem = f"only {' and '.join(PACKED)} have documents; the task is {shown(self.kind)}"
             raise InputError(Violation("packing", problem, "false"))
+        return self
+
+    @model_validator(mode="after")
+    def _tokens_of_text(self) -> Self:
+        if self.tokenizer != BYTES and self.kind in KNOWN_TASKS and not is_language(self.kind):
+            raise InputError(Violation("tokenizer", f"{self.kind} reads no text", BYTES))
         return self
 
     @model_validator(mode="after")

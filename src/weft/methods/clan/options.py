@@ -102,6 +102,15 @@ class ClanOptions(TomlTable):
             raise InputError(Violation("ratio", problem, str(float(self.block))))
         return self
 
+    @model_validator(mode="after")
+    def _pieces_hold_a_block(self) -> ClanOptions:
+        # Each piece costs a plan and a step several instructions.
+        least = FP32_BYTES * self.block
+        if self.piece_bytes < least:
+            problem = f"{self.piece_bytes} hold less than a block of {self.block} gradients"
+            raise InputError(Violation("piece_bytes", problem, str(least)))
+        return self
+
     @property
     def codec_of_piece(self) -> Mapping[PiecePlace, Codec]:
         """The codecs of the pieces that have one of their own."""

@@ -32,8 +32,10 @@ LINEAR = "blocks with linear attention are not cut before their experts"
 
 
 def _of_blocks(planned: PlannedJob) -> Iterator[Violation]:
-    decoder = planned.problem.model.decoder
-    if decoder is not None and decoder.linear is not None and CUTTER.cuts(planned.plan):
+    model, decoder = planned.problem.model, planned.problem.model.decoder
+    if planned.plan.method(NAME) is not None and (decoder is None or decoder.experts is None):
+        yield Violation(f"{NAME}.run", f"{model.name} has no experts", f"leave out [{NAME}]")
+    elif decoder is not None and decoder.linear is not None and CUTTER.cuts(planned.plan):
         yield Violation(f"{NAME}.run", LINEAR, "inside")
 
 

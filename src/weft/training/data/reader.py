@@ -122,20 +122,31 @@ def training_samples(task: Task, ledger: SampleLedger, first: int, samples: Step
 
     def read(step: int, number: int) -> Samples:
         taken = ledger.take(first + samples.position(step, number), samples.size)
-        try:
-            return batch_of(task, taken, partial(in_step, step))
-        except Exception as error:
-            raise RunError(f"step {step}: {_named(task, taken, error)}") from error
+        return read_samples(task, taken, partial(in_step, step), f"step {step}")
 
     return read
 
 
-def _named(task: Task, samples: Ints, error: Exception) -> str:
+def read_samples(
+    task: Task, samples: Ints, among: Callable[[], Ints], where: str, *, held_out: bool = False
+) -> Samples:
+    """Return a micro-batch of a task, as `batch_of`.
+
+    Raises:
+        RunError: with `where` and the first sample that cannot be read.
+    """
+    try:
+        return batch_of(task, samples, among, held_out=held_out)
+    except Exception as error:
+        raise RunError(f"{where}: {_named(task, samples, error, held_out)}") from error
+
+
+def _named(task: Task, samples: Ints, error: Exception, held_out: bool) -> str:
     """Return the first sample that cannot be read alone, with the task's name for it, and its error."""
     name = getattr(task, "sample_name", lambda sample: "")
     for sample in samples.tolist():
         try:
-            task.batch(np.array([sample]))
+            task.batch(np.array([sample]), held_out=held_out)
         except Exception as alone:
             return f"{' '.join(f'sample {sample} {name(sample)}'.split())}: {_reason(alone)}"
     return f"samples {', '.join(map(str, samples.tolist()))}: {_reason(error)}"

@@ -33,6 +33,8 @@ SIDES = ("training", "held-out")
 # The text of one call of a tokenizer: enough to keep all cores busy.
 BATCH_BYTES = 4 << 20
 BATCH_PIECES = 4096
+# Of an epoch of a blend: larger numbers are not exact in floats.
+MOST_SAMPLES = 2**53
 
 
 @dataclass(frozen=True)
@@ -159,12 +161,18 @@ def open_blend(
         block: training samples of one source that follow each other.
 
     Raises:
-        InputError, RunError: as `open_corpus`.
+        InputError, RunError: as `open_corpus`; also if an epoch would have more than `MOST_SAMPLES`.
     """
     corpora = [open_corpus(source, sequence, tokenizer, cache) for source in sources]
     if len(corpora) == 1:
         return corpora[0]
     shares = tuple(weight / sum(sources.values()) for weight in sources.values())
+    for source, corpus, share in zip(sources, corpora, shares, strict=True):
+        if len(corpus.training) > MOST_SAMPLES * share:
+            problem = (
+                f"{source!r}: weight {sources[source]:g} is too small beside the others to be read whole"
+            )
+            raise InputError(Violation("task.data", problem))
     prints = json.dumps([[corpus.fingerprint for corpus in corpora], shares, *([block] if block > 1 else [])])
     rates = [corpus.held_out_bytes_per_token for corpus in corpora]
     known = [share * rate for share, rate in zip(shares, rates, strict=True) if rate is not None]

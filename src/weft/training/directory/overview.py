@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from weft.run.launch.failures import logs_folder
 from weft.training.directory.live_run import LiveRun
 from weft.training.directory.run_lock import is_running
 
@@ -128,5 +129,7 @@ def _state(path: Path, events: Sequence[dict[str, Any]]) -> RunState:
     told = [event.get("event") for event in events]
     ended = [one for one in told if one in ("started", "resumed", "stopped", "finished")]
     if not ended:
-        return RunState.PREPARED
+        # A rank that has failed before the first event leaves its log.
+        begun = any(logs_folder(path).glob("rank-*.log"))
+        return RunState.BROKEN_OFF if begun else RunState.PREPARED
     return {"finished": RunState.FINISHED, "stopped": RunState.STOPPED}.get(ended[-1], RunState.BROKEN_OFF)

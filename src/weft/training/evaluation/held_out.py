@@ -25,8 +25,9 @@ from weft.progress import CountedWork, ProgressReport, unwatched
 from weft.run.launch.worker_start import WorkerContext
 from weft.run.workspace import Batch, Samples
 from weft.training.coordination.agreement import gather
+from weft.training.data.reader import read_samples
 from weft.training.open_run import OpenRun, load, open_run
-from weft.training.tasks.base import Task, batch_of, sources_of_task
+from weft.training.tasks.base import Task, sources_of_task
 
 EachBatch = Callable[[Iterable[Batch]], Iterable[Batch]]
 
@@ -131,7 +132,8 @@ def _held_out_batch(task: Task, samples: Ints, micro_batch_size: int, among: Int
 
     def micro_batch(number: int) -> Samples:
         first = number * micro_batch_size
-        return batch_of(task, samples[first : first + micro_batch_size], lambda: among, held_out=True)
+        own = samples[first : first + micro_batch_size]
+        return read_samples(task, own, lambda: among, "held-out data", held_out=True)
 
     return micro_batch
 
@@ -150,19 +152,23 @@ def evaluate(
         raise InputError(Violation(str(run_dir), "it has no checkpoint to evaluate; train it first"))
     state = load(run, run.newest)
     size, sources = job.plan.global_batch, sources_of_task(run.task)
-    available = run.task.held_out_samples
-    samples = _each_once(range(available), size)
-    of_sources = {one.name: _each_once(one.held_out, size) for one in sources}
-    batches = sum(map(len, (samples, *of_sources.values()))) // size
-    counted = CountedWork(report, "held-out samples", batches, "batches")
-    loss, metrics = held_out(run, samples, counted.each)
-    parts = by_source(run, of_sources, counted.each)
-    for one in sources:
-        parts[one.name] |= _bits_per_byte(parts[one.name]["loss"], one.held_out_bytes_per_token)
+    # The numbers of a blend repeat samples of short sources, so these are evaluated one by one.
+    ranges = [one.held_out for one in sources] or [range(run.task.held_out_samples)]
+    samples = [_each_once(one, size) for one in ranges]
+    counted = CountedWork(report, "held-out samples", sum(map(len, samples)) // size, "batches")
+    parts: dict[str, dict[str, Any]] = {}
+    if sources:
+        own = {one.name: part for one, part in zip(sources, samples, strict=True)}
+        parts = by_source(run, own, counted.each)
+        loss, metrics = _blended(parts, {one.name: one.share for one in sources})
+        for one in sources:
+            parts[one.name] |= _bits_per_byte(parts[one.name]["loss"], one.held_out_bytes_per_token)
+    else:
+        loss, metrics = held_out(run, samples[0], counted.each)
     result: dict[str, Any] = {
         "step": state.step,
-        "samples": len(np.unique(samples)),
-        "held_out_samples": available,
+        "samples": sum(len(np.unique(one)) for one in samples),
+        "held_out_samples": sum(map(len, ranges)),
         "loss": loss,
         **_perplexity(job.run.task.kind, loss),
         **_bits_per_byte(loss, getattr(run.task, "bytes_per_token", None)),
@@ -173,6 +179,19 @@ def evaluate(
         write_whole(run_dir / "evaluation.json", json.dumps(result, indent=1) + "\n")
     run.close()
     return result
+
+
+def _blended(
+    parts: Mapping[str, Mapping[str, Any]], shares: Mapping[str, float]
+) -> tuple[float, dict[str, float]]:
+    """Return the loss and the task's metrics of a blend: means of its sources' by their shares."""
+    names = [
+        name
+        for name, value in next(iter(parts.values())).items()
+        if isinstance(value, float) and name != "perplexity"
+    ]
+    means = {name: sum(share * parts[source][name] for source, share in shares.items()) for name in names}
+    return means.pop("loss"), means
 
 
 def _perplexity(kind: str, loss: float) -> dict[str, float]:

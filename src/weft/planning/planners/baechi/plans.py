@@ -109,7 +109,7 @@ class PlacedStages:
         if self.way == "m-etf":
             bound = earliest_task_first_bound_ticks(self.reduced.fused, self.question.inputs.devices)
         most = "no bound above" if bound is None else f"bound {format_seconds(bound / TICKS_PER_S)}"
-        each = f"{self.way}: {format_seconds(makespan_s)} for a micro-batch"
+        each = f"{self.way}: {format_seconds(makespan_s)} for a micro-batch of whole passes"
         ratios = communication_ratios(self.reduced.original, self.question.inputs.devices)
         far = len(ratios) and float(np.median(ratios)) > 1.0
         warning = ", and most transfers take longer than what they join: spread little" if far else ""

@@ -158,7 +158,8 @@ class GraphPipePlanner:
             if job.graph.is_chain and is_for_graphs(get_schedule(name)):
                 continue
             kept = pins.schedule is None and pins.sharding in (None, sharding)
-            if kept and (sharding == "zero-0" or job.optimizer.steps_shards):
+            divides = job.optimizer.steps_shards and max(plan.replicas) > 1
+            if kept and (sharding == "zero-0" or divides):
                 schedule = plan.schedule.model_copy(update={"name": name})
                 varied = plan.model_copy(update={"schedule": schedule, "sharding": sharding})
                 yield judged_plan(problem, varied)
