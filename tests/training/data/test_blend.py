@@ -171,7 +171,8 @@ def test_bad_sources_and_weights_are_refused_with_one_line(data: object, line: s
 @pytest.mark.parametrize("weights", [(1e-30, 30.0), (5e-324, 1.0), (1e308, 1e308)])
 def test_a_weight_that_no_epoch_can_serve_is_refused(folder: Path, weights: tuple[float, float]) -> None:
     sources = {str(folder / f"{name}.txt"): one for name, one in zip("ab", weights, strict=True)}
-    line = rf"task\.data: '.*a\.txt': weight {re.escape(f'{weights[0]:g}')} is too small beside the others to be read whole"
+    weight = re.escape(f"weight {weights[0]:g}")
+    line = rf"task\.data: '.*a\.txt': {weight} is too small beside the others to be read whole"
     with pytest.raises(InputError, match=line):
         open_blend(sources, 8, get_tokenizer("bytes"), folder / "cache")
 

@@ -1,7 +1,7 @@
 """`NodeReads`: each micro-batch read by one rank of a node, which hands it to the others.
 
-Ranks of a node need the same micro-batch if they divide a layer, or hold the first and the last stage. The
-lowest of them reads. A thread for each other rank sends what it needs, in the order of the reads. If a
+Ranks of a node need the same micro-batch if they divide a layer. So do those of the first and the last stage.
+The lowest of them reads. A thread for each other rank sends what it needs, in the order of the reads. If a
 connection breaks, the other rank reads for itself.
 
 Tasks that map their samples into memory need no hand-over: the ranks of a node share the pages.
