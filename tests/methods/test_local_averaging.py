@@ -28,6 +28,7 @@ from weft.methods.local_averaging.kinds import AVERAGE_WEIGHTS, AveragesWeights
 from weft.methods.local_averaging.options import LocalAveragingOptions
 from weft.methods.local_averaging.program import decide
 from weft.planning.compile import compile_evaluation, compile_folded, compile_part, compile_plan
+from weft.planning.job_rules import refused_by_methods
 from weft.planning.planned import plan_run
 from weft.predict.cost.network import Network
 from weft.predict.cost.placed_plan import CostModel
@@ -360,6 +361,19 @@ def test_one_replica_has_nobody_to_average_with() -> None:
     plan = make_plan(CONFIG).model_copy(update={"sync": averaging(2).sync})
     with pytest.raises(InputError, match="one replica has nobody to average with"):
         make_program(CONFIG, plan)
+
+
+@pytest.mark.parametrize("method", ["local-averaging", "sign-momentum", "diloco", "slow-momentum"])
+def test_a_run_that_ends_before_replicas_agree_is_refused_before_its_start(method: str) -> None:
+    text = (
+        '[model]\npreset = "gpt-1m"\n[cluster]\nuse = "2xa100-80gb"\n[goal]\ncontract = "empirical"\n'
+        f'[sync]\nmethod = "{method}"\nevery = 8\n[plan]\npp = 1\ndp = 2\n'
+        "[train]\nglobal_batch = 8\nsteps = "
+    )
+    few, enough = (plan_run(parse_run(parse_toml(f"{text}{steps}\n", "run"))) for steps in (7, 8))
+    [problem] = refused_by_methods(few)
+    assert str(problem).startswith("train.steps: 7; replicas average every 8 steps, so they never would")
+    assert not refused_by_methods(enough)
 
 
 @pytest.mark.parametrize("method", ["local-averaging", "sign-momentum"])

@@ -15,6 +15,8 @@ from weft.methods.local_averaging.options import NAME
 from weft.methods.local_averaging.program import NOBODY
 from weft.moves.composition import Composition
 from weft.moves.sharers import replicas_of
+from weft.planning.job_rules import JobRule
+from weft.planning.planned import PlannedJob
 
 SCALES = "replicas that step by themselves have no common factor of their losses"
 
@@ -50,8 +52,17 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
         yield Violation("plan: sync", f"{plan.precision}: {SCALES}", "dense")
 
 
+def _never_meet(planned: PlannedJob) -> Iterator[Violation]:
+    """Yield a violation for a run that ends before the first averaging."""
+    local, steps = local_steps(planned.plan.sync), planned.run.train.steps
+    if local is not None and local.every > steps:
+        problem = f"{steps}; replicas average every {local.every} steps, so they never would"
+        yield Violation("train.steps", problem, str(local.every))
+
+
 RULES = (
     Composition(method=NAME, other="one replica", reason=NOBODY, refuse=_nobody),
     Composition(method=NAME, other="fp16", reason=SCALES, refuse=_scales),
     PlanRule(refuse=_problems_of),
+    JobRule(refuse=_never_meet),
 )
