@@ -96,6 +96,32 @@ def test_images_of_any_shape_and_mode_fit_the_model(
     assert (images.training.pixels == 255).all()
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    ("suffix", "mode"), [("png", "I;16"), ("tiff", "I;16"), ("tiff", "I;16B"), ("pgm", "I;16")]
+)
+def test_grey_of_16_bits_is_scaled_to_8(tmp_path: Path, suffix: str, mode: str, channels: int) -> None:
+    levels = np.arange(0, 256, 4, dtype=np.uint8).reshape(8, 8)
+    (tmp_path / "deep" / "one").mkdir(parents=True)
+    for number in range(2):
+        # One level of 8 bits has 256 of 16.
+        deep = (levels.astype(np.uint16) << 8) + 255 * number
+        image = Image.frombytes(mode, (8, 8), deep.astype(">u2" if mode == "I;16B" else "<u2").tobytes())
+        image.save(tmp_path / "deep" / "one" / f"{number}.{suffix}")
+    images = opened(tmp_path / "deep", tmp_path / "cache", size=8, channels=channels, classes=1)
+    for side in (images.training, images.held_out):
+        assert (side.pixels == levels).all()
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_pixels_without_a_fixed_range_are_refused(folder: Path, tmp_path: Path, mode: str) -> None:
+    for name in ("cat/a.tiff", "dog/b.tiff"):
+        Image.new(mode, (12, 12), 1).save(folder / name)
+    lines = refused(folder, tmp_path / "cache")
+    words = f"not a readable image: pixels of mode {mode} have no fixed range; save it with 8 bits"
+    assert {line.split(": ", 2)[2] for line in lines} == {f"cat/a.tiff: {words}", f"dog/b.tiff: {words}"}
+
+
 def refused(source: Path | str, cache: Path, **sizes: int) -> list[str]:
     with pytest.raises(InputError) as error:
         opened(source, cache, **sizes)

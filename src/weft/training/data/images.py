@@ -25,11 +25,13 @@ from weft.program.arrays import Ints
 from weft.training.data.cache import cached
 from weft.training.data.sources import LIBRARY
 
-FORMAT = 1
+FORMAT = 2
 DIGITS = "digits"
 HELD_OUT_SHARE = 10  # one image in ten
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 MODES = {1: "L", 3: "RGB"}
+# Formats whose grey of 16 bits may come as 32-bit integers, from 0 to 65535.
+_SIXTEEN_BITS = frozenset({"PNG", "PPM"})
 _ALLOWED = f"{DIGITS}, {LIBRARY}NAME, or a folder with one sub-folder of images per class"
 # Pillow's errors for files that are broken, cut short or far too large.
 _UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError)
@@ -215,10 +217,19 @@ def _build(
 def _decoded(picture: Picture, size: int, channels: int) -> bytes:
     """Return the pixels as uint8 bytes of shape (channels, size, size)."""
     with picture.open() as image:
+        ImageOps.exif_transpose(image, in_place=True)
         fitted = ImageOps.fit(
-            ImageOps.exif_transpose(image).convert(MODES[channels]),
-            (size, size),
-            Image.Resampling.BILINEAR,
+            _of_eight_bits(image).convert(MODES[channels]), (size, size), Image.Resampling.BILINEAR
         )
         pixels: Bytes = np.asarray(fitted).reshape(size, size, channels)
         return pixels.transpose(2, 0, 1).tobytes()
+
+
+def _of_eight_bits(image: Image.Image) -> Image.Image:
+    """Return an image with at most 8 bits per channel; raise ValueError if its pixels have no fixed range."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in _SIXTEEN_BITS):
+        # Pillow's own conversion makes every level above 255 white.
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError(f"pixels of mode {image.mode} have no fixed range; save it with 8 bits")
+    return image
