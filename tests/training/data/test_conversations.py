@@ -18,6 +18,16 @@ QUESTION, ANSWER = {"role": "user", "content": "2+2?"}, {"role": "assistant", "c
 CHAT = Conversation(messages=(QUESTION, ANSWER))
 
 
+# Arrow gives every object of a column the keys of all of them.
+CALLS: list[dict[str, Any]] = [
+    {
+        "messages": [QUESTION, {**ANSWER, "tool_calls": [{"name": name, "arguments": {key: "x"}}]}],
+        "tools": [{"name": name, "parameters": {"properties": {key: {"type": "string"}}}}],
+    }
+    for name, key in (("weather", "city"), ("price", "stock"))
+]
+
+
 def table(folder: Path, *rows: dict[str, Any], name: str = "chats.jsonl") -> str:
     path = folder / name
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -63,10 +73,26 @@ def test_a_column_can_be_named_and_parquet_holds_the_same(tmp_path: Path) -> Non
     assert list(chat.messages) == mixed["messages"]
 
 
+def test_tool_calls_of_parquet_and_of_json_are_the_same(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(CALLS), tmp_path / "calls.parquet")
+    read = list(open_conversations(str(tmp_path / "calls.parquet")))
+    assert read == list(open_conversations(table(tmp_path, *CALLS)))
+    assert [list(chat.messages) for chat in read] == [row["messages"] for row in CALLS]
+
+
+def test_nulls_inside_the_objects_of_json_are_kept(tmp_path: Path) -> None:
+    tool = {"name": "sum", "parameters": {"default": None}}
+    (chat,) = open_conversations(table(tmp_path, {"messages": [QUESTION], "tools": [tool]}))
+    assert chat.tools == (tool,)
+
+
 def test_the_datasets_library_reads_the_same(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_list([{"messages": [QUESTION, ANSWER]}] * 3).save_to_disk(str(tmp_path / "saved"))
     assert list(open_conversations(f"hf:{tmp_path / 'saved'}@")) == [CHAT] * 3
+    datasets.Dataset.from_list(CALLS).save_to_disk(str(tmp_path / "calls"))
+    calls = open_conversations(f"hf:{tmp_path / 'calls'}@")
+    assert list(calls) == list(open_conversations(table(tmp_path, *CALLS)))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from weft.training.data.pieces import HELD_OUT_SHARE, Pieces, held_out
 from weft.training.data.sources import open_conversations
 from weft.training.data.tokenizers import Ids, Tokenizer, ids_type
 
-FORMAT = 1
+FORMAT = 2
 ROWS_PER_BATCH = 1024
 Flags = npt.NDArray[np.bool_]
 

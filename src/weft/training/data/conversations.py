@@ -131,7 +131,7 @@ def _messages(value: Any, column: str) -> tuple[Message, ...]:
 def _message(value: Any, column: str) -> Message:
     if not isinstance(value, Mapping):
         raise _RowError(f"{column!r} holds a message that is no object")
-    # Tables of parquet give every message the keys of all, and None to those that it lacks.
+    # Null stands for a missing key, as in tables of parquet.
     message = {key: one for key, one in value.items() if one is not None}
     if "from" in message:
         role = message.pop("from")

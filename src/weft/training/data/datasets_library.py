@@ -22,7 +22,7 @@ from weft.errors import InputError, Violation, nearest
 from weft.installed import remedy
 from weft.training.data.conversations import Conversations
 from weft.training.data.sources import LIBRARY
-from weft.training.data.tables import ROWS_PER_BATCH, is_text, text_column, texts_of
+from weft.training.data.tables import ROWS_PER_BATCH, arrow_row, is_text, text_column, texts_of
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -111,7 +111,7 @@ def open_conversation_rows(source: str) -> Conversations:
 
 
 def _named_rows(table: Dataset, source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    return ((f"{source}: row {number}", row) for number, row in enumerate(table, 1))
+    return ((f"{source}: row {number}", arrow_row(row)) for number, row in enumerate(table, 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,17 @@ def texts_of(values: pa.Array | pa.ChunkedArray) -> Iterator[bytes]:
         yield value or b""
 
 
+def arrow_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of Arrow without the keys that its objects lack: Arrow fills those in with None."""
+    return {column: _without_none(value) for column, value in row.items()}
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(one) for key, one in value.items() if one is not None}
+    return [_without_none(one) for one in value] if isinstance(value, list) else value
+
+
 def is_text(kind: pa.DataType) -> bool:
     """Return True for a column of strings."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
@@ -186,7 +197,7 @@ def _parquet_texts(path: Path, column: str) -> Iterator[bytes]:
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    rows = (row for batch in _batches(path, _open_parquet(path)) for row in batch.to_pylist())
+    rows = (arrow_row(row) for batch in _batches(path, _open_parquet(path)) for row in batch.to_pylist())
     return ((f"{path}: row {number}", row) for number, row in enumerate(rows, 1))
 
 
