@@ -54,6 +54,12 @@ def table(folder: Path, *rows: dict[str, Any], name: str = "chats.jsonl") -> str
             {"messages": [QUESTION], "tools": [{"name": "sum"}]},
             Conversation(messages=(QUESTION,), tools=({"name": "sum"},)),
         ),
+        (
+            {"messages": [QUESTION], "tools": '[{"name": "sum"}]'},
+            Conversation(messages=(QUESTION,), tools=({"name": "sum"},)),
+        ),
+        ({"messages": [QUESTION, ANSWER], "tools": ""}, CHAT),
+        ({"messages": [QUESTION, ANSWER], "tools": None}, CHAT),
     ],
 )
 def test_every_known_form_of_a_row_is_read(tmp_path: Path, row: dict[str, Any], read: Conversation) -> None:
@@ -103,6 +109,13 @@ def test_the_datasets_library_reads_the_same(tmp_path: Path) -> None:
         ([{"messages": []}], "line 1: 'messages' is no list of messages"),
         ([{"messages": ["a"]}], "line 1: 'messages' holds a message that is no object"),
         ([{"messages": [{"content": "a"}]}], "line 1: 'messages' holds a message without a role"),
+        ([{"messages": [{"role": ["user"]}]}], "line 1: 'messages' holds a message without a role"),
+        ([{"conversations": [{"from": ["human"]}]}], "'conversations' holds a message without a role"),
+        ([{"messages": [QUESTION], "tools": 5}], "line 1: 'tools' is no list of objects"),
+        ([{"messages": [QUESTION], "tools": {"name": "sum"}}], "line 1: 'tools' is no list of objects"),
+        ([{"messages": [QUESTION], "tools": ["sum"]}], "line 1: 'tools' is no list of objects"),
+        ([{"messages": [QUESTION], "tools": '"sum"'}], "line 1: 'tools' is no list of objects"),
+        ([{"messages": [QUESTION], "tools": "sum"}], "line 1: 'tools' is a text that is not JSON: Expecting"),
         ([{"prompt": "a", "completion": None}], "line 1: 'prompt' is no list of messages"),
         ([{"instruction": "a", "output": 4}], "line 1: instruction, input and output are texts"),
         ([], "holds no text"),

@@ -2,7 +2,7 @@
 
 Columns of the first row decide for the table. The first that exists counts.
 
-    messages, or a named column   messages with `role` and `content`; `tools` beside them
+    messages, or a named column   messages with `role` and `content`; `tools` beside them, or their JSON text
     conversations                 such messages, or ShareGPT's with `from` and `value`
     prompt, completion            two texts, or two lists of messages
     instruction, (input), output  Alpaca's question and answer
@@ -10,6 +10,7 @@ Columns of the first row decide for the table. The first that exists counts.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -100,8 +101,7 @@ class _RowError(Exception):
 
 
 def _of_messages(row: Row, column: str) -> Conversation:
-    messages = _messages(row.get(column), column)
-    return Conversation(messages=messages, tools=tuple(row.get("tools") or ()))
+    return Conversation(messages=_messages(row.get(column), column), tools=_tools(row))
 
 
 def _of_prompt(row: Row) -> Conversation:
@@ -110,7 +110,7 @@ def _of_prompt(row: Row) -> Conversation:
         return Conversation(prompt=prompt, completion=completion)
     asked = _messages(prompt, "prompt")
     messages = (*asked, *_messages(completion, "completion"))
-    return Conversation(messages=messages, tools=tuple(row.get("tools") or ()), first_answer=len(asked))
+    return Conversation(messages=messages, tools=_tools(row), first_answer=len(asked))
 
 
 def _of_instruction(row: Row) -> Conversation:
@@ -120,6 +120,19 @@ def _of_instruction(row: Row) -> Conversation:
     question = "\n\n".join(str(part) for part in parts if part)
     messages = ({"role": "user", "content": question}, {"role": ASSISTANT, "content": row["output"]})
     return Conversation(messages=messages)
+
+
+def _tools(row: Row) -> tuple[Any, ...]:
+    tools = row.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools or "null")
+        except (ValueError, RecursionError) as error:
+            raise _RowError(f"'tools' is a text that is not JSON: {error}") from None
+    tools = [] if tools is None else tools
+    if not isinstance(tools, list) or not all(isinstance(one, Mapping) for one in tools):
+        raise _RowError("'tools' is no list of objects")
+    return tuple(tools)
 
 
 def _messages(value: Any, column: str) -> tuple[Message, ...]:
@@ -135,7 +148,8 @@ def _message(value: Any, column: str) -> Message:
     message = {key: one for key, one in value.items() if one is not None}
     if "from" in message:
         role = message.pop("from")
-        message = {"role": _ROLES.get(role, role), "content": message.pop("value", ""), **message}
+        role = _ROLES.get(role, role) if isinstance(role, str) else role
+        message = {"role": role, "content": message.pop("value", ""), **message}
     if not isinstance(message.get("role"), str):
         raise _RowError(f"{column!r} holds a message without a role")
     return message
