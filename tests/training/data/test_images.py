@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +141,16 @@ def test_all_unreadable_images_are_named_and_nothing_is_left(folder: Path, tmp_p
         "dog/4.png",
     }
     assert not any((tmp_path / "cache" / "images").iterdir())
+
+
+def test_names_that_are_not_utf_8_are_read_and_named(folder: Path, tmp_path: Path) -> None:
+    odd = folder / "cat" / os.fsdecode(b"\xff.png")
+    (folder / "cat" / "0.png").rename(odd)
+    images = opened(folder, tmp_path / "cache")
+    assert len(images.training) + len(images.held_out) == 20
+    odd.write_bytes(b"no image")
+    (line,) = refused(folder, tmp_path / "cache")
+    assert "cat/\udcff.png: not a readable image" in line
 
 
 def test_many_unreadable_images_are_counted(tmp_path: Path) -> None:

@@ -181,9 +181,8 @@ def _require_enough(source: str, names: Sequence[str], pictures: Sequence[Pictur
 
 def _held_out(pictures: Sequence[Picture]) -> npt.NDArray[np.bool_]:
     """Return the mask of held-out images; it depends only on their names and their number."""
-    order = sorted(
-        range(len(pictures)), key=lambda index: hashlib.sha256(pictures[index].name.encode()).digest()
-    )
+    names = [picture.name.encode("utf-8", "surrogateescape") for picture in pictures]
+    order = sorted(range(len(names)), key=lambda index: hashlib.sha256(names[index]).digest())
     chosen = np.zeros(len(pictures), dtype=bool)
     chosen[order[: max(1, len(pictures) // HELD_OUT_SHARE)]] = True
     return chosen
