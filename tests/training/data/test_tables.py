@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from weft.errors import InputError, RunError
 from weft.training.data.pieces import cut
 from weft.training.data.sources import open_texts
-from weft.training.data.tables import text_column
+from weft.training.data.tables import FileRows, text_column
 from weft.training.data.text import open_corpus
 from weft.training.data.tokenizers import ByteTokenizer
 
@@ -101,6 +101,33 @@ def test_rows_without_text_are_left_out(tmp_path: Path) -> None:
     )
     path.write_text(path.read_text() + "\n")
     assert contents(path, tmp_path / "cache") == [b"one", b"two"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "column"),
+    [
+        ([{"text": None}, {"text": None}, {"text": "one"}], ""),
+        ([{"id": 1, "body": None, "note": None}, {"id": 2, "body": "one", "note": None}], ""),
+        ([{"title": "a", "text": None}, {"title": "b", "text": "one"}], ""),
+        ([{"text": "a", "body": None}, {"text": "b", "body": "one"}], "#body"),
+    ],
+)
+def test_a_column_is_of_strings_by_its_first_value_that_is_not_null(
+    tmp_path: Path, rows: list[dict[str, object]], column: str
+) -> None:
+    path = json_lines(tmp_path / "rows.jsonl", rows)
+    assert contents(f"{path}{column}", tmp_path / "cache") == [b"one"]
+
+
+def test_other_columns_may_be_null_and_a_table_of_nulls_has_no_text(tmp_path: Path) -> None:
+    path = json_lines(tmp_path / "rows.jsonl", [{"text": "one", "note": None}])
+    # The choice does not wait for a note: the broken line is not read.
+    path.write_text(path.read_text() + "{")
+    assert FileRows.open([(path, 0, 0)]).column == "text"
+    path = json_lines(tmp_path / "rows.jsonl", [{"text": None}] * 2)
+    assert "name the column that holds the text, as in DATA#COLUMN; columns of strings: none" in refusal(
+        path, tmp_path / "cache"
+    )
 
 
 def test_sizes_are_counted_once_and_again_when_a_row_changes(jsonl: Path, tmp_path: Path) -> None:

@@ -112,7 +112,8 @@ class FileRows:
             InputError: if there is no such column, or none or several fit.
         """
         path = files[0][0]
-        found = _parquet_columns(path) if path.suffix.lower() == PARQUET else _json_columns(path)
+        parquet = path.suffix.lower() == PARQUET
+        found = _parquet_columns(path) if parquet else _json_columns(path, column or TEXT)
         return cls(files, text_column(str(path), found, column))
 
     @property
@@ -219,11 +220,19 @@ def _unreadable(path: Path, error: Exception) -> InputError:
     return InputError(Violation("task.data", f"{path}: not a readable parquet file: {error}"))
 
 
-def _json_columns(path: Path) -> dict[str, bool]:
-    """Return the first row's columns: True by name for strings."""
+def _json_columns(path: Path, wanted: str) -> dict[str, bool]:
+    """Return the first row's columns: True by name for those whose first value that is not null is a string.
+
+    Reading ends where column `wanted` is one of strings: no other column can change the choice.
+    """
+    values: dict[str, Any] | None = None
     for _, row in _json_rows(path):
-        return {name: isinstance(value, str) for name, value in row.items()}
-    raise InputError(Violation("task.data", f"{path}: holds no text in 0 rows"))
+        values = {name: row.get(name) if old is None else old for name, old in (values or row).items()}
+        if None not in values.values() or isinstance(values.get(wanted), str):
+            break
+    if values is None:
+        raise InputError(Violation("task.data", f"{path}: holds no text in 0 rows"))
+    return {name: isinstance(value, str) for name, value in values.items()}
 
 
 def _json_texts(path: Path, column: str) -> Iterator[bytes]:
