@@ -155,11 +155,21 @@ def test_samples_are_whole_conversations_filled_up_or_cut(tmp_path: Path) -> Non
             seen[number] = bytes(row[flags].tolist())
             assert text == (b"q" * number + b"a" * number + b"\0" * 13)[:13]
     assert seen == {number: (b"a" * number + b"\0")[: 13 - number] for number in range(1, 13)}
-    assert found.warnings == (
-        "6 of 12 conversations do not end within 12 tokens and are cut",
-        "bytes has no chat template; ChatML takes its place",
-    )
+    assert found.warnings == ("6 of 12 conversations do not end within 12 tokens and are cut",)
     assert 0 < found.training.filled < 1
+
+
+def test_a_missing_template_is_told_where_a_row_has_messages(
+    tmp_path: Path, tokenizer: JsonTokenizer
+) -> None:
+    talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    rows: list[dict[str, Any]] = [{"prompt": "q", "completion": "a"}] * 3
+    told = ("bytes has no chat template; ChatML takes its place",)
+    assert corpus(tmp_path, rows, 200, ByteTokenizer()).warnings == ()
+    rows.append({"prompt": talk[:1], "completion": talk[1:]})
+    # The second time, the cache has the answer.
+    assert [corpus(tmp_path, rows, 200, ByteTokenizer()).warnings for _ in range(2)] == [told, told]
+    assert corpus(tmp_path, rows, 200, tokenizer).warnings == ()
 
 
 def test_conversations_without_an_answer_in_reach_are_left_out(

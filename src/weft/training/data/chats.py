@@ -30,7 +30,7 @@ from weft.training.data.pieces import HELD_OUT_SHARE, Pieces, held_out
 from weft.training.data.sources import open_conversations
 from weft.training.data.tokenizers import Ids, Tokenizer, ids_type
 
-FORMAT = 2
+FORMAT = 3
 ROWS_PER_BATCH = 1024
 Flags = npt.NDArray[np.bool_]
 
@@ -200,7 +200,7 @@ def open_chats(
     order = mix(useful.astype(np.uint64) + GOLDEN)
     apart = held_out(rows, order, max(1, len(useful) // HELD_OUT_SHARE))
     sides = every.side(useful[~apart]), every.side(useful[apart])
-    fingerprint, warnings = contents["fingerprint"], _warnings(every, tokenizer)
+    fingerprint, warnings = contents["fingerprint"], _warnings(every, tokenizer, contents["has_messages"])
     if packing:
         # The sample of a number depends on the packing.
         packed = [PackedChats.of(side) for side in sides]
@@ -230,13 +230,14 @@ def target_counts(targets: Flags, starts: Ints, sequence: int) -> Ints:
     return counts
 
 
-def _warnings(every: Chats, tokenizer: Tokenizer) -> tuple[str, ...]:
+def _warnings(every: Chats, tokenizer: Tokenizer, has_messages: bool) -> tuple[str, ...]:
     cut, mute = int((np.diff(every.starts) > every.sequence + 1).sum()), int((every.counts == 0).sum())
     of, within = f"of {len(every)} conversations", f"within {every.sequence} tokens"
+    no_template = has_messages and tokenizer.chat_template is None
     found = {
         f"{cut} {of} do not end {within} and are cut": cut,
         f"{mute} {of} have no answer {within} and are left out": mute,
-        f"{tokenizer.name} has no chat template; ChatML takes its place": tokenizer.chat_template is None,
+        f"{tokenizer.name} has no chat template; ChatML takes its place": no_template,
     }
     return tuple(words for words, holds in found.items() if holds)
 
@@ -244,11 +245,15 @@ def _warnings(every: Chats, tokenizer: Tokenizer) -> tuple[str, ...]:
 def _build(
     building: Path, table: Conversations, template: ChatTemplate, tokenizer: Tokenizer
 ) -> Mapping[str, Any]:
-    digest, lengths = hashlib.sha256(), [0]
+    digest, lengths, has_messages = hashlib.sha256(), [0], False
     dtype = ids_type(tokenizer)
+    # A template of the tokenizer's own says itself what ends a conversation.
+    ends = template.source == CHATML
     with open(building / "tokens", "wb") as tokens, open(building / "targets", "wb") as targets:
         rendered = _rendered(table, template)
-        while marked := list(islice(rendered, ROWS_PER_BATCH)):
+        while rows := list(islice(rendered, ROWS_PER_BATCH)):
+            has_messages = has_messages or any(templated for _, templated in rows)
+            marked = [(text, ends or not templated) for text, templated in rows]
             for ids, flags in marked_tokens(marked, tokenizer):
                 parts = ids.astype(dtype).tobytes(), flags.tobytes()
                 for file, part in zip((tokens, targets), parts, strict=True):
@@ -256,16 +261,14 @@ def _build(
                     digest.update(part)
                 lengths.append(len(ids))
     np.save(building / "starts.npy", np.cumsum(lengths, dtype=np.int64), allow_pickle=False)
-    return {"fingerprint": digest.hexdigest()[:16]}
+    return {"fingerprint": digest.hexdigest()[:16], "has_messages": has_messages}
 
 
 def _rendered(table: Conversations, template: ChatTemplate) -> Iterator[tuple[MarkedText, bool]]:
-    """Yield the text of every row, and whether the end token follows it."""
-    # A template of the tokenizer's own says itself what ends a conversation.
-    ends = template.source == CHATML
+    """Yield the text of every row, and whether it is one of messages, which the template rendered."""
     for number, conversation in enumerate(table, 1):
         try:
-            yield template.render(conversation), ends or not conversation.messages
+            yield template.render(conversation), bool(conversation.messages)
         except TemplateError as error:
             raise InputError(Violation("task.data", f"row {number}: {error}")) from None
 
