@@ -50,6 +50,13 @@ def test_windows_cover_the_tokens_and_overlap_by_the_last_target(sequence: int, 
     assert len(values) - 1 - len(windows) * sequence < sequence
 
 
+@pytest.mark.parametrize(("odd", "tokens"), [(-3, [1, 2, -3, 9]), (10, [1, 2, 10, 9]), (-3, [1, -3, 10, 9])])
+def test_windows_name_a_token_outside_the_vocabulary(odd: int, tokens: list[int]) -> None:
+    windows = Windows(np.array(tokens), 3, vocabulary=10)
+    with pytest.raises(ValueError, match=f"^token {odd} is not one of the tokenizer's 10"):
+        windows.take(np.array([0]))
+
+
 def test_both_sides_together_are_the_documents(folder: Path, tmp_path: Path) -> None:
     corpus = corpus_of(folder, tmp_path)
     sides = [TOKENIZER.decode(side.tokens) for side in (corpus.training, corpus.held_out)]

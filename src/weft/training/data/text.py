@@ -62,12 +62,10 @@ class Windows:
         """
         offsets = np.arange(self.sequence + 1)
         taken: Ints = self.tokens[samples[:, None] * self.sequence + offsets].astype(np.int64)
-        if (
-            self.vocabulary is not None
-            and taken.size
-            and not 0 <= taken.min() <= taken.max() < self.vocabulary
-        ):
-            raise ValueError(f"token {taken.max()} is not one of the tokenizer's {self.vocabulary}")
+        if self.vocabulary is not None:
+            outside = taken[(taken < 0) | (taken >= self.vocabulary)]
+            if outside.size:
+                raise ValueError(f"token {outside[0]} is not one of the tokenizer's {self.vocabulary}")
         return taken
 
 
