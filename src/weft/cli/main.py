@@ -70,6 +70,8 @@ def main(arguments: list[str] | None = None) -> None:
     # torchao tells of kernels that it cannot load, and weft uses none of them.
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    # The hub's library tells of each retry, before the error that counts.
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
