@@ -54,7 +54,7 @@ compiled: install
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m compiler
 
 examples: install
-	$(BIN)/python -m pytest -m examples
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m examples
 
 mutants: install
 	PYTHONPATH=tests $(BIN)/python tests/mutants/run_all.py $(ROOMS)

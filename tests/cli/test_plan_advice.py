@@ -13,9 +13,7 @@ QUESTION = ("plan", "gpt-1m", "--precision", "fp16", "--global-batch", "16")
 TIGHT = ("plan", "llama-7b", "--on", "8xa100-80gb", "--global-batch", "32", "--planner", "uniform")
 
 
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
+pytestmark = pytest.mark.usefixtures("own_home")
 
 
 def test_forecasts_stand_below_the_ranking(capsys: pytest.CaptureFixture[str]) -> None:

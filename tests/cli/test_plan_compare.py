@@ -14,9 +14,7 @@ from weft.planning.planners import PLANNERS
 QUESTION = ("plan", "gpt-1m", "--on", "4xa100-80gb+4xt4", "--precision", "fp16", "--global-batch", "16")
 
 
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
+pytestmark = pytest.mark.usefixtures("own_home")
 
 
 def test_each_planner_has_a_row_and_its_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -34,9 +34,7 @@ VOCABULARY = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
+pytestmark = pytest.mark.usefixtures("own_home")
 
 
 def run_file(folder: Path, changes: dict[str, dict[str, str]] | None = None) -> Path:
