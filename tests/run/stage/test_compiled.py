@@ -54,7 +54,8 @@ def trained(stage: nn.Module, recompute: str) -> tuple[float, dict[str, torch.Te
     return loss.item(), {name: parameter.grad for name, parameter in stage.named_parameters()}
 
 
-@pytest.mark.parametrize("recompute", ["none", pytest.param("full", marks=pytest.mark.compiler)])
+@pytest.mark.compiler
+@pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.usefixtures("compiler")
 def test_compiled_layers_give_the_gradients_of_the_others(recompute: str) -> None:
     """Of three equal blocks one is compiled; kept and recomputed layers are the same."""
