@@ -91,6 +91,28 @@ def test_a_batch_of_several_or_of_no_size_costs_the_same_per_sample(tmp_path: Pa
     assert [4 * layer.kept(ONE) for layer in graphs[0].layers] == [4 * 64, 4 * 4 * 36, 0, 4 * 36]
 
 
+def kept_with_weight_behind(path: Path, operator: str) -> float:
+    """The elements that a product keeps of a sample of four, whose weight an operator gives."""
+    onnx = pytest.importorskip("onnx")
+    helper, floating = onnx.helper, onnx.TensorProto.FLOAT
+    options = {"to": floating} if operator == "Cast" else {}
+    nodes = [
+        helper.make_node(operator, ["weight"], ["given"], **options),
+        helper.make_node("MatMul", ["samples", "given"], ["result"], name="/first/MatMul"),
+    ]
+    ends = [helper.make_tensor_value_info(name, floating, ["batch", 4]) for name in ("samples", "result")]
+    weight = helper.make_tensor("weight", floating, [4, 4], [0.5] * 16)
+    graph = helper.make_graph(nodes, "graph", ends[:1], ends[1:], [weight])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), str(path))
+    [layer] = read_onnx(path, "block").layers
+    return layer.kept(ONE)
+
+
+@pytest.mark.parametrize("operator", ["Identity", "Transpose", "Cast"])
+def test_a_weight_behind_an_operator_is_no_kept_activation(operator: str, tmp_path: Path) -> None:
+    assert kept_with_weight_behind(tmp_path / "model.onnx", operator) == 4
+
+
 def model_of(path: Path, operator: str, *, axis: str | int = 4, domain: str = "") -> Path:
     onnx = pytest.importorskip("onnx")
     helper, floating = onnx.helper, onnx.TensorProto.FLOAT

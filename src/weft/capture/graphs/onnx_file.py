@@ -426,7 +426,7 @@ class _OnnxGraph:
         if one.kind == "Gather":
             return [name for name in node.input[1:2] if name in self._shapes]
         values = [
-            self._base.get(name, name) for name in node.input if name in self._base or name in self._read
+            self._base.get(name, name) for name in node.input if name in self._base or self._read.get(name)
         ]
         scaled = one.kind in ("Mul", "Div") and not one.parameters and len(values) < 2
         if one.kind in _OF_NOTHING or one.kind in _VIEWS or scaled:
