@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -91,41 +92,118 @@ def test_a_batch_of_several_or_of_no_size_costs_the_same_per_sample(tmp_path: Pa
     assert [4 * layer.kept(ONE) for layer in graphs[0].layers] == [4 * 64, 4 * 4 * 36, 0, 4 * 36]
 
 
-def kept_with_weight_behind(path: Path, operator: str) -> float:
-    """The elements that a product keeps of a sample of four, whose weight an operator gives."""
+Step = tuple[str, list[str], dict[str, object]]
+
+
+def file_of(
+    path: Path,
+    *steps: Step,
+    samples: Sequence[str | int] = ("batch", 4),
+    result: Sequence[str | int] | None = ("batch", 4),
+    version: int = 17,
+) -> Path:
+    """A file of operators, each with the result of the name of its place; the last is the file's."""
     onnx = pytest.importorskip("onnx")
     helper, floating = onnx.helper, onnx.TensorProto.FLOAT
-    options = {"to": floating} if operator == "Cast" else {}
     nodes = [
-        helper.make_node(operator, ["weight"], ["given"], **options),
-        helper.make_node("MatMul", ["samples", "given"], ["result"], name="/first/MatMul"),
+        helper.make_node(operator, inputs, [str(place)], **{"name": f"/{place}/{operator}", **options})
+        for place, (operator, inputs, options) in enumerate(steps)
     ]
-    ends = [helper.make_tensor_value_info(name, floating, ["batch", 4]) for name in ("samples", "result")]
+    ends = [
+        helper.make_tensor_value_info(name, floating, shape)
+        for name, shape in (("samples", samples), (nodes[-1].output[0], result))
+    ]
     weight = helper.make_tensor("weight", floating, [4, 4], [0.5] * 16)
-    graph = helper.make_graph(nodes, "graph", ends[:1], ends[1:], [weight])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), str(path))
-    [layer] = read_onnx(path, "block").layers
-    return layer.kept(ONE)
+    axis = helper.make_tensor("axis", onnx.TensorProto.INT64, [1], [0])
+    graph = helper.make_graph(nodes, "graph", ends[:1], ends[1:], [weight, axis])
+    versions = [helper.make_opsetid(*one) for one in (("", version), ("own", 1))]
+    onnx.save(helper.make_model(graph, opset_imports=versions), str(path))
+    return path
+
+
+PRODUCT: Step = ("MatMul", ["samples", "weight"], {})
 
 
 @pytest.mark.parametrize("operator", ["Identity", "Transpose", "Cast"])
 def test_a_weight_behind_an_operator_is_no_kept_activation(operator: str, tmp_path: Path) -> None:
-    assert kept_with_weight_behind(tmp_path / "model.onnx", operator) == 4
+    behind: Step = (operator, ["weight"], {"to": 1} if operator == "Cast" else {})
+    path = file_of(tmp_path / "model.onnx", behind, ("MatMul", ["samples", "0"], {}))
+    [layer] = read_onnx(path, "block").layers
+    assert layer.kept(ONE) == 4
+
+
+MIXING: dict[str, list[Step]] = {
+    "a mean over the first axis": [("ReduceMean", ["0"], {"axes": [0]})],
+    "a mean over an axis from the end": [("ReduceMean", ["0"], {"axes": [-2], "keepdims": 0})],
+    "a sum over the axis of an input": [("ReduceSum", ["0", "axis"], {})],
+    "a maximum over all axes": [("ReduceMax", ["0"], {})],
+    "a softmax": [("Softmax", ["0"], {"axis": 0})],
+    "a softmax of logarithms": [("LogSoftmax", ["0"], {"axis": -2})],
+    "joined samples": [("Concat", ["0", "0"], {"axis": 0})],
+    "one sample": [("Gather", ["0", "axis"], {"axis": 0})],
+    "a mean behind a transpose": [
+        ("Transpose", ["0"], {"perm": [1, 0]}),
+        ("ReduceMean", ["1"], {"axes": [1]}),
+    ],
+    "products of all pairs": [("Transpose", ["0"], {}), ("MatMul", ["0", "1"], {})],
+    "products over samples": [("Transpose", ["0"], {}), ("MatMul", ["1", "0"], {})],
+}
+
+
+@pytest.mark.parametrize("batch", ["batch", 1, 3])
+@pytest.mark.parametrize("name", MIXING)
+def test_operators_that_mix_samples_are_refused(name: str, batch: str | int, tmp_path: Path) -> None:
+    steps = MIXING[name]
+    path = file_of(tmp_path / "model.onnx", PRODUCT, *steps, samples=(batch, 4), result=None)
+    kind = steps[-1][0]
+    problem = f"operator {kind} (/{len(steps)}/{kind}) mixes the samples of a batch; no split of it is equal"
+    assert problem in refused(path)
+
+
+@pytest.mark.parametrize("batch", ["batch", 1, 3])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [("ReduceMean", ["0"], {"axes": [-1]})],
+        [("ReduceMax", ["0"], {"axes": [1], "keepdims": 0})],
+        [("Softmax", ["0"], {}), ("Concat", ["0", "1"], {"axis": 1})],
+        [
+            ("Transpose", ["0"], {}),
+            ("ReduceSum", ["1", "axis"], {}),
+            ("Softmax", ["2"], {"axis": 0}),
+            ("Transpose", ["3"], {}),
+        ],
+        [
+            ("Unsqueeze", ["0", "axis"], {}),
+            ("ReduceSum", ["1", "axis"], {"keepdims": 0}),
+        ],
+    ],
+)
+def test_operators_along_other_axes_are_read(steps: list[Step], batch: str | int, tmp_path: Path) -> None:
+    path = file_of(tmp_path / "model.onnx", PRODUCT, *steps, samples=(batch, 4), result=None)
+    assert read_onnx(path, "operator").parameters() == 16
+
+
+def test_a_softmax_of_old_versions_has_another_axis(tmp_path: Path) -> None:
+    steps: list[Step] = [PRODUCT, ("Transpose", ["0"], {}), ("Softmax", ["1"], {})]
+    make = partial(file_of, tmp_path / "model.onnx", *steps, result=None)
+    assert "operator Softmax (/2/Softmax) mixes" in refused(make(version=12))
+    steps[1] = ("Identity", ["0"], {})
+    assert read_onnx(file_of(tmp_path / "model.onnx", *steps, version=12), "block").parameters() == 16
+
+
+@pytest.mark.parametrize("batch", ["batch", 1, 3])
+def test_a_result_with_samples_on_another_axis_is_refused(batch: str | int, tmp_path: Path) -> None:
+    make = partial(file_of, tmp_path / "model.onnx", PRODUCT, samples=(batch, 4), result=None)
+    size = 1 if batch == "batch" else batch
+    line = "result 1 of shape {} has no samples on its first axis"
+    assert line.format([4, size]) in refused(make(("Transpose", ["0"], {})))
+    assert line.format([1, size, 4]) in refused(make(("Unsqueeze", ["0", "axis"], {})))
 
 
 def model_of(path: Path, operator: str, *, axis: str | int = 4, domain: str = "") -> Path:
-    onnx = pytest.importorskip("onnx")
-    helper, floating = onnx.helper, onnx.TensorProto.FLOAT
-    weight = helper.make_tensor("weight", floating, [4, 4], [0.5] * 16)
-    nodes = [
-        helper.make_node("MatMul", ["samples", "weight"], ["product"], name="/first/MatMul"),
-        helper.make_node(operator, ["product"], ["result"], name=f"/last/{operator}", domain=domain),
-    ]
-    ends = [helper.make_tensor_value_info(name, floating, ["batch", axis]) for name in ("samples", "result")]
-    graph = helper.make_graph(nodes, "graph", ends[:1], ends[1:], [weight])
-    versions = [helper.make_opsetid(*one) for one in (("", 17), ("own", 1))]
-    onnx.save(helper.make_model(graph, opset_imports=versions), str(path))
-    return path
+    last: Step = (operator, ["0"], {"name": f"/last/{operator}", "domain": domain})
+    return file_of(path, PRODUCT, last, samples=("batch", axis), result=("batch", axis))
 
 
 def refused(path: Path) -> str:

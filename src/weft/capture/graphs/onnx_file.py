@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from weft.capture.graphs.joining import common_path, joined, unused_name
+from weft.capture.graphs.sample_axes import SampleAxes
 from weft.describe.amount import Amount
 from weft.describe.families.transformer import passes
 from weft.describe.layer import Layer, Matmul, distinct_kinds, sample_product
@@ -129,7 +130,7 @@ def read_onnx(path: Path, level: str) -> LayerGraph:
 
     Raises:
         InputError: when the package `onnx` or the file is missing, a size is unknown, or an operator has no
-            known cost.
+            known cost or mixes samples.
     """
     if find_spec("onnx") is None:
         problem = f"needs the package onnx, which is not installed: {remedy('onnx')}"
@@ -176,6 +177,11 @@ class _OnnxGraph:
         self.operators = list(self._operators())
         if any(self._shapes.get(name) is None for node in self.graph.node for name in node.output if name):
             self._evaluate(model)
+        self._axes = SampleAxes(model, self._shapes, self.inputs, self.samples)
+        for node in self.graph.node:
+            if self._axes.mixes(node):
+                problem = "mixes the samples of a batch; no split of it is equal"
+                raise self._refuse(f"operator {node.op_type} ({node.name or node.output[0]}) {problem}")
 
     def _refuse(self, problem: str) -> InputError:
         return InputError(Violation(self._where, problem))
@@ -274,6 +280,9 @@ class _OnnxGraph:
         ends = [one.name for one in self.graph.output]
         if len(ends) != 1 or ends[0] not in self._base:
             raise self._refuse(f"{len(ends)} results; needed: one, which follows from inputs and parameters")
+        shape = self.shape(ends[0])
+        if shape[:1] != (self.samples,) or self._axes.get(ends[0]):
+            raise self._refuse(f"result {ends[0]} of shape {list(shape)} has no samples on its first axis")
         needed = self._leading_to(self._maker[self._base[ends[0]]])
         operators = [self.operators[number] for number in needed]
         place = {number: index for index, number in enumerate(needed)}
