@@ -16,6 +16,7 @@ from torch import nn
 from weft.capture.graphs.captured import CapturedModel
 from weft.capture.graphs.levels import LEVELS
 from weft.capture.graphs.onnx_file import read_onnx
+from weft.capture.graphs.subject import captured_graph
 from weft.describe.amount import Shape
 from weft.describe.layer_graph import LayerGraph
 from weft.errors import InputError
@@ -35,6 +36,20 @@ class Plain(nn.Module):
         return result if isinstance(result, torch.Tensor) else result.logits
 
 
+class ListsInside(nn.Module):
+    """An encoder of four layers, and a list of lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.table = nn.Embedding(11, 8)
+        self.encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.ends = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 11))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.ends(self.encoder(self.table(tokens)))
+
+
 def drawn(module: nn.Module) -> nn.Module:
     """The module with values of which no two are equal: exporters join equal ones."""
     module = deepcopy(module)
@@ -48,9 +63,8 @@ def written(
     module: nn.Module, example: torch.Tensor | tuple[torch.Tensor, ...], path: Path, **options: object
 ) -> Path:
     inputs = example if isinstance(example, tuple) else (example,)
-    torch.onnx.export(
-        Plain(drawn(module)).eval(), inputs, str(path), dynamo=False, do_constant_folding=False, **options
-    )
+    options = {"dynamo": False, "do_constant_folding": False, **options}
+    torch.onnx.export(Plain(drawn(module)).eval(), inputs, str(path), **options)
     return path
 
 
@@ -92,6 +106,20 @@ def test_a_batch_of_several_or_of_no_size_costs_the_same_per_sample(tmp_path: Pa
     assert [4 * layer.kept(ONE) for layer in graphs[0].layers] == [4 * 64, 4 * 4 * 36, 0, 4 * 36]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_files_of_both_exporters_have_the_same_modules_and_blocks(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    module = ListsInside()
+    example = torch.zeros(2, 5, dtype=torch.long)
+    old, new = (
+        written(module, example, tmp_path / f"{dynamo}.onnx", dynamo=dynamo) for dynamo in (False, True)
+    )
+    for level in LEVELS:
+        names = [[layer.name for layer in read_onnx(path, level).layers] for path in (old, new)]
+        assert names[0] == names[1] or level == "operator"
+        assert len(names[0]) == len(names[1]) > 1
+
+
 Step = tuple[str, list[str], dict[str, object]]
 
 
@@ -130,6 +158,42 @@ def test_a_weight_behind_an_operator_is_no_kept_activation(operator: str, tmp_pa
     path = file_of(tmp_path / "model.onnx", behind, ("MatMul", ["samples", "0"], {}))
     [layer] = read_onnx(path, "block").layers
     assert layer.kept(ONE) == 4
+
+
+def renamed(path: Path, spaces: Sequence[str]) -> Path:
+    """The file with names without paths, and its modules in the way of torch's newer exporter."""
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load(str(path))
+    for place, node in enumerate(model.graph.node):
+        node.name = f"node_{place}"
+        for space in spaces[place : place + 1]:
+            node.metadata_props.add(key="namespace", value=space)
+    onnx.save(model, str(path))
+    return path
+
+
+THREE: list[Step] = [PRODUCT, ("Relu", ["0"], {}), ("MatMul", ["1", "weight"], {})]
+
+
+def test_modules_and_blocks_follow_from_namespaces(tmp_path: Path) -> None:
+    spaces = [
+        ": own.Net/0: torch.Sequential/0.0: torch.Linear/linear: aten.linear",
+        ": own.Net/0: torch.Sequential/0.1: own.Layer/0.1.body: torch.Relu/relu: aten.relu",
+        ": own.Net/layers.1: own.Layer/layers.1.end: torch.Linear/linear: aten.linear",
+    ]
+    path = renamed(file_of(tmp_path / "model.onnx", *THREE), spaces)
+    names = {level: [layer.name for layer in read_onnx(path, level).layers] for level in LEVELS}
+    assert names["block"] == ["0.0.0", "0.0.1", "layers.1"]
+    assert names["module"] == ["0.0.0", "0.0.1.body", "layers.1.end"]
+    assert len(names["operator"]) == 3
+
+
+def test_one_layer_of_operators_without_modules_names_the_other_level(tmp_path: Path) -> None:
+    path = renamed(file_of(tmp_path / "model.onnx", *THREE), [])
+    note = "names of operators tell no modules; --level operator needs none"
+    assert [note in captured_graph(str(path), level)[1] for level in LEVELS] == [True, True, False]
+    named = file_of(tmp_path / "model.onnx", *THREE)
+    assert not any(note in captured_graph(str(named), level)[1] for level in LEVELS)
 
 
 MIXING: dict[str, list[Step]] = {

@@ -261,7 +261,7 @@ class _OnnxGraph:
         if node.op_type not in known or node.domain not in ("", "ai.onnx"):
             raise self._refuse(f"operator {node.op_type} ({node.name or node.output[0]}) has no known cost")
         return _Operator(
-            name=node.name or node.output[0],
+            name=_path(node),
             kind=node.op_type,
             node=node,
             reads=tuple(sorted({self._maker[base] for base in bases})),
@@ -441,6 +441,23 @@ class _OnnxGraph:
         if one.kind in _OF_NOTHING or one.kind in _VIEWS or scaled:
             return []
         return values
+
+
+def _path(node: Any) -> str:
+    """Return the modules of an operator and its name, split by `/`; some are in its metadata."""
+    name = str(node.name or node.output[0])
+    # The newer exporter of torch writes `: Net/layers.0: Layer/linear: aten.linear`, the operator last.
+    spaces = [one.value for one in node.metadata_props if one.key == "namespace"]
+    if "/" in name or not spaces:
+        return name
+    parts, outer = list[str](), ""
+    for space in spaces[0].split("/")[:-1]:
+        module = space.partition(": ")[0]
+        part = module.removeprefix(f"{outer}.")
+        # An element of a `Sequential` has the name of that in its own, as in names of the older exporter.
+        parts.append(f"{parts[-1]}.{part}" if part.isdigit() and outer else part)
+        outer = module
+    return "/".join([*parts, name])
 
 
 def _key(one: _Operator, level: str) -> str:

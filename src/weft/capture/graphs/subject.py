@@ -27,7 +27,8 @@ def captured_graph(source: str, level: str) -> tuple[LayerGraph, str]:
     """
     require_choice("--level", level, LEVELS)
     if source.endswith(".onnx"):
-        return read_onnx(Path(source), level), "the table of ONNX operators"
+        graph = read_onnx(Path(source), level)
+        return graph, f"the table of ONNX operators{_one_layer(graph, level)}"
     if not is_importable(source):
         raise InputError(
             Violation(
@@ -55,3 +56,10 @@ def captured_graph(source: str, level: str) -> tuple[LayerGraph, str]:
         problem = f"{source!r} returned {type(made).__name__}; needed: a module and an example of its inputs"
         raise InputError(Violation("capture", problem))
     return replace(CapturedModel(*made, level=level).layer_graph(), name=source), "torch.export"
+
+
+def _one_layer(graph: LayerGraph, level: str) -> str:
+    """Return a note if all operators of an ONNX file are one layer, whose name is then its kind."""
+    if level == "operator" or [one.name for one in graph.layers] != [graph.layers[0].kind]:
+        return ""
+    return " (names of operators tell no modules; --level operator needs none)"
