@@ -287,7 +287,22 @@ def test_operators_without_cost_and_axes_without_size_are_refused(tmp_path: Path
     )
     (tmp_path / "text.onnx").write_text("no file of this kind")
     assert "no ONNX file: DecodeError" in refused(tmp_path / "text.onnx")
-    assert "no ONNX file: FileNotFoundError" in refused(tmp_path / "absent.onnx")
+    assert refused(tmp_path / "absent.onnx").endswith("absent.onnx: does not exist")
+    (tmp_path / "folder.onnx").mkdir()
+    assert refused(tmp_path / "folder.onnx").endswith("folder.onnx: is a folder")
+
+
+def test_an_operator_of_a_domain_without_a_version_is_refused_by_name(tmp_path: Path) -> None:
+    path = model_of(tmp_path / "model.onnx", "Foo", domain="unversioned")
+    assert refused(path).endswith("operator Foo (/last/Foo) has no known cost")
+
+
+def test_an_operator_on_impossible_shapes_is_named_with_them(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "model.onnx", ("Relu", ["samples"], {}), PRODUCT, samples=("batch", 5))
+    problem = "operator MatMul (/1/MatMul) of samples [1, 5] and weight [4, 4] cannot be computed: "
+    assert problem in refused(path)
+    path = file_of(tmp_path / "model.onnx", PRODUCT, ("MatMul", ["absent", "0"], {}), result=None)
+    assert "MatMul (/1/MatMul) of absent of unknown shape and 0 [1, 4] cannot be computed" in refused(path)
 
 
 def test_without_the_package_its_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -145,8 +147,13 @@ class _OnnxGraph:
         import onnx
 
         self._where, self._onnx = str(path), onnx
+        if not path.is_file():
+            raise self._refuse("is a folder" if path.is_dir() else "does not exist")
         try:
             model = onnx.load(str(path))
+            # Inference would refuse the file for a domain without a version, and name no operator.
+            unknown = {one.domain for one in model.graph.node} - {one.domain for one in model.opset_import}
+            model.opset_import.extend(onnx.helper.make_opsetid(one, 1) for one in unknown - {"", "ai.onnx"})
             self.inputs = self._sized_inputs(model.graph)
             inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
         except InputError:
@@ -180,8 +187,7 @@ class _OnnxGraph:
         self._axes = SampleAxes(model, self._shapes, self.inputs, self.samples)
         for node in self.graph.node:
             if self._axes.mixes(node):
-                problem = "mixes the samples of a batch; no split of it is equal"
-                raise self._refuse(f"operator {node.op_type} ({node.name or node.output[0]}) {problem}")
+                raise self._refuse(f"{_named(node)} mixes the samples of a batch; no split of it is equal")
 
     def _refuse(self, problem: str) -> InputError:
         return InputError(Violation(self._where, problem))
@@ -206,24 +212,46 @@ class _OnnxGraph:
 
     def _evaluate(self, model: Any) -> None:
         """Add the shapes and kinds that inference does not find, from a run of the file on zeros."""
+        nodes = self.graph.node
+        if not self._failure(model, len(nodes)):
+            return
+        fails = partial(self._failure, model)
+        count = 1 + bisect_left(range(1, len(nodes)), True, key=lambda count: bool(fails(count)))
+        line = fails(count)
+        fails(count - 1)  # It notes the shapes of all values in front.
+        node = nodes[count - 1]
+        shapes = {name: self._shapes.get(name) for name in node.input if name}
+        given = " and ".join(
+            f"{name} {'of unknown shape' if shape is None else list(shape)}" for name, shape in shapes.items()
+        )
+        raise self._refuse(f"{_named(node)} of {given} cannot be computed: {line}")
+
+    def _failure(self, model: Any, count: int) -> str:
+        """Run the first operators, and return the first line of the error if they cannot be computed."""
+        try:
+            self._run(model, count)
+        except Exception as error:
+            lines = str(error.__cause__ or error).splitlines()
+            return lines[0] if lines else type(error).__name__
+        return ""
+
+    def _run(self, model: Any, count: int) -> None:
+        """Add the shapes and kinds of the results of the first operators, from a run of them on zeros."""
         from onnx.reference import ReferenceEvaluator
 
         helper = self._onnx.helper
-        known = {one.name for one in model.graph.output}
-        names = [name for node in model.graph.node for name in node.output if name and name not in known]
+        del model.graph.node[:], model.graph.output[:]
+        model.graph.node.extend(self.graph.node[:count])
+        names = [name for node in model.graph.node for name in node.output if name]
         model.graph.output.extend(self._onnx.ValueInfoProto(name=name) for name in names)
         zeros = {
             name: np.zeros(self.shape(name), helper.tensor_dtype_to_np_dtype(self._kinds[name]))
             for name in self.inputs
         }
-        try:
-            results = ReferenceEvaluator(model).run(None, zeros)
-        except Exception as error:
-            raise self._refuse(f"sizes are unknown, and cannot be computed: {error}") from None
-        for one, value in zip(model.graph.output, results, strict=True):
+        for name, value in zip(names, ReferenceEvaluator(model).run(None, zeros), strict=True):
             if isinstance(value, np.ndarray | np.generic):
-                self._shapes[one.name] = value.shape
-                self._kinds[one.name] = helper.np_dtype_to_tensor_dtype(value.dtype)
+                self._shapes[name] = value.shape
+                self._kinds[name] = helper.np_dtype_to_tensor_dtype(value.dtype)
 
     @staticmethod
     def _shape_of(value: Any) -> tuple[int, ...] | None:
@@ -259,7 +287,7 @@ class _OnnxGraph:
     ) -> _Operator:
         known = (*_VIEWS, *_PRODUCTS, *_RECURRENT, *_OF_RESULT, *_OF_NOTHING, *_OF_INPUTS)
         if node.op_type not in known or node.domain not in ("", "ai.onnx"):
-            raise self._refuse(f"operator {node.op_type} ({node.name or node.output[0]}) has no known cost")
+            raise self._refuse(f"{_named(node)} has no known cost")
         return _Operator(
             name=_path(node),
             kind=node.op_type,
@@ -441,6 +469,10 @@ class _OnnxGraph:
         if one.kind in _OF_NOTHING or one.kind in _VIEWS or scaled:
             return []
         return values
+
+
+def _named(node: Any) -> str:
+    return f"operator {node.op_type} ({node.name or node.output[0]})"
 
 
 def _path(node: Any) -> str:

@@ -128,7 +128,7 @@ class SampleAxes:
             return 0 if options.get("layout") else 2 - (output > 0)
         if kind == "Gather":
             data, chosen = (len(self._shapes.get(one) or ()) for one in node.input)
-            along = options.get("axis", 0) % max(data, 1)
+            along = int(options.get("axis", 0)) % max(data, 1)
             return along + axis if place else axis + (chosen - 1) * (axis > along)
         if kind == "Gemm" and place < 2:
             return place
