@@ -248,6 +248,24 @@ def test_operators_along_other_axes_are_read(steps: list[Step], batch: str | int
     assert read_onnx(path, "operator").parameters() == 16
 
 
+def test_flags_of_values_cost_memory_traffic_alone(tmp_path: Path) -> None:
+    """torch's newer exporter writes attention so: rows that mask every position become zeros."""
+    softmax: list[Step] = [PRODUCT, ("Softmax", ["0"], {})]
+    guarded: list[Step] = [
+        ("IsNaN", ["1"], {}),
+        ("Not", ["2"], {}),
+        ("Sub", ["1", "1"], {}),
+        ("Where", ["3", "1", "4"], {}),
+    ]
+    plain, whole = (
+        read_onnx(file_of(tmp_path / "model.onnx", *softmax, *more, result=None), "operator").layers
+        for more in ([], guarded)
+    )
+    assert len(whole) == len(plain) + len(guarded)
+    assert sum(one.flops(ONE) for one in whole) == sum(one.flops(ONE) for one in plain)
+    assert sum(one.kept(ONE) for one in whole) == sum(one.kept(ONE) for one in plain)
+
+
 def test_a_softmax_of_old_versions_has_another_axis(tmp_path: Path) -> None:
     steps: list[Step] = [PRODUCT, ("Transpose", ["0"], {}), ("Softmax", ["1"], {})]
     make = partial(file_of, tmp_path / "model.onnx", *steps, result=None)

@@ -75,6 +75,23 @@ _OF_NOTHING = [
     "Tile",
     "Mean",
     "Where",
+    # Flags and steps have no gradients.
+    "And",
+    "Ceil",
+    "Equal",
+    "Floor",
+    "Greater",
+    "GreaterOrEqual",
+    "IsInf",
+    "IsNaN",
+    "Less",
+    "LessOrEqual",
+    "Not",
+    "Or",
+    "Round",
+    "Sign",
+    "Trilu",
+    "Xor",
 ]
 _OF_INPUTS = [
     "Mul",
