@@ -19,6 +19,9 @@ from weft.training.tasks.text import CausalLanguageModelling
 class Waits(CausalLanguageModelling):
     """Training samples of rank 0 from number $WAIT_FROM on wait until the file $GO_ON exists."""
 
+    # It acts by rank, so every rank reads.
+    mapped = True
+
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         self._left = int(os.environ["WAIT_FROM"])

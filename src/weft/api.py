@@ -12,8 +12,9 @@ from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.prediction import Prediction
 from weft.describe.run_file import load_run, run_of_keywords
-from weft.describe.units import format_seconds
-from weft.destinations import require_folder
+from weft.describe.units import format_seconds, shown
+from weft.destinations import require_file, require_folder
+from weft.errors import InputError, Violation
 from weft.moves.layout import flops_per_layer
 from weft.moves.layout_of_plan import layout_of
 from weft.planning.planned import PlannedJob, plan_run
@@ -65,8 +66,13 @@ class Planned:
         return self.job.predicted.simulation.timeline
 
     def save(self, path: str | Path) -> Path:
-        """Write the plan file and return its path."""
-        path = Path(path)
+        """Write the plan file and return its path.
+
+        Raises:
+            weft.errors.InputError: when no file can be written there.
+        """
+        path = _path(path, "path")
+        require_file(path)
         path.write_text(self.job.file.to_json())
         return path
 
@@ -122,8 +128,9 @@ def plan(
     Raises:
         weft.errors.InputError: when the input is invalid or no plan fits.
     """
+    _require_words(source, model=model)
     run = (
-        load_run(Path(source))
+        load_run(_path(source, "source"))
         if source is not None
         else run_of_keywords(
             model=model, on=on, global_batch=global_batch, sequence=sequence, precision=precision, pins=pins
@@ -145,9 +152,10 @@ def simulate(source: Planned | str | Path, *, model: str | None = None, on: str 
     Raises:
         weft.errors.InputError: when `source` is invalid, a named file does not exist, or no plan fits.
     """
+    _require_words(source, model=model, on=on)
     if isinstance(source, Planned):
         return source.simulate()
-    return Planned(job_in(Path(source), model=model, on=on)).simulate()
+    return Planned(job_in(_path(source, "source"), model=model, on=on)).simulate()
 
 
 def train(
@@ -180,14 +188,15 @@ def train(
         weft.errors.RunError: when the run failed.
     """
     require_torch()
+    _require_words(source, model=model, on=on, data=data)
     planned, path = job_to_train(
-        source.job if isinstance(source, Planned) else source_at(source),
+        source.job if isinstance(source, Planned) else _source(source, "source"),
         model=model,
         on=on,
         data=data,
         steps=steps,
-        directory=None if directory is None else Path(directory),
-        resume=None if resume is None else source_at(resume),
+        directory=None if directory is None else _path(directory, "directory"),
+        resume=None if resume is None else _source(resume, "resume"),
     )
     return train_in(planned, path, on_poll)
 
@@ -225,7 +234,7 @@ def evaluate(directory: str | Path, *, report: ProgressReport = unwatched) -> Ma
         RunError: when a rank failed.
     """
     require_torch()
-    run_directory = RunDirectory(Path(directory))
+    run_directory = RunDirectory(_path(directory, "directory"))
     run_directory.require()
     require_folder(run_directory.path)
     return evaluate_run(reopen(run_directory.path), run_directory, report)
@@ -245,3 +254,26 @@ def finished(path: str | Path) -> Run:
         finish(planned, directory)
         write_run_report(directory, planned)
     return Run(directory.path, directory.summary())
+
+
+def _path(value: str | Path, name: str) -> Path:
+    if not isinstance(value, str | Path):
+        raise InputError(Violation(name, f"{shown(value)}: must be a path, or the result of weft.plan"))
+    return Path(value)
+
+
+def _source(value: str | Path, name: str) -> Path:
+    """Return the local path of a path or a URL."""
+    _path(value, name)
+    return source_at(value)
+
+
+def _require_words(source: object, **words: str | None) -> None:
+    """Refuse arguments that are no text, and another subject for a job that is planned."""
+    for name, word in words.items():
+        if word is None:
+            continue
+        if not isinstance(word, str):
+            raise InputError(Violation(name, f"{shown(word)}: must be text"))
+        if isinstance(source, Planned) and name in ("model", "on"):
+            raise InputError(Violation(name, "a planned job has its own; plan again", "weft.plan"))

@@ -102,6 +102,8 @@ def test_without_devices_the_cores_are_described(tmp_path: Path, monkeypatch: py
         (["--cluster", "--device", "a100-80"], "--device: 'a100-80' is not in the catalogue"),
         (["--cluster", "--nodes", "nodes", "--ports", "topology"], "topology: no ports"),
         (["--cluster", "--nodes", "ports"], "ports: no list of nodes"),
+        (["--cluster", "--topology", "topology"], "--topology: this machine has no NVIDIA device"),
+        (["--cluster", "--device", "h100-80gb"], "--device: this machine has no NVIDIA device"),
     ],
 )
 def test_bad_input_is_refused_with_one_line(
@@ -112,6 +114,7 @@ def test_bad_input_is_refused_with_one_line(
     line: str,
 ) -> None:
     monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", str(folder))
     assert run(["init", "mine.toml", *words]) == 2
     err = capsys.readouterr().err
     assert line in err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -71,6 +72,7 @@ def test_the_state_of_nodes_is_unknown_to_a_configuration_file_only() -> None:
         ("NodeName=n1 Gres=gpu:a100:8 CPUs=64 State=UNKNOWN", ""),
         ("NodeName=DEFAULT State=UNKNOWN\nNodeName=n1 Gres=gpu:a100:8", ""),
         ("NodeName=n1 Gres=gpu:a100:8 State=DOWN", "DOWN"),
+        ("NodeName=n1 Gres=gpu:a100:8 State=MAINT", "MAINT"),
         ("NodeName=n1 Arch=x86_64\n   Gres=gpu:a100:8\n   State=UNKNOWN", "UNKNOWN"),
     ):
         [node] = read_nodes(text, "x")
@@ -86,6 +88,19 @@ def test_a_host_list_counts_with_its_leading_zeros(first: int, more: int, width:
         f"n{number:0{len(numbers[0])}}-ib" for number in range(first, first + more + 1)
     ]
     assert names[-4:] == ["r1c3", "r1c4", "r2c3", "r2c4"]
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        ("a-[3-1]", "a range has 1 to"),
+        ("a-[1-100000000]", "a range has 1 to"),
+        ("a-[1-2", "a bracket is not closed"),
+    ],
+)
+def test_a_host_list_without_names_is_refused_with_its_text(names: str, problem: str) -> None:
+    with pytest.raises(InputError, match=rf"NodeName={re.escape(names)}: {problem}"):
+        read_nodes(f"NodeName={names} Gres=gpu:h100:8", "slurm.conf")
 
 
 def test_json_of_scontrol_and_of_sinfo() -> None:

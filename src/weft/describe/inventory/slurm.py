@@ -14,16 +14,17 @@ from pydantic import BeforeValidator
 from weft.describe.inventory.device_names import is_slice
 from weft.describe.inventory.listed_node import ListedNode
 from weft.describe.inventory.tool_record import ToolRecord
+from weft.errors import InputError, Violation
 
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z_]+)=(\S*)")
 # gpu:a100:4(S:0-1), gpu:4; and gres/gpu:a100=4, gres/gpu=4 of CfgTRES.
 _GRES = re.compile(r"(?:^|,)gpu(?::([^,:()]+))?:(\d+)")
 _TRES = re.compile(r"(?:^|,)gres/gpu(?::([^,=]+))?=(\d+)")
-_UNUSABLE = ("DOWN", "DRAIN", "FAIL", "ERROR", "NOT_RESPONDING", "UNKNOWN")
+_UNUSABLE = ("DOWN", "DRAIN", "FAIL", "ERROR", "NOT_RESPONDING", "UNKNOWN", "MAINT")
 # Only `scontrol show nodes` has these.
 _SHOWN = {"arch", "cfgtres", "nodehostname", "alloctres", "slurmdstarttime"}
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
-_MOST_NODES = 10**6
+_MOST_NODES = 10**5
 
 
 def _words(value: Any) -> Any:
@@ -118,7 +119,13 @@ def slurm_text(text: str) -> Iterator[ListedNode]:
 
 
 def expanded(names: str) -> Iterator[str]:
-    """Yield the names of a host list such as ``gpu[01-03,7],login``, at most a million."""
+    """Yield the names of a host list such as ``gpu[01-03,7],login``.
+
+    Raises:
+        InputError: for an open bracket, and for a range that is empty or too long.
+    """
+    if names.count("[") != names.count("]"):
+        raise InputError(Violation(f"NodeName={names}", "a bracket is not closed"))
     for item in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", names):
         before, bracket, rest = item.partition("[")
         inside, _, after = rest.partition("]")
@@ -126,7 +133,10 @@ def expanded(names: str) -> Iterator[str]:
             yield item
             continue
         for first, last in _RANGE.findall(inside):
-            numbers = range(int(first), int(last or first) + 1)[:_MOST_NODES]
+            numbers = range(int(first), int(last or first) + 1)
+            if not 0 < len(numbers) <= _MOST_NODES:
+                problem = f"a range has 1 to {_MOST_NODES} nodes, lowest number first"
+                raise InputError(Violation(f"NodeName={item}", problem))
             for number in numbers:
                 for end in expanded(after) if after else ("",):
                     yield f"{before}{number:0{len(first)}}{end}"

@@ -167,7 +167,10 @@ class TaskTable(TomlTable):
 class TrainTable(TomlTable):
     """`[train]`: the size and length of the training."""
 
-    global_batch: Count | None = Field(default=None, description="samples per optimizer step")
+    # A search takes as long as there are micro-batches: here a minute.
+    global_batch: Annotated[int, Field(ge=1, le=10**7)] | None = Field(
+        default=None, description="samples per optimizer step"
+    )
     steps: Count = 200
     precision: Literal["fp64", "fp32", "bf16", "fp16", "any"] | None = Field(
         default=None, description="any: the planner chooses between bf16 and fp32"

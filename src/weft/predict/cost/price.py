@@ -32,6 +32,8 @@ from weft.program.kinds import KINDS
 from weft.program.program import Program
 
 TICK_S = 1e-9
+# In one step: the simulator unrolls up to 16, in 63 bits.
+_MOST_TICKS = 2**58
 # A measurement on a busy machine may spread by its whole value; a step still takes some time.
 LEAST_SCALE = 0.1
 _NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
@@ -159,4 +161,14 @@ def _codes(program: Program) -> list[int]:
 
 
 def _ticks(seconds: Floats) -> Ints:
-    return np.rint(seconds / TICK_S).astype(np.int64)
+    """Return whole ticks.
+
+    Raises:
+        InputError: if a step may last longer than the simulator can count.
+    """
+    ticks = np.rint(seconds / TICK_S)
+    if ticks.sum() > _MOST_TICKS:
+        raise InputError(
+            Violation("plan", "a step takes years: the computations of its ranks add up to nine")
+        )
+    return ticks.astype(np.int64)
