@@ -136,7 +136,7 @@ class ClusterDraft:
 
     def to_toml(self) -> str:
         """Return the text of the file: keys for what is known, comments for what is assumed."""
-        head = [f"# The cluster as {', '.join(self.sources)} describe it; see `weft schema cluster`."]
+        head = [f"# The cluster from {', '.join(self.sources)}; see `weft schema cluster`."]
         head += [f"# Left out: {line}" for line in self.left_out]
         tables = ["\n".join([*head, _line("name", self.name)])]
         tables += ["\n".join(_node_lines(group)) for group in self.groups]
