@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -257,7 +258,7 @@ def finished(path: str | Path) -> Run:
 
 
 def _path(value: str | Path, name: str) -> Path:
-    if not isinstance(value, str | Path):
+    if not isinstance(value, str | os.PathLike):
         raise InputError(Violation(name, f"{shown(value)}: must be a path, or the result of weft.plan"))
     return Path(value)
 

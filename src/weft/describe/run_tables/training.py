@@ -167,7 +167,7 @@ class TaskTable(TomlTable):
 class TrainTable(TomlTable):
     """`[train]`: the size and length of the training."""
 
-    # A search takes as long as there are micro-batches: here a minute.
+    # The work of a search grows with the micro-batches: ten million take a minute.
     global_batch: Annotated[int, Field(ge=1, le=10**7)] | None = Field(
         default=None, description="samples per optimizer step"
     )
