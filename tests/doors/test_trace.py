@@ -235,6 +235,11 @@ def test_a_union_covers_what_its_intervals_cover(pairs: list[tuple[int, int]]) -
             "t: no event of the trace took any time (nearest valid: a trace with ph X events)",
         ),
         (b'[{"ph": "M"}]', "t: no event of the trace took any time"),
+        (
+            b'[{"ph": "X", "name": "gemm", "ts": 1e300, "dur": 2}]',
+            "t: event 'gemm' at 1e+300 us lasts 2 us",
+        ),
+        (b'[{"ph": "X", "name": "gemm", "ts": 1, "dur": NaN}]', "t: event 'gemm' at 1 us lasts nan us"),
     ],
 )
 def test_a_broken_trace_is_refused(data: bytes, line: str) -> None:

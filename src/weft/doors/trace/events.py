@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.describe.units import shown
 from weft.doors.trace.classes import OTHER, class_of
 from weft.errors import InputError, Violation
 from weft.program.arrays import Floats, Ints
@@ -25,6 +26,8 @@ _HOST = frozenset(
 )
 _NEVER = frozenset({"gpu_user_annotation", "overhead", "Trace", "ac2g", "fwdbwd", "cpu_instant_event"})
 _STEP = re.compile(r"ProfilerStep#(\d+)")
+# Three thousand years.
+_MOST_US = 1e17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +113,7 @@ def read_trace(data: bytes, name: str) -> Trace:
     record = record if isinstance(record, Mapping) else {}
     if not isinstance(events, list):
         raise InputError(Violation(name, "traceEvents: a list of events is needed"))
-    spans = [event for event in events if _took_time(event)]
+    spans = spans_of(events, name)
     steps = tuple(sorted(_steps(spans)))
     worked = [event for event in spans if event.get("cat") in _DEVICE]
     on_device = bool(worked)
@@ -123,8 +126,24 @@ def read_trace(data: bytes, name: str) -> Trace:
     return _columns(worked, host if on_device else [], steps, on_device, record, events)
 
 
-def _took_time(event: object) -> bool:
-    if not isinstance(event, dict) or event.get("ph") != "X" or not isinstance(event.get("name"), str):
+def spans_of(events: Iterable[object], name: str) -> list[dict[str, Any]]:
+    """Return the events with a duration.
+
+    Raises:
+        InputError: for a time that no clock tells, such as infinity.
+    """
+    spans = [event for event in events if isinstance(event, dict) and _took_time(event)]
+    for event in spans:
+        # A negative duration is a clock that was set back.
+        if not (abs(event["ts"]) < _MOST_US and abs(event["dur"]) < _MOST_US):
+            kind, start, length = (shown(event[key]) for key in ("name", "ts", "dur"))
+            problem = f"event {kind} at {start} us lasts {length} us"
+            raise InputError(Violation(name, problem))
+    return spans
+
+
+def _took_time(event: Mapping[str, Any]) -> bool:
+    if event.get("ph") != "X" or not isinstance(event.get("name"), str):
         return False
     numbers = (event.get("ts"), event.get("dur"))
     return all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers)

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from weft.doors.trace.events import is_trace, read_bytes
+from weft.doors.trace.events import is_trace, read_bytes, spans_of
 from weft.doors.trace.job.operations import INTEGERS, NEEDED, TYPES, Operations, operations_of
 from weft.errors import InputError, Violation
 
@@ -90,12 +90,7 @@ def _events(data: bytes, name: str) -> tuple[list[dict[str, Any]], Mapping[str, 
         raise InputError(Violation(name, f"not a JSON file: {error}")) from None
     events = record.get("traceEvents") if isinstance(record, Mapping) else record
     info = record.get("distributedInfo") if isinstance(record, Mapping) else None
-    spans = [
-        event
-        for event in (events if isinstance(events, list) else ())
-        if isinstance(event, dict) and event.get("ph") == "X" and isinstance(event.get("name"), str)
-        if all(isinstance(event.get(one), int | float) for one in ("ts", "dur"))
-    ]
+    spans = spans_of(events if isinstance(events, list) else (), name)
     return spans, info if isinstance(info, Mapping) else {}
 
 
