@@ -32,6 +32,7 @@ from weft.methods.clan.report import REPORT
 from weft.methods.sharding.kinds import REDUCE
 from weft.moves.composition import Composition
 from weft.planning.compile import compile_evaluation, compile_folded
+from weft.planning.job_rules import refused_by_methods
 from weft.planning.planned import plan_run
 from weft.planning.sync_comparison import sync_figures
 from weft.predict.cost.memory import own_parameters, with_slack
@@ -355,6 +356,22 @@ def test_a_run_file_with_a_wrong_key_is_refused_in_one_line(key: str, value: obj
     with pytest.raises(InputError, match=rf"sync: {key}: ") as refused:
         parse_run(parse_toml(RUN + f"{key} = {value}\n", "run.toml"))
     assert len(refused.value.violations) == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "unread"),
+    [
+        ("ratio = 10", ["ratio"]),
+        ("value_bits = 16\nbits = 4", ["value_bits"]),
+        ('codec = "top-k"\nratio = 10\nbits = 4', ["bits"]),
+        ('ratio = 10\npiece_codecs = "0.1 top-k"', []),
+        ("ratio = 10\nchange_codec_every = 50", []),
+    ],
+)
+def test_a_key_that_no_codec_reads_is_refused_before_the_start(keys: str, unread: list[str]) -> None:
+    planned = plan_run(parse_run(parse_toml(f"{RUN}{keys}\n", "run.toml")))
+    found = [one.where for one in refused_by_methods(planned) if "does not read it" in one.problem]
+    assert found == [f"sync.{key}" for key in unread]
 
 
 RUN = (

@@ -34,6 +34,13 @@ class PiecePlace(NamedTuple):
         return f"stage {self.stage}, piece {self.part}"
 
 
+_DITHERINGS, _CHOICES = frozenset({"linear-dithering", "natural-dithering"}), frozenset({"top-k", "random-k"})
+# By key, the codecs that read it; all read the others.
+_READERS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {"bits": _DITHERINGS, "ratio": _CHOICES, "value_bits": _CHOICES}
+)
+
+
 class ClanOptions(TomlTable):
     """The further keys of `[sync]` under `method = "clan"`."""
 
@@ -120,6 +127,13 @@ class ClanOptions(TomlTable):
     def codecs(self) -> frozenset[Codec]:
         """All codecs in use."""
         return frozenset((self.codec, *self.codec_of_piece.values()))
+
+    @property
+    def unread(self) -> list[str]:
+        """The keys with another value than the default that no codec in use reads."""
+        fields = type(self).model_fields
+        given = [key for key in _READERS if getattr(self, key) != fields[key].default]
+        return [key for key in given if not self.codecs & _READERS[key]]
 
     @property
     def keeps_errors(self) -> bool:

@@ -8,6 +8,7 @@ from weft.describe.contract import Contract
 from weft.describe.job import Job
 from weft.describe.layout import Layout
 from weft.describe.plan import SCALED, SERVERS
+from weft.describe.synchronisation import options_in
 from weft.errors import Violation
 from weft.methods.clan.options import NAME, ClanOptions
 from weft.moves.composition import Composition
@@ -52,6 +53,15 @@ def _of_run(planned: PlannedJob) -> Iterator[Violation]:
         yield Violation("run.transport", reason, "host")
 
 
+def _needless(planned: PlannedJob) -> Iterator[Violation]:
+    """Yield the keys that nothing reads; a codec that follows later may read them."""
+    options = options_in(planned.plan, NAME, ClanOptions)
+    if options is not None and not options.change_codec_every:
+        for key in options.unread:
+            words = ", ".join(sorted(options.codecs))
+            yield Violation(f"sync.{key}", f"codec {words} does not read it; leave it out")
+
+
 _CHOICE = SyncChoice(method=NAME, table=ClanOptions, refuse=_refuse)
 
 RULES = (
@@ -63,6 +73,7 @@ RULES = (
         method=NAME, other="servers with the transport 'device'", reason=THROUGH_HOSTS, refuse=_of_layout
     ),
     JobRule(refuse=_of_run),
+    JobRule(refuse=_needless),
 )
 MOVES = (
     _CHOICE.move(
