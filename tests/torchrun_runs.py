@@ -91,7 +91,7 @@ def worker(
             process.kill()
 
 
-def ending(process: subprocess.Popen[str]) -> tuple[int, str]:
+def ending(process: subprocess.Popen[str], within_s: float = 180) -> tuple[int, str]:
     """Exit code and what it printed."""
-    _, errors = process.communicate(timeout=180)
+    _, errors = process.communicate(timeout=within_s)
     return process.returncode, errors
