@@ -34,13 +34,6 @@ class PiecePlace(NamedTuple):
         return f"stage {self.stage}, piece {self.part}"
 
 
-_DITHERINGS, _CHOICES = frozenset({"linear-dithering", "natural-dithering"}), frozenset({"top-k", "random-k"})
-# By key, the codecs that read it; all read the others.
-_READERS: Mapping[str, frozenset[str]] = MappingProxyType(
-    {"bits": _DITHERINGS, "ratio": _CHOICES, "value_bits": _CHOICES}
-)
-
-
 class ClanOptions(TomlTable):
     """The further keys of `[sync]` under `method = "clan"`."""
 
@@ -104,7 +97,7 @@ class ClanOptions(TomlTable):
 
     @model_validator(mode="after")
     def _sends_something(self) -> ClanOptions:
-        if self.codecs & {"top-k", "random-k"} and self.ratio > self.block:
+        if "ratio" in self._read and self.ratio > self.block:
             problem = f"of a block of {self.block} gradients, a ratio of {self.ratio:g} sends less than one"
             raise InputError(Violation("ratio", problem, str(float(self.block))))
         return self
@@ -132,8 +125,14 @@ class ClanOptions(TomlTable):
     def unread(self) -> list[str]:
         """The keys with another value than the default that no codec in use reads."""
         fields = type(self).model_fields
-        given = [key for key in _READERS if getattr(self, key) != fields[key].default]
-        return [key for key in given if not self.codecs & _READERS[key]]
+        some_codec_reads = dict.fromkeys(key for traits in CODECS.values() for key in traits.reads)
+        given = [key for key in some_codec_reads if getattr(self, key) != fields[key].default]
+        return [key for key in given if key not in self._read]
+
+    @property
+    def _read(self) -> frozenset[str]:
+        """The keys that the codecs in use read, of those that not all codecs read."""
+        return frozenset(key for codec in self.codecs for key in CODECS[codec].reads)
 
     @property
     def keeps_errors(self) -> bool:
@@ -200,11 +199,13 @@ class CodecTraits:
         block_bytes: returns the bytes of a block.
         biased: decoded numbers differ from the encoded ones in the mean, too.
         times: those of 4 and 8 bits, where a codec has bits.
+        reads: the keys of `ClanOptions` that not all codecs read.
     """
 
     block_bytes: Callable[[ClanOptions], int]
     biased: bool
     times: PieceTimes
+    reads: tuple[str, ...] = ()
 
 
 def _parsed(given: str) -> dict[PiecePlace, Codec]:
@@ -249,17 +250,25 @@ CODECS: Mapping[Codec, CodecTraits] = MappingProxyType(
             block_bytes=lambda options: options.kept * (INDEX_BYTES + options.value_bits // 8),
             biased=True,
             times=PieceTimes(3.5, 8.8, 6.5),
+            reads=("ratio", "value_bits"),
         ),
         "random-k": CodecTraits(
             block_bytes=lambda options: options.kept * options.value_bits // 8,
             biased=True,
             times=PieceTimes(5.1, 14.0, 11.0),
+            reads=("ratio", "value_bits"),
         ),
         "linear-dithering": CodecTraits(
-            block_bytes=_codes_and_scale, biased=False, times=PieceTimes(1.4, 3.2, 2.9)
+            block_bytes=_codes_and_scale,
+            biased=False,
+            times=PieceTimes(1.4, 3.2, 2.9),
+            reads=("bits",),
         ),
         "natural-dithering": CodecTraits(
-            block_bytes=_codes_and_scale, biased=False, times=PieceTimes(5.6, 19.0, 6.3)
+            block_bytes=_codes_and_scale,
+            biased=False,
+            times=PieceTimes(5.6, 19.0, 6.3),
+            reads=("bits",),
         ),
         "fp16": CodecTraits(
             block_bytes=lambda options: 2 * options.block, biased=True, times=PieceTimes(1.5, 4.0, 8.6)
