@@ -39,7 +39,12 @@ Connections = dict[tuple[int, str], socket.socket]
 
 
 def connect(
-    peers: Collection[int], names: Sequence[str], timeout_s: float, group: dist.ProcessGroup | None = None
+    peers: Collection[int],
+    names: Sequence[str],
+    timeout_s: float,
+    group: dist.ProcessGroup | None = None,
+    *,
+    endless: bool = False,
 ) -> Connections:
     """Connect to `peers`, once for each of `names`; every rank of the job's process group calls this.
 
@@ -48,6 +53,7 @@ def connect(
         names: the same names, in the same order, on all ranks.
         timeout_s: seconds to wait for the others, and later for any byte of a message.
         group: all ranks of the job, over gloo; None takes the default group.
+        endless: bytes of a message may take any time.
 
     Raises:
         InputError: when the ranks have no addresses at which they can reach each other.
@@ -79,7 +85,7 @@ def connect(
             _hang_up(found)
             raise
     for line in found.values():
-        _make_ready(line, timeout_s)
+        _make_ready(line, 0.0 if endless else timeout_s)
     return found
 
 
@@ -215,6 +221,7 @@ def send_now(line: socket.socket, content: memoryview) -> int:
 
 
 def _make_ready(line: socket.socket, timeout_s: float) -> None:
+    """Set the options of a connection; a timeout of 0 is none."""
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEP_ALIVE.items():

@@ -30,7 +30,6 @@ from weft.training.data.reader import Read
 
 # Step, global micro-batch number and bytes of the content that follows; 0 bytes: the reading rank has failed.
 _HEAD = struct.Struct("!qqQ")
-_NO_LIMIT = struct.pack("ll", 0, 0)
 
 
 @dataclass(frozen=True)
@@ -80,12 +79,9 @@ class NodeReads:
 
     def __post_init__(self) -> None:
         self._arrived: dict[tuple[int, int], Samples] = {}
-        takers = {rank for ranks in self.needs.takers.values() for rank in ranks}
-        # A thread each: a rank that is slow to take delays no other.
+        # A thread each: a rank that is slow to take delays no other. A pool without work has none.
         self._senders = {
-            rank: ThreadPoolExecutor(1, thread_name_prefix="weft-samples")
-            for rank in self.lines
-            if rank in takers
+            rank: ThreadPoolExecutor(1, thread_name_prefix="weft-samples") for rank in self.lines
         }
 
     def __enter__(self) -> Self:
@@ -107,13 +103,14 @@ class NodeReads:
                 return self.read(step, number)
             given = self._taken(self.lines[giver], step, number)
             return self._own(step, number) if given is None else given
+        takers = [rank for rank in self.needs.takers[number] if rank in self._senders]
         content = b""
         try:
             samples = self._own(step, number)
-            if self._senders and self.needs.takers[number]:
-                content = packed(samples)
+            content = packed(samples) if takers else b""
         finally:
-            self._give(step, number, content)
+            for rank in takers:
+                self._give(rank, step, number, content)
         return samples
 
     def _own(self, step: int, number: int) -> Samples:
@@ -121,11 +118,10 @@ class NodeReads:
         self.read_bytes += sum(one.nbytes for one in (*inputs_of(samples[0]), samples[1]))
         return samples
 
-    def _give(self, step: int, number: int, content: bytes) -> None:
-        for rank in self.needs.takers[number] if self._senders else ():
-            head = _HEAD.pack(step, number, len(content))
-            with suppress(RuntimeError):  # the pool has ended
-                self._senders[rank].submit(_send, self.lines[rank], head, content)
+    def _give(self, rank: int, step: int, number: int, content: bytes) -> None:
+        head = _HEAD.pack(step, number, len(content))
+        with suppress(RuntimeError):  # the pool has ended
+            self._senders[rank].submit(_send, self.lines[rank], head, content)
 
     def _taken(self, line: socket.socket, step: int, number: int) -> Samples | None:
         """Return a micro-batch that another rank has read; None if that rank has failed or is gone."""
@@ -167,11 +163,8 @@ def open_node_reads(
     if not hands_over:
         return NodeReads(read, needs, {})
     with meeting_peers():
-        lines = connect(needs.peers, ["samples"], timeout_s, group)
-    for line in lines.values():
         # A rank may take nothing for as long as a step, a checkpoint or an evaluation lasts.
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _NO_LIMIT)
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _NO_LIMIT)
+        lines = connect(needs.peers, ["samples"], timeout_s, group, endless=True)
     return NodeReads(read, needs, {rank: line for (rank, _), line in lines.items()})
 
 
