@@ -248,7 +248,7 @@ def finished(path: str | Path) -> Run:
         InputError: when `path` is not a run directory.
         RunError: when the run has not finished.
     """
-    directory = RunDirectory(Path(path))
+    directory = RunDirectory(_path(path, "path"))
     directory.require()
     if not (directory.path / "summary.json").exists():
         planned = reopen(directory.path)

@@ -32,9 +32,10 @@ def write_cluster(
     here = this_node()
     if nodes is None and not here:
         described = {"--topology": topology, "--ports": ports, "--device": device}
-        for option in (option for option, given in described.items() if given is not None):
-            problem = "this machine has no NVIDIA device that it could describe"
-            raise InputError(Violation(option, problem, "--nodes, a list of the nodes that have some"))
+        problem = "this machine has no NVIDIA device that it could describe"
+        for option, given in described.items():
+            if given is not None:
+                raise InputError(Violation(option, problem, "--nodes, a list of the nodes that have some"))
         # Without accelerators the processor's cores are the devices, all of them described.
         path.write_text(to_toml(replace(this_machine(), name=path.stem)))
         print(f"wrote {path}: this machine has no NVIDIA device; its cores are the devices")

@@ -72,9 +72,9 @@ class RunFile(TomlTable):
         if not isinstance(record, Mapping):
             return record
         own, methods = split_tables(record)
-        for name, table in own.items():
+        for name in [one for one in own if one not in cls.model_fields]:
             near = nearest(name, [*run_tables(), *cls.model_fields])
-            if name not in cls.model_fields and isinstance(table, Mapping) and near in run_tables():
+            if isinstance(own[name], Mapping) and near in run_tables():
                 raise InputError(Violation(name, "unknown table", near))
         return {**own, "methods": methods} if methods else own
 
