@@ -36,7 +36,7 @@ from weft.run.workspace import inputs_of
 from weft.training.checkpoint import checkpoints
 from weft.training.checkpoint.frozen_weights import frozen_fingerprint
 from weft.training.checkpoint.manifest import CHECKPOINTS
-from weft.training.checkpoint.remote_storage import HISTORY, RemoteStorage
+from weft.training.checkpoint.remote_storage import RemoteStorage
 from weft.training.checkpoint.training_state import (
     TrainingState,
     read_state,
@@ -335,7 +335,7 @@ def _storage(job: PlannedJob, run_dir: Path, rank: int, *, begins: bool) -> Remo
     """Return the run's storage, if its checkpoints are copied to one; every rank calls it.
 
     Args:
-        begins: copy what a resume reads, too, and bring the history that a lost directory had.
+        begins: copy what a resume reads, too, and bring the history that another directory had.
     """
     directory, storage, url = RunDirectory(run_dir), None, None
     with together():
@@ -347,9 +347,7 @@ def _storage(job: PlannedJob, run_dir: Path, rank: int, *, begins: bool) -> Remo
         if url is not None:
             storage = RemoteStorage(url)
             if begins and rank == 0:
-                for name in HISTORY:
-                    if not (run_dir / name).exists() and storage.has(name):
-                        storage.get(name, run_dir / name)
+                storage.bring_history(run_dir)
                 for name in directory.starting_files():
                     storage.put(run_dir / name, name)
     return storage

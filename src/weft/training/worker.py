@@ -75,6 +75,7 @@ def _train(job: PlannedJob, run_dir: Path, met: MetNodes | None) -> int:
     context = meet(job, met)
     from weft.training.coordination.agreement import together
     from weft.training.directory.node_records import keeping_records
+    from weft.training.directory.run_directory import complete_plan
     from weft.training.loop import train
 
     with ExitStack() as held:
@@ -82,6 +83,8 @@ def _train(job: PlannedJob, run_dir: Path, met: MetNodes | None) -> int:
             # Else the launcher holds the lock.
             if context.nodes.leads_folder and AGENT_PID not in os.environ:
                 held.enter_context(only_run(run_dir))
+            if context.nodes.rank == 0:
+                complete_plan(run_dir, job)
         with keeping_records(run_dir, context.nodes):
             exit_code = train(job, run_dir, context)
     context.close()

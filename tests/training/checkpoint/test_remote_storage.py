@@ -52,6 +52,30 @@ def test_a_checkpoint_counts_from_its_manifest_on_until_it_is_forgotten(tmp_path
     assert storage.has(place_of(3, "shard"))
 
 
+def test_records_that_do_not_go_on_from_the_newest_checkpoint_give_way(
+    tmp_path: Path,
+) -> None:
+    storage, kept = storage_in(tmp_path), tmp_path / "runs" / "one-12345678" / "metrics.jsonl"
+    kept.parent.mkdir(parents=True)
+    # The copy ends within a line.
+    kept.write_text('{"step": 0}\n{"step": 1}\n{"st')
+    own = tmp_path / "run" / "metrics.jsonl"
+    own.parent.mkdir()
+    whole = '{"step": 0}\n{"step": 1}\n'
+    for before, after in (
+        (None, whole),  # a new directory
+        (whole + '{"step": 2}\n', whole + '{"step": 2}\n'),  # that of rank 0
+        ('{"step": 0}\n', whole),  # that of a node which was away
+        ('{"step": 0}\n{"step": 1, "loss": 2}\n{"step": 2}\n', whole),
+    ):
+        own.unlink(missing_ok=True)
+        if before is not None:
+            own.write_text(before)
+        storage.bring_history(own.parent)
+        assert own.read_text() == after
+    assert [file.name for file in own.parent.iterdir()] == ["metrics.jsonl"]
+
+
 def test_what_a_storage_refuses_is_one_line_with_its_url(tmp_path: Path) -> None:
     for url, problem in (
         ("gluster://volume/runs", "gluster://volume/runs: Protocol not known: gluster"),

@@ -20,21 +20,21 @@ from waiting_runs import wait_for
 
 from weft.cli.main import run
 from weft.describe.plan_file import load_plan
-from weft.training.directory.plans_at_hand import is_elastic, largest_at_hand, take_at_hand
+from weft.training.directory.plans_at_hand import files_at_hand, is_elastic, largest_at_hand, take_at_hand
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.session import reopen
 
 ELASTIC = "[run]\nmin_nodes = 1\nmax_nodes = 3\nmax_restarts = 3\n"
 
 
-def written(folder: Path, *, steps: int, nodes: int = 2) -> Path:
+def written(folder: Path, *, steps: int, nodes: int = 2, **tables: str) -> Path:
     cluster = cluster_text(2, nodes=nodes, precision="fp64")
-    return run_on_nodes(folder, cluster, steps=steps, train='precision = "fp64"')
+    return run_on_nodes(folder, cluster, steps=steps, train='precision = "fp64"', **tables)
 
 
-def prepared(folder: Path, *, steps: int, tables: str = ELASTIC, nodes: int = 2) -> Path:
+def prepared(folder: Path, *, steps: int, tables: str = ELASTIC, nodes: int = 2, **others: str) -> Path:
     """The directory of a run on nodes of two ranks."""
-    path = written(folder, steps=steps, nodes=nodes)
+    path = written(folder, steps=steps, nodes=nodes, **others)
     path.write_text(path.read_text() + tables)
     command = ["train", str(path), "--directory", str(folder / "run"), "--prepare-only"]
     assert run(command) == 0
@@ -74,6 +74,16 @@ def test_a_start_takes_the_largest_plan_for_its_ranks(
             assert (run_dir / name).read_bytes() == (run_dir / "at-hand" / str(taken) / name).read_bytes()
     with pytest.raises(ValueError, match=r"1 ranks were started; the smallest plan at hand needs 2"):
         take_at_hand(directory, 1)
+    # A refused resume keeps them.
+    (tmp_path / "run.toml").write_text(
+        (tmp_path / "run.toml").read_text().replace("min_nodes = 1", "min_nodes = 3")
+    )
+    at_hand = {name: (run_dir / name).read_bytes() for name in files_at_hand(directory)}
+    assert run(["train", str(tmp_path / "run.toml"), "--resume", str(run_dir), "--prepare-only"]) == 2
+    assert {name: (run_dir / name).read_bytes() for name in files_at_hand(directory)} == at_hand
+    (tmp_path / "run.toml").write_text(
+        (tmp_path / "run.toml").read_text().replace("min_nodes = 3", "min_nodes = 1")
+    )
     # A resume with all nodes keeps none of a former run file's plans.
     take_at_hand(directory, 2)
     (tmp_path / "run.toml").write_text((tmp_path / "run.toml").read_text().replace(ELASTIC, ""))
@@ -111,7 +121,10 @@ def test_limits_that_cannot_hold_are_said_before_anything_is_written(
 
 
 class Agents:
-    """Agents of torchrun that meet at one address, held by the first; each is a node of two ranks."""
+    """Agents of torchrun that meet at one address, held by the first; each is a node of two ranks.
+
+    Without a directory of its own, a node has the folder's.
+    """
 
     def __init__(self, stack: ExitStack, folder: Path, least: int, restarts: int) -> None:
         self._address = "127.0.0.1", free_port()
@@ -201,6 +214,47 @@ def test_a_run_goes_on_without_a_node_and_with_a_new_one_from_its_checkpoints(tm
     )
 
 
+@pytest.mark.tables
+@pytest.mark.processes
+@pytest.mark.cold  # an agent and its ranks are killed together
+@pytest.mark.timeout(900)
+def test_nodes_with_directories_of_their_own_go_on_from_a_url_when_the_first_one_is_lost(
+    tmp_path: Path,
+) -> None:
+    steps, url = 300, (tmp_path / "store").as_uri()
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    a, b, c = (tmp_path / name / "run" for name in "abc")
+    prepared(tmp_path / "a", steps=steps, every=f'20\ndirectory = "{url}"')
+    with agents(tmp_path, least=2, restarts=0) as nodes:
+        first, second = nodes.start(a), nodes.start(b)
+        wait_for(lambda: any(reaches(one, 50)() for one in (a, b)), first)
+        for node in (first, second):
+            lose(node)
+    # The run, its plans and its prepared files are lost with the directory in which they were made.
+    shutil.rmtree(a)
+    assert is_elastic(RunDirectory(b))
+    with agents(tmp_path, restarts=3) as nodes:
+        second = nodes.start(b)
+        wait_for(lambda: plan_ranks(b) == 2 and reaches(b, 90)(), second)
+        third = nodes.start(c)
+        ended = [ending(one, within_s=600) for one in (second, third)]
+    assert [code for code, _ in ended] == [0, 0], ended
+    # torchrun may have given rank 0 to the node that came last.
+    (last,) = (RunDirectory(one) for one in (b, c) if (one / "result.json").exists())
+    rows = last.metrics()
+    assert [row["step"] for row in rows] == list(range(steps))
+    assert [one["event"] for one in last.events() if one["event"] == "plan changed"] == ["plan changed"] * 2
+    assert run(["compare", str(last.path), "--json"]) == 0
+    calm = tmp_path / "calm"
+    calm.mkdir()
+    other = prepared(calm, steps=100, tables="")
+    assert run(["train", str(other), "--json"]) == 0
+    assert [row["loss"] for row in rows[:100]] == pytest.approx(
+        [row["loss"] for row in RunDirectory(other).metrics()], rel=1e-6
+    )
+
+
 @pytest.mark.processes
 def test_a_node_with_a_directory_of_its_own_is_refused(tmp_path: Path) -> None:
     prepared(tmp_path, steps=4)
@@ -208,7 +262,7 @@ def test_a_node_with_a_directory_of_its_own_is_refused(tmp_path: Path) -> None:
     with agents(tmp_path, least=2, restarts=0) as nodes:
         started = [nodes.start(), nodes.start(tmp_path / "other" / "run")]
         ended = [ending(one) for one in started]
-    said = re.compile(r"error: \S+: .*run: (rank 0's node has another directory|not a run directory)")
+    said = re.compile(r"error: \S+: .*run: \S+ has another directory .*or a URL as checkpoint.directory")
     for code, errors in ended:
         assert code == 1
         lines = [line for line in errors.splitlines() if line.startswith("error: ")]

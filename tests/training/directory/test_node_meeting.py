@@ -32,12 +32,19 @@ weft.__version__ = "9.9"
 
 
 def prepared(
-    folder: Path, *, steps: int, every: int = 2, checkpoints: str = "", interface: str = "lo"
+    folder: Path,
+    *,
+    steps: int,
+    every: int = 2,
+    checkpoints: str = "",
+    interface: str = "lo",
+    tables: str = "",
 ) -> Path:
     """The directory of a run on two nodes of two ranks, on the first one; `folder` has one for each node."""
     cluster = cluster_text(2, nodes=2).replace("[[node]]\n", f'[[node]]\ninterface = "{interface}"\n')
     kept = f'{every}\ndirectory = "{checkpoints}"' if checkpoints else every
     path = run_on_nodes(folder, cluster, steps=steps, every=kept)
+    path.write_text(path.read_text() + tables)
     (folder / "a").mkdir(exist_ok=True)
     (folder / "b").mkdir(exist_ok=True)
     again = (folder / "a" / "run").exists()
@@ -186,6 +193,39 @@ def test_nodes_apart_go_on_under_another_plan_with_the_tensors_that_their_ranks_
     assert run([*resumed, str(whole), "--json"]) == 0
     assert len(losses(whole)) == 6
     assert losses(apart) == losses(whole)
+
+
+def test_an_elastic_run_is_offered_by_the_node_that_has_it(tmp_path: Path) -> None:
+    url, limits = (tmp_path / "store").as_uri(), "[run]\nmin_nodes = 1\n"
+    prepared(tmp_path, steps=4, checkpoints=url, tables=limits)
+    one, other = tmp_path / "a" / "run", tmp_path / "b" / "run"
+    one.rename(other)
+    # Rank 0's node has just come, twice: before the first step, and before the last one.
+    for steps in (4, 6):
+        with agents(tmp_path) as nodes:
+            assert [ending(each)[0] for each in nodes] == [0, 0]
+        assert len(losses(one)) == steps
+        for name in ("run-id", "run.toml", "at-hand/prepared", "at-hand/2/plan.json", "at-hand/4/plan.json"):
+            assert (one / name).read_bytes() == (other / name).read_bytes()
+        # It has what `weft compare` reads, too.
+        assert run(["compare", str(one), "--json"]) == 0
+        assert not (other / "metrics.jsonl").exists()
+        if steps == 4:
+            whole = losses(one)
+            shutil.rmtree(one)
+            text = (tmp_path / "run.toml").read_text().replace("steps = 4", "steps = 6")
+            (tmp_path / "run.toml").write_text(text)
+            assert run(["train", str(tmp_path / "run.toml"), "--resume", str(other), "--prepare-only"]) == 0
+    assert losses(one)[:4] == whole
+    assert [event["event"] for event in RunDirectory(one).events()].count("resumed") == 1
+    # Rank 0's run is no longer elastic, whatever the other node still has.
+    text = (tmp_path / "run.toml").read_text().replace(limits, "").replace("steps = 6", "steps = 7")
+    (tmp_path / "run.toml").write_text(text)
+    assert run(["train", str(tmp_path / "run.toml"), "--resume", str(one), "--prepare-only"]) == 0
+    with agents(tmp_path) as nodes:
+        assert [ending(each)[0] for each in nodes] == [0, 0]
+    assert len(losses(one)) == 7
+    assert not (other / "at-hand").exists()
 
 
 @pytest.mark.cold  # its processes are found by their variables

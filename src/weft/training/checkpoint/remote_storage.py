@@ -12,13 +12,14 @@ once its manifest is there, which comes last.
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError, RunError, Violation
-from weft.files import replacing
+from weft.files import replacing, write_whole
 from weft.training.checkpoint.manifest import CHECKPOINTS, MANIFEST, generation_path
 
 # What a run directory has beside checkpoints and plans, and what a resume elsewhere goes on from.
@@ -74,6 +75,22 @@ class RemoteStorage:
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._naming(where), replacing(path) as unfinished:
             self._files.get_file(f"{self._root}/{where}", str(unfinished), callback=_told(progress))
+
+    def bring_history(self, run_dir: Path) -> None:
+        """Bring the records of the newest checkpoint, unless those of a run directory go on from them.
+
+        Records are only appended. So those of a node that had no part in later steps are no continuation.
+        """
+        for name in HISTORY:
+            if self.has(name):
+                with tempfile.TemporaryDirectory() as folder:
+                    self.get(name, Path(folder) / name)
+                    kept = (Path(folder) / name).read_bytes()
+                path = run_dir / name
+                # A copy may end within a line.
+                whole = kept[: kept.rfind(b"\n") + 1]
+                if not path.exists() or not path.read_bytes().startswith(whole):
+                    write_whole(path, whole.decode())
 
     def has(self, where: str) -> bool:
         with self._naming(where):

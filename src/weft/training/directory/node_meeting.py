@@ -1,12 +1,14 @@
 """The meeting of a job's nodes in its store, before any of them reads the run.
 
 The first rank of each node speaks for it. Versions are compared. Each node writes a mark into its run
-directory and looks for those of others. Nodes without rank 0's directory get copies of the files that a start
-reads. Nothing is pickled.
+directory and looks for those of others. The node of rank 0 offers the run. An elastic run is offered by the
+node with the newest plans: rank 0's may have just come. Nodes without the offered directory get
+copies of the files that a start reads. Nothing is pickled.
 
     token                 rank 0's name for this meeting
     here/LEADER           a node's host, versions and number of ranks
-    offer                 rank 0's files, or what is refused
+    offerer               the first rank of the node that offers the run
+    offer                 its files, or what is refused
     run/LEADER            the first leader whose mark the node sees in its run directory
     runs                  what is refused so far
     checkpoints/LEADER    the same, in the directory of its checkpoints
@@ -32,14 +34,14 @@ import torch
 import torch.distributed as dist
 
 import weft
-from weft.describe.run_file import RUN_ID
+from weft.describe.run_file import RUN_ID, load_run
 from weft.errors import InputError, RunError, Violation
 from weft.files import write_whole
 from weft.run.launch.nodes import JobNodes, RankPlace
 from weft.run.launch.worker_start import START_TIMEOUT_S, job_store
 from weft.training.checkpoint.manifest import CHECKPOINTS
-from weft.training.directory.plans_at_hand import is_elastic
-from weft.training.directory.run_directory import STARTING_FILES, RunDirectory
+from weft.training.directory.plans_at_hand import files_at_hand, forget_at_hand, is_elastic, prepared_ns
+from weft.training.directory.run_directory import PLAN_FILES, STARTING_FILES, RunDirectory
 
 _MARK = ".weft-node-"
 _PREFIX = "weft nodes"
@@ -138,8 +140,10 @@ class _Meeting:
         if rank == 0:
             self._put("token", uuid4().hex)
         with self._marked(self._run_dir) as problem:
-            self._put(f"here/{rank}", _here(self._place, problem))
+            self._put(f"here/{rank}", _here(self._place, problem, RunDirectory(self._run_dir)))
             if rank == 0:
+                self._put("offerer", self._offerer())
+            if rank == self._get("offerer"):
                 self._offer()
             folder, refused = self._take_part()
             # Now every node knows where the checkpoints of its run are.
@@ -181,37 +185,55 @@ class _Meeting:
 
     def _first_seen(self, folder: Path) -> int:
         """Return the first rank of the nodes whose marks are in a folder."""
-        return min(int(one.name.rpartition("-")[2]) for one in folder.glob(f"{self._mark}-*"))
+        return min(self._seen(folder))
+
+    def _seen(self, folder: Path) -> set[int]:
+        return {int(one.name.rpartition("-")[2]) for one in folder.glob(f"{self._mark}-*")}
+
+    def _at(self, leader: int) -> _Here:
+        return _Here(*self._get(f"here/{leader}"))
+
+    def _offerer(self) -> int:
+        """Return, on rank 0, the first rank of the node that offers the run."""
+        own = RunDirectory(self._run_dir)
+        if (own.path / PLAN_FILES[0]).exists() and not is_elastic(own):
+            return 0  # others may have the plans of a former run file
+        return max(self._leaders(), key=lambda one: (self._at(one).prepared_ns, -one))
 
     def _offer(self) -> None:
         """Offer the files of the run, once all nodes are here and have the same versions."""
-        here = [_Here(*self._get(f"here/{leader}")) for leader in self._leaders()]
+        here = [self._at(leader) for leader in self._leaders()]
         problems = [Violation(one.host, one.problem) for one in here if one.problem] + _other_versions(here)
         directory, files, ranks = RunDirectory(self._run_dir), dict[str, str](), self._place.world_size
-        elastic = is_elastic(directory)
+        elastic, lasting = is_elastic(directory), True
         if not problems:
             try:
                 ranks = self._choose(directory, ranks) if elastic else ranks
                 files = _files(directory)
+                # Else the checkpoints of a lost node are lost with it.
+                lasting = not elastic or load_run(self._run_dir / "run.toml").checkpoint.url is not None
             except InputError as error:
                 problems = list(error.violations)
         # Where the link of the checkpoints leads to, if they are elsewhere.
         link = self._run_dir / CHECKPOINTS
         elsewhere = str(link.readlink()) if link.is_symlink() else None
-        offer = {"files": files, "checkpoints": elsewhere, "elastic": elastic, "ranks": ranks}
+        offer = {"files": files, "checkpoints": elsewhere, "lasting": lasting, "ranks": ranks}
         self._put("offer", {"refused": [astuple(one) for one in problems], **offer})
 
     def _take_part(self) -> tuple[int, list[Violation]]:
         """Return whose run directory the node sees; take the files if it is the first to see its own."""
-        offer, rank = self._get("offer"), self._place.rank
+        offer, offerer, rank = self._get("offer"), self._get("offerer"), self._place.rank
         if offer["refused"]:
             return rank, []
-        folder = self._first_seen(self._run_dir)
-        if folder == rank != 0 and offer["elastic"]:
+        seen = self._seen(self._run_dir)
+        if rank != min(seen) or offerer in seen:
+            return min(seen), []
+        if not offer["lasting"]:
             # Any node may be the first one of the next start.
-            where, problem = f"{socket.gethostname()}: {self._run_dir}", "rank 0's node has another directory"
-            return folder, [Violation(where, problem, "one that all nodes see, as run.min_nodes needs")]
-        return folder, _take(self._run_dir, offer) if folder == rank != 0 else []
+            where, host = f"{socket.gethostname()}: {self._run_dir}", self._at(offerer).host
+            hint = "a directory that all nodes see, or a URL as checkpoint.directory: run.min_nodes needs one"
+            return rank, [Violation(where, f"{host} has another directory", hint)]
+        return rank, _take(self._run_dir, offer, f"rank {offerer}")
 
     def _judge_runs(self) -> None:
         told = [self._get(f"run/{leader}") for leader in self._leaders()]
@@ -224,7 +246,7 @@ class _Meeting:
         offer = self._get("offer")
         elsewhere = offer["checkpoints"]
         if elsewhere is not None and len(set(seen.values())) > 1:
-            hosts = (_Here(*self._get(f"here/{leader}")).host for leader, whose in seen.items() if whose)
+            hosts = (self._at(leader).host for leader, whose in seen.items() if whose)
             problem = f"{', '.join(hosts)} and rank 0's node see other folders at {elsewhere}"
             refused = [astuple(Violation("checkpoint.directory", problem, "a folder that all nodes share"))]
         found = {"refused": refused, "run": folder_of, "checkpoints": seen, "ranks": offer["ranks"]}
@@ -243,7 +265,7 @@ class _Meeting:
             {int(leader): folder for leader, folder in verdict[name].items() if int(leader) < ranks}
             for name in ("run", "checkpoints")
         )
-        here = {leader: _Here(*self._get(f"here/{leader}")) for leader in sorted(runs)}
+        here = {leader: self._at(leader) for leader in sorted(runs)}
         local_ranks = {leader: min(one.local_ranks, ranks - leader) for leader, one in here.items()}
         hosts = {leader: one.host for leader, one in here.items()}
         return JobNodes.of(self._place.rank, local_ranks, runs, checkpoints, hosts), ranks
@@ -252,7 +274,7 @@ class _Meeting:
         leader = 0
         while leader < self._place.world_size:
             yield leader
-            leader += _Here(*self._get(f"here/{leader}")).local_ranks
+            leader += self._at(leader).local_ranks
 
     def _put(self, key: str, value: Any) -> None:
         self._store.set(key, json.dumps(value))
@@ -269,15 +291,21 @@ def _wait_for(store: dist.Store, key: str, count: int) -> None:
 
 
 class _Here(NamedTuple):
-    """A node that has come: its host, its number of ranks, what is wrong with its directory, its versions."""
+    """A node that has come.
+
+    Attributes:
+        problem: what is wrong with its run directory, or an empty text.
+        prepared_ns: as of `plans_at_hand`.
+    """
 
     host: str
     local_ranks: int
     problem: str
     versions: Mapping[str, str]
+    prepared_ns: int
 
 
-def _here(place: RankPlace, problem: str) -> _Here:
+def _here(place: RankPlace, problem: str, directory: RunDirectory) -> _Here:
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else "none"
     versions = {
         "weft": weft.__version__,
@@ -285,7 +313,7 @@ def _here(place: RankPlace, problem: str) -> _Here:
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "NCCL": nccl,
     }
-    return _Here(socket.gethostname(), place.local_ranks, problem, versions)
+    return _Here(socket.gethostname(), place.local_ranks, problem, versions, prepared_ns(directory))
 
 
 def _other_versions(nodes: Sequence[_Here]) -> list[Violation]:
@@ -304,28 +332,37 @@ def _files(directory: RunDirectory) -> dict[str, str]:
     """Return the content of the files that a start reads, and give the run an id."""
     directory.require()
     path, _ = directory.path, directory.run_id
-    names = [name for name in (RUN_ID, *STARTING_FILES) if (path / name).exists()]
-    return {name: (path / name).read_text(encoding="utf-8") for name in names}
+    *plans, prepared = files_at_hand(directory)
+    # The time comes last, so that a node which was killed in between does not offer them.
+    names = [RUN_ID, *plans, *STARTING_FILES, prepared]
+    return {name: (path / name).read_text(encoding="utf-8") for name in names if (path / name).exists()}
 
 
-def _take(run_dir: Path, offer: Mapping[str, Any]) -> list[Violation]:
-    """Write the files of rank 0's run directory, unless another run has this one."""
+def _take(run_dir: Path, offer: Mapping[str, Any], offerer: str) -> list[Violation]:
+    """Write the offered files of the run, unless another run has this directory."""
     where, files, checkpoints = f"{socket.gethostname()}: {run_dir}", offer["files"], offer["checkpoints"]
-    own = run_dir / RUN_ID
-    known = own.read_text(encoding="utf-8") if own.exists() else None
-    if known != files[RUN_ID] and (known is not None or (run_dir / "plan.json").exists()):
-        return [Violation(where, "holds another run than rank 0's directory", "another directory")]
+    directory = RunDirectory(run_dir)
+    known, plan = (_text_of(run_dir / name) for name in (RUN_ID, PLAN_FILES[0]))
+    if known != files[RUN_ID] and (known is not None or plan is not None):
+        return [Violation(where, f"holds another run than {offerer}'s directory", "another directory")]
+    if any(_text_of(run_dir / name) != files.get(name) for name in files_at_hand(directory)):
+        forget_at_hand(directory)
+    # The others are of the plan that this node had.
+    outdated = PLAN_FILES[1:] if plan != files[PLAN_FILES[0]] else ()
     try:
-        for name in STARTING_FILES:
-            if name not in files:
-                (run_dir / name).unlink(missing_ok=True)
+        for name in (*outdated, *(one for one in STARTING_FILES if one not in files)):
+            (run_dir / name).unlink(missing_ok=True)
         for name, text in files.items():
-            (run_dir / name).parent.mkdir(exist_ok=True)
+            (run_dir / name).parent.mkdir(parents=True, exist_ok=True)
             write_whole(run_dir / name, text)
         if checkpoints is not None:
-            RunDirectory(run_dir).link_checkpoints(Path(checkpoints))
+            directory.link_checkpoints(Path(checkpoints))
     except OSError as error:
         return [Violation(where, f"cannot be written: {error.strerror}")]
     except InputError as error:
         return [replace(one, where=f"{socket.gethostname()}: {one.where}") for one in error.violations]
     return []
+
+
+def _text_of(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None

@@ -116,9 +116,9 @@ def kept_if_refused(path: Path) -> Iterator[None]:
         path / "run.toml",
         path / PLAN_OF_ALL,
         *(folder / name for folder in folders for name in PLAN_FILES),
-        *path.glob(f"{AT_HAND}/*/*"),
+        *path.glob(f"{AT_HAND}/**/*"),
     ]
-    former = {file: file.read_bytes() for file in files if file.exists()}
+    former = {file: file.read_bytes() for file in files if file.is_file()}
     try:
         yield
     except InputError:

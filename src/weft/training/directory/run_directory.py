@@ -339,6 +339,12 @@ def write_plan(folder: Path, planned: PlannedJob) -> None:
     write_verified(folder, planned)
 
 
+def complete_plan(folder: Path, planned: PlannedJob) -> None:
+    """Write a plan's files into a folder that lacks some, as that of a node that was sent `plan.json`."""
+    if not all((folder / name).exists() for name in PLAN_FILES):
+        write_plan(folder, planned)
+
+
 def held_out_record(event: Mapping[str, Any]) -> dict[str, float] | None:
     """Return an event's figures of held-out samples, each named `held_out_...`; None if it has none."""
     if "held_out_loss" not in event:
