@@ -520,6 +520,23 @@ def test_megatron_without_an_option(left_out: str, line: str) -> None:
             "(nearest valid: Interleaved1F1B)",
         ),
         (
+            'mode = "none"',
+            'mode = "selctive"',
+            "wrong: activation_checkpoint.mode: 'selctive': none, selective, full, memory_budget "
+            "(nearest valid: selective)",
+        ),
+        (
+            "[parallelism]",
+            '[optimizer]\nname = "adamw"\n[parallelism]',
+            "wrong: optimizer.name: 'adamw': capitals count (nearest valid: AdamW)",
+        ),
+        (
+            "[activation",
+            "pipeline_parallel_layers_per_stage = 5\n[activation",
+            "wrong: parallelism.pipeline_parallel_layers_per_stage: makes 7 stages, which 4 devices do not "
+            "divide (nearest valid: leave it out)",
+        ),
+        (
             "[activation",
             f"module_fqns_per_model_part = {json.dumps([['layers.0']] * 4)}\n[activation",
             "wrong: parallelism.pipeline_parallel_schedule: interleaved1f1b runs several stages per "

@@ -219,6 +219,7 @@ def test_which_optimizers_step_lists_of_tensors(name: str, text: str, lists: boo
         ("a.toml", "[training]\ncompile = true\n[parallelism]\n", "compiled"),
         ("a.toml", "[training]\n[parallelism]\n[compile]\nenable = true\n", "compiled"),
         ("a.toml", "[training]\n[parallelism]\n[compile]\nenable = false\n", "eager"),
+        ("a.toml", '[training]\n[parallelism]\n[compile]\nenable = true\ncomponents = ["loss"]\n', "eager"),
         ("x.sh", "x --tensor-model-parallel-size 1 --bf16", "eager"),
         ("x.sh", "x --tensor-model-parallel-size 1 --enable-cuda-graph", "captured"),
         ("x.sh", "x --tensor-model-parallel-size 1 --cuda-graph-impl local", "captured"),
@@ -571,6 +572,62 @@ def test_a_torchtitan_file() -> None:
     )
 
 
+def test_a_torchtitan_file_of_2024_has_its_degrees_in_other_tables() -> None:
+    text = """
+[training]
+batch_size = 8
+tensor_parallel_degree = 4
+data_parallel_shard_degree = 2
+[experimental]
+pipeline_parallel_degree = 2
+pipeline_parallel_schedule = "Interleaved1F1B"
+context_parallel_degree = 2
+[activation_checkpoint]
+"""
+    found = read_configuration(text, "job.toml")
+    assert fields(found, "pp", "tp", "cp", "dp", "loops", "schedule") == (2, 4, 2, 2, 2, "depth-first")
+
+
+@pytest.mark.parametrize(("each", "loops"), [(10, 2), (5, 4)])
+def test_torchtitan_counts_stages_by_their_layers(each: int, loops: int) -> None:
+    keys = f"pipeline_parallel_layers_per_stage = {each}\npipeline_parallel_first_stage_less_layers = 0\n"
+    keys += "pipeline_parallel_last_stage_less_layers = 0"
+    text = TORCHTITAN.replace("expert_parallel_degree = 2", keys)
+    assert read_configuration(text, "job.toml").layout.loops == loops
+    unknown = read_configuration(text.replace("70B", "7B"), "job.toml")
+    assert unknown.layout.loops == 2
+    assert any("layers_per_stage" in line for line in unknown.unpredicted)
+
+
+def test_schedules_that_weft_lacks_are_predicted_as_the_nearest_aloud() -> None:
+    for name, schedule in (("InterleavedZeroBubble", "depth-first"), ("DualPipeV", "zb-v")):
+        found = read_configuration(TORCHTITAN.replace("Interleaved1F1B", name), "job.toml")
+        assert found.layout.schedule == schedule
+        assert found.unpredicted[0].startswith(f"parallelism.pipeline_parallel_schedule {name}: predicted as")
+
+
+def test_options_of_torchtitan_that_weft_predicts_otherwise_are_said() -> None:
+    text = """
+[training]
+dtype = "bfloat16"
+[parallelism]
+disable_loss_parallel = true
+[optimizer]
+implementation = "for-loop"
+early_step_in_backward = true
+[activation_checkpoint]
+mode = "memory_budget"
+"""
+    found = read_configuration(text, "job.toml")
+    assert [line.partition(":")[0] for line in found.unpredicted] == [
+        "activation_checkpoint.mode memory_budget",
+        "optimizer.implementation for-loop",
+        "optimizer.early_step_in_backward True",
+        "parallelism.disable_loss_parallel True",
+    ]
+    assert [line.partition(":")[0] for line in found.incomparable] == ["training.dtype bfloat16"]
+
+
 def test_torchtitan_counts_split_points() -> None:
     text = TORCHTITAN.replace(
         "expert_parallel_degree = 2",
@@ -660,6 +717,20 @@ def test_a_configuration_of_torchtitan_in_python_is_read_and_not_run() -> None:
     assert (configuration.layout.micro_batch_size, configuration.sequence) == (8, 4096)
     assert configuration.layout.recompute == "full"
     assert "training.max_norm" not in configuration.given
+
+
+@pytest.mark.parametrize(
+    ("called", "recompute"),
+    [
+        ('ActivationCheckpointConfig(mode="full")', "full"),
+        ("SelectiveAC.Config()", "selective"),
+        ("None", "none"),
+        ("ours()", None),
+    ],
+)
+def test_recomputation_of_a_configuration_in_python(called: str, recompute: str | None) -> None:
+    text = TITAN.replace("FullAC.Config()", called)
+    assert read_configuration(text, "config_registry.py").layout.recompute == recompute
 
 
 def test_several_configurations_in_one_module_are_refused_with_their_names() -> None:

@@ -16,14 +16,14 @@ class StageSplit:
     Attributes:
         layers: those of every stage, as a file lists them; None: by the rule.
         first, last: blocks of all stages of the first and the last device; None: as many as on the others.
-        counts_embedding, counts_head: it counts as one of the blocks that are shared out.
+        counts_embedding, counts_head: it counts as so many of the blocks that are shared out.
     """
 
     layers: tuple[int, ...] | None = None
     first: int | None = None
     last: int | None = None
-    counts_embedding: bool = False
-    counts_head: bool = False
+    counts_embedding: int = 0
+    counts_head: int = 0
 
     def of(self, blocks: int, devices: int, loops: int) -> tuple[int, ...] | None:
         """Return the layers of each stage of a model with so many blocks between its embedding and head.
@@ -41,10 +41,9 @@ class StageSplit:
         if each is None:
             return None
         counts = given | dict(zip(equal, each, strict=True))
-        counts[0] += not self.counts_embedding
-        counts[stages[-1]] += not self.counts_head
-        return tuple(counts[stage] for stage in stages)
+        counts[0] += 1 - self.counts_embedding
+        counts[stages[-1]] += 1 - self.counts_head
+        return tuple(counts[stage] for stage in stages) if min(counts.values()) > 0 else None
 
 
 EQUAL_BLOCKS = StageSplit()
-EQUAL_LAYERS = StageSplit(counts_embedding=True, counts_head=True)

@@ -16,10 +16,30 @@ from weft.doors.checks.base import (
     wrong,
 )
 from weft.doors.configuration import Configuration
-from weft.doors.explain.torchtitan import LOOPED, SCHEDULE, is_compiled, schedule_name
+from weft.doors.explain.torchtitan import (
+    LAYERS_PER_STAGE,
+    LOOPED,
+    PRECISION,
+    PRECISIONS,
+    RECOMPUTE,
+    RESHARD,
+    SCHEDULE,
+    is_compiled,
+    schedule_name,
+    stages_by_layers,
+)
 from weft.doors.keys import NOT_LEFT_OVER, TORCHTITAN
+from weft.errors import nearest
 
 _SINGLE = ("gpipe", "1f1b")
+# The words of keys that have few; other optimizers are looked up elsewhere.
+_WORDS = {
+    RECOMPUTE: ("none", "selective", "full", "memory_budget"),
+    RESHARD: ("default", "always", "never"),
+    PRECISION: tuple(PRECISIONS),
+    "optimizer.implementation": ("fused", "foreach", "for-loop"),
+}
+_OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW"}
 _V_SHAPED = ("zbvzerobubble", "dualpipev")
 
 
@@ -92,7 +112,29 @@ def tokens_are_divided(configuration: Configuration) -> Iterator[Finding]:
         yield wrong(TORCHTITAN.key("sequence"), problem, str(nearest_multiple(tokens, unit)))
 
 
+def layers_make_stages(configuration: Configuration) -> Iterator[Finding]:
+    """Check that layers per stage make equally many stages on each device."""
+    stages, devices = stages_by_layers(configuration.given), configuration.layout.pp or 1
+    if stages is not None and stages % devices:
+        problem = f"makes {stages} stages, which {devices} devices do not divide"
+        yield wrong(LAYERS_PER_STAGE, problem, "leave it out")
+
+
+def words_are_known(configuration: Configuration) -> Iterator[Finding]:
+    """Check the words of keys that have few, and the capitals of optimizers."""
+    given = configuration.given
+    for key, words in _WORDS.items():
+        if key in given and given[key] is not None and given[key] not in words:
+            yield wrong(key, f"{given[key]!r}: {', '.join(words)}", nearest(str(given[key]), words))
+    name = str(given.get("optimizer.name", "AdamW"))
+    usual = _OPTIMIZERS.get(name.lower(), name)
+    if name != usual:
+        yield wrong("optimizer.name", f"{name!r}: capitals count", usual)
+
+
 RULES: tuple[Rule, ...] = (
+    words_are_known,
+    layers_make_stages,
     local_batch_is_split,
     schedule_is_known,
     tokens_are_divided,

@@ -214,8 +214,8 @@ def _split(given: Mapping[str, Any]) -> StageSplit:
     return StageSplit(
         first=first if isinstance(first, int) else None,
         last=last if isinstance(last, int) else None,
-        counts_embedding="--account-for-embedding-in-pipeline-split" in given,
-        counts_head="--account-for-loss-in-pipeline-split" in given,
+        counts_embedding=int("--account-for-embedding-in-pipeline-split" in given),
+        counts_head=int("--account-for-loss-in-pipeline-split" in given),
     )
 
 

@@ -11,13 +11,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from weft.describe.models import PRESETS
 from weft.describe.plan import Recompute, Sharding
 from weft.doors.configuration import Configuration, counts, flat, toml_mapping, truth, whole
 from weft.doors.keys import TORCHTITAN
 from weft.doors.optimizers import in_torch, other_optimizer
 from weft.doors.replicas import replicas_of
 from weft.doors.stack_memory import memory_of_fsdp2
-from weft.doors.stage_splits import EQUAL_LAYERS, StageSplit
+from weft.doors.stage_splits import StageSplit
 from weft.errors import InputError, Violation
 
 NAME = "torchtitan"
@@ -26,19 +27,34 @@ _SCHEDULES = {
     "1f1b": "1f1b",
     "interleaved1f1b": "depth-first",
     "loopedbfs": "breadth-first",
-    "interleavedzerobubble": "zb-h1",
+    "interleavedzerobubble": "depth-first",
     "zbvzerobubble": "zb-v",
     "dualpipev": "zb-v",
+}
+# The nearest orders that weft has, and what they lack.
+_NEAREST = {
+    "interleavedzerobubble": "predicted as Interleaved1F1B, whose backward passes are whole",
+    "dualpipev": "predicted as ZBVZeroBubble, which overlaps no two passes",
 }
 SCHEDULE = "parallelism.pipeline_parallel_schedule"
 _PARTS = "parallelism.module_fqns_per_model_part"
 _POINTS = "parallelism.pipeline_parallel_split_points"
+LAYERS_PER_STAGE = "parallelism.pipeline_parallel_layers_per_stage"
+_ENDS = (
+    "parallelism.pipeline_parallel_first_stage_less_layers",
+    "parallelism.pipeline_parallel_last_stage_less_layers",
+)
+# Versions of 2024 have the keys of `parallelism` in two other tables.
+_OLD_KEY = re.compile(r"(training|experimental)\.(?=\w+_parallel_|enable_\w+_parallel$)")
+RECOMPUTE = "activation_checkpoint.mode"
+RESHARD = "parallelism.fsdp_reshard_after_forward"
+PRECISION = "training.mixed_precision_param"
 # The modules that are layers here; versions differ in the head's name, and the last norm goes with it.
 _LAYER = re.compile(r"tok_embeddings|layers\.\d+|output|lm_head")
 # Schedules of several stages per device; by default torchtitan gives them two.
 LOOPED = ("interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev")
 _FLAVORS = {"8B": "llama-3-8b", "70B": "llama-3-70b", "405B": "llama-3-405b"}
-_PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
+PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
 
 
 def recognises(text: str, name: str) -> bool:
@@ -60,7 +76,8 @@ def read(text: str, name: str) -> Configuration:
     Raises:
         InputError: when a degree or a batch size is no count, or Python has several configurations.
     """
-    given = flat(python_tables(text, name) if configured(text) else toml_mapping(text) or {}, name)
+    tables = flat(python_tables(text, name) if configured(text) else toml_mapping(text) or {}, name)
+    given = {_OLD_KEY.sub("parallelism.", key): value for key, value in tables.items()}
     values, keys = counts(given, TORCHTITAN.counts, name)
     batch, batch_keys = _batch(given, values, name)
     sharding, replicas = _replicas(given, name)
@@ -78,8 +95,8 @@ def read(text: str, name: str) -> Configuration:
             given.get("optimizer.name"), foreach=given.get("optimizer.implementation") == "foreach"
         ),
         keys=keys | batch_keys,
-        precision=_PRECISIONS.get(str(given.get("training.mixed_precision_param", "bfloat16"))),
-        reduce_precision=_PRECISIONS.get(str(given.get("training.mixed_precision_reduce"))),
+        precision=PRECISIONS.get(str(given.get(PRECISION, "bfloat16"))),
+        reduce_precision=PRECISIONS.get(str(given.get("training.mixed_precision_reduce"))),
         # By default torchtitan clips to a norm of 1.
         clips=given.get("training.max_norm", 1.0) != 0,
         launch="compiled" if is_compiled(given) else "eager",
@@ -94,7 +111,8 @@ def read(text: str, name: str) -> Configuration:
 
 def is_compiled(given: Mapping[str, Any]) -> bool:
     """Return True if a file compiles layers, in the words of any of torchtitan's versions."""
-    return truth(given.get("training.compile")) or truth(given.get("compile.enable"))
+    of_layers = "model" in str(given.get("compile.components", "model"))
+    return truth(given.get("training.compile")) or (truth(given.get("compile.enable")) and of_layers)
 
 
 def _batch(
@@ -122,7 +140,7 @@ def _replicas(given: Mapping[str, Any], file: str) -> tuple[Sharding, dict[str, 
     # The remaining ranks shard unless another degree is given.
     if degrees.get("shard") == 1:
         return "zero-0", {"dp": degrees.get("replicate", 1)}
-    resharded = given.get("parallelism.fsdp_reshard_after_forward", "default")
+    resharded = given.get(RESHARD, "default")
     pipeline = whole(given.get(TORCHTITAN.key("pp"), 1)) != 1
     kept = resharded == "never" or (resharded == "default" and pipeline)
     return "zero-2" if kept else "zero-3", replicas_of(degrees)
@@ -134,14 +152,18 @@ def schedule_name(given: Mapping[str, Any]) -> str:
 
 
 def _split(given: Mapping[str, Any]) -> StageSplit | None:
-    """Return the layers of the stages: of the listed modules, or equally many, with both ends among them."""
+    """Return the layers of the stages: of the listed modules, or equally many, with both ends among them.
+
+    Each end counts as so many layers as its stage has less.
+    """
     parts = given.get(_PARTS)
     if given.get(_POINTS):
         return None
-    if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
-        return EQUAL_LAYERS
-    layers = tuple(sum(bool(_LAYER.fullmatch(str(module))) for module in part) for part in parts)
-    return StageSplit(layers=layers) if layers else EQUAL_LAYERS
+    if isinstance(parts, list) and parts and all(isinstance(part, list) for part in parts):
+        layers = (sum(bool(_LAYER.fullmatch(str(module))) for module in part) for part in parts)
+        return StageSplit(layers=tuple(layers))
+    first, last = _ends(given)
+    return StageSplit(counts_embedding=first, counts_head=last)
 
 
 def _loops(given: Mapping[str, Any], pipeline: int) -> int:
@@ -154,13 +176,29 @@ def _loops(given: Mapping[str, Any], pipeline: int) -> int:
         return max(1, len(parts) // pipeline)
     if isinstance(points, list) and points:
         return max(1, (len(points) + 1) // pipeline)
+    if (stages := stages_by_layers(given)) is not None:
+        return max(1, stages // pipeline)
     return 2 if schedule_name(given) in LOOPED else 1
 
 
-def _recompute(given: Mapping[str, Any]) -> Recompute:
-    """Return the recomputation; torchtitan's own default is selective."""
-    mode = given.get("activation_checkpoint.mode", "selective")
-    return "full" if mode == "full" else "none" if mode == "none" else "selective"
+def stages_by_layers(given: Mapping[str, Any]) -> int | None:
+    """Return the stages of a pipeline with so many layers in each; None where the file does not say both."""
+    each, model = whole(given.get(LAYERS_PER_STAGE)), PRESETS.get(_model(given) or "")
+    if not isinstance(each, int) or each < 1 or model is None:
+        return None
+    return -(-(model.layers + sum(_ends(given))) // each)
+
+
+def _ends(given: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the layers that the first and the last stage have less than others."""
+    first, last = (whole(given.get(key, 1)) for key in _ENDS)
+    return (first if isinstance(first, int) else 1), (last if isinstance(last, int) else 1)
+
+
+def _recompute(given: Mapping[str, Any]) -> Recompute | None:
+    """Return the recomputation; torchtitan's own default is selective, the program's own is not known."""
+    mode = given.get(RECOMPUTE, "selective")
+    return None if mode is None else "full" if mode == "full" else "none" if mode == "none" else "selective"
 
 
 def _model(given: Mapping[str, Any]) -> str | None:
@@ -172,8 +210,20 @@ def _model(given: Mapping[str, Any]) -> str | None:
 
 def _unpredicted(given: Mapping[str, Any]) -> list[str]:
     found = []
+    pipelined = whole(given.get(TORCHTITAN.key("pp"), 1)) != 1
+    if pipelined and (near := _NEAREST.get(schedule_name(given))) is not None:
+        found.append(f"{SCHEDULE} {given[SCHEDULE]}: {near}")
+    if whole(given.get(LAYERS_PER_STAGE)) is not None and stages_by_layers(given) is None:
+        found.append(f"{LAYERS_PER_STAGE}: predicted with the schedule's usual number of stages")
+    if given.get(RECOMPUTE) == "memory_budget":
+        found.append(f"{RECOMPUTE} memory_budget: predicted as selective, whatever the budget")
+    found += [
+        f"{key} {given[key]}: {words}"
+        for key, value, words in _PREDICTED_OTHERWISE
+        if given.get(key) == value
+    ]
     option = str(given.get("activation_checkpoint.selective_ac_option", "2"))
-    if given.get("activation_checkpoint.mode", "selective") == "selective" and option != "op":
+    if given.get(RECOMPUTE, "selective") == "selective" and option != "op":
         found.append(
             f"activation_checkpoint.selective_ac_option {option}: one block in {option} is recomputed; "
             "predicted as all blocks without their products"
@@ -186,6 +236,10 @@ def _unpredicted(given: Mapping[str, Any]) -> list[str]:
 
 def _incomparable(given: Mapping[str, Any]) -> list[str]:
     found = []
+    if given.get("training.dtype", "float32") != "float32":
+        found.append(
+            f"training.dtype {given['training.dtype']}: weights and states without fp32 are not modelled"
+        )
     if truth(given.get("training.enable_cpu_offload")):
         found.append("training.enable_cpu_offload: weights and states in host memory are not modelled")
     if whole(given.get("parallelism.expert_parallel_degree", 1)) != 1:
@@ -193,6 +247,12 @@ def _incomparable(given: Mapping[str, Any]) -> list[str]:
     return found + other_optimizer("optimizer.name", given.get("optimizer.name"))
 
 
+# Options that weft predicts as their usual values.
+_PREDICTED_OTHERWISE = (
+    ("optimizer.implementation", "for-loop", "predicted as a fused step"),
+    ("optimizer.early_step_in_backward", True, "predicted with a step after all backward passes"),
+    ("parallelism.disable_loss_parallel", True, "predicted with a loss that tensor ranks divide"),
+)
 _CALL = "Trainer.Config"
 # Configurations are small.
 _MOST_CHARACTERS = 500_000
@@ -265,9 +325,11 @@ def _value(node: ast.expr) -> Any:
         return None
 
 
-def _recompute_called(node: ast.expr) -> str:
-    called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-    return _RECOMPUTES.get(called, "none")
+def _recompute_called(node: ast.expr) -> str | None:
+    """Return the word for a class, or the `mode` of a call; None where neither is known."""
+    if not isinstance(node, ast.Call):
+        return "none" if ast.unparse(node) == "None" else None
+    return _RECOMPUTES.get(ast.unparse(node.func)) or _literals(node).get("mode")
 
 
 def _model_of_function(function: ast.FunctionDef, text: str) -> dict[str, Any]:
