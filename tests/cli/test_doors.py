@@ -115,7 +115,7 @@ def test_a_curve_is_not_written_for_another_stack(capsys: pytest.CaptureFixture[
 def test_a_file_is_explained(capsys: pytest.CaptureFixture[str], deepspeed: Path) -> None:
     assert run(["explain", str(deepspeed), "--model", "gpt2", "--on", "4xa100-80gb"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("DeepSpeed\nlayout: loops 1, micro batch size 1, schedule 1f1b, ")
+    assert text.startswith("DeepSpeed\nlayout: devices 4, dp 4, loops 1, micro batch size 1, schedule 1f1b, ")
     assert (
         "wrong: fp16.enabled: bf16 and fp16 are both enabled; one is allowed (nearest valid: false)\n" in text
     )

@@ -105,6 +105,16 @@ def test_nothing_is_found_in_a_good_file(text: str) -> None:
             {"fp16": {"enabled": True}},
             "wrong: fp16.enabled: bf16 and fp16 are both enabled; one is allowed (nearest valid: false)",
         ),
+        ({"bf16": True}, 'wrong: bf16: True is no table (nearest valid: {"enabled": true})'),
+        (
+            {"zero_optimization": 3},
+            'wrong: zero_optimization: 3 is no table (nearest valid: {"stage": 3})',
+        ),
+        (
+            {"train_batch_size": 66, "train_micro_batch_size_per_gpu": None},
+            "wrong: train_batch_size: 66 is no multiple of 1 replicas x 4 micro-batches = 4 "
+            "(nearest valid: 64)",
+        ),
         (
             {"train_batch_size": 60},
             "wrong: train_batch_size: 60 is no multiple of 2 samples x 4 micro-batches = 8 (nearest valid: "

@@ -255,8 +255,10 @@ def test_a_deepspeed_file_with_everything_left_to_the_program() -> None:
             "overlap_comm": False,
             "offload_optimizer": {"device": "cpu", "pin_memory": True},
             "zero_quantized_weights": True,
+            "zero_quantized_gradients": "true",
             "zero_hpz_partition_size": 8,
         },
+        "data_types": {"grad_accum_dtype": "bf16"},
         "bf16": {"enabled": "auto"},
     }
     found = read_configuration(json.dumps(record), "ds.json")
@@ -270,7 +272,9 @@ def test_a_deepspeed_file_with_everything_left_to_the_program() -> None:
     )
     assert found.unpredicted == (
         "zero_optimization.zero_quantized_weights: predicted with whole weights",
+        "zero_optimization.zero_quantized_gradients: predicted with whole gradients",
         "zero_optimization.zero_hpz_partition_size: predicted without second copies of weights",
+        "data_types.grad_accum_dtype bf16: predicted with the engine's usual gradients",
     )
     assert found.incomparable == (
         "zero_optimization.offload_optimizer.device cpu: steps and gathers over the host's memory are not "

@@ -124,6 +124,25 @@ def test_a_file_and_a_measured_row_of_its_run_have_the_same_step(
     assert score(path).rows[1].step_s == pytest.approx(found.plan.prediction.step_s, rel=0.03)
 
 
+@pytest.mark.parametrize(("steps", "size"), [({}, 4), ({"gradient_accumulation_steps": 2}, 2)])
+def test_deepspeed_divides_its_batch_among_all_devices(steps: dict[str, int], size: int) -> None:
+    batch = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": None}
+    text = deepspeed(**{"gradient_accumulation_steps": None} | batch | steps)
+    found = explain_text(text, "ds.json", Answers(model="gpt2", on="16xa100-80gb"), search=False)
+    assert found.missing == ()
+    assert found.configuration.layout.micro_batch_size == size
+
+
+def test_a_batch_for_fewer_devices_than_are_told_is_wrong() -> None:
+    text = deepspeed(train_batch_size=16, train_micro_batch_size_per_gpu=2, gradient_accumulation_steps=2)
+    found = explain_text(text, "ds.json", Answers(model="gpt2", on="16xa100-80gb"), search=False)
+    line = (
+        "wrong: train_batch_size: 16; train_micro_batch_size_per_gpu 2 x gradient_accumulation_steps 2 x "
+        "16 replicas make 64 (nearest valid: 64)"
+    )
+    assert line in map(str, found.findings)
+
+
 def test_what_is_told_counts_before_what_the_file_says() -> None:
     told = Answers(
         model="gpt2", on="4xa100-80gb", global_batch=64, micro_batch_size=4, sequence=512, recompute="full"
@@ -178,7 +197,7 @@ def test_a_layout_that_cannot_run_is_a_finding() -> None:
             ["Axolotl: the sizes of 'my/own-model' are not known; give --model, a preset or a folder"],
         ),
         (
-            deepspeed(train_micro_batch_size_per_gpu=None),
+            deepspeed(train_batch_size=None, train_micro_batch_size_per_gpu=None),
             Answers(model="gpt2", on="4xa100-80gb"),
             ["DeepSpeed: the file does not say the samples of a micro-batch; give --micro-batch-size"],
         ),

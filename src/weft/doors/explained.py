@@ -20,6 +20,7 @@ from weft.doors.implied import (
     PredictedPlan,
     implied,
     known_model,
+    on_cluster,
     planned_layout,
     with_answers,
 )
@@ -101,7 +102,8 @@ def explain_text(text: str, name: str, answers: Answers, *, search: bool = True)
     Raises:
         InputError: when no stack's reader recognises it, a degree in it is no count, or an answer is refused.
     """
-    configuration = known_model(with_answers(read_configuration(text, name), answers), answers)
+    read = on_cluster(read_configuration(text, name), answers)
+    configuration = known_model(with_answers(read, answers), answers)
     found = findings(configuration)
     try:
         needed = implied(configuration, answers)

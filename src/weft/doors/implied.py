@@ -254,6 +254,25 @@ def _cluster(configuration: Configuration, answers: Answers) -> Cluster:
     return cluster
 
 
+def on_cluster(configuration: Configuration, answers: Answers) -> Configuration:
+    """Return the configuration with all devices of `--on`, if the file gives neither devices nor replicas.
+
+    Where they make the samples of a micro-batch a whole number, it has them, too.
+
+    Raises:
+        InputError: when `--on` is refused.
+    """
+    if answers.on is not None and not configuration.devices and not configuration.layout.dp:
+        configuration = configuration.saying({"devices": parse_cluster(answers.on).ranks})
+    batch, parts = (
+        configuration.global_batch,
+        (configuration.micro_batches or 0) * (configuration.replicas or 0),
+    )
+    if configuration.layout.micro_batch_size or not batch or not parts or batch % parts:
+        return configuration
+    return configuration.saying({"micro_batch_size": batch // parts})
+
+
 def known_model(configuration: Configuration, answers: Answers) -> Configuration:
     """Return the configuration with the sizes of its model, from the answers or from its name.
 

@@ -22,10 +22,17 @@ def batch_is_product(configuration: Configuration) -> Iterator[Finding]:
     """Check that the global batch is replicas x samples of a micro-batch x micro-batches."""
     batch, size = configuration.global_batch, configuration.layout.micro_batch_size
     replicas, count = configuration.replicas, configuration.micro_batches
-    if batch is None or size is None:
+    if batch is None:
         return
     key = configuration.key("global_batch")
-    if replicas is not None and count is not None and batch != replicas * size * count:
+    if size is None:
+        unit = (replicas or 1) * (count or 1)
+        if batch % unit:
+            problem = (
+                f"{batch} is no multiple of {replicas or 1} replicas x {count or 1} micro-batches = {unit}"
+            )
+            yield wrong(key, problem, str(nearest_multiple(batch, unit)))
+    elif replicas is not None and count is not None and batch != replicas * size * count:
         product = replicas * size * count
         terms = (
             f"{configuration.key('micro_batch_size')} {size} x {configuration.key('micro_batches')} {count}"

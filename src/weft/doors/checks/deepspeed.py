@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 from weft.doors.checks.base import Finding, Rule, buckets_are_parts, idle, number, on, slow, wrong
@@ -11,6 +12,12 @@ from weft.doors.stack_memory import overlaps_collectives
 
 _ZERO = "zero_optimization."
 _STAGE = f"{_ZERO}stage"
+# Sections, with the key in them whose value people write in their place.
+_SECTIONS = {
+    "zero_optimization": "stage",
+    **dict.fromkeys(("bf16", "fp16", "tensorboard", "flops_profiler"), "enabled"),
+    **dict.fromkeys(("optimizer", "scheduler"), "type"),
+}
 # Keys that DeepSpeed 0.19.8 refuses to start with.
 _REMOVED = (
     "amp",
@@ -42,6 +49,13 @@ def one_precision(configuration: Configuration) -> Iterator[Finding]:
     if len(names) > 1:
         problem = f"{' and '.join(names)} are both enabled; one is allowed"
         yield wrong(f"{names[-1]}.enabled", problem, "false")
+
+
+def sections_are_tables(configuration: Configuration) -> Iterator[Finding]:
+    """Check that sections are tables: DeepSpeed reads nothing of another value."""
+    for key, word in _SECTIONS.items():
+        if (given := configuration.given.get(key)) not in (None, {}):
+            yield wrong(key, f"{given!r} is no table", json.dumps({word: given}))
 
 
 def batch_is_given(configuration: Configuration) -> Iterator[Finding]:
@@ -135,6 +149,7 @@ def scaling_is_for_fp16(configuration: Configuration) -> Iterator[Finding]:
 
 
 RULES: tuple[Rule, ...] = (
+    sections_are_tables,
     one_precision,
     batch_is_given,
     stage_is_known,

@@ -25,6 +25,15 @@ from weft.errors import InputError, Violation
 NAME = "DeepSpeed"
 _MARKS = (DEEPSPEED.key("global_batch"), DEEPSPEED.key("micro_batch_size"), "zero_optimization")
 _REDUCED = "communication_data_type"
+# Options that weft predicts without them.
+_PREDICTED_OTHERWISE = {
+    "zero_optimization.zero_quantized_weights": "predicted with whole weights",
+    "zero_optimization.zero_quantized_nontrainable_weights": "predicted with whole weights",
+    "zero_optimization.zero_quantized_gradients": "predicted with whole gradients",
+    "activation_checkpointing.partition_activations": "predicted with activations on every tensor rank",
+    "activation_checkpointing.cpu_checkpointing": "predicted with activations on the devices",
+    "compile.deepcompile": "predicted with the engine's own gathers",
+}
 SHARDINGS: Mapping[int, Sharding] = {0: "zero-0", 1: "zero-1", 2: "zero-2", 3: "zero-3"}
 
 
@@ -42,7 +51,8 @@ def read(text: str, name: str) -> Configuration:
     """
     given = flat(json_mapping(text) or {}, name)
     values, keys = counts(given, DEEPSPEED.counts, name)
-    if "global_batch" not in values:
+    size = DEEPSPEED.key("micro_batch_size")
+    if not {"global_batch", "micro_batch_size"} <= {*values} and given.get(size) != AUTO:
         # By default the engine accumulates nothing.
         values.setdefault("micro_batches", 1)
     stage = whole(given.get("zero_optimization.stage", 0))
@@ -141,10 +151,12 @@ def blocking_of(given: Mapping[str, Any], sharding: Sharding | None, pipeline: i
 def unpredicted(given: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the features of DeepSpeed in the file that weft does not predict."""
     lines = []
-    if any(key.endswith("quantized_weights") and truth(value) for key, value in given.items()):
-        lines.append("zero_optimization.zero_quantized_weights: predicted with whole weights")
+    lines += [f"{key}: {words}" for key, words in _PREDICTED_OTHERWISE.items() if truth(given.get(key))]
     if whole(given.get("zero_optimization.zero_hpz_partition_size", 1)) != 1:
         lines.append("zero_optimization.zero_hpz_partition_size: predicted without second copies of weights")
+    kept = given.get("data_types.grad_accum_dtype")
+    if kept not in (None, "fp32"):
+        lines.append(f"data_types.grad_accum_dtype {kept}: predicted with the engine's usual gradients")
     if given.get(_REDUCED) is not None and _reduce_precision(given) is None:
         lines.append(f"{_REDUCED} {given[_REDUCED]}: predicted with reductions in fp32")
     return tuple(lines)
