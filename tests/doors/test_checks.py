@@ -622,6 +622,34 @@ data_parallel_shard_degree = 8
     assert found(text) == [line]
 
 
+@pytest.mark.parametrize(
+    ("text", "key", "near"),
+    [
+        (deepspeed(train_batch_sizes=64, train_batch_size=None), "train_batch_sizes", "train_batch_size"),
+        (deepspeed(fp16={"enable": False}), "fp16.enable", "fp16.enabled"),
+        (axolotl(micro_batchsize=4, micro_batch_size=None), "micro_batchsize", "micro_batch_size"),
+        (axolotl(gradient_checkpoint=True), "gradient_checkpoint", "gradient_checkpointing"),
+        (accelerate(mixed_precison="bf16", mixed_precision=None), "mixed_precison", "mixed_precision"),
+        (
+            TORCHTITAN.replace("tensor_parallel_degree", "tensor_paralel_degree"),
+            "parallelism.tensor_paralel_degree",
+            "parallelism.tensor_parallel_degree",
+        ),
+        (MEGATRON.replace("-length", "-lengths"), "--seq-lengths", "--seq-length"),
+    ],
+)
+def test_a_misspelt_key_is_found(text: str, key: str, near: str) -> None:
+    stack = read_configuration(text, "file").stack
+    assert f"wrong: {key}: no key of {stack} (nearest valid: {near})" in found(text)
+
+
+def test_keys_of_one_letter_more_are_other_keys() -> None:
+    assert not any(
+        "no key" in line for line in found(accelerate(parallelism_config={"parallelism_config_sp_size": 2}))
+    )
+    assert not any("no key" in line for line in found(deepspeed(bfloat16={"enabled": True})))
+
+
 def test_where_devices_are_known_the_batch_is_a_product_of_three() -> None:
     configuration = replace(read_configuration(deepspeed(), "file"), devices=16)
     line = (

@@ -141,3 +141,52 @@ MEGATRON_LM = Keys(
     written=("tp", "pp", "cp", "micro_batch_size", "global_batch", "sequence", "replicate"),
     in_words=frozenset({"sharding", "recompute", "blocking"}),
 )
+
+# All keys that weft reads or that are like one of them, by the name of the stack.
+READ_KEYS: Mapping[str, frozenset[str]] = {
+    stack: frozenset(key for row in (keys.counts | keys.parts).values() for key in row).union(others)
+    for stack, keys, others in (
+        (
+            "DeepSpeed",
+            DEEPSPEED,
+            (
+                *("zero_optimization", "zero_optimization.stage", "zero_optimization.overlap_comm"),
+                *("zero_optimization.reduce_bucket_size", "zero_optimization.allgather_bucket_size"),
+                *("bf16.enabled", "fp16.enabled", "gradient_clipping", "optimizer.type"),
+            ),
+        ),
+        (
+            "Accelerate",
+            ACCELERATE,
+            (
+                *(
+                    "distributed_type",
+                    "mixed_precision",
+                    "num_machines",
+                    "deepspeed_config.zero_stage",
+                    ULYSSES,
+                ),
+                *("fsdp_config.fsdp_sharding_strategy", "fsdp_config.fsdp_activation_checkpointing"),
+                *("fsdp_config.fsdp_reshard_after_forward", "fsdp_config.fsdp_offload_params"),
+            ),
+        ),
+        (
+            "Axolotl",
+            AXOLOTL,
+            (
+                *("gradient_checkpointing", "sample_packing", "optimizer", "adapter", "deepspeed", "fsdp"),
+                *("load_in_8bit", "load_in_4bit", "max_grad_norm", "torch_compile"),
+            ),
+        ),
+        (
+            "torchtitan",
+            TORCHTITAN,
+            (
+                *("parallelism.pipeline_parallel_schedule", "parallelism.fsdp_reshard_after_forward"),
+                *("parallelism.expert_parallel_degree", "activation_checkpoint.mode", "optimizer.name"),
+                *("training.mixed_precision_param", "model.flavor"),
+            ),
+        ),
+        ("Megatron-LM", MEGATRON_LM, ()),
+    )
+}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from difflib import SequenceMatcher
 
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
 from weft.doors.checks.base import Finding, Rule, nearest_divisor, nearest_multiple, slow, wrong
 from weft.doors.configuration import Configuration
+from weft.doors.keys import READ_KEYS
 
 
 def devices_hold_replicas(configuration: Configuration) -> Iterator[Finding]:
@@ -48,6 +51,22 @@ def batch_is_product(configuration: Configuration) -> Iterator[Finding]:
         yield wrong(key, problem, str(nearest_multiple(batch, unit)))
 
 
+def keys_are_spelt(configuration: Configuration) -> Iterator[Finding]:
+    """Find keys that are those that weft reads but for a few letters; weft reads nothing of them."""
+    given, read = configuration.given, READ_KEYS[configuration.stack]
+    for key in given:
+        near = [one for one in read if one not in given and _are_alike(key, one)]
+        if near and key not in read:
+            yield wrong(key, f"no key of {configuration.stack}", min(near))
+
+
+def _are_alike(key: str, other: str) -> bool:
+    """Return True if all words of two keys, or their letters without signs, are nearly the same."""
+    words, others = (re.split(r"[\W_]+", one.lower()) for one in (key, other))
+    alike = (SequenceMatcher(None, *pair).ratio() > 0.8 for pair in zip(words, others, strict=False))
+    return "".join(words) == "".join(others) or (len(words) == len(others) and all(alike))
+
+
 def pipeline_is_filled(configuration: Configuration) -> Iterator[Finding]:
     """Find pipelines with fewer micro-batches than devices: some devices idle most of a step."""
     devices, count = configuration.layout.pp or 1, configuration.micro_batches
@@ -85,6 +104,7 @@ def axes_divide_the_model(configuration: Configuration) -> Iterator[Finding]:
 
 
 RULES: tuple[Rule, ...] = (
+    keys_are_spelt,
     devices_hold_replicas,
     batch_is_product,
     pipeline_is_filled,
