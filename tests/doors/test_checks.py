@@ -209,6 +209,19 @@ def test_tensor_ranks_that_do_not_divide_heads_are_found() -> None:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
+        ({"distributed_type": "FDSP"}, "wrong: distributed_type: 'FDSP' is not known (nearest valid: FSDP)"),
+        (
+            {"mixed_precision": "bfloat16"},
+            "wrong: mixed_precision: 'bfloat16' is not known (nearest valid: bf16)",
+        ),
+        (
+            {"fsdp_config": {"fsdp_sharding_strategy": "FULLSHARD"}},
+            "wrong: fsdp_config.fsdp_sharding_strategy: 'FULLSHARD' is not known (nearest valid: FULL_SHARD)",
+        ),
+        (
+            {"gradient_accumulation_steps": 4},
+            "wrong: gradient_accumulation_steps: no key of the file; Accelerate refuses it",
+        ),
         (
             {"num_processes": 15},
             "wrong: num_processes: 15 processes on 2 machines, not as many on each (nearest valid: 16)",

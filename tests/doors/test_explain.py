@@ -329,6 +329,13 @@ def test_plugins_of_accelerate(lines: str, sharding: str, recompute: str | None)
     assert fields(found, "stack", "sharding", "recompute") == ("Accelerate", sharding, recompute)
 
 
+@pytest.mark.parametrize(("machines", "island"), [(1, None), (2, 8), (16, None)])
+def test_hybrid_strategies_share_out_in_each_machine(machines: int, island: int | None) -> None:
+    text = f"distributed_type: FSDP\nnum_processes: 16\nnum_machines: {machines}\n"
+    text += "fsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}"
+    assert read_configuration(text, "a.yaml").layout.island == island
+
+
 def test_what_accelerate_does_and_weft_does_not_predict(tmp_path: Path) -> None:
     text = """
 compute_environment: LOCAL_MACHINE

@@ -7,8 +7,9 @@ from math import prod
 
 from weft.doors.checks.base import Finding, Rule, idle, nearest_multiple, number, on, slow, wrong
 from weft.doors.configuration import Configuration
-from weft.doors.explain.accelerate import plugin
+from weft.doors.explain.accelerate import STRATEGIES, STRATEGY, plugin
 from weft.doors.keys import ACCELERATE, IN_DEEPSPEED, IN_MEGATRON, IN_SIZES, ULYSSES
+from weft.errors import nearest
 
 _FSDP = "fsdp_config.fsdp_"
 # Each plugin's section.
@@ -25,6 +26,41 @@ _ONLY_FIRST = (
     "use_orig_params",
     "sync_module_states",
 )
+
+
+# The words of keys that have few; capitals do not count, and `no` of YAML is false.
+_WORDS = {
+    "distributed_type": (
+        *("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA", "MULTI_XPU"),
+        *("MULTI_HPU", "MULTI_NEURON", "DEEPSPEED", "FSDP", "XLA", "TPU", "MEGATRON_LM", "DATA_PARALLEL"),
+        *("MODEL_PARALLEL", "FALSE"),
+    ),
+    "mixed_precision": ("no", "fp16", "bf16", "fp8", "False"),
+    STRATEGY: tuple(STRATEGIES),
+}
+# Other keys at the top are refused.
+_TOP = (
+    *("compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug"),
+    *("num_processes", "machine_rank", "num_machines", "gpu_ids", "main_process_ip"),
+    *("main_process_port", "rdzv_backend", "same_network", "main_training_function"),
+    *("enable_cpu_affinity", "fp8_config", "deepspeed_config", "fsdp_config", "tp_config"),
+    *("parallelism_config", "megatron_lm_config", "ipex_config", "mpirun_config", "downcast_bf16"),
+    *("tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_use_sudo", "command_file", "commands"),
+    *("tpu_vm", "tpu_env", "dynamo_config", "fp16", "dynamo_backend"),
+)
+
+
+def words_are_known(configuration: Configuration) -> Iterator[Finding]:
+    """Check the words of keys that have few, and that no other keys stand at the top."""
+    given = configuration.given
+    for key, words in _WORDS.items():
+        word = str(given.get(key))
+        if given.get(key) is not None and word.lower() not in map(str.lower, words):
+            yield wrong(key, f"{given[key]!r} is not known", nearest(word, words) or words[0])
+    if given.get("compute_environment", "LOCAL_MACHINE") == "LOCAL_MACHINE":
+        for key in given:
+            if "." not in key and key not in _TOP:
+                yield wrong(key, "no key of the file; Accelerate refuses it", nearest(key, _TOP))
 
 
 def processes_fill_machines(configuration: Configuration) -> Iterator[Finding]:
@@ -123,6 +159,7 @@ def ranks_by_default(configuration: Configuration) -> Iterator[Finding]:
 
 
 RULES: tuple[Rule, ...] = (
+    words_are_known,
     processes_fill_machines,
     sizes_make_processes,
     replicas_of_groups_share,

@@ -26,8 +26,9 @@ from weft.doors.stage_splits import EQUAL_BLOCKS
 NAME = "Accelerate"
 _MARKS = ("compute_environment", "distributed_type")
 _FILE = "deepspeed_config.deepspeed_config_file"
+STRATEGY = "fsdp_config.fsdp_sharding_strategy"
 # FSDP1's strategies, by number and by name.
-_STRATEGIES: Mapping[str, Sharding] = {
+STRATEGIES: Mapping[str, Sharding] = {
     "1": "zero-3",
     "FULL_SHARD": "zero-3",
     "2": "zero-2",
@@ -84,7 +85,17 @@ def read(text: str, name: str) -> Configuration:
         memory=_memory(kind, deepspeed or {}, sharding, values.get("pp", 1), str(given.get(_FILE, name))),
         split=EQUAL_BLOCKS if kind == "MEGATRON_LM" else None,
     )
-    return configuration.saying(said | values | groups_of_accelerate(given, sharding, name))
+    groups = groups_of_accelerate(given, sharding, name) or _nodes(given, kind, values)
+    return configuration.saying(said | values | groups)
+
+
+def _nodes(given: Mapping[str, Any], kind: str, values: Mapping[str, int]) -> dict[str, int]:
+    """Return the island of FSDP1's hybrid strategies, which share out in each machine alone."""
+    hybrid = str(given.get(STRATEGY)).upper() in ("4", "5", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+    machines, devices = whole(given.get("num_machines", 1)), values.get("devices", 0)
+    if kind != "FSDP" or not hybrid or not isinstance(machines, int) or not 1 < machines < devices:
+        return {}
+    return {"island": devices // machines}
 
 
 def _compiler(given: Mapping[str, Any]) -> str:
@@ -108,9 +119,9 @@ def _sharding(given: Mapping[str, Any], kind: str, deepspeed: Mapping[str, Any] 
     if kind != "FSDP":
         return "zero-0"
     resharded = given.get("fsdp_config.fsdp_reshard_after_forward")
-    strategy = str(given.get("fsdp_config.fsdp_sharding_strategy", resharded)).upper()
-    if strategy in _STRATEGIES:
-        return _STRATEGIES[strategy]
+    strategy = str(given.get(STRATEGY, resharded)).upper()
+    if strategy in STRATEGIES:
+        return STRATEGIES[strategy]
     return "zero-2" if resharded is not None and not truth(resharded) else "zero-3"
 
 
