@@ -503,6 +503,12 @@ def test_what_makes_an_axolotl_file_another_job(lines: str, keys: list[str]) -> 
     assert len(found.unpredicted) == lines.startswith(("liger_", "plugins", "fp8", "optimizer: paged"))
 
 
+@pytest.mark.parametrize("key", ["activation_checkpointing", "fsdp_activation_checkpointing"])
+def test_axolotls_keys_of_fsdp_may_begin_with_its_name(key: str) -> None:
+    text = f"base_model: gpt2\nmicro_batch_size: 1\nfsdp_config: {{{key}: true}}\n"
+    assert read_configuration(text, "config.yml").layout.recompute == "full"
+
+
 ZERO_3 = '{"zero_optimization": {"stage": 3}}'
 
 
@@ -514,6 +520,8 @@ ZERO_3 = '{"zero_optimization": {"stage": 3}}'
         ("deepspeed: configs/zero2.json", None, None, False),
         ("deepspeed: {zero_optimization: {stage: 1}}", None, "zero-1", True),
         ("fsdp: [full_shard]", None, "zero-3", True),
+        ("fsdp_config: {fsdp_sharding_strategy: SHARD_GRAD_OP}", None, "zero-2", True),
+        ("fsdp_config: {reshard_after_forward: false}", None, "zero-2", True),
     ],
 )
 @pytest.mark.parametrize("folder", [".", "examples/llama"])
@@ -702,6 +710,27 @@ def test_a_template_that_is_no_json_yet_is_refused_with_the_place(text: str, lin
     with pytest.raises(InputError) as refused:
         read_configuration(text, "file")
     assert str(refused.value) == f"file: not valid JSON: {line}"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        (
+            "job.toml",
+            "[training]\nseq_len = 8192 tokens\n",
+            "not valid TOML: Expected newline or end of document after a statement (at line 2, column 16)",
+        ),
+        (
+            "a.yml",
+            "distributed_type: FSDP\n num_processes: 8\n",
+            "not valid YAML: line 2, column 15: mapping values are not allowed here",
+        ),
+    ],
+)
+def test_a_broken_file_is_refused_with_the_place(name: str, text: str, line: str) -> None:
+    with pytest.raises(InputError) as refused:
+        read_configuration(text, name)
+    assert str(refused.value) == f"{name}: {line}"
 
 
 TITAN = """\

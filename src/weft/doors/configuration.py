@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -202,6 +202,12 @@ def truth(value: Any) -> bool:
     return value is True or value == 1 or (isinstance(value, str) and value.lower() in ("true", "yes", "1"))
 
 
+_KINDS = {".toml": "TOML", ".yaml": "YAML", ".yml": "YAML"}
+_LOADERS: Mapping[str, Callable[[str], Any]] = {
+    "JSON": json.loads,
+    "TOML": tomllib.loads,
+    "YAML": yaml.safe_load,
+}
 # Configurations are small; longer texts are traces or data.
 _MOST_CHARACTERS = 2_000_000
 
@@ -245,16 +251,21 @@ def named_file(name: object, file: str) -> Path | None:
     return next((folder / str(name) for folder in folders if (folder / str(name)).is_file()), None)
 
 
-def broken(text: str) -> str | None:
-    """Return the error of a text that begins like JSON and is invalid; None for others."""
-    if len(text) > _MOST_CHARACTERS or not text.lstrip().startswith("{"):
+def broken(text: str, name: str) -> str | None:
+    """Return the error of an invalid text that begins like JSON or is named TOML or YAML; else None."""
+    kind = "JSON" if text.lstrip().startswith("{") else _KINDS.get(Path(name).suffix.lower())
+    if len(text) > _MOST_CHARACTERS or kind is None:
         return None
     try:
-        json.loads(text)
+        _LOADERS[kind](text)
     except json.JSONDecodeError as error:
         return f"not valid JSON: line {error.lineno}, column {error.colno}: {error.msg}"
-    except (ValueError, RecursionError):
-        return "not valid JSON"
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        return f"not valid YAML: {place}{error.problem}"
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        return f"not valid {kind}: {error}" if kind == "TOML" else f"not valid {kind}"
     return None
 
 

@@ -40,6 +40,6 @@ def read_configuration(text: str, name: str) -> Configuration:
     for reader in READERS.values():
         if reader.recognises(text, name):
             return reader.read(text, name)
-    if (problem := broken(text)) is not None:
+    if (problem := broken(text, name)) is not None:
         raise InputError(Violation(name, problem))
     raise InputError(Violation(name, f"not recognised; can be read: {_READABLE}"))

@@ -8,6 +8,7 @@ from typing import Any
 from weft.describe.plan import Recompute, Sharding
 from weft.describe.units import shown
 from weft.doors.configuration import Configuration, StatedMemory, counts, flat, truth, yaml_mapping
+from weft.doors.explain.accelerate import STRATEGIES
 from weft.doors.explain.axolotl_adapters import (
     incomparable_adapters,
     low_rank_tables,
@@ -109,14 +110,21 @@ def _sharding(
     if given.get(_DEEPSPEED):
         return None
     if given.get("fsdp") or "fsdp_config" in given or sizes.get("shard", 1) > 1:
-        return "zero-3" if truth(given.get("fsdp_config.reshard_after_forward", True)) else "zero-2"
+        strategy = STRATEGIES.get(str(_of_fsdp(given, "sharding_strategy")).upper())
+        resharded = _of_fsdp(given, "reshard_after_forward")
+        return strategy or ("zero-3" if resharded is None or truth(resharded) else "zero-2")
     return "zero-0"
+
+
+def _of_fsdp(given: Mapping[str, Any], name: str) -> Any:
+    """Return a value of FSDP's section, whose keys older files begin with `fsdp_`."""
+    return given.get(f"fsdp_config.{name}", given.get(f"fsdp_config.fsdp_{name}"))
 
 
 def _recompute(given: Mapping[str, Any]) -> Recompute:
     checkpointing = given.get("gradient_checkpointing")
     offloaded = checkpointing in ("offload", "offload_disk", "unsloth")
-    sharded = truth(given.get("fsdp_config.activation_checkpointing"))
+    sharded = truth(_of_fsdp(given, "activation_checkpointing"))
     return "full" if truth(checkpointing) or offloaded or sharded else "none"
 
 
@@ -133,11 +141,10 @@ def _unpredicted(given: Mapping[str, Any]) -> list[str]:
     found = []
     if truth(given.get("sample_packing")):
         found.append("sample_packing: predicted as full samples of sequence_len tokens")
-    found += [
-        f"{key}: predicted with whole logits and unfused kernels, which take more time and memory"
-        for key in given
-        if key.startswith("liger_") and truth(given[key])
-    ]
+    if kernels := ", ".join(key for key in given if key.startswith("liger_") and truth(given[key])):
+        found.append(
+            f"{kernels}: predicted with whole logits and unfused kernels, which take more time and memory"
+        )
     if "CutCrossEntropy" in str(given.get("plugins")):
         found.append("plugins CutCrossEntropyPlugin: predicted with whole logits, which take more memory")
     if truth(given.get("fp8")):
