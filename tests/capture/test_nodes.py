@@ -138,6 +138,7 @@ def cores() -> Cluster:
         (["--nodes", "{file}"], "--nodes: every node runs this command"),
         (["--nodes", "no-file.toml"], "no-file.toml"),
         (["gpt2", "--nodes", "{file}"], "MODEL: does not go with --nodes"),
+        (["--micro-batches", "1", "--nodes", "{file}"], "--micro-batches: does not go with --nodes"),
     ],
 )
 def test_bad_input_is_refused_with_one_line(

@@ -60,6 +60,10 @@ def test_layers_that_no_ranks_divide() -> None:
     ("arguments", "line"),
     [
         (("--tensor-parallel", "2"), "--tensor-parallel: is about the layers of a model; name one"),
+        (("--sequence", "64"), "--sequence: is about the layers of a model; name one"),
+        (("--precision", "int8"), "'int8'"),
+        (("gpt-1m", "--precision", "int8"), "'int8'"),
+        (("--ranks", "2,100000"), "--ranks: 100000 ranks are more than 16 for each core"),
         (("--micro-batches", "2"), "--micro-batches: is about the layers of a model; name one"),
         (("gpt-1m", "--micro-batches", "1,x"), "--micro-batches: 'x', allowed: whole numbers of at least 1"),
         (("--ranks", "1,2"), "--ranks: a collective has two ranks or more"),

@@ -17,7 +17,7 @@ from weft.describe.cluster import Cluster
 from weft.describe.families import layer_graph
 from weft.describe.families.captured import FAMILY as CAPTURED
 from weft.describe.model import ModelConfig
-from weft.describe.request import default_precision
+from weft.describe.request import default_precision, require_precision
 from weft.describe.this_machine import this_machine
 from weft.errors import InputError, Violation
 from weft.files import weft_home
@@ -26,6 +26,8 @@ from weft.predict.profile import LayerProfile, MachineMeasurement
 from weft.progress import ProgressReport, progress_file, unwatched
 from weft.run.launch.workers import launch_workers
 
+# Each rank is a process with torch in it.
+MOST_ON_CORE = 16
 MICRO_BATCH_SIZES = (1, 2, 4, 8)
 DEGREES_OPTION = "--tensor-parallel"
 RANKS_OPTION = "--ranks"
@@ -93,8 +95,10 @@ def request_of(
 
     Raises:
         InputError: for a tensor degree that does not divide the model's layers or the devices of every node,
-            and for a model without code.
+            for a precision that a device does not compute, and for a model without code.
     """
+    if precision is not None:
+        require_precision(cluster, precision)
     if model is not None:
         if model.family == CAPTURED:
             problem = f"{model.name!r}: a file of layers has no code to measure"
@@ -137,13 +141,17 @@ def require_ranks(cluster: Cluster, ranks: Sequence[int]) -> None:
     """Check that collectives can be measured among so many ranks; cores may be shared.
 
     Raises:
-        InputError: for fewer than two ranks, or more of them than accelerators.
+        InputError: for fewer than two ranks, more of them than accelerators, or very many for each core.
     """
     if ranks and ranks[0] < 2:
         raise InputError(Violation(RANKS_OPTION, "a collective has two ranks or more", "2"))
     if ranks and ranks[-1] > cluster.ranks and not cluster.groups[0].device.synchronous:
         problem = f"{ranks[-1]} ranks need as many devices; {cluster.name} has {cluster.ranks}"
         raise InputError(Violation(RANKS_OPTION, problem, str(cluster.ranks)))
+    most = MOST_ON_CORE * cluster.ranks
+    if ranks and ranks[-1] > most:
+        problem = f"{ranks[-1]} ranks are more than {MOST_ON_CORE} for each core"
+        raise InputError(Violation(RANKS_OPTION, problem, str(most)))
 
 
 def require_degrees(cluster: Cluster, model: ModelConfig, degrees: Sequence[int]) -> None:

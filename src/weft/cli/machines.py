@@ -24,6 +24,9 @@ from weft.files import weft_home
 from weft.lab.inside import lab_cluster
 from weft.predict.profile import LayerProfile
 
+_SEQUENCE = "--sequence"
+_MICRO_BATCHES = "--micro-batches"
+
 
 def doctor(*, json: Json = False) -> int:
     """List this machine's parts and abilities; a remedy for each missing one.
@@ -75,7 +78,7 @@ def measure(
     sequence
         Tokens per sample; default: the longest sequence of the model.
     precision
-        fp32, bf16 or fp64; default: the planner's choice on this machine.
+        fp32, bf16, fp16 or fp64; default: the planner's choice on this machine.
     tensor_parallel
         Degrees of tensor parallelism to measure, such as 1,2; default: 1. Rows of other degrees are kept.
     micro_batches
@@ -88,16 +91,22 @@ def measure(
     """
     require_folder(weft_home())
     if nodes is not None:
-        given = {"MODEL": model, "--sequence": sequence, "--precision": precision, RANKS_OPTION: ranks}
+        given = {"MODEL": model, _SEQUENCE: sequence, "--precision": precision, RANKS_OPTION: ranks}
+        given |= {DEGREES_OPTION: tensor_parallel, _MICRO_BATCHES: micro_batches}
         if idle := [name for name, value in given.items() if value is not None]:
             raise InputError(
                 [Violation(name, "does not go with --nodes, which measures links") for name in idle]
             )
         measure_links(nodes, as_json=json)
         return
+    of_layers = {_SEQUENCE: sequence, DEGREES_OPTION: tensor_parallel, _MICRO_BATCHES: micro_batches}
+    if model is None and (idle := {name: value for name, value in of_layers.items() if value is not None}):
+        what = "is about the layers of a model; name one"
+        near = ((name, f"weft measure gpt-1m {name} {value}") for name, value in idle.items())
+        raise InputError([Violation(name, what, command) for name, command in near])
     config = resolve_model(model, sequence=sequence) if model is not None else None
-    degrees = _counts(DEGREES_OPTION, tensor_parallel, (1,), config)
-    sizes = _counts("--micro-batches", micro_batches, MICRO_BATCH_SIZES, config)
+    degrees = (1,) if tensor_parallel is None else counts_of(DEGREES_OPTION, tensor_parallel)
+    sizes = MICRO_BATCH_SIZES if micro_batches is None else counts_of(_MICRO_BATCHES, micro_batches)
     counts = counts_of(RANKS_OPTION, ranks) if ranks is not None else ()
     if (cluster := lab_cluster()) is not None:
         if counts:
@@ -132,17 +141,6 @@ def measure(
         out.print(_layer_table([measured.profile]))
     for path in measured.files:
         out.print(f"wrote {path}", soft_wrap=True)
-
-
-def _counts(
-    option: str, text: str | None, default: tuple[int, ...], config: ModelConfig | None
-) -> tuple[int, ...]:
-    if text is None:
-        return default
-    if config is None:
-        problem = "is about the layers of a model; name one"
-        raise InputError(Violation(option, problem, f"weft measure gpt-1m {option} {text}"))
-    return counts_of(option, text)
 
 
 def _measure_lab(

@@ -107,7 +107,7 @@ def request_of(config: ModelConfig, cluster: Cluster, **options: Unpack[RequestO
         assumed["sequence"] = f"{config.sequence} tokens, {usual}"
     if precision in SCALED:
         methods = with_gradient_norm(methods)
-    _require_precision(computing, precision)
+    require_precision(computing, precision)
     reduced = options.get("reduce_precision")
     if refused := reduction_problem(reduced, precision, DENSE if sync is None else sync.name):
         raise InputError(refused)
@@ -224,7 +224,12 @@ def _why_not_bf16(cluster: Cluster) -> str:
     return f", since {' and '.join(without)} cannot compute in bf16; leave them out, or give --precision"
 
 
-def _require_precision(cluster: Cluster, precision: str) -> None:
+def require_precision(cluster: Cluster, precision: str) -> None:
+    """Check that every device computes in a precision.
+
+    Raises:
+        InputError: with the precisions that a device has.
+    """
     for group in cluster.groups:
         if precision not in group.device.flops_per_s:
             able = ", ".join(group.device.flops_per_s)
