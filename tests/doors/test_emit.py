@@ -559,7 +559,7 @@ def test_torchtitan_gets_the_layers_of_every_stage() -> None:
     flat = [name for part in parts for name in part]
     assert flat == ["tok_embeddings", *(f"layers.{index}" for index in range(32)), "norm", "output"]
     assert len(parts) == 4
-    assert record["model"] == {"name": "llama3", "flavor": "8B"}
+    assert record["model"] == {"name": "llama3", "flavor": "8B", "hf_assets_path": "nobody chose it"}
     assert lost("torchtitan", job) == []
 
 
@@ -611,7 +611,12 @@ PLACEHOLDERS = {
         ["'lr': 0.0002", "steps=77", "max_norm=0.7", 'hf_assets_path=os.environ["TOKENIZER"]'],
     ),
     "torchtitan-toml": (
-        ['lr = "nobody chose it"', 'steps = "nobody chose it"', 'max_norm = "nobody chose it"'],
+        [
+            'hf_assets_path = "nobody chose it"',
+            'lr = "nobody chose it"',
+            'steps = "nobody chose it"',
+            'max_norm = "nobody chose it"',
+        ],
         ["lr = 0.0002", "steps = 77", "max_norm = 0.7", 'dataset = "nobody chose it"'],
     ),
 }
@@ -629,6 +634,87 @@ def test_what_nobody_chose_is_a_placeholder(stack: str) -> None:
         for line in lines:
             assert line in text
         assert "0.001" not in text
+
+
+# The words for a cosine to a tenth with all that goes with it, for a constant rate, and for a linear decay.
+RATES = {
+    "megatron": (
+        ["--lr-decay-style cosine", "--min-lr 2e-05", "--lr-warmup-iters 5"],
+        ["--lr-decay-style constant"],
+        ["--lr-decay-style linear"],
+    ),
+    "torchtitan": (
+        ["warmup_steps=5, decay_type='cosine', min_lr_factor=0.1", "'betas': (0.8, 0.9)"],
+        ["decay_ratio=0.0"],
+        ["decay_type='linear', min_lr_factor=0.0"],
+    ),
+    "torchtitan-toml": (
+        [
+            'warmup_steps = 5\ndecay_type = "cosine"\nmin_lr_factor = 0.1\n',
+            "beta1 = 0.8\nbeta2 = 0.9\nweight_decay = 0.03\n",
+        ],
+        ["[lr_scheduler]\ndecay_ratio = 0.0\n"],
+        ['decay_type = "linear"\nmin_lr_factor = 0.0\n'],
+    ),
+    "deepspeed": (
+        [
+            '"type": "WarmupCosineLR"',
+            '"total_num_steps": 77',
+            '"warmup_num_steps": 5',
+            '"warmup_type": "linear"',
+            '"cos_min_ratio": 0.1',
+        ],
+        ['"type": "WarmupLR"', '"warmup_max_lr": "auto"'],
+        ['"type": "WarmupDecayLR"', '"total_num_steps": "auto"'],
+    ),
+    "accelerate": (
+        [
+            "--max_steps 77",
+            "--learning_rate 0.0002",
+            "--lr_scheduler_type cosine",
+            "--warmup_steps 5",
+            "--weight_decay 0.03",
+            "--adam_beta1 0.8 --adam_beta2 0.9",
+        ],
+        ["--lr_scheduler_type constant"],
+        ["--lr_scheduler_type linear"],
+    ),
+}
+
+
+@pytest.mark.parametrize("stack", RATES)
+def test_a_chosen_learning_rate_is_written_with_its_warm_up_and_decay(stack: str) -> None:
+    decaying = {
+        "learning_rate": 2e-4,
+        "schedule": "cosine",
+        "final_learning_rate": 2e-5,
+        "warm_up_steps": 5,
+        "betas": [0.8, 0.9],
+        "weight_decay": 0.03,
+    }
+    choices = (
+        {"optimizer": decaying, "train": {"steps": 77}},
+        {"optimizer": {"schedule": "constant"}},
+        {"optimizer": {"schedule": "linear"}},
+    )
+    for chosen, words in zip(choices, RATES[stack], strict=True):
+        text = emit(planned(changed(run_of(), chosen), dp=16), stack).text
+        assert [word for word in words if word not in text] == []
+    untold = emit(planned(run_of(), dp=16), stack)
+    assert not any(word in untold.text + untold.launch for word in ("decay", "warm")) or stack == "deepspeed"
+
+
+@pytest.mark.parametrize(
+    ("stack", "table", "line"),
+    [
+        ("torchtitan", {"decay_steps": 50}, "decay_steps 50: torchtitan decays until the last step"),
+        ("accelerate", {"decay_steps": 50}, "decay_steps 50, which the Trainer is not told"),
+        ("deepspeed", {"final_learning_rate": 1e-5}, "final_learning_rate 1e-05 of a linear decay"),
+    ],
+)
+def test_decays_that_a_stack_lacks_are_lost(stack: str, table: dict[str, float], line: str) -> None:
+    run = changed(run_of(), {"optimizer": {"schedule": "linear"} | table})
+    assert any(line in one for one in lost(stack, planned(run, dp=16)))
 
 
 def test_a_script_with_a_placeholder_ends_with_its_name() -> None:

@@ -17,6 +17,13 @@ from weft.doors.keys import ACCELERATE, IN_DEEPSPEED, IN_MEGATRON, IN_SIZES
 from weft.doors.replicas import group_counts, replica_counts
 from weft.planning.planned import PlannedJob
 
+# Arguments of transformers' Trainer, with the keys of the optimizer.
+_ARGUMENTS = {
+    "learning_rate": "learning_rate",
+    "warmup_steps": "warm_up_steps",
+    "weight_decay": "weight_decay",
+    "max_grad_norm": "clip_norm",
+}
 NAME = "accelerate"
 STACK = "Accelerate"
 _BLOCKS = {"gpt": "GPT2Block", "llama": "LlamaDecoderLayer", "bert": "BertLayer", "vit": "ViTLayer"}
@@ -55,7 +62,20 @@ def _launch(decided: Decided, file: str) -> str:
     # Several processes on processors join each other only where the environment declares that there is no
     # device.
     told = "ACCELERATE_USE_CPU=true " if decided.on_processors and decided.layout.ranks > 1 else ""
-    return f"{told}accelerate launch --config_file {file}{where} train.py {batch}"
+    return f"{told}accelerate launch --config_file {file}{where} train.py {batch}{_chosen(decided)}"
+
+
+def _chosen(decided: Decided) -> str:
+    """Return the arguments of the program for everything that somebody chose and the YAML has no key for."""
+    run, optimizer = decided.run, decided.run.optimizer
+    tables = {"max_steps": "train.steps"} | {name: f"optimizer.{key}" for name, key in _ARGUMENTS.items()}
+    chosen = {name: decided.chosen(*key.split("."), None) for name, key in tables.items()}
+    if run.chose("optimizer", "schedule"):
+        constant = optimizer.schedule == "constant"
+        chosen["lr_scheduler_type"] = "constant_with_warmup" if constant else optimizer.schedule
+    if optimizer.betas is not None:
+        chosen["adam_beta1"], chosen["adam_beta2"] = optimizer.betas
+    return "".join(f" --{name} {value}" for name, value in chosen.items() if value is not None)
 
 
 def _plugin(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
@@ -162,7 +182,12 @@ def _fsdp(decided: Decided) -> tuple[dict[str, Any], list[Loss]]:
 
 def _losses(decided: Decided) -> list[Loss]:
     layout, losses = decided.layout, decided.reduction_losses(STACK)
-    alone = layout.pp == 1
+    alone, optimizer = layout.pp == 1, decided.run.optimizer
+    for key in ("final_learning_rate", "decay_steps"):
+        if (value := getattr(optimizer, key)) is not None:
+            losses.append(
+                Loss(f"{key} {value:g}, which the Trainer is not told", "a decay to 0 in the last step")
+            )
     if alone and layout.recompute == "selective" and layout.sharding in ("zero-2", "zero-3"):
         losses.append(Loss("recompute selective", "fsdp_activation_checkpointing, which runs whole blocks"))
     if alone and layout.width == 1 and layout.recompute != "none" and layout.sharding in ("zero-0", "zero-1"):

@@ -88,6 +88,12 @@ class Decided:
         """Return the value that somebody gave to a key of the run file, else a stack's placeholder."""
         return getattr(getattr(self.run, table), key) if self.run.chose(table, key) else otherwise
 
+    @property
+    def final_share(self) -> float:
+        """The learning rate at the end of its decay, as a share of the highest."""
+        optimizer = self.run.optimizer
+        return (optimizer.final_learning_rate or 0.0) / optimizer.learning_rate
+
     @cached_property
     def layout(self) -> Layout:
         """The homogeneous layout nearest to the plan."""

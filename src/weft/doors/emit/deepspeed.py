@@ -34,7 +34,7 @@ def emit(planned: PlannedJob) -> Emitted:
     if decided.plan.reduce_precision is not None:
         record["communication_data_type"] = decided.plan.reduce_precision
     record["gradient_clipping"] = decided.chosen("optimizer", "clip_norm", AUTO)
-    record |= _degrees(decided) | {"optimizer": _optimizer(decided)}
+    record |= _degrees(decided) | {"optimizer": _optimizer(decided)} | _scheduler(decided)
     file = f"{NAME}.json"
     return Emitted(
         file=file,
@@ -89,8 +89,29 @@ def _optimizer(decided: Decided) -> dict[str, Any]:
     return {"type": names[decided.optimizer], "params": values}
 
 
+def _scheduler(decided: Decided) -> dict[str, Any]:
+    """Return the section of warm-up and decay, if somebody chose one of them; else the program decides."""
+    optimizer = decided.run.optimizer
+    if not any(decided.run.chose("optimizer", key) for key in ("schedule", "warm_up_steps")):
+        return {}
+    values: dict[str, Any] = {"warmup_num_steps": optimizer.warm_up_steps, "warmup_type": "linear"}
+    if optimizer.schedule != "constant":
+        values["total_num_steps"] = optimizer.decay_steps or decided.chosen("train", "steps", AUTO)
+    if optimizer.schedule == "cosine":
+        values |= {"warmup_min_ratio": 0.0, "cos_min_ratio": decided.final_share}
+    else:
+        rate = decided.chosen("optimizer", "learning_rate", AUTO)
+        values |= {"warmup_min_lr": 0.0, "warmup_max_lr": rate}
+    names = {"constant": "WarmupLR", "linear": "WarmupDecayLR", "cosine": "WarmupCosineLR"}
+    return {"scheduler": {"type": names[optimizer.schedule], "params": values}}
+
+
 def _losses(decided: Decided) -> list[Loss]:
     layout, blocks, losses = decided.layout, decided.blocks, decided.optimizer_losses()
+    optimizer = decided.run.optimizer
+    if optimizer.schedule == "linear" and optimizer.final_learning_rate:
+        what = f"final_learning_rate {optimizer.final_learning_rate:g} of a linear decay"
+        losses.append(Loss(f"{what}; {STACK}'s ends at 0", "WarmupDecayLR"))
     if layout.pp > 1 and layout.loops > 1:
         what = f"{layout.loops} stages per device ({layout.schedule})"
         losses.append(Loss(f"{what}; {STACK}'s pipeline has one", "1f1b with one stage per device"))

@@ -253,6 +253,7 @@ def _training(decided: Decided) -> Options:
     keys = {
         "--min-lr": "final_learning_rate",
         "--lr-decay-style": "schedule",
+        "--lr-decay-iters": "decay_steps",
         "--lr-warmup-iters": "warm_up_steps",
         "--weight-decay": "weight_decay",
     }

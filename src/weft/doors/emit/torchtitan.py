@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.doors.emit.base import Decided, Emitted, header
-from weft.doors.emit.torchtitan_keys import decide, degrees, flavor, parts, training
+from weft.doors.emit.torchtitan_keys import decide, degrees, flavor, learning_rate, parts, training
 from weft.planning.planned import PlannedJob
 
 NAME = "torchtitan"
@@ -113,10 +113,9 @@ def _optimizer(decided: Decided) -> str:
         "optimizer_kwargs": values,
     }
     words = ", ".join(f"{key}={value!r}" for key, value in group.items())
-    chose_warm_up = decided.run.chose("optimizer", "warm_up_steps")
-    warm_up = f"warmup_steps={optimizer.warm_up_steps}" if chose_warm_up else ""
+    rate = ", ".join(f"{key}={value!r}" for key, value in learning_rate(decided).items())
     return (
         "        optimizer=OptimizersContainer.Config(\n"
         f"            param_groups=[ParamGroupConfig({words})]\n        ),\n"
-        f"        lr_scheduler=LRSchedulersContainer.Config({warm_up}),\n"
+        f"        lr_scheduler=LRSchedulersContainer.Config({rate}),\n"
     )

@@ -53,6 +53,19 @@ def training(decided: Decided) -> Table:
     return values
 
 
+def learning_rate(decided: Decided) -> Table:
+    """Return the keys of warm-up and decay that somebody chose."""
+    optimizer, run = decided.run.optimizer, decided.run
+    values: Table = {}
+    if run.chose("optimizer", "warm_up_steps"):
+        values["warmup_steps"] = optimizer.warm_up_steps
+    if run.chose("optimizer", "schedule") and optimizer.schedule == "constant":
+        values["decay_ratio"] = 0.0
+    elif run.chose("optimizer", "schedule"):
+        values |= {"decay_type": optimizer.schedule, "min_lr_factor": decided.final_share}
+    return values
+
+
 def degrees(decided: Decided) -> Table:
     """Return the degrees of all axes, and the resharding of weights after each forward pass."""
     layout = decided.layout
@@ -108,6 +121,9 @@ def losses(decided: Decided) -> list[Loss]:
         found.append(Loss(what, "activation_checkpoint selective"))
     if decided.plan.precision not in DTYPES:
         found.append(Loss(f"precision {decided.plan.precision}, which {STACK} does not train in", "float32"))
+    if decided.run.optimizer.decay_steps is not None:
+        what = f"decay_steps {decided.run.optimizer.decay_steps}: {STACK} decays until the last step"
+        found.append(Loss(what, "training.steps"))
     if decided.run.optimizer.name == "sgd":
         found.append(Loss(f"optimizer sgd, which {STACK} does not have", "AdamW"))
     model = decided.model

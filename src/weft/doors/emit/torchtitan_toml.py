@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from weft.describe.toml_table import table_text, value_text
 from weft.doors.emit.base import Decided, Emitted, header
-from weft.doors.emit.torchtitan_keys import STACK, UNCHOSEN, Table, decide, degrees, flavor, parts, training
+from weft.doors.emit.torchtitan_keys import (
+    STACK,
+    UNCHOSEN,
+    Table,
+    decide,
+    degrees,
+    flavor,
+    learning_rate,
+    parts,
+    training,
+)
 from weft.planning.planned import PlannedJob
 
 NAME = "torchtitan-toml"
@@ -27,7 +37,7 @@ def emit(planned: PlannedJob) -> Emitted:
     if decided.layout.recompute == "selective":
         recompute["selective_ac_option"] = "op"
     tables = [
-        table_text("[model]", {"name": "llama3", "flavor": flavor(decided)}),
+        table_text("[model]", {"name": "llama3", "flavor": flavor(decided), "hf_assets_path": UNCHOSEN}),
         table_text("[training]", {"dataset": UNCHOSEN, **training(decided)}),
         _optimizer(decided),
         table_text("[parallelism]", degrees(decided) | order) + _parts(decided),
@@ -40,11 +50,13 @@ def emit(planned: PlannedJob) -> Emitted:
 def _optimizer(decided: Decided) -> str:
     optimizer = decided.run.optimizer
     name = "Adam" if optimizer.name == "adam" else "AdamW"
-    rate = decided.chosen("optimizer", "learning_rate", UNCHOSEN)
-    table = table_text("[optimizer]", {"name": name, "lr": rate})
-    if not decided.run.chose("optimizer", "warm_up_steps"):
-        return table
-    return table + "\n" + table_text("[lr_scheduler]", {"warmup_steps": optimizer.warm_up_steps})
+    values: Table = {"name": name, "lr": decided.chosen("optimizer", "learning_rate", UNCHOSEN)}
+    if optimizer.betas is not None:
+        values["beta1"], values["beta2"] = optimizer.betas
+    if decided.run.chose("optimizer", "weight_decay"):
+        values["weight_decay"] = optimizer.weight_decay
+    table, rate = table_text("[optimizer]", values), learning_rate(decided)
+    return table + "\n" + table_text("[lr_scheduler]", rate) if rate else table
 
 
 def _parts(decided: Decided) -> str:
