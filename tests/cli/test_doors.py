@@ -258,7 +258,9 @@ def test_options_that_say_nothing_of_a_trace_are_refused(
     [line] = lines_of_refusal(capsys, "explain", deepspeed, "--report", tmp_path / "page.html")
     assert line == f"weft: {deepspeed}: not the trace of a job; only these have a page"
     [line] = lines_of_refusal(capsys, "score", "--trace", job_trace, "--cluster", "8xa100-80gb")
-    assert line.startswith("weft: cluster: not with --trace")
+    assert line.startswith("weft: --cluster: not with --trace")
+    [line] = lines_of_refusal(capsys, "score", "--ledger", "--cluster", "8xt4")
+    assert line == "weft: --cluster: only with a CSV file"
     [line] = lines_of_refusal(capsys, "score", "--trace", deepspeed)
     assert line.startswith(f"weft: {deepspeed}: no trace of a job")
     assert lines_of_refusal(capsys, "score", "--ledger", "--trace", job_trace) == [

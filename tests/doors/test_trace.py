@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,14 @@ def test_a_trace_that_weft_wrote_is_read_like_any_other() -> None:
     found = analysed(perfetto_trace([figures.timeline], figures.program))
     assert set(found.stream_busy_s) >= {"rank 0 predicted compute", "rank 1 predicted compute"}
     assert found.class_s["matmul"] > 0
+
+
+def test_predictions_beside_measurements_do_not_count() -> None:
+    figures = simulate_schedule("1f1b", devices=2, micro_batches=2)
+    measured = replace(figures.timeline, clock="monotonic")
+    both = analysed(perfetto_trace([figures.timeline, measured], figures.program))
+    alone = analysed(perfetto_trace([measured], figures.program))
+    assert both.stream_busy_s == alone.stream_busy_s
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,12 @@ def test_a_short_run_counts_by_its_last_step(program: Program) -> None:
     comparison = compare(timeline_of(program, base), measured)
     assert (comparison.steps, comparison.warm_up_steps) == (1, 2)
     assert comparison.step.error == pytest.approx(0.0)
+    assert "median of 1 step after 2 warm-up steps" in comparison.text()
+
+
+def test_two_runs_of_one_name_are_the_first_and_the_second(program: Program) -> None:
+    run = timeline_of(program, unit_durations(program), steps=7, run="run", clock="monotonic")
+    assert compare(run, run).labels == ("first", "second")
 
 
 def test_two_runs_are_called_by_their_names(program: Program) -> None:

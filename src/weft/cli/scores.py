@@ -65,14 +65,16 @@ def score(
     """
     if ledger + (file is not None) + (trace is not None) != 1:
         raise InputError(Violation("score", "give one of a CSV file, --ledger and --trace"))
+    of_rows = {"--cluster": cluster, "--profile": profile, "--output": output}
     if trace is not None:
         refuse_options(
-            {"cluster": cluster, "profile": profile, "output": output, "report": report},
+            {**of_rows, "--report": report},
             "not with --trace, which has all times; `weft explain TRACE --report` makes a page",
         )
         score_trace(trace, json=json)
         return
     if file is None:
+        refuse_options(of_rows, "only with a CSV file")
         _score_ledger(report, json=json)
         return
     with progressing("scoring") as progress:

@@ -172,7 +172,8 @@ class Comparison:
             f"step: {first} {format_seconds(self.step.predicted_s)}, "
             f"{second} {format_seconds(self.step.measured_s)} "
             f"({self.figure} {error_text(self.figure_of(self.step))}), "
-            f"median of {self.steps} steps after {self.warm_up_steps} warm-up steps{cycle}",
+            f"median of {counted(self.steps, 'step')} after "
+            f"{counted(self.warm_up_steps, 'warm-up step')}{cycle}",
             f"instructions: {self.matched} in both, {self.only_predicted} only in {first}, "
             f"{self.only_measured} only in {second}{self._clock_text}",
             "",
@@ -204,6 +205,18 @@ def _row(label: str, count: str, first: str, second: str, figure: str) -> str:
     return f"{label:<28} {count:>6} {first:>12} {second:>12} {figure:>8}"
 
 
+def counted(count: int, what: str) -> str:
+    """Return a count of things in words."""
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def _labels(one: Timeline, two: Timeline) -> tuple[str, str]:
+    """Return the names of both sides: two runs of one name are the first and the second."""
+    if one.clock == PREDICTED:
+        return PREDICTED, "measured"
+    return (one.run, two.run) if one.run != two.run else ("first", "second")
+
+
 def compare(
     predicted: Timeline, measured: Timeline, *, step: Pair | None = None, warm_up: int = WARM_UP_STEPS
 ) -> Comparison:
@@ -226,7 +239,7 @@ def compare(
     everywhere = np.full(len(left), NONE, dtype=np.int64)
     compute, cycle = np.flatnonzero(is_compute(rows.kind)), max(one.cycle, two.cycle)
     return Comparison(
-        labels=(PREDICTED, "measured") if predicted.clock == PREDICTED else (predicted.run, measured.run),
+        labels=_labels(predicted, measured),
         step=step or Pair(predicted_s=one.step_s, measured_s=two.step_s),
         steps=two.steps,
         warm_up_steps=two.skipped,

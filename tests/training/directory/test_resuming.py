@@ -209,6 +209,8 @@ def test_contradicting_directories_are_refused(tmp_path: Path, started: Path) ->
     # A folder of runs is named in place of one of them.
     with pytest.raises(InputError, match=rf"it has no run.toml \(nearest valid: {started}\)"):
         RunDirectory(started.parent).require()
+    with pytest.raises(InputError, match=r"run.toml: a file, not a run directory"):
+        RunDirectory(started / "run.toml").require()
 
 
 def test_the_command_refuses_in_one_line(

@@ -25,6 +25,7 @@ _HOST = frozenset(
     {"cpu_op", "cuda_runtime", "cuda_driver", "python_function", "user_annotation", "privateuse1_op"}
 )
 _NEVER = frozenset({"gpu_user_annotation", "overhead", "Trace", "ac2g", "fwdbwd", "cpu_instant_event"})
+_PREDICTED = re.compile(r"rank \d+ predicted")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 # Three thousand years.
 _MOST_US = 1e17
@@ -113,7 +114,7 @@ def read_trace(data: bytes, name: str) -> Trace:
     record = record if isinstance(record, Mapping) else {}
     if not isinstance(events, list):
         raise InputError(Violation(name, "traceEvents: a list of events is needed"))
-    spans = spans_of(events, name)
+    spans = _measured(spans_of(events, name), events)
     steps = tuple(sorted(_steps(spans)))
     worked = [event for event in spans if event.get("cat") in _DEVICE]
     on_device = bool(worked)
@@ -124,6 +125,16 @@ def read_trace(data: bytes, name: str) -> Trace:
     if not worked:
         raise InputError(Violation(name, "no event of the trace took any time", "a trace with ph X events"))
     return _columns(worked, host if on_device else [], steps, on_device, record, events)
+
+
+def _measured(spans: list[dict[str, Any]], events: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the spans without weft's predictions, which a run's trace has beside the measurement."""
+    predicted = {
+        process
+        for (process, thread), label in _labels(events).items()
+        if not thread and _PREDICTED.fullmatch(label)
+    }
+    return [event for event in spans if str(event.get("pid")) not in predicted] or spans
 
 
 def spans_of(events: Iterable[object], name: str) -> list[dict[str, Any]]:

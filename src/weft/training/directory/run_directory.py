@@ -185,6 +185,8 @@ class RunDirectory:
         Raises:
             InputError: naming the missing file, and a run in the folder.
         """
+        if self.path.is_file():
+            raise InputError(Violation(str(self.path), "a file, not a run directory"))
         for name in ("run.toml", "plan.json"):
             if not (self.path / name).exists():
                 near = min(map(str, (found.parent for found in self.path.glob("*/plan.json"))), default="")
