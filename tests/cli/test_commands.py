@@ -255,7 +255,7 @@ def test_schedule_reads_stage_times_and_dumps(capsys, tmp_path):
 
 def test_schedule_draws_an_svg(capsys, tmp_path):
     path = tmp_path / "picture.svg"
-    answer(capsys, "show", "schedule", "gpipe", "--loops", 1, "--svg", path)
+    answer(capsys, "show", "schedule", "gpipe", "--svg", path)
     assert path.read_text().startswith("<svg")
 
 
@@ -335,10 +335,15 @@ def test_check_says_everything_at_once(capsys, tmp_path):
         (("schedule", "gpipe", "--ranks", "many"), "many"),
         (("show", "schedule"), "which one"),
         (("show", "/nowhere"), "nowhere"),
-        (("show", "schedule", "gpipe", "--report", "page.html"), "--report: a schedule alone has no cluster"),
+        (("show", "schedule", "gpipe", "--report", "page.html"), "--report: a schedule alone has no model"),
+        (("show", "schedule", "gpipe", "--on", "8xt4"), "--on: a schedule alone has no model"),
+        (("show", "plan.json", "extra"), "NAME: only with the word schedule"),
+        (("show", "plan.json", "--micro-batches", "4"), "--micro-batches: only with the word schedule"),
         (("simulate", "/nowhere/plan.json"), "plan.json"),
         (("train", "/nowhere/run.toml"), "nowhere"),
         (("compare", "/nowhere"), "not a run directory"),
+        (("runs", __file__), "a file, not a folder of runs"),
+        (("watch", __file__), "a file, not a run directory"),
         (("check",), "no file"),
         (("measure", "gpt-1n"), "gpt-1m"),
         (("fly",), "fly"),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from weft.cli.codecs import codec_record, print_codecs
 from weft.cli.output import (
@@ -16,6 +14,7 @@ from weft.cli.output import (
     console,
     print_json,
     print_timeline,
+    refuse_options,
     say_written,
     write_asked,
 )
@@ -55,9 +54,9 @@ def show(
     *,
     model: str | None = None,
     on: str | None = None,
-    ranks: Annotated[int, Parameter(name=["--ranks"])] = 4,
-    loops: int = 2,
-    micro_batches: int = 8,
+    ranks: int | None = None,
+    loops: int | None = None,
+    micro_batches: int | None = None,
     program: Flag = False,
     svg: WrittenFile | None = None,
     report: WrittenFile | None = None,
@@ -79,11 +78,11 @@ def show(
     on
         Show the plan on this cluster instead: an expression such as 64xa100-80gb, or a CLUSTER.toml.
     ranks
-        With schedule: pipeline devices.
+        With schedule: pipeline devices; default: 4.
     loops
-        With schedule: stages per device.
+        With schedule: stages per device; default: 1.
     micro_batches
-        With schedule: micro-batches.
+        With schedule: micro-batches; default: 8.
     program
         Print the table of the program instead.
     svg
@@ -91,13 +90,16 @@ def show(
     report
         Write everything to this file as a page.
     """
+    sizes = {"ranks": ranks, "loops": loops, "micro_batches": micro_batches}
     if source == "schedule":
         if name is None:
             raise InputError(Violation("show schedule", "which one? give its name"))
-        if report is not None:
-            raise InputError(Violation("--report", "a schedule alone has no cluster; give --svg"))
-        schedule(name, ranks=ranks, loops=loops, micro_batches=micro_batches, svg=svg)
+        of_plans = {"--model": model, "--on": on, "--program": program or None, "--report": report}
+        refuse_options(of_plans, "a schedule alone has no model and no cluster")
+        schedule(name, **{size: count for size, count in sizes.items() if count is not None}, svg=svg)
         return
+    of_schedules = {f"--{size.replace('_', '-')}": count for size, count in sizes.items()}
+    refuse_options({"NAME": name, **of_schedules}, "only with the word schedule as the source")
     planned = job_in(Path(source), model=model, on=on, plan_by=planned_visibly)
     if program:
         print(format_program(planned.program), end="")

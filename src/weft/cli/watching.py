@@ -41,7 +41,8 @@ def watch(
         Print the state of one run now, as JSON.
     """
     if not path.is_dir():
-        raise InputError(Violation(str(path), "no such folder; `weft train` makes runs/"))
+        absent = "no such folder; `weft train` makes runs/"
+        raise InputError(Violation(str(path), "a file, not a run directory" if path.exists() else absent))
     runs = runs_in(path)
     if not runs and not terminal and not json:
         console().print(f"{path} has no runs yet; the page shows them when they begin", soft_wrap=True)
