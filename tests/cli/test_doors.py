@@ -125,6 +125,12 @@ def test_a_file_is_explained(capsys: pytest.CaptureFixture[str], deepspeed: Path
     assert " per step, by both predictions" in text or "weft would do no better" in text
 
 
+def test_a_byte_order_mark_is_no_part_of_a_file(capsys: pytest.CaptureFixture[str], deepspeed: Path) -> None:
+    deepspeed.write_text(deepspeed.read_text(encoding="utf-8"), encoding="utf-8-sig")
+    assert run(["explain", str(deepspeed), "--model", "gpt2", "--on", "4xa100-80gb", "--no-search"]) == 0
+    assert capsys.readouterr().out.startswith("DeepSpeed\n")
+
+
 def test_a_file_is_explained_in_json(capsys: pytest.CaptureFixture[str], deepspeed: Path) -> None:
     words = ("--model", "gpt2", "--on", "4xa100-80gb", "--no-search", "--json")
     assert run(["explain", str(deepspeed), *words]) == 0

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from weft.describe.cluster_file import parse_cluster
-from weft.describe.reading import holds_json
+from weft.describe.reading import holds_json, read_text
 from weft.describe.run_file import parse_run
 from weft.errors import InputError
 
@@ -28,6 +28,11 @@ def test_a_number_in_quotes_is_named_without_them() -> None:
     assert told.endswith("'16': must be a valid integer (nearest valid: 16)")
     (told,) = mistakes(train={"steps": "many"})
     assert "nearest" not in told
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path) -> None:
+    (tmp_path / "rows.csv").write_text("name,layers\n", encoding="utf-8-sig")
+    assert read_text(tmp_path / "rows.csv") == "name,layers\n"
 
 
 def test_a_price_is_sent_to_its_device(tmp_path) -> None:

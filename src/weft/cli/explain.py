@@ -88,7 +88,7 @@ def explain(
         print_json(analysis.record()) if json else _print_analysis(analysis)
         return
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(Violation(str(file), f"not UTF-8 text (byte {error.start})")) from None
     explanation = explain_text(text, str(file), answers, search=search)

@@ -72,13 +72,13 @@ def holds_json(path: Path | str) -> bool:
 
 
 def read_text(path: Path | str) -> str:
-    """Read the text of a UTF-8 file.
+    """Read the text of a UTF-8 file, without the byte order mark that some editors write.
 
     Raises:
         InputError: when it does not exist, is not a file, is not text, or cannot be read.
     """
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError(Violation(str(path), "no such file")) from None
     except IsADirectoryError:

@@ -92,7 +92,7 @@ def named(value: object, file: str) -> Mapping[str, Any] | None:
     path = named_file(value, file)
     if path is None:
         return None
-    record = json_mapping(path.read_text(encoding="utf-8", errors="replace"))
+    record = json_mapping(path.read_text(encoding="utf-8-sig", errors="replace"))
     if record is None:
         raise InputError(Violation(str(path), f"named by {file}: not a JSON object"))
     return flat(record, str(path))
