@@ -11,6 +11,7 @@ from unittest.mock import patch
 import convolutional_jobs as convolutional
 import pytest
 import torch
+from ledger_writer import record
 from pydantic import TypeAdapter
 from small_plans import tiny
 
@@ -33,6 +34,7 @@ from weft.predict.cost.calibration import (
     save_profile,
 )
 from weft.predict.cost.memory import stage_kept_bytes
+from weft.predict.ledger import Ledger
 from weft.predict.profile import COLLECTIVES
 from weft.progress import WorkDone
 
@@ -271,6 +273,16 @@ def test_calls_that_take_longer_now_and_then_count_as_a_step_meets_them():
 
 def test_one_call_that_met_something_else_counts_as_three_usual_ones():
     assert summarise([1.0] * 9 + [500.0]).seconds == pytest.approx(1.2)
+
+
+def test_the_doctor_finds_predictions_that_do_not_hold(monkeypatch, tmp_path):
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path))
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        ledger.score(record(ledger), 100.0)
+    found = {part.part: part for part in doctor.examine()}["predictions"]
+    assert (found.good, found.needed) == (False, False)
+    assert "0% inside their interval" in found.found
+    assert found.remedy.startswith("weft measure")
 
 
 def test_the_doctor_names_the_remedy_for_what_is_missing(monkeypatch, tmp_path):
