@@ -41,3 +41,5 @@ def test_missing_tools(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["lab", "2xa100-40gb"]) == 2
     assert capsys.readouterr().err == "weft: lab: no command given: weft lab CLUSTER.toml -- COMMAND\n"
+    assert run(["lab", "1xa100-40gb+1xv100-32gb", "--pernode", "--", "echo"]) == 2
+    assert capsys.readouterr().err.startswith("weft: lab: --pernode: no such option")

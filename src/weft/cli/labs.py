@@ -44,6 +44,10 @@ def lab(
     """
     if not command:
         raise InputError(Violation("lab", "no command given: weft lab CLUSTER.toml -- COMMAND"))
+    if command[0].startswith("-"):
+        raise InputError(
+            Violation("lab", f"{command[0]}: no such option; a command begins otherwise", "--per-node")
+        )
     described = parse_cluster(cluster)
     # A command may work in another folder.
     named = str(Path(cluster).resolve()) if Path(cluster).exists() else cluster
