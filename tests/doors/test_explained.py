@@ -153,6 +153,15 @@ def test_what_is_told_counts_before_what_the_file_says() -> None:
     assert (job.global_batch, job.sequence, layout.micro_batch_size, layout.recompute) == (64, 512, 4, "full")
 
 
+@pytest.mark.parametrize("option", ["micro_batch_size", "global_batch", "sequence"])
+@pytest.mark.parametrize("count", [0, -1, 10**12])
+def test_an_answer_that_is_no_count_is_refused(option: str, count: int) -> None:
+    with pytest.raises(
+        InputError, match=f"^--{option.replace('_', '-')}: {count}; allowed: counts from 1 to"
+    ):
+        explain_text(deepspeed(), "ds.json", Answers(on="4xa100-80gb", **{option: count}))
+
+
 def test_recomputation_and_sharding_that_memory_does_not_need_are_found() -> None:
     told = Answers(model="gpt2", on="4xa100-80gb", recompute="full")
     lines = [str(one) for one in explain_text(deepspeed(), "ds.json", told, search=False).findings]

@@ -100,7 +100,7 @@ def _honesty() -> MachinePart:
         return MachinePart("predictions", "none scored", True, needed=False)
     step = scores["step_s"]
     found = (
-        f"{step.scored} steps scored, {step.inside:.0%} inside their interval, "
+        f"{step.scored} step{'s' * (step.scored != 1)} scored, {step.inside:.0%} inside their interval, "
         f"median error {error_text(step.median_error)}"
     )
     right = step.inside >= _FEWEST_INSIDE

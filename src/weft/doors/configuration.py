@@ -23,7 +23,7 @@ from weft.errors import InputError, Violation
 # More entries than any configuration has; nested aliases of YAML can stand for any number.
 _MOST_ENTRIES = 20_000
 # The limit of weft's own run files: products of a few counts stay 64-bit integers.
-_LARGEST_COUNT = 10**9
+LARGEST_COUNT = 10**9
 # A value that Hugging Face's integration replaces with the program's own arguments.
 AUTO = "auto"
 
@@ -150,9 +150,9 @@ def counts(given: Mapping[str, Any], table: Names, file: str) -> tuple[dict[str,
             if isinstance(value, str) and "$" in value:
                 problem = f"{shown(value)} is set outside this file; put the number in its place"
                 problems.append(Violation(f"{file}: {key}", problem, "1"))
-            elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST_COUNT:
+            elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST_COUNT:
                 large = isinstance(value, int) and value > 1
-                bound, near = ("most", _LARGEST_COUNT) if large else ("least", 1)
+                bound, near = ("most", LARGEST_COUNT) if large else ("least", 1)
                 problem = f"{shown(value)}: a count of at {bound} {near}"
                 problems.append(Violation(f"{file}: {key}", problem, str(near)))
             else:

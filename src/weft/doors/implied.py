@@ -17,7 +17,7 @@ from weft.describe.prediction import Prediction
 from weft.describe.request import request_of
 from weft.describe.run_tables.methods import requested_methods, split_tables
 from weft.describe.units import shown
-from weft.doors.configuration import LIKE_WEFT, Configuration, StatedMemory
+from weft.doors.configuration import LARGEST_COUNT, LIKE_WEFT, Configuration, StatedMemory
 from weft.doors.replicas import on_devices
 from weft.errors import InputError, Violation
 from weft.moves.layout import build_plan
@@ -101,9 +101,20 @@ class PredictedPlan:
 
 
 def with_answers(configuration: Configuration, answers: Answers) -> Configuration:
-    """Return the configuration with the user's answers in place of the file's values."""
+    """Return the configuration with the user's answers in place of the file's values.
+
+    Raises:
+        InputError: for an answer that is no count.
+    """
     # Answers on model and cluster are looked up elsewhere.
     given = {name: value for name, value in asdict(answers).items() if name not in ("model", "on")}
+    wrong = [
+        name for name, value in given.items() if isinstance(value, int) and not 1 <= value <= LARGEST_COUNT
+    ]
+    if wrong:
+        text = f"allowed: counts from 1 to {LARGEST_COUNT}"
+        options = ((f"--{name.replace('_', '-')}", f"{given[name]}; {text}") for name in wrong)
+        raise InputError([Violation(option, problem, "1") for option, problem in options])
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if answers.global_batch is not None or answers.micro_batch_size is not None:
         # The number of micro-batches follows.

@@ -30,7 +30,6 @@ _PREDICTED_OTHERWISE = {
     "zero_optimization.zero_quantized_weights": "predicted with whole weights",
     "zero_optimization.zero_quantized_nontrainable_weights": "predicted with whole weights",
     "zero_optimization.zero_quantized_gradients": "predicted with whole gradients",
-    "activation_checkpointing.partition_activations": "predicted with activations on every tensor rank",
     "activation_checkpointing.cpu_checkpointing": "predicted with activations on the devices",
     "compile.deepcompile": "predicted with the engine's own gathers",
 }
