@@ -152,6 +152,12 @@ def test_every_form_of_file_says_the_same(tmp_path: Path) -> None:
         )
 
 
+def test_rows_that_stand_twice_are_refused() -> None:
+    columns = even()
+    with pytest.raises(InputError, match="two passes of a rank begin at the same time"):
+        operations_of({name: [*values, *values] for name, values in columns.items()}, "job")
+
+
 def test_other_files_are_no_jobs_or_refused(tmp_path: Path) -> None:
     (tmp_path / "kernels.json").write_text(
         '{"traceEvents": [{"ph": "X", "name": "gemm", "ts": 1, "dur": 2}]}'

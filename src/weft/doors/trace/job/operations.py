@@ -188,6 +188,9 @@ def operations_of(columns: Mapping[str, Sequence[Any]], name: str) -> Operations
     stage, replica = known["stage"], known["dp_rank"]
     place = codes(stage, replica, known.get("rank", np.zeros_like(stage)))
     rank = np.unique(place, return_inverse=True)[1]
+    passes = np.isin(types, PASSES)
+    if len(np.unique(np.stack([known["step"], rank, start])[:, passes], axis=1).T) < passes.sum():
+        raise InputError(Violation(name, "two passes of a rank begin at the same time; rows may stand twice"))
     sequence = known.get("seq_id")
     if sequence is None:
         sequence = _sequence(types, rank, known["step"], start)
