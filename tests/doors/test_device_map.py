@@ -59,5 +59,5 @@ def test_models_without_modules_by_name_and_replicas_are_refused(capsys: pytest.
     asked = ["plan", "gpt-1m", "--on", "2xt4", "--precision", "fp16", "--global-batch", "4"]
     assert run([*asked, "--dp", "2", "--emit", "device-map"]) == 2
     told = capsys.readouterr().err
-    assert "gpt-1m has no modules by name; `weft capture` writes a model that has" in told
+    assert "gpt-1m has no modules by name; `weft capture` writes models that have them" in told
     assert "several replicas or ranks" in told

@@ -28,7 +28,7 @@ def emit(planned: PlannedJob) -> Emitted:
     model, plan = planned.problem.model, planned.plan
     problems = []
     if model.family != FAMILY:
-        problem = f"{model.name} has no modules by name; `weft capture` writes a model that has"
+        problem = f"{model.name} has no modules by name; `weft capture` writes models that have them"
         problems.append(Violation("--emit device-map", problem))
     if not plan.has_layers_once:
         problem = "a stage of the plan has several replicas or ranks, and one process has each module once"
