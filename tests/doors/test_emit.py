@@ -692,7 +692,7 @@ def test_a_chosen_learning_rate_is_written_with_its_warm_up_and_decay(stack: str
         "betas": [0.8, 0.9],
         "weight_decay": 0.03,
     }
-    choices = (
+    choices: tuple[dict[str, Any], ...] = (
         {"optimizer": decaying, "train": {"steps": 77}},
         {"optimizer": {"schedule": "constant"}},
         {"optimizer": {"schedule": "linear"}},

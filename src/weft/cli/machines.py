@@ -13,7 +13,7 @@ from weft.capture.measure import DEGREES_OPTION, MICRO_BATCH_SIZES, RANKS_OPTION
 from weft.capture.measure import measure as measure_machine
 from weft.capture.mixed import measure_mixed
 from weft.cli.node_links import measure_links
-from weft.cli.output import Json, console, print_json, progressing
+from weft.cli.output import Json, console, print_json, progressing, refuse_options
 from weft.describe.cluster import Cluster
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
@@ -90,20 +90,18 @@ def measure(
         A CLUSTER.toml: measure the links of the nodes that run this command, one rank for each device.
     """
     require_folder(weft_home())
+    of_layers = {_SEQUENCE: sequence, DEGREES_OPTION: tensor_parallel, _MICRO_BATCHES: micro_batches}
     if nodes is not None:
-        given = {"MODEL": model, _SEQUENCE: sequence, "--precision": precision, RANKS_OPTION: ranks}
-        given |= {DEGREES_OPTION: tensor_parallel, _MICRO_BATCHES: micro_batches}
-        if idle := [name for name, value in given.items() if value is not None]:
-            raise InputError(
-                [Violation(name, "does not go with --nodes, which measures links") for name in idle]
-            )
+        given = {"MODEL": model, "--precision": precision, RANKS_OPTION: ranks, **of_layers}
+        refuse_options(given, "does not go with --nodes, which measures links")
         measure_links(nodes, as_json=json)
         return
-    of_layers = {_SEQUENCE: sequence, DEGREES_OPTION: tensor_parallel, _MICRO_BATCHES: micro_batches}
-    if model is None and (idle := {name: value for name, value in of_layers.items() if value is not None}):
+    idle = [(name, value) for name, value in of_layers.items() if value is not None]
+    if model is None and idle:
         what = "is about the layers of a model; name one"
-        near = ((name, f"weft measure gpt-1m {name} {value}") for name, value in idle.items())
-        raise InputError([Violation(name, what, command) for name, command in near])
+        raise InputError(
+            [Violation(name, what, f"weft measure gpt-1m {name} {value}") for name, value in idle]
+        )
     config = resolve_model(model, sequence=sequence) if model is not None else None
     degrees = (1,) if tensor_parallel is None else counts_of(DEGREES_OPTION, tensor_parallel)
     sizes = MICRO_BATCH_SIZES if micro_batches is None else counts_of(_MICRO_BATCHES, micro_batches)

@@ -29,8 +29,8 @@ def runs(folder: Path = Path("runs"), /, *, json: Json = False) -> None:
         A folder of run directories, or one of them.
     """
     if not folder.is_dir():
-        problem = "a file, not a folder of runs" if folder.exists() else "no such folder"
-        raise InputError(Violation(str(folder), problem))
+        why = "a file, not a folder of runs" if folder.exists() else "no such folder"
+        raise InputError(Violation(str(folder), why))
     found: list[RunOverview] = []
     problems: list[Violation] = []
     for path in runs_in(folder):

@@ -90,16 +90,16 @@ def show(
     report
         Write everything to this file as a page.
     """
-    sizes = {"ranks": ranks, "loops": loops, "micro_batches": micro_batches}
     if source == "schedule":
         if name is None:
             raise InputError(Violation("show schedule", "which one? give its name"))
         of_plans = {"--model": model, "--on": on, "--program": program or None, "--report": report}
         refuse_options(of_plans, "a schedule alone has no model and no cluster")
-        schedule(name, **{size: count for size, count in sizes.items() if count is not None}, svg=svg)
+        devices, count = 4 if ranks is None else ranks, 8 if micro_batches is None else micro_batches
+        schedule(name, ranks=devices, loops=loops, micro_batches=count, svg=svg)
         return
-    of_schedules = {f"--{size.replace('_', '-')}": count for size, count in sizes.items()}
-    refuse_options({"NAME": name, **of_schedules}, "only with the word schedule as the source")
+    of_schedules = {"NAME": name, "--ranks": ranks, "--loops": loops, "--micro-batches": micro_batches}
+    refuse_options(of_schedules, "only with the word schedule as the source")
     planned = job_in(Path(source), model=model, on=on, plan_by=planned_visibly)
     if program:
         print(format_program(planned.program), end="")

@@ -144,7 +144,7 @@ MEGATRON_LM = Keys(
 
 # All keys that weft reads or that are like one of them, by the name of the stack.
 READ_KEYS: Mapping[str, frozenset[str]] = {
-    stack: frozenset(key for row in (keys.counts | keys.parts).values() for key in row).union(others)
+    stack: frozenset(key for row in {**keys.counts, **keys.parts}.values() for key in row).union(others)
     for stack, keys, others in (
         (
             "DeepSpeed",

@@ -68,8 +68,8 @@ def _launch(decided: Decided, file: str) -> str:
 def _chosen(decided: Decided) -> str:
     """Return the arguments of the program for everything that somebody chose and the YAML has no key for."""
     run, optimizer = decided.run, decided.run.optimizer
-    tables = {"max_steps": "train.steps"} | {name: f"optimizer.{key}" for name, key in _ARGUMENTS.items()}
-    chosen = {name: decided.chosen(*key.split("."), None) for name, key in tables.items()}
+    chosen = {"max_steps": decided.chosen("train", "steps", None)}
+    chosen |= {name: decided.chosen("optimizer", key, None) for name, key in _ARGUMENTS.items()}
     if run.chose("optimizer", "schedule"):
         constant = optimizer.schedule == "constant"
         chosen["lr_scheduler_type"] = "constant_with_warmup" if constant else optimizer.schedule
