@@ -19,6 +19,7 @@ from weft.doors.explain import read_configuration
 from weft.doors.explain.megatron import options_of, stages_of
 from weft.doors.explained import explain_text
 from weft.doors.implied import Answers, preset_of
+from weft.doors.stage_splits import StageSplit
 from weft.errors import InputError
 
 # A script that keeps its options in variables and arrays, as most do.
@@ -652,7 +653,20 @@ def test_torchtitan_counts_split_points() -> None:
         "expert_parallel_degree = 2",
         'pipeline_parallel_split_points = ["layers.20", "layers.40", "layers.60"]',
     )
-    assert read_configuration(text, "job.toml").layout.loops == 1
+    found = read_configuration(text, "job.toml")
+    assert found.layout.loops == 1
+    assert found.split == StageSplit(layers=(21, 20, 20, 21))
+    for other in (
+        text.replace("70B", "7B"),
+        text.replace("layers.40", "layers.10"),
+        text.replace("s.40", "s.x"),
+    ):
+        unknown = read_configuration(other, "job.toml")
+        assert unknown.split is None
+        assert (
+            "parallelism.pipeline_parallel_split_points: predicted with balanced stages"
+            in unknown.unpredicted
+        )
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from weft.describe.models import PRESETS
@@ -158,12 +159,25 @@ def _split(given: Mapping[str, Any]) -> StageSplit | None:
     """
     parts = given.get(_PARTS)
     if given.get(_POINTS):
-        return None
+        return _split_at(given)
     if isinstance(parts, list) and parts and all(isinstance(part, list) for part in parts):
         layers = (sum(bool(_LAYER.fullmatch(str(module))) for module in part) for part in parts)
         return StageSplit(layers=tuple(layers))
     first, last = _ends(given)
     return StageSplit(counts_embedding=first, counts_head=last)
+
+
+def _split_at(given: Mapping[str, Any]) -> StageSplit | None:
+    """Return the layers between the points of a file; None where the model or the order is not known."""
+    points = given[_POINTS] if isinstance(given[_POINTS], list) else [given[_POINTS]]
+    named = [re.fullmatch(r"layers\.(\d{1,6})", str(point)) for point in points]
+    model = PRESETS.get(_model(given) or "")
+    if model is None:
+        return None
+    # The embedding comes before the first layer, the head after the last.
+    edges = [-1, *(int(found[1]) for found in named if found), model.layers + 1]
+    layers = tuple(end - start for start, end in pairwise(edges))
+    return StageSplit(layers=layers) if all(named) and min(layers) > 0 else None
 
 
 def _loops(given: Mapping[str, Any], pipeline: int) -> int:
@@ -215,6 +229,8 @@ def _unpredicted(given: Mapping[str, Any]) -> list[str]:
         found.append(f"{SCHEDULE} {given[SCHEDULE]}: {near}")
     if whole(given.get(LAYERS_PER_STAGE)) is not None and stages_by_layers(given) is None:
         found.append(f"{LAYERS_PER_STAGE}: predicted with the schedule's usual number of stages")
+    if given.get(_POINTS) and _split_at(given) is None:
+        found.append(f"{_POINTS}: predicted with balanced stages")
     if given.get(RECOMPUTE) == "memory_budget":
         found.append(f"{RECOMPUTE} memory_budget: predicted as selective, whatever the budget")
     found += [
