@@ -153,6 +153,16 @@ def test_what_is_told_counts_before_what_the_file_says() -> None:
     assert (job.global_batch, job.sequence, layout.micro_batch_size, layout.recompute) == (64, 512, 4, "full")
 
 
+def test_told_samples_of_a_micro_batch_keep_the_accumulation_of_a_file() -> None:
+    text = (
+        "distributed_type: DEEPSPEED\nnum_processes: 4\n"
+        "deepspeed_config: {gradient_accumulation_steps: 8, zero_stage: 1}\n"
+    )
+    answers = Answers(model="gpt2", on="4xa100-80gb", micro_batch_size=2)
+    found = explain_text(text, "a.yaml", answers, search=False)
+    assert found.configuration.samples_per_step == 64
+
+
 @pytest.mark.parametrize("option", ["micro_batch_size", "global_batch", "sequence"])
 @pytest.mark.parametrize("count", [0, -1, 10**12])
 def test_an_answer_that_is_no_count_is_refused(option: str, count: int) -> None:

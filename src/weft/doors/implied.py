@@ -116,7 +116,7 @@ def with_answers(configuration: Configuration, answers: Answers) -> Configuratio
         options = ((f"--{name.replace('_', '-')}", f"{given[name]}; {text}") for name in wrong)
         raise InputError([Violation(option, problem, "1") for option, problem in options])
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if answers.global_batch is not None or answers.micro_batch_size is not None:
+    if answers.global_batch or (answers.micro_batch_size and configuration.global_batch):
         # The number of micro-batches follows.
         changes["micro_batches"] = None
     return configuration.saying(changes)
