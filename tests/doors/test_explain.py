@@ -767,6 +767,22 @@ def test_a_configuration_of_torchtitan_in_python_is_read_and_not_run() -> None:
     assert "training.max_norm" not in configuration.given
 
 
+def test_optimizers_and_converters_of_a_configuration_in_python() -> None:
+    groups = ", ".join(
+        f'ParamGroupConfig(pattern="{name}", optimizer_name="{name}")' for name in ("AdamW", "Muon")
+    )
+    words = (
+        f"optimizer=OptimizersContainer.Config(param_groups=[{groups}], implementation='foreach'),\n"
+        "        model_converters=Converters.Config(converters=[Float8LinearConverter.Config()]),\n"
+        "        training="
+    )
+    found = read_configuration(TITAN.replace("training=", words), "config_registry.py")
+    assert found.incomparable == ("optimizer.name Muon: the sizes of its states are not modelled here",)
+    line = "model.converters ['Float8LinearConverter']: predicted in the precision beside them"
+    assert found.unpredicted == (line,)
+    assert read_configuration(TITAN, "config_registry.py").unpredicted == ()
+
+
 @pytest.mark.parametrize(
     ("called", "recompute"),
     [

@@ -299,13 +299,18 @@ def python_tables(text: str, name: str) -> Mapping[str, Any]:
     [function] = functions
     [call] = _calls(function)
     record: dict[str, Any] = {}
+    converters: list[str] = []
     for keyword in call.keywords:
         if keyword.arg in _TABLES and isinstance(keyword.value, ast.Call):
             record[keyword.arg] = _literals(keyword.value)
         elif keyword.arg == "activation_checkpoint":
             record[keyword.arg] = {"mode": _recompute_called(keyword.value), "selective_ac_option": "op"}
+        elif keyword.arg == "optimizer":
+            record[keyword.arg] = _optimizer_called(keyword.value)
+        elif keyword.arg == "model_converters":
+            converters = re.findall(r"\w+Converter(?=\.Config\()", ast.unparse(keyword.value))
     record.setdefault("activation_checkpoint", {"mode": "selective", "selective_ac_option": "op"})
-    return record | {"model": _model_of_function(function, text)}
+    return record | {"model": _model_of_function(function, text) | {"converters": converters}}
 
 
 def _functions(text: str) -> list[ast.FunctionDef]:
@@ -339,6 +344,16 @@ def _value(node: ast.expr) -> Any:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
+
+
+def _optimizer_called(node: ast.expr) -> dict[str, Any]:
+    """Return the name and the implementation of an optimizer; of several names one that is no Adam."""
+    calls = [call for call in ast.walk(node) if isinstance(call, ast.Call)]
+    words = [(word.arg, _value(word.value)) for call in calls for word in call.keywords]
+    names = [value for key, value in words if key in ("name", "optimizer_name") and isinstance(value, str)]
+    kinds = [value for key, value in words if key == "implementation" and value is not None]
+    name = next((one for one in names if one not in ("Adam", "AdamW")), names[0] if names else "AdamW")
+    return {"name": name} | {"implementation": kind for kind in kinds[:1]}
 
 
 def _recompute_called(node: ast.expr) -> str | None:
