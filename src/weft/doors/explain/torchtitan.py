@@ -349,11 +349,10 @@ def _value(node: ast.expr) -> Any:
 def _optimizer_called(node: ast.expr) -> dict[str, Any]:
     """Return the name and the implementation of an optimizer; of several names one that is no Adam."""
     calls = [call for call in ast.walk(node) if isinstance(call, ast.Call)]
-    words = [(word.arg, _value(word.value)) for call in calls for word in call.keywords]
+    words = [(word.arg, _value(word.value)) for call in calls for word in call.keywords if word.arg]
     names = [value for key, value in words if key in ("name", "optimizer_name") and isinstance(value, str)]
-    kinds = [value for key, value in words if key == "implementation" and value is not None]
     name = next((one for one in names if one not in ("Adam", "AdamW")), names[0] if names else "AdamW")
-    return {"name": name} | {"implementation": kind for kind in kinds[:1]}
+    return {**dict(words), "name": name}
 
 
 def _recompute_called(node: ast.expr) -> str | None:
