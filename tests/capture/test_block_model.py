@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import own_models
 import pytest
 import torch
@@ -158,6 +159,9 @@ class Counting(Shifted):
         return super().forward(inputs)
 
 
+MADE = nn.Linear(4, 4)
+
+
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
@@ -165,6 +169,10 @@ class Counting(Shifted):
         (lambda: nn.Linear(5, 5), "layer 1 cannot be run: RuntimeError"),
         (lambda: nn.Flatten(0), "layer 1 cannot be run: TypeError: its output is no tensor of 1 sample"),
         (Counting, "layer 1 changes its state while it runs: shift$"),
+        (lambda: 3, "layer 1 cannot be run: TypeError: its function returns int, no module$"),
+        (lambda: MADE, "its function must make a new module"),
+        (nn.Linear(4, 4), "layer 1 is Linear, no function that makes a module$"),
+        (3, "layer 1 is int, no function that makes a module$"),
     ],
 )
 def test_a_layer_that_cannot_run_is_named(layer, message: str) -> None:
@@ -175,6 +183,45 @@ def test_a_layer_that_cannot_run_is_named(layer, message: str) -> None:
 def test_state_that_does_not_change_is_allowed() -> None:
     model = BlockModel([lambda: nn.Linear(4, 4), Shifted], example=torch.zeros(1, 4), classes=4)
     assert model.sample_shapes == ((4,), (4,), (4,))
+
+
+def test_buffers_may_come_from_data() -> None:
+    class Scaled(Shifted):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("shift", torch.from_numpy(np.ones(4, dtype=np.float32)))
+
+    assert BlockModel([Scaled], example=torch.zeros(1, 4), classes=4).sample_shapes == ((4,), (4,))
+
+
+def test_costs_are_of_one_sample_of_the_example() -> None:
+    one, eight = (
+        BlockModel((lambda: nn.Linear(4, 4) for _ in range(2)), example=torch.zeros(count, 4), classes=4)
+        for count in (1, 8)
+    )
+    assert one.layer_graph() == eight.layer_graph()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"layers": nn.Sequential(nn.Linear(4, 4))}, "layers is Sequential; must be a list of functions"),
+        ({"layers": 3}, "layers is int; must be a list of functions that make modules"),
+        ({"example": None}, "the example must be a tensor or several"),
+        ({"example": np.zeros((1, 4))}, "the example must be a tensor or several"),
+        ({"classes": "4"}, "classes = '4': must be a positive integer"),
+        ({"classes": 0}, "classes = 0: must be a positive integer"),
+        ({"sequence": -1}, "sequence = -1: must be a positive integer"),
+        ({"edges": [0]}, "edges: 0: must be a pair of integers"),
+        ({"edges": [(0, 1, 2)]}, "edges: (0, 1, 2): must be a pair of integers"),
+        ({"inputs": ["ab"]}, "inputs: 'ab': must be a pair of integers"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(changed: dict[str, object], message: str) -> None:
+    given = {"layers": [lambda: nn.Linear(4, 4)] * 2, "example": torch.zeros(1, 4), "classes": 4, **changed}
+    with pytest.raises(InputError) as caught:
+        BlockModel(**given)
+    assert str(caught.value).startswith(f"model.build: {message}")
 
 
 def test_no_layers_are_no_model() -> None:

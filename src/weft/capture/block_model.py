@@ -18,10 +18,12 @@ import torch
 from torch import nn
 
 from weft.capture.layer_costs import CountedOperators, storages_saved
+from weft.capture.model_arguments import examples_of, require_counts
 from weft.describe.families.own import CalledLinear
 from weft.describe.layer import Layer, distinct_kinds
 from weft.describe.layer_graph import LayerGraph, chain_edges
 from weft.describe.one_line import one_line
+from weft.describe.units import shown
 from weft.errors import InputError, Violation
 from weft.installed import failure
 
@@ -38,8 +40,8 @@ class BlockModel:
         edges: pairs (producer, consumer) of positions, each to a later layer. Every layer but the last one is
             read. Default: a chain. A layer is called with the inputs of a sample that it reads, then with its
             producers' outputs, each in their order.
-        example: the inputs of one sample, a tensor or a tuple of them, with a first axis of 1; only shape and
-            type matter.
+        example: the inputs of one sample, a tensor or a tuple of them, with samples on the first axis; only
+            the shape and type of a sample matter.
         inputs: pairs (number of an input, layer that reads it). Default: each layer without a producer reads
             the only input. Of several inputs, the first such layer reads the first one, and so on.
         classes: classes in the last layer's output: the vocabulary of a language model.
@@ -60,13 +62,14 @@ class BlockModel:
         inputs: Iterable[tuple[int, int]] | None = None,
         sequence: int | None = None,
     ) -> None:
-        if not layers:
-            raise InputError(Violation("model.build", "0 layers; a model needs at least one layer", "1"))
-        self._makers = tuple(layers)
-        self._edges = chain_edges(len(layers)) if edges is None else tuple(sorted(edges))
-        _require_edges(self._edges, len(layers))
-        examples = (example,) if isinstance(example, torch.Tensor) else tuple(example)
-        reads = _reads(self._edges, len(layers), len(examples), inputs)
+        require_counts(classes=classes, sequence=sequence)
+        self._makers = _makers(layers)
+        count, examples = len(self._makers), examples_of(example)
+        self._edges = chain_edges(count) if edges is None else _pairs(edges, "edges")
+        _require_edges(self._edges, count)
+        reads = _reads(
+            self._edges, count, len(examples), None if inputs is None else _pairs(inputs, "inputs")
+        )
         self._inputs = () if len(examples) == 1 and inputs is None else tuple(reads)
         tokens = not examples[0].is_floating_point() and examples[0].dim() > 1
         self._sequence = sequence or (examples[0].shape[1] if tokens else 1)
@@ -85,7 +88,7 @@ class BlockModel:
             shapes.append(tuple(value.shape[1:]))
         self.sample_shapes: Sequence[tuple[int, ...]] = tuple(shapes)
         self._layers, self._linears = distinct_kinds(costed), tuple(linears)
-        self._examples = tuple(one.detach() for one in examples)
+        self._examples = examples
 
     def __repr__(self) -> str:
         sizes = f"{self._sequence} tokens per sample, {self._classes} classes"
@@ -101,7 +104,7 @@ class BlockModel:
 
     def samples(self, count: int) -> Sequence[torch.Tensor]:
         """Return the inputs of that number of samples, each like the example."""
-        return [one[:1].expand(count, *one.shape[1:]).contiguous() for one in self._examples]
+        return [one.expand(count, *one.shape[1:]).contiguous() for one in self._examples]
 
     def layer_graph(self) -> LayerGraph:
         """Return the costed layers; all amounts but parameters are proportional to the samples."""
@@ -113,6 +116,34 @@ class BlockModel:
             vocabulary=self._classes,
             inputs=self._inputs,
         )
+
+
+def _makers(layers: Iterable[Callable[[], nn.Module]]) -> tuple[Callable[[], nn.Module], ...]:
+    """Check that there are layers, and that each is a function; a module made before is none."""
+    made = isinstance(layers, nn.Module)
+    if made or not isinstance(layers, Iterable):
+        problem = f"layers is {type(layers).__name__}; must be a list of functions that make modules"
+        raise InputError(Violation("model.build", problem))
+    makers = tuple(layers)
+    if not makers:
+        raise InputError(Violation("model.build", "0 layers; a model needs at least one layer", "1"))
+    problems = [
+        Violation("model.build", f"layer {index} is {type(maker).__name__}, no function that makes a module")
+        for index, maker in enumerate(makers)
+        if isinstance(maker, nn.Module) or not callable(maker)
+    ]
+    if problems:
+        raise InputError(problems)
+    return makers
+
+
+def _pairs(given: Iterable[tuple[int, int]], name: str) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of integers in order, or refuse them."""
+    pairs = tuple(given) if isinstance(given, Iterable) else (given,)
+    for pair in pairs:
+        if not (isinstance(pair, Sequence) and len(pair) == 2 and all(type(one) is int for one in pair)):
+            raise InputError(Violation("model.build", f"{name}: {shown(pair)}: must be a pair of integers"))
+    return tuple(sorted((first, second) for first, second in pairs))
 
 
 def _require_edges(edges: Sequence[tuple[int, int]], layers: int) -> None:
@@ -164,6 +195,11 @@ def _costed(
     try:
         with torch.device("meta"):
             module = make()
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"its function returns {type(module).__name__}, no module")
+        if not all(one.is_meta for one in module.parameters()):
+            raise TypeError("its function must make a new module, on torch's default device")
+        module.to("meta")  # buffers from data
         versions = {name: buffer._version for name, buffer in module.named_buffers()}
         read = [one.detach().requires_grad_(one.is_floating_point()) for one in before]
         inputs = [*(one.detach() for one in samples), *read]

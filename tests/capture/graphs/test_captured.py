@@ -284,3 +284,26 @@ def test_a_module_that_runs_in_one_precision_alone_is_captured_in_that_one() -> 
     layers = [model.layer(index) for index in range(len(model.layer_graph().layers))]
     inputs = [torch.randn(BATCH, 4)]
     torch.testing.assert_close(run(model, layers, inputs), module(*inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_a_module_and_its_example_may_have_another_precision(dtype: torch.dtype) -> None:
+    usual = CapturedModel(nn.Linear(4, 4), torch.zeros(1, 4))
+    other = CapturedModel(nn.Linear(4, 4).to(dtype), torch.zeros(1, 4, dtype=dtype))
+    assert other.layer_graph() == usual.layer_graph()
+
+
+@pytest.mark.parametrize(
+    ("module", "example", "options", "message"),
+    [
+        (nn.Linear, torch.zeros(1, 4), {}, "torch.nn.modules.linear.Linear'>: must be a plain torch module"),
+        (torch.jit.script(nn.Linear(4, 4)), torch.zeros(1, 4), {}, "must be a plain torch module"),
+        (nn.Linear(4, 4), None, {}, "the example must be a tensor or several"),
+        (nn.Linear(4, 4), torch.zeros(1, 4), {"classes": 0}, "classes = 0: must be a positive integer"),
+        (nn.Linear(4, 4), torch.zeros(1, 4), {"sequence": "a"}, "sequence = 'a': must be a positive integer"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(module, example, options, message: str) -> None:
+    with pytest.raises(InputError, match=message) as refused:
+        CapturedModel(module, example, **options)
+    assert len(str(refused.value).splitlines()) == 1

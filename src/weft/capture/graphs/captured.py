@@ -14,11 +14,12 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from weft.capture.graphs.exported import BUILD, Example, ExportedModule, export_module
+from weft.capture.graphs.exported import Example, ExportedModule, export_module
 from weft.capture.graphs.levels import OperatorGroup, groups_of
 from weft.capture.graphs.pieces import OperatorPiece, pieces_of, run_piece
 from weft.capture.graphs.values import values_of
 from weft.capture.layer_costs import CountedOperators, storages_saved
+from weft.capture.model_arguments import BUILD, require_counts
 from weft.describe.amount import Amount
 from weft.describe.layer import Layer, distinct_kinds
 from weft.describe.layer_graph import LayerGraph, TiedParameters
@@ -55,6 +56,7 @@ class CapturedModel:
         classes: int | None = None,
         sequence: int | None = None,
     ) -> None:
+        require_counts(classes=classes, sequence=sequence)
         exported = export_module(module, example)
         values = values_of(exported)
         groups = groups_of(values, level)
@@ -131,8 +133,8 @@ def _costed(
     """
     layers, outputs, known, counted = list[Layer](), list[torch.Tensor](), set[int](), set[int]()
     with _plain_recurrence(), FakeTensorMode(allow_non_fake_inputs=True):
-        samples = [torch.empty(one.shape, dtype=one.dtype) for one in exported.examples]
         fakes: dict[int, torch.Tensor] = {}
+        samples = [_fake(one, fakes) for one in exported.examples]
         for piece, group in zip(pieces, groups, strict=True):
             tensors = {name: _fake(tensor, fakes) for name, tensor in piece.tensors.items()}
             read = [*(samples[number] for number in piece.inputs), *(outputs[layer] for layer in piece.reads)]

@@ -24,10 +24,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
+from weft.capture.model_arguments import BUILD, examples_of
+from weft.describe.units import shown
 from weft.errors import InputError, Violation
 from weft.installed import failure, is_library
 
-BUILD = "model.build"
 _BATCH = 2
 
 Example = torch.Tensor | tuple[torch.Tensor, ...] | Mapping[str, torch.Tensor]
@@ -61,11 +62,10 @@ def export_module(module: nn.Module, example: Example) -> ExportedModule:
         InputError: when the module has control flow by values, a fixed batch, a state that changes, or more
             than one result.
     """
+    if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):
+        raise InputError(Violation(BUILD, f"{shown(module)}: must be a plain torch module"))
     named = dict(example) if isinstance(example, Mapping) else None
-    given = (
-        named.values() if named is not None else (example,) if isinstance(example, torch.Tensor) else example
-    )
-    examples = tuple(one[:1].detach() for one in _checked(given))
+    examples = examples_of(example if named is None else named.values())
     called = _Single(module, None if named is None else tuple(named))
     try:
         program, dtype = _export(called, examples, torch.float64), torch.float64
@@ -77,16 +77,6 @@ def export_module(module: nn.Module, example: Example) -> ExportedModule:
         except Exception:
             raise InputError(Violation(BUILD, _reason(error, module))) from None
     return _read(program, called, dtype, examples)
-
-
-def _checked(given: Any) -> tuple[torch.Tensor, ...]:
-    examples = tuple(given)
-    if any(isinstance(one, torch.Tensor) and one.dim() and not len(one) for one in examples):
-        raise InputError(Violation(BUILD, "the example has 0 samples; at least 1 is needed"))
-    if not examples or not all(isinstance(one, torch.Tensor) and one.dim() for one in examples):
-        problem = "the example must be a tensor or several, each with the samples on its first axis"
-        raise InputError(Violation(BUILD, problem))
-    return examples
 
 
 class _Single(nn.Module):

@@ -18,9 +18,10 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
-from weft.capture.graphs.exported import BUILD, place
+from weft.capture.graphs.exported import place
 from weft.capture.graphs.levels import OperatorGroup
 from weft.capture.graphs.values import Values, is_size, plain_name
+from weft.capture.model_arguments import BUILD
 from weft.errors import InputError, Violation
 
 # Operators that draw random numbers, and the place of the probability in their arguments.

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from weft.capture.graphs.exported import BUILD, ExportedModule, place
+from weft.capture.graphs.exported import ExportedModule, place
+from weft.capture.model_arguments import BUILD
 from weft.errors import InputError, Violation
 
 _aten = torch.ops.aten
