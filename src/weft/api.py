@@ -12,7 +12,7 @@ from weft.describe.layout import Pins
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.prediction import Prediction
-from weft.describe.run_file import load_run, run_of_keywords
+from weft.describe.run_file import asked_run
 from weft.describe.units import format_seconds, shown
 from weft.destinations import require_file, require_folder
 from weft.errors import InputError, Violation
@@ -30,6 +30,9 @@ from weft.training.session import execute, finish, job_in, job_to_train, last_jo
 from weft.web.pages.plan import plan_html
 from weft.web.pages.report import write_run_report
 from weft.web.rows.plan import stage_rows
+
+PLANNED = ", or the result of weft.plan"
+WORDS: Mapping[str, str] = {"model": "gpt2 or mymodule:build", "on": "8xt4", "data": "python-stdlib"}
 
 
 class PlanPins(Pins, total=False):
@@ -105,8 +108,8 @@ class Run:
 def plan(
     source: str | Path | None = None,
     *,
-    model: str | None = None,
-    on: str = "this-machine",
+    model: str | Path | None = None,
+    on: str | Path | None = None,
     global_batch: int | None = None,
     sequence: int | None = None,
     precision: str | None = None,
@@ -115,9 +118,10 @@ def plan(
     """Find the best plan for a run file, or for a model on a cluster.
 
     Args:
-        source: path of a RUN.toml; it replaces all other arguments.
-        model: a preset, a folder with a `config.json`, or the path of a `config.json`.
-        on: `this-machine`, an expression such as `64xa100-80gb`, or the path of a CLUSTER.toml.
+        source: path of a RUN.toml, whose keys the other arguments replace; or a model, as in `model`.
+        model: a preset, a folder with a `config.json`, such a file, or a function as `mymodule:build`.
+        on: `this-machine`, the default without a RUN.toml; an expression such as `64xa100-80gb`; or the path
+            of a CLUSTER.toml.
         global_batch: samples per optimizer step.
         sequence: tokens per sample.
         precision: of the computations, such as `bf16`, or `any`.
@@ -129,18 +133,21 @@ def plan(
     Raises:
         weft.errors.InputError: when the input is invalid or no plan fits.
     """
-    _require_words(source, model=model)
-    run = (
-        load_run(_path(source, "source"))
-        if source is not None
-        else run_of_keywords(
-            model=model, on=on, global_batch=global_batch, sequence=sequence, precision=precision, pins=pins
-        )
+    run = asked_run(
+        None if source is None else os.fspath(_path(source, "source")),
+        model=_word(model, "model"),
+        on=_word(on, "on"),
+        global_batch=global_batch,
+        sequence=sequence,
+        precision=precision,
+        pins=pins,
     )
     return Planned(plan_run(run))
 
 
-def simulate(source: Planned | str | Path, *, model: str | None = None, on: str | None = None) -> Timeline:
+def simulate(
+    source: Planned | str | Path, *, model: str | Path | None = None, on: str | Path | None = None
+) -> Timeline:
     """Predict one step of a plan in the steady state.
 
     Args:
@@ -153,18 +160,18 @@ def simulate(source: Planned | str | Path, *, model: str | None = None, on: str 
     Raises:
         weft.errors.InputError: when `source` is invalid, a named file does not exist, or no plan fits.
     """
-    _require_words(source, model=model, on=on)
+    model, on = _other(source, model, "model"), _other(source, on, "on")
     if isinstance(source, Planned):
         return source.simulate()
-    return Planned(job_in(_path(source, "source"), model=model, on=on)).simulate()
+    return Planned(job_in(_path(source, "source", PLANNED), model=model, on=on)).simulate()
 
 
 def train(
     source: Planned | str | Path,
     *,
-    model: str | None = None,
-    on: str | None = None,
-    data: str | None = None,
+    model: str | Path | None = None,
+    on: str | Path | None = None,
+    data: str | Path | None = None,
     steps: int | None = None,
     directory: str | Path | None = None,
     resume: str | Path | None = None,
@@ -189,12 +196,13 @@ def train(
         weft.errors.RunError: when the run failed.
     """
     require_torch()
-    _require_words(source, model=model, on=on, data=data)
+    if on_poll is not None and not callable(on_poll):
+        raise InputError(Violation("on_poll", f"{shown(on_poll)}: must be a function"))
     planned, path = job_to_train(
-        source.job if isinstance(source, Planned) else _source(source, "source"),
-        model=model,
-        on=on,
-        data=data,
+        source.job if isinstance(source, Planned) else _source(source, "source", PLANNED),
+        model=_other(source, model, "model"),
+        on=_other(source, on, "on"),
+        data=_word(data, "data"),
         steps=steps,
         directory=None if directory is None else _path(directory, "directory"),
         resume=None if resume is None else _source(resume, "resume"),
@@ -257,24 +265,30 @@ def finished(path: str | Path) -> Run:
     return Run(directory.path, directory.summary())
 
 
-def _path(value: str | Path, name: str) -> Path:
+def _path(value: str | Path, name: str, other: str = "") -> Path:
+    """Return a path; a message names the `other` things that may be given."""
     if not isinstance(value, str | os.PathLike):
-        raise InputError(Violation(name, f"{shown(value)}: must be a path, or the result of weft.plan"))
+        raise InputError(Violation(name, f"{shown(value)}: must be a path{other}"))
     return Path(value)
 
 
-def _source(value: str | Path, name: str) -> Path:
+def _source(value: str | Path, name: str, other: str = "") -> Path:
     """Return the local path of a path or a URL."""
-    _path(value, name)
+    _path(value, name, other)
     return source_at(value)
 
 
-def _require_words(source: object, **words: str | None) -> None:
-    """Refuse arguments that are no text, and another subject for a job that is planned."""
-    for name, word in words.items():
-        if word is None:
-            continue
-        if not isinstance(word, str):
-            raise InputError(Violation(name, f"{shown(word)}: must be text"))
-        if isinstance(source, Planned) and name in ("model", "on"):
-            raise InputError(Violation(name, "a planned job has its own; plan again", "weft.plan"))
+def _word(value: str | Path | None, name: str) -> str | None:
+    """Return a name or a path as text."""
+    if value is None:
+        return None
+    if not isinstance(value, str | os.PathLike):
+        raise InputError(Violation(name, f"{shown(value)}: must be a name or a path", WORDS[name]))
+    return os.fspath(value)
+
+
+def _other(source: object, value: str | Path | None, name: str) -> str | None:
+    """Return another model or cluster for a path's job; a planned job has its own."""
+    if value is not None and isinstance(source, Planned):
+        raise InputError(Violation(name, "a planned job has its own; plan again", "weft.plan"))
+    return _word(value, name)

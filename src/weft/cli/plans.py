@@ -17,7 +17,7 @@ from weft.cli.replanning import show_replanning
 from weft.cli.synchronisations import show_synchronisations
 from weft.describe.layout import PartialLayout
 from weft.describe.plan_file import is_plan_file
-from weft.describe.run_file import RunFile, changed, is_run_file, load_run, run_of_keywords
+from weft.describe.run_file import asked_run, changed
 from weft.doors.emit import require_stack
 from weft.errors import InputError, Violation
 from weft.planning.fewer_nodes import better_without
@@ -222,7 +222,9 @@ def plan(
         refuse_options(never_curve, "not with --curve, which searches every batch")
     else:
         refuse_options(only_curve, "only with --curve")
-    run = asked_run(source, on, global_batch, sequence, precision, words)
+    run = asked_run(
+        source, on=on, global_batch=global_batch, sequence=sequence, precision=precision, pins=words
+    )
     run = changed(run, {"goal": {"memory_risk": memory_risk}, "cluster": {"without": without}})
     if curve:
         problem = problem_of_run(run)
@@ -271,31 +273,3 @@ def plan(
         report=report,
         json=json,
     )
-
-
-def asked_run(
-    source: str,
-    on: str | None,
-    global_batch: int | None,
-    sequence: int | None,
-    precision: str | None,
-    pins: dict[str, Any],
-) -> RunFile:
-    """Make the run file of a preset or a folder, or read a RUN.toml; options replace its keys."""
-    if not is_run_file(source):
-        return run_of_keywords(
-            model=source,
-            on=on or "this-machine",
-            global_batch=global_batch,
-            sequence=sequence,
-            precision=precision,
-            pins=pins,
-        )
-    changes: dict[str, dict[str, Any]] = {
-        # Nodes that the file leaves out are of its own cluster.
-        "cluster": {"use": on, "without": None if on is None else []},
-        "train": {"global_batch": global_batch, "precision": precision},
-        "task": {"sequence": sequence},
-        "plan": pins,
-    }
-    return changed(load_run(Path(source)), changes)

@@ -321,6 +321,40 @@ def run_of_keywords(
     return parse_run({table: keys for table, keys in given.items() if keys})
 
 
+def asked_run(
+    source: str | None,
+    *,
+    model: str | None = None,
+    on: str | None = None,
+    global_batch: int | None = None,
+    sequence: int | None = None,
+    precision: str | None = None,
+    pins: Mapping[str, Any],
+) -> RunFile:
+    """Return the run of a model, or of the RUN.toml at `source`; the other arguments replace its keys.
+
+    Raises:
+        InputError: with all mistakes of the file or of the arguments.
+    """
+    if source is None or not is_run_file(source):
+        return run_of_keywords(
+            model=source if model is None else model,
+            on=on or "this-machine",
+            global_batch=global_batch,
+            sequence=sequence,
+            precision=precision,
+            pins=pins,
+        )
+    changes: dict[str, Mapping[str, Any]] = {
+        # Nodes that the file leaves out are of its own cluster.
+        "cluster": {"use": on, "without": None if on is None else []},
+        "train": {"global_batch": global_batch, "precision": precision},
+        "task": {"sequence": sequence},
+        "plan": pins,
+    }
+    return changed(naming(load_run(Path(source)), model=model), changes)
+
+
 def _model_key(model: str | None) -> str:
     """Return the key of the run file's [model] table for a name."""
     if model is not None and Path(model).exists():

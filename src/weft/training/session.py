@@ -83,6 +83,8 @@ def job_to_train(
     if resume is not None and directory is not None:
         problem = f"the run goes on in {resume}; give one of directory and resume"
         raise InputError(Violation("directory", problem))
+    if resume is not None:
+        RunDirectory(resume).require()
     path = former or resume or directory
     require_folder(path or DEFAULT_RUNS)
     filling = plan_by if resume is None else lambda run: plan_by(as_in(run, resume))
