@@ -8,7 +8,7 @@ import torch
 
 from weft.errors import InputError
 from weft.training.tasks import make_task
-from weft.training.tasks.base import TaskSettings
+from weft.training.tasks.base import Meter, TaskSettings, batch_of
 from weft.training.tasks.text import CausalLanguageModelling
 
 
@@ -90,6 +90,68 @@ def test_what_is_no_task_is_refused_in_one_line(settings: TaskSettings, kind: st
         make_task(kind, settings)
     assert len(refused.value.violations) == 1
     assert kind in str(refused.value)
+
+
+class Changed(Own):
+    """What a user's task may have wrong, by the name in `data`."""
+
+    samples = held_out_samples = tokens_per_sample = 1
+    fingerprint = "changed"
+
+    def __init__(self, settings: TaskSettings) -> None:
+        name, _, value = str(settings.data).partition(" = ")
+        if name == "init":
+            raise FileNotFoundError(value)
+        setattr(self, name, eval(value))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("samples = 3.0", "has samples = 3.0: must be a positive integer"),
+        ("held_out_samples = 0", "has held_out_samples = 0: must be a positive integer"),
+        ("fingerprint = None", "has fingerprint = None: must be text"),
+        ("init = gone", r"cannot be made: FileNotFoundError: gone \(test_tasks.py, line \d+\)"),
+    ],
+)
+def test_a_task_without_a_needed_member_is_refused(settings: TaskSettings, data: str, message: str) -> None:
+    with pytest.raises(InputError, match=f"task.kind: '{__name__}:Changed' {message}$"):
+        make_task(f"{__name__}:Changed", replaced(settings, data=data))
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ("{}", "batch returned dict, no pair of inputs and targets"),
+        ("(torch.zeros(2, 3),)", "batch returned tuple, no pair"),
+        ("(np.zeros((2, 3)), torch.zeros(2))", "batch returned ndarray in place of a tensor"),
+        ("(torch.zeros(2, 3), torch.tensor(1.0))", r"of shape \[\]; its first axis must be the 2 samples"),
+        (
+            "((torch.zeros(2), torch.zeros(1, 3)), torch.zeros(2))",
+            r"of shape \[1, 3\]; its first axis must be",
+        ),
+    ],
+)
+def test_a_batch_of_other_than_the_samples_is_refused(
+    settings: TaskSettings, batch: str, message: str
+) -> None:
+    task = make_task(f"{__name__}:Changed", replaced(settings, data=f"batch = lambda *a, **b: {batch}"))
+    with pytest.raises(TypeError, match=message):
+        batch_of(task, np.arange(2), lambda: np.arange(2))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("loss = lambda *a: torch.zeros(3)", r"loss returned \[3\]; it must be a tensor of one number"),
+        ("loss = lambda *a: 3.0", "loss returned float; it must be a tensor of one number"),
+        ("metrics = lambda *a: 3", "metrics returned int, no mapping from names to numbers"),
+    ],
+)
+def test_a_loss_is_a_number_and_metrics_have_names(settings: TaskSettings, data: str, message: str) -> None:
+    meter = Meter(make_task(f"{__name__}:Changed", replaced(settings, data=data)))
+    with meter.open(), pytest.raises(TypeError, match=message):
+        meter(torch.zeros(3), torch.zeros(3))
 
 
 def test_documents_of_text_end_with_their_end_tokens(tmp_path: Path) -> None:

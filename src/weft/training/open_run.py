@@ -55,7 +55,7 @@ from weft.training.directory.verified import verified_digests
 from weft.training.loggers import open_feeds, require_loggers
 from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory, settings_of
 from weft.training.tasks import make_task
-from weft.training.tasks.base import Meter, Task, TaskSettings
+from weft.training.tasks.base import Meter, Task, TaskSettings, batch_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,7 +312,8 @@ def require_inputs(job: PlannedJob, task: Task) -> None:
     if config.family != FAMILY and not config.is_graph:
         return
     try:
-        read = inputs_of(task.batch(np.zeros(1, dtype=np.int64))[0])
+        first = np.zeros(1, dtype=np.int64)
+        read = inputs_of(batch_of(task, first, lambda: first)[0])
     except Exception:
         return  # the reader names the sample
     if len(read) != count:

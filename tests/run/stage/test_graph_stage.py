@@ -88,7 +88,9 @@ def opened(name: str, *shapes: Sequence[int]) -> tuple[Any, Any]:
     config = resolve_model(name)
     problem = SimpleNamespace(model=config, job=SimpleNamespace(graph=layer_graph(config)))
 
-    def batch(samples: np.ndarray) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    def batch(
+        samples: np.ndarray, *, held_out: bool = False
+    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
         return tuple(torch.zeros(len(samples), *shape) for shape in shapes), torch.zeros(len(samples))
 
     return SimpleNamespace(problem=problem), SimpleNamespace(batch=batch)

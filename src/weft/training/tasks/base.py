@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -104,11 +104,24 @@ class Task(Protocol):
 
 
 def batch_of(task: Task, samples: Ints, among: Callable[[], Ints], *, held_out: bool = False) -> Samples:
-    """Return a micro-batch of a task; `among` returns the samples whose mean the loss is a part of."""
-    if not getattr(task, "weighs_samples", False):
-        return task.batch(samples, held_out=held_out)
-    weighing: Callable[..., Samples] = task.batch
-    return weighing(samples, held_out=held_out, among=among())
+    """Return a micro-batch of a task; `among` returns the samples whose mean the loss is a part of.
+
+    Raises:
+        TypeError: when it has other tensors than inputs and targets of these samples.
+    """
+    batch: Callable[..., Any] = task.batch
+    weighing = {"among": among()} if getattr(task, "weighs_samples", False) else {}
+    read = batch(samples, held_out=held_out, **weighing)
+    if not isinstance(read, tuple | list) or len(read) not in (2, 3):
+        raise TypeError(f"batch returned {type(read).__name__}, no pair of inputs and targets")
+    inputs = read[0] if isinstance(read[0], tuple) else (read[0],)
+    for one in (*inputs, read[1]):
+        if not isinstance(one, torch.Tensor):
+            raise TypeError(f"batch returned {type(one).__name__} in place of a tensor")
+        if not one.dim() or len(one) != len(samples):
+            given = f"a tensor of shape {list(one.shape)}"
+            raise TypeError(f"batch returned {given}; its first axis must be the {len(samples)} samples")
+    return tuple(read)  # type: ignore[return-value]
 
 
 def sources_of_task(task: Task) -> Sequence[Source]:
@@ -167,12 +180,25 @@ class Meter:
         self._micro_batches = 0
 
     def __call__(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
-        """Return the task's loss, mean over one micro-batch."""
+        """Return the task's loss, mean over one micro-batch.
+
+        Raises:
+            TypeError: when the loss is no number, or the metrics are no mapping.
+        """
         if self._open and self._metrics is not None:
-            for name, value in self._metrics(outputs.detach(), targets).items():
+            metrics = self._metrics(outputs.detach(), targets)
+            if not isinstance(metrics, Mapping):
+                raise TypeError(
+                    f"metrics returned {type(metrics).__name__}, no mapping from names to numbers"
+                )
+            for name, value in metrics.items():
                 self._sums[name] = self._sums.get(name, 0.0) + float(value)
             self._micro_batches += 1
-        return self._loss(outputs, targets)
+        loss = self._loss(outputs, targets)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise TypeError(f"loss returned {shape}; it must be a tensor of one number")
+        return loss
 
     @contextmanager
     def open(self) -> Iterator[None]:
