@@ -121,7 +121,7 @@ def batch_of(task: Task, samples: Ints, among: Callable[[], Ints], *, held_out: 
         if not one.dim() or len(one) != len(samples):
             given = f"a tensor of shape {list(one.shape)}"
             raise TypeError(f"batch returned {given}; its first axis must be the {len(samples)} samples")
-    return tuple(read)  # type: ignore[return-value]
+    return tuple(read)
 
 
 def sources_of_task(task: Task) -> Sequence[Source]:
