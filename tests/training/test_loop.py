@@ -426,7 +426,7 @@ def test_another_seed_or_text_is_refused_on_resume(
         worker_pool.run(run_training, run_dir, plan_of(), STEPS, "", {"train": {"seed": 6}}, ranks=2)
     message = str(refused.value)
     assert "InputError" in message
-    for name in ("seed 5, this run has 6", "data"):
+    for name in ("seed 5, this run has 6", "other data"):
         assert f"saved with {name}" in message
     assert len(rows(run_dir)) == 3
 

@@ -35,6 +35,7 @@ def test_another_job_is_refused_with_every_difference() -> None:
     # A fingerprint is nothing that people could give.
     assert sorted(violation.nearest for violation in refused.value.violations) == ["", "", "3"]
     assert all(violation.where == "here" for violation in refused.value.violations)
+    assert "saved with other data (hash beef, now bead)" in str(refused.value)
 
 
 def test_the_states_of_another_optimizer_are_refused_unless_there_are_none() -> None:
@@ -87,8 +88,9 @@ class Reads:
     def __init__(self) -> None:
         self.read: list[int] = []
 
-    def batch(self, samples: np.ndarray, *, held_out: bool = False) -> None:
+    def batch(self, samples: np.ndarray, *, held_out: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         self.read.extend(samples.tolist())
+        return torch.from_numpy(samples), torch.from_numpy(samples)
 
 
 def test_another_plan_of_the_same_job_may_go_on_while_steps_are_left() -> None:
