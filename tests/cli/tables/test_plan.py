@@ -5,6 +5,7 @@ from __future__ import annotations
 from cli.tables.printed import text_of
 from web.plans import searched, two_stages
 
+import weft
 from weft.cli.tables.plan import cluster_table, idle_text, memory_bars, throughput_text
 from weft.describe.units import format_count
 
@@ -22,6 +23,8 @@ def test_idle_devices_are_named() -> None:
     assert dict(job.idle) == {"t4": 8}
     assert idle_text(job) == "uses 4 of 12 devices; idle: 8 of t4 (ranks 4-11)"
     assert idle_text(searched()) == ""
+    one = weft.plan(model="gpt-1m", on="2xt4", global_batch=8, pp=1, dp=1).job
+    assert idle_text(one) == "uses 1 of 2 devices; idle: 1 of t4 (rank 1)"
 
 
 def test_throughput_is_told_of_all_devices_and_of_each() -> None:

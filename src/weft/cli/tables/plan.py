@@ -24,6 +24,7 @@ from weft.web.rows.plan import (
     inside_text,
     link_rows,
     nodes_text,
+    ranks_text,
     spans,
     stage_rows,
     stages_by_rank,
@@ -137,7 +138,7 @@ def idle_text(planned: PlannedJob) -> str:
         return ""
     cluster = planned.problem.job.cluster
     idle = ", ".join(f"{count} of {name}" for name, count in planned.idle.items())
-    ranks = f"ranks {spans(range(planned.plan.ranks, cluster.ranks))}"
+    ranks = ranks_text(range(planned.plan.ranks, cluster.ranks))
     return f"uses {planned.plan.ranks} of {cluster.ranks} devices; idle: {idle} ({ranks})"
 
 
