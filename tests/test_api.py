@@ -69,8 +69,18 @@ def test_wrong_arguments_start_no_worker(
     assert not [*tmp_path.iterdir()]
 
 
+def test_a_run_directory_is_named_with_its_run_file(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").touch()
+    with pytest.raises(
+        InputError, match=r"a run directory; its run file is planned \(nearest valid: .*run.toml"
+    ):
+        weft.plan(tmp_path)
+
+
 def test_a_saved_plan_is_simulated_like_the_planned_job(planned: Planned, tmp_path: Path) -> None:
     path = planned.save(tmp_path / "plan.json")
+    with pytest.raises(InputError, match=r"is a plan; weft\.simulate and weft\.train take it"):
+        weft.plan(path)
     assert repr(weft.simulate(path)) == repr(planned.simulate())
 
 

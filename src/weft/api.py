@@ -11,6 +11,7 @@ from typing import Any, Unpack
 from weft.describe.layout import Pins
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
+from weft.describe.plan_file import is_plan_file
 from weft.describe.prediction import Prediction
 from weft.describe.run_file import asked_run
 from weft.describe.units import format_seconds, shown
@@ -133,8 +134,11 @@ def plan(
     Raises:
         weft.errors.InputError: when the input is invalid or no plan fits.
     """
+    path = None if source is None else _path(source, "source")
+    if path is not None and is_plan_file(path):
+        raise InputError(Violation("source", f"{path} is a plan; weft.simulate and weft.train take it"))
     run = asked_run(
-        None if source is None else os.fspath(_path(source, "source")),
+        None if path is None else str(path),
         model=_word(model, "model"),
         on=_word(on, "on"),
         global_batch=global_batch,

@@ -102,7 +102,7 @@ def test_a_run_goes_on_under_the_written_plan_as_if_nothing_had_happened(
     ("arguments", "line"),
     [
         (["run.toml"], "SOURCE: not with --from, which plans the job of that file again"),
-        (["--on", "4xt4"], "--on: not with --from"),
+        (["--on", "4xt4"], "again; another job or cluster: weft plan RUN.toml --on CLUSTER"),
         (["--compare", "amp"], "--compare: not with --from"),
         (["--curve"], "--curve: not with --from"),
         (["--pp", "2"], "--pp: not with --from"),

@@ -188,7 +188,8 @@ def plan(
     }
     if from_ is not None:
         never_from = {"SOURCE": source, "--on": on, "--emit": emit, **never_without_a_search}
-        refuse_options(never_from, "not with --from, which plans the job of that file again")
+        other = "another job or cluster: weft plan RUN.toml --on CLUSTER"
+        refuse_options(never_from, f"not with --from, which plans the job of that file again; {other}")
         show_replanning(from_, without, out=out, json=json)
         return
     if source is None:

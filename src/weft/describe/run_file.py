@@ -336,6 +336,8 @@ def asked_run(
     Raises:
         InputError: with all mistakes of the file or of the arguments.
     """
+    if source is not None and (own := Path(source, "run.toml")).is_file():
+        raise InputError(Violation(source, "a run directory; its run file is planned", str(own)))
     if source is None or not is_run_file(source):
         return run_of_keywords(
             model=source if model is None else model,
