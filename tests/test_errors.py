@@ -15,6 +15,7 @@ def test_one_line_per_violation():
 def test_nearest_is_close_in_spelling_or_nothing():
     assert nearest("bredth-first", ["gpipe", "breadth-first"]) == "breadth-first"
     assert nearest("zzz", ["gpipe", "breadth-first"]) == ""
+    assert nearest("adamW", ["adam", "adamw"]) == "adamw"
 
 
 def test_an_option_with_all_parts_of_the_word_is_nearer_than_one_with_few_other_letters():

@@ -62,9 +62,12 @@ def _beginning(error: Exception) -> str:
 def nearest(word: str, options: Iterable[str]) -> str:
     """Return the option closest in spelling to `word`, or an empty string when none is close.
 
+    An option that differs in capitals alone is the closest.
     Options with all parts of `word` come first: `llama-3-70b` is nearer to `llama-70b` than `llama-7b`.
     """
     options, parts = list(options), _parts(word)
+    if same := [option for option in options if option.lower() == word.lower()]:
+        return same[0]
     fuller = [option for option in options if parts <= _parts(option)]
     matches = difflib.get_close_matches(word, fuller or options, n=1, cutoff=0.5)
     return matches[0] if matches else ""

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from weft.describe.cluster_file import parse_cluster
-from weft.describe.reading import holds_json, read_text
-from weft.describe.run_file import parse_run
+from weft.describe.reading import _OTHER_WORDS, _fields_at, holds_json, read_text
+from weft.describe.run_file import RunFile, parse_run
 from weft.errors import InputError
 
 
@@ -33,6 +33,24 @@ def test_a_number_in_quotes_is_named_without_them() -> None:
 def test_a_byte_order_mark_is_no_text(tmp_path) -> None:
     (tmp_path / "rows.csv").write_text("name,layers\n", encoding="utf-8-sig")
     assert read_text(tmp_path / "rows.csv") == "name,layers\n"
+
+
+def test_words_of_other_trainers_are_sent_to_the_key_that_is_meant() -> None:
+    (told,) = mistakes(optimizer={"lr": 1e-3})
+    assert told.endswith("(nearest valid: learning_rate)")
+    (told,) = mistakes(train={"gradient_clip_val": 1.0})
+    assert told.endswith("; clip_norm is a key of [optimizer]")
+
+
+def test_every_meant_word_is_a_key_of_a_run_file() -> None:
+    keys = {key for table in _fields_at(RunFile, ()) for key in _fields_at(RunFile, (table,))}
+    assert {*_OTHER_WORDS.values()} <= keys
+    assert not keys & {*_OTHER_WORDS}
+
+
+def test_lists_are_named_in_the_words_of_files() -> None:
+    (told,) = mistakes(report={"log": "wandb"})
+    assert told == "run: report.log: 'wandb': must be a list"
 
 
 def test_a_price_is_sent_to_its_device(tmp_path) -> None:

@@ -496,6 +496,16 @@ def test_replicas_that_step_by_themselves_begin_anew_from_their_average_under_an
     assert [row["step"] for row in rows(run_dir)] == list(range(STEPS))
 
 
+def test_steps_of_more_samples_than_the_data_has_are_told(worker_pool: WorkerPool, tmp_path: Path) -> None:
+    run_dir = new_run(tmp_path)
+    (tmp_path / "text.txt").write_text("short " * 6)
+    worker_pool.run(run_training, run_dir, plan_of(pp=1), 1, ranks=1)
+    told = rows(run_dir, "events.jsonl")
+    (available,) = [row["samples"] for row in told if row["event"] == "data"]
+    (warning,) = [row["warning"] for row in told if row["event"] == "data warning"]
+    assert warning == f"a step of 8 samples repeats some, because the data has {available}"
+
+
 def test_a_run_goes_on_with_another_global_batch_and_precision(
     worker_pool: WorkerPool, uninterrupted: Path, tmp_path: Path
 ) -> None:

@@ -146,6 +146,7 @@ def _wrong_value(place: str, given: object, message: str, context: Mapping[str, 
 def _in_words(message: str) -> str:
     """Return pydantic's message in the words of TOML instead of Python."""
     message = re.sub(r"^(Input|String|Tuple|List|Dictionary) should", "must", message)
+    message = re.sub(r"a valid (tuple|list)$", "a list", message)
     message = re.sub(r" (after validation, not|, not) \d+$", "", message)
     return re.sub(r"(an? valid dictionary or instance of \w+|an? valid dictionary)$", "a table", message)
 

@@ -273,11 +273,13 @@ def _saver(run: OpenRun, state: TrainingState) -> Saver:
 
 
 def _tell_data(run: OpenRun, state: TrainingState) -> None:
-    """Write the event of the run's data; a task's warning is a separate event, which launchers print."""
+    """Write the event of the run's data; warnings are separate events, which launchers print."""
     task, train = run.task, run.job.run.train
     samples = state.origin(samples_of(run.job.plan)) + samples_of(run.job.plan).before(train.steps)
     about = dict(getattr(task, "about", {}))
-    warning = about.pop("warning", "")
+    warnings, batch = [about.pop("warning", "")], samples_of(run.job.plan).of(state.step)
+    if task.samples < batch:
+        warnings.append(f"a step of {batch} samples repeats some, because the data has {task.samples}")
     run.journal.event(
         "data",
         step=state.step,
@@ -289,7 +291,7 @@ def _tell_data(run: OpenRun, state: TrainingState) -> None:
         fingerprint=task.fingerprint,
         **about,
     )
-    if warning:
+    for warning in filter(None, warnings):
         run.journal.event("data warning", step=state.step, warning=warning)
 
 

@@ -30,6 +30,7 @@ from weft.training.data.tokenizers import get_tokenizer, require_classes, tokeni
 from weft.training.directory.resuming import job_of
 from weft.training.interchange.weight_files import weight_files
 from weft.training.loggers import require_loggers
+from weft.training.task_class import task_class
 
 _MASKED = "masked-lm"
 
@@ -38,7 +39,8 @@ def refusals(planned: PlannedJob) -> list[Violation]:
     """Return all reasons that need no worker; empty if the job can start.
 
     The plan must be one that the runtime executes; loggers, packages, data, tokenizer and initial weights
-    must be there. A user's own task opens its data in the workers. Without torch, data are not looked at.
+    must be there. A user's own task is imported here, and opens its data in the workers. Without torch,
+    neither is looked at.
     """
     problems = planned_only(planned.problem.model) + planned.elsewhere + planned.misplaced
     for job in planned.all:
@@ -89,7 +91,9 @@ def _tokenizer(planned: PlannedJob) -> None:
 
 def _data(planned: PlannedJob) -> None:
     task = planned.run.task
-    if task.kind == CHAT:
+    if ":" in task.kind:
+        task_class(task.kind)
+    elif task.kind == CHAT:
         require_chats(only_source(task.data), get_tokenizer(tokenizer_name(planned.run)))
     elif is_language(task.kind):
         for source in sources_of(task.data):

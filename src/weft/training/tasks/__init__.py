@@ -8,7 +8,8 @@ from types import MappingProxyType
 from weft.describe.tasks import CLICKS, DOSES, MATCHING, MODALITIES, SEQUENCES
 from weft.describe.units import shown
 from weft.errors import InputError, RunError, Violation, require_choice
-from weft.installed import failure, imported
+from weft.installed import failure
+from weft.training.task_class import task_class
 from weft.training.tasks.base import Task, TaskSettings
 from weft.training.tasks.chat import Chat
 from weft.training.tasks.drawn import (
@@ -59,7 +60,7 @@ def hands_over(kind: str, task: Task) -> bool:
 def _made(kind: str, settings: TaskSettings) -> Task:
     """Return a task of the user's own with all that a run asks it for."""
     try:
-        task = _imported(kind)(settings)
+        task: Task = task_class(kind)(settings)
     except (InputError, RunError):
         raise
     except Exception as error:
@@ -74,12 +75,4 @@ def _made(kind: str, settings: TaskSettings) -> Task:
             problems.append(Violation("task.kind", problem))
     if problems:
         raise InputError(problems)
-    return task
-
-
-def _imported(kind: str) -> type[Task]:
-    task: type[Task] = imported("task.kind", kind)
-    missing = [method for method in ("batch", "loss") if not callable(getattr(task, method, None))]
-    if missing:
-        raise InputError(Violation("task.kind", f"{kind!r} is no task: it has no {' and no '.join(missing)}"))
     return task
