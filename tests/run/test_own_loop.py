@@ -1,6 +1,7 @@
 """`weft.Runtime` inside a user's own loop: learns like one process, refuses what does not fit."""
 
 import gc
+import math
 import subprocess
 import sys
 from contextlib import suppress
@@ -10,6 +11,7 @@ import pytest
 import torch
 from equality_table import Row
 from small_plans import divisible, make_plan, tiny
+from torch import nn
 
 import weft
 from weft.describe.models import resolve_model
@@ -68,6 +70,19 @@ def test_a_loop_that_fails_ends_the_other_ranks_by_name(worker_pool, tmp_path):
     assert told.endswith("; rank 1 is gone")
 
 
+def step_of_two_inputs(rank: int, ranks: int) -> float:
+    config = resolve_model("own_models:conditioned")
+    plan = make_plan(config, precision="fp32")
+    inputs = torch.zeros(plan.global_batch, 1, 8, 8), torch.zeros(plan.global_batch, 3)
+    with weft.Runtime(plan, config, nn.functional.cross_entropy) as runtime:
+        return runtime.step(inputs, torch.zeros(plan.global_batch, dtype=torch.long))
+
+
+def test_inputs_of_a_model_with_several_are_a_tuple(worker_pool):
+    (loss,) = worker_pool.run(step_of_two_inputs, ranks=1)
+    assert loss == pytest.approx(math.log(10), rel=0.5)
+
+
 def refused(rank: int, ranks: int, path: Path) -> list[str]:
     config = tiny()
     messages = []
@@ -80,7 +95,28 @@ def refused(rank: int, ranks: int, path: Path) -> list[str]:
     with pytest.raises(InputError) as caught:
         runtime.step(torch.zeros(3, 8, dtype=torch.long), torch.zeros(3, 8, dtype=torch.long))
     messages.append(str(caught.value))
+    inputs = torch.zeros(8, 8, dtype=torch.long)
+    with pytest.raises(InputError, match=r"runtime\.step: NoneType: must be a tensor"):
+        runtime.step(inputs, None)
     runtime.close()
+    for given, changed, problem in (
+        ((None, config, loss_fn), {}, "^plan: None: must be a Plan, as weft.plan"),
+        ((path, 3, loss_fn), {}, "^runtime.model: 3: must be a name, a path or a ModelConfig$"),
+        ((path, config, None), {}, "^runtime.loss_fn: None: must be a function$"),
+        ((path, config, loss_fn), {"optimizer_factory": 3}, "optimizer_factory: 3: must be a function$"),
+        ((path, config, loss_fn), {"clip_norm": -1.0}, "clip_norm: -1.0: must be greater than 0$"),
+    ):
+        with pytest.raises(InputError, match=problem):
+            weft.Runtime(*given, **changed)
+    for loss, problem in (
+        (
+            lambda logits, targets: logits.mean((1, 2)),
+            r"the loss is \[\d\]; it must be a tensor of one number",
+        ),
+        (lambda logits, targets: 3.0, "the loss is float; it must be"),
+    ):
+        with pytest.raises(RunError, match=problem), weft.Runtime(path, config, loss) as runtime:
+            runtime.step(inputs, inputs)
     return messages
 
 

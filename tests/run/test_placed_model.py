@@ -122,3 +122,26 @@ def test_plans_with_replicas_other_models_and_too_few_devices_are_refused() -> N
         PlacedModel(two_stems(), plan_of("diamond", (0, 1, 0, 1)), ["cpu"] * 2)
     with pytest.raises(InputError, match="1 devices are given, and the plan has 2 ranks"):
         PlacedModel(diamond(), plan_of("diamond", (0, 1, 0, 1)), ["cpu"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model": nn.Linear(4, 4)}, "^model: Linear.*, which is no model: .*weft.CapturedModel"),
+        ({"plan": None}, "^plan: None: must be a Plan, as weft.plan"),
+        ({"plan": "nowhere.json"}, "^nowhere.json: no such file"),
+        ({"devices": ["gpu0", "cpu"]}, "^devices: 'gpu0': Invalid device string"),
+        ({"devices": "cpu"}, "^devices: 1 devices are given, and the plan has 2 ranks"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(changed: dict[str, object], message: str) -> None:
+    plan = plan_of("diamond", (0, 1, 0, 1))
+    with pytest.raises(InputError, match=message) as refused:
+        PlacedModel(**{"model": diamond(), "plan": plan, "devices": ["cpu"] * 2, **changed})
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_more_inputs_than_the_model_reads_are_refused() -> None:
+    placed = PlacedModel(diamond(), plan_of("diamond", (0, 1, 0, 1)), ["cpu"] * 2)
+    with pytest.raises(InputError, match="inputs: 2 inputs are given; the model reads 1"):
+        placed(torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 8, 8))

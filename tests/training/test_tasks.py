@@ -140,17 +140,9 @@ def test_a_batch_of_other_than_the_samples_is_refused(
         batch_of(task, np.arange(2), lambda: np.arange(2))
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ("loss = lambda *a: torch.zeros(3)", r"loss returned \[3\]; it must be a tensor of one number"),
-        ("loss = lambda *a: 3.0", "loss returned float; it must be a tensor of one number"),
-        ("metrics = lambda *a: 3", "metrics returned int, no mapping from names to numbers"),
-    ],
-)
-def test_a_loss_is_a_number_and_metrics_have_names(settings: TaskSettings, data: str, message: str) -> None:
-    meter = Meter(make_task(f"{__name__}:Changed", replaced(settings, data=data)))
-    with meter.open(), pytest.raises(TypeError, match=message):
+def test_metrics_have_names(settings: TaskSettings) -> None:
+    meter = Meter(make_task(f"{__name__}:Changed", replaced(settings, data="metrics = lambda *a: 3")))
+    with meter.open(), pytest.raises(TypeError, match="metrics returned int, no mapping from names"):
         meter(torch.zeros(3), torch.zeros(3))
 
 

@@ -99,6 +99,20 @@ def load_plan(path: Path | str) -> Plan:
     return load_plan_file(path).plan
 
 
+def given_plan(plan: object) -> Plan:
+    """Return a plan, or read it from the path of a plan file.
+
+    Raises:
+        InputError: when it is neither, or with all mistakes of the file.
+    """
+    if isinstance(plan, Plan):
+        return plan
+    if not isinstance(plan, str | Path):
+        needed = "must be a Plan, as weft.plan(...).plan is, or the path of a plan file"
+        raise InputError(Violation("plan", f"{shown(plan)}: {needed}"))
+    return load_plan(plan)
+
+
 def load_plan_file(path: Path | str) -> PlanFile:
     """Read a PLAN.json with the prediction of its plan.
 

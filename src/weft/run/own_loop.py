@@ -8,6 +8,7 @@ runtime.close()
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +25,8 @@ from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.one_line import one_line
 from weft.describe.plan import PACKING, Plan
-from weft.describe.plan_file import load_plan
+from weft.describe.plan_file import given_plan
+from weft.describe.units import shown
 from weft.errors import InputError, Violation
 from weft.planning.compile import compile_part, compile_plan
 from weft.program.rank_program import RankProgram, digests
@@ -37,6 +39,7 @@ from weft.run.stage.build import build_stages
 from weft.run.state.precision import STEPPED
 from weft.run.supported import planned_only, unsupported
 from weft.run.verified import require_verified
+from weft.run.workspace import Inputs
 
 # Makes the module of one stage from the positions of its layers.
 StageBuilder = Callable[[Sequence[int]], nn.Module]
@@ -75,7 +78,7 @@ class Runtime:
     def __init__(
         self,
         plan: Plan | str | Path,
-        model: ModelConfig | str,
+        model: ModelConfig | str | Path,
         loss_fn: LossFunction,
         *,
         optimizer_factory: OptimizerFactory = adamw,
@@ -85,9 +88,10 @@ class Runtime:
         skip_non_finite: bool = False,
         transport: str | None = None,
     ) -> None:
-        self.plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))
-        if isinstance(model, str):
-            model = resolve_model(model, sequence=self.plan.sequence)
+        self.plan = given_plan(plan)
+        _require_kinds(model, clip_norm, loss_fn=loss_fn, optimizer_factory=optimizer_factory)
+        if not isinstance(model, ModelConfig):
+            model = resolve_model(os.fspath(model), sequence=self.plan.sequence)
         graph = with_choices(trained_graph(model, self.plan.methods), self.plan.layer_choices)
         if graph.fingerprint != self.plan.model_fingerprint:
             raise InputError(
@@ -149,29 +153,33 @@ class Runtime:
         """Bring the parameters and statistics of `stages` up to date; every rank must call it."""
         self._runtime.gather_weights()
 
-    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+    def step(self, inputs: Inputs, targets: torch.Tensor) -> float:
         """Train one optimizer step and return the mean loss of the global batch.
 
         Args:
-            inputs, targets: the whole global batch, first axis `global_batch`; the same on every rank.
+            inputs, targets: the whole global batch, first axis `global_batch`; the same on every rank. The
+                inputs of a model with several are a tuple.
 
         Raises:
-            InputError: when the batch has another size.
+            InputError: when the batch is no tensors, or has another size.
             RunError: names the instruction that failed.
         """
-        if len(inputs) != self.plan.global_batch or len(targets) != self.plan.global_batch:
-            raise InputError(
-                Violation(
-                    "runtime.step",
-                    f"{len(inputs)} inputs and {len(targets)} targets; the plan's global batch is "
-                    f"{self.plan.global_batch}",
-                )
+        read = inputs if isinstance(inputs, tuple) else (inputs,)
+        for one in (*read, targets):
+            if not isinstance(one, torch.Tensor):
+                raise InputError(Violation("runtime.step", f"{type(one).__name__}: must be a tensor"))
+        if any(one.shape[:1] != (self.plan.global_batch,) for one in (*read, targets)):
+            given = " and ".join(str(list(one.shape)) for one in read)
+            problem = (
+                f"inputs of shapes {given}, targets of {list(targets.shape)}; the plan's global batch is"
             )
+            raise InputError(Violation("runtime.step", f"{problem} {self.plan.global_batch}"))
         size = self.plan.micro_batch_size
 
-        def batch(micro_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        def batch(micro_batch: int) -> tuple[Inputs, torch.Tensor]:
             samples = slice(micro_batch * size, (micro_batch + 1) * size)
-            return inputs[samples], targets[samples]
+            taken = tuple(one[samples] for one in read)
+            return taken if isinstance(inputs, tuple) else taken[0], targets[samples]
 
         loss = self._runtime.step(self._steps, batch).loss
         self._steps += 1
@@ -193,6 +201,23 @@ class Runtime:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(failed=error is not None)
+
+
+def _require_kinds(model: object, clip_norm: float | None, **functions: object) -> None:
+    """Refuse arguments of wrong kinds."""
+    problems = [
+        Violation(f"runtime.{name}", f"{shown(value)}: must be a function")
+        for name, value in functions.items()
+        if not callable(value)
+    ]
+    if not isinstance(model, ModelConfig | str | os.PathLike):
+        problems.append(
+            Violation("runtime.model", f"{shown(model)}: must be a name, a path or a ModelConfig")
+        )
+    if clip_norm is not None and not (isinstance(clip_norm, int | float) and clip_norm > 0):
+        problems.append(Violation("runtime.clip_norm", f"{shown(clip_norm)}: must be greater than 0"))
+    if problems:
+        raise InputError(problems)
 
 
 def _verified_part(plan: Plan, graph: LayerGraph, rank: int) -> RankProgram:

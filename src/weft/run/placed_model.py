@@ -10,16 +10,18 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from weft.describe.families.own import OwnModel
+from weft.describe.families.own import OwnModel, require_model
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
-from weft.describe.units import format_bytes
+from weft.describe.plan_file import given_plan
+from weft.describe.units import format_bytes, shown
 from weft.errors import InputError, RunError, Violation
 from weft.predict.cost.memory import plan_states
 from weft.run.stage.families.own import OwnStage
@@ -89,7 +91,8 @@ class PlacedModel(nn.Module):
 
     Args:
         model: the layers, such as `BlockModel` or `CapturedModel`.
-        plan: one replica and one rank for each stage; rank r is `devices[r]`.
+        plan: a Plan, or the path of a plan file, of one replica and one rank for each stage; rank r is
+            `devices[r]`.
         devices: those of the plan's ranks, such as "cuda:0" or `PlacedDevice`.
         seed: draws initial values as runs with this seed do.
 
@@ -102,17 +105,17 @@ class PlacedModel(nn.Module):
     def __init__(
         self,
         model: OwnModel,
-        plan: Plan,
+        plan: Plan | Path | str,
         devices: Sequence[PlacedDevice | torch.device | str],
         *,
         seed: int = 0,
     ) -> None:
         super().__init__()
+        plan = given_plan(plan)
+        require_model(model, "model", shown(model))
         self._graph = graph = model.layer_graph()
-        _require_placed(plan, graph, len(devices))
-        self._devices = [
-            one if isinstance(one, PlacedDevice) else PlacedDevice(torch.device(one)) for one in devices
-        ]
+        self._devices = [_device(one) for one in ([devices] if isinstance(devices, str) else devices)]
+        _require_placed(plan, graph, len(self._devices))
         ranks = plan.rank_of_layers
         self._order, self._home = list(ranks), [ranks[layer] for layer in range(len(graph.layers))]
         # The values and the names of any run with this seed.
@@ -123,7 +126,7 @@ class PlacedModel(nn.Module):
             parameter.data = parameter.data.to(self._devices[self._home[one.layers[0]]].device)
         self.layers, self.shared = whole.layers, whole.shared
         each = plan_states(plan).total
-        owned: list[list[nn.Parameter]] = [[] for _ in devices]
+        owned: list[list[nn.Parameter]] = [[] for _ in self._devices]
         for home, module in zip(self._home, self.layers.values(), strict=True):
             owned[home] += module.parameters()
         for one, parameter in zip(graph.tied, self.shared.values(), strict=True):
@@ -152,8 +155,12 @@ class PlacedModel(nn.Module):
         """Return the last layer's output, on its device.
 
         Raises:
+            InputError: when there are more or fewer inputs than the model reads.
             RunError: when a device would hold more than its limit.
         """
+        if len(inputs) != self._graph.input_count:
+            problem = f"{len(inputs)} inputs are given; the model reads {self._graph.input_count}"
+            raise InputError(Violation("inputs", problem))
         made: dict[int, torch.Tensor] = {}
         moved: dict[tuple[int, int], torch.Tensor] = {}
         for layer in self._order:
@@ -167,6 +174,16 @@ class PlacedModel(nn.Module):
             with torch.autograd.graph.saved_tensors_hooks(ledger.keep, _unpacked):
                 made[layer] = self.layers[str(layer)](*read)
         return made[len(self.layers) - 1]
+
+
+def _device(given: PlacedDevice | torch.device | str) -> PlacedDevice:
+    if isinstance(given, PlacedDevice):
+        return given
+    try:
+        return PlacedDevice(torch.device(given))
+    except (RuntimeError, TypeError) as error:
+        (line, *_) = str(error).splitlines()
+        raise InputError(Violation("devices", f"{shown(given)}: {line}", "cpu")) from None
 
 
 def _unpacked(kept: Any) -> torch.Tensor:

@@ -86,6 +86,17 @@ class SharesParameters(Protocol):
         ...
 
 
+def require_model(model: object, where: str, given: str) -> None:
+    """Refuse what is no `OwnModel`, `given` in words.
+
+    Raises:
+        InputError: at `where`.
+    """
+    if not isinstance(model, OwnModel):
+        problem = f"{given}, which is no model: it needs sample_shapes, layer_graph() and layer(index)"
+        raise InputError(Violation(where, problem, "weft.BlockModel or weft.CapturedModel"))
+
+
 def own_model(name: str) -> OwnModel:
     """Build the model of `package.module:function`.
 
@@ -101,9 +112,7 @@ def own_model(name: str) -> OwnModel:
         raise
     except Exception as error:
         raise InputError(Violation("model.build", f"{name!r} fails: {failure(error)}")) from None
-    if not isinstance(model, OwnModel):
-        problem = f"{name!r} returned {type(model).__name__}, which is no model: it needs sample_shapes, "
-        raise InputError(Violation("model.build", problem + "layer_graph() and layer(index)"))
+    require_model(model, "model.build", f"{name!r} returned {type(model).__name__}")
     graph = model.layer_graph()
     if len(model.sample_shapes) != len(graph.layers) + graph.input_count:
         given = f"{name!r} has {len(graph.layers)} layers and {len(model.sample_shapes)} sample_shapes"

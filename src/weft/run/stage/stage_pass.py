@@ -131,7 +131,11 @@ def weighted_loss(workspace: Workspace, stage: int) -> WeightedLoss:
     taken = loss_input(module, loss_function)
 
     def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return loss_function(taken(output), targets) * weight
+        mean: object = loss_function(taken(output), targets)
+        if not isinstance(mean, torch.Tensor) or mean.numel() != 1:
+            given = list(mean.shape) if isinstance(mean, torch.Tensor) else type(mean).__name__
+            raise TypeError(f"the loss is {given}; it must be a tensor of one number")
+        return mean * weight
 
     return loss
 

@@ -183,7 +183,7 @@ class Meter:
         """Return the task's loss, mean over one micro-batch.
 
         Raises:
-            TypeError: when the loss is no number, or the metrics are no mapping.
+            TypeError: when the metrics are no mapping.
         """
         if self._open and self._metrics is not None:
             metrics = self._metrics(outputs.detach(), targets)
@@ -194,11 +194,7 @@ class Meter:
             for name, value in metrics.items():
                 self._sums[name] = self._sums.get(name, 0.0) + float(value)
             self._micro_batches += 1
-        loss = self._loss(outputs, targets)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise TypeError(f"loss returned {shape}; it must be a tensor of one number")
-        return loss
+        return self._loss(outputs, targets)
 
     @contextmanager
     def open(self) -> Iterator[None]:
