@@ -212,3 +212,9 @@ def test_two_schedules_of_one_name_are_refused(packages: Path) -> None:
     register(packages, "again", {"weft.schedules": {"gpipe": "weft.program.schedules.gpipe:GPipe"}})
     with pytest.raises(InputError, match="two schedules are called 'gpipe'"):
         all_schedules()
+
+
+def test_a_schedule_without_a_needed_member_is_refused(packages: Path) -> None:
+    register(packages, "lacking", {"weft.schedules": {"lacking": "builtins:object"}})
+    with pytest.raises(InputError, match="'lacking' is no schedule: it has no name and no synonyms and no"):
+        all_schedules()

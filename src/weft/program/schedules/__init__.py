@@ -27,6 +27,7 @@ from weft.program.schedules.placed import PlacedOrder, PlacedZeroBubble
 from weft.program.schedules.zb_h1 import ZeroBubbleH1
 from weft.program.schedules.zb_v import ZeroBubbleV
 
+_MEMBERS = ("name", "synonyms", "options", "refuse", "placement", "order")
 SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
     {
         schedule.name: schedule
@@ -52,11 +53,14 @@ def all_schedules() -> Mapping[str, Schedule]:
     """Return every known schedule by name, weft's own first.
 
     Raises:
-        InputError: when two schedules share a name.
+        InputError: when two schedules share a name, or an installed one lacks a member.
     """
     table = dict(SCHEDULES)
-    for _, named in installed("weft.schedules"):
+    for entry, named in installed("weft.schedules"):
         schedule: Schedule = named()
+        if missing := [member for member in _MEMBERS if not hasattr(schedule, member)]:
+            problem = f"{entry!r} is no schedule: it has no {' and no '.join(missing)}"
+            raise InputError(Violation("schedule", problem))
         if schedule.name in table:
             raise InputError(Violation("schedule", f"two schedules are called {schedule.name!r}"))
         table[schedule.name] = schedule
