@@ -25,11 +25,13 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from weft.describe.model import ModelConfig
+from weft.describe.models import resolve_model
 from weft.errors import InputError, RunError
 from weft.progress import WorkDone
 from weft.training.data.tokenizers import ByteTokenizer, fingerprint_of
 from weft.training.interchange.export import export
 from weft.training.interchange.imports import read_initial_weights
+from weft.training.interchange.matching import model_shapes
 
 pytestmark = pytest.mark.processes
 
@@ -231,3 +233,8 @@ def test_a_folder_that_does_not_fit_starts_no_run(
     )
     with pytest.raises(RankError, match=r"InputError: .*only pickled weights \(pytorch_model.bin\)"):
         worker_pool.run(run_training, tmp_path / "run", plan, ranks=1)
+
+
+def test_a_model_of_ones_own_has_no_format() -> None:
+    with pytest.raises(InputError, match="a model of your own has no format of transformers"):
+        model_shapes(resolve_model("own_models:diamond"))

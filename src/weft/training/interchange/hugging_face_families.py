@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from weft.describe.decoder_row import ROWS, TRAINED
+from weft.describe.families.own import FAMILY as OWN
 from weft.describe.model import ModelConfig
 from weft.errors import InputError, Violation, require_choice
 from weft.run.stage.decoder_parts import decoder_class, decoder_config, decoder_names
@@ -142,6 +143,9 @@ def hugging_face_family(config: ModelConfig) -> HuggingFaceFamily:
     Raises:
         InputError: for a family without folders of `transformers`.
     """
+    if config.family == OWN:
+        problem = "a model of your own has no format of transformers; its checkpoints are safetensors files"
+        raise InputError(Violation(f"model {config.name}", problem))
     require_choice(f"model {config.name}", config.family, (*_FAMILIES, *TRAINED))
     # The names of a decoder need its modules, which take time to import.
     return _decoder(config.family) if config.family in TRAINED else _FAMILIES[config.family]
