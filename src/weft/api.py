@@ -190,7 +190,8 @@ def train(
         data, steps: override the run file's `[task] data` and `[train] steps`.
         directory: the run directory to write; default: a fresh one under `runs/`.
         resume: a run directory, or URL, to continue under the plan of `source` for the same job.
-        on_poll: called several times a second while the workers run.
+        on_poll: called several times a second while the workers run. If it raises KeyboardInterrupt, the run
+            saves a checkpoint and stops, and the exception goes on.
 
     Returns:
         The run, with its directory, its summary and its comparison with the prediction.

@@ -108,9 +108,10 @@ def violations_of(error: ValidationError, where: str, model: type[BaseModel]) ->
             known = _fields_at(model, location[:-1])
             key = str(location[-1])
             allowed = f"; allowed are {', '.join(known)}" if known else ""
-            tables = ", ".join(_tables_with(model, key))
-            elsewhere = f"; it is a key of {tables}" if tables else ""
-            near = "" if tables else nearest(key, known)
+            meant = _OTHER_WORDS.get(key, key)
+            tables = "" if meant in known else ", ".join(_tables_with(model, meant))
+            elsewhere = f"; {'it' if meant == key else meant} is a key of {tables}" if tables else ""
+            near = meant if meant in known else "" if tables else nearest(key, known)
             violations.append(Violation(place, f"unknown key{allowed}{elsewhere}", near))
         elif item["type"] == "missing":
             violations.append(Violation(place, "missing"))
@@ -124,6 +125,22 @@ def violations_of(error: ValidationError, where: str, model: type[BaseModel]) ->
     return list(dict.fromkeys(violations))
 
 
+# Words of other trainers, and the key of a run file for each.
+_OTHER_WORDS = {
+    **dict.fromkeys(("lr", "max_lr", "base_lr"), "learning_rate"),
+    **dict.fromkeys(("lr_scheduler", "lr_scheduler_type", "scheduler", "lr_schedule"), "schedule"),
+    **dict.fromkeys(("batch_size", "train_batch_size"), "global_batch"),
+    **dict.fromkeys(("gradient_accumulation_steps", "per_device_train_batch_size"), "micro_batch_size"),
+    **dict.fromkeys(("max_steps", "num_steps", "iterations", "epochs", "num_train_epochs"), "steps"),
+    **dict.fromkeys(("seq_len", "seq_length", "sequence_length", "max_length", "max_seq_length"), "sequence"),
+    **dict.fromkeys(("max_grad_norm", "gradient_clip_val", "grad_clip", "gradient_clipping"), "clip_norm"),
+    **dict.fromkeys(("eval_steps", "eval_every", "eval_interval"), "evaluate_every"),
+    **dict.fromkeys(("save_steps", "save_every", "save_interval"), "every"),
+    "save_total_limit": "keep",
+    "dtype": "precision",
+    "dataset": "data",
+    "report_to": "log",
+}
 # pydantic's additions to a location: for the alternatives of a plain value, and for a key.
 _ALTERNATIVES = (("int",), ("float",), ("str",), ("bool",))
 _NO_KEYS = (*_ALTERNATIVES, ("[key]",))
