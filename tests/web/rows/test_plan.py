@@ -12,7 +12,7 @@ from weft.cli.tables.plan import stages_table
 from weft.describe.layout_text import counts_text
 from weft.web.pages.plan import show_page
 from weft.web.pages.report import plan_in_words
-from weft.web.rows.plan import ranks_text, spans, stage_names, stage_rows
+from weft.web.rows.plan import batch_text, ranks_text, spans, stage_names, stage_rows
 
 
 @given(st.sets(st.integers(0, 60)))
@@ -50,3 +50,9 @@ def test_neighbouring_stages_on_the_same_ranks_share_a_row() -> None:
     counts = counts_text([len(stage.layers) for stage in job.plan.stages])
     assert row[:3] == ("0-2", f"embedding ... head ({counts})", "0-1")
     assert len(stage_names(job.plan, graph.layers)) == 3
+
+
+def test_samples_without_tokens_are_only_counted() -> None:
+    plan = two_stages().plan
+    assert batch_text(plan) == f"{plan.global_batch} samples of {plan.sequence} tokens"
+    assert batch_text(plan.model_copy(update={"sequence": 1})) == f"{plan.global_batch} samples"

@@ -18,7 +18,7 @@ from weft.web.charts.stage_graph import stage_graph_svg
 from weft.web.charts.timeline import timeline_svg
 from weft.web.pages.page import json_for_script, page_html, picture_section, section_html, table_section
 from weft.web.rows.placed_layers import placed_layers
-from weft.web.rows.plan import BREAKDOWN_HEAD, STAGE_HEAD, breakdown_rows, stage_rows
+from weft.web.rows.plan import BREAKDOWN_HEAD, STAGE_HEAD, batch_text, breakdown_rows, stage_rows
 from weft.web.rows.stage_graph import StageDiagram, stage_graph
 
 
@@ -27,7 +27,7 @@ def show_page(planned: PlannedJob) -> str:
     plan, job, prediction = planned.plan, planned.problem.job, planned.prediction
     cluster = job.cluster
     subtitle = (
-        f"plan {plan.plan_id}: {plan.global_batch} samples of {plan.sequence} tokens in micro-batches of "
+        f"plan {plan.plan_id}: {batch_text(plan)} in micro-batches of "
         f"{plan.micro_batch_size}, {plan.schedule.name}, {shared_out(plan)}, "
         f"{precision_words(plan)}; a step of {format_seconds(prediction.step_s)} "
         f"({format_seconds(prediction.step_low_s)} to {format_seconds(prediction.step_high_s)}), "
@@ -130,7 +130,7 @@ def plan_html(
 def _figures(plan: Plan, prediction: Prediction) -> str:
     low, high = format_seconds(prediction.step_low_s), format_seconds(prediction.step_high_s)
     words = [
-        f"{plan.global_batch} samples of {plan.sequence} tokens in micro-batches of {plan.micro_batch_size}",
+        f"{batch_text(plan)} in micro-batches of {plan.micro_batch_size}",
         f"{plan.schedule.name}, {shared_out(plan)}, {precision_words(plan)}",
         f"step {format_seconds(prediction.step_s)} ({low} to {high}, {prediction.source})",
     ]

@@ -32,7 +32,7 @@ from weft.web.pages.page import policy_hash, scripted_page, scrolling, section_h
 from weft.web.pages.page_record import page_record
 from weft.web.pages.plan import stage_graph_section
 from weft.web.pages.report_data import KindRow, RankMemory, ReportData, StepInterval, kind_rows
-from weft.web.rows.plan import stage_names
+from weft.web.rows.plan import batch_text, stage_names
 from weft.web.rows.stage_graph import stage_graph
 from weft.web.rows.summary import MEMORY_HEAD, memory_rows, summary_rows
 
@@ -247,7 +247,7 @@ def plan_in_words(planned: PlannedJob) -> list[tuple[str, str]]:
         ("plan", plan.plan_id),
         ("mesh", " x ".join(f"{axis} {degree}" for axis, degree in plan.axes.items())),
         ("schedule", plan.schedule.name),
-        ("global batch", f"{plan.global_batch} samples of {plan.sequence} tokens"),
+        ("global batch", batch_text(plan)),
         ("micro-batches", f"{plan.micro_batches} of {plan.micro_batch_size} samples"),
         ("precision", precision_words(plan)),
         ("sharding", shared_out(plan)),

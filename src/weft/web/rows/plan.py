@@ -116,6 +116,11 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(runs)}" + f" ({len(ranks)})" * (len(runs) > 1)
 
 
+def batch_text(plan: Plan) -> str:
+    """Return the samples of a step, with their tokens where they have several."""
+    return f"{plan.global_batch} samples" + f" of {plan.sequence} tokens" * (plan.sequence > 1)
+
+
 def stages_by_rank(plan: Plan) -> dict[int, tuple[int, ...]]:
     """Return the stages on each rank that the plan uses, ascending."""
     held: dict[int, list[int]] = defaultdict(list)
