@@ -63,7 +63,10 @@ def imported(where: str, name: str) -> Any:
     try:
         return EntryPoint(name=name, value=name, group="").load()
     except Exception as error:
-        raise InputError(Violation(where, f"{name!r} cannot be imported: {failure(error)}")) from None
+        problem = f"{name!r} cannot be imported: {failure(error)}"
+        if isinstance(error, ModuleNotFoundError) and error.name == name.partition(":")[0].partition(".")[0]:
+            problem += " in this folder or among installed packages"
+        raise InputError(Violation(where, problem)) from None
 
 
 def failure(error: Exception) -> str:

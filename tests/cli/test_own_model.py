@@ -56,5 +56,5 @@ def test_a_wrong_name_is_refused_in_one_line(capsys: pytest.CaptureFixture[str])
     assert exit_code("plan", "model_of_no_folder:build", "--on", "2xt4") == 2
     assert capsys.readouterr().err.splitlines() == [
         "weft: model.build: 'model_of_no_folder:build' cannot be imported: "
-        "No module named 'model_of_no_folder'"
+        "No module named 'model_of_no_folder' in this folder or among installed packages"
     ]

@@ -200,6 +200,8 @@ def test_a_plan_for_something_else_is_named_so():
     assert len(found) == 2
     assert "the plan is for 'other'" in found[0]
     assert CLUSTER.fingerprint in found[1]
+    (changed,) = problems(plan(model_fingerprint="0" * 16))
+    assert "is not as it was when the plan was made; plan it again" in changed
 
 
 @pytest.mark.parametrize(

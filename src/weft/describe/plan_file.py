@@ -174,7 +174,10 @@ def check_plan(plan: Plan, graph: LayerGraph, cluster: Cluster) -> list[Violatio
 def _identity(plan: Plan, graph: LayerGraph, cluster: Cluster) -> Iterable[Violation]:
     if plan.model_fingerprint != graph.fingerprint:
         problem = f"the plan is for {shown(plan.model)} ({shown(plan.model_fingerprint)}), the model is"
-        yield Violation("plan: model_fingerprint", f"{problem} {graph.name!r}", graph.fingerprint)
+        problem = f"{problem} {graph.name!r}"
+        if plan.model == graph.name:
+            problem = f"{graph.name!r} is not as it was when the plan was made; plan it again"
+        yield Violation("plan: model_fingerprint", problem, graph.fingerprint)
     if plan.cluster_fingerprint != cluster.fingerprint:
         problem = f"the plan is for {shown(plan.cluster)} ({shown(plan.cluster_fingerprint)}), the cluster is"
         yield Violation("plan: cluster_fingerprint", f"{problem} {cluster.name!r}", cluster.fingerprint)

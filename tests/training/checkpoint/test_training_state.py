@@ -35,7 +35,8 @@ def test_another_job_is_refused_with_every_difference() -> None:
     # A fingerprint is nothing that people could give.
     assert sorted(violation.nearest for violation in refused.value.violations) == ["", "", "3"]
     assert all(violation.where == "here" for violation in refused.value.violations)
-    assert "saved with other data (hash beef, now bead)" in str(refused.value)
+    assert "saved with other layers (fingerprint cafe, now d00d)" in str(refused.value)
+    assert "saved with other data (fingerprint beef, now bead)" in str(refused.value)
 
 
 def test_the_states_of_another_optimizer_are_refused_unless_there_are_none() -> None:

@@ -128,7 +128,9 @@ def _goes_on(name: str, value: object, saved: object) -> bool:
 
 def _difference(name: str, value: object, saved: object) -> str:
     if name == "data":
-        return f"saved with other data (hash {saved}, now {value}); a run resumes with the same"
+        return f"saved with other data (fingerprint {saved}, now {value}); a run resumes with the same"
+    if name == "model":
+        return f"saved with other layers (fingerprint {saved}, now {value}); a run resumes with the same"
     why = "which rounds the weights" if name == PRECISION else "a run resumes with the same"
     return f"saved with {name} {saved}, this run has {value}{', ' if name == PRECISION else '; '}{why}"
 
