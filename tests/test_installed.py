@@ -61,3 +61,14 @@ def test_a_function_that_fails_is_told_with_the_line_that_failed(
     with pytest.raises(InputError) as refused:
         own_model("failing_code:build")
     assert "fails: NameError: name 'missing' is not defined (failing_code.py, line 2)" in str(refused.value)
+
+
+def test_a_module_that_trains_when_it_is_imported_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "unguarded.py").write_text('import weft\nweft.plan(model="gpt-1m")\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        InputError, match=r"weft.plan: is called while weft imports 'unguarded:made'.*__main__"
+    ):
+        imported("model.build", "unguarded:made")

@@ -17,6 +17,7 @@ from weft.describe.run_file import asked_run
 from weft.describe.units import format_seconds, shown
 from weft.destinations import require_file, require_folder
 from weft.errors import InputError, Violation
+from weft.installed import require_no_import
 from weft.moves.layout import flops_per_layer
 from weft.moves.layout_of_plan import layout_of
 from weft.planning.planned import PlannedJob, plan_run
@@ -134,6 +135,7 @@ def plan(
     Raises:
         weft.errors.InputError: when the input is invalid or no plan fits.
     """
+    require_no_import("weft.plan")
     path = None if source is None else _path(source, "source")
     if path is not None and is_plan_file(path):
         raise InputError(Violation("source", f"{path} is a plan; weft.simulate and weft.train take it"))
@@ -200,6 +202,7 @@ def train(
         weft.errors.InputError: when the input is invalid; no worker has started then.
         weft.errors.RunError: when the run failed.
     """
+    require_no_import("weft.train")
     require_torch()
     if on_poll is not None and not callable(on_poll):
         raise InputError(Violation("on_poll", f"{shown(on_poll)}: must be a function"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
+from contextvars import ContextVar
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -16,6 +17,8 @@ _LIBRARIES = (
     str(Path(__file__).parent),
     *(sysconfig.get_path(one) for one in ("stdlib", "purelib", "platlib")),
 )
+
+_IMPORTING = ContextVar("importing", default="")
 
 
 class Installed(NamedTuple):
@@ -60,6 +63,7 @@ def imported(where: str, name: str) -> Any:
     Raises:
         InputError: when the import fails, with the place in the code.
     """
+    token = _IMPORTING.set(name)
     try:
         return EntryPoint(name=name, value=name, group="").load()
     except Exception as error:
@@ -67,6 +71,19 @@ def imported(where: str, name: str) -> Any:
         if isinstance(error, ModuleNotFoundError) and error.name == name.partition(":")[0].partition(".")[0]:
             problem += " in this folder or among installed packages"
         raise InputError(Violation(where, problem)) from None
+    finally:
+        _IMPORTING.reset(token)
+
+
+def require_no_import(call: str) -> None:
+    """Refuse a call by a module that weft is importing: each rank would make it again.
+
+    Raises:
+        InputError: with the way to call it from a script.
+    """
+    if name := _IMPORTING.get():
+        problem = f"is called while weft imports {name!r}; call it where only the script itself does"
+        raise InputError(Violation(call, problem, 'if __name__ == "__main__":'))
 
 
 def failure(error: Exception) -> str:

@@ -65,6 +65,10 @@ def lines_of(capsys: pytest.CaptureFixture[str], *words: object) -> list[str]:
         ({"task": {"tokenizer": "{folder}/tokenizer.json"}}, ["model.vocabulary: 256 is too small"]),
         ({"task": {"data": "{folder}/empty"}}, ["holds no text"]),
         ({"task": {"kind": "waiting_task:Absent"}}, ["task.kind: 'waiting_task:Absent' cannot be imported"]),
+        (
+            {"task": {"kind": "__main__:Own"}},
+            ["task.kind: '__main__:Own': ranks are other processes; put it into a file", "imported"],
+        ),
         ({"task": {"kind": "pathlib:Path"}}, ["'pathlib:Path' is no task: it has no batch and no loss"]),
         ({"report": {"log": ["wandb:no_such_package.log"]}}, ["report.log"]),
         (

@@ -50,7 +50,7 @@ def refusals(planned: PlannedJob) -> list[Violation]:
             problems += compile_problems(job.plan, job.program.columns.kind, job.problem.job.graph)
     # Tokenizers and images need packages that torch's extra brings.
     prepared = (_tokenizer, _data) if find_spec("torch") else ()
-    for check in (_loggers, *prepared, _weights, _checkpoint_folder):
+    for check in (_modules, _loggers, *prepared, _weights, _checkpoint_folder):
         problems += _violations(check, planned)
     return problems
 
@@ -76,6 +76,19 @@ def _violations(check: Callable[[PlannedJob], None], planned: PlannedJob) -> lis
     except InputError as error:
         return list(error.violations)
     return []
+
+
+def _modules(planned: PlannedJob) -> None:
+    """Refuse what is in the program itself, such as a notebook: no other process can import it."""
+    run = planned.run
+    named = {"model.build": run.model.build, "task.kind": run.task.kind, "optimizer.name": run.optimizer.name}
+    problems = [
+        Violation(where, f"{name!r}: ranks are other processes; put it into a file", "mymodule:build")
+        for where, name in named.items()
+        if (name or "").startswith("__main__:")
+    ]
+    if problems:
+        raise InputError(problems)
 
 
 def _loggers(planned: PlannedJob) -> None:
