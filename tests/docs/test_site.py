@@ -11,6 +11,7 @@ import pytest
 from installing import ROOT
 from web.browser import Browser
 
+import weft
 from docs import make_pictures
 from docs.notebook_pages import NOTEBOOKS
 
@@ -50,6 +51,12 @@ def test_a_section_begins_with_a_list_of_its_pages(sections: dict[str, list[str]
         links = re.findall(r"\]\(([\w/.-]+\.md)", (DOCS / first).read_text(encoding="utf-8"))
         linked = {(folder / link).resolve().relative_to(DOCS.resolve()).as_posix() for link in links}
         assert set(others) - linked == set(), first
+
+
+def test_the_reference_has_everything_public() -> None:
+    pages = [DOCS / "reference" / page for page in ("python.md", "types.md")]
+    words = {*re.findall(r"\w+", "".join(page.read_text(encoding="utf-8") for page in pages))}
+    assert {*weft.__all__} - {"__version__", "InputError", "RunError"} <= words
 
 
 def test_pictures_are_small_and_ask_for_nothing() -> None:
