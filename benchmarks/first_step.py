@@ -8,8 +8,9 @@ Eight CPU ranks train a GPT of 1M parameters. The bare script has `transformers`
 DistributedDataParallel, torch's AdamW and random tokens: no plan, data, checkpoint or record. weft plans,
 reads text, and takes the loss of held-out samples before its first step. Rounds take turns.
 
-A run has some gloo groups of all ranks, in which each rank connects with all others. The processor seconds
-of a rank are measured while it opens them, and fitted by the number of ranks. Rank 0 also has the store.
+A run has some gloo groups of all ranks. Each rank connects with all others; among many ranks, with those that
+it meets. The processor seconds of a rank are measured while it opens the groups, and fitted by the number
+of ranks. Rank 0 also has the store.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from harness import Report, parser
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from weft.describe.toml_table import table_text
+from weft.run.launch.worker_start import ON_DEMAND
 from weft.training.directory.run_directory import RunDirectory
 
 RANKS, SEQUENCE, SAMPLES = 8, 64, 4
@@ -41,8 +43,9 @@ ROUNDS, LIMIT_S, POLL_S = 5, 300.0, 0.01
 TARGET = 1.2
 # The world, the losses, the votes about a stop, and the checkpoints.
 GROUPS = 4
-SIZES = (8, 16, 32, 64)
-MANY = 4096
+# By whether connections are made on demand: the numbers of ranks.
+SIZES = {False: (8, 16, 32, 64), True: (32, 64, 128)}
+MANY, PORT_DIGITS = 4096, 5
 # By name: the unit, and the power of the number of ranks with which a figure grows. Each rank asks the store
 # for the address of each other one.
 FIGURES = {"a rank": ("s", 1), "rank 0 with the store": ("s", 2), "open files": ("", 1)}
@@ -185,36 +188,36 @@ def bare() -> None:
 def meetings(report: Report) -> None:
     """What a rank spends on groups of all ranks, and what that makes for thousands of ranks."""
     report.say(f"{GROUPS} gloo groups of all ranks; processor seconds; medians of all ranks but rank 0")
-    for ranks in SIZES:
-        if report.missing(shape_of(ranks)):
-            found = measured(ranks)
-            figures = zip(FIGURES.items(), found, strict=True)
-            report.add_cell(shape_of(ranks), {name: Value(one, unit) for (name, (unit, _)), one in figures})
-    if report.missing(cell := f"{MANY} ranks, by the law"):
-        rows = [report.values(shape_of(ranks)) for ranks in SIZES]
-        report.add_cell(
-            cell,
-            {
-                name: Value(at_many([row[name] for row in rows], degree), unit)
-                for name, (unit, degree) in FIGURES.items()
-            },
-        )
+    for on_demand, sizes in SIZES.items():
+        for ranks in sizes:
+            if report.missing(cell := shape_of(ranks, on_demand)):
+                figures = zip(FIGURES.items(), measured(ranks, on_demand), strict=True)
+                report.add_cell(cell, {name: Value(one, unit) for (name, (unit, _)), one in figures})
+        if report.missing(cell := f"{shape_of(MANY, on_demand)}, by the law"):
+            rows = [report.values(shape_of(ranks, on_demand)) for ranks in sizes]
+            report.add_cell(
+                cell,
+                {
+                    name: Value(at_many(sizes, [row[name] for row in rows], degree), unit)
+                    for name, (unit, degree) in FIGURES.items()
+                },
+            )
 
 
-def shape_of(ranks: int) -> str:
-    return f"{ranks} ranks"
+def shape_of(ranks: int, on_demand: bool) -> str:
+    return f"{ranks} ranks{', on demand' * on_demand}"
 
 
-def at_many(figures: list[float], degree: int) -> float:
+def at_many(sizes: Sequence[int], figures: list[float], degree: int) -> float:
     """The figure of `MANY` ranks, which grows with this power of their number."""
-    terms = np.stack([np.ones(len(SIZES)), np.array(SIZES, dtype=float) ** degree], axis=1)
+    terms = np.stack([np.ones(len(sizes)), np.array(sizes, dtype=float) ** degree], axis=1)
     constant, factor = np.linalg.lstsq(terms, np.array(figures), rcond=None)[0]
     return float(constant + max(factor, 0.0) * MANY**degree)
 
 
-def measured(ranks: int) -> list[float]:
+def measured(ranks: int, on_demand: bool) -> list[float]:
     # torch looks up the name of each address that connects, and slow answers would hold up the store.
-    environment = os.environ | {"RES_OPTIONS": "attempts:1 timeout:1"}
+    environment = os.environ | {"RES_OPTIONS": "attempts:1 timeout:1", ON_DEMAND: str(int(on_demand))}
     command = [sys.executable, __file__, "--meet", str(ranks)]
     told = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
     found: list[float] = json.loads(told.splitlines()[-1])
@@ -225,17 +228,19 @@ def met(ranks: int) -> list[float]:
     """Open the groups in so many processes, which are copies of this one; return the `FIGURES`."""
     torch.set_num_threads(1)
     reading, writing = os.pipe()
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    asking, telling = os.pipe()
     children = []
+    # A copy of a process whose store has threads already may wait forever for a lock of theirs.
     for rank in range(1, ranks):
         if (child := os.fork()) == 0:
             os.close(reading)
-            told = one_rank(
-                dist.TCPStore("127.0.0.1", store.port, timeout=timedelta(seconds=LIMIT_S)), rank, ranks
-            )
+            port = int(os.read(asking, PORT_DIGITS))
+            told = one_rank(dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=LIMIT_S)), rank, ranks)
             os.write(writing, json.dumps(told).encode() + b"\n")
             os._exit(0)
         children.append(child)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.write(telling, f"{store.port:0{PORT_DIGITS}}".encode() * len(children))
     os.close(writing)
     own = one_rank(store, 0, ranks)
     with os.fdopen(reading) as lines:

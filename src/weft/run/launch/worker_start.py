@@ -24,6 +24,10 @@ from weft.run.launch.nodes import JobNodes, RankPlace
 from weft.run.launch.threads import threads_per_rank
 
 START_TIMEOUT_S = 120.0
+# With more ranks, gloo connects two of them when they first meet. At once, each has a file for every other,
+# and asks the store for its address. Up to here a rank can also stop to wait for one that it has not met.
+MOST_AT_ONCE = 256
+ON_DEMAND = "TORCH_GLOO_LAZY_INIT"
 _POLL_S = 0.01
 
 
@@ -69,6 +73,8 @@ def start_worker(
     context, timeout = own_context(transport), timedelta(seconds=timeout_s)
     context = replace(context, world_size=ranks or context.world_size)
     rank, world_size = context.rank, context.world_size
+    if world_size > MOST_AT_ONCE:
+        os.environ.setdefault(ON_DEMAND, "1")
     try:
         if store is None:
             store = dist.HashStore() if "RANK" not in os.environ else job_store(rank, world_size, timeout)
