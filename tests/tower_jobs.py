@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -66,13 +67,19 @@ def batches_of_towers(config: ModelConfig, plan: Plan, step: int) -> Callable[[i
 
 def has_several_inputs(config: ModelConfig) -> bool:
     """Whether a model is one's own, with several inputs."""
-    return config.family == FAMILY and own_model(config.name).layer_graph().input_count > 1
+    return config.family == FAMILY and len(_input_shapes(config.name)) > 1
+
+
+@cache
+def _input_shapes(name: str) -> Sequence[tuple[int, ...]]:
+    """The shapes of a model's inputs; its layers are built to know them, once."""
+    model = own_model(name)
+    return model.sample_shapes[: model.layer_graph().input_count]
 
 
 def batches_of_vectors(config: ModelConfig, plan: Plan, step: int) -> Callable[[int], Samples]:
     """Normal numbers for all inputs of a model of one's own, and classes, keyed by (step, sample)."""
-    model = own_model(config.name)
-    shapes = model.sample_shapes[: model.layer_graph().input_count]
+    shapes = _input_shapes(config.name)
 
     def micro_batch(number: int) -> Samples:
         first = 1000 * step + number * plan.micro_batch_size
