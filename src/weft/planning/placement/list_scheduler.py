@@ -106,9 +106,22 @@ class _ListScheduler:
     def _release(self, operator: int) -> None:
         """Enter an operator whose inputs are made."""
         self._ready[operator] = None
-        self._known.clear()
+        if self._favourites:
+            self._known.clear()
+        free_at = self._board.free_at
         for device, ready in enumerate(self._board.ready_everywhere(operator)):
-            heappush(self._pending[device], (ready, operator))
+            if ready <= free_at[device]:
+                heappush(self._available[device], operator)
+            else:
+                heappush(self._pending[device], (ready, operator))
+            if device in self._known:
+                self._come_earlier(device, max(ready, free_at[device]), operator)
+
+    def _come_earlier(self, device: int, tick: int, operator: int) -> None:
+        """Have a released operator as the next start on a device if it is earlier than the known one."""
+        known = self._known[device]
+        if (known is None or (tick, operator) < known[:2]) and self._is_open(operator, device):
+            self._known[device] = self._start(tick, operator, device)
 
     def _finish(self, operator: int) -> None:
         for reader in self._graph.successors[operator]:
