@@ -14,6 +14,7 @@ from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.optimizers import ADAMW, FOREACH_ADAMW
 from weft.describe.plan import Buffers
+from weft.doors.checks import findings
 from weft.doors.configuration import LIKE_WEFT, Configuration, StatedMemory, flat
 from weft.doors.explain import read_configuration
 from weft.doors.explain.megatron import options_of, stages_of
@@ -765,6 +766,41 @@ def test_a_configuration_of_torchtitan_in_python_is_read_and_not_run() -> None:
     assert (configuration.layout.micro_batch_size, configuration.sequence) == (8, 4096)
     assert configuration.layout.recompute == "full"
     assert "training.max_norm" not in configuration.given
+
+
+def test_values_that_a_configuration_in_python_sets_later() -> None:
+    text = TITAN.replace("return Trainer", "config: Trainer.Config = Trainer")
+    text += """\
+    config.training.local_batch_size = 2
+    config.training.seq_len = 2048
+    config.training.steps = count()
+    config.compile.enable = True
+    config.activation_checkpoint = SelectiveAC.Config()
+    config.parallelism.data_parallel_shard_degree *= 2
+    other.training.seq_len = 1
+    if wide:
+        config.parallelism.tensor_parallel_degree = 4
+    return config
+"""
+    found = read_configuration(text, "config_registry.py")
+    assert fields(found, "micro_batch_size", "sequence", "recompute") == (2, 2048, "selective")
+    assert found.launch == "compiled"
+    assert fields(found, "tp", "dp") == (None, None)
+    assert found.unpredicted == (
+        "parallelism.data_parallel_shard_degree: set by code, which weft does not run",
+        "parallelism.tensor_parallel_degree: set by code, which weft does not run",
+    )
+
+
+def test_an_order_of_torchtitan_in_a_csv_is_not_read() -> None:
+    key = "parallelism.pipeline_parallel_schedule_csv"
+    for name, schedule, loops in (("Multi", "depth-first", 2), ("Single", "1f1b", 1)):
+        text = TORCHTITAN.replace("Interleaved1F1B", f"PipelineSchedule{name}")
+        text += 'pipeline_parallel_schedule_csv = "order.csv"\n'
+        found = read_configuration(text, "job.toml")
+        assert fields(found, "schedule", "loops") == (schedule, loops)
+        assert f"{key}: weft does not read the CSV; predicted as {schedule}" in found.unpredicted
+        assert not [one for one in findings(found) if "schedule" in one.violation.where]
 
 
 def test_optimizers_and_converters_of_a_configuration_in_python() -> None:

@@ -24,6 +24,7 @@ from weft.doors.explain.torchtitan import (
     RECOMPUTE,
     RESHARD,
     SCHEDULE,
+    SCHEDULE_CSV,
     is_compiled,
     schedule_name,
     stages_by_layers,
@@ -69,7 +70,7 @@ def schedule_is_known(configuration: Configuration) -> Iterator[Finding]:
         yield wrong(SCHEDULE, f"{name} runs several stages per device, 1 is listed", "1F1B")
     elif name in _V_SHAPED and loops != 2:
         yield wrong(SCHEDULE, f"{name} runs two stages per device, {loops} are listed", "Interleaved1F1B")
-    elif name not in _SINGLE + LOOPED:
+    elif name not in _SINGLE + LOOPED and not configuration.given.get(SCHEDULE_CSV):
         yield wrong(SCHEDULE, f"{configuration.given.get(SCHEDULE)!r} is not a schedule", "Interleaved1F1B")
 
 

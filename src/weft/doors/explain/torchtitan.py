@@ -1,21 +1,22 @@
 """torchtitan: a job's TOML, and a configuration in Python of version 0.3 and later.
 
 A module of torchtitan has a function for each configuration, `Trainer.Config(training=TrainingConfig(...))`.
-Its keywords are the tables of the TOML, with the same keys. Only literals are read; nothing is run.
+Its keywords are the tables of the TOML, with the same keys; the function may set some of them later. Only
+literals are read; nothing is run.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from weft.describe.models import PRESETS
 from weft.describe.plan import Recompute, Sharding
 from weft.doors.configuration import Configuration, counts, flat, toml_mapping, truth, whole
-from weft.doors.keys import TORCHTITAN
+from weft.doors.keys import READ_KEYS, TORCHTITAN
 from weft.doors.optimizers import in_torch, other_optimizer
 from weft.doors.replicas import replicas_of
 from weft.doors.stack_memory import memory_of_fsdp2
@@ -31,6 +32,10 @@ _SCHEDULES = {
     "interleavedzerobubble": "depth-first",
     "zbvzerobubble": "zb-v",
     "dualpipev": "zb-v",
+    # A table in a CSV gives the order of these.
+    "pipelineschedulesingle": "1f1b",
+    "pipelineschedulemulti": "depth-first",
+    "_pipelinescheduleruntime": "depth-first",
 }
 # The nearest orders that weft has, and what they lack.
 _NEAREST = {
@@ -38,6 +43,7 @@ _NEAREST = {
     "dualpipev": "predicted as ZBVZeroBubble, which overlaps no two passes",
 }
 SCHEDULE = "parallelism.pipeline_parallel_schedule"
+SCHEDULE_CSV = "parallelism.pipeline_parallel_schedule_csv"
 _PARTS = "parallelism.module_fqns_per_model_part"
 _POINTS = "parallelism.pipeline_parallel_split_points"
 LAYERS_PER_STAGE = "parallelism.pipeline_parallel_layers_per_stage"
@@ -77,7 +83,8 @@ def read(text: str, name: str) -> Configuration:
     Raises:
         InputError: when a degree or a batch size is no count, or Python has several configurations.
     """
-    tables = flat(python_tables(text, name) if configured(text) else toml_mapping(text) or {}, name)
+    record, unread = python_tables(text, name) if configured(text) else (toml_mapping(text) or {}, ())
+    tables = flat(record, name)
     given = {_OLD_KEY.sub("parallelism.", key): value for key, value in tables.items()}
     values, keys = counts(given, TORCHTITAN.counts, name)
     batch, batch_keys = _batch(given, values, name)
@@ -102,7 +109,10 @@ def read(text: str, name: str) -> Configuration:
         clips=given.get("training.max_norm", 1.0) != 0,
         launch="compiled" if is_compiled(given) else "eager",
         model=_model(given),
-        unpredicted=tuple(_unpredicted(given)),
+        unpredicted=(
+            *_unpredicted(given),
+            *(f"{key}: set by code, which weft does not run" for key in unread),
+        ),
         incomparable=tuple(_incomparable(given)),
         memory=memory_of_fsdp2(sharding),
         split=_split(given),
@@ -192,7 +202,7 @@ def _loops(given: Mapping[str, Any], pipeline: int) -> int:
         return max(1, (len(points) + 1) // pipeline)
     if (stages := stages_by_layers(given)) is not None:
         return max(1, stages // pipeline)
-    return 2 if schedule_name(given) in LOOPED else 1
+    return 1 if _SCHEDULES.get(schedule_name(given), "1f1b") in ("gpipe", "1f1b") else 2
 
 
 def stages_by_layers(given: Mapping[str, Any]) -> int | None:
@@ -227,6 +237,9 @@ def _unpredicted(given: Mapping[str, Any]) -> list[str]:
     pipelined = whole(given.get(TORCHTITAN.key("pp"), 1)) != 1
     if pipelined and (near := _NEAREST.get(schedule_name(given))) is not None:
         found.append(f"{SCHEDULE} {given[SCHEDULE]}: {near}")
+    if pipelined and given.get(SCHEDULE_CSV):
+        near = _SCHEDULES.get(schedule_name(given), "1f1b")
+        found.append(f"{SCHEDULE_CSV}: weft does not read the CSV; predicted as {near}")
     if whole(given.get(LAYERS_PER_STAGE)) is not None and stages_by_layers(given) is None:
         found.append(f"{LAYERS_PER_STAGE}: predicted with the schedule's usual number of stages")
     if given.get(_POINTS) and _split_at(given) is None:
@@ -285,8 +298,8 @@ def configured(text: str) -> bool:
     return f"{_CALL}(" in text and bool(_functions(text))
 
 
-def python_tables(text: str, name: str) -> Mapping[str, Any]:
-    """Return the tables of the only configuration in a text, with their literal values.
+def python_tables(text: str, name: str) -> tuple[Mapping[str, Any], Sequence[str]]:
+    """Return the tables of the only configuration in a text, and the read keys that only code sets.
 
     Raises:
         InputError: when the text has several, which only an argument of torchtitan's tells apart.
@@ -298,19 +311,59 @@ def python_tables(text: str, name: str) -> Mapping[str, Any]:
         raise InputError(Violation(name, problem, functions[0].name))
     [function] = functions
     [call] = _calls(function)
-    record: dict[str, Any] = {}
-    converters: list[str] = []
+    record: dict[str, Any] = {
+        "activation_checkpoint": {"mode": "selective", "selective_ac_option": "op"},
+        "model": _model_of_function(function, text),
+    }
     for keyword in call.keywords:
-        if keyword.arg in _TABLES and isinstance(keyword.value, ast.Call):
-            record[keyword.arg] = _literals(keyword.value)
-        elif keyword.arg == "activation_checkpoint":
-            record[keyword.arg] = {"mode": _recompute_called(keyword.value), "selective_ac_option": "op"}
-        elif keyword.arg == "optimizer":
-            record[keyword.arg] = _optimizer_called(keyword.value)
-        elif keyword.arg == "model_converters":
-            converters = re.findall(r"\w+Converter(?=\.Config\()", ast.unparse(keyword.value))
-    record.setdefault("activation_checkpoint", {"mode": "selective", "selective_ac_option": "op"})
-    return record | {"model": _model_of_function(function, text) | {"converters": converters}}
+        _put_table(record, keyword.arg, keyword.value)
+    return record, _put_later_values(record, function, call)
+
+
+def _put_table(record: dict[str, Any], name: str | None, node: ast.expr) -> None:
+    """Put a table into a record, if weft reads it."""
+    if name in _TABLES and isinstance(node, ast.Call):
+        record[name] = _literals(node)
+    elif name == "activation_checkpoint":
+        record[name] = {"mode": _recompute_called(node), "selective_ac_option": "op"}
+    elif name == "optimizer":
+        record[name] = _optimizer_called(node)
+    elif name == "model_converters":
+        converters = re.findall(r"\w+Converter(?=\.Config\()", ast.unparse(node))
+        record["model"] = record["model"] | {"converters": converters}
+
+
+def _put_later_values(record: dict[str, Any], function: ast.FunctionDef, call: ast.Call) -> list[str]:
+    """Put assigned values, `config.training.seq_len = 4096`, into a record.
+
+    Values that code works out, or sets under a condition, are taken out. Their keys are returned, if weft
+    reads them.
+    """
+    nodes = [
+        node for node in ast.walk(function) if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)
+    ]
+    nodes.sort(key=lambda node: node.lineno)
+    pairs = [
+        (ast.unparse(target), node)
+        for node in nodes
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    ]
+    names = {target for target, node in pairs if node.value is call}
+    unread = []
+    for path, node in pairs:
+        name, _, key = path.partition(".")
+        table, _, last = key.partition(".")
+        if name not in names or not key or node.value is None:
+            continue
+        if not last:
+            _put_table(record, table, node.value)
+            continue
+        plain = node in function.body and not isinstance(node, ast.AugAssign)
+        value = _value(node.value) if plain else None
+        record.setdefault(table, {})[last] = value
+        if value is None and key in READ_KEYS[NAME]:
+            unread.append(key)
+    return unread
 
 
 def _functions(text: str) -> list[ast.FunctionDef]:
