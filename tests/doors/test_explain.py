@@ -494,7 +494,8 @@ def test_an_axolotl_file() -> None:
         ("process_reward_model: true", ["process_reward_model"]),
         ("processor_type: AutoProcessor", ["processor_type"]),
         ("qat: {weight_dtype: int4}", ["qat"]),
-        ("liger_fused_linear_cross_entropy: true", []),
+        ("liger_rms_norm: true", []),
+        ("liger_fused_linear_cross_entropy: true\ntensor_parallel_size: 2", []),
         ("plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]", []),
         ("fp8: true", []),
     ],
@@ -509,6 +510,40 @@ def test_what_makes_an_axolotl_file_another_job(lines: str, keys: list[str]) -> 
 def test_axolotls_keys_of_fsdp_may_begin_with_its_name(key: str) -> None:
     text = f"base_model: gpt2\nmicro_batch_size: 1\nfsdp_config: {{{key}: true}}\n"
     assert read_configuration(text, "config.yml").layout.recompute == "full"
+
+
+@pytest.mark.parametrize(
+    ("lines", "loss"),
+    [
+        ("liger_fused_linear_cross_entropy: true", "fused"),
+        ("cut_cross_entropy: true", "fused"),
+        ("plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]", "fused"),
+        ("cut_cross_entropy: false\nplugins: [axolotl.integrations.CutCrossEntropyPlugin]", None),
+        ("liger_fused_linear_cross_entropy: true\ntensor_parallel_size: 2", None),
+        ("liger_cross_entropy: true", None),
+    ],
+)
+def test_kernels_of_axolotl_for_the_loss(lines: str, loss: str | None) -> None:
+    found = read_configuration(f"base_model: gpt2\nmicro_batch_size: 1\n{lines}\n", "config.yml")
+    assert found.layout.loss == loss
+
+
+@pytest.mark.parametrize(
+    ("strategy", "on", "island"),
+    [
+        ("HYBRID_SHARD", "16xa100-80gb", 8),
+        ("HYBRID_SHARD", "8xa100-80gb", None),
+        ("FULL_SHARD", "16xa100-80gb", None),
+    ],
+)
+def test_hybrid_strategies_of_axolotl_share_out_in_each_node(
+    strategy: str, on: str, island: int | None
+) -> None:
+    text = "base_model: gpt2\nmicro_batch_size: 1\nsequence_len: 512\nfsdp: [full_shard]\n"
+    text += f"fsdp_config: {{fsdp_sharding_strategy: {strategy}}}\n"
+    found = explain_text(text, "config.yml", Answers(on=on), search=False)
+    assert found.implied is not None
+    assert found.implied.layout.island == island
 
 
 ZERO_3 = '{"zero_optimization": {"stage": 3}}'

@@ -59,6 +59,7 @@ class Configuration:
         incomparable: those that change time or memory so much that weft's figures are of another job.
         memory: the stack whose states and buffers the run has.
         supposed: values that other programs put in place of `auto`, by their name here.
+        inside_nodes: replicas share states in each node of the cluster alone.
         split: the layers of a pipeline's stages; None: weft balances them, as the stack's rule is not known.
     """
 
@@ -82,6 +83,7 @@ class Configuration:
     incomparable: tuple[str, ...] = ()
     memory: StatedMemory = LIKE_WEFT
     supposed: Mapping[str, int] = field(default_factory=dict)
+    inside_nodes: bool = False
     split: StageSplit | None = None
 
     def saying(self, values: Mapping[str, Any]) -> Configuration:

@@ -22,7 +22,7 @@ from weft.doors.replicas import on_devices
 from weft.errors import InputError, Violation
 from weft.moves.layout import build_plan
 from weft.moves.sharded_units import unit_by_unit
-from weft.moves.sharers import among_replicas
+from weft.moves.sharers import among_replicas, island_on_nodes
 from weft.planning.long_steps import predict_long
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import Problem, measured_problem
@@ -223,6 +223,8 @@ def carried_out(
     plain = Layout(pp=1, dp=1, loops=1, micro_batch_size=1, schedule="1f1b", options=configuration.options)
     wanted = said.replaced(dp=replicas, micro_batch_size=micro_batch_size).complete(plain)
     layout = among_replicas(replace(wanted, schedule=get_schedule(wanted.schedule).name))
+    if configuration.inside_nodes and layout.island is None:
+        layout = replace(layout, island=island_on_nodes(problem.job.cluster, layout))
     if layout.pp > 1:
         split, graph = configuration.split, problem.job.graph
         if split is None or not graph.is_chain:

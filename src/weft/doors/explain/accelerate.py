@@ -40,6 +40,8 @@ STRATEGIES: Mapping[str, Sharding] = {
     "5": "zero-2",
     "HYBRID_SHARD_ZERO2": "zero-2",
 }
+# Those that share out in each node alone.
+HYBRID = ("4", "5", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 
 
 def recognises(text: str, name: str) -> bool:
@@ -91,7 +93,7 @@ def read(text: str, name: str) -> Configuration:
 
 def _nodes(given: Mapping[str, Any], kind: str, values: Mapping[str, int]) -> dict[str, int]:
     """Return the island of FSDP1's hybrid strategies, which share out in each machine alone."""
-    hybrid = str(given.get(STRATEGY)).upper() in ("4", "5", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+    hybrid = str(given.get(STRATEGY)).upper() in HYBRID
     machines, devices = whole(given.get("num_machines", 1)), values.get("devices", 0)
     if kind != "FSDP" or not hybrid or not isinstance(machines, int) or not 1 < machines < devices:
         return {}

@@ -8,7 +8,7 @@ from typing import Any
 from weft.describe.plan import Recompute, Sharding
 from weft.describe.units import shown
 from weft.doors.configuration import Configuration, StatedMemory, counts, flat, truth, yaml_mapping
-from weft.doors.explain.accelerate import STRATEGIES
+from weft.doors.explain.accelerate import HYBRID, STRATEGIES
 from weft.doors.explain.axolotl_adapters import (
     incomparable_adapters,
     low_rank_tables,
@@ -58,6 +58,7 @@ def read(text: str, name: str) -> Configuration:
         "recompute": _recompute(given),
         "schedule": "1f1b",
         "loops": 1,
+        "loss": "fused" if _fused_losses(given) and values.get("tp", 1) == 1 else None,
     }
     configuration = Configuration(
         stack=NAME,
@@ -71,12 +72,13 @@ def read(text: str, name: str) -> Configuration:
         # A table whose adapter weft does not model would be that of another job.
         tables={} if adapters else tables,
         unpredicted=(
-            *_unpredicted(given),
+            *_unpredicted(given, divided=values.get("tp", 1) > 1),
             *paged_optimizer("optimizer", given.get("optimizer")),
             *unpredicted(deepspeed or {}),
             *(() if adapters else unpredicted_adapters(given)),
         ),
         memory=_memory(given, deepspeed, sharding, name),
+        inside_nodes=_strategy(given) in HYBRID and deepspeed is None,
         incomparable=(*adapters, *_incomparable(given, deepspeed), *incomparable(deepspeed or {})),
     )
     return configuration.saying(said | values | replicas_of(sizes))
@@ -110,10 +112,15 @@ def _sharding(
     if given.get(_DEEPSPEED):
         return None
     if given.get("fsdp") or "fsdp_config" in given or sizes.get("shard", 1) > 1:
-        strategy = STRATEGIES.get(str(_of_fsdp(given, "sharding_strategy")).upper())
+        strategy = STRATEGIES.get(_strategy(given))
         resharded = _of_fsdp(given, "reshard_after_forward")
         return strategy or ("zero-3" if resharded is None or truth(resharded) else "zero-2")
     return "zero-0"
+
+
+def _strategy(given: Mapping[str, Any]) -> str:
+    """Return FSDP1's strategy in capital letters."""
+    return str(_of_fsdp(given, "sharding_strategy")).upper()
 
 
 def _of_fsdp(given: Mapping[str, Any], name: str) -> Any:
@@ -137,16 +144,26 @@ def _precision(given: Mapping[str, Any]) -> str | None:
     return "fp32" if given.get("bf16") is False else None
 
 
-def _unpredicted(given: Mapping[str, Any]) -> list[str]:
-    found = []
+def _fused_losses(given: Mapping[str, Any]) -> list[str]:
+    """Return the keys that replace the head and its cross entropy by one kernel."""
+    key = "cut_cross_entropy"
+    plugged = "CutCrossEntropy" in str(given.get("plugins")) and truth(given.get(key, True))
+    liger = "liger_fused_linear_cross_entropy"
+    return [liger] * truth(given.get(liger)) + [key] * (plugged or truth(given.get(key)))
+
+
+def _unpredicted(given: Mapping[str, Any], *, divided: bool) -> list[str]:
+    """Return the requests that weft does not predict; `divided`: tensor ranks divide the head."""
+    found, fused = [], _fused_losses(given)
     if truth(given.get("sample_packing")):
         found.append("sample_packing: predicted as full samples of sequence_len tokens")
-    if kernels := ", ".join(key for key in given if key.startswith("liger_") and truth(given[key])):
-        found.append(
-            f"{kernels}: predicted with whole logits and unfused kernels, which take more time and memory"
-        )
-    if "CutCrossEntropy" in str(given.get("plugins")):
-        found.append("plugins CutCrossEntropyPlugin: predicted with whole logits, which take more memory")
+    others = [key for key in given if key.startswith("liger_") and truth(given[key]) and key not in fused]
+    if others:
+        found.append(f"{', '.join(others)}: predicted with unfused kernels, which take more time and memory")
+    if fused and divided:
+        found.append(f"{', '.join(fused)}: predicted with whole logits, which take more memory")
+    elif "cut_cross_entropy" in fused:
+        found.append("cut_cross_entropy: predicted with the fused loss of Liger Kernel")
     if truth(given.get("fp8")):
         found.append("fp8: predicted in the precision beside it")
     return found
