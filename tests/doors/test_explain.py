@@ -338,6 +338,15 @@ def test_hybrid_strategies_share_out_in_each_machine(machines: int, island: int 
     assert read_configuration(text, "a.yaml").layout.island == island
 
 
+@pytest.mark.parametrize(
+    "line", ["compute_environment: AMAZON_SAGEMAKER", "distributed_type: TPU", "distributed_type: XLA"]
+)
+def test_files_of_accelerate_for_other_devices_are_refused(line: str) -> None:
+    key = line.partition(":")[0]
+    with pytest.raises(InputError, match=rf"^a\.yaml: {key}: \w+: weft predicts .*$"):
+        read_configuration(f"{line}\nnum_processes: 8\n", "a.yaml")
+
+
 def test_what_accelerate_does_and_weft_does_not_predict(tmp_path: Path) -> None:
     text = """
 compute_environment: LOCAL_MACHINE

@@ -22,6 +22,7 @@ from weft.doors.optimizers import known_or_adamw
 from weft.doors.replicas import groups_of_accelerate
 from weft.doors.stack_memory import LIKE_MEGATRON, memory_of_deepspeed, memory_of_fsdp2
 from weft.doors.stage_splits import EQUAL_BLOCKS
+from weft.errors import InputError, Violation
 
 NAME = "Accelerate"
 _MARKS = ("compute_environment", "distributed_type")
@@ -42,6 +43,8 @@ STRATEGIES: Mapping[str, Sharding] = {
 }
 # Those that share out in each node alone.
 HYBRID = ("4", "5", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+# Jobs whose devices or processes weft does not know.
+_NO_GPUS = {"compute_environment": ("AMAZON_SAGEMAKER",), "distributed_type": ("TPU", "XLA")}
 
 
 def recognises(text: str, name: str) -> bool:
@@ -54,9 +57,13 @@ def read(text: str, name: str) -> Configuration:
     """Return the keys, dotted.
 
     Raises:
-        InputError: when a degree is no count.
+        InputError: when a degree is no count, or the job is for SageMaker or TPUs.
     """
     given = flat(yaml_mapping(text) or {}, name)
+    for key, words in _NO_GPUS.items():
+        if str(given.get(key)).upper() in words:
+            problem = f"{given[key]}: weft predicts processes on GPUs and CPUs that the file starts itself"
+            raise InputError(Violation(f"{name}: {key}", problem))
     # Accelerate has two ways to divide a sample; a file with one of them sets the other to 1.
     table = ACCELERATE if whole(given.get(ULYSSES)) in (None, 1) else ACCELERATE_ULYSSES
     values, keys = counts(given, table.counts, name)
