@@ -19,6 +19,17 @@ def require_file(path: Path) -> None:
     _require_writable(path, path.absolute().parent)
 
 
+def require_svg(path: Path) -> None:
+    """Refuse a path where no picture in SVG can be written.
+
+    Raises:
+        InputError: when the name ends unlike an SVG's, or as `require_file` does.
+    """
+    if path.suffix.lower() not in ("", ".svg"):
+        raise InputError(Violation(str(path), "pictures are SVG", str(path.with_suffix(".svg"))))
+    require_file(path)
+
+
 def require_new(path: Path) -> None:
     """Refuse a path where something exists, or where no file or folder can be made.
 

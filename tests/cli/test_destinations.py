@@ -148,6 +148,25 @@ def test_measurements_that_cannot_be_kept_are_not_made(
     assert refused(capsys, "measure").endswith("file is a file, not a folder")
 
 
+def test_pictures_are_svg_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.png"
+    line = f"weft: {path}: pictures are SVG (nearest valid: {tmp_path / 'x.svg'})"
+    assert refused(capsys, "schedule", "gpipe", "--svg", str(path)) == line
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("option", ["--output", "--report"])
+def test_a_scored_file_is_not_overwritten(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "m.csv"
+    file.write_text("family,layers\n")
+    again = tmp_path / "." / ".." / tmp_path.name / "m.csv"
+    line = f"weft: {again}: the scored file itself; give another path"
+    assert refused(capsys, "score", str(file), option, str(again)) == line
+    assert file.read_text() == "family,layers\n"
+
+
 def test_links_stay_links_and_pipes_take_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_text("old")

@@ -53,6 +53,13 @@ def test_a_command_line_says_all_that_a_prediction_needs() -> None:
     assert json.dumps(record)
 
 
+def test_a_wrong_batch_has_one_line_with_one_nearest_value() -> None:
+    text = deepspeed(train_batch_size=100, train_micro_batch_size_per_gpu=4, gradient_accumulation_steps=8)
+    found = explain_text(text, "x", Answers(model="gpt2", on="16xa100-80gb"), search=False)
+    lines = [str(one) for one in found.findings if "batch" in str(one)]
+    assert [line.partition("make ")[2] for line in lines] == ["512 (nearest valid: 512)"]
+
+
 @pytest.mark.parametrize("stack", ["megatron", "torchtitan", "deepspeed"])
 def test_what_weft_emits_is_predicted_as_it_was_planned(stack: str) -> None:
     job = planned(

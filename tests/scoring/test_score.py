@@ -280,8 +280,10 @@ def test_a_wrong_cell_is_a_clear_line(tmp_path, cells, words):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "line 1 is not a heading"),
-        ("colour,size\n1,2\n", "line 1 is not a heading"),
+        ("", "empty; line 1 must be a heading, such as "),
+        ("\n\n", "empty; line 1 must be a heading, such as "),
+        ("family;layers\ngpt;2\n", "line 1 separates its columns by semicolons; commas are needed\n"),
+        ("colour,size\n1,2\n", "line 1 is not a heading of measurements; docs/score.md lists the columns\n"),
         ("layers,hidden\n", "has no row"),
         ("layers,layers\n1,2\n", "more than once"),
         ("layers,measured_step_s\n1,2\n", "no row can be predicted; row 1: hidden: missing"),

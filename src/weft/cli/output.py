@@ -22,7 +22,7 @@ from rich.text import Text
 
 from weft.cli.console import PipeConsole
 from weft.describe.units import format_bytes, format_count, format_seconds
-from weft.destinations import require_file, require_new
+from weft.destinations import require_file, require_new, require_svg
 from weft.errors import InputError, Violation
 from weft.files import write_whole
 from weft.program.kinds import KINDS, is_compute
@@ -153,6 +153,7 @@ def _refused_by(check: Callable[[Path], None]) -> Parameter:
 
 
 WrittenFile = Annotated[Path, _refused_by(require_file)]
+WrittenPicture = Annotated[Path, _refused_by(require_svg)]
 NewFolder = Annotated[Path, _refused_by(require_new)]
 Json = Annotated[Flag, Parameter(name="--json", help="Answer as JSON.")]
 

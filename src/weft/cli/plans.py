@@ -11,7 +11,7 @@ from cyclopts import Group, Parameter
 from weft.cli.advice import SHOWN, show_plan
 from weft.cli.curve import show_curve
 from weft.cli.emit import write_emitted
-from weft.cli.output import Flag, Json, WrittenFile, progressing, refuse_options
+from weft.cli.output import Flag, Json, WrittenFile, WrittenPicture, progressing, refuse_options
 from weft.cli.rankings import budgeted, planned_visibly, show_comparison
 from weft.cli.replanning import show_replanning
 from weft.cli.synchronisations import show_synchronisations
@@ -98,7 +98,7 @@ def plan(
     compare_sync: Annotated[Flag, Parameter(group=OTHERS)] = False,
     curve: Annotated[Flag, Parameter(group=OTHERS)] = False,
     critical_batch: Annotated[float | None, Parameter(group=OTHERS)] = None,
-    svg: Annotated[WrittenFile | None, Parameter(group=OTHERS)] = None,
+    svg: Annotated[WrittenPicture | None, Parameter(group=OTHERS)] = None,
     pins: Annotated[LayoutOptions | None, Parameter(name="*")] = None,  # type: ignore[valid-type]
     json: Json = False,
 ) -> None:

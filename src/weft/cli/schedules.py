@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
-from weft.cli.output import Flag, Json, WrittenFile, console, print_json, print_timeline
+from weft.cli.output import Flag, Json, WrittenPicture, console, print_json, print_timeline
 from weft.errors import InputError, Violation
 from weft.predict.abstract import read_stage_times, simulate_schedule
 from weft.program.table import format_program
@@ -39,7 +39,7 @@ def schedule(
     stage_times: Annotated[Path | None, Parameter(group=TIMES)] = None,
     dump: Flag = False,
     json: Json = False,
-    svg: WrittenFile | None = None,
+    svg: WrittenPicture | None = None,
 ) -> None:
     """Draw a schedule on abstract stages and print its figures.
 

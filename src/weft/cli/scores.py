@@ -77,6 +77,9 @@ def score(
         refuse_options(of_rows, "only with a CSV file")
         _score_ledger(report, json=json)
         return
+    for written in (output, report):
+        if written is not None and written.resolve() == file.resolve():
+            raise InputError(Violation(str(written), "the scored file itself; give another path"))
     with progressing("scoring") as progress:
         scores = score_file(file, cluster=cluster, profile=profile, report=progress)
     write_asked([(output, scores.to_csv), (report, lambda: score_page(scores))])

@@ -11,6 +11,7 @@ from weft.cli.output import (
     Flag,
     Json,
     WrittenFile,
+    WrittenPicture,
     console,
     print_json,
     print_timeline,
@@ -58,7 +59,7 @@ def show(
     loops: int | None = None,
     micro_batches: int | None = None,
     program: Flag = False,
-    svg: WrittenFile | None = None,
+    svg: WrittenPicture | None = None,
     report: WrittenFile | None = None,
 ) -> None:
     """Show a plan: cluster, stages, memory and timeline. With `schedule NAME`: the timeline alone.
@@ -142,7 +143,7 @@ def simulate(
     model: str | None = None,
     on: str | None = None,
     ranks: int | None = None,
-    svg: WrittenFile | None = None,
+    svg: WrittenPicture | None = None,
     json: Json = False,
 ) -> None:
     """Predict one step of a run file, a run directory or a plan file.

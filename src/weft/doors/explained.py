@@ -114,7 +114,10 @@ def explain_text(text: str, name: str, answers: Answers, *, search: bool = True)
         plan = planned_layout(needed.problem, needed.layout, needed.memory)
     except InputError as error:
         refused = (wrong(configuration.stack, one.problem, one.nearest) for one in error.violations)
-        found += [one for one in refused if not any(one.violation.problem in str(other) for other in found)]
+        said = [str(one) for one in found]
+        if any(one.violation.where == configuration.key("global_batch") for one in found):
+            refused = (one for one in refused if not one.violation.problem.startswith("global batch "))
+        found += [one for one in refused if not any(one.violation.problem in line for line in said)]
     comparable = not configuration.incomparable
     if plan is not None and comparable:
         found += _memory_to_spare(needed, plan)

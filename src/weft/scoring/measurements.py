@@ -118,8 +118,7 @@ def read_measurements(path: Path) -> MeasurementFile:
     columns = [(column or "").strip() for column in reader.fieldnames or ()]
     known = [column for column in columns if column in Measurement.model_fields]
     if not known:
-        allowed = ", ".join(Measurement.model_fields)
-        raise InputError(Violation(str(path), f"line 1 is not a heading of measurements: {allowed}"))
+        raise InputError(Violation(str(path), _fault_of_heading(",".join(columns))))
     twice = sorted({column for column in known if columns.count(column) > 1})
     if twice:
         raise InputError(Violation(str(path), f"line 1 has {', '.join(twice)} more than once"))
@@ -146,6 +145,16 @@ def read_measurements(path: Path) -> MeasurementFile:
         columns=tuple(column for column in columns if column),
         cells=tuple(cells),
     )
+
+
+def _fault_of_heading(heading: str) -> str:
+    """Return the reason why a heading has no known column."""
+    if not heading.strip(","):
+        return "empty; line 1 must be a heading, such as family,layers,hidden,measured_step_s"
+    for sign, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if any(word.strip() in Measurement.model_fields for word in heading.split(sign)):
+            return f"line 1 separates its columns by {name}; commas are needed"
+    return "line 1 is not a heading of measurements; docs/score.md lists the columns"
 
 
 def _row(given: Mapping[str, str], *, too_many: bool) -> Measurement:
