@@ -166,10 +166,13 @@ def test_other_files_are_no_jobs_or_refused(tmp_path: Path) -> None:
     assert read_job(tmp_path / "kernels.json") is None
     assert read_job(tmp_path / "other.toml") is None
     (tmp_path / "empty").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "plan.json").write_text("{}")
     (tmp_path / "cut.parquet").write_bytes(b"PAR1 and no more")
     pq.write_table(pa.table({"text": ["a"]}), tmp_path / "texts.parquet")
     for name, words in (
         ("empty", "without traces"),
+        ("run", f"a run directory; `weft compare {tmp_path / 'run'}` explains its steps"),
         ("cut.parquet", "not a Parquet file"),
         ("texts.parquet", "dp_rank, stage, step, optype, start_ts, duration missing"),
     ):

@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from functools import cache
 from itertools import product
 from types import MappingProxyType
+from typing import cast
 
 from weft.errors import InputError, Violation, nearest
 from weft.installed import installed
 from weft.program.kinds import BACKWARD_INPUT
 from weft.program.schedules.base import Pipeline, Schedule, searched_options
 from weft.program.schedules.breadth_first import BreadthFirst
+from weft.program.schedules.checked import CheckedSchedule
 from weft.program.schedules.chimera import Chimera
 from weft.program.schedules.depth_first import DepthFirst
 from weft.program.schedules.gpipe import GPipe
@@ -63,7 +65,7 @@ def all_schedules() -> Mapping[str, Schedule]:
             raise InputError(Violation("schedule", problem))
         if schedule.name in table:
             raise InputError(Violation("schedule", f"two schedules are called {schedule.name!r}"))
-        table[schedule.name] = schedule
+        table[schedule.name] = cast("Schedule", CheckedSchedule(schedule))
     return table
 
 

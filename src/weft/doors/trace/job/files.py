@@ -59,6 +59,9 @@ def read_job(path: Path) -> Operations | None:
 
 
 def _read_folder(path: Path) -> Operations:
+    if (path / "plan.json").is_file():
+        problem = f"a run directory; `weft compare {path}` explains its steps"
+        raise InputError(Violation(str(path), problem))
     files = sorted(one for one in path.iterdir() if one.name.endswith((".json", ".json.gz")))
     rows: list[dict[str, Any]] = []
     for file in files:
