@@ -71,6 +71,14 @@ def test_the_example_of_the_documentation():
     assert cluster.device_of(16).memory_bytes == catalogue()["v100-16gb"].device.memory_bytes
 
 
+@pytest.mark.parametrize(("rank", "near"), [(32, 31), (99, 31), (-1, 0)])
+def test_ranks_that_a_cluster_lacks_are_refused(rank, near):
+    cluster = cluster_of(tomllib.loads(EXAMPLE), "example.toml")
+    line = rf"^rank: {rank}; two-kinds has ranks 0 to 31 \(nearest valid: {near}\)$"
+    with pytest.raises(InputError, match=line):
+        cluster.device_of(rank)
+
+
 NODES = """
 [[node]]
 name = "some"

@@ -131,6 +131,7 @@ def test_plans_with_replicas_other_models_and_too_few_devices_are_refused() -> N
         ({"plan": None}, "^plan: None: must be a Plan, as weft.plan"),
         ({"plan": "nowhere.json"}, "^nowhere.json: no such file"),
         ({"devices": ["gpu0", "cpu"]}, "^devices: 'gpu0': Invalid device string"),
+        ({"devices": None}, r"^devices: None: no device of torch \(nearest valid: cpu\)$"),
         ({"devices": "cpu"}, "^devices: 1 devices are given, and the plan has 2 ranks"),
     ],
 )
@@ -139,6 +140,12 @@ def test_wrong_arguments_are_refused_in_one_line(changed: dict[str, object], mes
     with pytest.raises(InputError, match=message) as refused:
         PlacedModel(**{"model": diamond(), "plan": plan, "devices": ["cpu"] * 2, **changed})
     assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("limit", ["3 GB", -1, 1.5])
+def test_a_limit_that_is_no_count_of_bytes_is_refused(limit: object) -> None:
+    with pytest.raises(InputError, match=r"^limit_bytes: .* is no count of bytes"):
+        PlacedDevice(torch.device("cpu"), limit)  # type: ignore[arg-type]
 
 
 def test_more_inputs_than_the_model_reads_are_refused() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from weft.describe.device import FP8, Device
 from weft.describe.one_line import one_line
+from weft.errors import InputError, Violation
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,14 @@ class Cluster:
         return self._group_ends[-1]
 
     def group_index_of(self, rank: int) -> int:
+        """Return the index of a rank's group.
+
+        Raises:
+            InputError: when the cluster has fewer ranks.
+        """
+        if not 0 <= rank < self.ranks:
+            problem = f"{rank}; {self.name} has ranks 0 to {self.ranks - 1}"
+            raise InputError(Violation("rank", problem, str(min(max(rank, 0), self.ranks - 1))))
         return bisect.bisect_right(self._group_ends, rank)
 
     def group_of(self, rank: int) -> NodeGroup:

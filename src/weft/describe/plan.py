@@ -57,6 +57,23 @@ SERVERS = "servers"
 class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    # Type checkers read the fields as arguments.
+    if not TYPE_CHECKING:
+
+        def __init__(self, /, **fields: Any) -> None:
+            """Check the fields.
+
+            Raises:
+                InputError: with all invalid fields.
+            """
+            try:
+                super().__init__(**fields)
+            except ValidationError as error:
+                raise InputError(violations_of(error, type(self).__name__.lower(), type(self))) from None
+
+        # Parts of a file are checked with the file, which names their places.
+        __init__.__pydantic_base_init__ = True
+
     def __repr__(self) -> str:
         return one_line(self)
 

@@ -33,10 +33,18 @@ class PlacedDevice:
     """A device of this process, and the bytes that its tensors may take; None: all that it has.
 
     Several may be one processor, each with its own limit, as a rehearsal of a machine with several GPUs.
+
+    Raises:
+        InputError: when the limit is no count of bytes.
     """
 
     device: torch.device
     limit_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        limit = self.limit_bytes
+        if limit is not None and (not isinstance(limit, int) or limit < 0):
+            raise InputError(Violation("limit_bytes", f"{shown(limit)} is no count of bytes", "3000000000"))
 
 
 class _Ledger:
@@ -114,7 +122,8 @@ class PlacedModel(nn.Module):
         plan = given_plan(plan)
         require_model(model, "model", shown(model))
         self._graph = graph = model.layer_graph()
-        self._devices = [_device(one) for one in ([devices] if isinstance(devices, str) else devices)]
+        several = isinstance(devices, Iterable) and not isinstance(devices, str)
+        self._devices = [_device(one) for one in (devices if several else [devices])]
         _require_placed(plan, graph, len(self._devices))
         ranks = plan.rank_of_layers
         self._order, self._home = list(ranks), [ranks[layer] for layer in range(len(graph.layers))]
@@ -176,13 +185,13 @@ class PlacedModel(nn.Module):
         return made[len(self.layers) - 1]
 
 
-def _device(given: PlacedDevice | torch.device | str) -> PlacedDevice:
+def _device(given: Any) -> PlacedDevice:
     if isinstance(given, PlacedDevice):
         return given
     try:
         return PlacedDevice(torch.device(given))
     except (RuntimeError, TypeError) as error:
-        (line, *_) = str(error).splitlines()
+        (line, *_) = str(error).splitlines() if isinstance(error, RuntimeError) else ["no device of torch"]
         raise InputError(Violation("devices", f"{shown(given)}: {line}", "cpu")) from None
 
 
