@@ -272,7 +272,10 @@ def _incomparable(given: Mapping[str, Any]) -> list[str]:
     if truth(given.get("training.enable_cpu_offload")):
         found.append("training.enable_cpu_offload: weights and states in host memory are not modelled")
     if whole(given.get("parallelism.expert_parallel_degree", 1)) != 1:
-        found.append("parallelism.expert_parallel_degree: experts on ranks of their own are not modelled")
+        found.append(
+            "parallelism.expert_parallel_degree: torchtitan shares all other weights out among expert ranks, "
+            "too; weft's ep does not"
+        )
     return found + other_optimizer("optimizer.name", given.get("optimizer.name"))
 
 
