@@ -130,10 +130,14 @@ def test_a_run_directory_that_cannot_be_written_is_refused_before_planning(
     broken.write_text("no table")
     file = tmp_path / "file"
     file.write_text("text")
-    for option in ("--directory", "--resume"):
-        for path in (file, file / "below"):
-            line = refused(capsys, "train", str(broken), option, str(path))
-            assert line == f"weft: {path}: {file} is a file, not a folder"
+    below, none = file / "below", f"{file} is a file, not a folder"
+    for option, path, reason in (
+        ("--directory", file, none),
+        ("--directory", below, none),
+        ("--resume", file, "a file, not a run directory"),
+        ("--resume", below, "not a run directory: it has no run.toml"),
+    ):
+        assert refused(capsys, "train", str(broken), option, str(path)) == f"weft: {path}: {reason}"
     (tmp_path / "runs").write_text("not a folder")
     monkeypatch.chdir(tmp_path)
     assert "runs is a file, not a folder" in refused(capsys, "train", str(broken))

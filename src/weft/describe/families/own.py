@@ -107,7 +107,7 @@ def own_model(name: str) -> OwnModel:
     if not callable(function):
         raise InputError(Violation("model.build", f"{name!r} is no function"))
     try:
-        model = function()
+        model: OwnModel = function()
     except InputError:
         raise
     except Exception as error:
