@@ -84,6 +84,8 @@ class Board:
         self._memory: list[int] = devices.memory_bytes.tolist()
         self._latency: list[list[float]] = devices.latency_ticks.tolist()
         self._per_byte: list[list[float]] = devices.ticks_per_byte.tolist()
+        links = enumerate(zip(self._latency, self._per_byte, strict=True))
+        self._alike = [_alike_links(source, *own) for source, own in links]
         self._held, self._largest = [0] * places, [0] * places
         self._arrived: dict[int, int] = {}
         read = np.zeros(count, dtype=np.int64)
@@ -139,13 +141,13 @@ class Board:
         for tensor in self.graph.tensors_read[operator]:
             made, size = self._producer[tensor], self._tensor_bytes[tensor]
             source, at = self.device[made], self.end[made]
-            rows = zip(self._latency[source], self._per_byte[source], strict=True)
-            for device, (latency, per_byte) in enumerate(rows):
-                arrival = at
-                if device != source:
-                    arrival += round(latency + size * per_byte)
-                if arrival > latest[device]:
-                    latest[device] = arrival
+            for devices, latency, per_byte in self._alike[source]:
+                arrival = at + round(latency + size * per_byte)
+                for device in devices:
+                    if arrival > latest[device]:
+                        latest[device] = arrival
+            if at > latest[source]:
+                latest[source] = at
         return latest
 
     def place(self, operator: int, device: int, start: int | None = None) -> list[int]:
@@ -257,3 +259,14 @@ def _of_groups(graph: OperatorGraph) -> tuple[dict[int, int], dict[int, int]]:
         permanent[group] = permanent.get(group, 0) + kept
         temporary[group] = max(temporary.get(group, 0), taken)
     return permanent, temporary
+
+
+def _alike_links(
+    source: int, latency: list[float], per_byte: list[float]
+) -> list[tuple[list[int], float, float]]:
+    """Return the latencies and times per byte of the links from a device, each with the devices behind it."""
+    found: dict[tuple[float, float], list[int]] = {}
+    for device, link in enumerate(zip(latency, per_byte, strict=True)):
+        if device != source:
+            found.setdefault(link, []).append(device)
+    return [(devices, *link) for link, devices in found.items()]

@@ -164,21 +164,20 @@ class _ListScheduler:
 
     def _first_start(self, now: int) -> _Start | None:
         """Return the earliest start on a free device that is possible by now."""
-        starts = [
-            start
-            for device in self._devices
-            if self._board.free_at[device] <= now
-            and (start := self._start_on(device, now)) is not None
-            and start.tick <= now
-        ]
-        return min(starts, default=None)
+        known, first = self._known, None
+        for device, free in enumerate(self._board.free_at):
+            if free <= now:
+                # Most devices have a known start: here, each call counts.
+                start = known[device] if device in known else self._start_on(device, now)
+                if start is not None and start.tick <= now and (first is None or start < first):
+                    first = start
+        return first
 
     def _start_on(self, device: int, now: int) -> _Start | None:
         """Return the next start on a free device, perhaps later than now; None if nothing waits for it."""
         if device in self._known:
             return self._known[device]
-        favourite = self._favourite(device)
-        if favourite is not None:
+        if self._favourites and (favourite := self._favourite(device)) is not None:
             return self._awake(device, favourite, now)
         start = self._earliest(device)
         if not self._queues:
@@ -263,8 +262,7 @@ class _ListScheduler:
     def _next_tick(self, now: int) -> int | None:
         """Return the next tick at which a device is free or an operator may start; None after all."""
         ticks = []
-        for device in self._devices:
-            free = self._board.free_at[device]
+        for device, free in enumerate(self._board.free_at):
             if free > now:
                 ticks.append(free)
             elif (start := self._start_on(device, now)) is not None:
