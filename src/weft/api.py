@@ -14,7 +14,7 @@ from weft.describe.plan import Plan
 from weft.describe.plan_file import is_plan_file
 from weft.describe.prediction import Prediction
 from weft.describe.run_file import asked_run
-from weft.describe.units import format_seconds, shown
+from weft.describe.units import counted, format_seconds, shown
 from weft.destinations import require_file, require_folder
 from weft.errors import InputError, Violation
 from weft.installed import require_no_import
@@ -99,7 +99,7 @@ class Run:
 
     def __repr__(self) -> str:
         step, loss = self.summary["measured_step_s"], self.summary["final_loss"]
-        done = f"{self.summary['steps']} steps of {format_seconds(step)}"
+        done = f"{counted(self.summary['steps'], 'step')} of {format_seconds(step)}"
         return one_line(self, f"{self.directory}: {done}, held-out loss {loss:.4g}")
 
     def compare(self) -> Comparison:

@@ -106,7 +106,7 @@ def test_devices_of_a_node_may_differ_in_speed():
 @pytest.mark.parametrize(
     ("speeds", "message"),
     [
-        ("[1, 1, 1]", r"node\[0\]\.speeds: has 3 numbers, but a node has 4 devices; one for each is needed"),
+        ("[1, 1, 1]", r"node\[0\]\.speeds: has 3 numbers, but a node has 4 devices"),
         ("[]", r"node\[0\]\.speeds: has 0 numbers, but a node has 4 devices"),
         ("[1, 1, 0, 1]", r"node\[0\]\.speeds\[2\]: 0: must be .*0\.001"),
         ("[1, -0.5, 1, 1]", r"node\[0\]\.speeds\[1\]: -0.5: must be .*0\.001"),

@@ -306,7 +306,7 @@ def stage(layers: tuple[int, ...], ranks: tuple[int, ...]) -> Stage:
         ),
         (
             {"island": 3, "sharding": "zero-3"},
-            ["island: 2 replicas are not whole islands of 3 (nearest valid: 2)"],
+            ["island: 2 replicas cannot make whole islands of 3 (nearest valid: 2)"],
         ),
         (
             {"island": 1, "sharding": "zero-1"},

@@ -86,6 +86,21 @@ def test_formats_for_people(text, expected):
     assert text == expected
 
 
+@pytest.mark.parametrize(
+    ("count", "what", "text"),
+    [
+        (0, "stage", "0 stages"),
+        (1, "stage", "1 stage"),
+        (2, "more rank", "2 more ranks"),
+        (1, "micro-batch", "1 micro-batch"),
+        (3, "micro-batch", "3 micro-batches"),
+        (2, "process", "2 processes"),
+    ],
+)
+def test_a_count_of_one_is_singular(count: int, what: str, text: str) -> None:
+    assert units.counted(count, what) == text
+
+
 @given(st.floats(min_value=1e-9, max_value=1e15))
 def test_formatted_quantities_keep_three_digits(value):
     number, unit = units.format_bytes(value).split()

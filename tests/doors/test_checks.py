@@ -112,7 +112,7 @@ def test_nothing_is_found_in_a_good_file(text: str) -> None:
         ),
         (
             {"train_batch_size": 66, "train_micro_batch_size_per_gpu": None},
-            "wrong: train_batch_size: 66 is no multiple of 1 replicas x 4 micro-batches = 4 "
+            "wrong: train_batch_size: 66 is no multiple of 1 replica x 4 micro-batches = 4 "
             "(nearest valid: 64)",
         ),
         (
@@ -294,7 +294,7 @@ def test_tensor_ranks_that_do_not_divide_heads_are_found() -> None:
                 "fsdp_config": None,
                 "megatron_lm_config": {"megatron_lm_pp_degree": 3, "megatron_lm_tp_degree": 2},
             },
-            "wrong: num_processes: 16 devices are no multiple of the 6 that pp x tp x cp take (nearest "
+            "wrong: num_processes: 16 is no multiple of the 6 devices that pp x tp x cp take (nearest "
             "valid: 18)",
         ),
     ],
@@ -369,12 +369,12 @@ def test_axolotl(change: dict[str, Any], line: str) -> None:
         ("--fp16", "wrong: --fp16: given with --bf16; one is allowed (nearest valid: --bf16)"),
         (
             "--nnodes 3",
-            "wrong: --nproc-per-node: 24 devices are no multiple of the 16 that pp x tp x cp take "
+            "wrong: --nproc-per-node: 24 is no multiple of the 16 devices that pp x tp x cp take "
             "(nearest valid: 32)",
         ),
         (
             "--global-batch-size 63",
-            "wrong: --global-batch-size: 63 is no multiple of 1 samples x 2 replicas = 2 (nearest valid: 64)",
+            "wrong: --global-batch-size: 63 is no multiple of 1 sample x 2 replicas = 2 (nearest valid: 64)",
         ),
         (
             "--global-batch-size 4",
@@ -527,7 +527,7 @@ def test_megatron_without_an_option(left_out: str, line: str) -> None:
         (
             "local_batch_size = 8",
             "local_batch_size = 9",
-            "wrong: training.local_batch_size: 9 samples are no multiple of micro-batches of 2 "
+            "wrong: training.local_batch_size: 9 is no multiple of micro-batches of 2 samples "
             "(nearest valid: 8)",
         ),
         (

@@ -66,7 +66,7 @@ def test_edited_plans_need_whole_nodes() -> None:
     assert list(rule.refuse(plan, GRAPH)) == []
     odd = plan.model_copy(update={"sync": Choice(name="hierarchical", options={"replicas_per_node": 3})})
     assert [str(one) for one in rule.refuse(odd, GRAPH)] == [
-        "plan: sync.replicas_per_node: 8 replicas are not whole nodes of 3 (nearest valid: 1)"
+        "plan: sync.replicas_per_node: 8 replicas cannot make whole nodes of 3 (nearest valid: 1)"
     ]
     unknown = plan.model_copy(update={"sync": Choice(name="hierarchical", options={"rank": 3})})
     (problem,) = rule.refuse(unknown, GRAPH)

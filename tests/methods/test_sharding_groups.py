@@ -69,7 +69,7 @@ def test_one_island_is_none() -> None:
 
 
 def test_islands_are_whole() -> None:
-    with pytest.raises(InputError, match="layout: 4 replicas are not whole islands of 3"):
+    with pytest.raises(InputError, match="layout: 4 replicas cannot make whole islands of 3"):
         build_training_program(
             ring_layout(2, 2, (1, 1, 1, 1)), get_schedule("1f1b"), {}, methods=asked("zero-1", island=3)
         )

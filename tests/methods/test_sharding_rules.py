@@ -65,7 +65,7 @@ def layout(**changes: object) -> Layout:
             (4, 6),
             "zero-1",
             4,
-            ["plan: island: 6 replicas are not whole islands of 4 (nearest valid: 3)"],
+            ["plan: island: 6 replicas cannot make whole islands of 4 (nearest valid: 3)"],
         ),
         (
             (4, 1),
@@ -104,7 +104,7 @@ def test_a_plan_shares_among_replicas_that_it_has(
             {"sharding": "zero-0", "island": 2},
             "islands of 2 replicas share states out, and zero-0 shares nothing; nearest sharding: zero-1",
         ),
-        ({"island": 3}, "8 replicas are not whole islands of 3; nearest island: 2"),
+        ({"island": 3}, "8 replicas cannot make whole islands of 3; nearest island: 2"),
         ({"island": 1}, "an island of 1 replica has nobody to share with; nearest island: 2"),
     ],
 )

@@ -171,11 +171,11 @@ def test_plans_of_tensor_ranks_and_shards_compile_to_valid_programs(sharding):
             {"dp": 1, "tp": 2, "rank_order": (0, 2, 3, 1)},
             "ranks of one replica of a stage sit on devices 3 1; nearest: 1 3",
         ),
-        ({"micro_batches_per_replica": (8,)}, "shares for 1 replicas are given, dp is 2"),
+        ({"micro_batches_per_replica": (8,)}, "shares for 1 replica are given, dp is 2"),
         ({"micro_batches_per_replica": (8, 0)}, "replica 1 is given no micro-batch; at least 1 is needed"),
         (
             {"micro_batches_per_replica": (5, 2)},
-            "7 micro-batches of 2 are 14 samples, the global batch is 16; nearest global batch: 14",
+            "7 micro-batches of 2 = 14 samples, the global batch is 16; nearest global batch: 14",
         ),
         ({"schedule": "chimera", "micro_batches_per_replica": (5, 3)}, "chimera"),
     ],

@@ -61,9 +61,9 @@ def test_a_pinned_island_is_kept_and_shares_something_out():
     ("changes", "expected"),
     [
         ({"sharding": "zero-0"}, "zero-0 shares nothing; nearest sharding: zero-1"),
-        ({"island": 5}, "32 replicas are not whole islands of 5; nearest island: 4"),
+        ({"island": 5}, "32 replicas cannot make whole islands of 5; nearest island: 4"),
         ({"island": 1}, "an island of 1 replica has nobody to share with; nearest island: 2"),
-        ({"island": 64}, "32 replicas are not whole islands of 64; nearest island: 32"),
+        ({"island": 64}, "32 replicas cannot make whole islands of 64; nearest island: 32"),
     ],
 )
 def test_a_layout_that_has_no_whole_islands_says_why(changes, expected):

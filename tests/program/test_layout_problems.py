@@ -54,8 +54,8 @@ def test_paths_share_a_pipeline_equally() -> None:
     layout = placed_layout([[0, 1], [1, 0]], (2, 2))
     text = problems(replace(layout, micro_batches=(1, 2, 1, 1)))
     assert text == "pipeline 0: its paths must have equal micro-batches, not [1, 2]"
-    assert "4 replicas are not whole pipelines of 3 paths each" in problems(replace(layout, paths=3))
-    assert "4 replicas are not whole pipelines of 0 paths each" in problems(replace(layout, paths=0))
+    assert "4 replicas cannot make whole pipelines of 3 paths each" in problems(replace(layout, paths=3))
+    assert "4 replicas cannot make whole pipelines of 0 paths each" in problems(replace(layout, paths=0))
 
 
 def test_a_rank_has_one_place_on_all_paths() -> None:

@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_refused_in_one_line(worker_pool, tmp_path):
     path = written(tmp_path / "plan.json")
     model, ranks, packed, batch = worker_pool.run(refused, path, ranks=1)[0]
     assert "the plan is for tiny-gpt" in model
-    assert "1 ranks run, the plan has 2" in ranks
+    assert "the job has 1 rank, the plan has 2" in ranks
     assert "a loop of your own does not tell their documents" in packed
     assert "global batch is 8" in batch
 

@@ -120,7 +120,7 @@ def test_plans_with_replicas_other_models_and_too_few_devices_are_refused() -> N
         PlacedModel(diamond(), plan_of("diamond", (0, 1, 0, 1), dp=2), ["cpu"] * 4)
     with pytest.raises(InputError, match="do not have the 5 layers"):
         PlacedModel(two_stems(), plan_of("diamond", (0, 1, 0, 1)), ["cpu"] * 2)
-    with pytest.raises(InputError, match="1 devices are given, and the plan has 2 ranks"):
+    with pytest.raises(InputError, match="given 1 device, and the plan has 2 ranks"):
         PlacedModel(diamond(), plan_of("diamond", (0, 1, 0, 1)), ["cpu"])
 
 
@@ -132,7 +132,7 @@ def test_plans_with_replicas_other_models_and_too_few_devices_are_refused() -> N
         ({"plan": "nowhere.json"}, "^nowhere.json: no such file"),
         ({"devices": ["gpu0", "cpu"]}, "^devices: 'gpu0': Invalid device string"),
         ({"devices": None}, r"^devices: None: no device of torch \(nearest valid: cpu\)$"),
-        ({"devices": "cpu"}, "^devices: 1 devices are given, and the plan has 2 ranks"),
+        ({"devices": "cpu"}, "^devices: given 1 device, and the plan has 2 ranks"),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(changed: dict[str, object], message: str) -> None:
@@ -150,5 +150,5 @@ def test_a_limit_that_is_no_count_of_bytes_is_refused(limit: object) -> None:
 
 def test_more_inputs_than_the_model_reads_are_refused() -> None:
     placed = PlacedModel(diamond(), plan_of("diamond", (0, 1, 0, 1)), ["cpu"] * 2)
-    with pytest.raises(InputError, match="inputs: 2 inputs are given; the model reads 1"):
+    with pytest.raises(InputError, match="inputs: given 2 inputs; the model reads 1"):
         placed(torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 8, 8))

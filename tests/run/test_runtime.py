@@ -232,7 +232,7 @@ def refuse(rank: int, ranks: int, plan: Plan, stages: list[int]) -> str:
 
 def test_a_job_of_another_size_is_refused(worker_pool: WorkerPool) -> None:
     [text] = worker_pool.run(refuse, make_plan(CONFIG, pp=2), [0], ranks=1)
-    assert text == "runtime: the job has 1 ranks, the plan uses 2 (nearest valid: 2)"
+    assert text == "runtime: the job has 1 rank, the plan uses 2 (nearest valid: 2)"
 
 
 def test_wrong_stages_are_refused(worker_pool: WorkerPool) -> None:

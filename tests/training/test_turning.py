@@ -156,7 +156,7 @@ def test_a_run_without_a_later_plan_loses_that_of_a_former_start(tmp_path: Path)
     ("then", "problem"),
     [
         ("at_step = 6, pp = 1, dp = 2", "plan.then.at_step: 6; the run ends with step 6, before"),
-        ("at_step = 3, pp = 1, dp = 1", "plan.then: its plan uses 1 ranks, and a run keeps the 2"),
+        ("at_step = 3, pp = 1, dp = 1", "plan.then: its plan uses 1 rank, and a run keeps the 2"),
         ("pp = 1", "plan.then.at_step"),
         ("at_step = 0", "plan.then.at_step"),
         ("at_step = 2, pp = 1, dp = 3", "plan.then: plan: no layout of all 2 devices"),

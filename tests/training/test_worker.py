@@ -117,7 +117,7 @@ def test_another_number_of_ranks_is_refused_in_one_line(tmp_path: Path) -> None:
         code, errors = ending(process)
     assert code == 2, errors
     (line,) = errors.strip().splitlines()
-    assert line.startswith("error: 1 ranks were started; the plan uses 2")
+    assert line.startswith("error: started with 1 rank; the plan uses 2")
 
 
 def test_a_worker_that_waits_for_a_rank_which_does_not_come_can_be_ended(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from weft.describe.families.own import CalledLinear
 from weft.describe.layer import Layer, distinct_kinds
 from weft.describe.layer_graph import LayerGraph, chain_edges
 from weft.describe.one_line import one_line
-from weft.describe.units import shown
+from weft.describe.units import counted, shown
 from weft.errors import InputError, Violation
 from weft.installed import failure
 
@@ -91,8 +91,8 @@ class BlockModel:
         self._examples = examples
 
     def __repr__(self) -> str:
-        sizes = f"{self._sequence} tokens per sample, {self._classes} classes"
-        return one_line(self, f"of {len(self._layers)} layers: {sizes}")
+        sizes = f"{counted(self._sequence, 'token')} per sample, {self._classes} classes"
+        return one_line(self, f"of {counted(len(self._layers), 'layer')}: {sizes}")
 
     def layer(self, index: int) -> nn.Module:
         """Return a new module of one layer."""
@@ -177,9 +177,8 @@ def _reads(
     if wrong and given is not None:
         problem = f"input {wrong[0]} must lead from one of {inputs} inputs to one of {layers} layers"
     elif wrong or {number for number, _ in pairs} != {*range(inputs)}:
-        problem = (
-            f"the example has {inputs} inputs, and layers without a producer are {begins}; name `inputs`"
-        )
+        problem = f"the example has {counted(inputs, 'input')}, and layers without a producer are {begins}"
+        problem += "; name `inputs`"
     elif idle:
         problem = f"layer {min(idle)} reads neither an input nor another layer"
     else:

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from weft.describe.this_machine import this_machine
-from weft.describe.units import format_bytes
+from weft.describe.units import counted, format_bytes
 from weft.files import weft_home
 from weft.installed import remedy
 from weft.predict.cost.calibration import load_machine
@@ -100,7 +100,7 @@ def _honesty() -> MachinePart:
         return MachinePart("predictions", "none scored", True, needed=False)
     step = scores["step_s"]
     found = (
-        f"{step.scored} step{'s' * (step.scored != 1)} scored, {step.inside:.0%} inside their interval, "
+        f"{counted(step.scored, 'step')} scored, {step.inside:.0%} inside their interval, "
         f"median error {error_text(step.median_error)}"
     )
     right = step.inside >= _FEWEST_INSIDE

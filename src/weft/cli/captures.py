@@ -20,7 +20,7 @@ from weft.cli.output import (
 from weft.describe.amount import Shape
 from weft.describe.layer import Layer
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.units import format_bytes, format_count
+from weft.describe.units import counted, format_bytes, format_count
 
 _ELEMENT_BYTES = 4
 _SHOWN = 8
@@ -64,7 +64,8 @@ def capture(
         return
     totals = _totals(graph)
     console().print(
-        f"[bold]{graph.name}[/bold] by {way}: {totals['layers']} layers, {totals['edges']} edges, "
+        f"[bold]{graph.name}[/bold] by {way}: {counted(totals['layers'], 'layer')}, "
+        f"{counted(totals['edges'], 'edge')}, "
         f"{format_count(totals['parameters'])} parameters, {format_count(totals['forward_flops'])} forward "
         f"FLOPs and {format_bytes(totals['kept_bytes'])} kept in fp32 per sample"
     )

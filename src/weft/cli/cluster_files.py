@@ -15,6 +15,7 @@ from weft.describe.inventory.this_node import links_here, this_node
 from weft.describe.inventory.topology import read_topology
 from weft.describe.reading import read_text
 from weft.describe.this_machine import this_machine
+from weft.describe.units import counted
 from weft.errors import InputError, Violation
 
 STANDARD_INPUT = Path("-")
@@ -56,7 +57,7 @@ def write_cluster(
     for line in draft.missing:
         print(f"fill in: {line}")
     follow = "fill in the empty keys" if draft.missing else f"weft plan gpt2 --on {path}"
-    print(f"wrote {path}: {draft.nodes} nodes, {draft.devices} devices; next: {follow}")
+    print(f"wrote {path}: {counted(draft.nodes, 'node')}, {counted(draft.devices, 'device')}; next: {follow}")
 
 
 def _given_links(topology: Path | None, ports: Path | None) -> NodeLinks | None:

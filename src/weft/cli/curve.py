@@ -20,7 +20,7 @@ from weft.cli.output import (
     write_asked,
 )
 from weft.cli.tables.candidates import candidate_record
-from weft.describe.units import format_bytes, format_seconds
+from weft.describe.units import counted, format_bytes, format_seconds
 from weft.errors import InputError, Violation
 from weft.planning.curve import Curve, CurvePoint, curve, default_cluster_sizes, default_critical_batch
 from weft.planning.problem import Problem
@@ -166,7 +166,8 @@ def show_curve(
         return
     out = console()
     out.print(
-        f"[bold]{job.graph.name}[/bold] on {job.cluster.name}: {job.cluster.ranks} devices, {job.precision}"
+        f"[bold]{job.graph.name}[/bold] on {job.cluster.name}: "
+        f"{counted(job.cluster.ranks, 'device')}, {job.precision}"
     )
     for text in said:
         out.print(f"[dim]{text}[/dim]")

@@ -11,7 +11,7 @@ from rich.table import Table
 from weft.cli.job_traces import explain_job
 from weft.cli.output import Json, WrittenFile, console, print_json
 from weft.describe.plan import Recompute
-from weft.describe.units import format_bytes, format_odds, format_seconds
+from weft.describe.units import counted, format_bytes, format_odds, format_seconds
 from weft.doors.explained import Explanation, explain_text, layout_record
 from weft.doors.implied import Answers
 from weft.doors.trace.analysis import Analysis, analyse, says
@@ -210,7 +210,7 @@ def _print_analysis(analysis: Analysis) -> None:
     if analysis.step_s:
         lengths = [f"{number}: {format_seconds(length)}" for number, length in analysis.step_s.items()]
         shown = ", ".join(lengths[:8]) + (", ..." if len(lengths) > 8 else "")
-        out.print(f"{len(lengths)} step{'s' if len(lengths) > 1 else ''}; {shown}")
+        out.print(f"{counted(len(lengths), 'step')}; {shown}")
     for title, rows in (
         ("stream", _shares(analysis.stream_busy_s, span)),
         ("class", _shares(analysis.class_s, sum(analysis.class_s.values()) or 1.0)),

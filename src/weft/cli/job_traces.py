@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft.cli.output import console, named_table, print_json, say_written, write_asked
-from weft.describe.units import format_seconds
+from weft.describe.units import counted, format_seconds
 from weft.doors.trace.job.files import read_job
 from weft.doors.trace.job.losses import Losses, losses_of
 from weft.doors.trace.job.operations import Operations
@@ -52,8 +52,9 @@ def _print_job(losses: Losses) -> None:
     out, operations, program = console(), losses.operations, losses.implied.program
     order = f", order {program.schedule}" if program.schedule else ""
     out.print(
-        f"[bold]trace[/bold] of a job: {operations.stages} stages, {operations.replicas} replicas, "
-        f"{program.ranks} ranks{order}; {len(operations.steps)} steps of {len(program)} instructions"
+        f"[bold]trace[/bold] of a job: {counted(operations.stages, 'stage')}, "
+        f"{counted(operations.replicas, 'replica')}, {counted(program.ranks, 'rank')}{order}; "
+        f"{counted(len(operations.steps), 'step')} of {len(program)} instructions"
     )
     measured_s, simulated_s = float(losses.measured_s.mean()), float(losses.simulated_s.mean())
     out.print(

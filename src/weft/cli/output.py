@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.cli.console import PipeConsole
-from weft.describe.units import format_bytes, format_count, format_seconds
+from weft.describe.units import counted, format_bytes, format_count, format_seconds
 from weft.destinations import require_file, require_new, require_svg
 from weft.errors import InputError, Violation
 from weft.files import write_whole
@@ -80,7 +80,7 @@ class TimelinePicture:
             symbols = ("".ljust(gutter), *(_symbol(timeline, row) * cells for row, cells in runs))
             yield Text("".join(symbols), no_wrap=True)
         if left_out := sum(len(ranks) for ranks in folded[MAXIMUM_LANES:]):
-            yield Text(f"and {left_out} more ranks")
+            yield Text(f"and {counted(left_out, 'more rank')}")
         yield Text(" " * gutter + _scale_line(span, width), style="dim", no_wrap=True)
         yield _kind_line(timeline, rows, coloured)
         if any(len(ranks) > 1 for ranks in folded):

@@ -18,7 +18,7 @@ from weft.cli.rankings import planned_visibly
 from weft.cli.tables.plans_side_by_side import side_by_side_record, side_by_side_table
 from weft.describe.reading import holds_json
 from weft.describe.run_file import load_run
-from weft.describe.units import format_count, format_seconds
+from weft.describe.units import counted, format_count, format_seconds
 from weft.doors.emit.own_run import start_commands
 from weft.errors import InputError, RunError, Violation
 from weft.planning.report_sections import BY_SOURCE
@@ -202,7 +202,8 @@ def train(
         _print_figures(run)
     steps = run.summary["steps"]
     command = f"weft train {shlex.quote(str(run.directory))} --steps {2 * steps}"
-    console().print(f"all {steps} steps are done; train on with: {command}", soft_wrap=True)
+    done = "the only step is done" if steps == 1 else f"all {steps} steps are done"
+    console().print(f"{done}; train on with: {command}", soft_wrap=True)
     table = planned.run.optimizer
     if table.schedule != "constant" and table.decay_steps is None:
         line = f"it raises the learning rate: its {table.schedule} decay then ends at step {2 * steps}"
@@ -214,7 +215,7 @@ def _tell_plans_at_hand(directory: RunDirectory) -> None:
     for ranks, (plan, prediction, _) in known_plans(directory).items():
         assert prediction is not None, "plans at hand were predicted"
         step = format_seconds(prediction.step_s)
-        print(f"with {ranks} ranks: predicted step {step}, {plan.words}", file=sys.stderr)
+        print(f"with {counted(ranks, 'rank')}: predicted step {step}, {plan.words}", file=sys.stderr)
 
 
 def _print_figures(run: Run) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Group, Parameter
 
 from weft.cli.output import Flag, Json, WrittenPicture, console, print_json, print_timeline
+from weft.describe.units import counted
 from weft.errors import InputError, Violation
 from weft.predict.abstract import read_stage_times, simulate_schedule
 from weft.program.table import format_program
@@ -109,13 +110,16 @@ def schedule(
         print_json(record)
         return
     console().print(
-        f"[bold]{name}[/bold]: {ranks} devices, {figures.loops} loops, {micro_batches} micro-batches; "
+        f"[bold]{name}[/bold]: {counted(ranks, 'device')}, {counted(figures.loops, 'loop')}, "
+        f"{counted(micro_batches, 'micro-batch')}; "
         f"makespan {record['makespan_s']:g}, bubble {record['bubble_fraction']:.1%} of the time "
         f"({record['bubble_overhead']:.1%} over ideal), in flight {record['peak_in_flight']}"
     )
     if dump:
         print(format_program(figures.program), end="")
-    print_timeline(figures.timeline, svg, f"{name}, {ranks} devices, {micro_batches} micro-batches")
+    print_timeline(
+        figures.timeline, svg, f"{name}, {counted(ranks, 'device')}, {counted(micro_batches, 'micro-batch')}"
+    )
 
 
 def _edges(text: str) -> list[tuple[int, int]]:

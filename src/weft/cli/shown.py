@@ -35,7 +35,7 @@ from weft.describe.cluster import Cluster, NodeGroup
 from weft.describe.plan import precision_words
 from weft.describe.reading import holds_json
 from weft.describe.run_file import load_run, naming
-from weft.describe.units import format_bytes, format_seconds
+from weft.describe.units import counted, format_bytes, format_seconds
 from weft.errors import InputError, Violation
 from weft.planning.planned import PlannedJob
 from weft.planning.problem import Problem, problem_of_run
@@ -173,7 +173,9 @@ def simulate(
         print_json({**record, **codec_record(planned), "memory": memory})
         return
     out = console()
-    out.print(f"[bold]{planned.plan.model}[/bold] on {planned.plan.cluster}: {planned.plan.ranks} ranks")
+    out.print(
+        f"[bold]{planned.plan.model}[/bold] on {planned.plan.cluster}: {counted(planned.plan.ranks, 'rank')}"
+    )
     out.print(
         f"step {format_seconds(record['step_s'])} (first {format_seconds(record['first_step_s'])}), "
         f"bubble {record['bubble_fraction']:.1%}, peak {format_bytes(max(record['peak_bytes']))}, "
@@ -244,7 +246,11 @@ def resized(cluster: Cluster, ranks: int) -> Cluster:
     if ranks < 1 or (ranks > group.devices and ranks % group.devices):
         near = max(group.devices, group.devices * round(ranks / group.devices))
         raise InputError(
-            Violation("--ranks", f"{ranks} ranks on nodes of {group.devices} devices", str(near))
+            Violation(
+                "--ranks",
+                f"{counted(ranks, 'rank')} on nodes of {counted(group.devices, 'device')}",
+                str(near),
+            )
         )
     count, devices = (1, ranks) if ranks <= group.devices else (ranks // group.devices, group.devices)
     groups: tuple[NodeGroup, ...] = (replace(group, count=count, devices=devices),)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.cli.output import Flag, Json, NewFolder, print_json, progressing
-from weft.describe.units import format_bytes
+from weft.describe.units import counted, format_bytes
 from weft.run.launch.workers import require_torch
 
 if TYPE_CHECKING:
@@ -87,5 +87,7 @@ def _answer(written: WrittenFolder, remark: str, more: Mapping[str, int | str], 
         record = {"tensors": written.tensors, "files": written.files, "tensor_bytes": written.tensor_bytes}
         print_json({"path": str(written.path), **record, **more})
         return
-    amount = f"{written.tensors} tensors, {format_bytes(written.tensor_bytes)}, files: {written.files}"
+    amount = (
+        f"{counted(written.tensors, 'tensor')}, {format_bytes(written.tensor_bytes)}, files: {written.files}"
+    )
     print(f"wrote {written.path}: {amount}; {remark}")

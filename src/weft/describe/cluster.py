@@ -16,6 +16,7 @@ from typing import Any
 
 from weft.describe.device import FP8, Device
 from weft.describe.one_line import one_line
+from weft.describe.units import counted
 from weft.errors import InputError, Violation
 
 
@@ -44,7 +45,9 @@ class NodeGroup:
     interface: str | None = None
 
     def __repr__(self) -> str:
-        return one_line(self, f"{self.name}: {self.count} nodes of {self.devices} {self.device.name}")
+        return one_line(
+            self, f"{self.name}: {counted(self.count, 'node')} of {self.devices} {self.device.name}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +67,7 @@ class Cluster:
 
     def __repr__(self) -> str:
         nodes = sum(group.count for group in self.groups)
-        return one_line(self, f"{self.name}: {self.ranks} devices in {nodes} nodes")
+        return one_line(self, f"{self.name}: {counted(self.ranks, 'device')} in {counted(nodes, 'node')}")
 
     @cached_property
     def _group_ends(self) -> list[int]:

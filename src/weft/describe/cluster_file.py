@@ -21,7 +21,7 @@ from weft.describe.cluster_tables import ClusterFile, DeviceTable
 from weft.describe.device import Device
 from weft.describe.reading import read_toml, violations_of
 from weft.describe.this_machine import THIS_MACHINE, this_machine
-from weft.describe.units import format_bytes, shown
+from weft.describe.units import counted, format_bytes, shown
 from weft.errors import InputError, Violation, nearest
 
 
@@ -151,7 +151,7 @@ def _groups(
         ]
         speeds = tuple(node.speeds or ())
         if node.speeds is not None and size and len(speeds) != size:
-            problem = f"has {len(speeds)} numbers, but a node has {size} devices; one for each is needed"
+            problem = f"has {counted(len(speeds), 'number')}, but a node has {counted(size, 'device')}"
             problems.append(Violation(f"{place}.speeds", problem))
         if node.device in devices and size and bandwidth and latency is not None:
             groups.append(

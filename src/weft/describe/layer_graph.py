@@ -17,7 +17,7 @@ from weft.describe.amount import ZERO, Amount, Shape
 from weft.describe.layer import PLAIN_PRODUCT, Layer, Matmul, PassWork, Temporaries
 from weft.describe.one_line import one_line
 from weft.describe.replica_grid import ReplicaGrid
-from weft.describe.units import format_count
+from weft.describe.units import counted, format_count
 from weft.errors import InputError, Violation, nearest_divisor
 
 
@@ -85,7 +85,7 @@ class LayerGraph:
             return []
         numbers, readers = {number for number, _ in self.inputs}, {layer for _, layer in self.inputs}
         problems = [
-            Violation(self.name, f"input {one} must go to one of {len(self.layers)} layers")
+            Violation(self.name, f"input {one} must go to one of {counted(len(self.layers), 'layer')}")
             for one in self.inputs
             if not 0 <= one[1] < len(self.layers)
         ]
@@ -102,7 +102,7 @@ class LayerGraph:
         return problems
 
     def __repr__(self) -> str:
-        size = f"{len(self.layers)} layers, {format_count(self.parameters())} parameters"
+        size = f"{counted(len(self.layers), 'layer')}, {format_count(self.parameters())} parameters"
         return one_line(self, f"{self.name}: {size}, sequence {self.sequence}")
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from weft.describe.layout import AXES, Layout
 from weft.describe.layout_text import counts_text, methods_text, order_text
 from weft.describe.plan import Choice, said_options, shared_out
+from weft.describe.units import counted
 
 # What Megatron-LM, torchtitan and the papers write, by name and with or without several stages per device.
 _ORDERS = {
@@ -65,7 +66,7 @@ def _replicas(layout: Layout) -> str:
 
 
 def _accumulation(layout: Layout, micro_batches: Sequence[int]) -> list[str]:
-    samples = f"{layout.micro_batch_size} sample{'s' if layout.micro_batch_size > 1 else ''}"
+    samples = counted(layout.micro_batch_size, "sample")
     if len(set(micro_batches)) > 1:
         return [f"{counts_text(micro_batches)} micro-batches of {samples}"]
     count = micro_batches[0]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from weft.describe.catalogue import canonical_name
 from weft.describe.cluster import Cluster, NodeGroup
-from weft.describe.units import shown
+from weft.describe.units import counted, shown
 from weft.errors import InputError, Violation, nearest
 
 WHERE = "cluster.without"
@@ -82,7 +82,7 @@ def _named(cluster: Cluster, left: Sequence[int], word: str) -> Collection[int]:
     ]
     asked = int(some[1]) if some else len(nodes)
     if not 1 <= asked <= len(nodes):
-        problem = f"{shown(word)}: {group.name} has {len(nodes)} nodes"
+        problem = f"{shown(word)}: {group.name} has {counted(len(nodes), 'node')}"
         raise InputError(Violation(WHERE, problem, f"{len(nodes)} {group.name}"))
     return {rank for node in nodes[-asked:] for rank in node}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.describe.decoder import Decoder, decoder_from
 from weft.describe.one_line import one_line
-from weft.describe.units import shown
+from weft.describe.units import counted, shown
 from weft.errors import Violation
 
 
@@ -152,7 +152,7 @@ class ModelConfig:
     record: str = ""
 
     def __repr__(self) -> str:
-        sizes = f"{self.layers} layers, hidden {self.hidden}, vocabulary {self.vocabulary}"
+        sizes = f"{counted(self.layers, 'layer')}, hidden {self.hidden}, vocabulary {self.vocabulary}"
         return one_line(self, f"{self.name}: {self.family}, {sizes}, sequence {self.sequence}")
 
     @property

@@ -19,6 +19,7 @@ from weft.describe.one_line import one_line
 from weft.describe.optimizers import ADAMW, OptimizerWork
 from weft.describe.reading import violations_of
 from weft.describe.replica_grid import ReplicaGrid
+from weft.describe.units import counted
 from weft.errors import InputError
 
 if TYPE_CHECKING:
@@ -134,8 +135,10 @@ class Stage(_Record):
     splits: Count = 1
 
     def __repr__(self) -> str:
-        copies = f"{len(self.replicas)} replicas of {len(self.replicas[0].ranks)} ranks"
-        return one_line(self, f"of {len(self.layers)} layers: {copies}, recompute {self.recompute}")
+        copies = f"{counted(len(self.replicas), 'replica')} of {counted(len(self.replicas[0].ranks), 'rank')}"
+        return one_line(
+            self, f"of {counted(len(self.layers), 'layer')}: {copies}, recompute {self.recompute}"
+        )
 
 
 class Buffers(_Record):
@@ -290,7 +293,7 @@ class Plan(_Record):
         """The plan in one line, for tables and messages."""
         axes = " x ".join(f"{axis} {size}" for axis, size in self.axes.items())
         shared = "" if self.sharding == "zero-0" else f", {shared_out(self)}"
-        sizes = f"{len(self.stages)} stages, micro-batch size {self.micro_batch_size}"
+        sizes = f"{counted(len(self.stages), 'stage')}, micro-batch size {self.micro_batch_size}"
         if len(set(self.replicas)) > 1:
             sizes += f", replicas {'+'.join(map(str, self.replicas))}"
         if degrees := self.degree_words:
@@ -364,7 +367,7 @@ class Plan(_Record):
     def __repr__(self) -> str:
         parts = [
             f"{self.plan_id}: {self.model} on {self.cluster}",
-            f"{len(self.stages)} stages on {self.ranks} ranks",
+            f"{counted(len(self.stages), 'stage')} on {counted(self.ranks, 'rank')}",
             self.schedule.name,
             shared_out(self),
             f"global batch {self.global_batch}",

@@ -9,14 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.describe.cluster import Cluster
+from weft.describe.units import counted
 
 
 def refuse_servers(held: int, servers: int, cluster: Cluster) -> str | None:
     """Return the reason why `servers` ranks cannot follow `held` ranks of stages in a cluster, or None."""
     if servers and held + servers > cluster.ranks:
         left = max(cluster.ranks - servers, 0)
+        of_all = f"{counted(servers, 'server')} of {counted(cluster.ranks, 'device')}"
         return (
-            f"{servers} servers of {cluster.ranks} devices leave {left} for stages, and these use {held}; "
+            f"{of_all} {'leaves' if servers == 1 else 'leave'} {left} for stages, and these use {held}; "
             "a server holds no stage"
         )
     for number, rank in enumerate(range(held, held + servers)):

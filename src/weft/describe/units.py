@@ -82,6 +82,12 @@ def format_count(count: float) -> str:
     return _format(count, ("", "k", "M", "B", "T")).rstrip()
 
 
+def counted(count: int, what: str) -> str:
+    """Return a count of things in words: ``1 stage``, ``2 stages``, ``3 micro-batches``."""
+    ending = "es" if what.endswith(("ch", "s")) else "s"
+    return f"{count} {what}{ending * (count != 1)}"
+
+
 def format_flops_per_s(rate: float) -> str:
     """Return operations per second for people: ``312 TFLOP/s``."""
     return _format(rate, tuple(f"{prefix}FLOP/s" for prefix in _DECIMAL))

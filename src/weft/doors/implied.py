@@ -16,7 +16,7 @@ from weft.describe.plan import GRADIENT_NORM, Choice, Plan, Recompute
 from weft.describe.prediction import Prediction
 from weft.describe.request import request_of
 from weft.describe.run_tables.methods import requested_methods, split_tables
-from weft.describe.units import shown
+from weft.describe.units import counted, shown
 from weft.doors.configuration import LARGEST_COUNT, LIKE_WEFT, Configuration, StatedMemory
 from weft.doors.replicas import on_devices
 from weft.errors import InputError, Violation
@@ -185,7 +185,7 @@ def _on_all(
     devices = configuration.devices
     if answers.on is None or devices is None or devices >= cluster.ranks or configuration.layout.dp:
         return configuration, []
-    line = f"all {cluster.ranks} devices of --on; the file starts {devices}"
+    line = f"all {counted(cluster.ranks, 'device')} of --on; the file starts {devices}"
     return configuration.saying(on_devices(cluster.ranks)), [line]
 
 
@@ -262,7 +262,7 @@ def _cluster(configuration: Configuration, answers: Answers) -> Cluster:
     ranks = configuration.ranks or configuration.layout.replica_ranks
     if ranks > cluster.ranks:
         where = cluster.name if answers.on else "this machine"
-        problem = f"the file is for {ranks} devices, {where} has {cluster.ranks}; give --on"
+        problem = f"the file is for {counted(ranks, 'device')}, {where} has {cluster.ranks}; give --on"
         raise InputError(Violation(configuration.stack, problem, f"--on {ranks}xa100-80gb"))
     return cluster
 

@@ -20,6 +20,7 @@ from weft.describe.loss_choice import loss_choices
 from weft.describe.plan import SERVERS, Choice, Plan, Recompute, Replica, Stage
 from weft.describe.servers import refuse_servers
 from weft.describe.synchronisation import derived_options
+from weft.describe.units import counted
 from weft.errors import InputError, Violation, nearest_divisor
 from weft.moves.composition import refuse_composition
 from weft.moves.partition import balanced_partition
@@ -69,13 +70,15 @@ def parts_of(layout: Layout, layer_seconds: Sequence[float]) -> list[list[int]]:
 def refuse(job: Job, layout: Layout) -> str | None:
     """Return the reason why this layout cannot run this job (given, allowed, nearest), or None."""
     if layout.ranks > job.cluster.ranks:
-        return f"{' x '.join(_mesh(layout))} = {layout.ranks} ranks, the cluster has {job.cluster.ranks}"
+        axes = " x ".join(_mesh(layout))
+        return f"{axes} = {counted(layout.ranks, 'rank')}, the cluster has {job.cluster.ranks}"
     servers = int({**job.sync_options, **layout.sync_options}.get(SERVERS, 0))
     if (misplaced := refuse_servers(layout.ranks, servers, job.cluster)) is not None:
         return misplaced
     layers = len(job.graph.layers)
     if layout.stages > layers:
-        return f"pp x loops = {layout.stages} stages, the model has {layers} layers to spread"
+        spread = f"the model has {counted(layers, 'layer')} to spread"
+        return f"pp x loops = {layout.stages} stages, {spread}"
     if (unshared := _refuse_shared(job, layout)) is not None:
         return unshared
     if (apart := refuse_composition(job, layout)) is not None:
@@ -209,13 +212,14 @@ def rank_table(mesh: tuple[int, int, int], rank_order: tuple[int, ...] | None = 
 def refuse_layers(layers_per_stage: Sequence[int], stages: int, layers: int) -> str | None:
     """Return the reason why a chain of `layers` cannot be cut into `stages` with these counts, or None."""
     if len(layers_per_stage) != stages:
-        return f"layers for {len(layers_per_stage)} stages are given, pp x loops = {stages} stages"
+        given = counted(len(layers_per_stage), "stage")
+        return f"layers for {given} are given, pp x loops = {counted(stages, 'stage')}"
     if min(layers_per_stage) < 1:
         return (
             f"stage {layers_per_stage.index(min(layers_per_stage))} is given no layer; at least 1 is needed"
         )
     if sum(layers_per_stage) != layers:
-        return f"the stages are given {sum(layers_per_stage)} layers, the model has {layers}"
+        return f"the stages are given {counted(sum(layers_per_stage), 'layer')}, the model has {layers}"
     return None
 
 
@@ -223,24 +227,28 @@ def refuse_recomputes(recomputes: Sequence[Recompute], stages: int) -> str | Non
     """Return the reason why one `recompute` word per stage does not fit the number of stages, or None."""
     if len(recomputes) == stages:
         return None
-    return f"recompute of {len(recomputes)} stages is given, pp x loops = {stages} stages"
+    return (
+        f"recompute of {counted(len(recomputes), 'stage')} is given, pp x loops = {counted(stages, 'stage')}"
+    )
 
 
 def refuse_splits(splits: Sequence[int], stages: int, micro_batch_size: int) -> str | None:
     """Return the reason why stages cannot split micro-batches into these numbers of parts, or None."""
     if len(splits) != stages:
-        return f"splits of {len(splits)} stages are given, pp x loops = {stages} stages"
+        return f"splits of {counted(len(splits), 'stage')} are given, pp x loops = {counted(stages, 'stage')}"
     odd = next((count for count in splits if micro_batch_size % count), None)
     if odd is None:
         return None
     near = nearest_divisor(odd, micro_batch_size)
-    return f"micro-batches of {micro_batch_size} samples cannot be split in {odd}; nearest splits: {near}"
+    size = counted(micro_batch_size, "sample")
+    return f"micro-batches of {size} cannot be split in {odd}; nearest splits: {near}"
 
 
 def refuse_order(rank_order: Sequence[int], ranks: int, width: int) -> str | None:
     """Return the reason why a rank order is illegal for replicas of `width` ranks, or None."""
     if len(rank_order) != ranks:
-        return f"the rank order has {len(rank_order)} devices, the layout has {ranks} ranks"
+        given = counted(len(rank_order), "device")
+        return f"the rank order has {given}, the layout has {counted(ranks, 'rank')}"
     missing = sorted(set(range(ranks)) - set(rank_order))
     if missing:
         return f"the rank order leaves device {missing[0]} out; each of 0 to {ranks - 1} must be named once"
@@ -269,7 +277,7 @@ def refuse_shares(
 ) -> str | None:
     """Return the reason why replicas cannot run these numbers of micro-batches, or None."""
     if len(micro_batches) != dp:
-        return f"shares for {len(micro_batches)} replicas are given, dp is {dp}"
+        return f"shares for {counted(len(micro_batches), 'replica')} are given, dp is {dp}"
     if min(micro_batches) < 1:
         return (
             f"replica {micro_batches.index(min(micro_batches))} is given no micro-batch; at least 1 is needed"
@@ -277,7 +285,8 @@ def refuse_shares(
     samples = sum(micro_batches) * micro_batch_size
     if samples != global_batch:
         return (
-            f"{sum(micro_batches)} micro-batches of {micro_batch_size} are {samples} samples, the global "
-            f"batch is {global_batch}; nearest global batch: {samples}"
+            f"{counted(sum(micro_batches), 'micro-batch')} of {micro_batch_size} = "
+            f"{counted(samples, 'sample')}, the global batch is {global_batch}; "
+            f"nearest global batch: {samples}"
         )
     return None

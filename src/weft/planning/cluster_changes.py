@@ -14,7 +14,7 @@ from weft.describe.catalogue import catalogue, find_device
 from weft.describe.cluster import Cluster, Link, NodeGroup
 from weft.describe.cluster_expression import MOST_DEVICES, needed_links, slower
 from weft.describe.left_out import group_named, without_nodes
-from weft.describe.units import parse_bytes, parse_bytes_per_second, shown
+from weft.describe.units import counted, parse_bytes, parse_bytes_per_second, shown
 from weft.errors import InputError, Violation, nearest
 
 WHERE = "--what-if"
@@ -148,8 +148,8 @@ def _without_nodes(cluster: Cluster, count: int, name: str, text: str) -> Cluste
     only = len(cluster.groups) == 1
     most = group.count - only
     if not 1 <= count <= most:
-        problem = f"does not leave what can be left: {group.name} has {group.count} node"
-        problem += ("s" if group.count > 1 else "") + (", and a cluster needs one" if only else "")
+        problem = f"does not leave what can be left: {group.name} has {counted(group.count, 'node')}"
+        problem += ", and a cluster needs one" * only
         raise _refused(text, problem, f"-{min(max(count, 1), most)} node {group.name}" if most else "")
     return without_nodes(cluster, group, count)
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from weft.describe.left_out import without_nodes
 from weft.describe.run_file import RunFile
 from weft.describe.synchronisation import changes_codecs_every
+from weft.describe.units import counted
 from weft.errors import InputError, Violation
 from weft.planning.lost_replicas import goes_on
 from weft.planning.planned import PlannedJob, plan_run, posed
@@ -51,12 +52,14 @@ def refused_limits(job: PlannedJob) -> list[Violation]:
         kinds = ", ".join(group.name for group in groups)
         problem = f"nodes are of several kinds ({kinds}), and any of them may be missing"
     elif plan.ranks % devices:
-        problem = f"the plan has {plan.ranks} ranks, and only whole nodes of {devices} may be missing"
+        problem = (
+            f"the plan has {counted(plan.ranks, 'rank')}, and only whole nodes of {devices} may be missing"
+        )
     elif limits.least > limits.planned:
-        problem, hint = f"{limits.least}; the plan has {limits.planned} nodes", str(limits.planned)
+        problem, hint = f"{limits.least}; the plan has {counted(limits.planned, 'node')}", str(limits.planned)
     elif limits.most < limits.planned:
         key, hint = MOST, str(limits.planned)
-        problem = f"{limits.most}; the plan has {limits.planned} nodes"
+        problem = f"{limits.most}; the plan has {counted(limits.planned, 'node')}"
     elif job.run.plan.then is not None:
         problem = "plan.then changes the plan, too"
     elif goes_on(job):
@@ -82,14 +85,14 @@ def plans_at_hand(job: PlannedJob, report: ProgressReport = unwatched) -> dict[i
     devices = job.problem.job.cluster.groups[0].devices
     found = {job.plan.ranks: job}
     fewer = range(limits.planned - 1, limits.least - 1, -1)
-    counted = CountedWork(report, "planned for", len(fewer), "numbers of nodes")
-    for nodes in counted.each(fewer):
+    work = CountedWork(report, "planned for", len(fewer), "numbers of nodes")
+    for nodes in work.each(fewer):
         try:
             smaller = _on_nodes(job, nodes)
         except InputError as error:
             if nodes > limits.least:
                 continue
-            words = f"no plan for {nodes} node{'s' if nodes > 1 else ''}: {error.violations[0]}"
+            words = f"no plan for {counted(nodes, 'node')}: {error.violations[0]}"
             raise InputError(Violation(LEAST, words)) from None
         if smaller.plan.ranks % devices == 0:
             found.setdefault(smaller.plan.ranks, smaller)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from weft.describe.plan import Plan
 from weft.describe.run_tables.training import GO_ON
 from weft.describe.synchronisation import indispensable
-from weft.describe.units import format_bytes
+from weft.describe.units import counted, format_bytes
 from weft.errors import Violation
 from weft.planning.planned import TO_GO_BACK, PlannedJob, changed_to
 
@@ -32,7 +32,7 @@ def refused_deaths(job: PlannedJob) -> list[Violation]:
     elif (replicas := ranks_of_replicas(plan)) is None:
         problem = "some ranks have stages of several replicas, and would be lost with each of them"
     elif len(replicas) <= LEAST:
-        problem = f"{len(replicas)} replicas; without one, fewer than {LEAST} are left to meet"
+        problem = f"{counted(len(replicas), 'replica')}; without one, fewer than {LEAST} are left to meet"
     elif job.run.plan.then is not None:
         problem = "plan.then changes the plan, too"
     elif job.run.run.transport == "device":

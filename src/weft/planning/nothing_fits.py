@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from weft.describe.units import format_seconds
+from weft.describe.units import counted, format_seconds
 from weft.errors import InputError, Violation
 from weft.planning.advice import SmallestChanges
 from weft.planning.planners import Candidate, Ranking
@@ -31,10 +31,13 @@ def nothing_fits(ranking: Ranking) -> NothingFitsError:
         pinned = asked.pins.given | ({} if asked.sync is None else {"sync": asked.sync})
         words = pins_words(pinned)
         cluster = asked.job.cluster
-        devices = f"{cluster.ranks} devices in nodes of {max(group.devices for group in cluster.groups)}"
+        devices = (
+            f"{counted(cluster.ranks, 'device')} in nodes of {max(group.devices for group in cluster.groups)}"
+        )
         servers = asked.job.servers
         if servers:
-            left = f"{servers} servers leave {max(cluster.ranks - servers, 0)} for stages"
+            leave = f"{counted(servers, 'server')} {'leaves' if servers == 1 else 'leave'}"
+            left = f"{leave} {max(cluster.ranks - servers, 0)} for stages"
             words = f"{words} ({left})"
         problem = f"no layout of all {devices} has {words}; degrees must divide the devices"
         if servers or {"pp", "dp"} <= pinned.keys():

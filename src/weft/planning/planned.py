@@ -25,7 +25,7 @@ from weft.describe.run_tables.planning import PlanTable
 from weft.describe.run_tables.training import ANY_PRECISION, GO_ON, KEPT_STATES
 from weft.describe.synchronisation import AUTO, DENSE, changes_codecs_every, derived_options, is_logged
 from weft.describe.this_machine import THIS_MACHINE
-from weft.describe.units import format_bytes, format_seconds
+from weft.describe.units import counted, format_bytes, format_seconds
 from weft.errors import InputError, Violation
 from weft.moves.registry import refused_pins
 from weft.planning.assumed_links import assumed_links
@@ -287,10 +287,11 @@ class PlannedJob:
             problem = f"{at_step}; the run ends with step {steps}, before that plan has one"
             found.append(Violation("plan.then.at_step", problem, str(max(1, steps - 1))))
         if ranks != then_ranks:
-            problem = f"its plan uses {then_ranks} ranks, and a run keeps the {ranks} that it begins with"
-            found.append(Violation("plan.then", problem, f"degrees for {ranks} rank{'s' * (ranks != 1)}"))
+            used = counted(then_ranks, "rank")
+            problem = f"its plan uses {used}, and a run keeps the {ranks} that it begins with"
+            found.append(Violation("plan.then", problem, f"degrees for {counted(ranks, 'rank')}"))
         if every := changes_codecs_every(self.plan.sync):
-            problem = f"the run may change its plan by itself after every {every} steps"
+            problem = f"the run may change its plan by itself after every {counted(every, 'step')}"
             found.append(Violation("plan.then", problem, "sync.change_codec_every = 0"))
         return found
 
@@ -521,7 +522,7 @@ def _require_deadline(job: PlannedJob) -> None:
     hours = seconds / 3600.0
     if hours > deadline:
         words = ", then ".join(best.words for best in bests)
-        problem = f"{deadline:g}; {steps} steps of the best plan ({words}) take {hours:.3g} hours"
+        problem = f"{deadline:g}; {counted(steps, 'step')} of the best plan ({words}) take {hours:.3g} hours"
         raise InputError(Violation("goal.deadline_hours", problem, f"{hours:.3g}"))
 
 

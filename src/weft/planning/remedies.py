@@ -18,7 +18,7 @@ from weft.describe.device import Device
 from weft.describe.layout import OPEN
 from weft.describe.relief import Relief
 from weft.describe.run_file import RunFile, changed
-from weft.describe.units import format_seconds
+from weft.describe.units import counted, format_seconds
 from weft.errors import InputError
 from weft.files import weft_home
 from weft.planning.cluster_changes import changed_cluster
@@ -116,7 +116,7 @@ def _more_nodes(error: NothingFitsError) -> Iterator[tuple[str, Cluster]]:
         except InputError:
             return  # nobody has described a network between nodes, or the cluster would be too large
         more = f"{count * group.devices} more {group.device.name}"
-        yield f"{more} ({grown.ranks} devices)", grown
+        yield f"{more} ({counted(grown.ranks, 'device')})", grown
 
 
 def _larger_devices(problem: Problem) -> Iterator[tuple[str, Cluster]]:

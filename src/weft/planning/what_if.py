@@ -12,6 +12,7 @@ from functools import reduce
 from pathlib import Path
 
 from weft.describe.cluster import Cluster
+from weft.describe.units import counted
 from weft.errors import InputError, Violation
 from weft.files import weft_home
 from weft.planning.cluster_changes import changed_cluster
@@ -137,7 +138,7 @@ def _searched(planner: Planner, problem: Problem) -> tuple[Candidate | None, str
     if ranking.fitting:
         return ranking.fitting[0], ""
     if not ranking.candidates:
-        return None, f"no layout of {job.cluster.ranks} devices has the given degrees"
+        return None, f"no layout of {counted(job.cluster.ranks, 'device')} has the given degrees"
     closest = ranking.closest[0]
     return None, f"no layout fits; closest: {closest.words}: {closest.reason}"
 
@@ -147,7 +148,7 @@ def _unchanged(problem: Problem, base: Candidate) -> Candidate:
     assert base.plan is not None, "a fitting candidate was simulated"
     plan, job = renamed(base.plan, problem.job), problem.job
     if plan.ranks > job.cluster.ranks:
-        reason = f"it has {plan.ranks} ranks, the cluster has {job.cluster.ranks}"
+        reason = f"it has {counted(plan.ranks, 'rank')}, the cluster has {job.cluster.ranks}"
     elif violations := plan_problems(plan, job):
         reason = str(violations[0])
     else:

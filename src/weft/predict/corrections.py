@@ -30,6 +30,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from weft.describe.prediction import END_OF_INTERVAL, SHARED
+from weft.describe.units import counted
 from weft.errors import InputError, Violation
 
 # The declared own spread counts as this many residuals; with fewer its mean would be undefined.
@@ -152,7 +153,7 @@ class MemoryCorrection:
 
     def in_words(self) -> str:
         """Return the words for the source of a peak."""
-        return f"measured in {self.count} run{'s' if self.count != 1 else ''}"
+        return f"measured in {counted(self.count, 'run')}"
 
 
 UNMEASURED_MEMORY = MemoryCorrection()
@@ -329,7 +330,7 @@ def newest(observations: Sequence[Observation]) -> tuple[Observation, ...]:
 
 def count_text(count: int) -> str:
     """Return the count of measurements in words."""
-    return f"{count} measurement{'s' if count != 1 else ''}"
+    return counted(count, "measurement")
 
 
 def _deviation(values: Sequence[float], middle: float) -> float:

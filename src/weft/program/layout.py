@@ -341,7 +341,7 @@ def _lane_problems(layout: PipelineLayout) -> list[Violation]:
 
 def _path_problems(layout: PipelineLayout) -> list[Violation]:
     if layout.paths < 1 or layout.replicas % layout.paths:
-        problem = f"{layout.replicas} replicas are not whole pipelines of {layout.paths} paths each"
+        problem = f"{layout.replicas} replicas cannot make whole pipelines of {layout.paths} paths each"
         return [Violation("layout", problem)]
     shares = zip(*[iter(layout.micro_batches)] * layout.paths, strict=True)
     whole = lcm(*layout.copies)

@@ -26,7 +26,7 @@ from weft.describe.models import resolve_model
 from weft.describe.one_line import one_line
 from weft.describe.plan import PACKING, Plan
 from weft.describe.plan_file import given_plan
-from weft.describe.units import shown
+from weft.describe.units import counted, shown
 from weft.errors import InputError, Violation
 from weft.planning.compile import compile_part, compile_plan
 from weft.program.rank_program import RankProgram, digests
@@ -110,7 +110,10 @@ class Runtime:
         rank = dist.get_rank()
         if dist.get_world_size() != self.plan.ranks:
             raise InputError(
-                Violation("runtime", f"{dist.get_world_size()} ranks run, the plan has {self.plan.ranks}")
+                Violation(
+                    "runtime",
+                    f"the job has {counted(dist.get_world_size(), 'rank')}, the plan has {self.plan.ranks}",
+                )
             )
         program = _verified_part(self.plan, graph, rank)
         require_runnable(self.plan, program)
@@ -138,7 +141,7 @@ class Runtime:
     def __repr__(self) -> str:
         of = f"rank {self._rank} of {self.plan.ranks}"
         return one_line(
-            self, f"{of}: plan {self.plan.plan_id} of {self.plan.model}, {self._steps} steps done"
+            self, f"{of}: plan {self.plan.plan_id} of {self.plan.model}, {counted(self._steps, 'step')} done"
         )
 
     @property

@@ -21,7 +21,7 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.plan_file import given_plan
-from weft.describe.units import format_bytes, shown
+from weft.describe.units import counted, format_bytes, shown
 from weft.errors import InputError, RunError, Violation
 from weft.predict.cost.memory import plan_states
 from weft.run.stage.families.own import OwnStage
@@ -148,7 +148,9 @@ class PlacedModel(nn.Module):
             ledger.check()
 
     def __repr__(self) -> str:
-        return one_line(self, f"{len(self.layers)} layers on {len(self._devices)} devices")
+        return one_line(
+            self, f"{counted(len(self.layers), 'layer')} on {counted(len(self._devices), 'device')}"
+        )
 
     @property
     def held_bytes(self) -> list[int]:
@@ -168,7 +170,7 @@ class PlacedModel(nn.Module):
             RunError: when a device would hold more than its limit.
         """
         if len(inputs) != self._graph.input_count:
-            problem = f"{len(inputs)} inputs are given; the model reads {self._graph.input_count}"
+            problem = f"given {counted(len(inputs), 'input')}; the model reads {self._graph.input_count}"
             raise InputError(Violation("inputs", problem))
         made: dict[int, torch.Tensor] = {}
         moved: dict[tuple[int, int], torch.Tensor] = {}
@@ -207,13 +209,15 @@ def _require_placed(plan: Plan, graph: LayerGraph, devices: int) -> None:
         raise InputError(Violation("plan", problem, "dp 1, tp 1"))
     problems, layers, homes = [], len(graph.layers), plan.rank_of_layers
     if sorted(homes) != list(range(layers)):
-        problems.append(Violation("plan", f"its stages do not have the {layers} layers of the model"))
+        problems.append(
+            Violation("plan", f"its stages do not have the {counted(layers, 'layer')} of the model")
+        )
     for one in graph.tied:
         if len({homes.get(layer) for layer in one.layers}) > 1:
             names = " and ".join(graph.layers[layer].name for layer in one.layers)
             problems.append(Violation("plan", f"{names} share a parameter and are on several devices"))
     if plan.ranks > devices:
-        problem = f"{devices} devices are given, and the plan has {plan.ranks} ranks"
+        problem = f"given {counted(devices, 'device')}, and the plan has {counted(plan.ranks, 'rank')}"
         problems.append(Violation("devices", problem, str(plan.ranks)))
     if problems:
         raise InputError(problems)

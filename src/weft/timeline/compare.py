@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from weft.describe.one_line import one_line
-from weft.describe.units import format_seconds
+from weft.describe.units import counted, format_seconds
 from weft.errors import InputError, Violation
 from weft.program.arrays import Floats, Ints
 from weft.program.kinds import KINDS, is_compute, kind_words
@@ -203,11 +203,6 @@ class Comparison:
 
 def _row(label: str, count: str, first: str, second: str, figure: str) -> str:
     return f"{label:<28} {count:>6} {first:>12} {second:>12} {figure:>8}"
-
-
-def counted(count: int, what: str) -> str:
-    """Return a count of things in words."""
-    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _labels(one: Timeline, two: Timeline) -> tuple[str, str]:

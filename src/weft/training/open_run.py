@@ -16,6 +16,7 @@ from torch import nn
 from weft.describe.families.own import FAMILY, own_model
 from weft.describe.plan import PACKING
 from weft.describe.plan_versions import current_id, former_ids
+from weft.describe.units import counted
 from weft.errors import InputError, Violation
 from weft.files import weft_home
 from weft.planning.planned import PlannedJob
@@ -317,7 +318,7 @@ def require_inputs(job: PlannedJob, task: Task) -> None:
     except Exception:
         return  # the reader names the sample
     if len(read) != count:
-        problem = f"samples have {len(read)} inputs; {config.name} reads {count}"
+        problem = f"samples have {counted(len(read), 'input')}; {config.name} reads {count}"
         raise InputError(Violation("task.kind", problem))
     if config.family != FAMILY:
         return

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.bundles import own_runtimes
+from weft.describe.units import counted
 from weft.errors import InputError, RunError, Violation
 from weft.run.launch.worker_main import AGENT_PID
 from weft.training.directory.run_lock import only_run
@@ -150,7 +151,8 @@ def meet(job: PlannedJob, met: MetNodes | None = None) -> WorkerContext:
     given, needed = context.world_size, job.plan.ranks
     if given != needed:
         raise InputError(
-            f"{given} ranks were started; the plan uses {needed} (torchrun --nproc-per-node {needed})"
+            f"started with {counted(given, 'rank')}; the plan uses {needed} "
+            f"(torchrun --nproc-per-node {needed})"
         )
     if nodes is not None:
         from weft.training.coordination.agreement import together

@@ -100,7 +100,7 @@ def test_samples_with_other_inputs_are_refused() -> None:
     require_inputs(*opened("own_models:conditioned", (1, 8, 8), (3,)))
     require_inputs(*opened("mmt-tiny", (16,), (16,)))
     for name, shapes, problem in (
-        ("own_models:conditioned", [(1, 8, 8)], "samples have 1 inputs; own_models:conditioned reads 2"),
+        ("own_models:conditioned", [(1, 8, 8)], "samples have 1 input; own_models:conditioned reads 2"),
         ("mmt-tiny", [(16,)] * 3, "samples have 3 inputs; mmt-tiny reads 2"),
         (
             "own_models:conditioned",

@@ -72,7 +72,7 @@ def test_a_start_takes_the_largest_plan_for_its_ranks(
         assert plan_ranks(run_dir) == taken
         for name in ("verified.json", "program.txt", "predicted.parquet"):
             assert (run_dir / name).read_bytes() == (run_dir / "at-hand" / str(taken) / name).read_bytes()
-    with pytest.raises(ValueError, match=r"1 ranks were started; the smallest plan at hand needs 2"):
+    with pytest.raises(ValueError, match=r"started with 1 rank; the smallest plan at hand needs 2"):
         take_at_hand(directory, 1)
     # A refused resume keeps them.
     (tmp_path / "run.toml").write_text(

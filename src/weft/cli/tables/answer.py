@@ -20,7 +20,7 @@ from weft.describe.layout_text import counts_text
 from weft.describe.layout_words import layout_words
 from weft.describe.run_file import is_run_file
 from weft.describe.this_machine import THIS_MACHINE
-from weft.describe.units import format_bytes, format_seconds
+from weft.describe.units import counted, format_bytes, format_seconds
 from weft.moves.layout import shares_of
 from weft.moves.layout_of_plan import usual_layout_of
 from weft.planning.alternatives import Alternative
@@ -52,9 +52,7 @@ def plain_words(planned: PlannedJob) -> str:
     cluster, first = planned.problem.job.cluster, plan.stages[0].replicas
     names = (cluster.device_of(copy.ranks[0]).name for copy in first)
     alike = Counter(zip(plan.replica_degrees[0], names, strict=True)).items()
-    of_each = (
-        f"tp {degree} in {count} replica{'s' * (count > 1)} on {name}" for (degree, name), count in alike
-    )
+    of_each = (f"tp {degree} in {counted(count, 'replica')} on {name}" for (degree, name), count in alike)
     return f"{', '.join(of_each)}, {words}"
 
 

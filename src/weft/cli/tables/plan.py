@@ -12,7 +12,7 @@ from rich.text import Text
 from weft.cli.output import folded_table
 from weft.describe.cluster import Cluster
 from weft.describe.plan import Plan, precision_words
-from weft.describe.units import format_bytes, format_count, format_flops_per_s
+from weft.describe.units import counted, format_bytes, format_count, format_flops_per_s
 from weft.planning.planned import PlannedJob
 from weft.planning.problem import Problem
 from weft.predict.memory_parts import MemoryPart
@@ -48,7 +48,7 @@ def cluster_table(cluster: Cluster, plan: Plan) -> Table:
         ranks = range(first, first + group.count * group.devices)
         stages = sorted({stage for rank in ranks for stage in held.get(rank, ())})
         servers = len(set(ranks) & set(plan.servers))
-        words = [spans(stages)] * bool(stages) + [f"{servers} server{'s' * (servers > 1)}"] * bool(servers)
+        words = [spans(stages)] * bool(stages) + [counted(servers, "server")] * bool(servers)
         on_them = ", ".join(words) or "left out"
         table.add_row(group.name, nodes_text(group), inside_text(group), spans(ranks), on_them)
         first = ranks.stop
@@ -113,7 +113,7 @@ def job_text(problem: Problem) -> Text:
     tokens = f"samples of {job.sequence} tokens" if problem.model.reads_tokens else problem.model.unit
     batch = f"{job.global_batch} {tokens}"
     return Text(job.graph.name, style="bold").append(
-        f" on {job.cluster.name} ({job.cluster.ranks} devices), {batch}, {precision_words(job)}",
+        f" on {job.cluster.name} ({counted(job.cluster.ranks, 'device')}), {batch}, {precision_words(job)}",
         style="not bold",
     )
 

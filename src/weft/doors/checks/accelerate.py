@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from weft.describe.units import counted
 from weft.doors.checks.base import Finding, Rule, idle, nearest_multiple, number, on, slow, wrong
 from weft.doors.configuration import Configuration
 from weft.doors.explain.accelerate import STRATEGIES, STRATEGY, plugin
@@ -69,7 +70,7 @@ def processes_fill_machines(configuration: Configuration) -> Iterator[Finding]:
     devices = configuration.devices
     if devices is not None and devices % machines:
         near = str(nearest_multiple(devices, machines))
-        problem = f"{devices} processes on {machines} machines, not as many on each"
+        problem = f"{counted(devices, 'process')} on {counted(machines, 'machine')}, not as many on each"
         yield wrong(ACCELERATE.key("devices"), problem, near)
     if devices is not None and devices > 1 and plugin(configuration.given) == "NO":
         yield wrong("distributed_type", f"NO with {devices} processes", "MULTI_GPU")

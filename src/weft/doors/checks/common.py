@@ -8,6 +8,7 @@ from difflib import SequenceMatcher
 
 from weft.describe.families import layer_graph
 from weft.describe.model import ModelConfig
+from weft.describe.units import counted
 from weft.doors.checks.base import Finding, Rule, nearest_divisor, nearest_multiple, slow, wrong
 from weft.doors.configuration import Configuration
 from weft.doors.keys import READ_KEYS
@@ -17,7 +18,7 @@ def devices_hold_replicas(configuration: Configuration) -> Iterator[Finding]:
     """Check that the devices form whole replicas."""
     devices, each = configuration.devices, configuration.layout.replica_ranks
     if devices is not None and devices % each:
-        problem = f"{devices} devices are no multiple of the {each} that pp x tp x cp take"
+        problem = f"{devices} is no multiple of the {each} devices that pp x tp x cp take"
         yield wrong(configuration.key("devices"), problem, str(nearest_multiple(devices, each)))
 
 
@@ -31,23 +32,26 @@ def batch_is_product(configuration: Configuration) -> Iterator[Finding]:
     if size is None:
         unit = (replicas or 1) * (count or 1)
         if batch % unit:
-            problem = (
-                f"{batch} is no multiple of {replicas or 1} replicas x {count or 1} micro-batches = {unit}"
-            )
+            factors = f"{counted(replicas or 1, 'replica')} x {counted(count or 1, 'micro-batch')}"
+            problem = f"{batch} is no multiple of {factors} = {unit}"
             yield wrong(key, problem, str(nearest_multiple(batch, unit)))
     elif replicas is not None and count is not None and batch != replicas * size * count:
         product = replicas * size * count
         terms = (
             f"{configuration.key('micro_batch_size')} {size} x {configuration.key('micro_batches')} {count}"
         )
-        yield wrong(key, f"{batch}; {terms} x {replicas} replicas make {product}", str(product))
+        yield wrong(key, f"{batch}; {terms} x {counted(replicas, 'replica')} make {product}", str(product))
     elif count is None and replicas is not None and batch % (size * replicas):
         unit = size * replicas
-        problem = f"{batch} is no multiple of {size} samples x {replicas} replicas = {unit}"
+        problem = (
+            f"{batch} is no multiple of {counted(size, 'sample')} x {counted(replicas, 'replica')} = {unit}"
+        )
         yield wrong(key, problem, str(nearest_multiple(batch, unit)))
     elif replicas is None and count is not None and batch % (size * count):
         unit = size * count
-        problem = f"{batch} is no multiple of {size} samples x {count} micro-batches = {unit}"
+        problem = (
+            f"{batch} is no multiple of {counted(size, 'sample')} x {counted(count, 'micro-batch')} = {unit}"
+        )
         yield wrong(key, problem, str(nearest_multiple(batch, unit)))
 
 
@@ -74,7 +78,7 @@ def pipeline_is_filled(configuration: Configuration) -> Iterator[Finding]:
     if count is None and batch is not None and unit is not None:
         count = batch // unit or None
     if devices > 1 and count is not None and count < devices:
-        problem = f"{count} micro-batches cannot fill a pipeline of {devices} devices"
+        problem = f"{counted(count, 'micro-batch')} cannot fill a pipeline of {devices} devices"
         yield slow(configuration.key("micro_batches"), problem, str(devices))
 
 
@@ -99,7 +103,7 @@ def axes_divide_the_model(configuration: Configuration) -> Iterator[Finding]:
         yield wrong(configuration.key("cp"), problem, near)
     stages = (configuration.layout.pp or 1) * (configuration.layout.loops or 1)
     if stages > model.layers:
-        problem = f"{stages} stages, the model has {model.layers} blocks"
+        problem = f"{counted(stages, 'stage')}, the model has {counted(model.layers, 'block')}"
         yield wrong(configuration.key("pp"), problem, str(model.layers))
 
 

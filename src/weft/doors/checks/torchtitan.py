@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from weft.describe.units import counted
 from weft.doors.checks.base import (
     Finding,
     Rule,
@@ -53,7 +54,7 @@ def local_batch_is_split(configuration: Configuration) -> Iterator[Finding]:
     local = number(configuration.given, key)
     size = number(configuration.given, TORCHTITAN.key("micro_batch_size"), 1) or 1
     if local is not None and local % size:
-        problem = f"{local} samples are no multiple of micro-batches of {size}"
+        problem = f"{local} is no multiple of micro-batches of {counted(size, 'sample')}"
         yield wrong(key, problem, str(nearest_multiple(local, size)))
 
 
@@ -100,7 +101,7 @@ def batch_is_accumulated(configuration: Configuration) -> Iterator[Finding]:
         return
     count = batch // unit
     if count > 1 and configuration.layout.sharding == "zero-3" and configuration.sequence is not None:
-        problem = f"{count} micro-batches of {size}: weights are gathered twice for each of them"
+        problem = f"{counted(count, 'micro-batch')} of {size}: weights are gathered twice for each of them"
         near = nearest_divisor(2 * size, size * count)
         yield slow(TORCHTITAN.key("local_batch"), problem, f"{near}, where it fits")
 
@@ -117,7 +118,7 @@ def layers_make_stages(configuration: Configuration) -> Iterator[Finding]:
     """Check that layers per stage make equally many stages on each device."""
     stages, devices = stages_by_layers(configuration.given), configuration.layout.pp or 1
     if stages is not None and stages % devices:
-        problem = f"makes {stages} stages, which {devices} devices do not divide"
+        problem = f"makes {stages} stages, which {counted(devices, 'device')} do not divide"
         yield wrong(LAYERS_PER_STAGE, problem, "leave it out")
 
 

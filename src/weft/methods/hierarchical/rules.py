@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from weft.describe.contract import Contract
 from weft.describe.plan import Plan
 from weft.describe.synchronisation import DENSE
+from weft.describe.units import counted
 from weft.errors import Violation
 from weft.methods.hierarchical.options import NAME, HierarchicalOptions
 from weft.moves.move import Context
@@ -24,7 +25,7 @@ def _refuse(options: HierarchicalOptions, of: Replication) -> SyncRefusal | None
 def _no_whole_nodes(plan: Plan, options: HierarchicalOptions) -> Iterator[Violation]:
     counts = {len(stage.replicas) for stage in plan.stages}
     for count in sorted(one for one in counts if one % options.replicas_per_node):
-        problem = f"{count} replicas are not whole nodes of {options.replicas_per_node}"
+        problem = f"{counted(count, 'replica')} cannot make whole nodes of {options.replicas_per_node}"
         yield Violation("plan: sync.replicas_per_node", problem, "1")
 
 

@@ -38,7 +38,7 @@ def refuse(layout: PipelineLayout, options: Sdp4BitOptions, others: Mapping[str,
     if layout.replicas == 1:
         return [Violation("sync", NOBODY, "dense")]
     if layout.replicas % options.replicas_per_node:
-        problem = f"{layout.replicas} replicas are not whole nodes of {options.replicas_per_node}"
+        problem = f"{layout.replicas} replicas cannot make whole nodes of {options.replicas_per_node}"
         return [Violation("sync", problem, "1")]
     return []
 

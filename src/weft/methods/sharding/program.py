@@ -94,7 +94,7 @@ def refuse(layout: PipelineLayout, shared: Shared, others: Mapping[str, Any]) ->
     if island is None:
         return []
     if island < 1 or replicas % island:
-        return [Violation("layout", f"{replicas} replicas are not whole islands of {island}")]
+        return [Violation("layout", f"{replicas} replicas cannot make whole islands of {island}")]
     if shared.level == "zero-0":
         return [Violation("layout", "zero-0 shares nothing out in islands", "zero-1")]
     return []

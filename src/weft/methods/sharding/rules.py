@@ -11,6 +11,7 @@ from weft.describe.layout import Layout
 from weft.describe.plan import Choice, Plan
 from weft.describe.plan_file import PlanRule, listed
 from weft.describe.synchronisation import keeps_gradients_local, reduction_problem
+from weft.describe.units import counted
 from weft.errors import Violation
 from weft.methods.sharding.program import STEPS_APART
 from weft.moves.composition import Composition
@@ -45,14 +46,15 @@ def _refuse_island(decided: Layout | Plan, replicas: int) -> Violation | None:
     if island is None:
         return None
     if decided.sharding == "zero-0":
-        problem = f"islands of {island} replicas share states out, and zero-0 shares nothing"
+        problem = f"islands of {counted(island, 'replica')} share states out, and zero-0 shares nothing"
         return Violation("sharding", problem, "zero-1")
     if island == 1:
         return Violation("island", "an island of 1 replica has nobody to share with", "2")
     if replicas % island:
         sizes = [size for size in range(2, replicas + 1) if replicas % size == 0]
         near = min(sizes, key=lambda size: abs(size - island))
-        return Violation("island", f"{replicas} replicas are not whole islands of {island}", str(near))
+        problem = f"{counted(replicas, 'replica')} cannot make whole islands of {island}"
+        return Violation("island", problem, str(near))
     return None
 
 

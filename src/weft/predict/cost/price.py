@@ -11,6 +11,7 @@ from weft.bundles import parts
 from weft.describe.one_line import one_line
 from weft.describe.plan import Plan
 from weft.describe.prediction import SHARED
+from weft.describe.units import counted
 from weft.errors import InputError, Violation
 from weft.predict.corrections import UNMEASURED_MEMORY, MemoryCorrection
 from weft.predict.cost.communicators import Communicators
@@ -96,7 +97,9 @@ def price_placed(placed: PlacedPlan, program: Program) -> Priced:
     cluster = placed.model.cluster
     if program.ranks > cluster.ranks:
         raise InputError(
-            Violation("plan", f"uses {program.ranks} ranks, but {cluster.name} has {cluster.ranks}")
+            Violation(
+                "plan", f"uses {counted(program.ranks, 'rank')}, but {cluster.name} has {cluster.ranks}"
+            )
         )
     pricing = Pricing(program=program, placed=placed)
     held = held_bytes(pricing)

@@ -16,6 +16,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from weft.describe.plan import Plan
+from weft.describe.units import counted
 from weft.errors import InputError, Violation
 from weft.program.rank_program import RankProgram
 from weft.run.transport.device_group import GLOO, DeviceGroup
@@ -66,7 +67,7 @@ def open_groups(
         raise InputError(
             Violation(
                 "runtime",
-                f"the job has {world_size} ranks, the plan uses {program.ranks}",
+                f"the job has {counted(world_size, 'rank')}, the plan uses {program.ranks}",
                 str(program.ranks),
             )
         )

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from weft.describe.plan_file import PlanFile, load_plan, load_plan_file
+from weft.describe.units import counted
 from weft.errors import InputError, Violation
 from weft.files import replacing, write_whole
 from weft.planning.planned import PlannedJob
@@ -71,7 +72,7 @@ def largest_at_hand(directory: RunDirectory, ranks: int) -> int:
     """
     known = _known(directory)
     if ranks < known[0]:
-        problem = f"{ranks} ranks were started; the smallest plan at hand needs {known[0]}"
+        problem = f"started with {counted(ranks, 'rank')}; the smallest plan at hand needs {known[0]}"
         raise InputError(Violation(str(directory.path), problem))
     return max(one for one in known if one <= ranks)
 

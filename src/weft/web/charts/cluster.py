@@ -8,6 +8,7 @@ from html import escape
 
 from weft.describe.cluster import Cluster, NodeGroup
 from weft.describe.plan import Plan
+from weft.describe.units import counted
 from weft.web.charts.picture import WIDTH, picture_svg, shaded
 from weft.web.rows.plan import equal_ranks, inside_text, link_rows, nodes_text, spans, stages_by_rank
 
@@ -45,7 +46,7 @@ def cluster_svg(cluster: Cluster, plan: Plan, *, title: str, headed: bool = True
             parts.append(_node(node, group, held, plan))
         top = nodes[-1].y + _DEVICE + 2 * _PADDING + _GAP
         if group.count > MAXIMUM_NODES:
-            more = f"and {group.count - MAXIMUM_NODES} more nodes"
+            more = f"and {counted(group.count - MAXIMUM_NODES, 'more node')}"
             parts.append(f'<text class="weft-soft" x="{_INDENT}" y="{top + 6}">{more}</text>')
             top += _LINE
         top += _GAP

@@ -10,6 +10,7 @@ from html import escape
 import numpy as np
 import numpy.typing as npt
 
+from weft.describe.units import counted
 from weft.program.arrays import Ints
 from weft.program.kinds import CODEC, FROM_SERVERS, KINDS, TO_SERVERS, is_compute
 from weft.program.program import NONE
@@ -118,7 +119,7 @@ def timeline_svg(timeline: Timeline, *, title: str, headed: bool = True) -> str:
         _legend(seen, notes, tops[-1] + 36),
     ]
     ranks = sum(len(group) for group in folded)
-    description = f"{title}: {len(timeline)} instructions on {ranks} ranks"
+    description = f"{title}: {counted(len(timeline), 'instruction')} on {counted(ranks, 'rank')}"
     height = tops[-1] + 44 + _LINE * bool(notes)
     return picture_svg(parts, height, title=title, description=description, headed=headed)
 

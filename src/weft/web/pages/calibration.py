@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-from weft.describe.units import format_seconds
+from weft.describe.units import counted, format_seconds
 from weft.planning.residuals import Lesson
 from weft.predict.ledger import Entry
 from weft.timeline.figures import error_text, prediction_error
@@ -118,4 +118,4 @@ def _row(name: str, some: Sequence[Answered]) -> tuple[str, ...]:
 
 
 def _steps(count: int) -> str:
-    return f"{count} measured step{'s' if count != 1 else ''}"
+    return counted(count, "measured step")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from weft.describe.units import format_bytes, format_seconds
+from weft.describe.units import counted, format_bytes, format_seconds
 from weft.planning.curve import Curve, CurvePoint
 from weft.web.charts.curve import curve_svg, fitting_methods, relative_time, share_text
 from weft.web.pages.page import page_html, picture_section, table_section
@@ -46,7 +46,7 @@ def curve_page(
         table_section("layouts", "Best layouts", _BEST, [_row(point) for point in points], words=_WORDS),
         table_section("trade-off", "Cost and time", _TRADE_OFF, traded, words=_WORDS),
     ]
-    subtitle = "; ".join([f"{job.cluster.ranks} devices, {job.precision}", *assumed])
+    subtitle = "; ".join([f"{counted(job.cluster.ranks, 'device')}, {job.precision}", *assumed])
     return page_html(f"Batches of {job.graph.name} on {job.cluster.name}", subtitle, sections)
 
 

@@ -7,7 +7,7 @@ from html import escape
 
 import numpy as np
 
-from weft.describe.units import format_seconds
+from weft.describe.units import counted, format_seconds
 from weft.doors.trace.job.losses import Losses
 from weft.doors.trace.job.remarks import remarks
 from weft.program.kinds import is_compute
@@ -34,7 +34,8 @@ def job_page(losses: Losses) -> str:
         picture_section("ideal", "The ideal step", partial(timeline_svg, losses.ideal)),
         table_section("groups", "Keep one group", OPERATION_HEAD, group_rows(losses)),
     ]
-    words = f"{operations.stages} stages, {operations.replicas} replicas, {len(operations.steps)} steps"
+    counts = ((operations.stages, "stage"), (operations.replicas, "replica"), (len(operations.steps), "step"))
+    words = ", ".join(counted(*each) for each in counts)
     return page_html(f"Trace {operations.name}", words, sections)
 
 

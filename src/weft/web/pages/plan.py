@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.describe.plan import Plan, precision_words, shared_out
 from weft.describe.prediction import Prediction
-from weft.describe.units import format_seconds
+from weft.describe.units import counted, format_seconds
 from weft.planning.planned import PlannedJob
 from weft.timeline.timeline import Timeline
 from weft.web.charts.cluster import cluster_svg, memory_svg
@@ -33,7 +33,7 @@ def show_page(planned: PlannedJob) -> str:
         f"({format_seconds(prediction.step_low_s)} to {format_seconds(prediction.step_high_s)}), "
         f"times from {prediction.source}"
     )
-    used = f"{plan.ranks} of {cluster.ranks} devices used"
+    used = f"{plan.ranks} of {counted(cluster.ranks, 'device')} used"
     graph = stage_graph(planned)
     sections = [
         picture_section("cluster", f"{cluster.name}: {used}", partial(cluster_svg, cluster, plan)),
@@ -143,7 +143,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> str:
     cells = ("".join(f"<td {_CELL}>{escape(cell)}</td>" for cell in row) for row in rows)
     lines = [f"<tr>{row}</tr>" for row in cells]
     if hidden > 0:
-        note = f'<tr><td {_CELL} colspan="{len(STAGE_HEAD)}">{hidden} more stages</td></tr>'
+        note = f'<tr><td {_CELL} colspan="{len(STAGE_HEAD)}">{counted(hidden, "more stage")}</td></tr>'
         lines = [*lines[:half], note, *lines[-half:]]
     head = "".join(f"<th {_CELL}>{escape(name)}</th>" for name in STAGE_HEAD)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"

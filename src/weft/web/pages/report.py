@@ -17,7 +17,7 @@ from typing import Any
 
 from weft.describe.plan import precision_words, shared_out
 from weft.describe.synchronisation import sync_words
-from weft.describe.units import format_count, format_seconds
+from weft.describe.units import counted, format_count, format_seconds
 from weft.files import write_whole
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import BY_SOURCE, Table, sections_of
@@ -86,7 +86,12 @@ def _tiles(report: ReportData) -> str:
     if isinstance(tokens := report.summary.get("tokens_per_s"), int | float):
         steps = report.summary.get("steps")
         tiles.append(
-            ("tokens per second", format_count(tokens), f"{steps} steps" if steps is not None else "", "")
+            (
+                "tokens per second",
+                format_count(tokens),
+                f"{steps} steps" if steps is not None else "",
+                "",
+            )
         )
     items = "".join(
         f'<li><span class="label">{escape(label)}</span><span class="value {tone}">{escape(value)}</span>'
@@ -248,7 +253,7 @@ def plan_in_words(planned: PlannedJob) -> list[tuple[str, str]]:
         ("mesh", " x ".join(f"{axis} {degree}" for axis, degree in plan.axes.items())),
         ("schedule", plan.schedule.name),
         ("global batch", batch_text(plan)),
-        ("micro-batches", f"{plan.micro_batches} of {plan.micro_batch_size} samples"),
+        ("micro-batches", f"{plan.micro_batches} of {counted(plan.micro_batch_size, 'sample')}"),
         ("precision", precision_words(plan)),
         ("sharding", shared_out(plan)),
         ("synchronisation", sync_words(plan.sync)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.describe.units import format_bytes, format_seconds
+from weft.describe.units import counted, format_bytes, format_seconds
 from weft.scoring.metrics import Figures
 from weft.scoring.score import BASELINE, ScoredRow, Scores
 from weft.timeline.figures import error_text, prediction_error
@@ -68,7 +68,7 @@ def score_page(scores: Scores) -> str:
         (name, [_dot(numbers[id(row)], row) for row in rows if row.row.status == "ok"])
         for name, rows in scores.groups.items()
     ]
-    title = f"{scores.pooled.n} measured steps"
+    title = counted(scores.pooled.n, "measured step")
     sections = [
         against_measured("scatter", groups, title, rings="predicted not to fit"),
         table_section("figures", "Figures", SCORE_HEAD, list(score_rows(scores))),

@@ -12,7 +12,7 @@ from weft.describe.layer import Layer
 from weft.describe.layout_text import counts_text
 from weft.describe.plan import Plan, Stage
 from weft.describe.prediction import Prediction
-from weft.describe.units import format_bytes, format_seconds
+from weft.describe.units import counted, format_bytes, format_seconds
 from weft.timeline.figures import CODECS, COLLECTIVES, COPIES, MESSAGES
 
 STAGE_HEAD = ("stage", "layers", "ranks", "recompute", "peak memory", "of the device's")
@@ -78,7 +78,7 @@ def _placed(stage: Stage, plan: Plan) -> tuple[str, str]:
     """Return the ranks of a stage, with its replicas and tensor ranks where stages have unlike numbers, and
     recomputation."""
     ranks, copies = spans(ranks_of(stage)), len(stage.replicas)
-    counts = [f"{copies} replica{'s' * (copies > 1)}"] if len(set(plan.replicas)) > 1 else []
+    counts = [f"{counted(copies, 'replica')}"] if len(set(plan.replicas)) > 1 else []
     if plan.degree_words:
         widths = dict.fromkeys(len(copy.ranks) // (plan.cp * plan.ep) for copy in stage.replicas)
         counts.append(f"tp {'|'.join(map(str, widths))}")
@@ -118,7 +118,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 def batch_text(plan: Plan) -> str:
     """Return the samples of a step, with their tokens where they have several."""
-    return f"{plan.global_batch} samples" + f" of {plan.sequence} tokens" * (plan.sequence > 1)
+    return f"{counted(plan.global_batch, 'sample')}" + f" of {plan.sequence} tokens" * (plan.sequence > 1)
 
 
 def stages_by_rank(plan: Plan) -> dict[int, tuple[int, ...]]:
@@ -131,7 +131,7 @@ def stages_by_rank(plan: Plan) -> dict[int, tuple[int, ...]]:
 
 
 def nodes_text(group: NodeGroup) -> str:
-    nodes = "1 node" if group.count == 1 else f"{group.count} nodes"
+    nodes = counted(group.count, "node")
     speeds = f", speeds {', '.join(f'{one:g}' for one in group.speeds)}" if group.speeds else ""
     device = group.device
     return f"{nodes} of {group.devices} {device.name} with {format_bytes(device.memory_bytes)}{speeds}"

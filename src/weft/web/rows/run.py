@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from weft.describe.prediction import Prediction
-from weft.describe.units import format_bytes, format_count, format_flops_per_s, format_seconds
+from weft.describe.units import counted, format_bytes, format_count, format_flops_per_s, format_seconds
 from weft.planning.throughput import Throughput
 from weft.training.directory.overview import RunOverview, RunState
 
@@ -52,9 +52,10 @@ def run_figures(
     """
     figures = [Figure("step", f"{run.done}/{run.steps}", _progress(run))]
     if run.loss is not None:
-        held_out = "" if run.held_out_loss is None else f"held out {run.held_out_loss:.4f}"
-        after = f" after {run.held_out_step} steps" if held_out else ""
-        figures.append(Figure("loss", f"{run.loss:.4f}", held_out + after))
+        held_out = ""
+        if run.held_out_loss is not None and run.held_out_step is not None:
+            held_out = f"held out {run.held_out_loss:.4f} after {counted(run.held_out_step, 'step')}"
+        figures.append(Figure("loss", f"{run.loss:.4f}", held_out))
     if run.step_s is not None:
         figures.append(_step(run.step_s, prediction))
     if run.tokens_per_s is not None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.describe.layer_graph import chain_edges
-from weft.describe.units import format_bytes, format_seconds
+from weft.describe.units import counted, format_bytes, format_seconds
 from weft.planning.planned import PlannedJob
 from weft.program.arrays import Floats
 from weft.program.kinds import STEP, is_compute
@@ -75,11 +75,11 @@ class _Facts:
         fullest = max(ranks, key=lambda rank: self._peak[rank] / self._memory[rank])
         share = self._peak[fullest] / self._memory[fullest]
         peak = format_bytes(self._peak[fullest])
-        size = f"micro-batches of {plan.size_of(index)} samples, recompute {stage.recompute}"
+        size = f"micro-batches of {counted(plan.size_of(index), 'sample')}, recompute {stage.recompute}"
         return StageNode(
             lines=(f"stage {index}", layers_text(sorted(stage.layers), self._layers), ranks_text(ranks)),
             reasons=(
-                f"{copies} replica{'s' * (copies > 1)}, {size}",
+                f"{counted(copies, 'replica')}, {size}",
                 self._time_words(index),
                 self._held_words(index),
                 f"peak memory {peak} on rank {fullest}, {share:.0%} of its device",
