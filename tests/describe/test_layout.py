@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.describe.layout import AXES, OPEN, Layout, PartialLayout, Pins
-from weft.describe.plan import RECOMPUTES
+from weft.describe.layout import OPEN, Layout, PartialLayout, Pins
+from weft.describe.plan import AXES, RECOMPUTES
 
 COUNTS = st.integers(1, 8)
 PLAIN = Layout(pp=1, dp=1, loops=1, micro_batch_size=1, schedule="1f1b")

@@ -33,6 +33,14 @@ def test_an_edit_that_makes_no_plan_is_refused_as_a_file_is(changes, refusal):
         assert str(read.value).replace("sync, prediction, subject", "sync") == str(edited.value)
 
 
+def test_axes_keep_one_order_however_the_plan_was_made():
+    sorted_by_name = {**PLAN.model_dump(mode="json"), "mesh": {"cp": 1, "dp": 2, "pp": 2, "tp": 1}}
+    assert list(parse_plan_file(sorted_by_name).plan.mesh) == ["pp", "dp", "cp", "tp"]
+    edited = PLAN.model_copy(update={"mesh": {"dp": 2, "pp": 2}})
+    assert edited.words == PLAN.words
+    assert edited.words.startswith("pp 2 x dp 2, ")
+
+
 def test_the_nearest_key_is_named():
     with pytest.raises(InputError, match=r"nearest valid: micro_batch_size"):
         PLAN.model_copy(update={"microbatch_size": 2})

@@ -114,7 +114,7 @@ def test_ranks_that_gather_tokens_for_a_stage_with_fewer_spend_time() -> None:
 
 def test_a_plan_says_its_tensor_ranks_and_is_no_layout() -> None:
     plan = planned(2, 1)
-    assert plan.words == "dp 1 x pp 2, 1f1b, 2 stages, micro-batch size 2, tensor ranks 2+1"
+    assert plan.words == "pp 2 x dp 1, 1f1b, 2 stages, micro-batch size 2, tensor ranks 2+1"
     assert "tensor ranks" not in planned(2, 2).words
     assert plan.pp == 2
     with pytest.raises(InputError, match="differ in number, share or width"):

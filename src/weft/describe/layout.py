@@ -22,8 +22,6 @@ from weft.describe.toml_table import TOML_ARRAY, Count, TomlTable, Word, value_t
 from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
 
-# Axes of the mesh, outermost first: ranks along the last axis are neighbours.
-AXES = ("pp", "dp", "ep", "cp", "tp")
 # The default synchronisation of replicas.
 DENSE = "dense"
 # Fields of every record of a layout, in their order, and fields with only unusual values in records.

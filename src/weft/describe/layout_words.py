@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.describe.layout import AXES, Layout
+from weft.describe.layout import Layout
 from weft.describe.layout_text import counts_text, methods_text, order_text
-from weft.describe.plan import Choice, said_options, shared_out
+from weft.describe.plan import AXES, Choice, said_options, shared_out
 from weft.describe.units import counted
 
 # What Megatron-LM, torchtitan and the papers write, by name and with or without several stages per device.

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from weft.describe.amount import Shape
 from weft.describe.device import PRECISION_BYTES
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Count = Annotated[int, Field(ge=1)]
 Rank = Annotated[int, Field(ge=0)]
+# Axes of the mesh, outermost first: ranks along the last axis are neighbours.
+AXES = ("pp", "dp", "ep", "cp", "tp")
 # From the fastest to the one with the smallest memory.
 Recompute = Literal["none", "selective", "full"]
 ReducePrecision = Literal["fp32", "bf16", "fp16"]
@@ -151,6 +153,11 @@ class Buffers(_Record):
     gathered: Count
 
 
+def _outermost_first(mesh: Mapping[str, int]) -> dict[str, int]:
+    """Return the mesh with known axes in the order of `AXES`: a plan file sorts them by name."""
+    return {axis: mesh[axis] for axis in AXES if axis in mesh} | dict(mesh)
+
+
 class Plan(_Record):
     """A complete layout of one training job.
 
@@ -159,8 +166,9 @@ class Plan(_Record):
     Stages may have unlike numbers of replicas, or of tensor ranks. The mesh's `pp` then counts all ranks of a
     pipeline that divide no tokens, samples or experts. Replicas of one stage may have unlike numbers of
     tensor ranks, too. Then it counts those of all pipelines.
-    `mesh` keeps the order of the axes, outermost first. `sharding` names the tensors that a stage's replicas
-    shard: none, optimizer states, gradients too, weights too (Rajbhandari et al., ZeRO, arXiv 1910.02054).
+    `mesh` has its axes in the order of `AXES`, outermost first. `sharding` names the tensors that a stage's
+    replicas shard: none, optimizer states, gradients too, weights too (Rajbhandari et al., ZeRO, arXiv
+    1910.02054).
     `island` is the number of replicas in a sharding group; None: all replicas. Groups all-reduce each shard
     with the other groups (Zhao et al., PyTorch FSDP, arXiv 2304.11277, section 3.2). The mesh's `cp` counts
     groups of a replica's ranks, which divide its samples' tokens (Llama 3, arXiv 2407.21783, section 3.3.2).
@@ -185,7 +193,7 @@ class Plan(_Record):
     micro_batch_size: Count
     precision: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
     reduce_precision: ReducePrecision | None = None
-    mesh: Mapping[str, Count]
+    mesh: Annotated[Mapping[str, Count], AfterValidator(_outermost_first)]
     stages: tuple[Stage, ...] = Field(min_length=1)
     schedule: Choice
     sharding: Sharding = "zero-0"

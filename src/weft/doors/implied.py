@@ -9,10 +9,10 @@ from typing import Any
 
 from weft.describe.cluster import Cluster
 from weft.describe.cluster_file import parse_cluster
-from weft.describe.layout import AXES, Layout
+from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
 from weft.describe.models import PRESETS, resolve_model
-from weft.describe.plan import GRADIENT_NORM, Choice, Plan, Recompute
+from weft.describe.plan import AXES, GRADIENT_NORM, Choice, Plan, Recompute
 from weft.describe.prediction import Prediction
 from weft.describe.request import request_of
 from weft.describe.run_tables.methods import requested_methods, split_tables

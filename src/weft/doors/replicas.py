@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from weft.describe.layout import AXES, Layout
-from weft.describe.plan import Sharding
+from weft.describe.layout import Layout
+from weft.describe.plan import AXES, Sharding
 from weft.doors.configuration import counts, whole
 from weft.doors.keys import ACCELERATE, DEEPSPEED, MEGATRON_LM
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from weft.describe.amount import Shape
 from weft.describe.job import Job
-from weft.describe.layout import AXES, KEPT_IN_PLANS, Layout
+from weft.describe.layout import KEPT_IN_PLANS, Layout
 from weft.describe.layout_text import order_text
 from weft.describe.loss_choice import loss_choices
-from weft.describe.plan import SERVERS, Choice, Plan, Recompute, Replica, Stage
+from weft.describe.plan import AXES, SERVERS, Choice, Plan, Recompute, Replica, Stage
 from weft.describe.servers import refuse_servers
 from weft.describe.synchronisation import derived_options
 from weft.describe.units import counted

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from weft.describe.layout import AXES, KEPT_IN_PLANS, Layout, rank_order_of
+from weft.describe.layout import KEPT_IN_PLANS, Layout, rank_order_of
 from weft.describe.loss_choice import loss_of
-from weft.describe.plan import RECOMPUTES, Plan
+from weft.describe.plan import AXES, RECOMPUTES, Plan
 from weft.errors import InputError, Violation
 from weft.moves.layout import parts_of, rank_table
 from weft.program.schedules import get_schedule

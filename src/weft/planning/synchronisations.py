@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 
 from weft.describe.contract import Contract
-from weft.describe.layout import AXES, Layout
-from weft.describe.plan import RECOMPUTES, Choice
+from weft.describe.layout import Layout
+from weft.describe.plan import AXES, RECOMPUTES, Choice
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.planning import SyncTable
 from weft.describe.synchronisation import AUTO, DENSE, asked_options, proposals_of, steps_apart, sync_words

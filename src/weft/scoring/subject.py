@@ -22,10 +22,10 @@ from weft.describe.families import layer_graph
 from weft.describe.job import Job
 from weft.describe.kernels import Kernels, with_kernels
 from weft.describe.layer_graph import LayerGraph
-from weft.describe.layout import AXES, Layout
+from weft.describe.layout import Layout
 from weft.describe.model import ModelConfig
 from weft.describe.optimizers import KNOWN_OPTIMIZERS
-from weft.describe.plan import Blocking, Plan, Stack
+from weft.describe.plan import AXES, Blocking, Plan, Stack
 from weft.describe.plan_file import check_plan, load_plan
 from weft.describe.reading import read_text
 from weft.errors import InputError, Violation

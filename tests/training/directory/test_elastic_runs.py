@@ -51,7 +51,7 @@ def test_a_start_takes_the_largest_plan_for_its_ranks(
     run_dir = prepared(tmp_path, steps=4)
     printed, told = capsys.readouterr()
     assert re.fullmatch(
-        r"with 4 ranks: predicted step \S+ \S+, dp 2 x pp 2, .*\nwith 2 ranks: predicted step \S+ \S+, .*\n",
+        r"with 4 ranks: predicted step \S+ \S+, pp 2 x dp 2, .*\nwith 2 ranks: predicted step \S+ \S+, .*\n",
         told,
     )
     assert "torchrun --nnodes 1:3 --nproc-per-node 2 --max-restarts 3 --rdzv-backend c10d" in printed
