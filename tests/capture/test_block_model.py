@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import own_models
 import pytest
@@ -13,6 +15,7 @@ from saved_bytes import saved_by_autograd
 from torch import nn
 
 from weft.capture.block_model import BlockModel
+from weft.capture.graphs.captured import CapturedModel
 from weft.capture.layers import profile_layers
 from weft.describe.amount import Shape
 from weft.describe.families import layer_graph
@@ -79,6 +82,29 @@ class Shared(nn.Module):
 
 def test_linear_layers_with_shared_or_made_weights_or_without_gradients_are_left_out() -> None:
     assert BlockModel([Shared], example=torch.zeros(1, 4), classes=4).linears(0) == ()
+
+
+class Frozen(nn.Module):
+    """A frozen linear layer, and a trained one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.trained = nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4, bias=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.trained(self.frozen(inputs))
+
+
+def test_frozen_parameters_are_counted_apart_from_trained_ones() -> None:
+    layers = [partial(nn.Linear, 4, 4), Frozen]
+    modules = nn.Sequential(*(make() for make in layers))
+    built = BlockModel(layers, example=torch.zeros(1, 4), classes=4).layer_graph()
+    captured = CapturedModel(modules, torch.zeros(1, 4), classes=4).layer_graph()
+    shape = Shape(1, 1)
+    for graph in (built, captured):
+        assert graph.trained_parameters() == 4 * 4 + 4 + 4 * 4
+        assert sum(layer.frozen(shape) for layer in graph.layers) == 4 * 4 + 4
+    assert not BlockModel(layers[:1], example=torch.zeros(1, 4), classes=4).layer_graph().has_frozen_layers
 
 
 class Attention(nn.Module):

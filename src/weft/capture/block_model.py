@@ -214,9 +214,8 @@ def _costed(
         raise InputError(
             Violation("model.build", f"layer {index} cannot be run: {failure(error)}")
         ) from error
-    parameters = sum(parameter.numel() for parameter in module.parameters())
     name, kind = f"layer.{index}", type(module).__name__
-    layer = work.layer(name, kind, parameters=parameters, kept=kept.values(), output=output)
+    layer = work.layer(name, kind, parameters=module.parameters(), kept=kept.values(), output=output)
     return layer, output.detach(), linears.called
 
 

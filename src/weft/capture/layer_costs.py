@@ -126,10 +126,22 @@ class CountedOperators(TorchDispatchMode):
         return True
 
     def layer(
-        self, name: str, kind: str, *, parameters: int, kept: Iterable[Storage], output: torch.Tensor
+        self,
+        name: str,
+        kind: str,
+        *,
+        parameters: Iterable[torch.Tensor],
+        kept: Iterable[Storage],
+        output: torch.Tensor,
     ) -> Layer:
-        """Return the layer with the counted work; all amounts but parameters are proportional to samples."""
-        storages, trained = list(kept), Amount.of(parameters)
+        """Return the layer with the counted work; all amounts but parameters are proportional to samples.
+
+        Parameters without `requires_grad` are frozen.
+        """
+        storages, counts = list(kept), {True: 0, False: 0}
+        for one in parameters:
+            counts[one.requires_grad] += one.numel()
+        trained = Amount.of(counts[True])
         floating, others = (
             sum(one.nbytes for one in storages if one.floating is which) for which in (True, False)
         )
@@ -137,6 +149,7 @@ class CountedOperators(TorchDispatchMode):
             name=name,
             kind=kind,
             parameters=trained,
+            frozen=Amount.of(counts[False]),
             kept=Amount.of(floating / _ELEMENT_BYTES, batch=1),
             kept_bytes=Amount.of(others, batch=1),
             sent=Amount.of(output.numel(), batch=1),

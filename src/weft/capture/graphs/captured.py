@@ -143,11 +143,10 @@ def _costed(
             with work, storages_saved(owned, known) as kept:
                 output = run_piece(piece, tensors, read)
             known |= set(kept)
-            own = {id(one): one.numel() for one in owned if one.requires_grad and id(one) not in counted}
+            own = {id(one): one for one in owned if id(one) not in counted}
             counted |= set(own)
-            parameters = sum(own.values())
             layers.append(
-                work.layer(group.name, group.kind, parameters=parameters, kept=kept.values(), output=output)
+                work.layer(group.name, group.kind, parameters=own.values(), kept=kept.values(), output=output)
             )
             # With its graph, so that no storage is used twice.
             outputs.append(output)
