@@ -16,6 +16,8 @@ from weft.training.directory.overview import RunOverview, look_at, runs_in
 from weft.web.rows.run import LIST_HEAD, list_cells
 
 HEAD = ("run", "model", "state", *LIST_HEAD)
+# Columns that a narrow terminal lacks, the least useful first.
+LEFT_OUT = ("tokens/s", "held out", "predicted", "model")
 
 
 def runs(folder: Path = Path("runs"), /, *, json: Json = False) -> None:
@@ -46,7 +48,8 @@ def runs(folder: Path = Path("runs"), /, *, json: Json = False) -> None:
         return
     if not found:
         raise InputError(Violation(str(folder), "has no runs; `weft train` makes one"))
-    console().print(runs_table(found))
+    out = console()
+    out.print(runs_table(found, out.width))
     for problem in problems:
         console().print(f"not listed: {problem}", style="yellow")
 
@@ -55,11 +58,23 @@ def _record(one: RunOverview) -> dict[str, Any]:
     return {**asdict(one), "path": str(one.path), "state": str(one.state)}
 
 
-def runs_table(found: Sequence[RunOverview]) -> Table:
-    """Return a row for each run."""
+def runs_table(found: Sequence[RunOverview], width: int) -> Table:
+    """Return a row for each run, with the columns that fit into so many characters."""
+    rows = [HEAD, *((one.path.name, one.model, str(one.state), *list_cells(one)) for one in found)]
+    widths = {name: max(map(len, cells)) for name, *cells in zip(HEAD, *rows, strict=True)}
+    for name in LEFT_OUT:
+        if sum(widths.values()) + 2 * (len(widths) - 1) > width:
+            del widths[name]
     table = plain_table()
     for place, name in enumerate(HEAD):
-        table.add_column(name, justify="right" if place > 2 else "left", no_wrap=place > 1, overflow="fold")
-    for one in found:
-        table.add_row(Text(one.path.name, style="bold"), one.model, str(one.state), *list_cells(one))
+        if name in widths:
+            table.add_column(
+                name,
+                justify="right" if place > 2 else "left",
+                style="bold" if name == "run" else "",
+                no_wrap=name != "run",
+                overflow="fold",
+            )
+    for cells in rows[1:]:
+        table.add_row(*(Text(cell) for name, cell in zip(HEAD, cells, strict=True) if name in widths))
     return table
