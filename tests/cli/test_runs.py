@@ -12,9 +12,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from growing_runs import growing
 from listeners import is_loopback, listeners
 from small_disk import fill, small_disk
 
+from weft.cli.runs import Progress
 from weft.training.checkpoint.manifest import newest_complete
 from weft.training.directory.run_directory import RunDirectory
 
@@ -146,3 +148,25 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_stays_whole(
     assert path is not None
     assert path.name.startswith("step-")
     assert skipped == []
+
+
+def test_a_stop_says_how_to_go_on_as_far_as_that_is_true(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def hint(failed: bool, *told: str) -> str:
+        progress = Progress(quiet=True, unit="tokens")
+        progress.update(RunDirectory(grown.path))
+        for event in told:
+            grown.tell(event, step=0, time_s=time.time())
+        progress.resume_hint(failed=failed)
+        return capsys.readouterr().err
+
+    with growing(tmp_path, "run") as (grown,):
+        again = f"no checkpoint yet; start again with: weft train {grown.path}\n"
+        resume = f"resume with: weft train {grown.path}\n"
+        assert hint(True) == hint(False) == again
+        (grown.path / "checkpoints" / "step-00000001").mkdir(parents=True)
+        # It may be damaged: this start neither resumed from it nor wrote it.
+        assert hint(True) == ""
+        assert hint(False) == resume
+        assert hint(True, "resumed") == hint(True, "checkpoint") == resume

@@ -106,6 +106,7 @@ def test_micro_batches_of_masked_text_count_equally(text: TaskSettings) -> None:
 
 def test_micro_batches_of_images_count_equally(digits: TaskSettings) -> None:
     task = make_task("image-classification", digits)
+    assert task.tokens_per_sample == 1, "speeds count images"
     _, targets = task.batch(np.arange(12))
     require_equal_weights(task, torch.randn(12, 10, dtype=torch.float64), targets)
 

@@ -135,13 +135,15 @@ def test_progress_is_held_against_the_plan_that_trains(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     planned, directory = prepared(source(tmp_path), directory=tmp_path / "run")
-    progress, row = Progress(quiet=False), {"loss": 1.0, "step_s": 1.0, "tokens_per_s": 1.0}
+    progress, row = Progress(quiet=False, unit="images"), {"loss": 1.0, "step_s": 1.0, "tokens_per_s": 1.0}
     for step, job in enumerate(planned.all):
         with (directory.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, "time_s": time.time(), **row}) + "\n")
         progress.update(directory)
         progress.finish()
-        assert f"predicted {format_seconds(job.prediction.step_s)} |" in capsys.readouterr().out
+        told = capsys.readouterr().out
+        assert f"predicted {format_seconds(job.prediction.step_s)} |" in told
+        assert " images/s  " in told
         if directory.turns:
             directory.turn()
 

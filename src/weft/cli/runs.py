@@ -26,6 +26,7 @@ from weft.run.launch.workers import require_torch
 from weft.timeline.compare import Comparison, Pair
 from weft.timeline.compare import compare as compare_timelines
 from weft.timeline.figures import error_text, prediction_error
+from weft.training.checkpoint.manifest import CHECKPOINTS, generations
 from weft.training.directory.event_words import warnings
 from weft.training.directory.live_run import LiveRun
 from weft.training.directory.overview import NEWEST_STEPS
@@ -37,10 +38,13 @@ SECONDS_BETWEEN_LINES = 2.0
 
 
 class Progress:
-    """A printer of the newest metrics every two seconds; with `quiet`, only of warnings at the end."""
+    """A printer of the newest metrics every two seconds; with `quiet`, only of warnings at the end.
 
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
+    `unit` names the parts of samples that the speed counts.
+    """
+
+    def __init__(self, *, quiet: bool, unit: str) -> None:
+        self._quiet, self._unit = quiet, unit
         self._run: LiveRun | None = None
         self._printed_step = -1
         self._printed_time = 0.0
@@ -74,11 +78,21 @@ class Progress:
         for problem in RunDirectory(self._run.path).logger_problems():
             print(f"warning: {problem}", file=sys.stderr)
 
-    def resume_hint(self) -> None:
-        """Print the command that resumes the run."""
-        if self._run is not None:
-            path = shlex.quote(str(self._run.path))
-            print(f"resume with: weft train {path}", file=sys.stderr)
+    def resume_hint(self, *, failed: bool) -> None:
+        """Print the command that resumes the run, or starts it again if it has no checkpoint.
+
+        A run that `failed` before it resumed may have damaged checkpoints alone, so nothing is printed.
+        """
+        if self._run is None:
+            return
+        self._run.look()
+        path = self._run.path
+        command = f"weft train {shlex.quote(str(path))}"
+        now = {event.get("event") for event in self._run.events if event.get("time_s", 0.0) >= self._begun_s}
+        if not generations(path / CHECKPOINTS) and load_run(path / "run.toml").checkpoint.url is None:
+            print(f"no checkpoint yet; start again with: {command}", file=sys.stderr)
+        elif not failed or now & {"resumed", "checkpoint"}:
+            print(f"resume with: {command}", file=sys.stderr)
 
     def _print_news(self, run: LiveRun) -> None:
         run.look()
@@ -103,7 +117,7 @@ class Progress:
         self._say(
             f"step {last.step + 1:>{len(str(steps))}}/{steps}  loss {last.loss:.4f}  "
             f"predicted {format_seconds(prediction.step_s)} | measured {format_seconds(last.step_s)}  "
-            f"{format_count(last.tokens_per_s)} tokens/s  {format_seconds(left)} left"
+            f"{format_count(last.tokens_per_s)} {self._unit}/s  {format_seconds(left)} left"
         )
 
     def _say(self, line: str) -> None:
@@ -131,7 +145,7 @@ def train(
 ) -> None:
     """Train a run file or a plan file here, or resume a run directory.
 
-    Every stop prints the command that resumes the run.
+    A stop prints the command that resumes the run, or starts it again.
 
     - `weft train run.toml`
     - `weft train plan.json`
@@ -185,14 +199,14 @@ def train(
             _tell_plans_at_hand(prepared)
             print(*start_commands(planned, shlex.quote(str(path))), sep="\n")
         return
-    progress = Progress(quiet=json)
+    progress = Progress(quiet=json, unit=planned.problem.model.unit)
     try:
         with _polled(progress, watch=watch) as on_poll:
             run = train_in(planned, path, on_poll)
     except (RunError, KeyboardInterrupt, SystemExit) as stop:
         for note in getattr(stop, "__notes__", ()):
             print(f"weft: {note}", file=sys.stderr)
-        progress.resume_hint()
+        progress.resume_hint(failed=isinstance(stop, RunError))
         raise
     progress.finish()
     if json:

@@ -95,6 +95,6 @@ def test_images_are_counted_as_images(tmp_path) -> None:
     job = weft.plan(model="vit-tiny", on=str(cluster), global_batch=64).job
     text = "\n".join(lines_of(job, "vit-tiny"))
     assert "64 images, " in text
-    assert " samples/s" in text
+    assert " images/s" in text
     price = 2 * 0.5 * job.prediction.step_s / 3600 / 64 * 1e6
     assert f"{price:.3g} per million images" in text

@@ -120,10 +120,8 @@ def job_text(problem: Problem) -> Text:
 
 def throughput_text(planned: PlannedJob) -> str:
     """Return what the predicted step does in a second, in the words of other programs."""
-    seen, precision = planned.throughput, planned.plan.precision
-    what, per_s = "samples", seen.samples_per_s
-    if seen.tokens_per_s is not None:
-        what, per_s = "tokens", seen.tokens_per_s
+    seen, precision, what = planned.throughput, planned.plan.precision, planned.problem.model.unit
+    per_s = seen.samples_per_s if seen.tokens_per_s is None else seen.tokens_per_s
     of_device = f"{format_count(per_s / seen.devices)} {what}/s and " if seen.devices > 1 else ""
     return (
         f"{format_count(per_s)} {what}/s; per device {of_device}"

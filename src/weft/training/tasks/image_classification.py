@@ -20,6 +20,8 @@ class ImageClassification:
         InputError: if the data is refused or the model does not read images.
     """
 
+    tokens_per_sample = 1
+
     def __init__(self, settings: TaskSettings) -> None:
         if not settings.image_size:
             problem = "the model reads text; image-classification needs one that reads images"
@@ -33,7 +35,6 @@ class ImageClassification:
         )
         self.samples = len(self._images.training)
         self.held_out_samples = len(self._images.held_out)
-        self.tokens_per_sample = settings.sequence
         self.fingerprint = self._images.fingerprint
 
     def batch(self, samples: Ints, *, held_out: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
