@@ -37,6 +37,7 @@ from weft.run.state.loss_scale import INITIAL
 from weft.training.checkpoint import checkpoints
 from weft.training.checkpoint.manifest import newest_complete
 from weft.training.data.sampler import SampleLedger
+from weft.training.directory.event_words import warnings
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.loop import MOST_LEFT_OUT_STEPS, require_progress, train
 from weft.training.optimizer.optimizers import settings_of
@@ -504,6 +505,21 @@ def test_steps_of_more_samples_than_the_data_has_are_told(worker_pool: WorkerPoo
     (available,) = [row["samples"] for row in told if row["event"] == "data"]
     (warning,) = [row["warning"] for row in told if row["event"] == "data warning"]
     assert warning == f"a step of 8 samples repeats some, because the data has {available}"
+
+
+@pytest.mark.parametrize(("steps", "told"), [(1, ["warm-up too long"]), (2, [])])
+def test_a_warm_up_that_the_run_does_not_end_is_told(
+    worker_pool: WorkerPool, tmp_path: Path, steps: int, told: list[str]
+) -> None:
+    run_dir = new_run(tmp_path)
+    worker_pool.run(run_training, run_dir, plan_of(pp=1), steps, ranks=1)
+    events = rows(run_dir, "events.jsonl")
+    assert [row["event"] for row in events if row["event"].startswith("warm-up")] == told
+    line = (
+        "optimizer.warm_up_steps is 2, and the run has 1: the learning rate never reaches "
+        "optimizer.learning_rate"
+    )
+    assert warnings(events, 0.0) == [line] * len(told)
 
 
 def test_a_run_goes_on_with_another_global_batch_and_precision(

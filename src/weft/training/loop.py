@@ -135,6 +135,7 @@ def train_plan(
         else:
             state = resume(run, run.newest) if run.newest else start(run)
         _tell_data(run, state)
+        _tell_warm_up(run, state)
         end, read_bytes = _train_steps(run, state, stop, membership)
         if end == PlanEnd():
             _finish(run, state, read_bytes)
@@ -293,6 +294,14 @@ def _tell_data(run: OpenRun, state: TrainingState) -> None:
     )
     for warning in filter(None, warnings):
         run.journal.event("data warning", step=state.step, warning=warning)
+
+
+def _tell_warm_up(run: OpenRun, state: TrainingState) -> None:
+    """Write an event if somebody asked for more steps of warm-up than the run has."""
+    file = run.job.run
+    asked, steps = file.optimizer.warm_up_steps, file.train.steps
+    if asked > steps and file.chose("optimizer", "warm_up_steps"):
+        run.journal.event("warm-up too long", step=state.step, warm_up_steps=asked, steps=steps)
 
 
 def _sources_in(sources: Sequence[Source], samples_in: Callable[[int], Ints]) -> Callable[[int], Ints]:
