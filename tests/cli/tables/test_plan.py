@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from cli.tables.printed import text_of
 from web.plans import searched, two_stages
 
 import weft
-from weft.cli.tables.plan import cluster_table, idle_text, memory_bars, throughput_text
+from weft.cli.tables.plan import cluster_table, idle_text, job_text, memory_bars, throughput_text
 from weft.describe.units import format_count
 
 
@@ -25,6 +26,18 @@ def test_idle_devices_are_named() -> None:
     assert idle_text(searched()) == ""
     one = weft.plan(model="gpt-1m", on="2xt4", global_batch=8, pp=1, dp=1).job
     assert idle_text(one) == "uses 1 of 2 devices; idle: 1 of t4 (rank 1)"
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "words"),
+    [
+        ("gpt-1m", 1, "(1 device), 1 sample of 256 tokens, "),
+        ("gpt-1m", 2, "(1 device), 2 samples of 256 tokens, "),
+        ("vit-digits", 1, "(1 device), 1 image, "),
+    ],
+)
+def test_single_things_of_a_job_are_singular(model: str, batch: int, words: str) -> None:
+    assert words in job_text(weft.plan(model=model, on="1xt4", global_batch=batch).job.problem).plain
 
 
 def test_throughput_is_told_of_all_devices_and_of_each() -> None:

@@ -110,8 +110,10 @@ def chance_text(planned: PlannedJob) -> str:
 def job_text(problem: Problem) -> Text:
     """Return the model, the cluster, the batch and the precision of a job."""
     job = problem.job
-    tokens = f"samples of {job.sequence} tokens" if problem.model.reads_tokens else problem.model.unit
-    batch = f"{job.global_batch} {tokens}"
+    what, tokens = problem.model.unit.removesuffix("s"), ""
+    if problem.model.reads_tokens:
+        what, tokens = "sample", f" of {counted(job.sequence, 'token')}"
+    batch = counted(job.global_batch, what) + tokens
     return Text(job.graph.name, style="bold").append(
         f" on {job.cluster.name} ({counted(job.cluster.ranks, 'device')}), {batch}, {precision_words(job)}",
         style="not bold",
