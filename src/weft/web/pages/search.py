@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from weft.describe.plan import precision_words
-from weft.describe.units import format_bytes, format_count, format_seconds
+from weft.describe.units import counted, format_bytes, format_count, format_seconds
 from weft.planning.advice import Advised, Mapped, SmallestChange, mapped
 from weft.planning.planned import PlannedJob
 from weft.planning.planners import Candidate, Ranking, Verdict
@@ -118,7 +118,8 @@ def plan_page(
     if lesson is not None:
         sections += calibration_sections(clouds_of_lesson(lesson))
     subtitle = (
-        f"{job.cluster.ranks} devices, global batch {job.global_batch}, {job.sequence} tokens per sample, "
+        f"{counted(job.cluster.ranks, 'device')}, global batch {job.global_batch}, "
+        f"{counted(job.sequence, 'token')} per sample, "
         f"{precision_words(job)}: {len(ranking.candidates)} layouts considered, "
         f"{len(ranking.fitting)} simulated and fitting, {len(points)} drawn"
     )
