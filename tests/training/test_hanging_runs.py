@@ -73,7 +73,7 @@ def test_a_stopped_worker_ends_the_run_where_the_run_file_says_so(directory: Run
         _, errors = launcher.communicate(timeout=120)
         assert launcher.returncode == 1, errors
     hint, line = errors.splitlines()[-2:]
-    assert hint == f"resume with: weft train {directory.path}"
+    assert hint == f"no checkpoint yet; start again with: weft train {directory.path}"
     assert line.startswith("weft: ")
     assert "rank 1" in line
     assert "no sign of life" in line
