@@ -44,6 +44,14 @@ class Guarded(nn.Linear):
 
 def guarded():
     return Guarded(4, 4), torch.zeros(1, 4)
+
+
+class Task:
+    def batch(self, samples):
+        return samples, samples
+
+    def loss(self, outputs, targets):
+        return outputs.sum()
 """
 
 
@@ -125,7 +133,7 @@ def test_a_file_of_layers_is_not_trained_or_measured(
 ) -> None:
     assert run(["capture", "captured_in_folder:pair", "-o", "graph.json"]) == 0
     (folder / "run.toml").write_text(
-        '[model]\nhf = "graph.json"\n[task]\nkind = "a.b:Task"\n[cluster]\nuse = "this-machine"\n'
+        '[model]\nhf = "graph.json"\n[task]\nkind = "captured_in_folder:Task"\n[cluster]\nuse = "this-machine"\n'
     )
     capsys.readouterr()
     assert run(["train", "run.toml"]) == 2

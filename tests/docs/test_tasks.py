@@ -29,7 +29,7 @@ steps = 2
 [plan]
 pp = 2
 dp = 1
-schedule = "1f1b"
+schedule = "zb-h1"
 """
 # As the page's module, but small, with a tied weight.
 MODULE = """

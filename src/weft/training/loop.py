@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.describe.plan import Plan
+from weft.describe.run_tables.training import OptimizerTable
 from weft.describe.synchronisation import micro_batches_of_steps, steps_apart
 from weft.errors import RunError
 from weft.planning.planned import PlannedJob
@@ -298,9 +299,9 @@ def _tell_data(run: OpenRun, state: TrainingState) -> None:
 
 def _tell_warm_up(run: OpenRun, state: TrainingState) -> None:
     """Write an event if somebody asked for more steps of warm-up than the run has."""
-    file = run.job.run
-    asked, steps = file.optimizer.warm_up_steps, file.train.steps
-    if asked > steps and file.chose("optimizer", "warm_up_steps"):
+    asked, steps = run.job.run.optimizer.warm_up_steps, run.job.run.train.steps
+    # A prepared run file states every key.
+    if asked > steps and asked != OptimizerTable.model_fields["warm_up_steps"].default:
         run.journal.event("warm-up too long", step=state.step, warm_up_steps=asked, steps=steps)
 
 

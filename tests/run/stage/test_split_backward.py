@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
@@ -115,6 +117,32 @@ def test_two_parts_give_the_gradients_of_the_whole(
     differentiate_whole(whole, of_whole, loss=loss)
     differentiate_in_parts(parts, of_parts, loss=loss, lag=lag)
     require_same(gradients(whole, of_whole), gradients(parts, of_parts))
+
+
+class Again(nn.Module):
+    """A layer whose weight is used once more behind another layer, with a bias of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.last.weight = self.first.weight
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.middle(torch.tanh(self.first(inputs)))))
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_weight_that_two_layers_use_gets_the_gradient_of_both(first: bool, lag: int) -> None:
+    made = []
+    for differentiate in (differentiate_whole, partial(differentiate_in_parts, lag=lag)):
+        torch.manual_seed(0)
+        # The weight is not the first one, which takes the place of an input.
+        module = nn.Sequential(nn.Linear(WIDTH, WIDTH), Again()).double()
+        inputs = micro_batches(3, needs_gradient=not first)
+        differentiate(module, inputs, loss=False)
+        made.append(gradients(module, inputs))
+    require_same(*made)
 
 
 @pytest.mark.parametrize("first", [False, True])

@@ -30,7 +30,9 @@ class WeightPart:
 
     def run(self) -> None:
         """Add to `.grad` of the weights; once only."""
-        stage_backward_weight(iter(self.weights), self.groups)
+        # From a weight's last use the way to its first one leads through layers of other weights.
+        through_others = any(len(group["intermediates"]) > 1 for group in self.groups)
+        stage_backward_weight(iter(self.weights), self.groups, retain_graph=through_others)
 
 
 def run_input_part(
