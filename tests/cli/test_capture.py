@@ -133,7 +133,8 @@ def test_a_file_of_layers_is_not_trained_or_measured(
 ) -> None:
     assert run(["capture", "captured_in_folder:pair", "-o", "graph.json"]) == 0
     (folder / "run.toml").write_text(
-        '[model]\nhf = "graph.json"\n[task]\nkind = "captured_in_folder:Task"\n[cluster]\nuse = "this-machine"\n'
+        '[model]\nhf = "graph.json"\n[task]\nkind = "captured_in_folder:Task"\n'
+        '[cluster]\nuse = "this-machine"\n'
     )
     capsys.readouterr()
     assert run(["train", "run.toml"]) == 2
