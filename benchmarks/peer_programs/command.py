@@ -9,8 +9,9 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from weft.cli.output import Json, console, print_json
-from weft.cli.plans import LayoutOptions, asked_run, decided
+from weft.cli.plans import LayoutOptions, decided
 from weft.cli.rankings import compared, comparison_record, named_planners, print_comparison
+from weft.describe.run_file import asked_run
 from weft.errors import InputError, RunError
 from weft.planning.problem import problem_of_run
 
@@ -88,8 +89,14 @@ def compare(
 
     judging = None if calculon is None else Calculon(program=clone("calculon", calculon))
     planning = None if metis is None else Metis(program=clone("metis", metis))
-    words = decided(pins)
-    run = asked_run(source, on, global_batch, sequence, precision, words)
+    run = asked_run(
+        source,
+        on=on,
+        global_batch=global_batch,
+        sequence=sequence,
+        precision=precision,
+        pins=decided(pins),
+    )
     problem = problem_of_run(run)
     planners = named_planners(compare)
     answers = compared(run, problem, [*planners, planning] if planning else planners, out)

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.describe.layout import AXES, DENSE, Layout
+from weft.describe.layout import DENSE, Layout
 from weft.describe.layout_text import counts_text
+from weft.describe.plan import AXES
 from weft.errors import RunError
 from weft.moves.layout import refuse
 from weft.moves.sharers import unshared
