@@ -24,8 +24,8 @@ from weft.run.launch.nodes import JobNodes, RankPlace
 from weft.run.launch.threads import threads_per_rank
 
 START_TIMEOUT_S = 120.0
-# With more ranks, gloo connects two of them when they first meet. At once, each has a file for every other,
-# and asks the store for its address. Up to here a rank can also stop to wait for one that it has not met.
+# More ranks let gloo connect two of them when they first meet. At once, each would have a file for every
+# other one, and ask the store for its address. But a wait for a rank that was never met cannot be cut off.
 MOST_AT_ONCE = 256
 ON_DEMAND = "TORCH_GLOO_LAZY_INIT"
 _POLL_S = 0.01
