@@ -68,3 +68,10 @@ def test_seeds_and_positions_draw_apart_and_leave_the_generator_alone() -> None:
 def test_layers_that_do_not_exist_are_refused() -> None:
     with pytest.raises(InputError, match="must be at least one of 0 to 3"):
         build_stage(resolve_model("own_models:images"), [3, 4], 0, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"), [("images", "images"), ("text", "tokens"), ("conditioned", "samples")]
+)
+def test_speeds_count_the_parts_of_samples(name: str, unit: str) -> None:
+    assert resolve_model(f"own_models:{name}").unit == unit

@@ -177,7 +177,9 @@ class ModelConfig:
     @property
     def unit(self) -> str:
         """The parts of samples that speeds and costs count."""
-        return "tokens" if self.reads_tokens else "images" if self.reads_images else "samples"
+        if self.reads_images:
+            return "images"
+        return "tokens" if self.reads_tokens and self.sequence > 1 else "samples"
 
 
 def model_from(record: Mapping[str, Any]) -> ModelConfig:
