@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import astuple, replace
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -154,7 +155,7 @@ class _Meeting:
                 if rank == 0:
                     self._judge_runs()
                 if not self._get("runs"):
-                    self._put(f"checkpoints/{rank}", self._first_seen(checkpoints))
+                    self._put(f"checkpoints/{rank}", min(self._seen(checkpoints)))
                 if rank == 0:
                     self._judge()
                 return self._heard()
@@ -183,26 +184,30 @@ class _Meeting:
     def _mark(self) -> str:
         return f"{_MARK}{self._get('token')}"
 
-    def _first_seen(self, folder: Path) -> int:
-        """Return the first rank of the nodes whose marks are in a folder."""
-        return min(self._seen(folder))
-
     def _seen(self, folder: Path) -> set[int]:
+        """Return the first ranks of the nodes whose marks are in a folder."""
         return {int(one.name.rpartition("-")[2]) for one in folder.glob(f"{self._mark}-*")}
 
-    def _at(self, leader: int) -> _Here:
-        return _Here(*self._get(f"here/{leader}"))
+    @cached_property
+    def _nodes(self) -> dict[int, _Here]:
+        """All nodes by their first ranks, which rise; the first use waits for them."""
+        found: dict[int, _Here] = {}
+        leader = 0
+        while leader < self._place.world_size:
+            found[leader] = _Here(*self._get(f"here/{leader}"))
+            leader += found[leader].local_ranks
+        return found
 
     def _offerer(self) -> int:
         """Return, on rank 0, the first rank of the node that offers the run."""
         own = RunDirectory(self._run_dir)
         if (own.path / PLAN_FILES[0]).exists() and not is_elastic(own):
             return 0  # others may have the plans of a former run file
-        return max(self._leaders(), key=lambda one: (self._at(one).prepared_ns, -one))
+        return max(self._nodes, key=lambda one: (self._nodes[one].prepared_ns, -one))
 
     def _offer(self) -> None:
         """Offer the files of the run, once all nodes are here and have the same versions."""
-        here = [self._at(leader) for leader in self._leaders()]
+        here = [*self._nodes.values()]
         problems = [Violation(one.host, one.problem) for one in here if one.problem] + _other_versions(here)
         directory, files, ranks = RunDirectory(self._run_dir), dict[str, str](), self._place.world_size
         elastic, lasting = is_elastic(directory), True
@@ -230,23 +235,23 @@ class _Meeting:
             return min(seen), []
         if not offer["lasting"]:
             # Any node may be the first one of the next start.
-            where, host = f"{socket.gethostname()}: {self._run_dir}", self._at(offerer).host
+            where, host = f"{socket.gethostname()}: {self._run_dir}", self._nodes[offerer].host
             hint = "a directory that all nodes see, or a URL as checkpoint.directory: run.min_nodes needs one"
             return rank, [Violation(where, f"{host} has another directory", hint)]
         return rank, _take(self._run_dir, offer, f"rank {offerer}")
 
     def _judge_runs(self) -> None:
-        told = [self._get(f"run/{leader}") for leader in self._leaders()]
+        told = [self._get(f"run/{leader}") for leader in self._nodes]
         self._put("runs", [*self._get("offer")["refused"], *(one for _, refused in told for one in refused)])
 
     def _judge(self) -> None:
         refused = self._get("runs")
-        folder_of = {leader: self._get(f"run/{leader}")[0] for leader in self._leaders()}
+        folder_of = {leader: self._get(f"run/{leader}")[0] for leader in self._nodes}
         seen = {} if refused else {leader: self._get(f"checkpoints/{leader}") for leader in folder_of}
         offer = self._get("offer")
         elsewhere = offer["checkpoints"]
         if elsewhere is not None and len(set(seen.values())) > 1:
-            hosts = (self._at(leader).host for leader, whose in seen.items() if whose)
+            hosts = (self._nodes[leader].host for leader, whose in seen.items() if whose)
             problem = f"{', '.join(hosts)} and rank 0's node see other folders at {elsewhere}"
             refused = [astuple(Violation("checkpoint.directory", problem, "a folder that all nodes share"))]
         found = {"refused": refused, "run": folder_of, "checkpoints": seen, "ranks": offer["ranks"]}
@@ -265,16 +270,10 @@ class _Meeting:
             {int(leader): folder for leader, folder in verdict[name].items() if int(leader) < ranks}
             for name in ("run", "checkpoints")
         )
-        here = {leader: self._at(leader) for leader in sorted(runs)}
+        here = {leader: self._nodes[leader] for leader in sorted(runs)}
         local_ranks = {leader: min(one.local_ranks, ranks - leader) for leader, one in here.items()}
         hosts = {leader: one.host for leader, one in here.items()}
         return JobNodes.of(self._place.rank, local_ranks, runs, checkpoints, hosts), ranks
-
-    def _leaders(self) -> Iterator[int]:
-        leader = 0
-        while leader < self._place.world_size:
-            yield leader
-            leader += self._at(leader).local_ranks
 
     def _put(self, key: str, value: Any) -> None:
         self._store.set(key, json.dumps(value))

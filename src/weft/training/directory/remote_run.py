@@ -6,7 +6,7 @@ from pathlib import Path
 
 from weft.describe.run_file import RUN_ID
 from weft.errors import InputError, Violation
-from weft.training.checkpoint.remote_storage import HISTORY, RemoteStorage
+from weft.training.checkpoint.remote_storage import RemoteStorage
 from weft.training.directory.run_directory import RESUMED_FILES, RunDirectory
 
 
@@ -30,7 +30,8 @@ def bring_run(url: str, runs: Path) -> Path:
             problem = "holds another run than the storage; work in another folder, or rename it"
             raise InputError(Violation(str(directory.path), problem))
         return directory.path
-    for file in (*RESUMED_FILES, *HISTORY):
+    for file in RESUMED_FILES:
         if storage.has(file):
             storage.get(file, directory.path / file)
+    storage.bring_history(directory.path)
     return directory.path
