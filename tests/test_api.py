@@ -27,6 +27,7 @@ def planned() -> Planned:
         (lambda one: weft.plan(model=3), "model: 3: must be a name or a path .*mymodule:build"),
         (lambda one: weft.plan(model="gpt-1m", on=["a"]), r"on: \['a'\]: must be a name or a path"),
         (lambda one: weft.plan("run.toml", pp=2), "run.toml: no such file"),
+        (lambda one: weft.plan("gpt-1m", model="gpt2"), "model: gpt2; the source is a model, too"),
         (lambda one: weft.plan(model="gpt2", global_batch=10**8), "global_batch: 100000000"),
         (lambda one: weft.simulate("plan.json", on=3), "on: 3: must be a name or a path"),
         (lambda one: weft.simulate(one, on="8xt4"), "on: a planned job has its own; plan again"),

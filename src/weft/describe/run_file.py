@@ -339,6 +339,8 @@ def asked_run(
     if source is not None and (own := Path(source, "run.toml")).is_file():
         raise InputError(Violation(source, "a run directory; its run file is planned", str(own)))
     if source is None or not is_run_file(source):
+        if source is not None and model is not None:
+            raise InputError(Violation("model", f"{model}; the source is a model, too", source))
         return run_of_keywords(
             model=source if model is None else model,
             on=on or "this-machine",
