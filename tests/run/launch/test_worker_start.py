@@ -44,6 +44,7 @@ def opened(rank: int, ranks: int, on_demand: str) -> tuple[float, int]:
         before = len(os.listdir("/proc/self/fd"))
         group, ones = dist.new_group(), torch.ones(1)
         files = len(os.listdir("/proc/self/fd")) - before
+        dist.barrier()  # A faster rank would else connect to this one before it has counted.
         dist.all_reduce(ones, group=group)
     finally:
         del os.environ[ON_DEMAND]
